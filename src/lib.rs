@@ -1,0 +1,33 @@
+//! Antiphon: a real-time media gateway that gives text agents a voice on live phone and browser calls.
+//!
+//! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
+//! Modules, in reading order; each may use only those above it:
+//!
+//! - [`clock`], [`audio`]: time and units of sound
+//! - [`turn`]: the vocabulary of speech work
+//! - [`sched`]: what the device runs next; decides, never computes
+//! - [`synth`]: voices; compute, never decide
+//! - [`voice`]: voice files and enrolment
+//! - [`media`]: packets, codecs, pacing and legs
+//! - [`sip`], [`webrtc`]: the two kinds of session
+//! - [`agent`]: who supplies the text
+//! - [`call`]: one call, from leg to agent
+//! - [`batch`]: durable work that nobody waits for
+//! - [`server`]: HTTP and WebSocket
+//! - [`config`], [`telemetry`]
+
+pub mod agent;
+pub mod audio;
+pub mod batch;
+pub mod call;
+pub mod clock;
+pub mod config;
+pub mod media;
+pub mod sched;
+pub mod server;
+pub mod sip;
+pub mod synth;
+pub mod telemetry;
+pub mod turn;
+pub mod voice;
+pub mod webrtc;

@@ -1,0 +1,176 @@
+//! The media side of a call, as the call task sees it: SIP/RTP, WebRTC or a test's loop.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+/// What is spoken on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// RFC 7587; RTP clock 48 kHz.
+    Opus,
+    /// G.722; RTP clock 8 kHz by historic mistake (RFC 3551 section 4.5.2), audio at 16 kHz.
+    G722,
+    /// G.711 mu-law at 8 kHz.
+    Pcmu,
+    /// G.711 A-law at 8 kHz.
+    Pcma,
+}
+
+impl Codec {
+    /// RTP timestamp units per second.
+    pub fn clock_rate(self) -> u32 {
+        match self {
+            Codec::Opus => 48_000,
+            Codec::G722 | Codec::Pcmu | Codec::Pcma => 8_000,
+        }
+    }
+
+    /// RTP timestamp units of one 20 ms frame.
+    pub fn frame_ticks(self) -> u32 {
+        self.clock_rate() / 50
+    }
+
+    /// The metric label and SDP encoding name in lower case.
+    pub fn label(self) -> &'static str {
+        match self {
+            Codec::Opus => "opus",
+            Codec::G722 => "g722",
+            Codec::Pcmu => "pcmu",
+            Codec::Pcma => "pcma",
+        }
+    }
+}
+
+/// What was agreed for the audio the gateway sends and receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaFormat {
+    /// Codec both ways.
+    pub codec: Codec,
+    /// Negotiated payload type of what is sent.
+    pub payload_type: u8,
+    /// Negotiated payload type of RFC 4733 events and its clock rate, when there is one.
+    pub telephone_event: Option<(u8, u32)>,
+    /// Whether Opus may carry in-band FEC (the peer's `useinbandfec`).
+    pub opus_fec: bool,
+    /// Whether the peer wants packets also in silence (most telephone trunks do).
+    pub continuous: bool,
+}
+
+/// One RTP packet to send, without the fields the leg itself knows (SSRC, extensions, protection).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutPacket {
+    /// RTP payload type.
+    pub payload_type: u8,
+    /// First packet after silence.
+    pub marker: bool,
+    /// RTP sequence number.
+    pub sequence: u16,
+    /// RTP timestamp.
+    pub timestamp: u32,
+    /// The encoded frame.
+    pub payload: Bytes,
+}
+
+/// One RTP packet that arrived, already authenticated and decrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InPacket {
+    /// RTP payload type.
+    pub payload_type: u8,
+    /// Marker bit.
+    pub marker: bool,
+    /// RTP sequence number.
+    pub sequence: u16,
+    /// RTP timestamp.
+    pub timestamp: u32,
+    /// Sender.
+    pub ssrc: u32,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// The encoded frame.
+    pub payload: Bytes,
+}
+
+/// What a receiver report of the peer says about the stream we send (RFC 3550 section 6.4.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeerReport {
+    /// Extended highest sequence number the peer has received.
+    pub highest_sequence: u32,
+    /// Fraction lost since the report before, 0..=1.
+    pub fraction_lost: f32,
+    /// Packets lost in all.
+    pub lost: i32,
+    /// Interarrival jitter in RTP timestamp units.
+    pub jitter: u32,
+    /// Round trip, when it can be computed.
+    pub round_trip: Option<Duration>,
+}
+
+/// What happened on a leg.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LegEvent {
+    /// Media may flow (ICE and DTLS done; SIP: ACK seen).
+    Connected,
+    /// A packet of the negotiated audio or telephone-event payload types.
+    Rtp(InPacket),
+    /// A digit that came outside RTP (SIP INFO).
+    Digit(char),
+    /// A text message on the WebRTC data channel `agent`.
+    Message(String),
+    /// The peer's view of what we send.
+    Report(PeerReport),
+    /// The peer put us on hold or took us off (re-INVITE direction).
+    Held(bool),
+    /// The agreed format changed (re-INVITE).
+    Format(MediaFormat),
+    /// The leg is over; nothing follows.
+    Closed(LegEnd),
+}
+
+/// Why a leg is over. Closed: also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LegEnd {
+    /// The peer hung up (BYE, DELETE, DTLS close).
+    Remote,
+    /// We hung up.
+    Local,
+    /// The peer vanished: no media or ICE consent.
+    Lost,
+    /// The transport failed.
+    Failed,
+}
+
+/// The media side of one call. It lives on one media shard: it is built elsewhere, moved there, and
+/// [`MediaLeg::attach`] is the first call there. Dropping it ends the session without ceremony.
+pub trait MediaLeg: Send + 'static {
+    /// `sip` or `webrtc`: the metric label.
+    fn kind(&self) -> &'static str;
+
+    /// What was agreed.
+    fn format(&self) -> &MediaFormat;
+
+    /// Registers sockets with the shard's runtime; called once, first, on the shard.
+    fn attach(&mut self) -> impl Future<Output = std::io::Result<()>> + Send;
+
+    /// Sends one packet now. Never waits on the network: a full socket buffer loses the packet, counted.
+    ///
+    /// # Errors
+    /// The leg is over.
+    fn send(&mut self, packet: OutPacket) -> impl Future<Output = Result<(), LegEnd>> + Send;
+
+    /// Sends text on the data channel, where there is one; `false` when there is none or it is full.
+    fn send_message(&mut self, text: &str) -> bool;
+
+    /// The next event. Cancel safe.
+    fn recv(&mut self) -> impl Future<Output = LegEvent> + Send;
+
+    /// Ends the session properly (BYE, DTLS close).
+    fn hang_up(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// Asks the peer to hold (`true`) or resume. Legs without hold do nothing.
+    fn hold(&mut self, hold: bool) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Hands the peer over to `to` (SIP REFER). The error says why not, for the agent.
+    fn transfer(&mut self, to: &str, attended: bool) -> impl Future<Output = Result<(), String>> + Send;
+}

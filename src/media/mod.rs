@@ -1,0 +1,3 @@
+//! Packets, codecs, pacing and legs.
+
+pub mod leg;

@@ -1,0 +1,3 @@
+//! CosyVoice3.
+
+pub mod gpu;

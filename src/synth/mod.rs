@@ -1,0 +1,215 @@
+//! Voices: what turns an utterance into PCM on one device.
+//!
+//! [`Synthesizer`] is the one open seam of the gateway. An implementation owns a loaded model on one device
+//! and computes bounded steps; it never decides what to run next, never sees a call, a socket or a clock.
+//! [`crate::sched`] decides; [`device`] is the thread on which both live.
+
+pub mod device;
+pub mod espeak;
+pub mod tone;
+pub mod cosyvoice;
+
+use std::time::Duration;
+
+use crate::turn::Utterance;
+
+/// A place on the device that holds the state of one utterance. Numbers are the scheduler's, `0..slots`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(pub u32);
+
+/// A kind of device work. A voice uses those it has: `espeak` and `tone` only [`Stage::Vocode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// The text and voice prompt through the language model.
+    Prefill,
+    /// Speech tokens, one a round.
+    Decode,
+    /// Mel frames, one Euler step of one chunk a round.
+    Flow,
+    /// Mel to PCM, one chunk a round.
+    Vocode,
+}
+
+impl Stage {
+    /// Every stage, in the order an utterance meets them.
+    pub const ALL: [Stage; 4] = [Stage::Prefill, Stage::Decode, Stage::Flow, Stage::Vocode];
+
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Stage::Prefill => "prefill",
+            Stage::Decode => "decode",
+            Stage::Flow => "flow",
+            Stage::Vocode => "vocode",
+        }
+    }
+}
+
+/// A set of stages: what a slot could run now. An utterance whose tokens suffice for a chunk can both decode
+/// ahead and flow; the scheduler chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Stages(u8);
+
+impl Stages {
+    /// No stage.
+    pub const NONE: Stages = Stages(0);
+
+    /// This set and `stage`.
+    #[must_use]
+    pub fn with(self, stage: Stage) -> Stages {
+        Stages(self.0 | 1 << stage as u8)
+    }
+
+    /// Whether `stage` is in the set.
+    pub fn has(self, stage: Stage) -> bool {
+        self.0 & 1 << stage as u8 != 0
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// One bounded device call: `rounds` rounds of a stage over some slots. Nothing is preempted inside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What kind of work.
+    pub stage: Stage,
+    /// For whom; at most [`Caps::width`] of the stage, no slot twice, each with the stage in its ready set.
+    pub slots: Vec<Slot>,
+    /// How many rounds at most (tokens of decode, Euler steps of flow; 1 for the others).
+    pub rounds: u32,
+}
+
+/// What one step did for one slot.
+#[derive(Debug)]
+pub struct Progress {
+    /// For whom.
+    pub slot: Slot,
+    /// What the slot can run next; empty when done or failed.
+    pub ready: Stages,
+    /// New PCM in playing order, mono at 24 kHz; empty if none. A whole number of 20 ms frames except at the end.
+    pub pcm: Vec<f32>,
+    /// Nothing more will come.
+    pub done: bool,
+    /// Samples that the tokens decoded so far stand for, produced or not: what the scheduler counts as lead
+    /// when it decides whether decoding further ahead is of use. Equals the samples produced for voices without tokens.
+    pub decoded_samples: u64,
+    /// This utterance cannot go on; the others can.
+    pub failed: Option<SynthError>,
+}
+
+/// What a loaded voice can do.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    /// Engine name for logs and metrics: `cosyvoice3`, `espeak`, `tone`.
+    pub name: &'static str,
+    /// Where it runs: `cuda:0`, `cpu`.
+    pub device: String,
+    /// Utterances that can be open at once.
+    pub slots: u32,
+    /// Most slots in one step, per stage in the order of [`Stage::ALL`].
+    pub width: [u32; 4],
+    /// Most rounds of one step, per stage in the order of [`Stage::ALL`].
+    pub rounds: [u32; 4],
+    /// Whether [`Synthesizer::park`] gives the slot's compute memory back and resumes exactly.
+    pub parks: bool,
+}
+
+/// Device memory, as admission sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes that utterances may take in all.
+    pub total: u64,
+    /// Bytes that open utterances hold now.
+    pub used: u64,
+}
+
+/// A voice that can be asked for by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VoiceInfo {
+    /// Its name.
+    pub name: String,
+    /// BCP 47 tags it speaks well, when known.
+    pub languages: Vec<String>,
+}
+
+/// One loaded model on one device. All calls come from one thread.
+pub trait Synthesizer: Send {
+    /// Fixed for the lifetime of the model.
+    fn caps(&self) -> &Caps;
+
+    /// What can be asked for in [`Utterance::voice`]. The first is the default.
+    fn voices(&self) -> Vec<VoiceInfo>;
+
+    /// Prepares `slot` for `utterance` and returns what it can run first. Cheap: device work belongs into steps.
+    ///
+    /// # Errors
+    /// Bad text, an unknown voice, or no memory: this utterance fails, the others are untouched.
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError>;
+
+    /// Runs `step` to its end and appends one [`Progress`] per slot of the step to `out`.
+    ///
+    /// # Errors
+    /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
+
+    /// Frees `slot`. Never fails; work for it stops at once.
+    fn close(&mut self, slot: Slot);
+
+    /// Moves the state of `slot` out of device memory so that others can use it; the next step that names the
+    /// slot brings it back with identical results. Voices that cannot do so do nothing and say so in [`Caps::parks`].
+    fn park(&mut self, _slot: Slot) {}
+
+    /// Device memory for utterances. `total == 0`: does not apply.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
+
+    /// What `utterance` will hold at its largest, for admission. `0`: does not apply.
+    fn memory_needed(&self, _utterance: &Utterance) -> u64 {
+        0
+    }
+
+    /// Runs every stage and width once, so that the first caller pays for nothing. Returns how long each
+    /// stage's narrowest step took (order of [`Stage::ALL`]), to seed the cost model; zero for stages it lacks.
+    ///
+    /// # Errors
+    /// The device does not work.
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError>;
+
+    /// Looks for voices added to or removed from the voices folder since the last call.
+    fn refresh_voices(&mut self) {}
+}
+
+/// Why speech could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SynthError {
+    /// The text or its settings cannot be spoken; the message says what to change.
+    #[error("{0}")]
+    Input(String),
+    /// No voice of that name.
+    #[error("unknown voice `{name}`; known voices: {known}")]
+    UnknownVoice {
+        /// What was asked for.
+        name: String,
+        /// What there is, comma-separated.
+        known: String,
+    },
+    /// Not enough device memory for this utterance now.
+    #[error("not enough device memory: {needed} bytes needed, {free} free")]
+    Memory {
+        /// Bytes the utterance needs.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The state of this utterance became unusable (a NaN, a killed child process).
+    #[error("synthesis failed: {0}")]
+    Utterance(String),
+    /// The device or the model as a whole does not work.
+    #[error("device failed: {0}")]
+    Device(String),
+}

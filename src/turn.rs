@@ -1,0 +1,172 @@
+//! The vocabulary that calls, scheduler and voices share: plain data, no behaviour but cancellation.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
+///
+/// The utterances of a line are heard in the order they were submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LineId(pub u64);
+
+/// One utterance, unique in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UtteranceId(pub u64);
+
+impl UtteranceId {
+    /// The next unused id.
+    pub fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl LineId {
+    /// The next unused id.
+    pub fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for UtteranceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "u{}", self.0)
+    }
+}
+
+/// A line's generation number. Raising it is the whole of cancelling: work that carries an older one is
+/// dropped at its next boundary and nobody waits for an answer.
+#[derive(Clone, Debug, Default)]
+pub struct Epoch(Arc<AtomicU64>);
+
+impl Epoch {
+    /// Cancels everything that holds an earlier token.
+    pub fn raise(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    /// A token for work that starts now.
+    pub fn token(&self) -> TurnToken {
+        TurnToken { epoch: self.0.load(Ordering::Acquire), current: self.0.clone() }
+    }
+}
+
+/// Tells work whether anybody still wants it.
+#[derive(Clone, Debug)]
+pub struct TurnToken {
+    epoch: u64,
+    current: Arc<AtomicU64>,
+}
+
+impl TurnToken {
+    /// Whether the line has been cancelled since this token was made: one atomic load.
+    pub fn is_stale(&self) -> bool {
+        self.current.load(Ordering::Acquire) != self.epoch
+    }
+
+    /// A token that is never cancelled.
+    pub fn forever() -> Self {
+        Epoch::default().token()
+    }
+}
+
+/// What work is for, and so what it may delay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Somebody is listening now.
+    Live,
+    /// Nobody waits; uses what live work leaves over.
+    Batch,
+}
+
+impl Class {
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Class::Live => "live",
+            Class::Batch => "batch",
+        }
+    }
+}
+
+/// A sentence-sized part of a turn, synthesised as a unit.
+#[derive(Clone, Debug)]
+pub struct Utterance {
+    /// Unique in this process.
+    pub id: UtteranceId,
+    /// What it is heard on, in order.
+    pub line: LineId,
+    /// Live or batch.
+    pub class: Class,
+    /// Whether anybody still wants it.
+    pub token: TurnToken,
+    /// What to say, as written.
+    pub text: String,
+    /// Voice name; `None` is the engine's default.
+    pub voice: Option<String>,
+    /// BCP 47 language tag, where the agent names one.
+    pub language: Option<String>,
+    /// Manner of speaking ("please say this cheerfully"), for voices that can.
+    pub instructions: Option<String>,
+    /// Same text, voice and seed: same audio.
+    pub seed: u64,
+    /// Speaking rate, 1.0 as recorded.
+    pub speed: f32,
+    /// For fairness and rate limits: the name of the API token, empty when there is none.
+    pub tenant: Arc<str>,
+}
+
+/// What the device thread tells the sink of an utterance.
+#[derive(Debug)]
+pub enum SpeechEvent {
+    /// The next audio of `utterance`: mono at [`crate::audio::RATE`], a whole number of frames except at the end.
+    Audio {
+        /// Whose audio.
+        utterance: UtteranceId,
+        /// Samples in -1..=1.
+        pcm: Vec<f32>,
+    },
+    /// The last event of `utterance`.
+    End {
+        /// Which one ended.
+        utterance: UtteranceId,
+        /// How.
+        how: UtteranceEnd,
+    },
+}
+
+/// How an utterance ended. Closed: also a metric label.
+#[derive(Clone, Debug, PartialEq)]
+pub enum UtteranceEnd {
+    /// All of it was synthesised.
+    Done,
+    /// Its token went stale.
+    Cancelled,
+    /// Accepting it would have broken a promise already made.
+    Refused {
+        /// When trying again is worth while.
+        retry_after: Duration,
+    },
+    /// This utterance could not be synthesised; the reason is for people.
+    Failed(String),
+}
+
+impl UtteranceEnd {
+    /// The metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            UtteranceEnd::Done => "done",
+            UtteranceEnd::Cancelled => "cancelled",
+            UtteranceEnd::Refused { .. } => "refused",
+            UtteranceEnd::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Where the device thread puts the events of an utterance. It never waits: when the channel is full the
+/// utterance fails (the lead limit keeps a listening sink far below its capacity), when it is closed the
+/// utterance is cancelled.
+pub type SpeechSink = tokio::sync::mpsc::Sender<SpeechEvent>;

@@ -1,0 +1,3 @@
+//! Voices as files, and their enrolment from a recording.
+
+pub mod file;
