@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::event::{Heard, Precision, TurnHow};
 use super::handle::Style;
@@ -19,6 +19,10 @@ use crate::turn::{Epoch, UtteranceId};
 /// Utterances of one call that are with the engine at a time: what sounds next, what follows it without a gap,
 /// and one more for a voice that makes several at once.
 pub(super) const WINDOW: usize = 3;
+
+/// A writer who pauses this long behind a full stop has finished the sentence: several times the usual time
+/// between two tokens.
+const WRITER_PAUSE: Duration = Duration::from_millis(200);
 
 /// No further utterance is submitted while this much speech waits: it bounds what one call can hold.
 const MAX_AHEAD: usize = 10 * RATE as usize;
@@ -51,6 +55,8 @@ pub(super) struct Turn {
     pub(super) parts: Vec<Part>,
     /// While its text is still being written.
     pub(super) segmenter: Option<Segmenter>,
+    /// When the latest piece of its text came.
+    pub(super) written: Instant,
     /// Its first packet of speech has left.
     pub(super) sounded: bool,
     /// What went wrong, to be told at its end.
@@ -112,6 +118,7 @@ impl Turn {
             epoch: Epoch::default(),
             parts: Vec::new(),
             segmenter: None,
+            written: accepted,
             sounded: false,
             trouble: None,
             refusals: 0,
@@ -144,6 +151,21 @@ impl Turn {
     /// Whether more text may come.
     pub(super) fn is_open(&self) -> bool {
         self.segmenter.is_some()
+    }
+
+    /// When a pause of the writer completes the sentence that waits.
+    pub(super) fn settles_at(&self) -> Option<Instant> {
+        let waits = self.segmenter.as_ref().is_some_and(Segmenter::is_probably_complete);
+        waits.then(|| self.written + WRITER_PAUSE)
+    }
+
+    /// The writer has paused.
+    pub(super) fn settle(&mut self) {
+        let mut texts = Vec::new();
+        if let Some(segmenter) = &mut self.segmenter {
+            segmenter.settle(&mut texts);
+        }
+        self.add_text(texts);
     }
 
     /// Whether audio of it is still to be made.
@@ -304,6 +326,11 @@ impl Line {
     /// The turn whose text is still being written.
     pub(super) fn open(&mut self) -> Option<&mut Turn> {
         self.turns_mut().find(|turn| turn.is_open())
+    }
+
+    /// When [`Turn::settle`] is due on the open turn.
+    pub(super) fn settles_at(&self) -> Option<Instant> {
+        self.turns().find(|turn| turn.is_open())?.settles_at()
     }
 
     pub(super) fn part(&mut self, utterance: UtteranceId) -> Option<&mut Part> {

@@ -327,6 +327,7 @@ impl Machine {
             self.ear.deadline(),
             self.barge_in.as_ref().map(|pending| pending.until),
             self.retry_at,
+            self.line.settles_at(),
             self.lingers_until().filter(|_| self.line.is_last()),
             setup,
             limit(self.started, config.max_duration_s),
@@ -395,6 +396,11 @@ impl Machine {
             });
         }
         self.retry_at = self.retry_at.filter(|at| *at > now);
+        if self.line.settles_at().is_some_and(|at| at <= now)
+            && let Some(turn) = self.line.open()
+        {
+            turn.settle();
+        }
     }
 
     fn report(&mut self, report: &PeerReport) {

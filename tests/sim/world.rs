@@ -21,13 +21,13 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 /// Milliseconds of speech that the fake engine makes of one character.
-pub const MS_PER_CHAR: u64 = 50;
+pub(crate) const MS_PER_CHAR: u64 = 50;
 
-pub const MS: Duration = Duration::from_millis(1);
+pub(crate) const MS: Duration = Duration::from_millis(1);
 
 /// An engine that takes `first` to begin and makes speech at `rtf` of real time, one utterance after the other.
 #[derive(Debug)]
-pub struct Fake(Mutex<State>);
+pub(crate) struct Fake(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -48,31 +48,31 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    pub fn set_speed(&self, first: Duration, rtf: f64) {
+    pub(crate) fn set_speed(&self, first: Duration, rtf: f64) {
         let mut state = self.lock();
         (state.first, state.rtf) = (first, rtf);
     }
 
     /// Refuses the next `n` submissions.
-    pub fn refuse(&self, n: u32) {
+    pub(crate) fn refuse(&self, n: u32) {
         self.lock().refusals = n;
     }
 
     /// Fails utterances that contain `text`.
-    pub fn fail_on(&self, text: &str) {
+    pub(crate) fn fail_on(&self, text: &str) {
         self.lock().fail = Some(text.to_owned());
     }
 
-    pub fn submitted(&self) -> Vec<String> {
+    pub(crate) fn submitted(&self) -> Vec<String> {
         self.lock().submitted.clone()
     }
 
-    pub fn notes(&self) -> Vec<LineState> {
+    pub(crate) fn notes(&self) -> Vec<LineState> {
         self.lock().notes.clone()
     }
 
     /// Utterances that the engine found cancelled.
-    pub fn cancelled(&self) -> u32 {
+    pub(crate) fn cancelled(&self) -> u32 {
         self.lock().cancelled
     }
 
@@ -130,37 +130,37 @@ impl Speech for Fake {
     }
 }
 
-pub struct World {
-    pub now: Instant,
-    pub start: Instant,
-    pub machine: Machine,
-    pub handle: CallHandle,
-    pub engine: Arc<Fake>,
-    pub packets: Vec<(Instant, OutPacket)>,
-    pub events: Vec<(Instant, CallEvent)>,
-    pub asked: Vec<Action>,
+pub(crate) struct World {
+    pub(crate) now: Instant,
+    pub(crate) start: Instant,
+    pub(crate) machine: Machine,
+    pub(crate) handle: CallHandle,
+    pub(crate) engine: Arc<Fake>,
+    pub(crate) packets: Vec<(Instant, OutPacket)>,
+    pub(crate) events: Vec<(Instant, CallEvent)>,
+    pub(crate) asked: Vec<Action>,
     commands: mpsc::Receiver<Command>,
     speech: mpsc::Receiver<SpeechEvent>,
     sent: u16,
 }
 
-pub fn format(codec: Codec, continuous: bool) -> MediaFormat {
+pub(crate) fn format(codec: Codec, continuous: bool) -> MediaFormat {
     MediaFormat { codec, payload_type: 0, telephone_event: Some((101, 8_000)), opus_fec: true, continuous }
 }
 
 impl World {
     /// A browser-like call: quiet between turns, connected at once.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(CallConfig::default(), format(Codec::Pcmu, false))
     }
 
-    pub fn with(config: CallConfig, format: MediaFormat) -> Self {
+    pub(crate) fn with(config: CallConfig, format: MediaFormat) -> Self {
         let mut world = Self::unconnected(config, format);
         world.leg(LegEvent::Connected);
         world
     }
 
-    pub fn unconnected(config: CallConfig, format: MediaFormat) -> Self {
+    pub(crate) fn unconnected(config: CallConfig, format: MediaFormat) -> Self {
         let now = clock::now();
         let state = State {
             now,
@@ -202,7 +202,7 @@ impl World {
     }
 
     /// Lets everything happen that is due now.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             self.engine.advance(self.now);
             let mut busy = false;
@@ -229,7 +229,7 @@ impl World {
     }
 
     /// Lets `time` pass.
-    pub fn run(&mut self, time: Duration) {
+    pub(crate) fn run(&mut self, time: Duration) {
         let until = self.now + time;
         loop {
             self.settle();
@@ -243,13 +243,13 @@ impl World {
         self.settle();
     }
 
-    pub fn leg(&mut self, event: LegEvent) {
+    pub(crate) fn leg(&mut self, event: LegEvent) {
         self.machine.handle_leg(self.now, event);
         self.settle();
     }
 
     /// Drives a question to its answer.
-    pub fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
+    pub(crate) fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
         let mut question = pin!(question);
         for _ in 0..4 {
             if let Poll::Ready(answer) = question.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -261,23 +261,23 @@ impl World {
         panic!("no answer");
     }
 
-    pub fn speak(&mut self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
+    pub(crate) fn speak(&mut self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
         let handle = self.handle.clone();
         self.ask(handle.speak(turn))
     }
 
-    pub fn say(&mut self, text: &str) -> TurnId {
+    pub(crate) fn say(&mut self, text: &str) -> TurnId {
         self.speak(TurnRequest::new(text)).unwrap()
     }
 
-    pub fn push(&mut self, token: &str, last: bool) {
+    pub(crate) fn push(&mut self, token: &str, last: bool) {
         let delta = TextDelta { id: None, token: token.into(), last, style: Default::default() };
         self.handle.push_text(delta).unwrap();
         self.settle();
     }
 
     /// The caller sends 20 ms of sound.
-    pub fn hear(&mut self, payload: Vec<u8>) {
+    pub(crate) fn hear(&mut self, payload: Vec<u8>) {
         let packet = InPacket {
             payload_type: 0,
             marker: false,
@@ -292,7 +292,7 @@ impl World {
     }
 
     /// The caller speaks (a recorded voice) or is silent for `time`, in real pace.
-    pub fn caller(&mut self, speaks: bool, time: Duration) {
+    pub(crate) fn caller(&mut self, speaks: bool, time: Duration) {
         let mut voice = hound::WavReader::open("tests/data/speech-8k.wav").unwrap();
         let pcm = voice.samples::<i16>().map(Result::unwrap).collect::<Vec<_>>();
         for frame in pcm.chunks_exact(160).cycle().take((time.as_millis() / 20) as usize) {
@@ -305,22 +305,22 @@ impl World {
         }
     }
 
-    pub fn take_events(&mut self) -> Vec<CallEvent> {
+    pub(crate) fn take_events(&mut self) -> Vec<CallEvent> {
         std::mem::take(&mut self.events).into_iter().map(|(_, event)| event).collect()
     }
 
     /// When the first event that `wanted` accepts came, since the beginning.
-    pub fn when(&self, wanted: impl Fn(&CallEvent) -> bool) -> Option<Duration> {
+    pub(crate) fn when(&self, wanted: impl Fn(&CallEvent) -> bool) -> Option<Duration> {
         self.events.iter().find(|(_, event)| wanted(event)).map(|(at, _)| *at - self.start)
     }
 
     /// Packets of speech that are not silence, with their times since the beginning.
-    pub fn audible(&self) -> Vec<(Duration, &OutPacket)> {
+    pub(crate) fn audible(&self) -> Vec<(Duration, &OutPacket)> {
         let audible = |packet: &OutPacket| packet.payload_type == 0 && packet.payload.iter().any(|byte| byte & 0x7f < 0x70);
         self.packets.iter().filter(|(_, packet)| audible(packet)).map(|(at, packet)| (*at - self.start, packet)).collect()
     }
 
-    pub fn ended(&self) -> Option<EndReason> {
+    pub(crate) fn ended(&self) -> Option<EndReason> {
         self.events.iter().find_map(|(_, event)| match event {
             CallEvent::Ended(reason) => Some(*reason),
             _ => None,

@@ -97,6 +97,7 @@ impl Machine {
         }
         let Some(turn) = self.line.open() else { return };
         turn.bytes += bytes;
+        turn.written = now;
         let mut texts = Vec::new();
         if let Some(segmenter) = &mut turn.segmenter {
             segmenter.push(&delta.token, &mut texts);
