@@ -1,1 +1,4 @@
-//! server
+//! HTTP and WebSocket.
+
+pub mod auth;
+pub mod error;
