@@ -152,11 +152,6 @@ impl<T> Demux<T> {
         self.sessions.get(&key).map(|session| (key, &session.sink)).ok_or(Dropped::NoSession)
     }
 
-    /// Addresses bound, for a gauge.
-    pub(super) fn bound(&self) -> usize {
-        self.addresses.len()
-    }
-
     fn route_stun(&mut self, source: SocketAddr, datagram: &[u8]) -> Result<Key, Dropped> {
         let message = Message::parse(datagram).ok_or(Dropped::Malformed)?;
         match message.class {
