@@ -18,7 +18,7 @@ use ::webrtc::peer_connection::crypto::{SignatureScheme, default_provider};
 use rtc::peer_connection::certificate::CertificateParams;
 use rtc::peer_connection::transport::RTCDtlsTransportState;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 use tokio::time::Instant;
 
 use super::negotiate::{Common, Connection};
@@ -151,7 +151,10 @@ impl Gateway {
     /// [`WebRtcError::BadOffer`] says what to change; [`WebRtcError::Full`] to come back later.
     pub async fn answer(&self, offer: &str) -> Result<Answered, WebRtcError> {
         let offer = Offer::read(offer)?;
-        let full = |_| WebRtcError::Full(self.0.config.max_sessions);
+        let full = |reason| match reason {
+            TryAcquireError::NoPermits => WebRtcError::Full(self.0.config.max_sessions),
+            TryAcquireError::Closed => WebRtcError::Closing,
+        };
         let place = self.0.room.clone().try_acquire_owned().map_err(full)?;
         // A task of its own: the caller may be cancelled half way, the session must not be.
         let inner = self.0.clone();
@@ -225,7 +228,7 @@ impl Gateway {
 
     /// Ends a session for its peer; `false` if there is none. Returns when it is closed.
     pub async fn delete(&self, id: &SessionId) -> bool {
-        let Ok(session) = self.session(id) else { return false };
+        let Some(session) = self.0.lock().get(id).cloned() else { return false };
         Progress::advance(&session.progress, Progress::Ended(LegEnd::Remote));
         session.closed().await;
         true
@@ -236,7 +239,7 @@ impl Gateway {
         self.0.port.local_addr()
     }
 
-    /// Sessions that are not over.
+    /// Sessions that take up a place.
     pub fn count(&self) -> usize {
         self.0.lock().len()
     }
@@ -260,7 +263,8 @@ impl Gateway {
     }
 
     fn session(&self, id: &SessionId) -> Result<Arc<Session>, WebRtcError> {
-        self.0.lock().get(id).cloned().ok_or(WebRtcError::NoSession)
+        let session = self.0.lock().get(id).cloned();
+        session.filter(|session| session.progress.borrow().ended().is_none()).ok_or(WebRtcError::NoSession)
     }
 }
 
@@ -316,7 +320,6 @@ impl Inner {
                 },
             }
         };
-        self.lock().remove(&session.id);
         let negotiated = session.negotiated.lock().await;
         if let Err(error) = negotiated.connection.peer.close().await {
             tracing::debug!(%error, session = %session.id, "closing a WebRTC connection");
@@ -324,6 +327,7 @@ impl Inner {
         drop(negotiated);
         session.seat.leave();
         drop(place);
+        self.lock().remove(&session.id);
         session.closed.send_replace(true);
         tracing::debug!(session = %session.id, ?end, "WebRTC session over");
     }

@@ -56,6 +56,9 @@ pub enum WebRtcError {
     /// As many sessions as are allowed.
     #[error("all {0} sessions are in use")]
     Full(usize),
+    /// The gateway ends.
+    #[error("the gateway takes no more sessions")]
+    Closing,
     /// The WebRTC stack failed at something an offer cannot cause.
     #[error("WebRTC: {0}")]
     Stack(#[from] ::webrtc::error::Error),

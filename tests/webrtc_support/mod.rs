@@ -13,6 +13,7 @@ use antiphon::webrtc::{Gateway, WebRtcConfig};
 use bytes::Bytes;
 use rtc::ice::mdns::MulticastDnsMode;
 use rtc::media_stream::MediaStreamTrack;
+use rtc::peer_connection::configuration::RTCOfferOptions;
 use rtc::peer_connection::configuration::media_engine::MIME_TYPE_OPUS;
 use rtc::rtp;
 use rtc::rtp_transceiver::rtp_sender::{
@@ -165,6 +166,24 @@ impl Peer {
         self.connection.set_local_description(offer).await.expect("an offer");
         within("gathering", self.gathered.wait_for(|done| *done)).await.expect("a driver");
         self.connection.local_description().await.expect("an offer").sdp
+    }
+
+    /// An offer that restarts ICE, with all candidates.
+    pub(crate) async fn restart(&mut self) -> String {
+        let before = self.connection.local_description().await.expect("an offer").sdp;
+        let options = RTCOfferOptions { ice_restart: true, ..Default::default() };
+        let offer = self.connection.create_offer(Some(options)).await.expect("an offer");
+        self.connection.set_local_description(offer).await.expect("an offer");
+        within("gathering", async {
+            loop {
+                let now = self.connection.local_description().await.expect("an offer").sdp;
+                if now != before && now.contains("a=candidate:") {
+                    return now;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
     }
 
     pub(crate) async fn accept(&self, answer: &str) {
