@@ -2,9 +2,13 @@
 
 mod webrtc_support;
 
-use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg};
-use antiphon::webrtc::{Patched, WebRtcConfig, WebRtcError};
-use webrtc::peer_connection::RTCPeerConnectionState;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
+use antiphon::webrtc::{Gateway, WebRtcConfig, WebRtcError};
+use bytes::Bytes;
+use webrtc::data_channel::DataChannelEvent;
 use webrtc_support::{Audio, PEER_OPUS, Peer, call, echo, gateway, within};
 
 fn is_connected(event: &LegEvent) -> bool {
@@ -44,10 +48,10 @@ async fn audio_and_text_flow_both_ways_through_the_shared_port() {
     assert_eq!(peer.next_text().await, "heard hello");
     hears_itself(&mut peer, 7).await;
     // The peer reports about what it was sent once a second.
-    let LegEvent::Report(report) = call.next(|event| matches!(event, LegEvent::Report(_))).await else {
-        unreachable!()
-    };
-    assert_eq!(report.lost, 0);
+    let timed = |event: &LegEvent| matches!(event, LegEvent::Report(report) if report.round_trip.is_some());
+    let LegEvent::Report(report) = call.next(timed).await else { unreachable!() };
+    assert_eq!((report.lost, report.highest_sequence & 0xffff), (0, 19));
+    assert!(report.round_trip < Some(Duration::from_secs(1)), "{report:?}");
     assert!(gateway.delete(&answered.id).await);
     assert_eq!(call.end().await, LegEnd::Remote);
     assert_eq!(gateway.count(), 0);
@@ -67,6 +71,91 @@ async fn two_sessions_share_the_port_and_hear_only_themselves() {
     gateway.shutdown().await;
     assert_eq!(one.end().await, LegEnd::Local);
     assert_eq!(two.end().await, LegEnd::Local);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_up_closes_the_peer_and_frees_the_place() {
+    let gateway = gateway(WebRtcConfig { max_sessions: 1, ..WebRtcConfig::default() }).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let mut answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
+    answered.leg.attach().await.expect("a live session");
+    peer.accept(&answered.sdp).await;
+    while !is_connected(&within("connecting", answered.leg.recv()).await) {}
+    peer.channel_open().await;
+    within("hanging up", answered.leg.hang_up()).await;
+    assert_eq!(within("the end", answered.leg.recv()).await, LegEvent::Closed(LegEnd::Local));
+    // The peer's channel ends with its DTLS transport, by our alert.
+    within("the channel's end", async {
+        let channel = peer.channel.as_ref().expect("a channel");
+        while !matches!(channel.poll().await, Some(DataChannelEvent::OnClose) | None) {}
+    })
+    .await;
+    let packet =
+        OutPacket { payload_type: PEER_OPUS, marker: true, sequence: 1, timestamp: 1, payload: Bytes::from("x") };
+    assert_eq!(answered.leg.send(packet).await, Err(LegEnd::Local));
+    assert!(!answered.leg.send_message("late"));
+    free(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leg_that_is_dropped_ends_its_session() {
+    let gateway = gateway(WebRtcConfig { max_sessions: 1, ..WebRtcConfig::default() }).await;
+    let offer = Peer::new(Audio::SendRecv, None).await.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert!(matches!(gateway.answer(&offer).await, Err(WebRtcError::Full(1))));
+    drop(answered);
+    free(&gateway).await;
+    assert!(gateway.answer(&offer).await.is_ok());
+    gateway.shutdown().await;
+    assert!(matches!(gateway.answer(&offer).await, Err(WebRtcError::Closing)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_socket_carries_both_families() {
+    let config = WebRtcConfig {
+        bind_ip: Some(Ipv6Addr::UNSPECIFIED.into()),
+        public_ip: Some(Ipv4Addr::LOCALHOST.into()),
+        ..WebRtcConfig::default()
+    };
+    let gateway = match Gateway::start(config).await {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            eprintln!("skipped: no IPv6 here: {error}");
+            return;
+        }
+    };
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let (_, _, mut call) = call(&gateway, &mut peer).await;
+    call.next(is_connected).await;
+    hears_itself(&mut peer, 3).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_configured_is_said() {
+    let cases = [
+        WebRtcConfig { tcp: true, ..WebRtcConfig::default() },
+        WebRtcConfig { max_sessions: 0, ..WebRtcConfig::default() },
+        WebRtcConfig {
+            public_ip: Some(Ipv6Addr::LOCALHOST.into()),
+            bind_ip: Some(Ipv4Addr::LOCALHOST.into()),
+            ..WebRtcConfig::default()
+        },
+    ];
+    for config in cases {
+        assert!(matches!(Gateway::start(config).await, Err(WebRtcError::Config(_))));
+    }
+    let first = gateway(WebRtcConfig::default()).await;
+    let taken = WebRtcConfig { bind_port: first.local_addr().port(), ..WebRtcConfig::default() };
+    assert!(matches!(Gateway::start(taken).await, Err(WebRtcError::Bind { .. })));
+}
+
+async fn free(gateway: &Gateway) {
+    within("the place", async {
+        while gateway.count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

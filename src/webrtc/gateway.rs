@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::webrtc::error::Error;
@@ -27,7 +27,7 @@ use super::socket::{Port, Seat, advertised};
 use super::trickle::{Fragment, restart_answer};
 use super::{IceServer, WebRtcConfig, WebRtcError};
 use crate::media::leg::LegEnd;
-use crate::media::webrtc::{Progress, WebRtcLeg};
+use crate::media::webrtc::{Driver, Progress, WebRtcLeg};
 
 /// Names a session in URLs; not guessable.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +95,7 @@ struct Session {
     id: SessionId,
     seat: Arc<Seat>,
     progress: watch::Sender<Progress>,
+    driver: Driver,
     /// Locked across a negotiation: two restarts at a time would mix their credentials.
     negotiated: tokio::sync::Mutex<Negotiated>,
     /// Ends with the keeper.
@@ -124,8 +125,10 @@ impl Gateway {
             return Err(WebRtcError::Config(message.to_owned()));
         }
         let address = SocketAddr::new(config.bind_ip(), config.bind_port);
-        if config.public_ip.is_some_and(|ip| ip.is_ipv6() && address.is_ipv4()) {
-            let message = "[webrtc] public_ip is an IPv6 address but bind_ip is not: set bind_ip = \"::\"";
+        // `::` carries both families, everything else its own.
+        let carried = |ip: IpAddr| ip.is_ipv4() == address.is_ipv4() || address.ip() == Ipv6Addr::UNSPECIFIED;
+        if config.public_ip.is_some_and(|ip| !carried(ip)) {
+            let message = "[webrtc] public_ip is of another family than bind_ip: set bind_ip = \"::\" for both";
             return Err(WebRtcError::Config(message.to_owned()));
         }
         let crypto = default_provider().map_err(|error| Error::Crypto(error.to_string()))?;
@@ -281,10 +284,12 @@ impl Inner {
             id: SessionId(uuid::Uuid::new_v4().simple().to_string().into()),
             seat,
             progress: connection.progress.clone(),
+            driver: connection.driver.clone(),
             negotiated: tokio::sync::Mutex::new(Negotiated { connection, offer: None, generation: 0, candidates: 0 }),
             closed: watch::Sender::new(false),
         });
         self.lock().insert(session.id.clone(), session.clone());
+        metrics::gauge!("antiphon_webrtc_sessions").increment(1);
         tokio::spawn(self.clone().keep(session.clone(), place));
         // From here on, every way out ends the session.
         let unfinished = Unfinished(&session.progress);
@@ -315,6 +320,10 @@ impl Inner {
                     tracing::info!(session = %session.id, "a WebRTC session never connected");
                     Progress::advance(&session.progress, Progress::Ended(LegEnd::Failed));
                 }
+                // Nothing would ever move again: the stack gave up, or panicked.
+                () = session.driver.ended() => {
+                    Progress::advance(&session.progress, Progress::Ended(LegEnd::Failed));
+                }
                 () = session.seat.alerted() => if session.closed_by_peer().await {
                     Progress::advance(&session.progress, Progress::Ended(LegEnd::Remote));
                 },
@@ -329,6 +338,8 @@ impl Inner {
         drop(place);
         self.lock().remove(&session.id);
         session.closed.send_replace(true);
+        metrics::gauge!("antiphon_webrtc_sessions").decrement(1);
+        metrics::counter!("antiphon_webrtc_sessions_total", "end" => label(end)).increment(1);
         tracing::debug!(session = %session.id, ?end, "WebRTC session over");
     }
 }
@@ -372,6 +383,15 @@ impl Unfinished<'_> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         Progress::advance(self.0, Progress::Ended(LegEnd::Failed));
+    }
+}
+
+fn label(end: LegEnd) -> &'static str {
+    match end {
+        LegEnd::Remote => "remote",
+        LegEnd::Local => "local",
+        LegEnd::Lost => "lost",
+        LegEnd::Failed => "failed",
     }
 }
 

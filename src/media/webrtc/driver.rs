@@ -20,7 +20,7 @@ use std::task::{Context, Poll};
 
 use ::webrtc::runtime::JoinHandle;
 use futures_util::task::AtomicWaker;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -37,6 +37,8 @@ struct Seat {
     /// Who wants the future.
     wanted: Mutex<Option<oneshot::Sender<Task>>>,
     waker: AtomicWaker,
+    /// Woken once, when `finished` is set.
+    ended: Notify,
 }
 
 impl Driver {
@@ -59,6 +61,14 @@ impl Driver {
                 Ok(())
             }
             Err(_) => Err(io::Error::new(io::ErrorKind::NotConnected, "the WebRTC session has ended")),
+        }
+    }
+
+    /// Waits until the driver has run to its end, was aborted, or panicked.
+    pub async fn ended(&self) {
+        let ended = self.0.ended.notified();
+        if !self.is_finished() {
+            ended.await;
         }
     }
 }
@@ -141,6 +151,7 @@ impl Hosted {
         self.task = None;
         self.seat.finished.store(true, Ordering::Release);
         self.seat.lock().take();
+        self.seat.ended.notify_waiters();
     }
 }
 
@@ -185,12 +196,16 @@ mod tests {
         assert_ne!(before, thread::current().id());
         assert_eq!(after, thread::current().id());
         drop(ask);
-        second.block_on(async {
-            while !driver.is_finished() {
-                tokio::task::yield_now().await
-            }
-        });
+        second.block_on(driver.ended());
         assert!(second.block_on(driver.move_here()).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_end() {
+        let driver = Driver::default();
+        driver.start(Box::pin(async { panic!("on purpose") }));
+        driver.ended().await;
+        assert!(driver.is_finished());
     }
 
     #[tokio::test]
@@ -198,9 +213,7 @@ mod tests {
         let driver = Driver::default();
         driver.start(Box::pin(std::future::pending()));
         driver.abort();
-        while !driver.is_finished() {
-            tokio::task::yield_now().await;
-        }
+        driver.ended().await;
         assert!(driver.move_here().await.is_err());
     }
 }
