@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Interruptible;
+use super::config::Interruptible;
 
 /// Largest frame accepted from an agent. A text turn of an hour is about 60 kB.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -272,12 +272,17 @@ mod tests {
             acked_ms: None,
             precision: "proportional",
         });
-        assert!(json.starts_with(r#"{"type":"interrupt","utteranceUntilInterrupt":"Hello","durationUntilInterruptMs":460"#), "{json}");
+        assert!(
+            json.starts_with(r#"{"type":"interrupt","utteranceUntilInterrupt":"Hello","durationUntilInterruptMs":460"#),
+            "{json}"
+        );
     }
 
     #[test]
     fn nonsense_is_an_error_that_says_so() {
-        for text in ["", "{}", "[]", r#"{"type":"nope"}"#, r#"{"type":"text"}"#, "\u{0}", r#"{"type":"text","token":5}"#] {
+        for text in
+            ["", "{}", "[]", r#"{"type":"nope"}"#, r#"{"type":"text"}"#, "\u{0}", r#"{"type":"text","token":5}"#]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -1,4 +1,5 @@
 //! HTTP and WebSocket.
 
 pub mod auth;
+pub mod config;
 pub mod error;
