@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::agent::builtin::Builtin;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
 use crate::telemetry::Log;
@@ -129,23 +130,13 @@ impl Config {
         Ok(config)
     }
 
-    /// The agent called `name`, built-in ones included.
-    pub fn agent(&self, name: &str) -> Option<Agent> {
-        self.agent.get(name).cloned().or_else(|| match name {
-            "demo" => Some(Agent::at("builtin:demo")),
-            "silent" => Some(Agent::at("builtin:silent")),
-            _ => None,
-        })
-    }
-
     fn validate(&self) -> Result<(), String> {
         for (name, agent) in &self.agent {
             let url = &agent.url;
-            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme))
-                || matches!(url.as_str(), "builtin:demo" | "builtin:silent");
-            if !known {
+            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+            if !known && Builtin::at(url).is_none() {
                 return Err(format!(
-                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., `builtin:demo` or `builtin:silent`"
+                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
                 ));
             }
         }
@@ -271,6 +262,6 @@ mod tests {
     fn an_agent_needs_a_usable_url() {
         let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
         assert!(error.message.contains("[agent.x]"), "{error}");
-        assert!(load("", &[]).expect("valid").agent("demo").is_some());
+        assert!(load("[agent.x]\nurl = \"builtin:silent\"\n", &[]).is_ok());
     }
 }

@@ -1,5 +1,7 @@
 //! What operators see: logs and metrics.
 
+pub mod metrics;
+
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
