@@ -5,6 +5,7 @@
 //! - [`encode`], [`decode`], [`resample`]: sound to payload and back
 //! - [`jitter`]: packets in order
 //! - [`vad`], [`dtmf`]: what the caller does
+//! - [`sip`]: the legs
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
 
@@ -17,4 +18,5 @@ pub mod leg;
 pub mod playout;
 pub mod resample;
 pub mod shard;
+pub mod sip;
 pub mod vad;
