@@ -5,7 +5,7 @@
 //! - [`encode`], [`decode`], [`resample`]: sound to payload and back
 //! - [`jitter`]: packets in order
 //! - [`vad`], [`dtmf`]: what the caller does
-//! - [`sip`]: the legs
+//! - [`sip`], [`webrtc`]: the legs
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
 
@@ -20,3 +20,4 @@ pub mod resample;
 pub mod shard;
 pub mod sip;
 pub mod vad;
+pub mod webrtc;

@@ -3,3 +3,4 @@
 pub mod auth;
 pub mod config;
 pub mod error;
+pub mod whip;
