@@ -1,4 +1,5 @@
 //! Packets, codecs, pacing and legs.
 
 pub mod leg;
+pub mod rtcp;
 pub mod sip;
