@@ -6,7 +6,9 @@
 //! - [`codec`], [`rtp`], [`dtmf`]: sound and packets on the wire
 //! - [`heard`]: what arrived, and when
 //! - [`listen`], [`mod@correlate`], [`wav`]: what that means to a listener
+//! - [`speak`], [`call`]: what a caller says and does, on either kind of call
 
+pub mod call;
 pub mod clock;
 pub mod codec;
 pub mod correlate;
@@ -14,4 +16,5 @@ pub mod dtmf;
 pub mod heard;
 pub mod listen;
 pub mod rtp;
+pub mod speak;
 pub mod wav;
