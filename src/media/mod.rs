@@ -1,3 +1,4 @@
 //! Packets, codecs, pacing and legs.
 
 pub mod leg;
+pub mod sip;
