@@ -3,7 +3,7 @@
 //! Decoded sound is 16-bit mono at the rate the codec carries: 8 kHz for G.711, 16 kHz for G.722, and for Opus
 //! the rate asked for (it decodes to any of its rates; the lower, the cheaper).
 
-use audio_codec::{CodecType, Decoder as _, Encoder as _};
+use audio_codec::CodecType;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler};
 use thiserror::Error;

@@ -6,7 +6,8 @@
 //! - [`codec`], [`rtp`], [`dtmf`]: sound and packets on the wire
 //! - [`heard`]: what arrived, and when
 //! - [`listen`], [`mod@correlate`], [`wav`]: what that means to a listener
-//! - [`speak`], [`call`]: what a caller says and does, on either kind of call
+//! - [`synthetic`], [`speak`], [`call`]: what a caller says and does, on either kind of call
+//! - [`sip`]: a telephone
 
 pub mod call;
 pub mod clock;
@@ -16,5 +17,7 @@ pub mod dtmf;
 pub mod heard;
 pub mod listen;
 pub mod rtp;
+pub mod sip;
 pub mod speak;
+pub mod synthetic;
 pub mod wav;
