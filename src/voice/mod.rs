@@ -5,6 +5,7 @@
 //! `campplus` and `speech_tokenizer`.
 
 pub mod campplus;
+pub mod decode;
 pub mod features;
 pub mod file;
 pub mod onnx;
