@@ -93,7 +93,7 @@ fn ten_hours_are_refused_by_their_header() {
 #[test]
 fn a_recording_that_goes_on_is_cut_short_by_the_bound() {
     // Length unknown, as programs write that stream a wav: the bound is met while decoding.
-    let streamed = |seconds| patched(patched(wav(8_000, 1, seconds * 8_000), 40, &[0xff; 4]), 4, &[0xff; 4]);
+    let streamed = |seconds: usize| patched(patched(wav(8_000, 1, seconds * 8_000), 40, &[0xff; 4]), 4, &[0xff; 4]);
     assert!(matches!(decode(streamed(61)), Err(DecodeError::TooLong(_))));
     assert!((decode(streamed(20)).expect("in bounds").seconds() - 20.0).abs() < 1e-3);
 }

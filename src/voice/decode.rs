@@ -154,6 +154,11 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 fn decode_inner(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
+    // symphonia shifts by the number of channels before anyone can look at it.
+    if let Some((channels, rate)) = wav_header(&bytes) {
+        check_channels(channels.into())?;
+        check_rate(rate)?;
+    }
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
     let mut format = symphonia::default::get_probe()
         .probe(&Hint::new(), source, FormatOptions::default(), MetadataOptions::default())
@@ -176,7 +181,7 @@ fn decode_inner(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
     let mut mix = Mix::default();
     let mut damaged = 0;
     let mut packets = 0;
-    while let Some(packet) = next_packet(format.as_mut(), announced.is_some())? {
+    while let Some(packet) = next_packet(format.as_mut())? {
         packets += 1;
         if packets > MAX_PACKETS {
             return Err(DecodeError::Damaged(format!("it has more than {MAX_PACKETS} packets")));
@@ -204,16 +209,25 @@ fn decode_inner(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
     }
 }
 
-/// The next packet. A file that ends inside a packet ends before it; when it `announces` its length, the missing
-/// part is noticed there.
-fn next_packet(format: &mut dyn FormatReader, announces: bool) -> Result<Option<Packet>, DecodeError> {
+/// The next packet. A file that ends inside a packet ends before it; whether something is missing is judged by the
+/// length it announces, and programs that stream a wav announce none.
+fn next_packet(format: &mut dyn FormatReader) -> Result<Option<Packet>, DecodeError> {
     match format.next_packet() {
         Ok(packet) => Ok(packet),
         // The next of several chained streams: what follows is another recording.
         Err(Symphonia::ResetRequired) => Ok(None),
-        Err(Symphonia::IoError(e)) if announces && e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(Symphonia::IoError(e)) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
         Err(e) => Err(DecodeError::Damaged(e.to_string())),
     }
+}
+
+/// Channels and rate in the header of a wav file.
+fn wav_header(bytes: &[u8]) -> Option<(u16, u32)> {
+    let rest = bytes.strip_prefix(b"RIFF")?.get(4..)?.strip_prefix(b"WAVE")?;
+    // It is the first chunk, or the second after one that pads the header to a fixed size.
+    let at = rest.get(..512.min(rest.len()))?.windows(4).position(|w| w == b"fmt ")?;
+    let body = rest.get(at + 8..at + 16)?;
+    Some((u16::from_le_bytes([body[2], body[3]]), u32::from_le_bytes([body[4], body[5], body[6], body[7]])))
 }
 
 fn announced_seconds(track: &Track) -> Option<f64> {

@@ -9,6 +9,8 @@ pub mod decode;
 pub mod features;
 pub mod file;
 pub mod onnx;
+pub mod prompt;
+pub mod quality;
 pub mod resample;
 pub mod selftest;
 pub mod speech_tokenizer;
