@@ -8,8 +8,8 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
+use super::config::{Scope, Token};
 use super::error::ApiError;
-use crate::config::{Scope, Token};
 
 /// The caller of a request, in its extensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ fn scope_of(path: &str) -> Scope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Secret;
+    use crate::secret::Secret;
 
     fn tokens() -> Tokens {
         let token = |name: &str, value: &str, scopes| Token { name: name.into(), token: Secret::new(value), scopes };

@@ -1,5 +1,6 @@
 //! HTTP and WebSocket.
 
 pub mod auth;
+pub mod config;
 pub mod error;
 pub mod whip;
