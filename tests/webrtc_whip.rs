@@ -19,8 +19,11 @@ use webrtc_support::{Audio, Call, Peer, echo, gateway, within};
 /// Echoing calls, in the order they came.
 #[derive(Clone, Default)]
 struct Echo {
-    calls: Arc<Mutex<Vec<(Option<String>, Call)>>>,
+    calls: Arc<Mutex<Vec<Made>>>,
 }
+
+/// The agent that was asked for, and the call.
+type Made = (Option<String>, Call);
 
 impl AcceptCall for Echo {
     async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, _: &SessionId) -> Result<String, ApiError> {
@@ -70,7 +73,7 @@ impl Service {
         request.body(fragment).send().await.expect("a response")
     }
 
-    fn take_call(&self) -> (Option<String>, Call) {
+    fn take_call(&self) -> Made {
         self.calls.calls.lock().expect("no panic").remove(0)
     }
 }

@@ -332,12 +332,15 @@ async fn next_of_channel(channel: Option<&dyn DataChannel>) -> Option<DataChanne
     }
 }
 
+/// A text on its way into the data channel.
+type Sending = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
 /// Texts waiting for room in the data channel, oldest first.
 #[derive(Default)]
 struct Outbox {
     waiting: VecDeque<String>,
     bytes: usize,
-    sending: Option<Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>>,
+    sending: Option<Sending>,
 }
 
 /// What may wait for a peer that does not read: an agent's frames are short, so this is minutes of them.

@@ -53,7 +53,7 @@ impl Offer {
             if number == MAX_LINES {
                 return Err(bad("the offer has too many lines"));
             }
-            if line.contains('\0') || !line.get(1..2).is_some_and(|equals| equals == "=") {
+            if !is_line(line) {
                 return Err(bad(format!("line {} of the offer is not `x=value`", number + 1)));
             }
             if let Some(section) = line.strip_prefix("m=") {
@@ -158,6 +158,11 @@ impl Audio {
             _ => {}
         }
     }
+}
+
+/// Whether `line` has the shape of SDP: one letter, `=`, text (RFC 8866 section 5).
+pub(super) fn is_line(line: &str) -> bool {
+    line.get(1..2) == Some("=") && !line.contains('\0')
 }
 
 fn payload_type(value: &str) -> Option<(u8, &str)> {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use super::WebRtcError;
-use super::offer::{MAX_CANDIDATES, check_credentials};
+use super::offer::{MAX_CANDIDATES, check_credentials, is_line};
 
 /// What a peer sends after its offer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl Fragment {
         let mut candidates = Vec::new();
         let (mut fragment, mut password) = (None, None);
         for (number, line) in text.lines().map(str::trim_end).filter(|line| !line.is_empty()).enumerate() {
-            if line.contains('\0') || !line.get(1..2).is_some_and(|equals| equals == "=") {
+            if !is_line(line) {
                 return Err(bad(format!("line {} of the fragment is not `x=value`", number + 1)));
             }
             let Some(attribute) = line.strip_prefix("a=") else { continue };

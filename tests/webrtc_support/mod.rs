@@ -171,7 +171,7 @@ impl Peer {
     /// An offer that restarts ICE, with all candidates.
     pub(crate) async fn restart(&mut self) -> String {
         let before = self.connection.local_description().await.expect("an offer").sdp;
-        let options = RTCOfferOptions { ice_restart: true, ..Default::default() };
+        let options = RTCOfferOptions { ice_restart: true };
         let offer = self.connection.create_offer(Some(options)).await.expect("an offer");
         self.connection.set_local_description(offer).await.expect("an offer");
         within("gathering", async {

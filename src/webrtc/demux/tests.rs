@@ -20,7 +20,7 @@ fn address(port: u16) -> SocketAddr {
 /// A binding message with USERNAME, and MESSAGE-INTEGRITY keyed by `password`, and FINGERPRINT behind it.
 fn check(kind: [u8; 2], username: &str, password: &str) -> Vec<u8> {
     let mut body = Vec::new();
-    let mut attribute = |body: &mut Vec<u8>, kind: u16, value: &[u8]| {
+    let attribute = |body: &mut Vec<u8>, kind: u16, value: &[u8]| {
         body.extend(kind.to_be_bytes());
         body.extend((value.len() as u16).to_be_bytes());
         body.extend(value);
