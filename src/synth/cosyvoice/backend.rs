@@ -79,6 +79,9 @@ pub struct SlotRequest {
     pub prefix: Vec<Embed>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// Speaking rate, 1.0 as made. At any other the mel is stretched as a whole, so nothing is vocoded before the
+    /// last frame is there.
+    pub speed: f32,
 }
 
 /// Limits of a backend, fixed for its lifetime.

@@ -74,8 +74,10 @@ impl Hops {
     pub fn new(plan: HopPlan, config: &Config, prompt: u32) -> Self {
         let block = (config.block_tokens() as u32).max(1);
         let whole = |tokens: u32| tokens.div_ceil(block).max(1) * block;
-        let pad = (block - prompt % block) % block;
         let hop = whole(plan.hop);
+        // The original pads to its current hop, which is the block unless somebody grew it.
+        let grid = if plan.first == FirstHop::Full { hop } else { block };
+        let pad = (grid - prompt % grid) % grid;
         let next = match plan.first {
             FirstHop::Full => hop + pad,
             FirstHop::Aligned { least } => {
