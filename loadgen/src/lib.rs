@@ -7,15 +7,19 @@
 //! - [`heard`]: what arrived, and when
 //! - [`listen`], [`mod@correlate`], [`wav`]: what that means to a listener
 //! - [`synthetic`], [`speak`], [`call`]: what a caller says and does, on either kind of call
-//! - [`sip`]: a telephone
+//! - [`sip`], [`mod@rtc`]: a telephone and a browser
+//! - [`agent`]: an agent server for a gateway that dials one
 
+pub mod agent;
 pub mod call;
 pub mod clock;
 pub mod codec;
 pub mod correlate;
 pub mod dtmf;
 pub mod heard;
+pub mod http;
 pub mod listen;
+pub mod rtc;
 pub mod rtp;
 pub mod sip;
 pub mod speak;
