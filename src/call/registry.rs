@@ -208,3 +208,6 @@ impl Drop for Listed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

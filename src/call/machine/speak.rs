@@ -110,7 +110,7 @@ impl Machine {
     }
 
     pub(super) fn depart(&mut self, now: Instant, departure: Departure) {
-        self.meters.sent(&self.shared.stats, departure.late);
+        self.meters.sent(&self.shared.stats, departure.late, departure.stalled.is_some());
         let payload = match departure.body {
             Body::Event(payload) => payload,
             Body::Silence => match self.encoder.silence() {

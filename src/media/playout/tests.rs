@@ -135,6 +135,7 @@ fn a_late_wake_sends_two_frames_and_never_more() {
     let out = world.drain();
     assert_eq!(out.len(), 2);
     assert!(out[0].marker && !out[1].marker);
+    assert_eq!((out[0].stalled, out[1].stalled), (Some(265 * MS), None));
     assert_eq!(out[1].timestamp.wrapping_sub(out[0].timestamp), 160);
     assert_eq!(world.playout.deadline(), Some(start + 365 * MS));
 }
