@@ -108,7 +108,7 @@ pub(super) fn text(kit: &Kit, report: &mut Report) -> Result<(), KitError> {
 pub(super) fn noise<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) -> Result<(), KitError> {
     if let Some(expected) = kit.find("flow", "rand_noise") {
         let frames = expected.shape.last().copied().unwrap_or_default();
-        report.compare("noise", "rand_noise", &expected, &backend.flow_noise(frames)?, Abs(2e-6));
+        report.compare("noise", "rand_noise", &expected, &backend.flow_noise(frames)?, Abs(1e-6));
     }
     if let Some(expected) = kit.find("hift", "noise_head") {
         let mut table = SineTable::new(&kit.config, kit.sine_noise());
@@ -127,7 +127,7 @@ pub(super) fn noise<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report
         let from = if tail { frames - columns } else { 0 };
         let data = table.chunks_exact(frames).flat_map(|row| row[from..from + columns].to_vec()).collect();
         let name = format!("native {name}");
-        report.compare("noise", &name, &expected, &Values { shape: expected.shape.clone(), data }, Abs(2e-6));
+        report.compare("noise", &name, &expected, &Values { shape: expected.shape.clone(), data }, Abs(1e-6));
     }
     let mut sines = SineTable::new(&kit.config, backend::SineNoise::Native);
     let rows = sines.rows();
