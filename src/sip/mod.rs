@@ -4,6 +4,7 @@ pub mod config;
 mod endpoint;
 mod inbound;
 mod outbound;
+mod screen;
 
 use thiserror::Error;
 
