@@ -18,8 +18,8 @@ const FRAMES: usize = 50;
 const SPEECH_RANGE_DB: f64 = 35.0;
 /// What is nearer to the floor than this is noise.
 const ABOVE_FLOOR_DB: f64 = 6.0;
-/// ... but what is nearer to the ceiling than this is speech, for recordings without any pause.
-const BELOW_TOP_DB: f64 = 15.0;
+/// A floor so near to the ceiling is no noise: the recording has no pause, and all of it is speech.
+const NO_PAUSE_DB: f64 = 10.0;
 /// Below this nothing is speech.
 const SILENCE_DBFS: f64 = -65.0;
 /// Pauses up to this many frames (300 ms) belong to speech.
@@ -54,7 +54,7 @@ pub fn activity(samples: &[f32], rate: u32) -> Option<Activity> {
     sorted.sort_by(f64::total_cmp);
     let percentile = |p: usize| sorted.get(sorted.len() * p / 100).copied();
     let (floor, top) = (percentile(10)?, percentile(95)?);
-    let over_noise = (floor + ABOVE_FLOOR_DB).min(top - BELOW_TOP_DB);
+    let over_noise = if top - floor < NO_PAUSE_DB { f64::NEG_INFINITY } else { floor + ABOVE_FLOOR_DB };
     let threshold = over_noise.max(top - SPEECH_RANGE_DB).max(SILENCE_DBFS);
 
     let mut active: Vec<bool> = levels.iter().map(|l| *l > threshold).collect();
