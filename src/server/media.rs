@@ -90,10 +90,9 @@ impl Stream {
         loop {
             let frame = tokio::select! {
                 frame = tap.recv() => match frame {
-                    Ok(frame) => Some(self.media(&frame)),
-                    // Lost frames show in the timestamps; the call itself is not delayed by a slow reader.
-                    Err(broadcast::error::RecvError::Lagged(_)) => None,
-                    Err(broadcast::error::RecvError::Closed) => break,
+                    // Frames lost by a slow reader show in the timestamps; the call itself is not delayed by it.
+                    Some(frame) => Some(self.media(&frame)),
+                    None => break,
                 },
                 event = events.recv() => match event {
                     Ok(CallEvent::Digit(digit)) => {
