@@ -3,7 +3,7 @@
 //! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
 //! Modules, in reading order; each may use only those above it:
 //!
-//! - [`clock`], [`audio`]: time and units of sound
+//! - [`clock`], [`audio`]: time and units of sound; [`audio_file`]: files and downloads of it
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -18,6 +18,7 @@
 
 pub mod agent;
 pub mod audio;
+pub mod audio_file;
 pub mod batch;
 pub mod call;
 pub mod clock;
