@@ -1,1 +1,6 @@
-//! server
+//! HTTP and WebSocket.
+
+pub mod auth;
+pub mod config;
+pub mod error;
+pub mod whip;
