@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Failure;
 use crate::app::engines;
-use crate::audio_file::{AudioWriter, Format, wav_header};
+use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::config::EngineKind;
 use crate::server::speech::{Manner, Speaker};
@@ -78,7 +78,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let ending = args.out.as_ref().and_then(|path| path.extension()).and_then(|e| e.to_str()).unwrap_or("wav");
     let name = if to_stdout { args.format.as_str() } else { ending };
     let name = if name == "ogg" { "opus" } else { name };
-    let format = Format::parse(name)
+    let format = Format::named(name)
         .ok_or_else(|| Failure::failed(format!("format `{name}` is not known; use wav, flac, opus or pcm")))?;
     let mut out = match &args.out {
         Some(path) if !to_stdout => {
@@ -110,19 +110,22 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             }
         }
         let bar = progress(text.chars().count());
-        let mut writer = AudioWriter::new(format);
+        let mut writer = AudioWriter::new(format, crate::audio::RATE).map_err(Failure::failed)?;
         let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add(parts);
         let mut samples = 0;
         while let Some(pcm) = speaker.next().await.map_err(Failure::failed)? {
             samples += pcm.len();
-            out.write(&writer.push(&pcm)).map_err(Failure::failed)?;
+            out.write(&writer.push(&pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
             bar.set_message(format!("{:.1} s", samples as f64 / f64::from(crate::audio::RATE)));
             bar.tick();
         }
-        out.write(&writer.finish()).map_err(Failure::failed)?;
+        out.write(&writer.finish().map_err(Failure::failed)?).map_err(Failure::failed)?;
         if format == Format::Wav {
-            out.set_wav_length(samples).map_err(Failure::failed)?;
+            let header = AudioWriter::with_length(format, crate::audio::RATE, samples as u64)
+                .and_then(|mut writer| writer.push(&[]))
+                .map_err(Failure::failed)?;
+            out.rewrite_start(&header).map_err(Failure::failed)?;
         }
         bar.finish();
         Ok(())
@@ -143,11 +146,11 @@ impl Out {
         }
     }
 
-    /// Now that the length is known, a file gets it; a stream has gone by.
-    fn set_wav_length(&mut self, samples: usize) -> std::io::Result<()> {
+    /// Now that the length is known, a file's header gets it; a stream has gone by.
+    fn rewrite_start(&mut self, header: &[u8]) -> std::io::Result<()> {
         let Out::File(file) = self else { return Ok(()) };
         file.rewind()?;
-        file.write_all(&wav_header(u32::try_from(samples * 2).unwrap_or(u32::MAX)))
+        file.write_all(header)
     }
 }
 
