@@ -79,9 +79,14 @@ async fn hanging_up_closes_the_peer_and_frees_the_place() {
     let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
     let mut answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
     answered.leg.attach().await.expect("a live session");
+    assert!(answered.leg.send_message("early"), "it waits for the channel");
     peer.accept(&answered.sdp).await;
     while !is_connected(&within("connecting", answered.leg.recv()).await) {}
     peer.channel_open().await;
+    tokio::select! {
+        text = peer.next_text() => assert_eq!(text, "early"),
+        event = answered.leg.recv() => panic!("{event:?}"),
+    }
     within("hanging up", answered.leg.hang_up()).await;
     assert_eq!(within("the end", answered.leg.recv()).await, LegEvent::Closed(LegEnd::Local));
     // The peer's channel ends with its DTLS transport, by our alert.

@@ -246,6 +246,7 @@ impl Connection {
             progress: self.progress.clone(),
             arrivals,
             reports: self.reports.clone(),
+            channels: offer.channels,
         })
     }
 }
