@@ -247,4 +247,4 @@ fn first_lag(search: &Search<'_>, reference: &[f32], windows: &[(usize, f32)]) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
