@@ -13,25 +13,25 @@ use antiphon_loadgen::{rtc, sip};
 use serde_json::{Value, json};
 
 /// Longest wait for anything: tests run beside others on few cores.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Longer than any pause inside a turn.
-pub const TURN_PAUSE: Duration = Duration::from_millis(1_500);
+pub(crate) const TURN_PAUSE: Duration = Duration::from_millis(1_500);
 /// A sentence with enough sound to compare.
-pub const SENTENCE: &str = "The quick brown fox jumps over the lazy dog, and then it rests.";
+pub(crate) const SENTENCE: &str = "The quick brown fox jumps over the lazy dog, and then it rests.";
 
 /// A running gateway on free ports.
-pub struct Rig {
-    pub app: App,
-    pub http: String,
-    pub client: reqwest::Client,
+pub(crate) struct Rig {
+    pub(crate) app: App,
+    pub(crate) http: String,
+    pub(crate) client: reqwest::Client,
 }
 
 impl Rig {
-    pub async fn start() -> Rig {
+    pub(crate) async fn start() -> Rig {
         Rig::with(|_| {}).await
     }
 
-    pub async fn with(change: impl FnOnce(&mut Config)) -> Rig {
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = Config::default();
@@ -48,35 +48,35 @@ impl Rig {
         Rig { app, http, client: reqwest::Client::new() }
     }
 
-    pub fn sip_udp(&self) -> SocketAddr {
+    pub(crate) fn sip_udp(&self) -> SocketAddr {
         self.app.gateway().sip.as_ref().and_then(|sip| sip.local_udp()).expect("SIP listens")
     }
 
-    pub async fn telephone(&self, agent: &str, codec: Codec) -> Call {
+    pub(crate) async fn telephone(&self, agent: &str, codec: Codec) -> Call {
         let config = sip::Config { codecs: vec![codec], ..sip::Config::default() };
         let caller = sip::Caller::bind(config).await.expect("free ports");
         caller.call(&format!("sip:{agent}@{}", self.sip_udp())).await.expect("the telephone call is answered")
     }
 
-    pub async fn browser(&self, agent: &str) -> Call {
+    pub(crate) async fn browser(&self, agent: &str) -> Call {
         let config = rtc::Config { agent: Some(agent.to_owned()), ..rtc::Config::new(self.http.clone()) };
         rtc::Caller::connect(config).await.expect("the browser call is answered")
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let response = self.client.post(format!("{}{path}", self.http)).json(&body).send().await.expect("HTTP");
         let status = response.status().as_u16();
         (status, response.json().await.unwrap_or(Value::Null))
     }
 
-    pub async fn get(&self, path: &str) -> (u16, Value) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
         let response = self.client.get(format!("{}{path}", self.http)).send().await.expect("HTTP");
         let status = response.status().as_u16();
         (status, response.json().await.unwrap_or(Value::Null))
     }
 
     /// Speaks a turn; the instant is the one before the request left.
-    pub async fn speak(&self, call: &Call, text: &str) -> Instant {
+    pub(crate) async fn speak(&self, call: &Call, text: &str) -> Instant {
         let asked = now();
         let id = call.id().expect("the answer names the call");
         let (status, body) = self.post(&format!("/v1/calls/{id}/turns"), json!({ "text": text })).await;
@@ -85,7 +85,7 @@ impl Rig {
     }
 
     /// `text` synthesised directly.
-    pub async fn reference(&self, text: &str) -> Clip {
+    pub(crate) async fn reference(&self, text: &str) -> Clip {
         let manner =
             Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
         let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
@@ -99,7 +99,7 @@ impl Rig {
 }
 
 /// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.
-pub async fn hear_turn(call: &Call, asked: Instant) -> (Instant, Instant) {
+pub(crate) async fn hear_turn(call: &Call, asked: Instant) -> (Instant, Instant) {
     let onset = call.onset(asked, PATIENCE).await.expect("speech is heard");
     let end = call.silence(onset, TURN_PAUSE, PATIENCE).await.expect("the turn ends");
     (onset, end)
