@@ -204,6 +204,11 @@ impl Turn {
         heard
     }
 
+    /// Recorded audio that has begun to leave: it cannot be taken back, as text can.
+    fn is_underway(&self) -> bool {
+        self.parts.iter().any(|part| part.text.is_empty() && part.pushed > 0)
+    }
+
     /// Takes back what was submitted and has not sounded; it will be submitted anew.
     fn withdraw(&mut self, playout: &mut Playout) {
         let parts = &mut self.parts;
@@ -349,7 +354,7 @@ impl Line {
     /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
     pub(super) fn add(&mut self, turn: Turn, ahead: bool, playout: &mut Playout) {
         let place = if ahead {
-            let sounding = |entry: &Entry| matches!(entry, Entry::Turn(turn) if turn.sounded);
+            let sounding = |entry: &Entry| matches!(entry, Entry::Turn(turn) if turn.sounded || turn.is_underway());
             let place = self.entries.iter().rposition(sounding).map_or(0, |place| place + 1);
             for entry in self.entries.range_mut(place..) {
                 if let Entry::Turn(turn) = entry {

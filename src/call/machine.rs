@@ -15,24 +15,24 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::ear::{Ear, Sign, to_narrow};
+use super::ear::{Ear, Sign};
 use super::event::{BargeInOutcome, Cause, TurnHow};
 use super::handle::{CallHandle, CallMeta, Command};
-use super::info::{MediaFrame, Shared, TapDirection, codec_number};
+use super::info::{Shared, codec_number};
 use super::line::{Entry, Line, PartState, Turn};
 use super::meters::Meters;
 use super::settings::CallConfig;
 use super::speech::{LineState, Speech};
 use super::{CallEvent, EndReason, TurnId};
-use crate::audio::{FRAME_SAMPLES, RATE};
-use crate::media::dtmf;
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEvent, MediaFormat, OutPacket, PeerReport};
-use crate::media::playout::{Body, Departure, Frame, Playout};
+use crate::media::playout::Playout;
 use crate::media::resample::Converter;
-use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use crate::turn::{LineId, SpeechEvent, SpeechSink, UtteranceEnd, UtteranceId};
 
 mod accept;
+mod caller;
+mod speak;
 
 /// What the driver has to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,8 +69,9 @@ pub struct Machine {
     ear: Ear,
     line: Line,
     actions: VecDeque<Action>,
-    /// PCM of the frames that wait in the playout, to fade out from where it stops.
-    prepared: VecDeque<Vec<f32>>,
+    /// PCM of the frames of speech that wait in the playout: to fade out from where it stops, and to encode
+    /// them anew when the codec changes.
+    prepared: VecDeque<(UtteranceId, Vec<f32>)>,
     /// The last frame that was prepared was speech: silence follows, to empty the codec's delay.
     tail_due: bool,
     tap: Option<Converter>,
@@ -196,7 +197,7 @@ impl Machine {
                     self.apply_hold(now, held, true);
                 }
             }
-            LegEvent::Format(format) => self.set_format(format),
+            LegEvent::Format(format) => self.set_format(now, format),
             LegEvent::Closed(end) => self.finish(end.into()),
         }
     }
@@ -416,7 +417,7 @@ impl Machine {
         }
     }
 
-    fn set_format(&mut self, format: MediaFormat) {
+    fn set_format(&mut self, now: Instant, format: MediaFormat) {
         if format == self.format {
             return;
         }
@@ -428,288 +429,13 @@ impl Machine {
             Ok(encoder) => {
                 self.encoder = encoder;
                 self.playout.set_format(&format);
-                self.prepared.clear();
                 self.shared.stats.codec.store(codec_number(format.codec), Relaxed);
                 self.format = format;
+                for (owner, pcm) in self.prepared.clone() {
+                    self.push_frame(now, &pcm, Some(owner));
+                }
             }
             Err(error) => self.event(CallEvent::Error(format!("the new format cannot be used: {error}"))),
-        }
-    }
-
-    // --- what the caller does ---
-
-    fn caller_did(&mut self, now: Instant, sign: Sign) {
-        self.last_activity = now;
-        match sign {
-            Sign::Digit(digit) => {
-                self.event(CallEvent::Digit(digit));
-                self.barge_in(now, Cause::Dtmf);
-            }
-            Sign::Speaking(speaking) => {
-                self.shared.stats.caller_speaking.store(speaking, Relaxed);
-                if speaking {
-                    // First the silence, then the news of it.
-                    self.barge_in(now, Cause::Speech);
-                }
-                self.event(CallEvent::Vad { speaking });
-            }
-        }
-    }
-
-    fn barge_in(&mut self, now: Instant, cause: Cause) {
-        let config = &self.shared.config.barge_in;
-        let Some(front) = self.line.front() else { return };
-        if self.barge_in.is_some() || !front.style.interruptible.unwrap_or(config.interruptible).by(cause) {
-            return;
-        }
-        let grace = config.grace();
-        if grace.is_zero() {
-            return self.interrupt(now, cause);
-        }
-        let turn = front.id.clone();
-        self.barge_in = Some(PendingBargeIn { turn: turn.clone(), cause, until: now + grace });
-        self.apply_pause(now);
-        self.event(CallEvent::BargeInPending { turn, cause, grace });
-    }
-
-    fn resolve_barge_in(&mut self, now: Instant, outcome: BargeInOutcome) {
-        let Some(pending) = self.barge_in.take() else { return };
-        self.event(CallEvent::BargeInResolved { turn: pending.turn, outcome });
-        if matches!(outcome, BargeInOutcome::Confirmed | BargeInOutcome::TimedOutConfirmed) {
-            self.interrupt(now, pending.cause);
-        }
-        self.apply_pause(now);
-    }
-
-    /// Cuts off what sounds and forgets what waits, except turns that `cause` may not interrupt.
-    fn interrupt(&mut self, now: Instant, cause: Cause) {
-        let default = self.shared.config.barge_in.interruptible;
-        let spared = |turn: &Turn| !turn.style.interruptible.unwrap_or(default).by(cause);
-        self.cancel(now, cause, spared);
-    }
-
-    /// Ends the turns that `spared` does not spare, silently and at once.
-    fn cancel(&mut self, now: Instant, cause: Cause, spared: impl Fn(&Turn) -> bool) {
-        if self.barge_in.take().is_some() {
-            self.apply_pause(now);
-        }
-        let sounding = self.line.front().is_some_and(|turn| turn.sounded && !spared(turn));
-        let line = &mut self.line;
-        self.playout.flush(|owner| line.turn_of(owner).is_some_and(|turn| spared(turn)));
-        if sounding {
-            self.fade(now);
-        }
-        let (mut kept, mut interrupted) = (VecDeque::new(), true);
-        for entry in std::mem::take(&mut self.line.entries) {
-            match entry {
-                Entry::Turn(turn) if spared(&turn) => kept.push_back(Entry::Turn(turn)),
-                Entry::Turn(turn) => {
-                    if turn.is_open() {
-                        self.stale = Some(StaleStream { turn: turn.id.clone(), latest: now });
-                    }
-                    let heard = turn.heard(&self.playout, &self.line.pace);
-                    let how = if turn.sounded { TurnHow::Interrupted(cause) } else { TurnHow::Cancelled };
-                    // One interruption, told of the turn that sounded or was about to.
-                    if std::mem::take(&mut interrupted) && !turn.silent {
-                        self.meters.interrupted(&self.shared.stats, cause);
-                        self.event(CallEvent::Interrupted { turn: turn.id.clone(), cause, heard });
-                    }
-                    self.turn_ended(*turn, how);
-                }
-                // A mark behind a turn that goes on still has something to wait for.
-                Entry::Mark(name) if kept.is_empty() => self.event(CallEvent::Mark { name, played: false }),
-                entry @ (Entry::Mark(_) | Entry::End(_)) => kept.push_back(entry),
-            }
-        }
-        self.line.entries = kept;
-        self.update_flow();
-    }
-
-    /// Lets sound that is cut off fall to silence within a frame instead of breaking off, which clicks, and
-    /// which the far end's concealment would stretch.
-    fn fade(&mut self, now: Instant) {
-        let mut pcm = self.prepared.pop_front().unwrap_or_default();
-        self.prepared.clear();
-        if pcm.is_empty() {
-            return;
-        }
-        for (n, sample) in pcm.iter_mut().enumerate() {
-            *sample *= (1.0 - n as f32 / FADE_SAMPLES as f32).max(0.0);
-        }
-        self.tail_due = true;
-        self.push_frame(now, &pcm, None);
-        self.push_tail(now);
-    }
-
-    fn apply_hold(&mut self, now: Instant, held: bool, by_peer: bool) {
-        self.shared.stats.held.store(self.held || self.peer_held, Relaxed);
-        self.apply_pause(now);
-        self.event(CallEvent::Held { held, by_peer });
-    }
-
-    fn apply_pause(&mut self, now: Instant) {
-        let paused = self.held || self.peer_held || self.barge_in.is_some();
-        self.playout.pause(now, paused);
-        self.speech.note(self.line_id, if paused { LineState::Held } else { LineState::Resumed });
-    }
-
-    fn dial(&mut self, now: Instant, digits: &str) {
-        if !self.playout.dial(now, digits) {
-            // No events were agreed: the tones go as sound.
-            let mut turn = Turn::new(TurnId::next(), super::handle::Style::default(), now, false);
-            turn.silent = true;
-            turn.add_clip(dtmf::tones(digits).into(), 1);
-            self.line.add(turn, true, &mut self.playout);
-        }
-    }
-
-    // --- speech out ---
-
-    fn submit(&mut self, now: Instant) {
-        if self.retry_at.is_some() {
-            return;
-        }
-        while let Some((turn, place)) = self.line.next_to_submit() {
-            let part = &mut turn.parts[place];
-            let utterance = Utterance {
-                id: part.utterance,
-                line: self.line_id,
-                class: Class::Live,
-                token: turn.epoch.token(),
-                text: part.text.clone(),
-                voice: turn.style.voice.clone(),
-                language: turn.style.language.clone(),
-                instructions: turn.style.instructions.clone(),
-                seed: turn.style.seed,
-                speed: turn.style.speed,
-                tenant: self.shared.meta.tenant.clone(),
-            };
-            match self.speech.submit(utterance, self.sink.clone()) {
-                Ok(()) => {
-                    part.state = PartState::Submitted;
-                    turn.refusals = 0;
-                }
-                Err(refusal) => {
-                    let utterance = part.utterance;
-                    return self.refused(now, utterance, refusal.retry_after);
-                }
-            }
-        }
-    }
-
-    /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.
-    fn refused(&mut self, now: Instant, utterance: crate::turn::UtteranceId, retry_after: Duration) {
-        let Some(turn) = self.line.turn_of(utterance) else { return };
-        turn.refusals += 1;
-        if turn.refusals < MAX_REFUSALS {
-            self.retry_at = Some(now + retry_after.clamp(MIN_RETRY, MAX_RETRY));
-            return;
-        }
-        turn.trouble = Some(TurnHow::Refused { retry_after });
-        turn.segmenter = None;
-        turn.parts.retain(|part| part.state != PartState::Waiting);
-    }
-
-    /// Encodes the next frame; `false` when there is none.
-    fn prepare(&mut self, now: Instant) -> bool {
-        let mut pcm = Vec::with_capacity(FRAME_SAMPLES);
-        if let Some(owner) = self.line.take_frame(&mut pcm) {
-            self.tail_due = true;
-            self.push_frame(now, &pcm, Some(owner));
-            self.prepared.push_back(pcm);
-            return true;
-        }
-        if self.tail_due && !self.line.front().is_some_and(Turn::awaits_audio) {
-            self.push_tail(now);
-            return true;
-        }
-        false
-    }
-
-    /// One frame of silence behind speech empties the delay of codec and resampler, which hold its last
-    /// milliseconds. A continuous stream does so by itself.
-    fn push_tail(&mut self, now: Instant) {
-        self.tail_due = false;
-        if !self.format.continuous {
-            self.push_frame(now, &[0.0; FRAME_SAMPLES], None);
-        }
-    }
-
-    fn push_frame(&mut self, now: Instant, pcm: &[f32], owner: Option<crate::turn::UtteranceId>) {
-        let payload = match self.encoder.encode(pcm) {
-            Ok(payload) => payload,
-            Err(error) => return self.event(CallEvent::Error(format!("a frame could not be encoded: {error}"))),
-        };
-        let tap = if self.shared.tap.receiver_count() > 0 {
-            if self.tap.is_none() {
-                self.tap = Converter::new(RATE, 8_000).ok();
-            }
-            self.tap.as_mut().map(|converter| to_narrow(converter, pcm.iter().copied()))
-        } else {
-            None
-        };
-        self.playout.push(now, Frame { payload, owner, samples: pcm.len() as u32, tap });
-    }
-
-    fn depart(&mut self, now: Instant, departure: Departure) {
-        self.meters.sent(&self.shared.stats, departure.late);
-        let payload = match departure.body {
-            Body::Event(payload) => payload,
-            Body::Silence => match self.encoder.silence() {
-                Ok(payload) => payload,
-                Err(error) => return self.event(CallEvent::Error(format!("silence could not be encoded: {error}"))),
-            },
-            Body::Speech(frame) => {
-                if let Some(owner) = frame.owner {
-                    self.prepared.pop_front();
-                    self.last_activity = now;
-                    self.last_spoken = Some(now);
-                    self.shared.stats.frames_spoken.fetch_add(1, Relaxed);
-                    self.speech_left(now, owner, departure.anchored, departure.underrun);
-                }
-                if let (Some(pcm), Some(connected)) = (frame.tap, self.connected) {
-                    let at = now.saturating_duration_since(connected);
-                    // overflow: drops the oldest (counted by the tap)
-                    let _ = self.shared.tap.send(MediaFrame { direction: TapDirection::Outbound, at, pcm });
-                }
-                frame.payload
-            }
-        };
-        self.actions.push_back(Action::Send(OutPacket {
-            payload_type: departure.payload_type,
-            marker: departure.marker,
-            sequence: departure.sequence,
-            timestamp: departure.timestamp,
-            payload,
-        }));
-    }
-
-    fn speech_left(
-        &mut self,
-        now: Instant,
-        owner: crate::turn::UtteranceId,
-        anchored: Option<Instant>,
-        underrun: Option<Duration>,
-    ) {
-        if let Some(at) = anchored {
-            self.speech.note(self.line_id, LineState::Anchored { at });
-        }
-        let Some(turn) = self.line.turn_of(owner) else { return };
-        let id = turn.id.clone();
-        if !turn.sounded {
-            turn.sounded = true;
-            let (after, immediate, silent) = (now.saturating_duration_since(turn.accepted), turn.immediate, turn.silent);
-            self.shared.stats.speaking.store(true, Relaxed);
-            if !silent {
-                if immediate {
-                    self.meters.first_audio(&self.shared.stats, after);
-                }
-                self.event(CallEvent::FirstAudio { turn: id.clone(), after, immediate });
-            }
-        }
-        if let Some(gap) = underrun {
-            self.meters.underrun(&self.shared.stats, gap);
-            self.event(CallEvent::Underrun { turn: id, gap });
         }
     }
 
@@ -776,12 +502,5 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// How long sound takes to fall to silence: 5 ms.
-const FADE_SAMPLES: usize = RATE as usize / 200;
 /// How long the end of a call waits behind its last words: what jitter buffers of telephones hold at most.
 const LINGER: Duration = Duration::from_millis(120);
-/// Refusals in a row that end a turn.
-const MAX_REFUSALS: u32 = 6;
-/// Bounds of the wait after a refusal.
-const MIN_RETRY: Duration = Duration::from_millis(50);
-const MAX_RETRY: Duration = Duration::from_secs(2);

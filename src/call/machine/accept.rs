@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{Machine, MAX_RETRY, StaleStream};
+use super::speak::MAX_RETRY;
+use super::{Machine, StaleStream};
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
 use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
@@ -184,6 +185,9 @@ impl Machine {
         let mut turn = Turn::new(id.clone(), style, now, self.line.front().is_none());
         fill(&mut turn);
         self.line.add(turn, ahead, &mut self.playout);
+        // What was withdrawn is made anew under other names.
+        let line = &mut self.line;
+        self.prepared.retain(|(owner, _)| line.part(*owner).is_some());
         id
     }
 
