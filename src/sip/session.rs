@@ -384,15 +384,19 @@ impl Running {
         drop((exchange, transfer));
         let Session { shared, dialog, states, signals, slot, .. } = session;
         let end = match ending {
-            Ending::Dialog(end) | Ending::Ours(end, _) => end,
+            Ending::Dialog(end) => {
+                shared.dialogs.remove_dialog(&dialog.id());
+                end
+            }
+            Ending::Ours(end, _) => end,
         };
         // overflow: awaited, for a while: see `signal`. Dropping the sender afterwards says the same.
         signals.send_timeout(Signal::Closed(end), UNREAD).await.ok();
         drop((signals, slot));
         if let Ending::Ours(_, reason) = ending {
             bye(&dialog, states, connected, reason).await;
+            shared.dialogs.remove_dialog(&dialog.id());
         }
-        shared.dialogs.remove_dialog(&dialog.id());
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod raw;
+
 use std::{future::Future, time::Duration};
 
 use antiphon::{
