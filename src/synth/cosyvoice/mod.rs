@@ -7,11 +7,13 @@
 //! - [`sample`], [`noise`], [`schedule`]: the parts of the model that are not networks
 //! - [`backend`]: the networks on a device, as stages over slots; [`cpu`] and [`gpu`] implement it
 //! - [`CosyVoice`]: the slot state machine over any backend
+//! - [`bistream`]: speech while the text is being written
 //! - [`probe`], [`selftest`]: a backend against stored tensors
 //! - [`cli`]: `antiphon model ...`
 
 pub mod archive;
 pub mod backend;
+pub mod bistream;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
