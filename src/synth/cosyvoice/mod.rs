@@ -2,16 +2,20 @@
 //!
 //! In reading order:
 //! - [`config`], [`checkpoint`], [`layout`], [`verify`]: the files; [`yaml`], [`pickle`], [`archive`] read and write
-//!   their formats, [`random`] makes them up 
+//!   their formats, [`random`] makes them up, [`pull`] fetches them
 //! - [`text`], [`prompt`], [`voices`]: what goes in
 //! - [`sample`], [`noise`], [`schedule`]: the parts of the model that are not networks
 //! - [`backend`]: the networks on a device, as stages over slots; [`cpu`] and [`gpu`] implement it
 //! - [`CosyVoice`]: the slot state machine over any backend
+//! - [`bistream`]: speech while the text is being written
 //! - [`probe`], [`selftest`]: a backend against stored tensors
+//! - [`cli`]: `antiphon model ...`
 
 pub mod archive;
 pub mod backend;
+pub mod bistream;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod gpu;
@@ -20,10 +24,12 @@ pub mod noise;
 pub mod pickle;
 pub mod probe;
 pub mod prompt;
+pub mod pull;
 pub mod random;
 pub mod sample;
 pub mod schedule;
 pub mod selftest;
+mod sha1;
 mod synthesizer;
 pub mod text;
 pub mod verify;
