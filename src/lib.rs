@@ -3,7 +3,7 @@
 //! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
 //! Modules, in reading order; each may use only those above it:
 //!
-//! - [`clock`], [`audio`]: time and units of sound
+//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -24,6 +24,7 @@ pub mod clock;
 pub mod config;
 pub mod media;
 pub mod sched;
+pub mod secret;
 pub mod server;
 pub mod sip;
 pub mod synth;

@@ -1,1 +1,4 @@
-//! agent
+//! Who supplies the text: agents over WebSocket or data channel, and built-in ones.
+
+pub mod config;
+pub mod frames;

@@ -8,15 +8,14 @@
 //! line of a mistake. Here the file alone is read first, errors keep their line, and each variable is applied
 //! and checked by itself, so that a bad one is named.
 
-mod secret;
-
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-pub use secret::Secret;
+use crate::agent::config::Agent;
+use crate::server::config::Http;
+use crate::telemetry::Log;
 
 /// Prefix of variables that override keys.
 const PREFIX: &str = "ANTIPHON_";
@@ -33,72 +32,6 @@ pub struct Config {
     pub agent: BTreeMap<String, Agent>,
     /// Logs and traces.
     pub log: Log,
-}
-
-/// `[http]`
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Http {
-    /// Where the API and the console listen.
-    pub bind: SocketAddr,
-    /// Who may use the API; empty: everybody who can reach `bind`.
-    pub tokens: Vec<Token>,
-    /// Origins that browsers may call from; `*` allows all.
-    pub cors: Vec<String>,
-}
-
-impl Default for Http {
-    fn default() -> Self {
-        Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080), tokens: Vec::new(), cors: Vec::new() }
-    }
-}
-
-/// A bearer token: a string, or a table with a name (for fairness, limits and logs) and scopes.
-#[derive(Clone, Debug)]
-pub struct Token {
-    /// Who this is, in metrics and logs.
-    pub name: String,
-    /// What the request must carry.
-    pub token: Secret,
-    /// What it may do; empty: everything.
-    pub scopes: Vec<Scope>,
-}
-
-/// What a token may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// Place, see and steer calls.
-    Calls,
-    /// Speech requests, jobs and voices.
-    Speech,
-    /// Metrics, events and drain.
-    Admin,
-}
-
-impl<'de> Deserialize<'de> for Token {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Full {
-            name: Option<String>,
-            token: Secret,
-            #[serde(default)]
-            scopes: Vec<Scope>,
-        }
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a string or { name, token, scopes }")]
-        enum Either {
-            Full(Full),
-            Plain(Secret),
-        }
-        Ok(match Either::deserialize(deserializer)? {
-            Either::Plain(token) => Token { name: String::new(), token, scopes: Vec::new() },
-            Either::Full(full) => {
-                Token { name: full.name.unwrap_or_default(), token: full.token, scopes: full.scopes }
-            }
-        })
-    }
 }
 
 /// `[engine]`
@@ -149,98 +82,6 @@ pub enum EngineKind {
     Espeak,
     /// An audible placeholder.
     Tone,
-}
-
-/// `[agent.NAME]`
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Agent {
-    /// `ws://`, `wss://`, `builtin:demo` or `builtin:silent`.
-    pub url: String,
-    /// Headers of the WebSocket request.
-    #[serde(default)]
-    pub headers: BTreeMap<String, Secret>,
-    /// Spoken when the call is answered, before the agent says anything.
-    pub greeting: Option<String>,
-    /// What interrupts speech: `none`, `speech`, `dtmf`, `any`.
-    #[serde(default)]
-    pub interruptible: Interruptible,
-    /// Voice of this agent.
-    pub voice: Option<String>,
-    /// Language of this agent's text, as a BCP 47 tag.
-    pub language: Option<String>,
-    /// Spoken when the agent cannot be reached or fails; empty: the call ends at once.
-    #[serde(default = "default_apology")]
-    pub apology: String,
-    /// Seconds without anything from an agent that owes an answer before it counts as stalled.
-    #[serde(default = "default_stall_s")]
-    pub stall_s: u64,
-}
-
-fn default_apology() -> String {
-    "Sorry, something went wrong. Please call again later.".into()
-}
-
-fn default_stall_s() -> u64 {
-    30
-}
-
-impl Agent {
-    /// An agent with defaults at `url`.
-    pub fn at(url: &str) -> Self {
-        Self {
-            url: url.into(),
-            headers: BTreeMap::new(),
-            greeting: None,
-            interruptible: Interruptible::default(),
-            voice: None,
-            language: None,
-            apology: default_apology(),
-            stall_s: default_stall_s(),
-        }
-    }
-}
-
-/// What a caller can interrupt speech with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interruptible {
-    /// Nothing.
-    None,
-    /// Speaking.
-    Speech,
-    /// Pressing a key.
-    Dtmf,
-    /// Either.
-    #[default]
-    Any,
-}
-
-/// `[log]`
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Log {
-    /// `text` for people, `json` for machines.
-    pub format: LogFormat,
-    /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,antiphon::sip=debug`.
-    pub level: String,
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self { format: LogFormat::Text, level: "info".into() }
-    }
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One readable line an event.
-    #[default]
-    Text,
-    /// One JSON object an event.
-    Json,
 }
 
 /// Why a configuration cannot be used. The text says where and what to change.
@@ -331,12 +172,6 @@ pub fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// One variable of this process. Everything outside this module is told, so that tests can pass their own.
-#[expect(clippy::disallowed_methods, reason = "this is the one reader of the environment")]
-pub fn environment(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
 fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     let origin = match error.span() {
         None => origin.to_owned(),
@@ -393,6 +228,7 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::config::Scope;
 
     fn load(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let dir = tempfile::tempdir().expect("temp dir");
@@ -410,7 +246,8 @@ mod tests {
 
     #[test]
     fn the_environment_overrides_the_file() {
-        let config = load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
+        let config =
+            load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
         assert_eq!(config.http.bind.port(), 2);
     }
 

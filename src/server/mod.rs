@@ -1,1 +1,5 @@
-//! server
+//! HTTP and WebSocket.
+
+pub mod auth;
+pub mod config;
+pub mod error;

@@ -4,10 +4,10 @@
 //! and computes bounded steps; it never decides what to run next, never sees a call, a socket or a clock.
 //! [`crate::sched`] decides; [`device`] is the thread on which both live.
 
+pub mod cosyvoice;
 pub mod device;
 pub mod espeak;
 pub mod tone;
-pub mod cosyvoice;
 
 use std::time::Duration;
 

@@ -68,8 +68,7 @@ impl Voice {
         }
         let bytes = std::fs::read(path).map_err(io)?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| format(e.to_string()))?;
-        let mut notes: BTreeMap<String, String> =
-            header.metadata().clone().unwrap_or_default().into_iter().collect();
+        let mut notes: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
         let version = notes.remove(FORMAT);
         if version.as_deref() != Some(FORMAT_VERSION) {
             return Err(format(format!("`{FORMAT}` is {version:?} in its metadata, expected {FORMAT_VERSION:?}")));
@@ -80,7 +79,11 @@ impl Voice {
         let mel = view(&tensors, "mel", Dtype::F32, 2).map_err(format)?;
         let speaker = view(&tensors, "speaker", Dtype::F32, 1).map_err(format)?;
         if mel.shape()[0] != 2 * tokens.shape()[0] {
-            return Err(format(format!("{} mel frames for {} tokens, expected two a token", mel.shape()[0], tokens.shape()[0])));
+            return Err(format(format!(
+                "{} mel frames for {} tokens, expected two a token",
+                mel.shape()[0],
+                tokens.shape()[0]
+            )));
         }
         let voice = Self {
             transcript,
@@ -122,7 +125,11 @@ impl Voice {
 fn view<'a>(tensors: &SafeTensors<'a>, name: &str, dtype: Dtype, rank: usize) -> Result<TensorView<'a>, String> {
     let view = tensors.tensor(name).map_err(|_| format!("tensor `{name}` is missing"))?;
     if view.dtype() != dtype || view.shape().len() != rank || view.shape().contains(&0) {
-        return Err(format!("tensor `{name}` is {:?} {:?}, expected {dtype:?} of rank {rank}", view.dtype(), view.shape()));
+        return Err(format!(
+            "tensor `{name}` is {:?} {:?}, expected {dtype:?} of rank {rank}",
+            view.dtype(),
+            view.shape()
+        ));
     }
     Ok(view)
 }

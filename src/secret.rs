@@ -54,7 +54,7 @@ impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Source::deserialize(deserializer)? {
             Source::Plain(value) => Ok(Self(value)),
-            Source::Env(FromEnv { env }) => super::environment(&env)
+            Source::Env(FromEnv { env }) => variable(&env)
                 .map(Self)
                 .ok_or_else(|| D::Error::custom(format!("the environment variable `{env}` is not set"))),
             Source::File(FromFile { file }) => match std::fs::read_to_string(&file) {
@@ -64,6 +64,11 @@ impl<'de> Deserialize<'de> for Secret {
             },
         }
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "secrets are read here, everything else in `config`")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 #[cfg(test)]
