@@ -117,6 +117,12 @@ pub fn absent() -> Option<String> {
     None
 }
 
+/// Whether the run-time compiler can be opened.
+pub(super) fn can_compile() -> bool {
+    // SAFETY: only tries to open a shared library.
+    unsafe { rtc_sys::is_culib_present() }
+}
+
 /// Devices that there are.
 pub fn count() -> u32 {
     if absent().is_some() { 0 } else { CudaContext::device_count().map_or(0, |n| n.max(0) as u32) }
@@ -292,10 +298,7 @@ impl Device {
             .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(driver("begin a graph"))?;
         let done = work();
-        // Zero: no flag.
-        // SAFETY: the flags are a plain integer enumeration of which zero is the driver's default.
-        let flags = unsafe { std::mem::transmute::<u32, sys::CUgraphInstantiate_flags>(0) };
-        let graph = self.stream.end_capture(flags).map_err(driver("end a graph"));
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(driver("end a graph"));
         done?;
         match graph? {
             Some(graph) => Ok(Graph(graph)),

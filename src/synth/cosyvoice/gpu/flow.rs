@@ -75,6 +75,8 @@ struct Kernels {
     norm: Kernel,
     euler: Kernel,
     attend: Kernel,
+    append: Kernel,
+    neighbours: Kernel,
 }
 
 /// The model.
@@ -215,16 +217,7 @@ impl Flow {
         );
 
         let x_offset = EULER_STEPS * f.depth * 4 * f.block * inner * size;
-        let defines = [
-            ("HD", f.head_dim as i64),
-            ("HEADS", f.heads as i64),
-            ("DIM", dim as i64),
-            ("MEL", f.mel as i64),
-            ("BLOCK", f.block as i64),
-            ("LAYERS", f.depth as i64),
-            ("STEPS", EULER_STEPS as i64),
-        ];
-        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW], elt, &defines)?;
+        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW], elt, &defines(f))?;
         let kernels = Kernels {
             hidden: module.kernel("flow_hidden", 49 << 10)?,
             start: module.kernel("flow_start", 49 << 10)?,
@@ -232,6 +225,8 @@ impl Flow {
             norm: module.kernel("flow_norm", 0)?,
             euler: module.kernel("flow_euler", 0)?,
             attend: module.kernel("flow_attend", 0)?,
+            append: module.kernel("flow_append", 0)?,
+            neighbours: module.kernel("flow_neighbours", 0)?,
         };
         let rows = WIDTH * 2 * f.block;
         let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
@@ -356,12 +351,33 @@ impl Flow {
             self.device.copy(self.current.ptr, self.chunks[n].dev.ptr, width * size_of::<ChunkArgs>())?;
             match self.graphs.get(&width) {
                 Some(graph) => graph.launch()?,
-                None => self.step(width)?,
+                None => self.step(width, false)?,
             }
         }
         self.bad.fetch(WIDTH * 4)?;
         self.device.sync()?;
         Ok(self.bad.as_mut::<i32>().iter().map(|&b| b != 0).collect())
+    }
+
+    /// One Euler step of a whole utterance whose blocks see each other fully; `blocks` in order. They are given
+    /// tokens at the first step. Returns whether a value is no longer finite.
+    pub(super) fn run_whole(&mut self, blocks: &[ChunkRun]) -> Result<bool, GpuError> {
+        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
+        let starters: Vec<&ChunkRun> = blocks.iter().filter(|r| r.tokens.is_some()).collect();
+        if !starters.is_empty() {
+            self.begin(&starters, 0)?;
+        }
+        let bytes = std::mem::size_of::<ChunkArgs>() * blocks.len();
+        for (to, from) in self.chunks[0].as_mut::<ChunkArgs>().iter_mut().zip(blocks) {
+            *to = from.args;
+        }
+        self.chunks[0].send(bytes)?;
+        self.device.copy(self.current.ptr, self.chunks[0].dev.ptr, bytes)?;
+        self.prepare(blocks.len())?;
+        self.step(blocks.len(), true)?;
+        self.bad.fetch(WIDTH * 4)?;
+        self.device.sync()?;
+        Ok(self.bad.as_mut::<i32>().iter().any(|&b| b != 0))
     }
 
     /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken.
@@ -400,8 +416,9 @@ impl Flow {
         Ok(end)
     }
 
-    /// One Euler step of the `width` chunks that `current` describes.
-    fn step(&self, width: usize) -> Result<(), GpuError> {
+    /// One Euler step of the `width` chunks that `current` describes; `whole`: they are all blocks of one utterance
+    /// and see each other.
+    fn step(&self, width: usize, whole: bool) -> Result<(), GpuError> {
         let (f, k, s) = (&self.config, &self.kernels, &self.scratch);
         let rows = width * 2 * f.block;
         let (dim, inner, chunks) = (f.dim as i32, f.inner(), self.current.ptr);
@@ -415,16 +432,22 @@ impl Flow {
         let position = Conv {
             tiles: s.tiles.ptr,
             hist_in: s.hist.ptr,
-            hist_out: s.hist.ptr,
+            hist_out: if whole { 0 } else { s.hist.ptr },
             ldx: dim,
             ldo: dim,
             lde: dim,
             act: Act::Mish,
             ..base
         };
+        let neighbours = |x: u64, off: i64| match whole {
+            true => start!(self.device, k.neighbours, (halo as u32, 2 * width as u32, 1), 128, 0; x, s.hist.ptr, off, halo),
+            false => Ok(()),
+        };
+        neighbours(s.h0e.ptr, 0)?;
         let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
         self.gemm.conv(&self.positions[0], Tile::N64T64, 2 * width, one)?;
         let off = i64::from(halo) * i64::from(dim);
+        neighbours(s.c1.ptr, off)?;
         let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
         self.gemm.conv(&self.positions[1], Tile::N64T64, 2 * width, two)?;
 
@@ -441,8 +464,12 @@ impl Flow {
             if n == 0 { norm(0, 0, at, at + 1)? } else { norm(s.heard.ptr, at - 1, at, at + 1)? };
             self.linear(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
             let threads = if self.gemm.elt == Elt::F32 { 256 } else { 128 };
-            start!(self.device, k.attend, (f.heads as u32, 2 * width as u32, 1), threads, 0;
-                chunks, s.qkv.ptr, s.a.ptr, self.rope.ptr, n as i32, 1i32)?;
+            let grid = (f.heads as u32, 2 * width as u32, 1);
+            if whole {
+                start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.rope.ptr, n as i32)?;
+            }
+            start!(self.device, k.attend, grid, threads, 0;
+                chunks, s.qkv.ptr, s.a.ptr, self.rope.ptr, n as i32, i32::from(!whole))?;
             debug_assert_eq!(block.out.k, inner);
             self.linear(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
             norm(s.heard.ptr, at + 2, at + 3, at + 4)?;
@@ -480,9 +507,9 @@ impl Flow {
             self.chunks[0].as_mut::<ChunkArgs>()[..width].fill(idle);
             self.chunks[0].send(width * size_of::<ChunkArgs>())?;
             self.device.copy(self.current.ptr, self.chunks[0].dev.ptr, width * size_of::<ChunkArgs>())?;
-            self.step(width)?;
+            self.step(width, false)?;
             self.device.sync()?;
-            let graph = self.device.capture(|| self.step(width))?;
+            let graph = self.device.capture(|| self.step(width, false))?;
             self.graphs.insert(width, graph);
         }
         Ok(())
@@ -514,6 +541,19 @@ impl Flow {
     }
 }
 
+/// The macros of flow.cu.
+pub(super) fn defines(f: &FlowConfig) -> Vec<(&'static str, i64)> {
+    vec![
+        ("HD", f.head_dim as i64),
+        ("HEADS", f.heads as i64),
+        ("DIM", f.dim as i64),
+        ("MEL", f.mel as i64),
+        ("BLOCK", f.block as i64),
+        ("LAYERS", f.depth as i64),
+        ("STEPS", EULER_STEPS as i64),
+    ]
+}
+
 /// `[positions][pairs]` cosines and sines.
 fn rope_table(frequencies: &[f32], positions: usize) -> Vec<[f32; 2]> {
     (0..positions)
@@ -522,7 +562,7 @@ fn rope_table(frequencies: &[f32], positions: usize) -> Vec<[f32; 2]> {
 }
 
 /// The solver's times: `1 - cos(pi/2 * k/steps)`, in single precision as the reference computes them.
-fn times() -> Vec<f32> {
+pub(super) fn times() -> Vec<f32> {
     (0..=EULER_STEPS).map(|k| 1.0 - (k as f32 / EULER_STEPS as f32 * 0.5 * PI).cos()).collect()
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, GpuError, Kernel, Staging, start};
+use super::device::{Buf, Device, GpuError, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Gemm, Tile, TileEntry};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::SineNoise;
@@ -151,7 +151,6 @@ pub(super) struct Hift {
     post: Packed,
     post_hist: usize,
     hist: [Buf; 2],
-    hist_elems: usize,
     f0_hist: [Buf; 2],
     post_keep: [Buf; 2],
     tones: Buf,
@@ -160,7 +159,8 @@ pub(super) struct Hift {
     desc: Staging,
     bad: Staging,
     scratch: Scratch,
-    unit: Buf,
+    source_weights: Buf,
+    block_frames: usize,
 }
 
 /// Counts history rows while layers are loaded.
@@ -199,8 +199,8 @@ impl Hift {
         let mut f0 = Vec::with_capacity(F0_LAYERS);
         for n in 0..F0_LAYERS {
             let (cin, taps) = if n == 0 { (h.mel, F0_AHEAD + 1) } else { (h.f0_channels, F0_KEEP + 1) };
-            let (w, b) = source.convolution(Part::Hift, &format!("f0_predictor.condnet.{}", 2 * n), [h.f0_channels, cin, taps])?;
-            let mut by_tap = vec![0f32; w.len()];
+            let (w, b) = source.convolution_f64(Part::Hift, &format!("f0_predictor.condnet.{}", 2 * n), [h.f0_channels, cin, taps])?;
+            let mut by_tap = vec![0f64; w.len()];
             for (i, v) in w.iter().enumerate() {
                 let (o, c, tap) = (i / (cin * taps), i / taps % cin, i % taps);
                 by_tap[(tap * cin + c) * h.f0_channels + o] = *v;
@@ -269,18 +269,7 @@ impl Hift {
         let post = conv("conv_post", h.spectrum_rows(), h.channels(stages.len() - 1), POST_KERNEL, 1)?;
         let post_hist = histories.room(&post);
 
-        let defines = [
-            ("MEL", h.mel as i64),
-            ("BLOCK", config.flow.block as i64),
-            ("X_OFFSET", x_offset as i64),
-            ("F0C", h.f0_channels as i64),
-            ("HARM", harmonics as i64),
-            ("FRAME", frame as i64),
-            ("NFFT", h.n_fft as i64),
-            ("HOP", h.hop as i64),
-            ("RING", RING as i64),
-        ];
-        let module = device.compile("hift.cu", &[super::COMMON, super::HIFT], elt, &defines)?;
+        let module = device.compile("hift.cu", &[super::COMMON, super::HIFT], elt, &defines(config, x_offset))?;
         let kernels = Kernels {
             f0: module.kernel("voc_f0", 0)?,
             f0_out: module.kernel("voc_f0_out", 0)?,
@@ -341,7 +330,6 @@ impl Hift {
             post,
             post_hist,
             hist: twice("vocoder slots", slots * hist_elems * size)?,
-            hist_elems,
             f0_hist: twice("vocoder slots", slots * f0_hist_bytes)?,
             post_keep: twice("vocoder slots", slots * post_bytes)?,
             tones: device.zeros("vocoder slots", slots * RING * 8)?,
@@ -350,7 +338,8 @@ impl Hift {
             desc: Staging::new(device, "pieces", desc_bytes)?,
             bad: Staging::new(device, "flags", WIDTH * 4)?,
             scratch,
-            unit: device.zeros("weights", 4096 * 4)?,
+            source_weights: device.upload("weights", &weights)?,
+            block_frames: config.flow.block,
             device: device.clone(),
             config: h.clone(),
             rate: config.sample_rate,
@@ -414,8 +403,7 @@ impl Hift {
         let slots = self.places.len();
         let cols = frame / self.config.hop;
         let reach = self.stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0);
-        let block = self.block();
-        let size = self.gemm.elt.size();
+        let block = self.block_frames;
         let mut vocs = vec![Voc::default(); WIDTH];
         let mut hists = [vec![0u64; WIDTH], vec![0u64; WIDTH]];
         let (mut f0_row, mut row, mut spec_row, mut top_row, mut pcm_row) = (0usize, 0usize, 0usize, 0usize, 0usize);
@@ -532,12 +520,7 @@ impl Hift {
             }
             start += count;
         }
-        debug_assert!(size == 2 || size == 4);
         Ok(())
-    }
-
-    fn block(&self) -> usize {
-        self.block_frames
     }
 
     #[expect(clippy::too_many_arguments, reason = "the sizes of one pass")]
@@ -653,6 +636,22 @@ impl Hift {
         }
         Ok(())
     }
+}
+
+/// The macros of hift.cu; `x_offset`: where mel frames lie in a slab.
+pub(super) fn defines(config: &Config, x_offset: usize) -> Vec<(&'static str, i64)> {
+    let h = &config.hift;
+    vec![
+        ("MEL", h.mel as i64),
+        ("BLOCK", config.flow.block as i64),
+        ("X_OFFSET", x_offset as i64),
+        ("F0C", h.f0_channels as i64),
+        ("HARM", h.harmonics as i64 + 1),
+        ("FRAME", h.frame_samples() as i64),
+        ("NFFT", h.n_fft as i64),
+        ("HOP", h.hop as i64),
+        ("RING", RING as i64),
+    ]
 }
 
 /// Cuts `len` rows that start at `start` into blocks of `by`.

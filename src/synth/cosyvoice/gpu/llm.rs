@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, start};
+use super::device::{Buf, Device, Graph, GpuError, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Gemm};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
@@ -182,9 +182,7 @@ impl Llm {
         let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
         let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
 
-        let group = config.heads / config.kv_heads;
-        let defines = [("HD", hd as i64), ("GROUP", group as i64), ("KVH", config.kv_heads as i64)];
-        let module = device.compile("llm.cu", &[super::COMMON, super::LLM], elt, &defines)?;
+        let module = device.compile("llm.cu", &[super::COMMON, super::LLM], elt, &defines(config))?;
         let size = elt.size();
         let layer_stride = 2 * config.kv_heads * positions * hd;
         let slot_stride = layer_stride * config.layers;
@@ -342,6 +340,15 @@ impl Llm {
         }
     }
 
+    /// Puts a slot behind `sequence`, of which all but the last position is in its cache.
+    pub(super) fn rewind(&mut self, slot: usize, sequence: &[Embed], sampling: &Sampling) -> Result<(), GpuError> {
+        let seq = self.sequence(sequence, sampling);
+        self.device.sync()?;
+        let to = self.args.seq + (slot * size_of::<Seq>()) as u64;
+        // SAFETY: the slot's record has that size, and nothing runs.
+        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }.map_err(super::device::driver("copy to the device"))
+    }
+
     fn pass(&mut self, rows: usize) -> Result<(), GpuError> {
         self.prefix.send(self.prefix.dev.bytes)?;
         if rows == 0 {
@@ -465,11 +472,12 @@ impl Llm {
         self.device.read(self.logits.ptr + (row * self.head.n * 4) as u64, &mut out)?;
         Ok(out)
     }
+}
 
-    /// Type of operands.
-    pub(super) fn elt(&self) -> Elt {
-        self.gemm.elt
-    }
+/// The macros of llm.cu.
+pub(super) fn defines(config: &LlmConfig) -> Vec<(&'static str, i64)> {
+    let group = config.heads / config.kv_heads;
+    vec![("HD", config.head_dim as i64), ("GROUP", group as i64), ("KVH", config.kv_heads as i64)]
 }
 
 /// `[positions][dim / 2]` pairs of cosine and sine, angles in single precision as the reference computes them.

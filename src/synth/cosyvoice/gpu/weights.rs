@@ -16,11 +16,20 @@ pub trait Source {
     /// There is no such tensor of that shape.
     fn floats(&self, part: Part, key: &str, shape: &[usize]) -> Result<Cow<'_, [f32]>, GpuError>;
 
-    /// A convolution's weight `[out, in/groups, kernel]` and bias with weight norm folded.
+    /// A convolution's weight `[out, in/groups, kernel]` with weight norm folded in double, and its bias.
     ///
     /// # Errors
     /// As [`Self::floats`].
-    fn convolution(&self, part: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f32>, Vec<f32>), GpuError>;
+    fn convolution_f64(&self, part: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), GpuError>;
+
+    /// As [`Self::convolution_f64`], rounded.
+    ///
+    /// # Errors
+    /// As [`Self::floats`].
+    fn convolution(&self, part: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f32>, Vec<f32>), GpuError> {
+        let (weight, bias) = self.convolution_f64(part, name, shape)?;
+        Ok((weight.into_iter().map(|v| v as f32).collect(), bias))
+    }
 }
 
 impl Source for Checkpoint {
@@ -28,8 +37,8 @@ impl Source for Checkpoint {
         self.part(part).floats(key, shape).map_err(|e| GpuError::Model(e.to_string()))
     }
 
-    fn convolution(&self, part: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f32>, Vec<f32>), GpuError> {
-        self.part(part).convolution(name, shape).map_err(|e| GpuError::Model(e.to_string()))
+    fn convolution_f64(&self, part: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), GpuError> {
+        self.part(part).convolution_f64(name, shape).map_err(|e| GpuError::Model(e.to_string()))
     }
 }
 
@@ -75,7 +84,7 @@ impl Source for Random {
         Ok(Cow::Owned(self.values(key, count, deviation, mean)))
     }
 
-    fn convolution(&self, _: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f32>, Vec<f32>), GpuError> {
+    fn convolution_f64(&self, _: Part, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), GpuError> {
         let row = shape[1] * shape[2];
         // Residual branches add up over a stage; half their natural gain keeps the sum near one.
         let gain = if name.contains("resblocks") { 0.4 } else { 0.8 };

@@ -112,6 +112,16 @@ KERNEL flow_input(const Chunk* chunks, elt* out, u64* hist, int spk, int hist_fr
     }
 }
 
+// Histories of blocks that are solved together: the end of each block's neighbour on the left, zeros for the first.
+KERNEL flow_neighbours(const elt* x, const u64* hist, i64 off, int frames) {
+    dep_go();
+    dep_wait();
+    int rr = blockIdx.y, f = blockIdx.x;
+    elt* o = (elt*)hist[rr] + off + (i64)f * DIM;
+    const elt* src = x + ((i64)(rr - 2) * BLOCK + BLOCK - frames + f) * DIM;
+    for (int i = threadIdx.x; i < DIM; i += blockDim.x) o[i] = rr < 2 ? to_e(0.f) : src[i];
+}
+
 // h += gate * y (unless y is null), then LayerNorm and modulation into a. One warp a row, sums in float.
 #define LN_WARPS 8
 #define PER ((DIM + 127) / 128)

@@ -50,11 +50,11 @@ DEV float mel_at(const Voc& v, int f, int m) {
 }
 
 // One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
-// w: float [tap][in][F0C].
+// w: [tap][in][F0C].
 #define FT 16
 #define FN 32
 #define FC 32
-KERNEL __launch_bounds__(128) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const float* w, const float* bias) {
+KERNEL __launch_bounds__(128) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
     __shared__ double xs[FT + 3][FC + 1];
     dep_go();
     dep_wait();
@@ -86,15 +86,15 @@ KERNEL __launch_bounds__(128) voc_f0(const Voc* vocs, const int4* tiles, int lay
         __syncthreads();
         if (n < F0C)
             for (int tap = 0; tap < taps; tap++) {
-                const float* wp = w + (i64)(tap * cin + c0) * F0C + n;
+                const double* wp = w + (i64)(tap * cin + c0) * F0C + n;
 #pragma unroll 8
                 for (int c = 0; c < FC; c++) {
-                    float2 wv = c0 + c < cin ? *(const float2*)(wp + (i64)c * F0C) : make_float2(0.f, 0.f);
+                    double2 wv = c0 + c < cin ? *(const double2*)(wp + (i64)c * F0C) : make_double2(0., 0.);
                     double x0 = xs[ty * 2 + tap][c], x1 = xs[ty * 2 + 1 + tap][c];
-                    a[0][0] = fma(x0, (double)wv.x, a[0][0]);
-                    a[0][1] = fma(x0, (double)wv.y, a[0][1]);
-                    a[1][0] = fma(x1, (double)wv.x, a[1][0]);
-                    a[1][1] = fma(x1, (double)wv.y, a[1][1]);
+                    a[0][0] = fma(x0, wv.x, a[0][0]);
+                    a[0][1] = fma(x0, wv.y, a[0][1]);
+                    a[1][0] = fma(x1, wv.x, a[1][0]);
+                    a[1][1] = fma(x1, wv.y, a[1][1]);
                 }
             }
         __syncthreads();
