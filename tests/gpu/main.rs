@@ -131,7 +131,68 @@ fn stage_costs() {
     for (what, bytes) in backend.inventory() {
         println!("{what:<24} {:>9.1} MB", bytes as f64 / 1e6);
     }
-    for cost in backend.stage_costs(350).expect("the stages run") {
+    for cost in backend.stage_costs(&gpu::bench::Effort::default()).expect("the stages run") {
         println!("{cost}");
     }
+}
+
+#[test]
+#[ignore = "debug"]
+fn margins() {
+    use antiphon::synth::cosyvoice::backend::Embed;
+    use antiphon::synth::cosyvoice::probe::Probe;
+    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
+    let config = Config::load(&kit.checkpoint_dir()).expect("sizes");
+    let c = &config.llm;
+    let mut prefix = vec![Embed::Speech(c.control(0))];
+    prefix.extend((0..67).map(|i| Embed::Text(i * 7 + 3)));
+    prefix.push(Embed::Speech(c.control(2)));
+    let limit = c.speech_tokens;
+    let mut cpu = antiphon::synth::cosyvoice::cpu::CpuBackend::load(&kit.checkpoint_dir(), selftest::options(&kit)).expect("cpu");
+    let mut gpu = device().then(|| GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), Precision::EXACT).expect("gpu"));
+    let mut all: Vec<Vec<f32>> = Vec::new();
+    let tokens = cpu
+        .llm_decode(&prefix, &mut |s, ids| {
+            if ids.len() >= 230 {
+                return None;
+            }
+            let recent = &ids[ids.len().saturating_sub(10)..];
+            let mut o: Vec<u32> = (0..limit as u32).filter(|i| !recent.contains(i)).collect();
+            o.sort_by(|a, b| s[*b as usize].total_cmp(&s[*a as usize]));
+            let m = s[o[0] as usize] - s[o[1] as usize];
+            if m < 2e-3 {
+                println!("cpu step {} margin {m:e} {} {}", ids.len(), o[0], o[1]);
+            }
+            all.push(s.to_vec());
+            Some(o[0])
+        })
+        .expect("decode");
+    if let Some(gpu) = &mut gpu {
+        let mut n = 0;
+        gpu.llm_decode(&prefix, &mut |s, _| {
+            let d = s.iter().zip(&all[n]).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            if n % 20 == 0 || d > 1e-3 {
+                println!("step {n} difference {d:e}");
+            }
+            n += 1;
+            tokens.get(n - 1).copied()
+        })
+        .expect("decode");
+    }
+}
+
+/// One pass of every stage for a profiler to look at.
+#[test]
+#[ignore = "for a profiler"]
+fn profile() {
+    if !device() {
+        return;
+    }
+    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), ..Default::default() };
+    let source = gpu::bench::random_source(1);
+    let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
+    let effort = gpu::bench::Effort { visible: 350, repeats: 1, rounds: 1, widths: vec![1, 32, 64] };
+    gpu::bench::profiler(true);
+    backend.stage_costs(&effort).expect("the stages run");
+    gpu::bench::profiler(false);
 }

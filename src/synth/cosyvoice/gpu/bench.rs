@@ -11,7 +11,7 @@ use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::lt::{Operands, Shape};
 use super::slots::{Next, Stream};
-use super::{Device, Elt, GpuBackend, llm, weights};
+use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, MinLength, Sampling};
 use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
@@ -46,7 +46,32 @@ impl fmt::Display for Cost {
     }
 }
 
+/// Repetitions of a ceiling.
 const REPEATS: usize = 5;
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// Frames or positions that are there already.
+    pub visible: usize,
+    /// Repetitions, of which the median counts.
+    pub repeats: usize,
+    /// Rounds of one decode or flow call.
+    pub rounds: usize,
+    /// Widths looked at; those that a stage has.
+    pub widths: Vec<usize>,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { visible: 350, repeats: 5, rounds: 10, widths: vec![1, 2, 4, 8, 16, 32, 48, 64, 128, 256] }
+    }
+}
+
+/// Tells an attached profiler to look at what follows, or to stop.
+pub fn profiler(on: bool) {
+    let _ = if on { cudarc::driver::safe::profiler_start() } else { cudarc::driver::safe::profiler_stop() };
+}
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -99,20 +124,21 @@ pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
 }
 
 impl GpuBackend {
-    /// The cost of every stage at several widths, with `visible` frames or positions already there. Uses slots
-    /// `0..` and leaves nothing open; nothing may be open before.
+    /// The cost of every stage at several widths. Uses slots `0..` and leaves nothing open; nothing may be open
+    /// before.
     ///
     /// # Errors
     /// The device failed or has too little memory.
-    pub fn stage_costs(&mut self, visible: usize) -> Result<Vec<Cost>, GpuError> {
+    pub fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
         let mut out = Vec::new();
-        self.llm_costs(visible, &mut out)?;
-        self.flow_costs(visible, &mut out)?;
-        self.vocoder_costs(&mut out)?;
+        self.llm_costs(effort, &mut out)?;
+        self.flow_costs(effort, &mut out)?;
+        self.vocoder_costs(effort, &mut out)?;
         Ok(out)
     }
 
-    fn llm_costs(&mut self, visible: usize, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+    fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let visible = effort.visible;
         let c = self.config.llm.clone();
         let active = c.layers * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
             + c.hidden * c.speech_rows();
@@ -130,10 +156,10 @@ impl GpuBackend {
         prefix.extend((0..visible.saturating_sub(2)).map(|i| Embed::Text(i as u32 % c.vocab as u32)));
         prefix.push(Embed::Speech(c.control(TASK)));
         let slots = self.caps.slots as usize;
-        for count in [1usize, 8, 32].into_iter().filter(|&n| n <= slots) {
+        for count in [1usize, 8, 32].into_iter().filter(|n| *n <= slots && effort.widths.contains(n)) {
             let rows: Vec<(usize, &[Embed], &Sampling)> = (0..count).map(|s| (s, &prefix[..], &sampling)).collect();
             let mut times = Vec::new();
-            for _ in 0..REPEATS {
+            for _ in 0..effort.repeats {
                 let from = clock::now();
                 self.llm.prefill(&rows)?;
                 times.push(from.elapsed().as_secs_f64());
@@ -146,13 +172,13 @@ impl GpuBackend {
                 (first..slots.min(first + 32)).map(|s| (s, &prefix[..], &sampling)).collect();
             self.llm.prefill(&rows)?;
         }
-        for width in llm::WIDTHS.into_iter().filter(|&w| w <= slots) {
+        for width in llm::WIDTHS.into_iter().filter(|w| *w <= slots && effort.widths.contains(w)) {
             let rows: Vec<usize> = (0..width).collect();
             let mut times = Vec::new();
-            for _ in 0..REPEATS {
+            for _ in 0..effort.repeats {
                 let from = clock::now();
-                self.llm.decode(&rows, 8)?;
-                times.push(from.elapsed().as_secs_f64() / 8.0);
+                self.llm.decode(&rows, effort.rounds)?;
+                times.push(from.elapsed().as_secs_f64() / effort.rounds as f64);
             }
             let flops = 2.0 * active as f64 * width as f64;
             out.push(Cost { stage: "decode", width, seconds: median(times), flops, bytes: active as f64 * size + kv * width as f64 });
@@ -160,7 +186,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    fn flow_costs(&mut self, visible: usize, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+    fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
         let f = self.config.flow.clone();
         let block = f.block;
         let before = visible / block;
@@ -174,7 +201,7 @@ impl GpuBackend {
         let inner = f.inner();
         let linear = f.depth * (f.dim * 3 * inner + inner * f.dim + 2 * f.dim * f.ff()) + f.dim * (f.dit_in() + f.mel);
         let position = 2 * f.dim * f.dim / 16 * 31;
-        for width in flow::WIDTHS {
+        for width in flow::WIDTHS.into_iter().filter(|w| effort.widths.contains(w)) {
             let mut held = Vec::new();
             for n in 0..width {
                 // Every chunk sees blocks of its own, so that nothing is read from a cache that would not be.
@@ -192,8 +219,8 @@ impl GpuBackend {
                 break;
             }
             let mut times = Vec::new();
-            for repeat in 0..REPEATS + 1 {
-                let rounds: Vec<Vec<ChunkRun>> = (0..EULER_STEPS)
+            for repeat in 0..=effort.repeats {
+                let rounds: Vec<Vec<ChunkRun>> = (0..steps)
                     .map(|step| {
                         let next = Next { step, start: before * block, frames: block, whole: None };
                         held.iter()
@@ -208,7 +235,7 @@ impl GpuBackend {
                 let from = clock::now();
                 self.flow.run(&rounds)?;
                 if repeat > 0 {
-                    times.push(from.elapsed().as_secs_f64() / EULER_STEPS as f64);
+                    times.push(from.elapsed().as_secs_f64() / steps as f64);
                 }
             }
             held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
@@ -221,16 +248,17 @@ impl GpuBackend {
         Ok(())
     }
 
-    fn vocoder_costs(&mut self, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+    fn vocoder_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let (block, mel) = (self.config.flow.block, self.config.flow.mel);
         let frames = 4 * block;
         let values: Vec<f32> = (0..frames * mel).map(|i| ((i * 7919) % 1000) as f32 * 0.002 - 1.0).collect();
         let buf = self.device.upload("a mel", &values)?;
         let slabs = self.pages_of(&buf, frames);
-        for width in [1usize, 2, 4, 8, 16, 32].into_iter().filter(|&w| w <= self.caps.slots as usize) {
+        let most = hift::WIDTH.min(self.caps.slots as usize);
+        for width in effort.widths.iter().copied().filter(|&w| w <= most) {
             for count in [12usize, block] {
                 let mut times = Vec::new();
-                for _ in 0..REPEATS {
+                for _ in 0..effort.repeats {
                     for slot in 0..width {
                         self.hift.open(slot)?;
                     }

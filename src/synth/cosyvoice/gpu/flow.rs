@@ -139,7 +139,7 @@ impl Flow {
             && f.block <= 64
             && dim % 64 == 0
             && f.input == f.mel
-            && inner % 16 == 0
+            && inner % 32 == 0
             && f.block % config.token_mel_ratio == 0;
         if !fits {
             return Err(GpuError::Model(format!("the flow's sizes do not fit the kernels: {f:?}")));

@@ -59,6 +59,8 @@ pub(super) struct Conv {
 /// Block shape of a convolution, outputs by positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tile {
+    N32T32,
+    N64T32,
     N64T64,
     N64T128,
     N128T128,
@@ -72,6 +74,8 @@ impl Tile {
     /// Outputs and positions of a block.
     fn shape(self) -> (usize, usize) {
         match self {
+            Tile::N32T32 => (32, 32),
+            Tile::N64T32 => (64, 32),
             Tile::N64T64 => (64, 64),
             Tile::N64T128 => (64, 128),
             Tile::N128T128 => (128, 128),
@@ -89,13 +93,15 @@ pub(super) type TileEntry = [i32; 4];
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
-    conv: [Kernel; 6],
+    conv: [Kernel; 8],
     gemv: [Kernel; 3],
     rms: Kernel,
 }
 
-/// Dynamic shared memory that a convolution may take: two stages of 128 positions with a halo of 256.
-const SHARED: u32 = 2 * (128 + 256) * 128;
+/// Stages of weights in flight, as in gemm.cu.
+const STAGES: usize = 4;
+/// Dynamic shared memory that a convolution may take.
+const SHARED: u32 = 200 << 10;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
@@ -103,13 +109,15 @@ impl Gemm {
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
-            return Ok(Self { device: device.clone(), elt, conv: [plain; 6], gemv: [plain; 3], rms });
+            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 3], rms });
         }
         let conv = |name: &str| module.kernel(name, SHARED);
         Ok(Self {
             device: device.clone(),
             elt,
             conv: [
+                conv("conv_32x32")?,
+                conv("conv_64x32")?,
                 conv("conv_64x64")?,
                 conv("conv_64x128")?,
                 conv("conv_128x128")?,
@@ -147,10 +155,11 @@ impl Gemm {
             return start!(self.device, self.conv[0], grid, 256, ((64 + halo) * 17 * 4) as u32; p);
         }
         let threads = match tile {
-            Tile::N64T64 | Tile::N32T128 | Tile::Split64 => 128,
+            Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 | Tile::Split64 => 128,
             Tile::N64T128 | Tile::N128T128 | Tile::Split128 => 256,
         };
-        let shared = (2 * (positions + halo) * 128) as u32;
+        let ring = if w.taps >= STAGES - 1 { 2 } else { STAGES };
+        let shared = (STAGES * outputs * 128 + ring * (positions + halo) * 128) as u32;
         start!(self.device, self.conv[tile as usize], grid, threads, shared; p)
     }
 

@@ -133,7 +133,7 @@ impl Llm {
         let elt = packer.elt;
         let (hidden, hd) = (config.hidden, config.head_dim);
         let (queries, keys, inner) = (config.heads * hd, config.kv_heads * hd, config.intermediate);
-        if hd % 8 != 0 || hd > 256 || !(hd / 8).is_power_of_two() || hidden % 16 != 0 || inner % 16 != 0 || queries % 16 != 0 {
+        if hd % 8 != 0 || hd > 256 || !(hd / 8).is_power_of_two() || hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
         }
         if config.sampling.top_k > 64 || config.sampling.window > RECENT {

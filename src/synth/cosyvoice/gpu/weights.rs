@@ -98,18 +98,18 @@ pub(super) fn round_up(n: usize, to: usize) -> usize {
     n.div_ceil(to) * to
 }
 
-/// Channels of a row: a multiple of what one product instruction takes.
+/// Channels of a row: a multiple of what a step of a product takes.
 pub(super) fn padded(channels: usize) -> usize {
-    round_up(channels, 16)
+    round_up(channels, 32)
 }
 
 /// A packed operand of gemm.cu with its sizes.
 pub(super) struct Packed {
     pub(super) w: Buf,
     pub(super) bias: Option<Buf>,
-    /// Outputs, a multiple of 16.
+    /// Outputs, a multiple of 32.
     pub(super) n: usize,
-    /// Input channels a group, a multiple of 16.
+    /// Input channels a group, a multiple of 32.
     pub(super) cin: usize,
     pub(super) taps: usize,
     pub(super) dil: usize,

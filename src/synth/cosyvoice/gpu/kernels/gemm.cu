@@ -5,7 +5,9 @@
 //
 // Weights are the first operand of mma.m16n8k16 and stored in its fragment order: a tile of 16 outputs by 16
 // inputs is 32 lanes of 16 bytes. Row i < 8 of a tile is output 2i, row i+8 is output 2i+1, so that a thread's two
-// results of one position are neighbours. The order of tiles is [output tile][64 channels][tap][16 channels].
+// results of one position are neighbours. Inputs go in groups of 32, of which thread t of four has 8t..8t+7, four
+// for each of two products, so that it reads its part of a position in one piece. The order of tiles is
+// [output tile][64 channels][tap][16 channels].
 //
 // Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it.
 
@@ -27,7 +29,7 @@ struct Conv {
     const float* rowscale; // per row, or null
     i64 hist_off;        // elements into the history
     int ldx, ldo, lde, rows;
-    int cin, taps, dil;  // channels per group, padded to 16
+    int cin, taps, dil;  // channels per group, padded to 32
     int n, group;        // outputs padded to 16; outputs per group
     int act;
     float scale, slope;
@@ -77,37 +79,48 @@ DEV Span span_of(const Conv& p, int bt) {
 #define SPLIT_CHUNKS(cin) ((((cin) + 63) / 64 + SPLITS - 1) / SPLITS)
 
 #if ELT != 0
+#define STAGES 4
+// One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
+DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
+DEV uint4 lds(u32 addr) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr));
+    return v;
+}
+
+// A block computes 16*MT*WN outputs of 8*NT*WT positions with WN x WT warps. Weights of one (64 channels, tap) are
+// a stage of a ring; positions of 64 channels stay for all their taps.
 template <int MT, int NT, int WN, int WT, bool SPLIT>
 DEV void conv_mma(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
-    constexpr int BT = 8 * NT * WT, BN = 16 * MT * WN, TH = 32 * WN * WT;
+    constexpr int BT = 8 * NT * WT, BN = 16 * MT * WN, TH = 32 * WN * WT, TILES = BN / 16;
+    constexpr u32 WSTAGE = TILES * 2048;
     dep_go();
     Span s = span_of(p, BT);
     if (s.seq < 0) { dep_wait(); return; }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wn = warp % WN, wt = warp / WN;
     const int n0 = blockIdx.y * BN, halo = (p.taps - 1) * p.dil, rows = BT + halo;
     const int gcol = p.group ? (n0 / p.group) * p.cin : 0;
-    const int chunks = (p.cin + 63) >> 6, kt_all = (p.cin >> 4) * p.taps;
-    const u32 stage = rows * 128, base = smem_addr(smem);
-    // tiles past the end are computed from the last one and not stored
-    const int ntiles = p.n >> 4;
-    const uint4* w[MT];
-#pragma unroll
-    for (int i = 0; i < MT; i++) {
-        int t = min(n0 / 16 + wn * MT + i, ntiles - 1);
-        w[i] = (const uint4*)p.w + ((i64)t * kt_all) * 32 + lane;
-    }
-    float acc[MT][NT][4] = {};
-    float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    uint4 a[2][MT];
-#pragma unroll
-    for (int i = 0; i < MT; i++) a[0][i] = __ldg(w[i]);
-    dep_wait();
-    const elt* hin = p.hist_in ? (const elt*)p.hist_in[s.seq] + p.hist_off : nullptr;
-    elt* hout = p.hist_out && blockIdx.y * BN % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
+    const int chunks = (p.cin + 63) >> 6, kt_all = (p.cin >> 4) * p.taps, iters = chunks * p.taps;
+    const int ring = p.taps >= STAGES - 1 ? 2 : STAGES;
+    const u32 wbase = smem_addr(smem), xbase = wbase + STAGES * WSTAGE, xstage = rows * 128;
+    const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
-    auto fetch = [&](int c) {
-        u32 dst = base + (c & 1) * stage;
+    auto fetch_w = [&](int it) {
+        int c = it / p.taps, tap = it - c * p.taps, k16 = min(4, (p.cin - c * 64) >> 4);
+        i64 kt = (i64)c * 4 * p.taps + tap * k16;
+        u32 dst = wbase + (it % STAGES) * WSTAGE;
+#pragma unroll
+        for (int i = threadIdx.x; i < TILES * 128; i += TH) {
+            int tile = i >> 7, r = i & 127;
+            bool ok = tile0 + tile < ntiles && r < k16 * 32;
+            const uint4* src = (const uint4*)p.w + ((i64)min(tile0 + tile, ntiles - 1) * kt_all + kt) * 32 + (ok ? r : 0);
+            cp16(dst + i * 16, src, ok);
+        }
+    };
+    const elt* hin = nullptr;
+    auto fetch_x = [&](int c) {
+        u32 dst = xbase + (c % ring) * xstage;
         int left = p.cin - c * 64;
         for (int i = threadIdx.x; i < rows * 8; i += TH) {
             int r = i >> 3, q = i & 7, t = s.t0 - halo + r, col = gcol + c * 64 + q * 8;
@@ -116,68 +129,79 @@ DEV void conv_mma(const Conv& p) {
             if (t >= 0) src = p.x + (i64)(s.row0 + (ok ? t : 0)) * p.ldx + (ok ? col : 0);
             else if (hin) src = hin + (i64)(t + halo) * p.ldx + (ok ? col : 0);
             else ok = false;
-            cp16(dst + r * 128 + ((q ^ (r & 7)) << 4), src, ok);
+            cp16(dst + swizzle(r, q), src, ok);
+        }
+    };
+    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w(it);
+    dep_wait();
+    if (p.hist_in) hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
+    elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
+    for (int it = 0; it < STAGES - 1; it++) {
+        if (it < iters && it % p.taps == 0) fetch_x(it / p.taps);
+        cp_commit();
+    }
+    float acc[MT][NT][4] = {};
+    float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
+    int c = 0, tap = 0, part = 0;
+    for (int it = 0; it < iters; it++) {
+        cp_wait<STAGES - 2>();
+        __syncthreads();
+        int nx = it + STAGES - 1;
+        if (nx < iters) {
+            fetch_w(nx);
+            if (nx % p.taps == 0) fetch_x(nx / p.taps);
         }
         cp_commit();
-    };
-    fetch(0);
-    int kt = 0, part = 0;
-    for (int c = 0; c < chunks; c++) {
-        if (c + 1 < chunks) { fetch(c + 1); cp_wait<1>(); } else cp_wait<0>();
-        __syncthreads();
-        u32 buf = base + (c & 1) * stage;
-        if (hout) {
+        const u32 xb = xbase + (c % ring) * xstage;
+        if (hout && tap == 0) {
             // the last `halo` rows of (history, input) are the next call's history
             for (int i = threadIdx.x; i < rows * 8; i += TH) {
                 int r = i >> 3, q = i & 7, t = s.t0 - halo + r, h = t - s.len + halo;
                 bool mine = t >= s.t0 || s.t0 == 0;
-                if (mine && h >= 0 && h < halo && q * 8 < p.cin - c * 64) {
-                    uint4 v;
-                    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(buf + r * 128 + ((q ^ (r & 7)) << 4)));
-                    *(uint4*)(hout + (i64)h * p.ldx + gcol + c * 64 + q * 8) = v;
-                }
+                if (mine && h >= 0 && h < halo && q * 8 < p.cin - c * 64)
+                    *(uint4*)(hout + (i64)h * p.ldx + gcol + c * 64 + q * 8) = lds(xb + swizzle(r, q));
             }
         }
-        int k16 = min(4, (p.cin - c * 64) >> 4);
-        for (int tap = 0; tap < p.taps; tap++) {
-            int r0 = wt * 8 * NT + tap * p.dil + (lane & 7) + ((lane >> 4) << 3);
-#pragma unroll 4
-            for (int k = 0; k < k16; k++, kt++) {
-                int nx = min(kt + 1, kt_all - 1);
+        const u32 wb = wbase + (it % STAGES) * WSTAGE + wn * MT * 2048 + lane * 16;
+        const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[1][i] = __ldg(w[i] + (i64)nx * 32);
-                u32 b[NT][2];
+        for (int k = 0; k < 2; k++) {
+            if (k < k32) {
+                uint4 b[NT], a[MT];
 #pragma unroll
-                for (int j = 0; j < NT; j += 2) {
-                    int r = r0 + j * 8, q = k * 2 + ((lane >> 3) & 1);
-                    u32 d0, d1;
-                    u32 ad = buf + r * 128 + ((q ^ (r & 7)) << 4);
-                    if (j + 1 < NT) ldm4(ad, b[j][0], b[j][1], b[j + 1 < NT ? j + 1 : j][0], b[j + 1 < NT ? j + 1 : j][1]);
-                    else ldm4(buf + (r - ((lane >> 4) << 3)) * 128 + ((q ^ ((r - ((lane >> 4) << 3)) & 7)) << 4), b[j][0], b[j][1], d0, d1);
-                }
+                for (int j = 0; j < NT; j++) b[j] = lds(xb + swizzle(r0 + j * 8, k * 4 + (lane & 3)));
+#pragma unroll
+                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024);
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[0][i], b[j][0], b[j][1]);
+                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].x, b[j].y);
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[0][i] = a[1][i];
+                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024 + 512);
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+#pragma unroll
+                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].z, b[j].w);
             }
         }
-        if (SPLIT && (++part == SPLIT_CHUNKS(p.cin) || c + 1 == chunks)) {
-            part = 0;
+        if (++tap == p.taps) {
+            tap = 0;
+            c++;
+            if (SPLIT && (++part == SPLIT_CHUNKS(p.cin) || c == chunks)) {
+                part = 0;
 #pragma unroll
-            for (int i = 0; i < MT; i++)
+                for (int i = 0; i < MT; i++)
 #pragma unroll
-                for (int j = 0; j < NT; j++)
+                    for (int j = 0; j < NT; j++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) { tot[SPLIT ? i : 0][SPLIT ? j : 0][e] += acc[i][j][e]; acc[i][j][e] = 0.f; }
+                        for (int e = 0; e < 4; e++) { tot[SPLIT ? i : 0][SPLIT ? j : 0][e] += acc[i][j][e]; acc[i][j][e] = 0.f; }
+            }
         }
-        __syncthreads();
     }
     const int g = lane >> 2, t4 = lane & 3;
 #pragma unroll
     for (int i = 0; i < MT; i++) {
-        int tile = n0 / 16 + wn * MT + i;
+        int tile = tile0 + wn * MT + i;
         if (tile >= ntiles) continue;
         int n = tile * 16 + 2 * g;
 #pragma unroll
@@ -190,6 +214,8 @@ DEV void conv_mma(const Conv& p) {
     }
 }
 // names: outputs x positions of a block
+KERNEL __launch_bounds__(128) conv_32x32(const __grid_constant__ Conv p) { conv_mma<1, 2, 2, 2, false>(p); }
+KERNEL __launch_bounds__(128) conv_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false>(p); }
 KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 2, false>(p); }
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(256) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
@@ -197,41 +223,58 @@ KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv
 KERNEL __launch_bounds__(128) split_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, true>(p); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
 
+DEV float squares(uint4 u, float s) {
+    float2 v = unpack2(u.x); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
+    v = unpack2(u.y); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
+    v = unpack2(u.z); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
+    v = unpack2(u.w); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
+    return s;
+}
+
 // Few rows: a block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis.
-template <int NT> DEV void gemv(const Conv& p) {
+// U: groups of 32 inputs in flight.
+template <int NT, int U> DEV void gemv(const Conv& p) {
     __shared__ float red[SPLITS][NT][4][32];
     __shared__ float sq[SPLITS][NT * 8];
     dep_go();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(p.cin) * 4, kt_all = p.cin >> 4;
-    const int k0 = min(warp * per, kt_all), k1 = min(k0 + per, kt_all);
-    const uint4* w = (const uint4*)p.w + ((i64)blockIdx.x * kt_all) * 32 + lane;
-    constexpr int U = 8;
-    uint4 a[U];
+    const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5;
+    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
+    const uint4* w = (const uint4*)p.w + ((i64)blockIdx.x * groups) * 64 + lane;
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    uint4 a[U][2];
 #pragma unroll
-    for (int u = 0; u < U; u++) if (k0 + u < k1) a[u] = __ldg(w + (i64)(k0 + u) * 32);
+    for (int u = 0; u < U; u++) {
+        bool ok = k0 + u < k1;
+        a[u][0] = ok ? __ldg(w + (i64)(k0 + u) * 64) : none;
+        a[u][1] = ok ? __ldg(w + (i64)(k0 + u) * 64 + 32) : none;
+    }
     dep_wait();
-    const u32* x[NT];
+    const uint4* x[NT];
 #pragma unroll
-    for (int j = 0; j < NT; j++) x[j] = (const u32*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
+    for (int j = 0; j < NT; j++) x[j] = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
     float acc[NT][4] = {}, ss[NT] = {};
     for (int k = k0; k < k1; k += U) {
+        uint4 b[U][NT], f[U][2];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int j = 0; j < NT; j++) b[u][j] = k + u < k1 ? x[j][(k + u) * 4] : none;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (k + u >= k1) break;
-            uint4 f = a[u];
-            if (k + u + U < k1) a[u] = __ldg(w + (i64)(k + u + U) * 32);
+            bool ok = k + u + U < k1;
+            f[u][0] = a[u][0]; f[u][1] = a[u][1];
+            a[u][0] = ok ? __ldg(w + (i64)(k + u + U) * 64) : none;
+            a[u][1] = ok ? __ldg(w + (i64)(k + u + U) * 64 + 32) : none;
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++)
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                u32 b0 = x[j][(k + u) * 8], b1 = x[j][(k + u) * 8 + 4];
-                mma(acc[j], f, b0, b1);
-                if (p.eps > 0.f) {
-                    float2 v = unpack2(b0), q = unpack2(b1);
-                    ss[j] = fmaf(v.x, v.x, ss[j]); ss[j] = fmaf(v.y, v.y, ss[j]);
-                    ss[j] = fmaf(q.x, q.x, ss[j]); ss[j] = fmaf(q.y, q.y, ss[j]);
-                }
+                mma(acc[j], f[u][0], b[u][j].x, b[u][j].y);
+                mma(acc[j], f[u][1], b[u][j].z, b[u][j].w);
+                if (p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
             }
-        }
     }
 #pragma unroll
     for (int j = 0; j < NT; j++) {
@@ -256,6 +299,7 @@ template <int NT> DEV void gemv(const Conv& p) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float z = 0.f;
+#pragma unroll
                 for (int q = 0; q < SPLITS; q++) z += sq[q][j * 8 + 2 * t4 + h];
                 inv[h] = rsqrtf(z / p.kreal + p.eps);
             }
@@ -264,24 +308,21 @@ template <int NT> DEV void gemv(const Conv& p) {
         if (t + 1 < p.rows) epilogue(p, n, t + 1, v[1], v[3], inv[1]);
     }
 }
-KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1>(p); }
-KERNEL __launch_bounds__(512) gemv_16(const __grid_constant__ Conv p) { gemv<2>(p); }
-KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4>(p); }
+KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1, 5>(p); }
+KERNEL __launch_bounds__(512) gemv_16(const __grid_constant__ Conv p) { gemv<2, 3>(p); }
+KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 2>(p); }
 
 // 1/rms of each row, summed in the order in which `gemv` sums it.
 KERNEL __launch_bounds__(512) row_rms(const elt* x, float* out, int rows, int k, int ldx, int kreal, float eps) {
     __shared__ float sq[SPLITS][8];
     dep_go();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(k) * 4, kt_all = k >> 4;
-    const int k0 = min(warp * per, kt_all), k1 = min(k0 + per, kt_all);
+    const int per = SPLIT_CHUNKS(k) * 2, groups = k >> 5;
+    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
     dep_wait();
-    const u32* r = (const u32*)(x + (i64)min((int)blockIdx.x * 8 + g, rows - 1) * ldx) + t4;
+    const uint4* r = (const uint4*)(x + (i64)min((int)blockIdx.x * 8 + g, rows - 1) * ldx) + t4;
     float s = 0.f;
-    for (int i = k0; i < k1; i++) {
-        float2 v = unpack2(r[i * 8]), q = unpack2(r[i * 8 + 4]);
-        s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s); s = fmaf(q.x, q.x, s); s = fmaf(q.y, q.y, s);
-    }
+    for (int i = k0; i < k1; i++) s = squares(r[i * 4], s);
     s += __shfl_xor_sync(~0u, s, 1);
     s += __shfl_xor_sync(~0u, s, 2);
     if (t4 == 0) sq[warp][g] = s;

@@ -14,9 +14,10 @@ KERNEL pack(const float* src, elt* dst, const float* colscale, int n, int cin, i
 #if ELT == 0
     dst[(i64)(tap * cinpad + c) * npad + o] = v;
 #else
-    int chunk = c >> 6, k16 = min(4, (cinpad - chunk * 64) >> 4), kt = chunk * 4 * taps + tap * k16 + ((c & 63) >> 4);
-    int kk = c & 15, j = o & 15, row = (j >> 1) + (j & 1) * 8;
-    int lane = (row & 7) * 4 + ((kk & 7) >> 1), reg = (row >> 3) + 2 * (kk >> 3);
+    int chunk = c >> 6, k16 = min(4, (cinpad - chunk * 64) >> 4), kk = c & 31;
+    int kt = chunk * 4 * taps + tap * k16 + ((c & 63) >> 5) * 2 + ((kk & 7) >> 2);
+    int j = o & 15, row = (j >> 1) + (j & 1) * 8;
+    int lane = (row & 7) * 4 + (kk >> 3), reg = (row >> 3) + 2 * ((kk & 3) >> 1);
     i64 tile = o >> 4, tiles_k = (i64)(cinpad >> 4) * taps;
     dst[((tile * tiles_k + kt) * 32 + lane) * 8 + reg * 2 + (kk & 1)] = to_e(v);
 #endif
