@@ -157,13 +157,8 @@ impl Service {
             ..Refusal::new(503, "enrolment_busy", None, "another voice is being enrolled; try again")
         })?;
         let languages = form.languages.as_deref().map(tags).unwrap_or_default();
-        let request = Request {
-            recording: form.audio_sample,
-            transcript: form.ref_text,
-            consent: form.consent,
-            languages,
-            now,
-        };
+        let request =
+            Request { recording: form.audio_sample, transcript: form.ref_text, consent: form.consent, languages, now };
         let enrolled = enroller.enrol(request, &self.options)?;
         let voice = self.store.add(&name, &enrolled.voice, form.replace)?;
         tracing::info!(voice = %name, id = voice.id, seconds = voice.seconds, "voice enrolled");

@@ -327,8 +327,7 @@ impl Plan {
                 let first = conv2d(&mut b, model, &path(block, "conv1"), channels, channels, 3);
                 let second = conv2d(&mut b, model, &path(block, "conv2"), channels, channels, 3);
                 let shortcut = path(block, "shortcut/shortcut.0");
-                let shortcut =
-                    model.has(&shortcut).then(|| conv2d(&mut b, model, &shortcut, channels, channels, 1));
+                let shortcut = model.has(&shortcut).then(|| conv2d(&mut b, model, &shortcut, channels, channels, 1));
                 if shortcut.as_ref().map_or(1, |s| s.stride) != first.stride {
                     b.complain(format!("`{}` strides unlike its shortcut", path(block, "conv1")));
                 }
