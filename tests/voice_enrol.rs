@@ -258,7 +258,7 @@ fn the_service_enrols_for_a_running_gateway() {
     assert_eq!(added.first_hop_tokens, 8);
     assert_eq!(added.voice.languages, ["en", "de"]);
     assert!(added.voice.consent);
-    assert_eq!(service.list().voices, [added.voice.clone()]);
+    assert_eq!(service.list().voices, std::slice::from_ref(&added.voice));
     let json = serde_json::to_value(&added).expect("JSON");
     assert!(json["quality"]["speechSeconds"].as_f64().is_some_and(|s| (s - 6.0).abs() < 0.1), "{json}");
 
@@ -270,8 +270,12 @@ fn the_service_enrols_for_a_running_gateway() {
     assert_eq!(refused(Form { name: "a/b".into(), ..form.clone() }), (400, "invalid_name", Some("name")));
     let other = Form { name: "other".into(), ..form };
     assert_eq!(
-        refused(Form { audio_sample: Vec::new(), ..other.clone() }),
+        refused(Form { audio_sample: b"<html>".to_vec(), ..other.clone() }),
         (400, "invalid_audio", Some("audio_sample"))
+    );
+    assert_eq!(
+        refused(Form { audio_sample: Vec::new(), ..other.clone() }),
+        (400, "missing_field", Some("audio_sample"))
     );
     assert_eq!(refused(Form { ref_text: String::new(), ..other.clone() }).1, "invalid_transcript");
     let without = Service::new(store, None, Options::default());
@@ -280,6 +284,22 @@ fn the_service_enrols_for_a_running_gateway() {
     service.remove("eve").expect("removed");
     assert_eq!(service.remove("eve").expect_err("gone").status, 404);
     assert!(!service.store().path(&VoiceName::new("eve").expect("name")).exists());
+}
+
+#[test]
+fn a_form_is_filled_field_by_field() {
+    let mut form = Form::default();
+    let fields = [("audio_sample", "RIFF"), ("name", "eve"), ("ref_text", "what is said"), ("replace", "true")];
+    for (field, value) in fields {
+        assert!(Form::limit(field).is_some_and(|limit| limit >= value.len()), "{field}");
+        form.set(field, value.into()).expect("a known field");
+    }
+    assert_eq!((form.name.as_str(), form.audio_sample.as_slice(), form.replace), ("eve", &b"RIFF"[..], true));
+    let refused = |field: &str, value: &[u8]| Form::default().set(field, value.to_vec()).expect_err("refused").message;
+    assert!(refused("nome", b"eve").contains("`audio_sample`"));
+    assert!(refused("name", b"\xff").contains("UTF-8"));
+    assert!(refused("replace", b"perhaps").contains("true or false"));
+    assert!(refused("name", &[b'a'; 5000]).contains("at most"));
 }
 
 #[test]

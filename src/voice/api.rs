@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::enrol::{EnrolError, Enroller, Options, Request};
+use super::decode::MAX_BYTES;
+use super::enrol::{EnrolError, Enroller, MAX_CONSENT, MAX_TRANSCRIPT, Options, Request};
 use super::quality::Quality;
 use super::store::{Entry, Store, StoreError, VoiceName};
 
@@ -35,6 +36,73 @@ pub struct Form {
     pub languages: Option<String>,
     /// `replace`: whether a voice of that name gives way.
     pub replace: bool,
+}
+
+/// The fields of a form, and how many bytes each may have.
+const FIELDS: [(&str, usize); 6] = [
+    ("audio_sample", MAX_BYTES),
+    ("name", 1 << 10),
+    ("ref_text", 4 * MAX_TRANSCRIPT),
+    ("consent", 4 * MAX_CONSENT),
+    ("languages", 1 << 10),
+    ("replace", 16),
+];
+
+impl Form {
+    /// The most bytes that a field may have, so that reading a body can stop; `None`: there is no such field.
+    pub fn limit(field: &str) -> Option<usize> {
+        FIELDS.iter().find(|(name, _)| *name == field).map(|(_, limit)| *limit)
+    }
+
+    /// Takes one field of a multipart body.
+    ///
+    /// # Errors
+    /// There is no such field, it is too long, or it is not of its kind.
+    pub fn set(&mut self, field: &str, value: Vec<u8>) -> Result<(), Refusal> {
+        let Some((name, limit)) = FIELDS.into_iter().find(|(name, _)| *name == field) else {
+            let known = FIELDS.map(|(name, _)| format!("`{name}`")).join(", ");
+            let field: String = field.chars().take(40).collect();
+            let message = format!("there is no field `{field}`; there are {known}");
+            return Err(Refusal::new(400, "unknown_field", None, message));
+        };
+        if value.len() > limit {
+            let message = format!("`{name}` has {} bytes, at most {limit} are taken", value.len());
+            return Err(Refusal::new(413, "field_too_large", Some(name), message));
+        }
+        if name == "audio_sample" {
+            self.audio_sample = value;
+            return Ok(());
+        }
+        let text = String::from_utf8(value)
+            .map_err(|_| Refusal::new(400, "invalid_field", Some(name), format!("`{name}` is not UTF-8 text")))?;
+        match name {
+            "name" => text.trim().clone_into(&mut self.name),
+            "ref_text" => self.ref_text = text,
+            "consent" => self.consent = Some(text),
+            "languages" => self.languages = Some(text),
+            _ => {
+                self.replace = text.trim().parse().map_err(|_| {
+                    let message = format!("`{name}` is true or false");
+                    Refusal::new(400, "invalid_field", Some(name), message)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The required fields must be there.
+    fn complete(&self) -> Result<(), Refusal> {
+        let required = [
+            ("audio_sample", self.audio_sample.is_empty(), "a recording of 3 to 30 s of speech"),
+            ("name", self.name.is_empty(), "what the voice is called"),
+        ];
+        match required.into_iter().find(|(_, missing, _)| *missing) {
+            Some((name, _, what)) => {
+                Err(Refusal::new(400, "missing_field", Some(name), format!("the field `{name}` is missing: {what}")))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// The answer to a successful `POST`, status 201.
@@ -140,6 +208,7 @@ impl Service {
     /// # Errors
     /// The form is wrong, another enrolment is running, or this gateway cannot enrol.
     pub fn add(&self, form: Form, now: Duration) -> Result<Added, Refusal> {
+        form.complete()?;
         let name = VoiceName::new(&form.name)?;
         let Some(enroller) = &self.enroller else {
             return Err(Refusal::new(
@@ -157,13 +226,8 @@ impl Service {
             ..Refusal::new(503, "enrolment_busy", None, "another voice is being enrolled; try again")
         })?;
         let languages = form.languages.as_deref().map(tags).unwrap_or_default();
-        let request = Request {
-            recording: form.audio_sample,
-            transcript: form.ref_text,
-            consent: form.consent,
-            languages,
-            now,
-        };
+        let request =
+            Request { recording: form.audio_sample, transcript: form.ref_text, consent: form.consent, languages, now };
         let enrolled = enroller.enrol(request, &self.options)?;
         let voice = self.store.add(&name, &enrolled.voice, form.replace)?;
         tracing::info!(voice = %name, id = voice.id, seconds = voice.seconds, "voice enrolled");

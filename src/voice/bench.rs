@@ -36,6 +36,9 @@ pub struct Row {
     pub tokens: usize,
     /// Recording to voice.
     pub took: Duration,
+    /// Processor time of all threads meanwhile: what `took` would be on one idle core. `None` where the system
+    /// does not tell.
+    pub cpu: Option<Duration>,
     /// The most memory that the process held meanwhile, pages of the mapped file included; bytes. `None` where
     /// the system does not tell.
     pub peak: Option<u64>,
@@ -56,12 +59,17 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "enrolment on {} threads; networks opened in {:.2} s", self.threads, self.open.as_secs_f64())?;
-        writeln!(f, "{:>8} {:>7} {:>9} {:>12} {:>10}", "speech s", "tokens", "took s", "x real time", "peak MiB")?;
+        writeln!(
+            f,
+            "{:>8} {:>7} {:>9} {:>9} {:>12} {:>10}",
+            "speech s", "tokens", "took s", "cpu s", "x real time", "peak MiB"
+        )?;
         for row in &self.rows {
             let took = row.took.as_secs_f64();
+            let cpu = row.cpu.map_or("-".into(), |c| format!("{:.2}", c.as_secs_f64()));
             let peak = row.peak.map_or("-".into(), |p| (p >> 20).to_string());
             let factor = f64::from(row.seconds) / took;
-            writeln!(f, "{:>8} {:>7} {took:>9.2} {factor:>12.2} {peak:>10}", row.seconds, row.tokens)?;
+            writeln!(f, "{:>8} {:>7} {took:>9.2} {cpu:>9} {factor:>12.2} {peak:>10}", row.seconds, row.tokens)?;
         }
         Ok(())
     }
@@ -108,10 +116,11 @@ pub fn run(config: &Config) -> Result<Report, BenchError> {
             now: Duration::ZERO,
         };
         reset_peak();
-        let start = crate::clock::now();
+        let (start, cpu_before) = (crate::clock::now(), cpu());
         let enrolled = enroller.enrol(request, &options)?;
         let took = crate::clock::now().saturating_duration_since(start);
-        rows.push(Row { seconds: *seconds, tokens: enrolled.voice.tokens.len(), took, peak: peak() });
+        let cpu = cpu().zip(cpu_before).map(|(after, before)| after.saturating_sub(before));
+        rows.push(Row { seconds: *seconds, tokens: enrolled.voice.tokens.len(), took, cpu, peak: peak() });
     }
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
     Ok(Report { threads: if config.threads == 0 { cores } else { config.threads }, open, rows })
@@ -179,6 +188,16 @@ fn peak() -> Option<u64> {
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
+}
+
+/// Processor time of this process so far (Linux).
+fn cpu() -> Option<Duration> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is a name in brackets that may hold anything; user and system time are 14 and 15.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    // The kernel counts in hundredths for every program, whatever its own clock.
+    Some(Duration::from_millis(ticks * 10))
 }
 
 /// Starts the measurement of [`peak`] anew, where the system lets us; else it is the peak since the start.

@@ -155,7 +155,11 @@ fn list(args: &List, defaults: &Defaults, out: &mut dyn Write) -> Result<u8, Fai
         return Ok(DONE);
     }
     let width = voices.iter().map(|v| v.name.as_str().len()).max().unwrap_or(0).max(4);
-    writeln!(out, "{:<width$}  {:>7}  {:<20}  {:<9}  {:<12}  transcript", "name", "seconds", "created", "languages", "id")?;
+    writeln!(
+        out,
+        "{:<width$}  {:>7}  {:<20}  {:<9}  {:<12}  transcript",
+        "name", "seconds", "created", "languages", "id"
+    )?;
     for voice in &voices {
         let start: String = voice.transcript.chars().take(40).collect();
         let dots = if start.len() < voice.transcript.len() { "..." } else { "" };
@@ -201,7 +205,10 @@ fn report(
         writeln!(err, "advice ({}): {}", advice.code, advice.message)?;
     }
     if !entry.consent {
-        writeln!(err, "advice (consent): no consent is stored with this voice; --consent TEXT keeps it beside the voice")?;
+        writeln!(
+            err,
+            "advice (consent): no consent is stored with this voice; --consent TEXT keeps it beside the voice"
+        )?;
     }
     Ok(())
 }
@@ -228,7 +235,9 @@ impl From<EnrolError> for Failure {
     fn from(error: EnrolError) -> Self {
         let code = match &error {
             EnrolError::Missing { .. } => UNAVAILABLE,
-            EnrolError::Transcript(_) | EnrolError::Consent | EnrolError::Language(_) | EnrolError::FirstHop(_) => USAGE,
+            EnrolError::Transcript(_) | EnrolError::Consent | EnrolError::Language(_) | EnrolError::FirstHop(_) => {
+                USAGE
+            }
             _ => FAILED,
         };
         Self { code, message: error.to_string() }

@@ -112,15 +112,15 @@ pub enum EnrolError {
     #[error("the recording is silent; check the microphone or the file")]
     Silent,
     /// Too little is said in it.
-    #[error(
-        "the recording holds {seconds:.1} s of speech, at least {MIN_SPEECH:.0} s are needed (8 to 15 s are best)"
-    )]
+    #[error("the recording holds {seconds:.1} s of speech, at least {MIN_SPEECH:.0} s are needed (8 to 15 s are best)")]
     TooShort {
         /// Seconds of speech.
         seconds: f64,
     },
     /// Too much is said in it.
-    #[error("the speech lasts {seconds:.1} s, at most {MAX_SPEECH:.0} s are taken; cut the recording, and the transcript with it")]
+    #[error(
+        "the speech lasts {seconds:.1} s, at most {MAX_SPEECH:.0} s are taken; cut the recording, and the transcript with it"
+    )]
     TooLong {
         /// Seconds from the first to the last speech.
         seconds: f64,
@@ -210,7 +210,9 @@ impl Enroller {
         let mel = features::prompt_mel(&wave)?;
         if tokens.len() != window.tokens || mel.rows != 2 * window.tokens {
             let (frames, tokens, wanted) = (mel.rows, tokens.len(), window.tokens);
-            return Err(EnrolError::Compute(format!("{frames} mel frames and {tokens} tokens, expected {wanted} tokens")));
+            return Err(EnrolError::Compute(format!(
+                "{frames} mel frames and {tokens} tokens, expected {wanted} tokens"
+            )));
         }
         let seconds = |samples: usize| samples as f64 / f64::from(recording.rate);
         let facts = Facts {
@@ -273,7 +275,9 @@ fn check_transcript(transcript: &str) -> Result<String, EnrolError> {
         return wrong(format!("the transcript has {characters} characters, at most {MAX_TRANSCRIPT} are taken"));
     }
     if transcript.contains("<|") || transcript.contains("|>") {
-        return wrong("the transcript contains `<|` or `|>`, which are control marks of the model; leave them out".into());
+        return wrong(
+            "the transcript contains `<|` or `|>`, which are control marks of the model; leave them out".into(),
+        );
     }
     if let Some(c) = transcript.chars().find(|c| c.is_control()) {
         return wrong(format!("the transcript contains the control character {c:?}"));
@@ -387,13 +391,8 @@ mod tests {
 
     #[test]
     fn levelling_stops_at_the_peak_and_at_its_limit() {
-        let activity = |level_dbfs, peak_dbfs| Activity {
-            span: 0..1,
-            seconds: 5.0,
-            level_dbfs,
-            noise_dbfs: None,
-            peak_dbfs,
-        };
+        let activity =
+            |level_dbfs, peak_dbfs| Activity { span: 0..1, seconds: 5.0, level_dbfs, noise_dbfs: None, peak_dbfs };
         let decibel = |a: &Activity| 20.0 * f64::from(gain(a, -20.0)).log10();
         assert!((decibel(&activity(-35.0, -20.0)) - 15.0).abs() < 1e-3);
         assert!((decibel(&activity(-35.0, -6.0)) - 5.0).abs() < 1e-3);

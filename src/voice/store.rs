@@ -177,7 +177,9 @@ impl Stamp {
 impl Store {
     /// The folder `dir`; it need not exist before the first voice.
     pub fn open(dir: &Path) -> Self {
-        let store = Self { shared: Arc::new(Shared { dir: dir.to_owned(), state: Mutex::default(), looking: Mutex::default() }) };
+        let store = Self {
+            shared: Arc::new(Shared { dir: dir.to_owned(), state: Mutex::default(), looking: Mutex::default() }),
+        };
         store.rescan();
         store
     }
@@ -372,7 +374,11 @@ impl Drop for Draft {
 fn claim(draft: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(draft, path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-            if path.exists() { Err(io::ErrorKind::AlreadyExists.into()) } else { fs::rename(draft, path) }
+            if path.exists() {
+                Err(io::ErrorKind::AlreadyExists.into())
+            } else {
+                fs::rename(draft, path)
+            }
         }
         done => done,
     }
@@ -419,7 +425,7 @@ mod tests {
         let store = Store::open(&dir.path().join("new/folder"));
         assert!(store.list().is_empty());
         let entry = store.add(&name("ann"), &voice(1), false).expect("added");
-        assert_eq!(store.list(), [entry.clone()]);
+        assert_eq!(store.list(), std::slice::from_ref(&entry));
         assert_eq!((entry.seconds, entry.languages), (0.68, vec!["en".to_owned(), "de".to_owned()]));
         assert_eq!(store.load(&name("ann")).expect("loads"), voice(1));
         store.remove(&name("ann")).expect("removed");
