@@ -91,7 +91,6 @@ impl Stream {
             let frame = tokio::select! {
                 // Frames that a slow reader loses are counted and show in the timestamps; the call is not delayed.
                 frame = tap.recv() => match frame {
-                    // Frames lost by a slow reader show in the timestamps; the call itself is not delayed by it.
                     Some(frame) => Some(self.media(&frame)),
                     None => break,
                 },
