@@ -175,7 +175,10 @@ impl Departures {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "codec  callers send  calls  packets  delivered  late p50/p99/max ms   stalls  underruns  % core per call")?;
+        writeln!(
+            f,
+            "codec  callers send  calls  packets  delivered  late p50/p99/max ms   stalls  underruns  % core per call"
+        )?;
         for row in &self.rows {
             writeln!(
                 f,

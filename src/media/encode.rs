@@ -136,7 +136,11 @@ impl Encoder {
                 self.linear.clear();
                 converter.frame(pcm, &mut self.resampled);
                 self.linear.extend(self.resampled[..160].iter().map(|s| to_i16(*s)));
-                if *mu_law { mu_law_into(&self.linear, &mut self.payload) } else { a_law_into(&self.linear, &mut self.payload) }
+                if *mu_law {
+                    mu_law_into(&self.linear, &mut self.payload)
+                } else {
+                    a_law_into(&self.linear, &mut self.payload)
+                }
             }
         };
         Ok(Bytes::copy_from_slice(&self.payload[..written]))
@@ -302,7 +306,8 @@ mod tests {
         encoder.report_loss(0.0).unwrap();
         assert_eq!(encoder.profile(), Some(Profile::Clean));
         encoder.report_loss(f32::NAN).unwrap();
-        let mut plain = Encoder::new(&MediaFormat { opus_fec: false, ..format(Codec::Opus) }, OpusSettings::default()).unwrap();
+        let mut plain =
+            Encoder::new(&MediaFormat { opus_fec: false, ..format(Codec::Opus) }, OpusSettings::default()).unwrap();
         plain.report_loss(0.5).unwrap();
         assert_eq!(plain.profile(), Some(Profile::Clean));
     }
