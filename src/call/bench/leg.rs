@@ -65,7 +65,10 @@ impl MediaLeg for UdpLeg {
 
     async fn attach(&mut self) -> io::Result<()> {
         let socket = self.socket.take().ok_or_else(|| io::Error::other("attached twice"))?;
-        self.attached = Some(tokio::net::UdpSocket::from_std(socket)?);
+        let socket = tokio::net::UdpSocket::from_std(socket)?;
+        // Until the runtime has seen it writable once, a send that does not wait loses its packet.
+        socket.writable().await?;
+        self.attached = Some(socket);
         Ok(())
     }
 
