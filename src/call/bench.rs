@@ -68,6 +68,8 @@ pub struct Row {
     pub late_p99_ms: f64,
     /// As above.
     pub late_max_ms: f64,
+    /// Times that the machine was too busy to send for more than a frame, of all packets.
+    pub stalls: u64,
     /// Gaps heard because speech came too late.
     pub underruns: u64,
     /// Share of one core per call, in percent, by the CPU time of the media threads.
@@ -139,6 +141,7 @@ impl Departures {
         tokio::time::sleep(self.time).await;
         let (cpu, packets) = (media_cpu()? - cpu_before, sent() - sent_before);
         let took = clock::now() - begun;
+        let stalls = handles.iter().map(|handle| handle.info().stalls).sum();
         let underruns = handles.iter().map(|handle| handle.info().underruns).sum();
         for handle in &handles {
             handle.hang_up(EndReason::HungUp);
@@ -163,6 +166,7 @@ impl Departures {
             late_p50_ms: at(0.5),
             late_p99_ms: at(0.99),
             late_max_ms: at(1.0),
+            stalls,
             underruns,
             cpu_percent_per_call: cpu.as_secs_f64() / took.as_secs_f64() / self.calls.max(1) as f64 * 100.0,
         })
@@ -171,11 +175,14 @@ impl Departures {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "codec  callers send  calls  packets  delivered  late p50/p99/max ms   underruns  % core per call")?;
+        writeln!(
+            f,
+            "codec  callers send  calls  packets  delivered  late p50/p99/max ms   stalls  underruns  % core per call"
+        )?;
         for row in &self.rows {
             writeln!(
                 f,
-                "{:<6} {:<13} {:>5} {:>8} {:>9.2}%  {:>6.2} {:>6.2} {:>6.2}  {:>9}  {:>15.3}",
+                "{:<6} {:<13} {:>5} {:>8} {:>9.2}%  {:>6.2} {:>6.2} {:>6.2}  {:>7}  {:>9}  {:>15.3}",
                 row.codec,
                 if row.duplex { "yes" } else { "no" },
                 row.calls,
@@ -184,12 +191,13 @@ impl fmt::Display for Report {
                 row.late_p50_ms,
                 row.late_p99_ms,
                 row.late_max_ms,
+                row.stalls,
                 row.underruns,
                 row.cpu_percent_per_call
             )?;
         }
         for (name, percent) in PUBLISHED {
-            writeln!(f, "published: {name:<20} {percent:>62.2}")?;
+            writeln!(f, "published: {name:<20} {percent:>71.2}")?;
         }
         write!(f, "{} cores", self.cores)
     }

@@ -51,6 +51,8 @@ pub struct CallInfo {
     pub backlog_bytes: u64,
     /// First audio of the latest turn that did not have to queue, in milliseconds.
     pub first_audio_ms: Option<f64>,
+    /// Times that this machine was too busy to send for more than a frame.
+    pub stalls: u64,
     /// Gaps the listener heard because speech came too late.
     pub underruns: u64,
     /// How long these were together, in milliseconds.
@@ -169,6 +171,7 @@ pub(super) struct Stats {
     pub(super) turns: AtomicU64,
     pub(super) interruptions: AtomicU64,
     pub(super) first_audio_us: AtomicU64,
+    pub(super) stalls: AtomicU64,
     pub(super) underruns: AtomicU64,
     pub(super) underrun_us: AtomicU64,
     pub(super) frames_spoken: AtomicU64,
@@ -304,6 +307,7 @@ impl Shared {
             interruptions: stats.interruptions.load(Relaxed),
             backlog_bytes: self.backlog.used() as u64,
             first_audio_ms: micros(&stats.first_audio_us),
+            stalls: stats.stalls.load(Relaxed),
             underruns: stats.underruns.load(Relaxed),
             underrun_ms: stats.underrun_us.load(Relaxed) / 1_000,
             spoken_ms: stats.frames_spoken.load(Relaxed) * 20,

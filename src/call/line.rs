@@ -96,7 +96,11 @@ pub(super) enum PartState {
 enum Audio {
     Buffer(Buffer),
     /// `left` more times after this one; `None`: without end.
-    Clip { pcm: Arc<[f32]>, at: usize, left: Option<u32> },
+    Clip {
+        pcm: Arc<[f32]>,
+        at: usize,
+        left: Option<u32>,
+    },
 }
 
 /// PCM as it came, taken frame by frame.
@@ -129,7 +133,9 @@ impl Turn {
 
     /// Adds what is to be synthesised.
     pub(super) fn add_text(&mut self, texts: Vec<String>) {
-        self.parts.extend(texts.into_iter().map(|text| Part::new(text, PartState::Waiting, Audio::Buffer(Buffer::default()))));
+        self.parts.extend(
+            texts.into_iter().map(|text| Part::new(text, PartState::Waiting, Audio::Buffer(Buffer::default()))),
+        );
     }
 
     /// Adds recorded audio.

@@ -391,10 +391,13 @@ impl Machine {
             return self.finish(EndReason::Idle);
         }
         if self.barge_in.as_ref().is_some_and(|pending| pending.until <= now) {
-            self.resolve_barge_in(now, match config.barge_in.confirm_by_default {
-                true => BargeInOutcome::TimedOutConfirmed,
-                false => BargeInOutcome::TimedOutRejected,
-            });
+            self.resolve_barge_in(
+                now,
+                match config.barge_in.confirm_by_default {
+                    true => BargeInOutcome::TimedOutConfirmed,
+                    false => BargeInOutcome::TimedOutRejected,
+                },
+            );
         }
         self.retry_at = self.retry_at.filter(|at| *at > now);
         if self.line.settles_at().is_some_and(|at| at <= now)

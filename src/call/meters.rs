@@ -15,6 +15,7 @@ pub(super) struct Meters {
     calls: Gauge,
     first_audio: Histogram,
     lateness: Histogram,
+    stalls: Counter,
     underruns: Counter,
     underrun: Histogram,
     sent: Counter,
@@ -30,6 +31,7 @@ impl Meters {
             calls,
             first_audio: histogram!("antiphon_first_audio_seconds", "leg" => leg, "class" => "live"),
             lateness: histogram!("antiphon_pacing_lateness_seconds"),
+            stalls: counter!("antiphon_pacing_stalls_total"),
             underruns: counter!("antiphon_underruns_total"),
             underrun: histogram!("antiphon_underrun_seconds"),
             sent: counter!("antiphon_rtp_packets_total", "direction" => "sent"),
@@ -37,7 +39,11 @@ impl Meters {
         }
     }
 
-    pub(super) fn sent(&self, stats: &Stats, late: Duration) {
+    pub(super) fn sent(&self, stats: &Stats, late: Duration, stalled: bool) {
+        if stalled {
+            self.stalls.increment(1);
+            stats.stalls.fetch_add(1, Relaxed);
+        }
         self.sent.increment(1);
         self.lateness.record(late);
         stats.packets_sent.fetch_add(1, Relaxed);

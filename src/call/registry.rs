@@ -84,14 +84,8 @@ impl Calls {
         }
         let place = inner.places.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let (shared, events) = Shared::new(
-            meta,
-            inner.config.clone(),
-            leg.kind(),
-            leg.format().codec,
-            clock::now(),
-            clock::wall(),
-        );
+        let (shared, events) =
+            Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
         let shared = Arc::new(shared);
         let handle = CallHandle { shared: shared.clone(), commands };
         let id = handle.id().clone();
@@ -208,3 +202,6 @@ impl Drop for Listed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -130,7 +130,8 @@ impl Segmenter {
                     Some(_) if is_wide(c) => true,
                     Some(next) if next.is_whitespace() => {
                         // What follows the white space decides; until it is there, nothing is certain.
-                        let word = chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
+                        let word =
+                            chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
                         word.is_some_and(|next| !next.is_lowercase() && !(c == '.' && is_abbreviation(&chars[..n])))
                     }
                     Some(_) => false,
@@ -185,7 +186,8 @@ fn is_closer(c: char) -> bool {
 
 /// Whether the full stop behind `before` belongs to a shortened word.
 fn is_abbreviation(before: &[(usize, char)]) -> bool {
-    let word = before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric() || *c == '.').collect::<Vec<_>>();
+    let word =
+        before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric() || *c == '.').collect::<Vec<_>>();
     let word = word.into_iter().rev().collect::<String>();
     let begins_text = word.chars().count() == before.iter().filter(|(_, c)| !c.is_whitespace()).count();
     // An initial ("J."), but not the word "I".
@@ -193,7 +195,8 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
     // A number at the start of the text is that of a list item.
     let enumerator = begins_text && !word.is_empty() && word.chars().all(|c| c.is_ascii_digit());
     // "U.S", "z.B": stops inside.
-    let dotted = word.contains('.') && word.split('.').all(|part| part.chars().count() <= 2 && part.chars().all(char::is_alphabetic));
+    let dotted = word.contains('.')
+        && word.split('.').all(|part| part.chars().count() <= 2 && part.chars().all(char::is_alphabetic));
     initial || enumerator || dotted || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
@@ -201,8 +204,8 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
 /// ("etc.", "Inc.") are left out: a small letter behind them is enough of a sign.
 const ABBREVIATIONS: [&str; 38] = [
     "dr", "mr", "mrs", "ms", "prof", "st", "sr", "sra", "jr", "mt", "ft", "vs", "no", "nos", "nr", "vol", "ch", "pp",
-    "fig", "eq", "sec", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep", "mme", "mlle", "hr", "fr",
-    "ca", "approx", "ext",
+    "fig", "eq", "sec", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep", "mme", "mlle", "hr",
+    "fr", "ca", "approx", "ext",
 ];
 
 /// Stands for an empty line in cleaned text. Cannot come from outside: control characters are removed.

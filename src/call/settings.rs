@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct CallConfig {
     /// Calls at once; more are refused.
     pub max_calls: usize,
-    /// Media threads; 0 is half the cores, at least one.
+    /// Media threads; 0 is half the cores, but two where there are two.
     pub shards: usize,
     /// A call whose media has not connected by then is ended.
     pub setup_timeout_s: u64,

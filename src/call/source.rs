@@ -96,7 +96,12 @@ mod tests {
 
     fn wav(rate: u32, seconds: u32) -> Vec<u8> {
         let mut bytes = Cursor::new(Vec::new());
-        let spec = hound::WavSpec { channels: 2, sample_rate: rate, bits_per_sample: 16, sample_format: hound::SampleFormat::Int };
+        let spec = hound::WavSpec {
+            channels: 2,
+            sample_rate: rate,
+            bits_per_sample: 16,
+            sample_format: hound::SampleFormat::Int,
+        };
         let mut writer = hound::WavWriter::new(&mut bytes, spec).unwrap();
         for n in 0..rate * seconds {
             let sample = ((n as f32 * 440.0 * std::f32::consts::TAU / rate as f32).sin() * 8_000.0) as i16;
@@ -129,7 +134,16 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("secret.wav"), inside.join("link.wav")).unwrap();
         let config = CallConfig { media_dir: Some(inside), ..CallConfig::default() };
         assert!(read(&config, "ok.wav").is_ok());
-        for bad in ["../secret.wav", "/etc/passwd", "link.wav", "none.wav", "", "http://host/x.wav", "data:text/plain;base64,AA", "data:audio/wav;base64,@"] {
+        for bad in [
+            "../secret.wav",
+            "/etc/passwd",
+            "link.wav",
+            "none.wav",
+            "",
+            "http://host/x.wav",
+            "data:text/plain;base64,AA",
+            "data:audio/wav;base64,@",
+        ] {
             assert!(matches!(read(&config, bad), Err(SpeakError::Invalid(_))), "{bad}");
         }
         assert!(read(&CallConfig::default(), "ok.wav").is_err());

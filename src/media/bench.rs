@@ -88,7 +88,12 @@ pub fn codecs(frames: usize) -> Result<Vec<Cost>, CodecError> {
         black_box(vad.push(frame));
     }
     let frames = wide.len() / 320;
-    costs.push(Cost { name: "voice activity".into(), micros: micros(clock::now() - start, frames), bytes: None, delay_ms: None });
+    costs.push(Cost {
+        name: "voice activity".into(),
+        micros: micros(clock::now() - start, frames),
+        bytes: None,
+        delay_ms: None,
+    });
     Ok(costs)
 }
 
@@ -119,7 +124,8 @@ pub fn speech(frames: usize) -> Vec<f32> {
                 // Two formants that move with the syllables.
                 let hertz = pitch * k as f32;
                 let formant = |centre: f32, width: f32| 1.0 / (1.0 + ((hertz - centre) / width).powi(2));
-                let gain = formant(500.0 + 250.0 * (t * 9.0).sin(), 120.0) + 0.5 * formant(1_700.0 + 500.0 * (t * 6.0).cos(), 200.0);
+                let gain = formant(500.0 + 250.0 * (t * 9.0).sin(), 120.0)
+                    + 0.5 * formant(1_700.0 + 500.0 * (t * 6.0).cos(), 200.0);
                 gain * (std::f32::consts::TAU * phase * k as f32).sin()
             });
             let syllable = (t * 4.0 * std::f32::consts::TAU).sin().max(0.0);

@@ -353,7 +353,9 @@ mod tests {
         later.timestamp = 160 + 8_000;
         inbound.push(later);
         let heard = std::iter::from_fn(|| inbound.poll(now)).collect::<Vec<_>>();
-        assert!(matches!(heard[..], [Heard::Frame(_), Heard::Silence(s), Heard::Frame(_)] if s == Duration::from_secs(1)));
+        assert!(
+            matches!(heard[..], [Heard::Frame(_), Heard::Silence(s), Heard::Frame(_)] if s == Duration::from_secs(1))
+        );
     }
 
     proptest! {

@@ -189,7 +189,9 @@ mod tests {
         sender.dial("5");
         let payloads = std::iter::from_fn(|| sender.pop())
             .map(|slot| match slot {
-                Slot::Event { payload, .. } => (payload[0], payload[1] >> 7, u16::from_be_bytes([payload[2], payload[3]])),
+                Slot::Event { payload, .. } => {
+                    (payload[0], payload[1] >> 7, u16::from_be_bytes([payload[2], payload[3]]))
+                }
                 Slot::Quiet => unreachable!("a digit has no quiet slot"),
             })
             .collect::<Vec<_>>();

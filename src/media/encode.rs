@@ -136,7 +136,11 @@ impl Encoder {
                 self.linear.clear();
                 converter.frame(pcm, &mut self.resampled);
                 self.linear.extend(self.resampled[..160].iter().map(|s| to_i16(*s)));
-                if *mu_law { mu_law_into(&self.linear, &mut self.payload) } else { a_law_into(&self.linear, &mut self.payload) }
+                if *mu_law {
+                    mu_law_into(&self.linear, &mut self.payload)
+                } else {
+                    a_law_into(&self.linear, &mut self.payload)
+                }
             }
         };
         Ok(Bytes::copy_from_slice(&self.payload[..written]))
@@ -148,6 +152,20 @@ impl Encoder {
     /// As [`Encoder::encode`].
     pub fn silence(&mut self) -> Result<Bytes, CodecError> {
         self.encode(&[0.0; FRAME_SAMPLES])
+    }
+
+    /// Frames that were encoded will not be sent: forgets the past, or the decoder, which never sees them,
+    /// makes an audible noise of the frames that build on them. Settings stay.
+    ///
+    /// # Errors
+    /// libopus refuses, which it does not.
+    pub fn forget_unsent(&mut self) -> Result<(), CodecError> {
+        match &mut self.kind {
+            Kind::Opus(state) => state.encoder.reset_state()?,
+            // G.722's own state adapts within milliseconds; a reset one would not match the decoder's.
+            Kind::G711 { converter, .. } | Kind::G722 { converter, .. } => converter.reset(),
+        }
+        Ok(())
     }
 
     /// Takes the share of packets (0..=1) that the peer reports as lost since its report before.
@@ -249,6 +267,30 @@ mod tests {
     }
 
     #[test]
+    fn dropped_frames_leave_no_trace_in_what_follows() {
+        let tone = (0..480).map(|n| 0.4 * (n as f32 * 0.13).sin()).collect::<Vec<_>>();
+        let mut encoder = Encoder::new(&format(Codec::Opus), OpusSettings::default()).unwrap();
+        let mut decoder = super::super::decode::Decoder::new(Codec::Opus).unwrap();
+        let mut pcm = Vec::new();
+        for _ in 0..20 {
+            decoder.decode(&encoder.encode(&tone).unwrap(), &mut pcm);
+        }
+        // Loud frames that never leave, then silence.
+        let loud = (0..480).map(|n| if n % 7 < 3 { 0.9 } else { -0.9 }).collect::<Vec<_>>();
+        encoder.encode(&loud).unwrap();
+        encoder.encode(&loud).unwrap();
+        encoder.forget_unsent().unwrap();
+        pcm.clear();
+        for _ in 0..4 {
+            decoder.decode(&encoder.silence().unwrap(), &mut pcm);
+        }
+        // What was sent before fades within the codec's overlap; nothing else is heard. (Without the reset the
+        // third frame still peaks at 1,500.)
+        let loudest = pcm[80..].iter().map(|s| s.unsigned_abs()).max().unwrap();
+        assert!(loudest < 20, "{loudest}");
+    }
+
+    #[test]
     fn loss_switches_protection_on_and_its_end_off() {
         let mut encoder = Encoder::new(&format(Codec::Opus), OpusSettings::default()).unwrap();
         assert_eq!(encoder.profile(), Some(Profile::Clean));
@@ -264,7 +306,8 @@ mod tests {
         encoder.report_loss(0.0).unwrap();
         assert_eq!(encoder.profile(), Some(Profile::Clean));
         encoder.report_loss(f32::NAN).unwrap();
-        let mut plain = Encoder::new(&MediaFormat { opus_fec: false, ..format(Codec::Opus) }, OpusSettings::default()).unwrap();
+        let mut plain =
+            Encoder::new(&MediaFormat { opus_fec: false, ..format(Codec::Opus) }, OpusSettings::default()).unwrap();
         plain.report_loss(0.5).unwrap();
         assert_eq!(plain.profile(), Some(Profile::Clean));
     }

@@ -91,7 +91,9 @@ impl Jitter {
         if place > 0 && self.window.front().is_none_or(Option::is_none) {
             self.hole_since.get_or_insert(packet.arrived);
         }
-        if place == 0 && let Some(since) = self.hole_since {
+        if place == 0
+            && let Some(since) = self.hole_since
+        {
             let waited = packet.arrived.saturating_duration_since(since);
             // Rises at once, falls slowly.
             self.reordering = self.reordering.max(waited.min(MAX_WAIT));

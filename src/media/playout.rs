@@ -62,6 +62,8 @@ pub struct Departure {
     pub body: Body,
     /// How long after its due time it leaves; zero for the first of a spurt.
     pub late: Duration,
+    /// Set when the wake came so late that the schedule had to move on: how long the listener waited.
+    pub stalled: Option<Duration>,
     /// Set on the first frame of speech of a spurt: playing time counts from here.
     pub anchored: Option<Instant>,
     /// Set on the first frame of speech after an underrun: how long the listener waited.
@@ -113,6 +115,8 @@ pub struct Playout {
     dry_since: Option<Instant>,
     /// The next packet follows a hole in the timeline.
     discontinuity: bool,
+    /// What the departure under way tells of a late wake.
+    stalled: Option<Duration>,
     /// The next frame of speech is the first after none: the line's playing time counts from it.
     silent: bool,
     /// When work last arrived, for the deadline of an idle stream.
@@ -164,6 +168,7 @@ impl Playout {
             expecting: false,
             dry_since: None,
             discontinuity: true,
+            stalled: None,
             silent: true,
             ready_since: None,
             log: VecDeque::new(),
@@ -276,7 +281,9 @@ impl Playout {
                 }
                 return None;
             }
+            self.stalled = None;
             if late >= FRAME * 2 {
+                self.stalled = Some(late - FRAME);
                 // This slot becomes due one frame ago, so that it and the next leave together and no more.
                 spurt.anchor += late - FRAME;
                 self.spurt = Some(spurt);
@@ -390,6 +397,7 @@ impl Playout {
             sequence: self.number(frame.owner, frame.samples),
             timestamp,
             late,
+            stalled: self.stalled.take(),
             anchored: (frame.owner.is_some() && std::mem::take(&mut self.silent)).then_some(due),
             underrun: self.dry_since.take().map(|since| due.saturating_duration_since(since)),
             body: Body::Speech(frame),
@@ -404,6 +412,7 @@ impl Playout {
             timestamp,
             body: Body::Silence,
             late,
+            stalled: self.stalled.take(),
             anchored: None,
             underrun: None,
         }
@@ -422,6 +431,7 @@ impl Playout {
             timestamp: self.event_timestamp,
             body: Body::Event(payload),
             late,
+            stalled: self.stalled.take(),
             anchored: None,
             underrun: None,
         }

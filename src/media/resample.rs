@@ -60,7 +60,8 @@ impl Converter {
             return;
         };
         let from = InterleavedSlice::new(input, 1, self.frame_in).expect("the caller gives a whole frame");
-        let mut to = InterleavedSlice::new_mut(out, 1, self.frame_out).expect("the caller gives room for a whole frame");
+        let mut to =
+            InterleavedSlice::new_mut(out, 1, self.frame_out).expect("the caller gives room for a whole frame");
         inner.process_into_buffer(&from, &mut to, None).expect("a frame is a whole number of blocks");
     }
 

@@ -47,13 +47,14 @@ pub enum ShardError {
 }
 
 impl Shards {
-    /// Starts `count` media threads; 0 is half the cores, at least one.
+    /// Starts `count` media threads; 0 is half the cores, but two where there are two: a few hundred Opus calls
+    /// fill one core, and a full core is late.
     ///
     /// # Errors
     /// The operating system refuses a thread or a runtime.
     pub fn start(count: usize) -> std::io::Result<Self> {
         let count = match count {
-            0 => thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
+            0 => thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(cores.get().min(2))),
             count => count,
         };
         let shards = (0..count).map(Shard::start).collect::<std::io::Result<Vec<_>>>()?;

@@ -183,7 +183,7 @@ impl Traffic {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-            let payloads = payloads(codec).map_err(io::Error::other)?;
+        let payloads = payloads(codec).map_err(io::Error::other)?;
         let (wake, alarm) = std::sync::mpsc::sync_channel::<()>(0);
         thread::Builder::new().name("callers".into()).spawn(move || {
             // Kept, so that waiting on it times out instead of ending.

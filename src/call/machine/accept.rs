@@ -126,11 +126,8 @@ impl Machine {
             return Err(SpeakError::Busy);
         }
         self.close_stream(now);
-        let style = Style {
-            interruptible: request.interruptible,
-            preemptible: request.preemptible,
-            ..Style::default()
-        };
+        let style =
+            Style { interruptible: request.interruptible, preemptible: request.preemptible, ..Style::default() };
         let id = self.begin_turn(now, request.id, style, false, |turn| turn.add_clip(clip, request.times));
         self.shared.stats.turns.fetch_add(1, Relaxed);
         self.event(CallEvent::TurnStarted { turn: id.clone() });
@@ -212,4 +209,3 @@ impl Machine {
         (self.line.waiting_samples() / RATE as usize) as u64
     }
 }
-

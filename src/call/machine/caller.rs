@@ -79,6 +79,11 @@ impl Machine {
         let cut = self.prepared.iter().position(|(owner, _)| !line.turn_of(*owner).is_some_and(|turn| spared(turn)));
         let cut = cut.and_then(|place| self.prepared.get_mut(place)).map(|(_, pcm)| std::mem::take(pcm));
         self.prepared.retain(|(owner, _)| line.turn_of(*owner).is_some_and(|turn| spared(turn)));
+        if cut.is_some()
+            && let Err(error) = self.encoder.forget_unsent()
+        {
+            tracing::warn!(%error, "the encoder builds on frames that were not sent");
+        }
         if let Some(pcm) = cut.filter(|_| sounding) {
             self.fade(now, pcm);
         }

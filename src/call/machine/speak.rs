@@ -110,7 +110,7 @@ impl Machine {
     }
 
     pub(super) fn depart(&mut self, now: Instant, departure: Departure) {
-        self.meters.sent(&self.shared.stats, departure.late);
+        self.meters.sent(&self.shared.stats, departure.late, departure.stalled.is_some());
         let payload = match departure.body {
             Body::Event(payload) => payload,
             Body::Silence => match self.encoder.silence() {
@@ -142,13 +142,7 @@ impl Machine {
         }));
     }
 
-    fn speech_left(
-        &mut self,
-        now: Instant,
-        owner: UtteranceId,
-        anchored: Option<Instant>,
-        underrun: Option<Duration>,
-    ) {
+    fn speech_left(&mut self, now: Instant, owner: UtteranceId, anchored: Option<Instant>, underrun: Option<Duration>) {
         if let Some(at) = anchored {
             self.speech.note(self.line_id, LineState::Anchored { at });
         }
@@ -156,7 +150,8 @@ impl Machine {
         let id = turn.id.clone();
         if !turn.sounded {
             turn.sounded = true;
-            let (after, immediate, silent) = (now.saturating_duration_since(turn.accepted), turn.immediate, turn.silent);
+            let (after, immediate, silent) =
+                (now.saturating_duration_since(turn.accepted), turn.immediate, turn.silent);
             self.shared.stats.speaking.store(true, Relaxed);
             if !silent {
                 if immediate {

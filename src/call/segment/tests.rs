@@ -29,12 +29,24 @@ fn streamed(pieces: &[&str]) -> Vec<Vec<String>> {
 fn sentences_end_where_people_end_them() {
     let cases: &[(&str, &[&str])] = &[
         ("Hello there. How are you today? Fine!", &["Hello there.", "How are you today?", "Fine!"]),
-        ("Dr. Smith paid 3.5 dollars to J. R. Jones. He left.", &["Dr. Smith paid 3.5 dollars to J. R. Jones.", "He left."]),
-        ("Visit example.com for more, e.g. prices. Thanks a lot.", &["Visit example.com for more, e.g. prices.", "Thanks a lot."]),
+        (
+            "Dr. Smith paid 3.5 dollars to J. R. Jones. He left.",
+            &["Dr. Smith paid 3.5 dollars to J. R. Jones.", "He left."],
+        ),
+        (
+            "Visit example.com for more, e.g. prices. Thanks a lot.",
+            &["Visit example.com for more, e.g. prices.", "Thanks a lot."],
+        ),
         ("The U.S. Army came. It was late.", &["The U.S. Army came.", "It was late."]),
-        ("\"Really?\" she asked. \"Yes.\" He nodded at her.", &["\"Really?\" she asked.", "\"Yes.\" He nodded at her."]),
+        (
+            "\"Really?\" she asked. \"Yes.\" He nodded at her.",
+            &["\"Really?\" she asked.", "\"Yes.\" He nodded at her."],
+        ),
         ("Wait... what? No way that happened.", &["Wait... what?", "No way that happened."]),
-        ("你好。今天天气怎么样？我很好，谢谢你的关心和问候！", &["你好。", "今天天气怎么样？我很好，谢谢你的关心和问候！"]),
+        (
+            "你好。今天天气怎么样？我很好，谢谢你的关心和问候！",
+            &["你好。", "今天天气怎么样？我很好，谢谢你的关心和问候！"],
+        ),
         ("1. Open the door. 2. Close it again.", &["1. Open the door.", "2. Close it again."]),
         ("I am here, and so am I. Then we left.", &["I am here, and so am I.", "Then we left."]),
     ];
@@ -45,7 +57,10 @@ fn sentences_end_where_people_end_them() {
 
 #[test]
 fn markdown_and_control_characters_are_not_read_aloud() {
-    assert_eq!(whole("# Title\n\nSome **bold** and `code` text\nthat wraps.\u{7}"), ["Title", "Some bold and code text that wraps."]);
+    assert_eq!(
+        whole("# Title\n\nSome **bold** and `code` text\nthat wraps.\u{7}"),
+        ["Title", "Some bold and code text that wraps."]
+    );
     assert_eq!(whole("- first thing here\n\n- second_name thing"), ["first thing here", "second_name thing"]);
     assert_eq!(whole("It is [breath] <strong>good</strong>."), ["It is [breath] <strong>good</strong>."]);
     assert_eq!(whole("...  — !?"), Vec::<String>::new());
@@ -53,7 +68,8 @@ fn markdown_and_control_characters_are_not_read_aloud() {
 
 #[test]
 fn the_first_part_of_a_stream_leaves_at_a_clause_and_later_ones_at_sentences() {
-    let steps = streamed(&["Well, let me look", " into that for you,", " because it", " matters, a lot", ". The", " end"]);
+    let steps =
+        streamed(&["Well, let me look", " into that for you,", " because it", " matters, a lot", ". The", " end"]);
     assert_eq!(
         steps,
         [
@@ -76,9 +92,15 @@ fn a_full_stop_waits_for_what_follows() {
 
 #[test]
 fn a_pause_behind_a_sentence_completes_it() {
-    for (text, complete) in
-        [("Hello there. ", true), ("\"Really?\"", true), ("你好。", true), ("It costs 3.", false), ("Ask Dr.", false), ("Well, ", false), ("", false)]
-    {
+    for (text, complete) in [
+        ("Hello there. ", true),
+        ("\"Really?\"", true),
+        ("你好。", true),
+        ("It costs 3.", false),
+        ("Ask Dr.", false),
+        ("Well, ", false),
+        ("", false),
+    ] {
         let mut segmenter = Segmenter::new(SegmentConfig::default());
         let mut out = Vec::new();
         segmenter.push(text, &mut out);

@@ -135,6 +135,7 @@ fn a_late_wake_sends_two_frames_and_never_more() {
     let out = world.drain();
     assert_eq!(out.len(), 2);
     assert!(out[0].marker && !out[1].marker);
+    assert_eq!((out[0].stalled, out[1].stalled), (Some(265 * MS), None));
     assert_eq!(out[1].timestamp.wrapping_sub(out[0].timestamp), 160);
     assert_eq!(world.playout.deadline(), Some(start + 365 * MS));
 }
@@ -149,7 +150,8 @@ fn a_continuous_stream_never_stops_and_speech_takes_its_next_slot() {
     assert!(out[0].1.marker && !out[1].1.marker);
     world.push(1, 2);
     let out = world.run(start + 161 * MS);
-    let kinds = out.iter().map(|(at, d)| ((*at - start).as_millis(), matches!(d.body, Body::Speech(_)))).collect::<Vec<_>>();
+    let kinds =
+        out.iter().map(|(at, d)| ((*at - start).as_millis(), matches!(d.body, Body::Speech(_)))).collect::<Vec<_>>();
     assert_eq!(kinds, [(100, true), (120, true), (140, false), (160, false)]);
     assert!(out.iter().all(|(_, d)| !d.marker));
     assert_eq!(out[0].1.anchored, Some(start + 100 * MS));
