@@ -1,2 +1,2 @@
-//! x
-fn main(){}
+//! The load generator's command line.
+fn main() {}

@@ -76,7 +76,7 @@ pub struct IncomingCall {
 
 enum Command {
     Ringing,
-    Accept(oneshot::Sender<Result<SipLeg, SipError>>),
+    Accept(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
     Reject(u16, String),
 }
 
@@ -93,9 +93,18 @@ impl IncomingCall {
     /// # Errors
     /// The caller cancelled, no port is free, or nothing common was offered (answered 488).
     pub async fn accept(self) -> Result<SipLeg, SipError> {
+        self.accept_with(&[]).await
+    }
+
+    /// As [`IncomingCall::accept`], with these headers in the 200.
+    ///
+    /// # Errors
+    /// As [`IncomingCall::accept`].
+    pub async fn accept_with(self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
         let (reply, answer) = oneshot::channel();
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         // overflow: awaited
-        self.commands.send(Command::Accept(reply)).await.map_err(|_| SipError::Cancelled)?;
+        self.commands.send(Command::Accept(headers, reply)).await.map_err(|_| SipError::Cancelled)?;
         answer.await.map_err(|_| SipError::Cancelled)?
     }
 
@@ -264,7 +273,7 @@ impl Ringing {
                     Some(Command::Ringing) => {
                         self.dialog.ringing(Some(vec![body::allow()]), None).ok();
                     }
-                    Some(Command::Accept(reply)) => return self.accept(reply).await,
+                    Some(Command::Accept(headers, reply)) => return self.accept(headers, reply).await,
                     Some(Command::Reject(status, reason)) => return self.reject(status, &reason),
                     None => return self.reject(480, "nobody answers"),
                 },
@@ -284,7 +293,7 @@ impl Ringing {
         self.shared.dialogs.remove_dialog(&self.dialog.id());
     }
 
-    async fn accept(self, reply: oneshot::Sender<Result<SipLeg, SipError>>) {
+    async fn accept(self, extra: Vec<(String, String)>, reply: oneshot::Sender<Result<SipLeg, SipError>>) {
         if self.dialog.state().is_terminated() {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();
@@ -308,7 +317,9 @@ impl Ringing {
                 }
             },
         };
-        let sent = self.dialog.accept(Some(body::sdp_headers()), Some(description.to_string().into_bytes()));
+        let mut headers = body::sdp_headers();
+        headers.extend(extra.into_iter().map(|(name, value)| rsipstack::sip::Header::Other(name, value)));
+        let sent = self.dialog.accept(Some(headers), Some(description.to_string().into_bytes()));
         if sent.is_err() {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();

@@ -1,0 +1,57 @@
+//! `[agent.NAME]`: where an agent is and how its calls behave.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::call::Interruptible;
+use crate::secret::Secret;
+
+/// `[agent.NAME]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Agent {
+    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself).
+    pub url: String,
+    /// Headers of the WebSocket request.
+    #[serde(default)]
+    pub headers: BTreeMap<String, Secret>,
+    /// Spoken when the call is answered, before the agent says anything.
+    pub greeting: Option<String>,
+    /// What interrupts speech: `none`, `speech`, `dtmf`, `any`.
+    pub interruptible: Option<Interruptible>,
+    /// Voice of this agent.
+    pub voice: Option<String>,
+    /// Language of this agent's text, as a BCP 47 tag.
+    pub language: Option<String>,
+    /// Spoken when the agent cannot be reached or fails; empty: the call ends at once.
+    #[serde(default = "default_apology")]
+    pub apology: String,
+    /// Seconds without a sign of life (frame or pong) from the agent before it counts as stalled.
+    #[serde(default = "default_stall_s")]
+    pub stall_s: u64,
+}
+
+fn default_apology() -> String {
+    "Sorry, something went wrong. Please call again later.".into()
+}
+
+fn default_stall_s() -> u64 {
+    30
+}
+
+impl Agent {
+    /// An agent with defaults at `url`.
+    pub fn at(url: &str) -> Self {
+        Self {
+            url: url.into(),
+            headers: BTreeMap::new(),
+            greeting: None,
+            interruptible: None,
+            voice: None,
+            language: None,
+            apology: default_apology(),
+            stall_s: default_stall_s(),
+        }
+    }
+}

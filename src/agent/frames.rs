@@ -1,0 +1,285 @@
+//! The agent protocol: ConversationRelay frames, with additions that others may ignore.
+//!
+//! One JSON object a WebSocket text message (or data-channel message), told apart by `type`. Unknown fields
+//! are ignored so that newer agents work; an unknown `type` is answered with an `error` frame.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::call::{BargeInOutcome, Interruptible, Precision, TurnId};
+
+/// Largest frame accepted from an agent. A text turn of an hour is about 60 kB.
+pub const MAX_FRAME: usize = 1 << 20;
+
+/// What the gateway tells an agent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ToAgent {
+    /// First frame of a session.
+    Setup {
+        /// Unique for this attachment.
+        session_id: String,
+        /// The call.
+        call_sid: String,
+        /// Calling party.
+        from: String,
+        /// Called party.
+        to: String,
+        /// `inbound` or `outbound`.
+        direction: String,
+        /// `sip` or `webrtc`.
+        call_type: String,
+        /// Headers of the call that were configured to be passed on.
+        custom_parameters: BTreeMap<String, String>,
+    },
+    /// What the caller said, where a recogniser is attached.
+    Prompt {
+        /// Recognised text.
+        voice_prompt: String,
+        /// BCP 47 language.
+        lang: String,
+        /// Whether the caller has finished.
+        last: bool,
+    },
+    /// The caller pressed a key.
+    Dtmf {
+        /// `0`-`9`, `*`, `#`, `A`-`D`.
+        digit: String,
+    },
+    /// Speech was cut short by the caller or by the agent's own `clear`.
+    Interrupt {
+        /// The text that left for the listener before the cut.
+        utterance_until_interrupt: String,
+        /// How much of the turn left, in milliseconds.
+        duration_until_interrupt_ms: u64,
+        /// The turn that was sounding.
+        utterance_id: TurnId,
+        /// Words of it that left.
+        heard_words: u32,
+        /// Milliseconds of it that left, by the RTP send cursor.
+        sent_ms: u64,
+        /// Milliseconds of it that the peer's RTCP reports acknowledge.
+        acked_ms: u64,
+        /// How exactly the text is known.
+        precision: Precision,
+    },
+    /// A frame could not be used, or the call had a problem.
+    Error {
+        /// For people.
+        description: String,
+    },
+    /// Something worth knowing: a turn began to sound or ended.
+    Info {
+        /// `turnStarted`, `turnEnded`, `callConnected`, ...
+        name: String,
+        /// The turn it is about.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        utterance_id: Option<TurnId>,
+        /// Details that depend on `name`.
+        #[serde(flatten)]
+        details: BTreeMap<String, serde_json::Value>,
+    },
+    /// Everything queued before the mark has left.
+    Mark {
+        /// The agent's name for it.
+        name: String,
+    },
+    /// Back-pressure: `pause` when the call holds as much text as it may, `resume` when there is room.
+    Flow {
+        /// `pause` or `resume`.
+        state: &'static str,
+    },
+    /// The caller began or stopped speaking.
+    Vad {
+        /// Whether the caller speaks.
+        speaking: bool,
+    },
+    /// A pending barge-in was decided.
+    BargeInResolved {
+        /// What became of it.
+        outcome: BargeInOutcome,
+    },
+    /// The peer put the call on hold.
+    Hold {},
+    /// The peer took the call off hold.
+    Resume {},
+    /// A transfer was accepted or refused.
+    Transfer {
+        /// Whether the peer goes there.
+        accepted: bool,
+        /// Why not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+}
+
+/// What an agent tells the gateway.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum FromAgent {
+    /// More text of the current turn.
+    Text {
+        /// The text.
+        token: String,
+        /// Whether the turn is complete with it.
+        #[serde(default)]
+        last: bool,
+        /// BCP 47 language of the text.
+        #[serde(default)]
+        lang: Option<String>,
+        /// Whether the caller may interrupt this turn.
+        #[serde(default)]
+        interruptible: Option<Permission>,
+        /// Whether the agent's own next turn may cut this one short.
+        #[serde(default)]
+        preemptible: Option<bool>,
+        /// The agent's name for the turn.
+        #[serde(default)]
+        utterance_id: Option<String>,
+        /// Voice by name.
+        #[serde(default)]
+        voice: Option<String>,
+        /// Manner of speaking.
+        #[serde(default)]
+        instructions: Option<String>,
+        /// Same text, voice and seed: same audio.
+        #[serde(default)]
+        seed: Option<u64>,
+    },
+    /// Play a recording.
+    Play {
+        /// A WAV file below the configured media folder.
+        source: String,
+        /// How often; 0 is until interrupted.
+        #[serde(default, rename = "loop")]
+        repeat: Option<u32>,
+        /// Whether the caller may interrupt it.
+        #[serde(default)]
+        interruptible: Option<Permission>,
+    },
+    /// Send keys to the peer.
+    SendDigits {
+        /// `0`-`9`, `*`, `#`, `A`-`D`; `w` waits half a second.
+        digits: String,
+    },
+    /// The language of what follows.
+    Language {
+        /// Of speech.
+        #[serde(default)]
+        tts_language: Option<String>,
+        /// Of recognition.
+        #[serde(default)]
+        transcription_language: Option<String>,
+    },
+    /// Hang up when all that is queued has been said.
+    End {
+        /// Passed on to the event stream.
+        #[serde(default)]
+        handoff_data: Option<String>,
+    },
+    /// Answer with a `mark` when everything queued so far has left.
+    Mark {
+        /// The agent's name for it.
+        name: String,
+    },
+    /// Drop everything queued and silence what plays.
+    Clear {},
+    /// Hand the caller over.
+    Transfer {
+        /// A SIP URI or number.
+        to: String,
+        /// `blind` or `attended`.
+        #[serde(default)]
+        mode: Option<String>,
+    },
+    /// Put the caller on hold.
+    Hold {},
+    /// Take the caller off hold.
+    Resume {},
+    /// A pending barge-in is meant.
+    BargeInConfirm {},
+    /// A pending barge-in is not meant; go on speaking.
+    BargeInReject {},
+}
+
+/// `interruptible` as ConversationRelay has it: a boolean or one of the four words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Permission {
+    /// `true` is `any`, `false` is `none`.
+    Flag(bool),
+    /// `none`, `speech`, `dtmf`, `any`.
+    Kind(Interruptible),
+}
+
+impl Permission {
+    /// The one meaning of both spellings.
+    pub fn kind(self) -> Interruptible {
+        match self {
+            Permission::Flag(true) => Interruptible::Any,
+            Permission::Flag(false) => Interruptible::None,
+            Permission::Kind(kind) => kind,
+        }
+    }
+}
+
+/// Reads one frame.
+///
+/// # Errors
+/// What is wrong with it, for an `error` frame.
+pub fn parse(text: &str) -> Result<FromAgent, String> {
+    if text.len() > MAX_FRAME {
+        return Err(format!("a frame of {} bytes is larger than {MAX_FRAME}", text.len()));
+    }
+    serde_json::from_str(text).map_err(|e| format!("not a usable frame: {e}"))
+}
+
+/// Writes one frame.
+pub fn print(frame: &ToAgent) -> String {
+    serde_json::to_string(frame).expect("frames hold only strings, numbers and maps with string keys")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_conversation_relay_text_frame_is_enough() {
+        let frame = parse(r#"{"type":"text","token":"Hi","last":true,"interruptible":true,"lang":"en-US","x":1}"#);
+        match frame.expect("valid") {
+            FromAgent::Text { token, last, lang, interruptible, voice, .. } => {
+                assert_eq!((token.as_str(), last, lang.as_deref()), ("Hi", true, Some("en-US")));
+                assert_eq!(interruptible.map(Permission::kind), Some(Interruptible::Any));
+                assert_eq!(voice, None);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn interrupt_carries_the_standard_names() {
+        let json = print(&ToAgent::Interrupt {
+            utterance_until_interrupt: "Hello".into(),
+            duration_until_interrupt_ms: 460,
+            utterance_id: TurnId::from("u1"),
+            heard_words: 1,
+            sent_ms: 460,
+            acked_ms: 0,
+            precision: Precision::Proportional,
+        });
+        assert!(
+            json.starts_with(r#"{"type":"interrupt","utteranceUntilInterrupt":"Hello","durationUntilInterruptMs":460"#),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn nonsense_is_an_error_that_says_so() {
+        for text in
+            ["", "{}", "[]", r#"{"type":"nope"}"#, r#"{"type":"text"}"#, "\u{0}", r#"{"type":"text","token":5}"#]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The configuration: TOML, then the environment (`ANTIPHON_SECTION__KEY`), then checks across sections.
+//!
+//! Each part defines its own section; this module composes them and is the one reader of the environment.
+//! Loading has no side effects: nothing is bound, downloaded or created.
+//!
+//! # Why
+//! A layered configuration crate would merge file and environment before the types see them and so lose the
+//! line of a mistake. Here the file alone is read first, errors keep their line, and each variable is applied
+//! and checked by itself, so that a bad one is named.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::agent::builtin::Builtin;
+use crate::agent::config::Agent;
+use crate::server::config::Http;
+use crate::telemetry::Log;
+
+/// Prefix of variables that override keys.
+const PREFIX: &str = "ANTIPHON_";
+
+/// Everything that can be set. Defaults run a demo on loopback.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// HTTP and WebSocket.
+    pub http: Http,
+    /// Browser calls.
+    pub webrtc: crate::webrtc::WebRtcConfig,
+    /// Telephone calls.
+    pub sip: crate::sip::SipConfig,
+    /// Ports of telephone media.
+    pub rtp: crate::sip::RtpConfig,
+    /// How calls behave.
+    pub call: crate::call::CallConfig,
+    /// Voices.
+    pub engine: Engine,
+    /// How live and batch work share a device.
+    pub scheduler: crate::sched::Config,
+    /// Who supplies the text, by name.
+    pub agent: BTreeMap<String, Agent>,
+    /// Logs and traces.
+    pub log: Log,
+}
+
+/// `[engine]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Engine {
+    /// Which voice: `auto` takes CosyVoice3 where there is a model, else `espeak`, else `tone`.
+    pub kind: EngineKind,
+    /// Checkpoint directory of CosyVoice3.
+    pub model: Option<PathBuf>,
+    /// Where voice files live.
+    pub voices: PathBuf,
+    /// Name of the voice when a turn names none.
+    pub voice: Option<String>,
+    /// `auto`, `cuda:N`, `cuda:all` or `cpu`.
+    pub device: String,
+    /// Working precision on the GPU: `auto`, `bf16`, `f32`.
+    pub dtype: String,
+    /// How the last chunk of an utterance is solved: `causal` or `reference`.
+    pub final_chunk: String,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            kind: EngineKind::Auto,
+            model: None,
+            voices: PathBuf::from("voices"),
+            voice: None,
+            device: "auto".into(),
+            dtype: "auto".into(),
+            final_chunk: "causal".into(),
+        }
+    }
+}
+
+/// Which voice speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// The neural voice.
+    #[value(name = "cosyvoice3")]
+    Cosyvoice3,
+    /// The `espeak-ng` program.
+    Espeak,
+    /// An audible placeholder.
+    Tone,
+}
+
+/// Why a configuration cannot be used. The text says where and what to change.
+#[derive(Debug, thiserror::Error)]
+#[error("{origin}: {message}")]
+pub struct ConfigError {
+    /// File, line and column, or the environment variable.
+    pub origin: String,
+    /// What is wrong and what to change.
+    pub message: String,
+}
+
+impl Config {
+    /// Reads `file` (or only defaults), applies `variables` and checks the whole.
+    ///
+    /// # Errors
+    /// The first mistake, with its place.
+    pub fn load(
+        file: Option<&Path>,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let (text, origin) = match file {
+            None => (String::new(), "defaults".to_owned()),
+            Some(path) => {
+                let origin = path.display().to_string();
+                match std::fs::read_to_string(path) {
+                    Ok(text) => (text, origin),
+                    Err(e) => return Err(ConfigError { origin, message: format!("cannot be read: {e}") }),
+                }
+            }
+        };
+        let mut config: Config = toml::from_str(&text).map_err(|e| located(&origin, &text, &e))?;
+        let mut table: toml::Table = text.parse().map_err(|e| located(&origin, &text, &e))?;
+        let mut variables: Vec<_> = variables.into_iter().collect();
+        variables.sort();
+        for (name, value) in variables {
+            let Some(path) = name.strip_prefix(PREFIX).filter(|rest| rest.contains("__")) else { continue };
+            let at = |message: String| ConfigError { origin: format!("environment variable `{name}`"), message };
+            let keys: Vec<String> = path.split("__").map(str::to_lowercase).collect();
+            apply(&mut table, &keys, parse_value(&value)).map_err(at)?;
+            // Secrets make the types fit for reading only, so the table is read anew for each variable.
+            config = table.clone().try_into().map_err(|e: toml::de::Error| at(explain(e.message())))?;
+        }
+        config.validate().map_err(|message| ConfigError { origin, message })?;
+        Ok(config)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        for (name, agent) in &self.agent {
+            let url = &agent.url;
+            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+            if !known && Builtin::at(url).is_none() {
+                return Err(format!(
+                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
+                ));
+            }
+        }
+        self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
+        if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
+            return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
+        }
+        let device = &self.engine.device;
+        let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
+        if !(cuda || device == "auto" || device == "cpu") {
+            return Err(format!("[engine] device `{device}`: expected auto, cpu, cuda:N or cuda:all"));
+        }
+        if !matches!(self.engine.dtype.as_str(), "auto" | "bf16" | "f32") {
+            return Err(format!("[engine] dtype `{}`: expected auto, bf16 or f32", self.engine.dtype));
+        }
+        if !matches!(self.engine.final_chunk.as_str(), "causal" | "reference") {
+            return Err(format!("[engine] final_chunk `{}`: expected causal or reference", self.engine.final_chunk));
+        }
+        Ok(())
+    }
+}
+
+/// The variables of this process, for [`Config::load`].
+pub fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
+    let origin = match error.span() {
+        None => origin.to_owned(),
+        Some(span) => {
+            let before = &text[..span.start.min(text.len())];
+            let line = before.matches('\n').count() + 1;
+            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+            format!("{origin}:{line}:{column}")
+        }
+    };
+    ConfigError { origin, message: explain(error.message()) }
+}
+
+/// Adds the nearest known name to serde's message about an unknown one.
+fn explain(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let is_name = message.starts_with("unknown field") || message.starts_with("unknown variant");
+    let (true, Some(found)) = (is_name, quoted.next()) else { return message.to_owned() };
+    let nearest = quoted.max_by(|a, b| strsim::jaro_winkler(found, a).total_cmp(&strsim::jaro_winkler(found, b)));
+    match nearest {
+        Some(known) => format!("{message}; did you mean `{known}`?"),
+        None => message.to_owned(),
+    }
+}
+
+/// A variable's value as TOML where it is TOML (numbers, booleans, arrays), else as a string.
+fn parse_value(value: &str) -> toml::Value {
+    #[derive(Deserialize)]
+    struct Wrapped {
+        v: toml::Value,
+    }
+    match toml::from_str::<Wrapped>(&format!("v = {value}")) {
+        Ok(wrapped) => wrapped.v,
+        Err(_) => toml::Value::String(value.to_owned()),
+    }
+}
+
+fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result<(), String> {
+    match keys {
+        [] => Ok(()),
+        [last] => {
+            table.insert(last.clone(), value);
+            Ok(())
+        }
+        [first, rest @ ..] => {
+            match table.entry(first.clone()).or_insert_with(|| toml::Value::Table(toml::Table::new())) {
+                toml::Value::Table(inner) => apply(inner, rest, value),
+                _ => Err(format!("`{first}` is not a section")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::config::Scope;
+
+    fn load(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("c.toml");
+        std::fs::write(&path, text).expect("write");
+        Config::load(Some(&path), variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())))
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_the_nearest_name() {
+        let error = load("[http]\nbind = \"127.0.0.1:1\"\n\n[engine]\nmodle = \"x\"\n", &[]).expect_err("unknown key");
+        assert!(error.origin.ends_with("c.toml:5:1"), "{error}");
+        assert!(error.message.contains("did you mean `model`"), "{error}");
+    }
+
+    #[test]
+    fn the_environment_overrides_the_file() {
+        let config =
+            load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
+        assert_eq!(config.http.bind.port(), 2);
+    }
+
+    #[test]
+    fn a_bad_variable_is_named() {
+        let error = load("", &[("ANTIPHON_HTTP__BNID", "127.0.0.1:2")]).expect_err("unknown key");
+        assert!(error.origin.contains("ANTIPHON_HTTP__BNID"), "{error}");
+        assert!(error.message.contains("did you mean `bind`"), "{error}");
+    }
+
+    #[test]
+    fn tokens_may_be_strings_or_tables() {
+        let config = load("[http]\ntokens = [\"a\", { name = \"ops\", token = \"b\", scopes = [\"admin\"] }]\n", &[])
+            .expect("valid");
+        assert_eq!(config.http.tokens[0].token.reveal(), "a");
+        assert_eq!(config.http.tokens[1].scopes, [Scope::Admin]);
+        assert!(!format!("{config:?}").contains("\"b\""));
+    }
+
+    #[test]
+    fn an_agent_needs_a_usable_url() {
+        let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
+        assert!(error.message.contains("[agent.x]"), "{error}");
+        assert!(load("[agent.x]\nurl = \"builtin:silent\"\n", &[]).is_ok());
+    }
+
+    /// The shipped file documents the defaults; a key that changed in the code only would mislead.
+    #[test]
+    fn the_shipped_file_is_the_defaults() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/gateway.toml");
+        let shipped = Config::load(Some(&path), []).expect("valid");
+        assert_eq!(format!("{shipped:#?}"), format!("{:#?}", Config::default()));
+    }
+}

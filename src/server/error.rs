@@ -1,0 +1,105 @@
+//! Where errors become status codes: one JSON shape for every route.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// `{"error":{"message","type","param","code"}}` with its status, and `Retry-After` on 429 and 503.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<&'static str>,
+    code: &'static str,
+    retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    /// 400: the request is wrong; the message says what to change.
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// 404: there is no such thing.
+    pub fn not_found(what: &str, id: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", format!("no {what} `{id}`"))
+    }
+
+    /// 503 with `Retry-After`: full, draining or not ready.
+    pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(retry_after)
+    }
+
+    /// Any status.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code, retry_after: None }
+    }
+
+    /// Names the field that is wrong.
+    #[must_use]
+    pub fn param(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+
+    /// Says when trying again is worth while.
+    #[must_use]
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = json!({"error": {
+            "message": self.message, "type": self.kind(), "param": self.param, "code": self.code,
+        }});
+        let mut response = (self.status, Json(body)).into_response();
+        if let Some(after) = self.retry_after {
+            // Whole seconds, rounded up: coming back too early is refused again.
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_body_has_the_four_fields_and_retry_after_rounds_up() {
+        let response = ApiError::unavailable("full", Duration::from_millis(1200)).into_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+        let body = axum::body::to_bytes(response.into_body(), 4096).await.expect("small body");
+        let value: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        for field in ["message", "type", "param", "code"] {
+            assert!(value["error"].get(field).is_some(), "{field} in {value}");
+        }
+    }
+}
