@@ -189,8 +189,8 @@ impl Encoder {
         Ok(match codec.telephone() {
             None => {
                 let mut encoder = opus::Encoder::new(16_000, opus::Channels::Mono, opus::Application::Voip)?;
-                encoder.set_complexity(2)?;
-                encoder.set_bitrate(opus::Bitrate::Bits(24_000))?;
+                encoder.set_complexity(5)?;
+                encoder.set_bitrate(opus::Bitrate::Bits(32_000))?;
                 Encoder { kind: EncoderKind::Opus(Box::new(encoder)), rate: 16_000 }
             }
             Some(kind) => {

@@ -38,8 +38,8 @@ pub struct Speaker {
     last_sent: Option<Instant>,
     due: Instant,
     queue: VecDeque<Item>,
-    /// Silence, encoded once for codecs without state.
-    silence: Option<Vec<u8>>,
+    /// A frame of silence, encoded once: most of what a caller sends, and at no cost.
+    silence: Vec<u8>,
     sends: bool,
     /// Packets and payload octets sent.
     sent: (u32, u32),
@@ -64,11 +64,8 @@ impl Speaker {
         event: Option<u8>,
         idle: Idle,
     ) -> Result<Speaker, CodecError> {
-        let mut encoder = Encoder::new(codec)?;
-        let silence = match codec {
-            Codec::Pcmu | Codec::Pcma => Some(encoder.encode(&vec![0; encoder.frame()])?),
-            Codec::Opus | Codec::G722 => None,
-        };
+        let encoder = Encoder::new(codec)?;
+        let silence = silence(codec)?;
         Ok(Speaker {
             encoder,
             payload_type,
@@ -221,14 +218,7 @@ impl Speaker {
         {
             return Vec::new();
         }
-        let payload = match &self.silence {
-            Some(payload) => payload.clone(),
-            None => match self.encoder.encode(&vec![0; self.encoder.frame()]) {
-                Ok(payload) => payload,
-                Err(_) => return Vec::new(),
-            },
-        };
-        vec![self.packet(false, payload)]
+        vec![self.packet(false, self.silence.clone())]
     }
 
     fn packet(&mut self, marker: bool, payload: Vec<u8>) -> rtp::Packet {
@@ -242,6 +232,16 @@ impl Speaker {
             payload: payload.into(),
         }
     }
+}
+
+/// What an encoder that has settled says of silence.
+fn silence(codec: Codec) -> Result<Vec<u8>, CodecError> {
+    let mut encoder = Encoder::new(codec)?;
+    let frame = vec![0; encoder.frame()];
+    for _ in 0..9 {
+        encoder.encode(&frame)?;
+    }
+    encoder.encode(&frame)
 }
 
 #[cfg(test)]

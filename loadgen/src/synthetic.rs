@@ -32,7 +32,7 @@ pub fn babble(seed: u32, rate: u32, seconds: f32) -> Clip {
                     (phase * k as f32 * std::f32::consts::TAU).sin() * gain
                 })
                 .sum();
-            let sample = if hiss { (random() - 0.5) * 0.4 } else { voice * 0.12 };
+            let sample = if hiss { (random() - 0.5) * 0.12 } else { voice * 0.12 };
             pcm.push((sample * envelope).clamp(-0.9, 0.9));
         }
         let pause = (rate as f32 * 0.04 * random()) as usize;
