@@ -138,10 +138,10 @@ mod tests {
     #[test]
     fn an_alarm_outlives_the_runtime_it_was_set_on() {
         let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("runtime");
-        let mut alarm = first.block_on(async { Box::pin(Alarm::new(Duration::from_millis(1))) });
-        let poll =
-            |alarm: &mut Pin<Box<Alarm>>| alarm.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
-        let _ = first.block_on(async { poll(&mut alarm) });
+        let entered = first.enter();
+        let mut alarm = Box::pin(Alarm::new(Duration::from_millis(1)));
+        let _ = alarm.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+        drop(entered);
         drop(first);
         let second = Builder::new_current_thread().enable_all().build().expect("runtime");
         second.block_on(alarm);
