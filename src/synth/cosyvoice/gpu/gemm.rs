@@ -86,6 +86,9 @@ impl Tile {
     }
 }
 
+/// Block shapes worth trying for a plain product.
+pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
+
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
@@ -111,7 +114,7 @@ impl Gemm {
             let plain = module.kernel("conv_f32", SHARED)?;
             return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 3], rms });
         }
-        let conv = |name: &str| module.kernel(name, SHARED);
+        let conv = |name: &'static str| module.kernel(name, SHARED);
         Ok(Self {
             device: device.clone(),
             elt,

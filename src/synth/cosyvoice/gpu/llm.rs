@@ -377,7 +377,7 @@ impl Llm {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
             let heads = (rows as u32, c.kv_heads as u32, 1);
-            start!(self.device, self.attend, heads, 512, 0; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
+            start!(self.device, self.attend, heads, 256, 0; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
             let heard = Conv { x: self.heard.ptr, ldx: (c.heads * c.head_dim) as i32, ..residual };
             self.gemm.linear(&layer.out, heard, None, 0)?;
             let inner = c.intermediate as i32;
@@ -405,7 +405,7 @@ impl Llm {
         let scores = c.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
-        start!(self.device, self.sample, (width as u32, 1, 1), 256, shared;
+        start!(self.device, self.sample, (width as u32, 1, 1), 1024, shared;
             self.args, self.draw, self.logits.ptr, scores as i32, ld, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
@@ -442,7 +442,7 @@ impl Llm {
         }
         self.rows.send(self.rows.dev.bytes)?;
         for _ in 0..rounds {
-            match self.graphs.get(&width) {
+            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
                 Some(graph) => graph.launch()?,
                 None => self.round(width)?,
             }

@@ -37,12 +37,12 @@ struct Conv {
     int kreal;
 };
 
-DEV float activate(const Conv& p, int n, float v) {
-    switch (p.act) {
-        case ACT_SNAKE: return snake(v, p.alpha[n]);
-        case ACT_LEAKY: return v >= 0.f ? v : v * p.slope;
+DEV float activate(int act, float slope, float alpha, float v) {
+    switch (act) {
+        case ACT_SNAKE: return snake(v, alpha);
+        case ACT_LEAKY: return v >= 0.f ? v : v * slope;
         case ACT_MISH: return mish(v);
-        case ACT_GELU: { float u = 0.7978845608028654f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
+        case ACT_GELU: return gelu(v);
         default: return v;
     }
 }
@@ -59,7 +59,12 @@ DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) {
     i64 o = (i64)row * p.ldo + n;
     if (p.res) { float2 v = *(const float2*)(p.res + o); a += v.x; b += v.y; }
     if (p.sum) { float2 v = *(const float2*)(p.sum + o); a = (a + v.x) * p.scale; b = (b + v.y) * p.scale; }
-    float fa = activate(p, n, a), fb = activate(p, n + 1, b);
+    float fa = a, fb = b;
+    if (p.act != ACT_NONE) {
+        float2 al = p.alpha ? *(const float2*)(p.alpha + n) : make_float2(1.f, 1.f);
+        fa = activate(p.act, p.slope, al.x, a);
+        fb = activate(p.act, p.slope, al.y, b);
+    }
     if (p.post) {
         float2 v = *(const float2*)(p.post + o);
         a = fa + v.x; b = fb + v.y;
@@ -106,53 +111,75 @@ DEV void conv_mma(const Conv& p) {
     const u32 wbase = smem_addr(smem), xbase = wbase + STAGES * WSTAGE, xstage = rows * 128;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
-    auto fetch_w = [&](int it) {
-        int c = it / p.taps, tap = it - c * p.taps, k16 = min(4, (p.cin - c * 64) >> 4);
-        i64 kt = (i64)c * 4 * p.taps + tap * k16;
-        u32 dst = wbase + (it % STAGES) * WSTAGE;
+    // Each thread copies the same places of every stage: what changes from stage to stage is one offset.
+    constexpr int WSTEP = TH / 128, XSTEP = TH / 8;
+    const int wr = threadIdx.x & 127, wtile = threadIdx.x >> 7;
+    const uint4* wsrc = (const uint4*)p.w + (i64)(tile0 + wtile) * kt_all * 32 + wr;
+    const i64 wjump = (i64)WSTEP * kt_all * 32;
+    const int wleft = ntiles - tile0 - wtile;
+    const u32 wdst = wbase + wtile * 2048 + wr * 16;
+    const int last16 = (p.cin - (chunks - 1) * 64) >> 4, full = (chunks - 1) * p.taps;
+    int wit = 0, woff = 0, wslot = 0; // the stage fetched next, where its weights lie, its place in the ring
+    auto fetch_w = [&]() {
+        int k16 = wit < full ? 4 : last16;
+        bool in = wr < k16 * 32;
+        u32 dst = wdst + wslot * WSTAGE;
+        const uint4* src = wsrc + woff;
 #pragma unroll
-        for (int i = threadIdx.x; i < TILES * 128; i += TH) {
-            int tile = i >> 7, r = i & 127;
-            bool ok = tile0 + tile < ntiles && r < k16 * 32;
-            const uint4* src = (const uint4*)p.w + ((i64)min(tile0 + tile, ntiles - 1) * kt_all + kt) * 32 + (ok ? r : 0);
-            cp16(dst + i * 16, src, ok);
+        for (int j = 0; j < TILES / WSTEP; j++) {
+            bool ok = in && j * WSTEP < wleft;
+            cp16(dst + j * WSTEP * 2048, ok ? src + j * wjump : (const uint4*)p.w, ok);
         }
+        woff += k16 * 32;
+        wit++;
+        wslot = wslot == STAGES - 1 ? 0 : wslot + 1;
     };
     const elt* hin = nullptr;
-    auto fetch_x = [&](int c) {
-        u32 dst = xbase + (c % ring) * xstage;
-        int left = p.cin - c * 64;
-        for (int i = threadIdx.x; i < rows * 8; i += TH) {
-            int r = i >> 3, q = i & 7, t = s.t0 - halo + r, col = gcol + c * 64 + q * 8;
-            bool ok = q * 8 < left && t < s.len;
-            const elt* src = p.x;
-            if (t >= 0) src = p.x + (i64)(s.row0 + (ok ? t : 0)) * p.ldx + (ok ? col : 0);
-            else if (hin) src = hin + (i64)(t + halo) * p.ldx + (ok ? col : 0);
-            else ok = false;
-            cp16(dst + swizzle(r, q), src, ok);
+    const int xr = threadIdx.x >> 3, xq = threadIdx.x & 7, xt = s.t0 - halo + xr;
+    const elt* xsrc = p.x + (i64)(s.row0 + xt) * p.ldx + gcol + xq * 8;
+    const elt* hsrc = nullptr;
+    int xslot = 0, xc = 0;
+    auto fetch_x = [&]() {
+        const int c64 = xc * 64;
+        const bool in = xq * 8 < p.cin - c64;
+        u32 dst = xbase + xslot * xstage;
+#pragma unroll 2
+        for (int r = xr, t = xt, j = 0; r < rows; r += XSTEP, t += XSTEP, j++) {
+            i64 off = (i64)j * XSTEP * p.ldx + c64;
+            bool past = t < 0;
+            bool ok = in && t < s.len && !(past && !hin);
+            const elt* src = (past ? hsrc : xsrc) + off;
+            cp16(dst + swizzle(r, xq), ok ? src : p.x, ok);
         }
+        xc++;
+        xslot = xslot == ring - 1 ? 0 : xslot + 1;
     };
-    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w(it);
+    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w();
     dep_wait();
-    if (p.hist_in) hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
+    if (p.hist_in) {
+        hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
+        hsrc = hin + (i64)(xt + halo) * p.ldx + gcol + xq * 8;
+    }
     elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
+    int ahead = 0; // tap of the stage fetched next
     for (int it = 0; it < STAGES - 1; it++) {
-        if (it < iters && it % p.taps == 0) fetch_x(it / p.taps);
+        if (it < iters && ahead == 0) fetch_x();
+        ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         cp_commit();
     }
     float acc[MT][NT][4] = {};
     float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    int c = 0, tap = 0, part = 0;
+    int c = 0, tap = 0, part = 0, slot = 0, buf = 0;
     for (int it = 0; it < iters; it++) {
         cp_wait<STAGES - 2>();
         __syncthreads();
-        int nx = it + STAGES - 1;
-        if (nx < iters) {
-            fetch_w(nx);
-            if (nx % p.taps == 0) fetch_x(nx / p.taps);
+        if (it + STAGES - 1 < iters) {
+            fetch_w();
+            if (ahead == 0) fetch_x();
+            ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         }
         cp_commit();
-        const u32 xb = xbase + (c % ring) * xstage;
+        const u32 xb = xbase + buf * xstage;
         if (hout && tap == 0) {
             // the last `halo` rows of (history, input) are the next call's history
             for (int i = threadIdx.x; i < rows * 8; i += TH) {
@@ -162,7 +189,8 @@ DEV void conv_mma(const Conv& p) {
                     *(uint4*)(hout + (i64)h * p.ldx + gcol + c * 64 + q * 8) = lds(xb + swizzle(r, q));
             }
         }
-        const u32 wb = wbase + (it % STAGES) * WSTAGE + wn * MT * 2048 + lane * 16;
+        const u32 wb = wbase + slot * WSTAGE + wn * MT * 2048 + lane * 16;
+        slot = slot == STAGES - 1 ? 0 : slot + 1;
         const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -187,6 +215,7 @@ DEV void conv_mma(const Conv& p) {
         if (++tap == p.taps) {
             tap = 0;
             c++;
+            buf = buf == ring - 1 ? 0 : buf + 1;
             if (SPLIT && (++part == SPLIT_CHUNKS(p.cin) || c == chunks)) {
                 part = 0;
 #pragma unroll
@@ -198,18 +227,30 @@ DEV void conv_mma(const Conv& p) {
             }
         }
     }
+    // Through shared memory, so that a warp stores whole lines and the code of the epilogue exists once.
+    cp_wait<0>();
+    __syncthreads();
+    constexpr int LD = BN + 8;
+    float* tile = (float*)smem;
     const int g = lane >> 2, t4 = lane & 3;
 #pragma unroll
-    for (int i = 0; i < MT; i++) {
-        int tile = tile0 + wn * MT + i;
-        if (tile >= ntiles) continue;
-        int n = tile * 16 + 2 * g;
+    for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float* v = SPLIT ? tot[SPLIT ? i : 0][SPLIT ? j : 0] : acc[i][j];
-            int t = s.t0 + (wt * NT + j) * 8 + 2 * t4;
-            if (t < s.len) epilogue(p, n, s.row0 + t, v[0], v[2], p.rowscale ? p.rowscale[s.row0 + t] : 1.f);
-            if (t + 1 < s.len) epilogue(p, n, s.row0 + t + 1, v[1], v[3], p.rowscale ? p.rowscale[s.row0 + t + 1] : 1.f);
+            float* o = tile + ((wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
+            *(float2*)o = make_float2(v[0], v[2]);
+            *(float2*)(o + LD) = make_float2(v[1], v[3]);
+        }
+    __syncthreads();
+    const int outputs = min(BN, p.n - n0), positions = min(BT, s.len - s.t0);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < BT * BN / 2; i += TH) {
+        int t = i / (BN / 2), n = i % (BN / 2) * 2;
+        if (t < positions && n < outputs) {
+            float2 v = *(const float2*)(tile + t * LD + n);
+            int row = s.row0 + s.t0 + t;
+            epilogue(p, n0 + n, row, v.x, v.y, p.rowscale ? p.rowscale[row] : 1.f);
         }
     }
 }

@@ -87,7 +87,8 @@ KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
 
 // One position of one key head against its past. A key is read by LPK lanes, 8 values each; all GROUP query heads
 // use what was read. Warps and lane groups take keys in turn, so the order of sums depends on the position alone.
-#define WARPS 16
+#define WARPS 8
+#define AT_ONCE 4 // keys of a lane group between two updates of the running maximum
 #define LPK (HD / 8)
 #define KPW (32 / LPK)
 KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
@@ -134,27 +135,60 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
 #pragma unroll
         for (int e = 0; e < 8; e++) o[g][e] = 0.f;
     }
-    for (int j0 = warp * KPW; j0 <= pos; j0 += WARPS * KPW) {
-        int j = j0 + grp;
-        bool ok = j <= pos;
-        int jj = ok ? j : pos;
-        bool fresh = append && jj == pos;
-        float k[8], v[8];
-        load8(fresh ? kv_s[0] + sub * 8 : kc + (i64)jj * HD + sub * 8, k);
-        load8(fresh ? kv_s[1] + sub * 8 : vc + (i64)jj * HD + sub * 8, v);
+    for (int j0 = warp * KPW * AT_ONCE; j0 <= pos; j0 += WARPS * KPW * AT_ONCE) {
+        Eight kr[AT_ONCE], vr[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            int j = min(j0 + u * KPW + grp, pos);
+            bool fresh = append && j == pos;
+            kr[u] = load_raw(fresh ? kv_s[0] + sub * 8 : kc + (i64)j * HD + sub * 8);
+            vr[u] = load_raw(fresh ? kv_s[1] + sub * 8 : vc + (i64)j * HD + sub * 8);
+        }
+        float d[AT_ONCE][GROUP];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float k[8];
+            expand(kr[u], k);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                const float4* q = (const float4*)(q_s[g] + sub * 8);
+                float4 a = q[0], b = q[1];
+                d[u][g] = a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
+            }
+        }
+#pragma unroll
+        for (int w = LPK / 2; w; w >>= 1)
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+                for (int g = 0; g < GROUP; g++) d[u][g] += __shfl_xor_sync(~0u, d[u][g], w);
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
-            const float4* q = (const float4*)(q_s[g] + sub * 8);
-            float4 a = q[0], b = q[1];
-            float d = a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
+            float n = m[g];
 #pragma unroll
-            for (int w = LPK / 2; w; w >>= 1) d += __shfl_xor_sync(~0u, d, w);
-            if (!ok) d = -1e30f;
-            float n = fmaxf(m[g], d), c = __expf(m[g] - n), e = ok ? __expf(d - n) : 0.f;
+            for (int u = 0; u < AT_ONCE; u++) {
+                if (j0 + u * KPW + grp > pos) d[u][g] = -1e30f;
+                n = fmaxf(n, d[u][g]);
+            }
+            float c = __expf(m[g] - n);
             m[g] = n;
-            l[g] = l[g] * c + e;
+            l[g] *= c;
 #pragma unroll
-            for (int t = 0; t < 8; t++) o[g][t] = o[g][t] * c + e * v[t];
+            for (int t = 0; t < 8; t++) o[g][t] *= c;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                d[u][g] = d[u][g] > -1e29f ? __expf(d[u][g] - n) : 0.f;
+                l[g] += d[u][g];
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float v[8];
+            expand(vr[u], v);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++)
+#pragma unroll
+                for (int t = 0; t < 8; t++) o[g][t] = fmaf(d[u][g], v[t], o[g][t]);
         }
     }
     // lane groups of a warp, then warps
@@ -206,16 +240,17 @@ struct Draw {
     float top_p, tau_count; // repeats at or above tau_count redraw
     int top_k, window, speech_tokens;
 };
-#define DRAW_THREADS 256
+#define DRAW_THREADS 1024
+#define DRAW_WARPS (DRAW_THREADS / 32)
 #define MAX_K 64
 // Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input.
 KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* lp = (float*)smem;
-    __shared__ float red[8];
-    __shared__ double redd[8];
-    __shared__ u32 ck[8 * MAX_K];
-    __shared__ int ci[8 * MAX_K];
+    __shared__ float red[DRAW_WARPS];
+    __shared__ double redd[DRAW_WARPS];
+    __shared__ u32 ck[DRAW_WARPS * MAX_K];
+    __shared__ int ci[DRAW_WARPS * MAX_K];
     __shared__ int bad, chosen, redraw;
     __shared__ double part[DRAW_THREADS];
     dep_go();
@@ -246,7 +281,7 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     if (lane == 0) red[warp] = mx;
     __syncthreads();
     mx = red[0];
-    for (int w = 1; w < 8; w++) mx = fmaxf(mx, red[w]);
+    for (int w = 1; w < DRAW_WARPS; w++) mx = fmaxf(mx, red[w]);
     double z = 0;
     for (int i = tid; i < v; i += DRAW_THREADS) z += exp((double)(lp[i] - mx));
 #pragma unroll
@@ -254,13 +289,13 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     if (lane == 0) redd[warp] = z;
     __syncthreads();
     z = 0;
-    for (int w = 0; w < 8; w++) z += redd[w];
+    for (int w = 0; w < DRAW_WARPS; w++) z += redd[w];
     const double lz = log(z);
     const bool dead = bad || mx == -__int_as_float(0x7f800000);
     for (int i = tid; i < v; i += DRAW_THREADS) lp[i] = (float)((double)(lp[i] - mx) - lz);
     __syncthreads();
     // each warp the best top_k of its part, in order of (probability, id)
-    const int per = (v + 7) / 8, from = warp * per, to = min(v, from + per);
+    const int per = (v + DRAW_WARPS - 1) / DRAW_WARPS, from = warp * per, to = min(v, from + per);
     u32 lastk = 0xffffffffu; int lasti = -1; // what was taken last
     u32 bk = 0; int bi = 0x7fffffff;
     auto best = [&](u32 lk, int li) {
@@ -284,11 +319,11 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     philox(q->key[0], q->key[1], (u32)q->decoded, rnd);
     const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
     if (warp == 0 && !dead) {
-        // merge eight sorted lists: lane w < 8 holds the head of list w
+        // merge the sorted lists: each lane holds the head of one
         int head = 0, n = 0, ids[2] = {-1, -1};
         float pr[2] = {0.f, 0.f}, sum = 0.f;
         while (n < d.top_k && sum < d.top_p) {
-            u32 k0 = lane < 8 && head < d.top_k ? ck[lane * MAX_K + head] : 0;
+            u32 k0 = head < d.top_k ? ck[lane * MAX_K + head] : 0;
             int i0 = k0 ? ci[lane * MAX_K + head] : 0x7fffffff;
             u32 k = __reduce_max_sync(~0u, k0);
             if (k == 0) break;
