@@ -1,2 +1,2 @@
-//! x
+//! The load generator's command line.
 fn main() {}

@@ -5,7 +5,7 @@
 //! - [`encode`], [`decode`], [`resample`]: sound to payload and back
 //! - [`jitter`]: packets in order
 //! - [`vad`], [`dtmf`]: what the caller does
-//! - [`sip`]: the legs
+//! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
 
@@ -17,6 +17,8 @@ pub mod jitter;
 pub mod leg;
 pub mod playout;
 pub mod resample;
+pub mod rtcp;
 pub mod shard;
 pub mod sip;
 pub mod vad;
+pub mod webrtc;

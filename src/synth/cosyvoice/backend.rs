@@ -1,0 +1,286 @@
+//! The stage executor that [`super::CosyVoice`] drives: the network on one device, over slots.
+//!
+//! Owns every tensor: weights, noise tables, voice prefixes and the state of each slot. It decides nothing: what
+//! runs, in which order and how far ahead is the caller's. All calls come from one thread.
+//!
+//! A slot lives through `open`, `prefill`, any number of `decode`, `flow_push` + `flow` and `vocode` calls in any
+//! order that has its inputs ready, and `close`. Each call takes the slots of one step, whose rows may be of any
+//! lengths, and appends one result per slot in the order given. A failure of one row is in its result; an `Err`
+//! ends the device.
+//!
+//! # Exactness
+//! - Results of a slot do not depend on which other slots are in the step, nor on how rounds are cut.
+//! - Frames of complete blocks equal those of one call over the whole utterance (section 10 of the reference's
+//!   description): K,V per (Euler step, layer, guidance row), both position-convolution histories per step, the
+//!   pre-lookahead history and the vocoder's histories are carried.
+//! - A parked slot continues with identical results.
+
+use std::sync::Arc;
+
+use crate::synth::{Slot, SynthError};
+
+/// A voice as the flow needs it, and what makes the language model speak like it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlowPrompt {
+    /// Speech tokens of the recording.
+    pub tokens: Vec<u32>,
+    /// Mel of the recording, row-major `[frames, mel]`. In streaming use `frames` is two a token.
+    pub mel: Vec<f32>,
+    /// Raw speaker vector.
+    pub speaker: Vec<f32>,
+}
+
+/// A voice known to a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VoiceHandle(pub u32);
+
+/// One position of a language model input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Embed {
+    /// A row of the text table.
+    Text(u32),
+    /// A row of the speech table; control ids live there.
+    Speech(u32),
+}
+
+/// What is masked before `min_len` tokens are out (section 5, the minimum-length quirk).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MinLength {
+    /// Every id past the codebook is masked: the length holds.
+    #[default]
+    Intended,
+    /// Only the first control id is, as shipped: an end token can come early.
+    Reference,
+}
+
+/// How one slot's tokens are drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Key of the counter-based generator; see [`super::sample::key`].
+    pub key: [u32; 2],
+    /// Tokens before which the end is masked.
+    pub min_len: u32,
+    /// Tokens after which decoding simply ends.
+    pub max_len: u32,
+    /// What is masked before `min_len`.
+    pub min_length: MinLength,
+    /// Tokens to emit instead of what was drawn (the draw still happens, so that the work is the same); decoding
+    /// ends after the last. For measuring with random weights and for teacher forcing.
+    pub forced: Option<Arc<[u32]>>,
+}
+
+/// What a slot is opened with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotRequest {
+    /// Whose flow prompt; the slot holds the voice alive.
+    pub voice: VoiceHandle,
+    /// The language model's input: sos, text, task, prompt speech. Empty: no language model runs for this slot
+    /// (voice conversion), tokens only come by [`Backend::flow_push`].
+    pub prefix: Vec<Embed>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Speaking rate, 1.0 as made. At any other the mel is stretched as a whole, so nothing is vocoded before the
+    /// last frame is there.
+    pub speed: f32,
+}
+
+/// Limits of a backend, fixed for its lifetime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendCaps {
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    /// Slots that can be open at once: `0..slots`.
+    pub slots: u32,
+    /// Most slots in one call, per stage in the order of [`crate::synth::Stage::ALL`].
+    pub width: [u32; 4],
+    /// Most rounds of one call, per stage likewise.
+    pub rounds: [u32; 4],
+    /// Longest language model sequence of a slot, positions.
+    pub positions: u32,
+    /// Whether [`Backend::park`] frees device memory.
+    pub parks: bool,
+}
+
+/// How a slot's decoding ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// A control id was drawn.
+    Eos,
+    /// `max_len` tokens are out, or the forced tokens are used up.
+    Length,
+}
+
+/// What `prefill` did for a slot.
+#[derive(Debug)]
+pub struct Prefilled {
+    /// For whom.
+    pub slot: Slot,
+    /// This slot cannot go on.
+    pub failed: Option<SynthError>,
+}
+
+/// What `decode` did for a slot.
+#[derive(Debug)]
+pub struct Decoded {
+    /// For whom.
+    pub slot: Slot,
+    /// New speech tokens, in order; never a control id.
+    pub tokens: Vec<u32>,
+    /// Nothing more will be decoded.
+    pub ended: Option<End>,
+    /// This slot cannot go on.
+    pub failed: Option<SynthError>,
+}
+
+/// What `flow` did for a slot.
+#[derive(Debug)]
+pub struct Flowed {
+    /// For whom.
+    pub slot: Slot,
+    /// New mel frames that `vocode` can use.
+    pub frames: u32,
+    /// Euler steps still to be run for the tokens pushed so far.
+    pub pending: u32,
+    /// This slot cannot go on.
+    pub failed: Option<SynthError>,
+}
+
+/// What `vocode` did for a slot.
+#[derive(Debug)]
+pub struct Vocoded {
+    /// For whom.
+    pub slot: Slot,
+    /// New samples. After frame `n` of a mel that goes on, everything up to frame `n - hold`
+    /// ([`Backend::hold_back`]) is out.
+    pub pcm: Vec<f32>,
+    /// The last frame's samples are out.
+    pub done: bool,
+    /// This slot cannot go on.
+    pub failed: Option<SynthError>,
+}
+
+/// How much memory a slot will need, for admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Language model positions at the end.
+    pub positions: u32,
+    /// Mel frames at the end, the prompt's not counted.
+    pub frames: u32,
+}
+
+/// The network on one device. See the module's contract.
+pub trait Backend: Send {
+    /// Fixed limits.
+    fn caps(&self) -> &BackendCaps;
+
+    /// Mel frames withheld by [`Self::vocode`] until the mel goes on or ends.
+    fn hold_back(&self) -> u32;
+
+    /// Takes a voice. Cheap; device work is [`Self::prepare_voice`]'s.
+    ///
+    /// # Errors
+    /// Sizes that do not fit the model.
+    fn add_voice(&mut self, prompt: Arc<FlowPrompt>) -> Result<VoiceHandle, SynthError>;
+
+    /// Computes what every utterance of a voice shares: the flow state of the prompt's complete blocks whose
+    /// look-ahead lies in the prompt too, `floor((P - lookahead) / block)` blocks. Does nothing the second time.
+    ///
+    /// # Errors
+    /// No memory, or the device failed.
+    fn prepare_voice(&mut self, voice: VoiceHandle) -> Result<(), SynthError>;
+
+    /// Gives up the caller's hold on a voice; its memory is freed when the last slot that uses it closes.
+    fn release_voice(&mut self, voice: VoiceHandle);
+
+    /// Prepares a slot. Cheap.
+    ///
+    /// # Errors
+    /// An id out of range, a prefix longer than [`BackendCaps::positions`], or no memory.
+    fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError>;
+
+    /// Runs the whole prefix of each slot through the language model.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError>;
+
+    /// Decodes up to `rounds` tokens for each slot.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError>;
+
+    /// Appends generated tokens to the slot's flow input. Without `last`, prompt plus all pushed tokens less the
+    /// look-ahead must be whole blocks, and the newest `lookahead` tokens produce no frames yet. With `last`
+    /// everything is produced (`tokens` may be empty) and no push may follow.
+    ///
+    /// # Errors
+    /// A token out of range, no whole block, a push after the last, an utterance past the noise table, no memory.
+    fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError>;
+
+    /// Runs up to `rounds` Euler steps for each slot, window by window. A window is one or more whole blocks, or
+    /// the rest at the end; which, is the backend's choice.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError>;
+
+    /// Turns all new mel frames of each slot into samples, as far as exactness allows.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError>;
+
+    /// Frees a slot; nothing happens if it is not open.
+    fn close(&mut self, slot: Slot);
+
+    /// Moves a slot's state out of device memory; the next call that names it brings it back.
+    fn park(&mut self, slot: Slot);
+
+    /// Bytes for slots and voices in all, and in use.
+    fn memory(&self) -> crate::synth::Memory;
+
+    /// What a slot of that extent and voice will hold at its largest.
+    fn memory_needed(&self, extent: Extent) -> u64;
+
+    /// Waits for the device and says whether it still works.
+    ///
+    /// # Errors
+    /// It does not.
+    fn sync(&mut self) -> Result<(), SynthError> {
+        Ok(())
+    }
+}
+
+/// How the frames after the last whole block are computed (section 8, the end).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FinalChunk {
+    /// With the chunk-causal mask, from the carried state.
+    #[default]
+    Causal,
+    /// With full attention over the whole utterance, solved anew, as the Python class does.
+    Reference,
+}
+
+/// The excitation noise of the vocoder, values in `[0, 1)` by sample and harmonic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SineNoise {
+    /// The reference's own table.
+    #[default]
+    Native,
+    /// The closed formula that golden kits use in its place.
+    Formula,
+}
+
+/// How a backend is built, besides its checkpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// See [`FinalChunk`].
+    pub final_chunk: FinalChunk,
+    /// See [`SineNoise`].
+    pub sine_noise: SineNoise,
+    /// Slots; `None`: what the device can take.
+    pub slots: Option<u32>,
+    /// Bytes for slots and voices; `None`: what the device can spare.
+    pub memory: Option<u64>,
+}

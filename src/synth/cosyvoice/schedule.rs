@@ -1,0 +1,140 @@
+//! The hop plan: after how many tokens which chunk is pushed into the flow. Data, no state of the model.
+//!
+//! # Why
+//! In the original the hop is a field of the shared model that only grows, so one caller's long sentence delays
+//! the next caller's first audio. Here every utterance has its own [`Hops`], which is a value.
+
+use super::config::{Config, HOP};
+
+/// When chunks are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HopPlan {
+    /// What the first hop is.
+    pub first: FirstHop,
+    /// Tokens of the second hop at least; a multiple of the block.
+    pub hop: u32,
+    /// Tokens of a hop at most; a multiple of the block.
+    pub max: u32,
+    /// Factor from one hop to the next.
+    pub growth: u32,
+}
+
+/// How many tokens the first hop takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FirstHop {
+    /// As the original: a full hop and the padding that completes the prompt's last block.
+    Full,
+    /// Only the padding, when it yields enough audio to start with (at least this many tokens), else a full hop
+    /// on top. The mel is the same; a voice whose prompt has `P mod block = block - k` tokens starts after `k`.
+    Aligned {
+        /// Fewest tokens worth starting with: the vocoder withholds some frames.
+        least: u32,
+    },
+}
+
+impl HopPlan {
+    /// The plan of the original.
+    pub fn reference() -> Self {
+        Self { first: FirstHop::Full, hop: HOP.0, max: HOP.1, growth: HOP.2 }
+    }
+
+    /// Starts as early as block alignment allows.
+    pub fn early() -> Self {
+        Self { first: FirstHop::Aligned { least: 8 }, ..Self::reference() }
+    }
+}
+
+/// Where one utterance stands in its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hops {
+    plan: HopPlan,
+    lookahead: u32,
+    block: u32,
+    ratio: u32,
+    next: u32,
+    grown: u32,
+    pushed: u32,
+    finished: bool,
+}
+
+/// A chunk to push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Tokens pushed before it.
+    pub from: u32,
+    /// Tokens pushed with it.
+    pub to: u32,
+    /// Mel frames it completes.
+    pub frames: u32,
+    /// Nothing follows.
+    pub last: bool,
+}
+
+impl Hops {
+    /// The start of an utterance behind a prompt of `prompt` tokens.
+    pub fn new(plan: HopPlan, config: &Config, prompt: u32) -> Self {
+        let block = (config.block_tokens() as u32).max(1);
+        let whole = |tokens: u32| tokens.div_ceil(block).max(1) * block;
+        let hop = whole(plan.hop);
+        // The original pads to its current hop, which is the block unless somebody grew it.
+        let grid = if plan.first == FirstHop::Full { hop } else { block };
+        let pad = (grid - prompt % grid) % grid;
+        let next = match plan.first {
+            FirstHop::Full => hop + pad,
+            FirstHop::Aligned { least } => {
+                let short = least.saturating_sub(pad);
+                pad + short.div_ceil(block) * block
+            }
+        };
+        let grown = match plan.first {
+            FirstHop::Full => (hop * plan.growth.max(1)).min(whole(plan.max)),
+            // The growing hops start behind the early one.
+            FirstHop::Aligned { .. } => hop,
+        };
+        let plan = HopPlan { hop, max: whole(plan.max), ..plan };
+        Self {
+            plan,
+            lookahead: config.flow.lookahead as u32,
+            block,
+            ratio: config.token_mel_ratio as u32,
+            next,
+            grown,
+            pushed: 0,
+            finished: false,
+        }
+    }
+
+    /// The chunk that `tokens` decoded tokens allow, if any. `ended`: no more will come. Call until `None`; each
+    /// call that returns a chunk counts it as pushed.
+    pub fn next_chunk(&mut self, tokens: u32, ended: bool) -> Option<Chunk> {
+        if self.finished {
+            return None;
+        }
+        let from = self.pushed;
+        let done = from.saturating_sub(self.lookahead);
+        let to = done.saturating_add(self.next + self.lookahead);
+        if tokens >= to {
+            let frames = self.next * self.ratio;
+            self.pushed = to;
+            self.next = self.grown;
+            self.grown = (self.grown * self.plan.growth.max(1)).min(self.plan.max);
+            return Some(Chunk { from, to, frames, last: false });
+        }
+        if !ended {
+            return None;
+        }
+        self.finished = true;
+        self.pushed = tokens;
+        Some(Chunk { from, to: tokens, frames: tokens.saturating_sub(done) * self.ratio, last: true })
+    }
+
+    /// Tokens that must have been decoded before the next chunk can go.
+    pub fn wanted(&self) -> u32 {
+        self.pushed.saturating_sub(self.lookahead).saturating_add(self.next + self.lookahead)
+    }
+
+    /// Tokens of a static block.
+    pub fn block(&self) -> u32 {
+        self.block
+    }
+}
