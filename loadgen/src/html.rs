@@ -14,7 +14,7 @@ pub fn page(report: &Report) -> String {
     charts(&mut body, report);
     table(&mut body, report);
     if let Some(found) = size::Measured::from_report(report) {
-        sizes(&mut body, &found);
+        sizes(&mut body, report, &found);
     }
     notes(&mut body, report);
     format!(
@@ -205,7 +205,7 @@ fn table(out: &mut String, report: &Report) {
     }
 }
 
-fn sizes(out: &mut String, measured: &size::Measured) {
+fn sizes(out: &mut String, report: &Report, measured: &size::Measured) {
     let demand = size::Demand::default();
     out.push_str(
         "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>gateways of this kind<th>cores</tr></thead><tbody>",
@@ -223,6 +223,9 @@ fn sizes(out: &mut String, measured: &size::Measured) {
     out.push_str("</tbody></table><ul>");
     for line in size::assumptions(&demand, measured) {
         let _ = write!(out, "<li>{}</li>", escape(&line));
+    }
+    if let Some(check) = size::check(report) {
+        let _ = write!(out, "<li>{}</li>", escape(&check));
     }
     out.push_str("</ul>");
 }

@@ -14,7 +14,7 @@
 //! - [`corpus`], [`judge`], [`stats`]: what is spoken, whether it was, and the figures of it
 //! - [`dispatch`], [`exchange`]: one call of a test, with its turns
 //! - [`report`], [`load`], [`ladder`]: many of them, and how far a gateway goes
-//! - [`prepare`]: from words to a test
+//! - [`prepare`], [`scenario`]: from words to a test
 //! - [`size`], [`chart`], [`html`]: what follows from the figures, and how it is shown
 
 pub mod agent;
@@ -41,6 +41,7 @@ pub mod relay;
 pub mod report;
 pub mod rtc;
 pub mod rtp;
+pub mod scenario;
 pub mod sip;
 pub mod size;
 pub mod speak;

@@ -120,6 +120,10 @@ pub struct Prepared {
 /// A model may take its time to load; nothing else does.
 const READY: Duration = Duration::from_secs(180);
 
+/// The agent that a gateway started here is configured with.
+const AGENT: &str = "loadgen";
+const AGENT_URL: &str = "ANTIPHON_AGENT__LOADGEN__URL";
+
 /// Starts the gateway if asked to, waits until it is ready, and gathers what calls need. `texts` are spoken directly
 /// once, as references.
 ///
@@ -142,6 +146,8 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         legs.extend(sip_target.iter().map(|_| (Leg::Sip, 1.0)));
         legs.extend(http.iter().map(|_| (Leg::Webrtc, 1.0)));
     }
+    // A gateway that is started here is given an agent that greets nobody, unless another is asked for.
+    let agent = target.agent.clone().or(target.spawn.as_ref().map(|_| AGENT.to_owned()));
     let wants = |leg| legs.iter().any(|(l, weight)| *l == leg && *weight > 0.0);
     if legs.is_empty() {
         return Err(usage("no target: give --target sip:USER@HOST:PORT or --target http://HOST:PORT, or both"));
@@ -151,7 +157,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     }
     if wants(Leg::Sip) && sip_target.is_none() {
         let host = gateway.as_ref().and_then(Gateway::host).unwrap_or("127.0.0.1");
-        sip_target = Some(format!("sip:{}@{host}:5060", target.agent.as_deref().unwrap_or("demo")));
+        sip_target = Some(format!("sip:{}@{host}:5060", agent.as_deref().unwrap_or("demo")));
     }
 
     let trigger = match (target.via, &gateway, target.agent_bind) {
@@ -167,8 +173,11 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     let mut notes = Vec::new();
     let mut environment = Vec::new();
     if let Trigger::Agent(dispatch) = &trigger {
-        environment.push(("ANTIPHON_AGENT__LOADGEN__URL".to_owned(), dispatch.url().to_owned()));
+        environment.push((AGENT_URL.to_owned(), dispatch.url().to_owned()));
         notes.push(format!("turns are sent by the built-in agent server {}", dispatch.url()));
+    }
+    if environment.is_empty() {
+        environment.push((AGENT_URL.to_owned(), "builtin:client".to_owned()));
     }
     let mut spawned = match &target.spawn {
         Some(command) => {
@@ -195,7 +204,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         notes.push(format!("media passes a relay: {what:?}"));
     }
     let webrtc = http.as_ref().map(|url| rtc::Config {
-        agent: target.agent.clone(),
+        agent,
         token: target.token.clone(),
         address: target.address,
         // Browsers that say nothing send next to nothing (DTX); what they send costs both sides the same.

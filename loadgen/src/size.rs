@@ -196,6 +196,77 @@ pub fn assumptions(demand: &Demand, measured: &Measured) -> Vec<String> {
     out
 }
 
+/// How many calls at a time a gateway should carry, by what calls cost where there was plenty of everything.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// Calls at a time.
+    pub capacity: f64,
+    /// What runs out: `cpu` or `device`.
+    pub bound: &'static str,
+    /// Highest level that the prediction used.
+    pub from: u32,
+}
+
+/// Predicts the knee from the levels up to half of it (and at least the two lowest): cost grows evenly with calls,
+/// and the knee is where the cores of the host (shared with the generator) or the device's time are used up.
+pub fn predict(report: &Report) -> Option<Prediction> {
+    let half = report.knee.map_or(u32::MAX, |k| k.level / 2);
+    let mut used: Vec<&Level> = report.levels.iter().filter(|l| l.level <= half && l.turns > 0).collect();
+    if used.len() < 2 {
+        used = report.levels.iter().filter(|l| l.turns > 0).take(2).collect();
+    }
+    let from = used.iter().map(|l| l.level).max()?;
+    let cost = |value: fn(&Level) -> Option<f64>, limit: f64| {
+        let points: Vec<(f64, f64)> = used.iter().filter_map(|l| Some((f64::from(l.level), value(l)?))).collect();
+        let (base, each) = line(&points)?;
+        (each > 0.0).then(|| ((limit - base) / each).max(0.0))
+    };
+    let cpu = cost(|l| Some(l.gateway?.cores + l.generator?.cores), report.host.cores as f64).map(|c| (c, "cpu"));
+    let busy = |l: &Level| {
+        let seconds: f64 = l.metrics.stage_seconds.values().sum();
+        (seconds > 0.0).then(|| seconds / l.seconds)
+    };
+    let device = cost(busy, 1.0).map(|c| (c, "device"));
+    let (capacity, bound) = [cpu, device].into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(Prediction { capacity, bound, from })
+}
+
+/// The prediction beside the knee that was found, in words; nothing when there is nothing to compare.
+pub fn check(report: &Report) -> Option<String> {
+    let predicted = predict(report)?;
+    let Prediction { capacity, bound, from } = predicted;
+    let knee = report.knee?;
+    Some(match knee.broken_at {
+        Some(_) => {
+            let off = (capacity / f64::from(knee.level.max(1)) - 1.0) * 100.0;
+            format!(
+                "Predicted from the levels up to {from}: {capacity:.0} calls ({bound} runs out); found: {} ({off:+.0} %).",
+                knee.level
+            )
+        }
+        None => format!(
+            "Predicted from the levels up to {from}: {capacity:.0} calls ({bound} runs out); the knee was not reached at {}.",
+            knee.level
+        ),
+    })
+}
+
+/// Least squares; a single point is taken as a line through nothing.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let n = points.len() as f64;
+    let (mx, my) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let spread: f64 = points.iter().map(|p| (p.0 - mx).powi(2)).sum();
+    match points {
+        [] => None,
+        [(x, y)] => (*x > 0.0).then(|| (0.0, y / x)),
+        _ if spread <= 0.0 => None,
+        _ => {
+            let each = points.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum::<f64>() / spread;
+            Some((my - each * mx, each))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,5 +313,28 @@ mod tests {
         // 1 000 users: 3.33 turns/s of 5 s are 16.7 erlang.
         assert!((rows[0].calls - 16.67).abs() < 0.01);
         assert_eq!(rows[0].gateways, 1);
+    }
+
+    #[test]
+    fn a_knee_is_predicted_from_what_calls_cost_below_it() {
+        use crate::process::{Host, Usage};
+        use crate::report::Knee;
+        let level = |n: u32| Level {
+            level: n,
+            turns: 10,
+            seconds: 10.0,
+            gateway: Some(Usage { cores: 0.1 + 0.03 * f64::from(n), rss: 0 }),
+            generator: Some(Usage { cores: 0.01 * f64::from(n), rss: 0 }),
+            ..Level::default()
+        };
+        let report = Report {
+            host: Host { cores: 2, ..Host::default() },
+            levels: [4, 8, 16, 32, 47, 48].map(level).to_vec(),
+            knee: Some(Knee { level: 47, broken_at: Some(48) }),
+            ..Report::default()
+        };
+        let predicted = predict(&report).unwrap();
+        assert!((predicted.capacity - 47.5).abs() < 0.1 && predicted.from == 16, "{predicted:?}");
+        assert!(check(&report).unwrap().contains("+1 %"), "{:?}", check(&report));
     }
 }

@@ -1,6 +1,8 @@
 //! The command line.
 
 mod ladder;
+mod report;
+mod run;
 mod target;
 mod watch;
 
@@ -26,6 +28,12 @@ pub(crate) struct Arguments {
 enum Command {
     /// Measure one level of load after the other and find the knee.
     Ladder(ladder::Ladder),
+    /// Run a scenario: arrivals, turns, interruptions, a bad network.
+    Run(run::Run),
+    /// Draw the page of a report.
+    Report(report::Page),
+    /// How many gateways for how many users.
+    Size(report::Size),
 }
 
 /// Why a command did not do what it should.
@@ -43,6 +51,9 @@ impl Failure {
 pub(crate) async fn run(arguments: Arguments) -> ExitCode {
     let result = match arguments.command {
         Command::Ladder(ladder) => ladder.run().await,
+        Command::Run(run) => run.run().await,
+        Command::Report(page) => page.run(),
+        Command::Size(size) => size.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
