@@ -3,7 +3,8 @@
 //! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
 //! Modules, in reading order; each may use only those above it:
 //!
-//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs
+//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
+//!   [`audio_file`]: files and downloads of sound
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
@@ -22,6 +21,9 @@ use crate::telemetry;
 const RINGING: usize = 256;
 /// What a caller who is turned away is told to wait.
 const BUSY_STATUS: u16 = 503;
+
+/// How long requests that are under way may take when everything else has stopped.
+const HTTP_GRACE: Duration = Duration::from_secs(1);
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -100,21 +102,8 @@ impl App {
         };
         tokio::spawn(answer(gateway.clone(), ringing));
         let router = server::router(gateway.clone(), &config.http);
-        let (stop, mut stopped) = watch::channel(false);
-        // Text in and events out are small and urgent: never wait for a full segment.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
-        let served = tokio::spawn(async move {
-            let shutdown = async move {
-                // An error means that the app was dropped.
-                let _ = stopped.wait_for(|stop| *stop).await;
-            };
-            let service = router.into_make_service_with_connect_info::<SocketAddr>();
-            if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(shutdown).await {
-                tracing::error!(%error, "HTTP ended");
-            }
-        });
+        let (stop, stopped) = watch::channel(false);
+        let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
         Ok(Self { gateway, http, stop, served, grace })
     }
 
@@ -144,8 +133,7 @@ impl App {
         }
         self.gateway.webrtc.shutdown().await;
         let _ = self.stop.send(true);
-        // Event streams and idle keep-alive connections would hold the server open for as long as they like.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.served).await;
+        let _ = self.served.await;
         let (calls, engine) = (self.gateway.calls, self.gateway.engine);
         // Joining threads blocks, so it leaves the runtime.
         let joined = tokio::task::spawn_blocking(move || {
@@ -184,7 +172,7 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
         headers: call.headers.clone(),
         tenant: server::calls::nobody(),
     };
-    match call.accept().await {
+    match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
         Err(error) => tracing::info!(%error, "a call was not answered"),
         Ok(leg) => {
             // The leg is dropped on an error, which ends the session.

@@ -37,9 +37,12 @@ pub enum LineState {
     Held,
     /// Playing goes on.
     Resumed,
+    /// What was made and not yet heard was dropped.
+    Interrupted,
     /// Nobody listens any more.
     Closed,
 }
+
 impl Speech for crate::synth::device::Engine {
     fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
         crate::synth::device::Engine::submit(self, utterance, sink)
@@ -52,6 +55,7 @@ impl Speech for crate::synth::device::Engine {
             LineState::Anchored { at } => LineNote::Anchored { at },
             LineState::Held => LineNote::Held,
             LineState::Resumed => LineNote::Resumed,
+            LineState::Interrupted => LineNote::Interrupted,
             LineState::Closed => LineNote::Closed,
         };
         crate::synth::device::Engine::note(self, line, note);

@@ -1,7 +1,7 @@
 //! `antiphon say`: a text to a file or to standard output.
 
 use std::fs::File;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read, Seek, Write};
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -78,16 +78,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let ending = args.out.as_ref().and_then(|path| path.extension()).and_then(|e| e.to_str()).unwrap_or("wav");
     let name = if to_stdout { args.format.as_str() } else { ending };
     let name = if name == "ogg" { "opus" } else { name };
-    let format = Format::parse(name)
+    let format = Format::named(name)
         .ok_or_else(|| Failure::failed(format!("format `{name}` is not known; use wav, flac, opus or pcm")))?;
-    let mut out: Box<dyn Write> = match &args.out {
+    let mut out = match &args.out {
         Some(path) if !to_stdout => {
-            Box::new(File::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?)
+            Out::File(File::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?)
         }
         _ if std::io::stdout().is_terminal() => {
             return Err(Failure::failed("standard output is a terminal; name a file with -o or redirect"));
         }
-        _ => Box::new(std::io::stdout()),
+        _ => Out::Stream(std::io::stdout()),
     };
     let manner = Manner {
         voice: args.voice,
@@ -110,20 +110,48 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             }
         }
         let bar = progress(text.chars().count());
-        let mut writer = AudioWriter::new(format);
+        let mut writer = AudioWriter::new(format, crate::audio::RATE).map_err(Failure::failed)?;
         let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add(parts);
         let mut samples = 0;
         while let Some(pcm) = speaker.next().await.map_err(Failure::failed)? {
             samples += pcm.len();
-            out.write_all(&writer.push(&pcm)).and_then(|()| out.flush()).map_err(Failure::failed)?;
+            out.write(&writer.push(&pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
             bar.set_message(format!("{:.1} s", samples as f64 / f64::from(crate::audio::RATE)));
             bar.tick();
         }
-        out.write_all(&writer.finish()).and_then(|()| out.flush()).map_err(Failure::failed)?;
+        out.write(&writer.finish().map_err(Failure::failed)?).map_err(Failure::failed)?;
+        if format == Format::Wav {
+            let header = AudioWriter::with_length(format, crate::audio::RATE, samples as u64)
+                .and_then(|mut writer| writer.push(&[]))
+                .map_err(Failure::failed)?;
+            out.rewrite_start(&header).map_err(Failure::failed)?;
+        }
         bar.finish();
         Ok(())
     })
+}
+
+enum Out {
+    File(File),
+    Stream(std::io::Stdout),
+}
+
+impl Out {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Out::File(file) => file.write_all(bytes),
+            // Flushed at once: somebody may be listening to the pipe.
+            Out::Stream(stdout) => stdout.write_all(bytes).and_then(|()| stdout.flush()),
+        }
+    }
+
+    /// Now that the length is known, a file's header gets it; a stream has gone by.
+    fn rewrite_start(&mut self, header: &[u8]) -> std::io::Result<()> {
+        let Out::File(file) = self else { return Ok(()) };
+        file.rewind()?;
+        file.write_all(header)
+    }
 }
 
 /// Shown on a terminal only; the length of the audio is not known beforehand.

@@ -11,9 +11,9 @@
 use std::time::{Duration, Instant};
 
 use super::job::{Job, JobSpec};
+use super::step::Stage;
 use super::{Scheduler, cost::Costs};
 use crate::audio::duration_of;
-use crate::synth::Stage;
 use crate::turn::Class;
 
 /// Weight of a new observation in smoothed figures.

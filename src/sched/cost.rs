@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::synth::Stage;
+use super::step::Stage;
 
 /// Width buckets: 1, 2, 3-4, 5-8, ..., 513-1024.
 const WIDTHS: usize = 11;

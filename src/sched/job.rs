@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::synth::{Slot, Stage, Stages};
+use super::step::{Slot, Stage, Stages};
 use crate::turn::{Class, LineId, TurnToken};
 
 /// An utterance in the scheduler.

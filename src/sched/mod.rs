@@ -31,6 +31,7 @@ mod cost;
 mod job;
 mod line;
 mod select;
+mod step;
 mod tenant;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -44,8 +45,8 @@ use self::job::{Job, State};
 pub use self::job::{JobEnd, JobId, JobSpec};
 use self::line::Line;
 pub use self::line::LineNote;
+pub use self::step::{Slot, Stage, Stages, Step};
 use self::tenant::Tenants;
-use crate::synth::{Slot, Stage, Stages, Step};
 use crate::turn::{Class, LineId};
 
 /// A line without work or sound is forgotten after this; one that comes back is simply a new line.

@@ -11,9 +11,9 @@
 use std::time::{Duration, Instant};
 
 use super::job::{Job, State};
+use super::step::{Slot, Stage, Stages, Step};
 use super::{JobId, Plan, SWEEP, Scheduler, WATCH};
 use crate::audio::duration_of;
-use crate::synth::{Slot, Stage, Stages, Step};
 use crate::turn::Class;
 
 /// Ranks, from the most urgent.

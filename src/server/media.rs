@@ -89,11 +89,10 @@ impl Stream {
         }
         loop {
             let frame = tokio::select! {
+                // Frames that a slow reader loses are counted and show in the timestamps; the call is not delayed.
                 frame = tap.recv() => match frame {
-                    Ok(frame) => Some(self.media(&frame)),
-                    // Lost frames show in the timestamps; the call itself is not delayed by a slow reader.
-                    Err(broadcast::error::RecvError::Lagged(_)) => None,
-                    Err(broadcast::error::RecvError::Closed) => break,
+                    Some(frame) => Some(self.media(&frame)),
+                    None => break,
                 },
                 event = events.recv() => match event {
                     Ok(CallEvent::Digit(digit)) => {

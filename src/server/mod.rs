@@ -10,6 +10,7 @@ pub mod error;
 pub mod events;
 mod extract;
 mod gauges;
+mod listen;
 mod media;
 mod sockets;
 pub mod speech;
@@ -27,6 +28,7 @@ use axum::middleware;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
+pub use listen::serve;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::agent::Agents;

@@ -23,7 +23,7 @@ use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
-use crate::audio_file::{AudioWriter, Format};
+use crate::audio_file::{AudioFileError, AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
 use crate::synth::device::{Engine, LineNote};
@@ -133,9 +133,10 @@ pub(super) async fn speech(
     let first = speaker.next().await?.unwrap_or_default();
     let stream_format = request.stream_format.unwrap_or_default();
     let (pieces, body) = mpsc::channel(BODY_PIECES);
-    tokio::spawn(produce(speaker, first, AudioWriter::new(format), stream_format, characters, pieces));
+    let writer = AudioWriter::new(format, crate::audio::RATE).map_err(SpeechError::from)?;
+    tokio::spawn(produce(speaker, first, writer, stream_format, characters, pieces));
     let content_type = match stream_format {
-        StreamFormat::Audio => format.content_type(),
+        StreamFormat::Audio => format.mime(),
         StreamFormat::Sse => "text/event-stream",
     };
     let body = stream::unfold(body, |mut body| async move { body.recv().await.map(|piece| (piece, body)) });
@@ -150,7 +151,7 @@ pub(super) async fn speech(
 pub fn format_of(name: Option<&str>) -> Result<Format, ApiError> {
     match name {
         None => Ok(Format::Wav),
-        Some(name) => Format::parse(name).ok_or_else(|| {
+        Some(name) => Format::named(name).ok_or_else(|| {
             let message = format!("response_format `{name}` is not supported; use wav, pcm, opus or flac");
             ApiError::bad_request("unsupported_format", message).param("response_format")
         }),
@@ -191,23 +192,24 @@ async fn produce(
         match next {
             Ok(Some(pcm)) => {
                 samples += pcm.len();
-                let bytes = writer.push(&pcm);
+                let bytes = match writer.push(&pcm) {
+                    Ok(bytes) => bytes,
+                    Err(error) => return cut_short(error.into(), &pieces).await,
+                };
                 // A reader that left drops the body: the speaker's drop cancels the rest.
                 if !bytes.is_empty() && pieces.send(Ok(wrap(bytes))).await.is_err() {
                     return;
                 }
             }
             Ok(None) => break,
-            Err(error) => {
-                tracing::warn!(%error, "a speech response was cut short");
-                // overflow: awaited; the connection is reset so that the reader sees the failure
-                let _ = pieces.send(Err(std::io::Error::other(error.to_string()))).await;
-                return;
-            }
+            Err(error) => return cut_short(error, &pieces).await,
         }
         next = speaker.next().await;
     }
-    let rest = writer.finish();
+    let rest = match writer.finish() {
+        Ok(rest) => rest,
+        Err(error) => return cut_short(error.into(), &pieces).await,
+    };
     if !rest.is_empty() && pieces.send(Ok(wrap(rest))).await.is_err() {
         return;
     }
@@ -216,6 +218,12 @@ async fn produce(
         let usage = json!({ "input_tokens": characters, "output_tokens": samples, "total_tokens": characters + samples, "seconds": seconds });
         let _ = pieces.send(Ok(sse(&json!({ "type": "speech.audio.done", "usage": usage })))).await;
     }
+}
+
+/// The connection is reset, so that the reader sees the failure.
+async fn cut_short(error: SpeechError, pieces: &mpsc::Sender<std::io::Result<Bytes>>) {
+    tracing::warn!(%error, "a speech response was cut short");
+    let _ = pieces.send(Err(std::io::Error::other(error.to_string()))).await;
 }
 
 fn sse(value: &serde_json::Value) -> Bytes {
@@ -238,6 +246,12 @@ pub enum SpeechError {
     /// The engine is shutting down.
     #[error("the gateway is shutting down")]
     Closed,
+}
+
+impl From<AudioFileError> for SpeechError {
+    fn from(error: AudioFileError) -> Self {
+        SpeechError::Failed(error.to_string())
+    }
 }
 
 impl From<SpeechError> for ApiError {

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Gateway;
 use super::auth::Tenant;
@@ -111,18 +111,11 @@ impl Session {
     }
 
     async fn deliver(&mut self, socket: &mut WebSocket, spoken: Result<Option<Vec<f32>>, String>) -> bool {
-        let Some(turn) = &mut self.turn else { return true };
-        let (bytes, done) = match spoken {
-            Ok(Some(pcm)) => (turn.writer.push(&pcm), None),
-            Ok(None) if turn.complete => {
-                let writer = std::mem::replace(&mut turn.writer, AudioWriter::new(self.format));
-                (writer.finish(), Some(json!({ "type": "audio.done", "characters": turn.characters })))
-            }
-            Ok(None) => (Vec::new(), None),
-            Err(message) => {
-                (Vec::new(), Some(json!({ "type": "error", "error": { "message": message, "type": "server_error" } })))
-            }
-        };
+        let (bytes, done) = self.encode(spoken).unwrap_or_else(|message| {
+            self.turn = None;
+            let error = json!({ "type": "error", "error": { "message": message, "type": "server_error" } });
+            (Vec::new(), Some(error))
+        });
         if !bytes.is_empty() {
             let send = tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::Binary(bytes.into())));
             if !matches!(send.await, Ok(Ok(()))) {
@@ -131,11 +124,22 @@ impl Session {
         }
         match done {
             None => true,
-            Some(message) => {
-                self.turn = None;
-                write(socket, message.to_string()).await
-            }
+            Some(message) => write(socket, message.to_string()).await,
         }
+    }
+
+    /// The bytes of what was spoken, and the message that ends the turn when it is over.
+    fn encode(&mut self, spoken: Result<Option<Vec<f32>>, String>) -> Result<(Vec<u8>, Option<Value>), String> {
+        let Some(turn) = &mut self.turn else { return Ok((Vec::new(), None)) };
+        if let Some(pcm) = spoken? {
+            return Ok((turn.writer.push(&pcm).map_err(|e| e.to_string())?, None));
+        }
+        if !turn.complete {
+            return Ok((Vec::new(), None));
+        }
+        let Some(turn) = self.turn.take() else { return Ok((Vec::new(), None)) };
+        let done = json!({ "type": "audio.done", "characters": turn.characters });
+        Ok((turn.writer.finish().map_err(|e| e.to_string())?, Some(done)))
     }
 
     /// Carries out one message; `false` ends the session.
@@ -143,13 +147,16 @@ impl Session {
         match serde_json::from_str(text).map_err(|e| format!("not a usable message: {e}"))? {
             FromClient::Config(config) => self.configure(config)?,
             FromClient::Text { text } => {
-                let turn = self.turn.get_or_insert_with(|| Turn {
-                    segmenter: Segmenter::new(SegmentConfig::default()),
-                    speaker: Speaker::new(self.gateway.engine.clone(), self.manner.clone()),
-                    writer: AudioWriter::new(self.format),
-                    complete: false,
-                    characters: 0,
-                });
+                if self.turn.is_none() {
+                    self.turn = Some(Turn {
+                        segmenter: Segmenter::new(SegmentConfig::default()),
+                        speaker: Speaker::new(self.gateway.engine.clone(), self.manner.clone()),
+                        writer: AudioWriter::new(self.format, crate::audio::RATE).map_err(|e| e.to_string())?,
+                        complete: false,
+                        characters: 0,
+                    });
+                }
+                let Some(turn) = &mut self.turn else { return Ok(true) };
                 turn.characters += text.chars().count();
                 if turn.characters > MAX_INPUT_CHARS {
                     return Err(format!(
