@@ -60,6 +60,15 @@ impl Gateway {
         Ok((sent, body["utteranceId"].as_str().map(str::to_owned)))
     }
 
+    /// Silences what is being spoken on a call.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn interrupt(&self, call: &str) -> Result<(), CallError> {
+        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/interrupt"))?;
+        accepted(request.send().await?).await.map(drop)
+    }
+
     /// The id of the call whose `from` or `to` mentions `name`.
     ///
     /// # Errors
