@@ -1,0 +1,3 @@
+//! Simulations in virtual time.
+
+mod sched;
