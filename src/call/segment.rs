@@ -132,7 +132,8 @@ impl Segmenter {
                         // What follows the white space decides; until it is there, nothing is certain.
                         let word =
                             chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
-                        word.is_some_and(|next| !next.is_lowercase() && !(c == '.' && is_abbreviation(&chars[..n])))
+                        let shortened = c == '.' && is_abbreviation(&chars[..n]);
+                        word.is_some_and(|next| !next.is_lowercase()) && !shortened
                     }
                     Some(_) => false,
                 };

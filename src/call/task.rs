@@ -88,10 +88,9 @@ impl<L: MediaLeg> CallTask<L> {
             {
                 alarm.as_mut().reset(deadline.into());
             }
-            // Every branch is cancel safe. The order decides only what is looked at first: due packets leave
-            // before new work is taken in, and the caller is heard before the agent.
+            // Every branch is cancel safe. No fixed order: whoever floods one source must not starve the others.
+            // Packets that are due do not wait for their branch, as the machine is polled after every wake.
             tokio::select! {
-                biased;
                 () = &mut alarm, if deadline.is_some() => {}
                 () = shared.end_wanted.notified() => {
                     if let Some(reason) = shared.end_asked() {

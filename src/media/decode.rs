@@ -23,6 +23,7 @@ const MAX_SAMPLES: usize = RATE as usize * 120 / 1_000;
 
 /// What came out of a stream.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "moved once, and boxing would allocate for every packet")]
 pub enum Heard {
     /// The next 20 ms.
     Frame([i16; FRAME]),
@@ -142,6 +143,7 @@ pub struct Decoder {
     losses: i32,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one a call, never moved")]
 enum Kind {
     Opus(Box<opus::Decoder>),
     G722(Box<audio_codec::g722::G722Decoder>),

@@ -5,8 +5,8 @@
 //! # Why
 //! - Opus takes 24 kHz as it is; only its RTP clock says 48 kHz whatever goes in (RFC 7587 section 4.1).
 //! - Two Opus profiles, chosen by what [`super::bench`] measures and the peer reports. *Clean* is the
-//!   restricted low-delay mode (CELT only): a quarter of the cost of the speech mode at the same bit rate, 4 ms
-//!   less delay, and at 32 kb/s no worse for one synthetic voice without noise. *Lossy* is the speech mode with
+//!   restricted low-delay mode (CELT only): at 32 kb/s 38 us a frame where the speech mode takes 133 (193 with
+//!   FEC), 2.5 ms of delay instead of 6.5, packets of 81 bytes instead of 74. *Lossy* is the speech mode with
 //!   in-band FEC, which CELT does not have; it is used while the peer reports loss and can use FEC.
 //! - The telephone codecs get a real anti-alias filter (see [`super::resample`]).
 
@@ -19,9 +19,9 @@ use crate::audio::{FRAME_SAMPLES, RATE, to_i16};
 /// How Opus is encoded. The defaults are what the benchmark favours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpusSettings {
-    /// Bits per second. 32 kb/s: speech is transparent for most listeners; 24 kb/s is audibly coarser in CELT.
+    /// Bits per second. 32 kb/s carries 24 kHz speech in the low-delay mode at full band width.
     pub bitrate: i32,
-    /// 0 to 10. 5: beyond it cost rises by a third and one voice gains nothing one can hear.
+    /// 0 to 10. In the low-delay mode 0, 5 and 10 cost 17, 38 and 58 us a frame.
     pub complexity: i32,
     /// Share of packets lost (percent) from which the lossy profile is used.
     pub lossy_from: u8,

@@ -45,7 +45,7 @@ struct State {
 
 impl Fake {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.0.lock().expect("no test thread panicked in it")
     }
 
     pub(crate) fn set_speed(&self, first: Duration, rtf: f64) {
@@ -185,7 +185,7 @@ impl World {
             tenant: "".into(),
         };
         let (machine, handle, commands, speech) =
-            Machine::detached(meta, config, ("test", &format), engine.clone(), now).unwrap();
+            Machine::detached(meta, config, ("test", &format), engine.clone(), now).expect("codecs");
         Self {
             now,
             start: now,
@@ -267,12 +267,12 @@ impl World {
     }
 
     pub(crate) fn say(&mut self, text: &str) -> TurnId {
-        self.speak(TurnRequest::new(text)).unwrap()
+        self.speak(TurnRequest::new(text)).expect("a turn that is taken")
     }
 
     pub(crate) fn push(&mut self, token: &str, last: bool) {
         let delta = TextDelta { id: None, token: token.into(), last, style: Default::default() };
-        self.handle.push_text(delta).unwrap();
+        self.handle.push_text(delta).expect("a piece that is taken");
         self.settle();
     }
 
@@ -293,7 +293,7 @@ impl World {
 
     /// The caller speaks (a recorded voice) or is silent for `time`, in real pace.
     pub(crate) fn caller(&mut self, speaks: bool, time: Duration) {
-        let mut voice = hound::WavReader::open("tests/data/speech-8k.wav").unwrap();
+        let mut voice = hound::WavReader::open("tests/data/speech-8k.wav").expect("the recording");
         let pcm = voice.samples::<i16>().map(Result::unwrap).collect::<Vec<_>>();
         for frame in pcm.chunks_exact(160).cycle().take((time.as_millis() / 20) as usize) {
             let mut payload = vec![0xff; 160];

@@ -74,6 +74,7 @@ fn run(work: &mpsc::Receiver<(Utterance, SpeechSink)>) {
             let end = heard.entry(job.utterance.line).or_insert(at);
             *end = (*end).max(now) + Duration::from_millis(200);
             if job.chunk == CHUNKS {
+                // overflow: drops: as above
                 let _ = job.sink.try_send(SpeechEvent::End { utterance, how: UtteranceEnd::Done });
                 continue;
             }

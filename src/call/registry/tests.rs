@@ -25,7 +25,9 @@ struct Quick {
 impl Speech for Quick {
     fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
         let id = utterance.id;
+        // overflow: fails the test
         sink.try_send(SpeechEvent::Audio { utterance: id, pcm: vec![0.3; FRAME_SAMPLES * 5] }).unwrap();
+        // overflow: fails the test
         sink.try_send(SpeechEvent::End { utterance: id, how: UtteranceEnd::Done }).unwrap();
         Ok(())
     }
@@ -107,6 +109,7 @@ fn leg(fault: Fault) -> (Loop, Far) {
     let (packets, ours) = mpsc::channel(1_024);
     let format =
         MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false };
+    // overflow: fails the test
     events.try_send(LegEvent::Connected).unwrap();
     (Loop { format, events: theirs, packets, fault }, Far { events, packets: ours })
 }
