@@ -113,8 +113,9 @@ fn full_size_noise_is_the_original_s() {
     let head = file.floats("sine_waves_rows0_480", file.shape("sine_waves_rows0_480").expect("there")).expect("floats");
     assert_eq!(sines.prefix(head.len() / rows), &*head);
     let index = file.integers("sine_waves_row_index").expect("integers");
-    let expected =
-        file.floats("sine_waves_rows_at_index", file.shape("sine_waves_rows_at_index").expect("there")).expect("floats");
+    let expected = file
+        .floats("sine_waves_rows_at_index", file.shape("sine_waves_rows_at_index").expect("there"))
+        .expect("floats");
     for (row, expected) in index.iter().zip(expected.chunks_exact(rows)).filter(|(r, _)| **r < 2_000_000) {
         let row = *row as usize;
         assert_eq!(&sines.prefix(row + 1)[row * rows..], expected, "row {row}");
@@ -238,9 +239,17 @@ fn foreign_pickles_are_data_and_run_nothing() {
         ("an exponential tuple", bomb, "expected a readable list"),
         ("an unknown opcode", b"\x80\x02\xff.".to_vec(), "opcode 0xff"),
         ("an empty stack", b"\x80\x02R.".to_vec(), "stack underflow"),
-        ("a builder without arguments", b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.".to_vec(), "holds no dictionary"),
+        (
+            "a builder without arguments",
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.".to_vec(),
+            "holds no dictionary",
+        ),
         ("a long string", b"\x80\x02X\xff\xff\xff\x7f.".to_vec(), "cut off"),
-        ("another object", b"\x80\x02cbuiltins\neval\nX\x01\0\0\x001\x85R.".to_vec(), "`builtins.eval` is not a tensor builder"),
+        (
+            "another object",
+            b"\x80\x02cbuiltins\neval\nX\x01\0\0\x001\x85R.".to_vec(),
+            "`builtins.eval` is not a tensor builder",
+        ),
     ];
     for (name, pickle, expected) in cases {
         let dir = tiny();
@@ -313,9 +322,24 @@ fn voices_saved_by_the_original_are_read() {
 fn saved_voice(name: &str, tokens: &[i64], mel: &[f32], speaker: &[f32], text: &[u32]) -> Vec<u8> {
     let text: Vec<i32> = text.iter().map(|&t| t as i32).collect();
     let fields: [(&str, &str, Vec<usize>, Vec<u8>); 4] = [
-        ("flow_prompt_speech_token", "LongStorage", vec![1, tokens.len()], tokens.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        ("prompt_speech_feat", "FloatStorage", vec![1, mel.len() / 80, 80], mel.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        ("flow_embedding", "FloatStorage", vec![1, speaker.len()], speaker.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        (
+            "flow_prompt_speech_token",
+            "LongStorage",
+            vec![1, tokens.len()],
+            tokens.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        ),
+        (
+            "prompt_speech_feat",
+            "FloatStorage",
+            vec![1, mel.len() / 80, 80],
+            mel.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        ),
+        (
+            "flow_embedding",
+            "FloatStorage",
+            vec![1, speaker.len()],
+            speaker.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        ),
         ("prompt_text", "IntStorage", vec![1, text.len()], text.iter().flat_map(|v| v.to_le_bytes()).collect()),
     ];
     let put = |out: &mut Vec<u8>, text: &str| {

@@ -144,6 +144,7 @@ fn an_independent_qwen2_gives_the_same_hidden_states() {
     let theirs = model.forward(&input, 0, None).expect("forward").squeeze(0).expect("one row");
     let prefix: Vec<Embed> = ids.into_iter().map(Embed::Text).collect();
     let ours = backend().llm(&prefix, &[]).expect("one pass").hidden.expect("shown");
-    let theirs = Values { shape: theirs.dims().to_vec(), data: theirs.flatten_all().and_then(|t| t.to_vec1()).expect("floats") };
+    let theirs =
+        Values { shape: theirs.dims().to_vec(), data: theirs.flatten_all().and_then(|t| t.to_vec1()).expect("floats") };
     assert!(largest_difference(&ours, &theirs) < 2e-5, "{}", largest_difference(&ours, &theirs));
 }

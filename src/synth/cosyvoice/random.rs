@@ -52,7 +52,8 @@ pub fn write(dir: &Path, size: Size, seed: u64, mut progress: impl FnMut(u64, u6
     write_texts(dir, size)?;
     let config = Config::load(dir)?;
     let all = layout::expected(&config);
-    let total: u64 = all.iter().filter(|t| t.key != LM_HEAD).map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
+    let total: u64 =
+        all.iter().filter(|t| t.key != LM_HEAD).map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
     let mut done = 0;
     for part in Part::ALL {
         let tensors: Vec<&Expected> = all.iter().filter(|t| t.part == part).collect();

@@ -178,11 +178,21 @@ impl Llm {
     }
 
     /// Attention of new positions of one row over its cache: `qkv` `[positions, q+k+v]` to `[positions, q]`.
-    fn attend(&self, qkv: &Tensor, cos: &Tensor, sin: &Tensor, cache: &mut KvCache, mask: Option<&Tensor>) -> Result<Tensor> {
+    fn attend(
+        &self,
+        qkv: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        cache: &mut KvCache,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let LlmConfig { heads, kv_heads, head_dim, .. } = self.config;
         let count = qkv.dim(0)?;
         let split = |start: usize, heads: usize| -> Result<Tensor> {
-            qkv.narrow(1, start * head_dim, heads * head_dim)?.reshape((count, heads, head_dim))?.transpose(0, 1)?.contiguous()
+            qkv.narrow(1, start * head_dim, heads * head_dim)?
+                .reshape((count, heads, head_dim))?
+                .transpose(0, 1)?
+                .contiguous()
         };
         let turn = |x: Tensor| rope(&x.unsqueeze(0)?, cos, sin)?.squeeze(0);
         let q = turn(split(0, heads)?)?;
@@ -194,7 +204,9 @@ impl Llm {
         let q = (q.reshape((kv_heads, group * count, head_dim))? * (1.0 / (head_dim as f64).sqrt()))?;
         let scores = q.matmul(&k.transpose(1, 2)?)?;
         let scores = match mask {
-            Some(mask) => scores.reshape((heads, count, seen))?.broadcast_add(mask)?.reshape((kv_heads, group * count, seen))?,
+            Some(mask) => {
+                scores.reshape((heads, count, seen))?.broadcast_add(mask)?.reshape((kv_heads, group * count, seen))?
+            }
             None => scores,
         };
         let heard = softmax_last_dim(&scores)?.matmul(&v.contiguous()?)?;
@@ -205,7 +217,8 @@ impl Llm {
         let half = self.inv_freq.len();
         let angles: Vec<f32> =
             (from..from + count).flat_map(|p| self.inv_freq.iter().map(move |f| p as f32 * f)).collect();
-        let table = |f: fn(f32) -> f32| Tensor::from_vec(angles.iter().map(|&a| f(a)).collect(), (count, half), &Device::Cpu);
+        let table =
+            |f: fn(f32) -> f32| Tensor::from_vec(angles.iter().map(|&a| f(a)).collect(), (count, half), &Device::Cpu);
         Ok((table(f32::cos)?, table(f32::sin)?))
     }
 }
@@ -221,9 +234,8 @@ fn widened(x: &Tensor) -> Result<Tensor> {
 /// `[count, past + count]`: 0 where a position may look, minus infinity where not.
 fn causal_mask(count: usize, past: usize) -> Result<Tensor> {
     let seen = past + count;
-    let mask: Vec<f32> = (0..count)
-        .flat_map(|i| (0..seen).map(move |j| if j <= past + i { 0.0 } else { f32::NEG_INFINITY }))
-        .collect();
+    let mask: Vec<f32> =
+        (0..count).flat_map(|i| (0..seen).map(move |j| if j <= past + i { 0.0 } else { f32::NEG_INFINITY })).collect();
     Tensor::from_vec(mask, (count, seen), &Device::Cpu)?.to_dtype(DType::F32)
 }
 

@@ -89,8 +89,7 @@ pub(super) fn text(kit: &Kit, report: &mut Report) -> Result<(), KitError> {
     let mut wrong = Vec::new();
     for case in &all {
         let text = case["text"].as_str().unwrap_or_default();
-        let split: Vec<String> =
-            list(case.get("split")).iter().filter_map(|s| s.as_str().map(Into::into)).collect();
+        let split: Vec<String> = list(case.get("split")).iter().filter_map(|s| s.as_str().map(Into::into)).collect();
         let whole = case["nosplit"].as_str().unwrap_or_default();
         let actual = text::segments(text, &tokenizer);
         if actual != split {
@@ -136,7 +135,13 @@ pub(super) fn noise<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report
         let Some(expected) = kit.find("native_noise_tiny", name) else { continue };
         let count = expected.data.len() / rows;
         let data = sines.prefix(from + count)[from * rows..].to_vec();
-        report.compare("noise", &format!("native {name}"), &expected, &Values { shape: expected.shape.clone(), data }, Exact);
+        report.compare(
+            "noise",
+            &format!("native {name}"),
+            &expected,
+            &Values { shape: expected.shape.clone(), data },
+            Exact,
+        );
     }
     // The generator itself, against its published first output for seed 5489.
     let first = MersenneTwister::new(5489).next_u32();
@@ -320,7 +325,8 @@ pub(super) fn flow<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report)
         report.compare("flow", "mel_odd_prompt", &expected, &mel(backend.mel(&odd, tokens, false)?), Abs(2e-4));
     }
     // The stored mel is the input, so that an error of the solver is not counted twice.
-    let stored = kit.find("flow", "mel_nonstream").map(|v| Values { shape: v.shape[1..].to_vec(), data: v.data }.transposed());
+    let stored =
+        kit.find("flow", "mel_nonstream").map(|v| Values { shape: v.shape[1..].to_vec(), data: v.data }.transposed());
     for (name, speed) in [("mel_speed_1.3", 1.3), ("mel_speed_0.8", 0.8)] {
         let made = stored.as_ref().map(|m| backend.respeed(m, speed)).transpose()?.map(mel);
         check(report, kit, ("flow", name), made.as_ref(), Abs(1e-5));
@@ -482,8 +488,7 @@ fn speak<B: Testable>(kit: &Kit, backend: &mut B, tokens: &[u32], hops: HopPlan)
     let prompt = Arc::new(kit.prompt()?);
     let voice = backend.add_voice(prompt.clone())?;
     backend.prepare_voice(voice)?;
-    let sampling =
-        Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: MinLength::default(), forced: None };
+    let sampling = Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: MinLength::default(), forced: None };
     backend.open(slot, SlotRequest { voice, prefix: Vec::new(), sampling, speed: 1.0 })?;
     let (chunks, _) = plan(kit, prompt.tokens.len(), tokens.len(), hops);
     let mut wave = Vec::new();
