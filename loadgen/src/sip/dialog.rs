@@ -45,27 +45,26 @@ pub(crate) struct Dialog {
 impl Dialog {
     /// A request of the dialog, numbered anew.
     pub(crate) fn request(&mut self, me: &Identity, method: &str) -> Message {
-        let dialog = self;
-        dialog.cseq += 1;
-        let to = match &dialog.remote_tag {
-            Some(tag) if !dialog.remote.contains(";tag=") => format!("{};tag={tag}", dialog.remote),
-            _ => dialog.remote.clone(),
+        self.cseq += 1;
+        let to = match &self.remote_tag {
+            Some(tag) if !self.remote.contains(";tag=") => format!("{};tag={tag}", self.remote),
+            _ => self.remote.clone(),
         };
-        let from = match dialog.local.contains(";tag=") {
-            true => dialog.local.clone(),
-            false => format!("{};tag={}", dialog.local, dialog.local_tag),
+        let from = match self.local.contains(";tag=") {
+            true => self.local.clone(),
+            false => format!("{};tag={}", self.local, self.local_tag),
         };
-        let mut request = Message::request(method, &dialog.target)
+        let mut request = Message::request(method, &self.target)
             .with("Via", me.via())
             .with("Max-Forwards", "70")
             .with("From", from)
             .with("To", to)
-            .with("Call-ID", &dialog.call_id)
-            .with("CSeq", format!("{} {method}", dialog.cseq))
+            .with("Call-ID", &self.call_id)
+            .with("CSeq", format!("{} {method}", self.cseq))
             .with("Contact", me.contact())
             .with("Allow", ALLOW)
             .with("User-Agent", concat!("antiphon-loadgen/", env!("CARGO_PKG_VERSION")));
-        for route in &dialog.routes {
+        for route in &self.routes {
             request = request.with("Route", route);
         }
         request

@@ -8,8 +8,6 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::auth;
-#[cfg(test)]
-use super::auth::Credentials;
 use super::dialog::{Dialog, Identity, reply, token};
 use super::message::{Message, Start, uri_of};
 

@@ -1,3 +1,4 @@
+use super::super::auth::Credentials;
 use super::*;
 use crate::clock;
 
