@@ -63,7 +63,12 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
         let _ = write!(
             svg,
             "<line class='grid' x1='{LEFT}' x2='{:.1}' y1='{:.1}' y2='{:.1}'/><text class='tick' x='{:.1}' y='{:.1}' text-anchor='end'>{}</text>",
-            WIDTH - RIGHT, y(tick), y(tick), LEFT - 6.0, y(tick) + 4.0, number(tick)
+            WIDTH - RIGHT,
+            y(tick),
+            y(tick),
+            LEFT - 6.0,
+            y(tick) + 4.0,
+            number(tick)
         );
     }
     let mut xs: Vec<f64> = all().map(|p| p.0).collect();
@@ -77,14 +82,27 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
         }
         keep
     }) {
-        let _ = write!(svg, "<text class='tick' x='{:.1}' y='{:.1}' text-anchor='middle'>{}</text>", x(tick), HEIGHT - BOTTOM + 16.0, number(tick));
+        let _ = write!(
+            svg,
+            "<text class='tick' x='{:.1}' y='{:.1}' text-anchor='middle'>{}</text>",
+            x(tick),
+            HEIGHT - BOTTOM + 16.0,
+            number(tick)
+        );
     }
     axis_names(&mut svg, x_label, y_label);
     if let Some(limit) = limit {
-        let _ = write!(svg, "<line class='limit' x1='{LEFT}' x2='{:.1}' y1='{:.1}' y2='{:.1}'/>", WIDTH - RIGHT, y(limit), y(limit));
+        let _ = write!(
+            svg,
+            "<line class='limit' x1='{LEFT}' x2='{:.1}' y1='{:.1}' y2='{:.1}'/>",
+            WIDTH - RIGHT,
+            y(limit),
+            y(limit)
+        );
     }
     for (n, s) in series.iter().enumerate() {
-        let path: Vec<String> = s.points.iter().filter(|p| p.1.is_finite()).map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
+        let path: Vec<String> =
+            s.points.iter().filter(|p| p.1.is_finite()).map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
         let class = if s.foreign { "line foreign".to_owned() } else { format!("line c{}", n % 6) };
         let _ = write!(svg, "<polyline class='{class}' points='{}'/>", path.join(" "));
         for point in s.points.iter().filter(|p| p.1.is_finite()) {
@@ -92,12 +110,19 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
             let _ = write!(
                 svg,
                 "<circle class='{dot}' cx='{:.1}' cy='{:.1}' r='3'><title>{}: {} at {}</title></circle>",
-                x(point.0), y(point.1), escape(&s.name), number(point.1), number(point.0)
+                x(point.0),
+                y(point.1),
+                escape(&s.name),
+                number(point.1),
+                number(point.0)
             );
         }
     }
     svg.push_str("</svg>");
-    let names = series.iter().enumerate().map(|(n, s)| (s.name.clone(), if s.foreign { "foreign".to_owned() } else { format!("c{}", n % 6) }));
+    let names = series
+        .iter()
+        .enumerate()
+        .map(|(n, s)| (s.name.clone(), if s.foreign { "foreign".to_owned() } else { format!("c{}", n % 6) }));
     figure(title, &svg, names)
 }
 
@@ -113,7 +138,12 @@ pub fn bars(title: &str, unit: &str, rows: &[(String, f64, bool)]) -> String {
         let _ = write!(
             svg,
             "<text class='tick' x='300' y='{:.1}' text-anchor='end'>{}</text><rect class='{class}' x='306' y='{y:.1}' width='{width:.1}' height='16'/><text class='tick' x='{:.1}' y='{:.1}'>{} {}</text>",
-            y + 12.0, escape(&short(name, 52)), 312.0 + width, y + 12.0, number(*value), escape(unit)
+            y + 12.0,
+            escape(&short(name, 52)),
+            312.0 + width,
+            y + 12.0,
+            number(*value),
+            escape(unit)
         );
     }
     svg.push_str("</svg>");
@@ -143,7 +173,8 @@ pub fn stacks(title: &str, rows: &[(String, Vec<(String, f64)>)]) -> String {
             let _ = write!(
                 svg,
                 "<rect class='bar c{colour}' x='{x:.1}' y='{y:.1}' width='{width:.1}' height='18'><title>{}: {:.1} %</title></rect>",
-                escape(name), if total > 0.0 { value / total * 100.0 } else { 0.0 }
+                escape(name),
+                if total > 0.0 { value / total * 100.0 } else { 0.0 }
             );
             x += width;
         }
@@ -164,13 +195,25 @@ pub fn timeline(title: &str, steps: &[(String, f64, f64)]) -> String {
         let _ = write!(
             svg,
             "<text class='tick' x='194' y='{:.1}' text-anchor='end'>{}</text><rect class='bar c{}' x='{:.1}' y='{y:.1}' width='{width:.1}' height='18'/><text class='tick' x='{:.1}' y='{:.1}'>{:.1} ms</text>",
-            y + 14.0, escape(name), n % 6, x(*from), x(*from) + width + 4.0, y + 14.0, (to - from) * 1e3
+            y + 14.0,
+            escape(name),
+            n % 6,
+            x(*from),
+            x(*from) + width + 4.0,
+            y + 14.0,
+            (to - from) * 1e3
         );
     }
     let base = height - 22.0;
     for n in 0..=4 {
         let t = end * f64::from(n) / 4.0;
-        let _ = write!(svg, "<text class='tick' x='{:.1}' y='{:.1}' text-anchor='middle'>{:.0} ms</text>", x(t), base + 14.0, t * 1e3);
+        let _ = write!(
+            svg,
+            "<text class='tick' x='{:.1}' y='{:.1}' text-anchor='middle'>{:.0} ms</text>",
+            x(t),
+            base + 14.0,
+            t * 1e3
+        );
     }
     svg.push_str("</svg>");
     figure(title, &svg, std::iter::empty())
@@ -202,12 +245,17 @@ fn axis_names(svg: &mut String, x_label: &str, y_label: &str) {
     let _ = write!(
         svg,
         "<text class='tick' x='{:.1}' y='{:.1}' text-anchor='middle'>{}</text><text class='tick' transform='translate(12 {:.1}) rotate(-90)' text-anchor='middle'>{}</text>",
-        (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 6.0, escape(x_label), (HEIGHT - BOTTOM + TOP) / 2.0, escape(y_label)
+        (LEFT + WIDTH - RIGHT) / 2.0,
+        HEIGHT - 6.0,
+        escape(x_label),
+        (HEIGHT - BOTTOM + TOP) / 2.0,
+        escape(y_label)
     );
 }
 
 fn figure(title: &str, svg: &str, legend: impl Iterator<Item = (String, String)>) -> String {
-    let items: String = legend.map(|(name, class)| format!("<span><i class='key {class}'></i>{}</span> ", escape(&name))).collect();
+    let items: String =
+        legend.map(|(name, class)| format!("<span><i class='key {class}'></i>{}</span> ", escape(&name))).collect();
     format!("<figure><figcaption>{}</figcaption>{svg}<div class='legend'>{items}</div></figure>", escape(title))
 }
 
@@ -235,7 +283,8 @@ mod tests {
 
     #[test]
     fn charts_of_nothing_are_still_charts() {
-        for chart in [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[])] {
+        for chart in [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[])]
+        {
             assert!(chart.contains("</svg>") && !chart.contains("NaN"), "{chart}");
         }
     }

@@ -34,10 +34,7 @@ impl Dispatch {
     pub async fn bind(address: SocketAddr) -> Result<Dispatch, CallError> {
         let mut server = Server::bind(address).await?;
         let url = server.url();
-        let shared = std::sync::Arc::new(Shared {
-            waiting: Mutex::default(),
-            count: watch::Sender::new(0),
-        });
+        let shared = std::sync::Arc::new(Shared { waiting: Mutex::default(), count: watch::Sender::new(0) });
         let into = shared.clone();
         let accepting = AbortOnDropHandle::new(tokio::spawn(async move {
             loop {

@@ -25,7 +25,7 @@ use crate::{clock, judge, rtc, sip};
 pub enum Trigger {
     /// `POST /v1/calls/{id}/turns`.
     Http,
-    /// The gateway dials our agent server for each call.
+    /// The gateway dials our agent server for each call, of either kind.
     Agent(Arc<Dispatch>),
     /// The agent's greeting is the turn: for gateways of which only the SIP side is known. Its text is unknown.
     Greeting,
@@ -42,7 +42,7 @@ pub struct Plan {
     pub webrtc: Option<rtc::Config>,
     /// The gateway's HTTP side.
     pub gateway: Option<Gateway>,
-    /// How turns reach telephone calls; browsers use their data channel.
+    /// How turns reach calls; browsers use their data channel unless our agent server serves them.
     pub trigger: Trigger,
     /// The texts spoken directly, where the voice speaks the same text the same way twice.
     pub references: Arc<HashMap<String, Clip>>,
@@ -165,7 +165,8 @@ impl Exchange {
         let name = format!("lg{}x{}x", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let call = match leg {
             Leg::Sip => {
-                let target = plan.sip_target.as_deref().ok_or_else(|| CallError::Target("no sip: target".to_owned()))?;
+                let target =
+                    plan.sip_target.as_deref().ok_or_else(|| CallError::Target("no sip: target".to_owned()))?;
                 let config = sip::Config { user: name.clone(), ..plan.sip.clone() };
                 sip::Caller::bind(config).await?.call(target).await?
             }
@@ -194,26 +195,28 @@ impl Exchange {
 
     async fn prepare(&mut self, leg: Leg, name: &str) -> Result<(), CallError> {
         match (leg, &self.plan.trigger) {
-            (Leg::Webrtc, _) => {
-                if !self.call.status_becomes(Duration::from_secs(10), |s| s.channel).await {
-                    return Err(CallError::WebRtc("the data channel does not open".to_owned()));
-                }
-            }
             (Leg::Sip, Trigger::Http) => {
                 if self.id.is_none() {
-                    let gateway = self.plan.gateway.as_ref().ok_or_else(|| CallError::Target("no http: target".to_owned()))?;
+                    let gateway =
+                        self.plan.gateway.as_ref().ok_or_else(|| CallError::Target("no http: target".to_owned()))?;
                     self.id = gateway.find_call(name).await?;
                 }
                 if self.id.is_none() {
                     return Err(CallError::BadAnswer("the gateway does not tell the call's id".to_owned()));
                 }
             }
-            (Leg::Sip, Trigger::Agent(dispatch)) => {
+            (_, Trigger::Agent(dispatch)) => {
                 let names = [name.to_owned(), self.id.clone().unwrap_or_default()];
                 let session = dispatch.session(&names, Duration::from_secs(10)).await;
-                self.session = Some(session.ok_or_else(|| CallError::BadAnswer("the agent was not dialled".to_owned()))?);
+                self.session =
+                    Some(session.ok_or_else(|| CallError::BadAnswer("the agent was not dialled".to_owned()))?);
             }
             (Leg::Sip, Trigger::Greeting) => return Ok(()),
+            (Leg::Webrtc, _) => {
+                if !self.call.status_becomes(Duration::from_secs(10), |s| s.channel).await {
+                    return Err(CallError::WebRtc("the data channel does not open".to_owned()));
+                }
+            }
         }
         self.settle().await;
         Ok(())
@@ -289,9 +292,9 @@ impl Exchange {
 
     async fn send(&mut self, text: &str, accepted: &mut Option<Instant>) -> Result<Instant, CallError> {
         match (self.call.leg(), &self.plan.trigger, &self.session) {
+            (_, _, Some(session)) => session.say(text).await,
             (Leg::Webrtc, ..) => self.call.send_text(&text_frame(text, true).to_string()).await,
             (Leg::Sip, Trigger::Greeting, _) => Ok(self.call.setup().answered),
-            (Leg::Sip, _, Some(session)) => session.say(text).await,
             (Leg::Sip, ..) => {
                 let (Some(gateway), Some(id)) = (&self.plan.gateway, &self.id) else {
                     return Err(CallError::Target("no http: target".to_owned()));
@@ -331,7 +334,8 @@ impl Exchange {
             self.call.hang_up().await;
             return Some((at, None));
         }
-        let audible = listen::last_audible(&self.call.ear().heard(), clock::now() - Duration::from_millis(300)).is_some();
+        let audible =
+            listen::last_audible(&self.call.ear().heard(), clock::now() - Duration::from_millis(300)).is_some();
         if !audible {
             // The turn is over already: nothing to interrupt.
             return None;
@@ -373,11 +377,7 @@ impl Exchange {
             Some(reference) => judge::audible_length(reference),
             None => listening.saturating_sub(stalled),
         };
-        let fault = if interrupted {
-            None
-        } else {
-            judge::judge(&clip, reference).err().map(|f| f.label().to_owned())
-        };
+        let fault = if interrupted { None } else { judge::judge(&clip, reference).err().map(|f| f.label().to_owned()) };
         let counts = heard.counts;
         let packets = (counts.lost.saturating_sub(self.before.lost), counts.received - self.before.received);
         self.before = counts;
@@ -420,7 +420,14 @@ impl Exchange {
     }
 
     /// What the gateway says about the turn, beside what was heard.
-    async fn read_frames(&mut self, sent: Instant, turn: &mut Turn, interrupted: Option<Instant>, onset: Instant, heard: &Heard) {
+    async fn read_frames(
+        &mut self,
+        sent: Instant,
+        turn: &mut Turn,
+        interrupted: Option<Instant>,
+        onset: Instant,
+        heard: &Heard,
+    ) {
         let mut reported = None;
         // The report of an interruption comes right behind it.
         let within = if interrupted.is_some() { Duration::from_millis(300) } else { Duration::ZERO };
@@ -456,7 +463,8 @@ impl Exchange {
 
     fn failed(&mut self, text: &str, sent: Instant, fault: String) -> Turn {
         let heard = self.call.take_heard();
-        let packets = (heard.counts.lost.saturating_sub(self.before.lost), heard.counts.received - self.before.received);
+        let packets =
+            (heard.counts.lost.saturating_sub(self.before.lost), heard.counts.received - self.before.received);
         self.before = heard.counts;
         Turn {
             leg: self.call.leg(),

@@ -106,13 +106,27 @@ fn charts(out: &mut String, report: &Report) {
         theirs(RTX5090_20, |p| Some(p.rtf_p95)),
         theirs(RTX5090_80, |p| Some(p.rtf_p95)),
     ];
-    out.push_str(&chart::lines("Real-time factor of what is heard", "calls", "time / speech", &rtf, Some(report.limits.rtf_p95), true));
+    out.push_str(&chart::lines(
+        "Real-time factor of what is heard",
+        "calls",
+        "time / speech",
+        &rtf,
+        Some(report.limits.rtf_p95),
+        true,
+    ));
     let chars = [ours("chars/s", |l| l.chars_per_s), theirs(RTX5090_20, |p| p.chars_per_s)];
     out.push_str(&chart::lines("Throughput in characters", "calls", "chars/s", &chars, None, false));
     let audio = [ours("audio-s/s", |l| l.audio_s_per_s)];
     out.push_str(&chart::lines("Throughput in speech", "calls", "audio-s/s", &audio, None, false));
     let stalls = [ours("% of turns that stall", |l| l.stalled_turns as f64 / l.turns.max(1) as f64 * 100.0)];
-    out.push_str(&chart::lines("Underruns as heard", "calls", "% of turns", &stalls, Some(report.limits.stalled_turns * 100.0), false));
+    out.push_str(&chart::lines(
+        "Underruns as heard",
+        "calls",
+        "% of turns",
+        &stalls,
+        Some(report.limits.stalled_turns * 100.0),
+        false,
+    ));
     if levels.iter().any(|l| l.gateway.is_some()) {
         let cores = [
             ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.cores)),
@@ -136,13 +150,19 @@ fn charts(out: &mut String, report: &Report) {
     let compare = levels.iter().find(|l| l.level >= 4 && l.turns > 0).or(levels.first());
     if let Some(level) = compare {
         let mut rows = vec![(format!("this run, {} calls", level.level), level.first_audio.p95, true)];
-        let nearest = |system: &str| PUBLISHED.iter().filter(|p| p.system == system).min_by_key(|p| p.level.abs_diff(level.level));
+        let nearest = |system: &str| {
+            PUBLISHED.iter().filter(|p| p.system == system).min_by_key(|p| p.level.abs_diff(level.level))
+        };
         for system in [RTX5090_20, RTX5090_80] {
             rows.extend(nearest(system).map(|p| (format!("{system}: {}", p.level), p.first_audio_p95, false)));
         }
         rows.push(("CosyVoice3-0.5B, TensorRT-LLM (expected)".to_owned(), 0.2, false));
         rows.push(("S1-mini service, A10G: whole request".to_owned(), 2.5, false));
-        out.push_str(&chart::bars("First audio p95 beside published systems (other hardware, other voices)", "s", &rows));
+        out.push_str(&chart::bars(
+            "First audio p95 beside published systems (other hardware, other voices)",
+            "s",
+            &rows,
+        ));
     }
     if let Some(w) = &report.waterfall {
         let mut steps = Vec::new();
@@ -295,7 +315,10 @@ mod tests {
             ..Report::default()
         };
         let page = page(&report);
-        assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("<script"), "needs the network");
+        assert!(
+            !page.contains("http://") && !page.contains("https://") && !page.contains("<script"),
+            "needs the network"
+        );
         for words in ["&lt;ladder&gt;", "died &amp; was gone", "a note", "RTX 5090, 20 % memory", "8 calls pass"] {
             assert!(page.contains(words), "{words}");
         }

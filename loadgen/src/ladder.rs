@@ -182,7 +182,10 @@ pub async fn died(plan: &Plan, spawned: &mut Option<Spawned>) -> Option<String> 
     }
     let gateway = plan.gateway.as_ref()?;
     match gateway.ready().await {
-        Err(CallError::Http(error)) => Some(format!("the gateway cannot be reached any more ({error})")),
+        // A gateway that only answers late is overloaded, not dead.
+        Err(CallError::Http(error)) if error.is_connect() => {
+            Some(format!("the gateway cannot be reached any more ({error})"))
+        }
         _ => None,
     }
 }

@@ -107,7 +107,12 @@ enum Event {
 }
 
 /// Makes the load and gives its figures, the waterfall of a typical turn among the turns kept.
-pub async fn run(plan: Arc<Plan>, load: Load, gateway_pid: Option<u32>, mut watch: impl FnMut(&Progress)) -> (Level, Vec<Turn>) {
+pub async fn run(
+    plan: Arc<Plan>,
+    load: Load,
+    gateway_pid: Option<u32>,
+    mut watch: impl FnMut(&Progress),
+) -> (Level, Vec<Turn>) {
     let start = clock::now();
     let live = Arc::new(AtomicU32::new(0));
     // overflow: awaited; callers wait for the collector, which only adds numbers.
@@ -120,7 +125,8 @@ pub async fn run(plan: Arc<Plan>, load: Load, gateway_pid: Option<u32>, mut watc
     let window = (start + ramp, start + load.duration);
     let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
     let lateness = AbortOnDropHandle::new(tokio::spawn(own_lateness(window.1)));
-    let callers = AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
+    let callers =
+        AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
 
     let mut tally = Tally::new(window, load.sampled.max(1));
     let mut usage: Option<(Option<Sample>, Option<Sample>)> = None;

@@ -193,9 +193,7 @@ impl Report {
 
     /// What is to be concluded, line by line: a name, whether it holds, and why not.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        let best = |limits: &Limits| {
-            self.levels.iter().filter(|l| limits.broken(l).is_empty()).map(|l| l.level).max()
-        };
+        let best = |limits: &Limits| self.levels.iter().filter(|l| limits.broken(l).is_empty()).map(|l| l.level).max();
         let mut out = Vec::new();
         for (name, limits) in [("Interactive", self.limits), ("Interactive, strict", Limits::strict())] {
             let text = format!(

@@ -241,7 +241,9 @@ impl Scenario {
             check.range(&format!("callers.{key}"), share, 0.0, 1.0)?;
         }
         if shares.iter().map(|(_, s)| s).sum::<f64>() > 1.0 {
-            return Err(check.wrong("callers.hang_up", "barge_in, dtmf and hang_up are together more than 1".to_owned()));
+            return Err(
+                check.wrong("callers.hang_up", "barge_in, dtmf and hang_up are together more than 1".to_owned())
+            );
         }
         let after = check.span("callers.after_s", callers.after_s)?;
         let speech = match &callers.speech {
@@ -327,8 +329,8 @@ fn arrivals(check: &Check<'_>, table: ArrivalsTable, folder: &Path) -> Result<Ar
 
 /// Seconds after the start, the first field of each line; lines with `#` are remarks.
 fn trace(check: &Check<'_>, path: &Path) -> Result<Vec<f64>, ScenarioError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| check.wrong("arrivals.file", format!("{}: {e}", path.display())))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|e| check.wrong("arrivals.file", format!("{}: {e}", path.display())))?;
     let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
     lines
         .map(|(n, line)| {
@@ -356,10 +358,9 @@ fn target(table: TargetTable, legs: Vec<(Leg, f64)>, network: Impairment) -> Tar
         },
         codecs: table.codecs.unwrap_or(usual.codecs.clone()),
         srtp: table.srtp,
-        credentials: table.username.map(|username| sip::Credentials {
-            username,
-            password: table.password.unwrap_or_default(),
-        }),
+        credentials: table
+            .username
+            .map(|username| sip::Credentials { username, password: table.password.unwrap_or_default() }),
         impairment: (!network.is_none()).then_some(network),
         verify: table.verify.unwrap_or(true),
         ..usual

@@ -302,11 +302,16 @@ mod tests {
 
     #[test]
     fn more_users_need_more_gateways_but_less_room_for_chance() {
-        let measured =
-            Measured { capacity: 40, found: true, service: 5.0, speech: 4.0, occupied: 0.9, cores_per_call: Some(0.01) };
-        let rows: Vec<Row> = [1_000, 10_000, 50_000]
-            .map(|users| plan(&Demand { users, ..Demand::default() }, &measured))
-            .to_vec();
+        let measured = Measured {
+            capacity: 40,
+            found: true,
+            service: 5.0,
+            speech: 4.0,
+            occupied: 0.9,
+            cores_per_call: Some(0.01),
+        };
+        let rows: Vec<Row> =
+            [1_000, 10_000, 50_000].map(|users| plan(&Demand { users, ..Demand::default() }, &measured)).to_vec();
         assert!(rows.windows(2).all(|w| w[1].gateways > w[0].gateways));
         let room: Vec<f64> = rows.iter().map(|r| r.places as f64 / r.calls).collect();
         assert!(room.windows(2).all(|w| w[1] < w[0]), "{room:?}");

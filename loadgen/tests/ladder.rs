@@ -202,3 +202,79 @@ async fn an_open_loop_counts_what_arrives() {
     assert_eq!(kept.len() as u64, level.turns);
     assert_eq!(level.mode, "open");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_dies_in_mid_run_is_reported() {
+    let server = Whip::start(|_, _| Reply::plain(ms(50), synthetic::babble(5, 24_000, 0.5))).await;
+    let mut plan = plan(&server);
+    plan.gateway = Some(antiphon_loadgen::gateway::Gateway::at(&server.url, None).unwrap());
+    let mut report = Report::default();
+    let mut server = Some(server);
+    climb(Arc::new(plan), &options(vec![1, 2]), &mut None, None, &mut report, |_, progress, _| {
+        if progress.turns > 0 {
+            // Its listener closes.
+            drop(server.take());
+        }
+    })
+    .await;
+    let why = report.ended_early.clone().expect("an early end");
+    assert!(why.contains("cannot be reached") && why.contains("level 1"), "{why}");
+    assert!(antiphon_loadgen::html::page(&report).contains("Ended early"));
+}
+
+/// A telephone that is called and speaks `after` it was answered.
+async fn greeter(after: Duration, impairment: Option<antiphon_loadgen::relay::Impairment>) -> Turn {
+    let called = sip::Caller::bind(sip::Config::default()).await.unwrap();
+    let target = called.uri();
+    let gateway = tokio::spawn(async move {
+        let call = called.answer(Duration::from_secs(10)).await.unwrap();
+        antiphon_loadgen::clock::sleep_until(call.setup().connected + after).await;
+        call.say(&synthetic::tone(8_000, 300.0, 2.0)).await.unwrap();
+        call.ended(Duration::from_secs(20)).await
+    });
+    let config =
+        sip::Config { codecs: vec![antiphon_loadgen::codec::Codec::Pcmu], impairment, ..sip::Config::default() };
+    let plan = Plan {
+        sip_target: Some(target),
+        sip: config,
+        webrtc: None,
+        gateway: None,
+        trigger: Trigger::Greeting,
+        references: Arc::default(),
+        buffer: Duration::from_millis(60),
+        patience: Duration::from_secs(5),
+    };
+    let (mut exchange, _) = Exchange::open(Arc::new(plan), Leg::Sip).await.unwrap();
+    let turn = exchange.turn("", None).await;
+    exchange.close().await;
+    assert!(gateway.await.unwrap().is_some());
+    turn
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn telephone_calls_are_measured_as_exactly_and_through_a_bad_network() {
+    let turn = greeter(ms(300), None).await;
+    assert_eq!((turn.fault.as_deref(), turn.packets.0), (None, 0));
+    // The telephone speaks on its own grid of 20 ms: up to a frame of waiting is its, not ours.
+    let first = turn.first_audio.unwrap();
+    assert!((ms(290)..ms(345)).contains(&first), "{first:?}");
+    near(turn.speech, ms(2_000), "speech");
+
+    let bad = antiphon_loadgen::relay::Impairment { loss: 0.1, delay_ms: 150.0, ..Default::default() };
+    let turn = greeter(ms(300), Some(bad)).await;
+    let first = turn.first_audio.unwrap();
+    assert!((ms(435)..ms(520)).contains(&first), "{first:?}");
+    let share = turn.packets.0 as f64 / (turn.packets.0 + turn.packets.1) as f64;
+    assert!((0.02..0.25).contains(&share), "{share}");
+    assert!(turn.mos < 4.2, "{}", turn.mos);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn browsers_pass_the_bad_network_too() {
+    let server = Whip::start(|_, _| Reply::plain(ms(50), synthetic::tone(24_000, 300.0, 1.0))).await;
+    let bad = antiphon_loadgen::relay::Impairment { delay_ms: 80.0, ..Default::default() };
+    let heard = turns(&server, |plan| plan.webrtc.as_mut().unwrap().impairment = Some(bad), &["x"]).await;
+    assert_eq!(heard[0].fault, None);
+    // There and back again.
+    near(heard[0].first_audio.unwrap(), ms(50 + 160), "first audio");
+}

@@ -64,13 +64,17 @@ pub(crate) struct Size {
 impl Size {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let positive = [self.turns_per_user_hour, self.busy_hour, self.speech_per_turn.unwrap_or(1.0)];
-        if positive.iter().any(|v| !v.is_finite() || *v <= 0.0) || !(0.0..100.0).contains(&self.percentile) || self.wait < 0.0 {
+        if positive.iter().any(|v| !v.is_finite() || *v <= 0.0)
+            || !(0.0..100.0).contains(&self.percentile)
+            || self.wait < 0.0
+        {
             return Err(Failure::new(2, "rates and times must be positive, the percentile below 100"));
         }
         let report = self.from.as_deref().map(read).transpose()?;
         let measured = match (&report, self.capacity, self.service) {
-            (Some(report), ..) => Measured::from_report(report)
-                .ok_or_else(|| Failure::new(FAILED, "no level of that report kept within its limits: nothing to size by"))?,
+            (Some(report), ..) => Measured::from_report(report).ok_or_else(|| {
+                Failure::new(FAILED, "no level of that report kept within its limits: nothing to size by")
+            })?,
             (None, Some(capacity), Some(service)) if capacity > 0 && service > 0.0 => {
                 Measured { capacity, found: true, service, speech: service, occupied: 1.0, cores_per_call: None }
             }
@@ -84,13 +88,21 @@ impl Size {
             percentile: self.percentile / 100.0,
             wait: self.wait,
         };
-        println!("{:>10} {:>9} {:>14} {:>8} {:>6} {:>8} {:>9}", "users", "turns/s", "calls at once", "places", "GPUs", "cores", "waiting");
+        println!(
+            "{:>10} {:>9} {:>14} {:>8} {:>6} {:>8} {:>9}",
+            "users", "turns/s", "calls at once", "places", "GPUs", "cores", "waiting"
+        );
         for users in &self.users {
             let row = size::plan(&demand(*users), &measured);
             let cores = row.cores.map_or("-".to_owned(), |c| format!("{c:.1}"));
             println!(
                 "{:>10} {:>9.2} {:>14.1} {:>8} {:>6} {cores:>8} {:>8.2}%",
-                row.users, row.turns_per_s, row.calls, row.places, row.gateways, row.waiting * 100.0
+                row.users,
+                row.turns_per_s,
+                row.calls,
+                row.places,
+                row.gateways,
+                row.waiting * 100.0
             );
         }
         println!("(a GPU: one gateway with one device of the measured kind)");

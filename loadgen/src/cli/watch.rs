@@ -49,7 +49,8 @@ impl Watch {
 
 fn line(name: &str, level: &Level) -> String {
     let failed: u64 = level.failures.values().sum();
-    let gateway = level.gateway.map(|u| format!("  gateway {:.2} cores {} MB", u.cores, u.rss >> 20)).unwrap_or_default();
+    let gateway =
+        level.gateway.map(|u| format!("  gateway {:.2} cores {} MB", u.cores, u.rss >> 20)).unwrap_or_default();
     let verdict = if level.broken.is_empty() { "ok".to_owned() } else { level.broken.join("; ") };
     format!(
         "{name:>12}  turns {:>5}  first audio p50 {:>4.0} p95 {:>4.0} p99 {:>4.0} ms  RTF p95 {:.3}  {:>6.1} chars/s  \
