@@ -10,7 +10,7 @@ use crate::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength,
 use crate::synth::cosyvoice::config::EULER_STEPS;
 use crate::synth::cosyvoice::cpu;
 use crate::synth::cosyvoice::noise;
-use crate::synth::cosyvoice::probe::{Choose, DitInput, DitProbe, HiftProbe, LlmProbe, Probe, Values};
+use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmProbe, Probe, Values};
 
 /// Stands for the voice of a question.
 const VOICE: VoiceHandle = VoiceHandle(u32::MAX);
@@ -71,18 +71,16 @@ impl Probe for GpuBackend {
         Ok(LlmProbe { scores: Values { shape: vec![count, rows], data: all }, ..LlmProbe::default() })
     }
 
-    fn llm_decode(&mut self, prefix: &[Embed], choose: Choose<'_>) -> Result<Vec<u32>, SynthError> {
+    fn llm_feed(&mut self, feed: Feed<'_>) -> Result<(), SynthError> {
+        let Some(mut sequence) = feed(None) else { return Ok(()) };
         let slot = self.spare();
         let sampling = Self::sampling(None);
-        self.llm.prefill(&[(slot, prefix, &sampling)])?;
-        let mut sequence = prefix.to_vec();
-        let mut ids = Vec::new();
+        self.llm.prefill(&[(slot, &sequence, &sampling)])?;
         loop {
             self.llm.decode(&[slot], 1)?;
             let scores = self.llm.scores(0)?;
-            let Some(id) = choose(&scores, &ids) else { return Ok(ids) };
-            ids.push(id);
-            sequence.push(Embed::Speech(id));
+            let Some(next) = feed(Some(&scores)) else { return Ok(()) };
+            sequence.extend(next);
             self.llm.rewind(slot, &sequence, &sampling)?;
         }
     }
