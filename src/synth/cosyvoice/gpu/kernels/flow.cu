@@ -192,6 +192,19 @@ DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, i
     elt* page = (elt*)c.page[c.frame0 / BLOCK];
     elt* kd = page + kv_offset(c.step, layer, g, 0, head);
     elt* vd = page + kv_offset(c.step, layer, g, 1, head);
+#if ELT != 0
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
+            int f = i / (HD / 8), q = i % (HD / 8);
+            const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
+            uint4 k = *(const uint4*)src, v = *(const uint4*)(src + INNER);
+            *(uint4*)(kd + f * HD + q * 8) = k;
+            *(uint4*)(vd + f * HD + q * 8) = v;
+        }
+        return;
+    }
+#endif
     for (int i = tid; i < BLOCK * (HD / 2); i += threads) {
         int f = i / (HD / 2), j = i % (HD / 2);
         const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + 2 * j;
@@ -258,7 +271,15 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
     const bool early = frame0 - key0 >= KT;
     if (early) fetch(0);
     if (append) append_kv(c, qkv, row0, layer, g, head, rope, tid, 128);
-    for (int i = tid; i < QT * (HD / 2); i += 128) {
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < QT * CPR; i += 128) {
+            int f = i / CPR, q = i % CPR;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (f < BLOCK) v = *(const uint4*)(qkv + (row0 + f) * 3 * INNER + head * HD + q * 8);
+            *(uint4*)((char*)q_s + swz(f, q)) = v;
+        }
+    } else for (int i = tid; i < QT * (HD / 2); i += 128) {
         int f = i / (HD / 2), j = i % (HD / 2);
         u32 v = 0;
         if (f < BLOCK) {

@@ -261,8 +261,113 @@ KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(256) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
-KERNEL __launch_bounds__(128) split_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, true>(p); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
+
+// Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. Four groups of four warps each take
+// four of the sixteen parts of the inputs' axis and keep a sum a part; all parts are then added in order.
+#define GROUPS 4
+#define PARTS (SPLITS / GROUPS)
+#define SPLIT_STAGE (64 * 128 + 32 * 128)
+#define SPLIT_LD 72
+KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv p) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    dep_go();
+    const int lane = threadIdx.x & 31, grp = threadIdx.x >> 7, tid = threadIdx.x & 127, warp = tid >> 5, wn = warp & 1, wt = warp >> 1;
+    const int n0 = blockIdx.y * 64, t0 = blockIdx.x * 32, chunks = (p.cin + 63) >> 6, per = SPLIT_CHUNKS(p.cin);
+    const int c0 = min(grp * PARTS * per, chunks), c1 = min(c0 + PARTS * per, chunks), k16_all = p.cin >> 4;
+    const int ntiles = p.n >> 4, tile0 = n0 >> 4;
+    const u32 base = smem_addr(smem) + grp * STAGES * SPLIT_STAGE;
+    const uint4* wsrc = (const uint4*)p.w + (i64)tile0 * k16_all * 32 + tid;
+    const int xr = tid >> 3, xq = tid & 7;
+    const elt* xsrc = p.x + (i64)(t0 + xr) * p.ldx + xq * 8;
+    auto fetch_w = [&](int c) {
+        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + tid * 16;
+        bool in = tid < ((p.cin - c * 64) >> 4) * 32;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            bool ok = in && tile0 + j < ntiles;
+            cp16(dst + j * 2048, ok ? wsrc + ((i64)j * k16_all + c * 4) * 32 : (const uint4*)p.w, ok);
+        }
+    };
+    auto fetch_x = [&](int c) {
+        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + 64 * 128;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int r = xr + j * 16;
+            bool ok = xq * 8 < p.cin - c * 64 && t0 + r < p.rows;
+            cp16(dst + swizzle(r, xq), ok ? xsrc + (i64)j * 16 * p.ldx + c * 64 : p.x, ok);
+        }
+    };
+    auto sync = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(grp + 1) : "memory"); };
+    for (int j = 0; j < STAGES - 1; j++) if (c0 + j < c1) fetch_w(c0 + j);
+    dep_wait();
+    for (int j = 0; j < STAGES - 1; j++) {
+        if (c0 + j < c1) fetch_x(c0 + j);
+        cp_commit();
+    }
+    float tot[PARTS][2][2][4];
+    int c = c0;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) tot[part][i][j][e] = 0.f;
+#pragma unroll 1
+        for (int q = 0; q < per && c < c1; q++, c++) {
+            cp_wait<STAGES - 2>();
+            sync();
+            if (c + STAGES - 1 < c1) { fetch_w(c + STAGES - 1); fetch_x(c + STAGES - 1); }
+            cp_commit();
+            const u32 st = base + (c - c0) % STAGES * SPLIT_STAGE, wb = st + wn * 4096 + lane * 16, xb = st + 64 * 128;
+            const int r0 = wt * 16 + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                if (k >= k32) continue;
+                uint4 b0 = lds(xb + swizzle(r0, k * 4 + (lane & 3))), b1 = lds(xb + swizzle(r0 + 8, k * 4 + (lane & 3)));
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        uint4 a = lds(wb + i * 2048 + k * 1024 + h * 512);
+                        mma(tot[part][i][0], a, h ? b0.z : b0.x, h ? b0.w : b0.y);
+                        mma(tot[part][i][1], a, h ? b1.z : b1.x, h ? b1.w : b1.y);
+                    }
+            }
+        }
+    }
+    cp_wait<0>();
+    __syncthreads();
+    float* tile = (float*)smem;
+    const int g = lane >> 2, t4 = lane & 3;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float* v = tot[part][i][j];
+                float* o = tile + ((grp * PARTS + part) * 32 + (wt * 2 + j) * 8 + 2 * t4) * SPLIT_LD + (wn * 2 + i) * 16 + 2 * g;
+                *(float2*)o = make_float2(v[0], v[2]);
+                *(float2*)(o + SPLIT_LD) = make_float2(v[1], v[3]);
+            }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 32 * 32; i += 128 * GROUPS) {
+        int t = i >> 5, n = (i & 31) * 2, row = t0 + t;
+        if (row >= p.rows || n0 + n >= p.n) continue;
+        float a = 0.f, b = 0.f;
+#pragma unroll
+        for (int q = 0; q < SPLITS; q++) {
+            float2 v = *(const float2*)(tile + (q * 32 + t) * SPLIT_LD + n);
+            a += v.x;
+            b += v.y;
+        }
+        epilogue(p, n0 + n, row, a, b, p.rowscale ? p.rowscale[row] : 1.f);
+    }
+}
 
 DEV float squares(uint4 u, float s) {
     float2 v = unpack2(u.x); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
@@ -350,6 +455,9 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
     }
 }
 KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1, 5>(p); }
+// for short inputs: two blocks a multiprocessor
+KERNEL __launch_bounds__(512, 2) gemv_8s(const __grid_constant__ Conv p) { gemv<1, 2>(p); }
+KERNEL __launch_bounds__(512, 2) gemv_16s(const __grid_constant__ Conv p) { gemv<2, 2>(p); }
 KERNEL __launch_bounds__(512) gemv_16(const __grid_constant__ Conv p) { gemv<2, 3>(p); }
 KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 2>(p); }
 

@@ -85,6 +85,7 @@ KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
         base[((i64)(KVH + i / HD) * p.positions + pos) * HD + i % HD] = to_e(k[KVH * HD + i]);
 }
 
+#if ELT == 0
 // One position of one key head against its past. A key is read by LPK lanes, 8 values each; all GROUP query heads
 // use what was read. Warps and lane groups take keys in turn, so the order of sums depends on the position alone.
 #define WARPS 8
@@ -222,6 +223,148 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
         out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
     }
 }
+#else
+// One position of one key head against its past. The query heads that share the key head are the rows of a product
+// (16, of which GROUP count); each of the warps takes 16 keys in turn, so the order of sums depends on the position
+// alone.
+#define WARPS 8
+#define CPR (HD / 8)
+#define TILE_BYTES (16 * HD * 2)
+DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
+    extern __shared__ __align__(128) unsigned char smem[];
+    auto kv_s = (unsigned char(*)[2][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
+    __shared__ float m_s[WARPS][16], l_s[WARPS][16];
+    dep_go();
+    dep_wait();
+    const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return;
+    const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
+    elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
+    elt* vc = kc + (i64)KVH * p.positions * HD;
+    const u32 kb = smem_addr(kv_s[warp]);
+    auto fetch = [&](int j0, int buf) {
+#pragma unroll
+        for (int i = lane; i < 16 * CPR; i += 32) {
+            int rr = i / CPR, q = i % CPR, j = j0 + rr;
+            bool ok = j <= pos && !(append && j == pos);
+            i64 off = ok ? (i64)j * HD + q * 8 : 0;
+            cp16(kb + buf * 2 * TILE_BYTES + swz(rr, q), kc + off, ok);
+            cp16(kb + buf * 2 * TILE_BYTES + TILE_BYTES + swz(rr, q), vc + off, ok);
+        }
+        cp_commit();
+    };
+    const int step = WARPS * 16, first = warp * 16;
+    if (first <= pos) fetch(first, 0);
+    const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
+    for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
+        int g = i / (HD / 2), j = i % (HD / 2);
+        float2 v = make_float2(0.f, 0.f);
+        if (g < GROUP) {
+            const float* q = row + (h * GROUP + g) * HD;
+            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+        }
+        *(elt*)(q_s + swz(g, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
+        *(elt*)(q_s + swz(g, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
+    }
+    __syncthreads();
+    uint4 qf[HD / 16];
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        ldm4(smem_addr(q_s) + swz(lane & 15, k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
+    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4, and the unused lane / 4 + 8
+    float m8 = -1e30f, l8 = 0.f;
+    int buf = 0;
+    for (int j0 = first; j0 <= pos; j0 += step, buf ^= 1) {
+        if (j0 + step <= pos) { fetch(j0 + step, buf ^ 1); cp_wait<1>(); } else cp_wait<0>();
+        __syncwarp();
+        const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
+        if (append && pos - j0 < 16) {
+            // the new position itself: stored, and put where the others were copied to
+            const float* k = row + GROUP * KVH * HD + h * HD;
+            unsigned char *kt = kv_s[warp][buf][0], *vt = kv_s[warp][buf][1];
+            int rr = pos - j0;
+            for (int i = lane; i < HD / 2; i += 32) {
+                float2 v = rotate(k[i], k[i + HD / 2], p.rope[(i64)pos * (HD / 2) + i]);
+                elt a = to_e(v.x), b = to_e(v.y);
+                kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + i + HD / 2] = b;
+                *(elt*)(kt + swz(rr, i >> 3) + (i & 7) * 2) = a;
+                *(elt*)(kt + swz(rr, (i + HD / 2) >> 3) + (i & 7) * 2) = b;
+            }
+            for (int i = lane; i < HD; i += 32) {
+                elt v = to_e(k[KVH * HD + i]);
+                vc[(i64)pos * HD + i] = v;
+                *(elt*)(vt + swz(rr, i >> 3) + (i & 7) * 2) = v;
+            }
+            __syncwarp();
+        }
+        float sc[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) {
+            u32 b0, b1, b2, b3;
+            ldm4(ks + swz((lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
+            mma(sc[0], qf[k], b0, b1);
+            mma(sc[1], qf[k], b2, b3);
+        }
+        float n = m, n8 = m8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > pos) sc[t][e] = -1e30f;
+                if (e < 2) n = fmaxf(n, sc[t][e]); else n8 = fmaxf(n8, sc[t][e]);
+            }
+        n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
+        n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2));
+        float c = exp2f(m - n), c8 = exp2f(m8 - n8);
+        m = n; m8 = n8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sc[t][e] = exp2f(sc[t][e] - (e < 2 ? n : n8));
+        l = l * c + (sc[0][0] + sc[0][1] + sc[1][0] + sc[1][1]);
+        l8 = l8 * c8 + (sc[0][2] + sc[0][3] + sc[1][2] + sc[1][3]);
+        uint4 pf = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
+#pragma unroll
+        for (int d = 0; d < HD / 8; d += 2) {
+            u32 b0, b1, b2, b3;
+            ldm4t(vs + swz((lane & 7) + (((lane >> 3) & 1) << 3), d + (lane >> 4)), b0, b1, b2, b3);
+            o[d][0] *= c; o[d][1] *= c; o[d][2] *= c8; o[d][3] *= c8;
+            o[d + 1][0] *= c; o[d + 1][1] *= c; o[d + 1][2] *= c8; o[d + 1][3] *= c8;
+            mma(o[d], pf, b0, b1);
+            mma(o[d + 1], pf, b2, b3);
+        }
+        __syncwarp();
+    }
+    l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
+    l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
+    __syncthreads();
+    // the warps' sums where their keys were: [warp][16][HD]
+    float* o_s = (float*)kv_s;
+#pragma unroll
+    for (int d = 0; d < HD / 8; d++) {
+        float* t = o_s + (warp * 16 + (lane >> 2)) * HD + d * 8 + (lane & 3) * 2;
+        *(float2*)t = make_float2(o[d][0], o[d][1]);
+        *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
+    }
+    if ((lane & 3) == 0) {
+        m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
+        m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP * HD; i += WARPS * 32) {
+        int g = i / HD, d = i % HD;
+        float n = -1e30f, a = 0.f, z = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
+        out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
+    }
+}
+#endif
 
 DEV u32 order_key(float x) { u32 u = __float_as_uint(x); return u & 0x80000000u ? ~u : u | 0x80000000u; }
 DEV void philox(u32 k0, u32 k1, u32 index, u32* out) {
