@@ -70,6 +70,34 @@ async fn calls_run_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_bound_to_every_address_tell_one_that_works() {
+    let everywhere = || SipConfig { udp: Some(([0, 0, 0, 0], 0).into()), tcp: None, ..SipConfig::default() };
+    let Pair { mut caller, mut called, at: _at, .. } = pair_with(everywhere(), everywhere(), "").await;
+    assert_eq!(caller.remote().map(|a| a.ip()), Some([127, 0, 0, 1].into()), "by the route to the peer");
+    speak_until_heard(&mut caller, &mut called).await;
+    speak_until_heard(&mut called, &mut caller).await;
+    called.hang_up().await;
+    assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_run_over_ipv6() {
+    let six = || SipConfig { udp: Some("[::1]:0".parse().expect("an address")), tcp: None, ..SipConfig::default() };
+    let (a, _) = start(six()).await;
+    let (b, mut calls) = start(six()).await;
+    let port = b.local_udp().expect("bound").port();
+    let request = DialRequest { to: format!("sip:demo@[::1]:{port}"), ..DialRequest::default() };
+    let answer = async { calls.recv().await.expect("a call").accept().await.expect("accepted") };
+    let (caller, mut called) = limited(async { tokio::join!(a.dial(request), answer) }).await;
+    let mut caller = caller.expect("answered");
+    caller.attach().await.expect("attaches");
+    called.attach().await.expect("attaches");
+    speak_until_heard(&mut caller, &mut called).await;
+    called.hang_up().await;
+    assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_call_is_gone_on_both_sides() {
     let (a, _) = start(loopback()).await;
     let (b, mut calls) = start(loopback()).await;

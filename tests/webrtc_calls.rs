@@ -11,7 +11,8 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use webrtc::data_channel::DataChannelEvent;
-use webrtc_support::{Audio, PEER_OPUS, Peer, call, echo, gateway, within};
+use webrtc::peer_connection::RTCPeerConnectionState;
+use webrtc_support::{Audio, PEER_EVENTS, PEER_OPUS, Peer, call, echo, gateway, within};
 
 fn is_connected(event: &LegEvent) -> bool {
     matches!(event, LegEvent::Connected)
@@ -160,6 +161,44 @@ async fn a_call_without_udp_goes_over_tcp_and_strangers_are_turned_away() {
     hears_itself(&mut peer, 5).await;
     peer.close().await;
     assert_eq!(call.end().await, LegEnd::Remote);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn telephone_events_of_the_browser_reach_the_call() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let offer = peer.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert_eq!(answered.leg.format().telephone_event, Some((PEER_EVENTS, 8_000)));
+    let mut call = echo(answered.leg);
+    peer.accept(&answered.sdp).await;
+    call.next(is_connected).await;
+    peer.state(RTCPeerConnectionState::Connected).await;
+    peer.send(1, 960, b"audio").await;
+    // RFC 4733: digit 5, the end of it, volume 10, 800 ticks.
+    peer.send_as(PEER_EVENTS, 2, 1920, &[5, 0x80 | 10, 3, 32]).await;
+    let is_event = |event: &LegEvent| matches!(event, LegEvent::Rtp(packet) if packet.payload_type == PEER_EVENTS);
+    let LegEvent::Rtp(packet) = call.next(is_event).await else { unreachable!() };
+    assert_eq!(&packet.payload[..], [5, 0x80 | 10, 3, 32]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn video_is_declined_and_the_call_goes_on() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let offer = peer.offer().await;
+    let line = |name: &str| offer.lines().find(|line| line.starts_with(name)).expect(name).to_owned();
+    let group = line("a=group:BUNDLE");
+    let section = format!(
+        "m=video 9 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=mid:v\r\na=sendrecv\r\na=rtcp-mux\r\n\
+         a=rtpmap:96 VP8/90000\r\na=setup:actpass\r\n{}\r\n{}\r\n",
+        line("a=ice-ufrag"),
+        line("a=ice-pwd")
+    );
+    let offer = format!("{}{section}", offer.replace(&group, &format!("{group} v")));
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert!(answered.sdp.contains("m=video 0 "), "{}", answered.sdp);
+    assert!(answered.sdp.contains("m=audio 9 "), "{}", answered.sdp);
 }
 
 #[tokio::test]

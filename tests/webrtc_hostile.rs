@@ -148,7 +148,8 @@ async fn a_live_call_does_not_notice() {
         (sent, heard.len())
     };
     let ((answered, refused), (sent, heard)) = within("the attack", async { tokio::join!(attack, live) }).await;
-    assert!(answered > 0 && refused > 0, "{answered} answered, {refused} refused");
+    println!("{answered} offers answered, {refused} refused, {sent} packets of the live call");
+    assert!(answered > 100 && refused > 100, "{answered} answered, {refused} refused");
     assert_eq!(heard, usize::from(sent));
     assert_eq!(PANICS.load(Ordering::Relaxed), 0);
     assert!(gateway.delete(&id).await);

@@ -155,6 +155,7 @@ async fn a_call_is_made_trickled_to_and_deleted() {
     assert_eq!(call.end().await, LegEnd::Remote);
     let again = service.request(Method::DELETE, &location).send().await.expect("a response");
     expect_error(again, StatusCode::NOT_FOUND, "not_found").await;
+    service.gateway.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -200,6 +201,7 @@ async fn requests_that_are_wrong_are_told_what_to_change() {
     expect_error(wrong, StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type").await;
     let nowhere = service.patch("/whip/none", Some("*"), "a=end-of-candidates\r\n".to_owned()).await;
     expect_error(nowhere, StatusCode::NOT_FOUND, "not_found").await;
+    service.gateway.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -239,6 +241,7 @@ async fn a_small_webrtc_client_connects_and_trickles() {
     let answer: Value = response.json().await.expect("JSON");
     assert_ne!(answer["pc_id"], id);
     assert_eq!(call.end().await, LegEnd::Remote);
+    service.gateway.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -286,6 +289,7 @@ async fn ice_restarts_under_a_live_call() {
         }
     })
     .await;
+    service.gateway.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -303,4 +307,5 @@ async fn a_session_that_never_connects_is_reaped() {
     })
     .await;
     assert_eq!(service.post("/whip", offer).await.status().as_u16(), 201);
+    service.gateway.shutdown().await;
 }

@@ -241,8 +241,8 @@ pub fn resample(pcm: &[f32], from: u32, to: u32) -> Result<Vec<f32>, CodecError>
     if from == 0 || to == 0 {
         return Err(fail("a rate is zero".to_owned()));
     }
-    let mut resampler = Fft::<f32>::new(from as usize, to as usize, 1024, 1, FixedSync::Both)
-        .map_err(|e| fail(e.to_string()))?;
+    let mut resampler =
+        Fft::<f32>::new(from as usize, to as usize, 1024, 1, FixedSync::Both).map_err(|e| fail(e.to_string()))?;
     let input = InterleavedSlice::new(pcm, 1, pcm.len()).map_err(|e| fail(e.to_string()))?;
     let out = resampler.process_all(&input, pcm.len(), None).map_err(|e| fail(e.to_string()))?;
     Ok(out.take_data())

@@ -66,27 +66,51 @@ const CORPUS: &[Text] = &[
     text("en", Medium, "Your parcel left the depot this morning and should reach you before noon tomorrow."),
     text("en", Medium, "I can offer you a window seat on the seven thirty train, or an aisle seat an hour later."),
     text("en", Medium, "To change the number on your account, please tell me the last four digits of the old one."),
-    text("en", Long, "Thank you for waiting. I have looked at the last three invoices, and you were charged twice in \
-         March. The amount of forty two pounds and sixteen pence will be back on your card within five working days."),
-    text("en", Long, "There are two ways to reset the router. You can hold the small button on the back for ten seconds, \
-         or I can do it from here while you stay on the line. Which would you prefer?"),
+    text(
+        "en",
+        Long,
+        "Thank you for waiting. I have looked at the last three invoices, and you were charged twice in \
+         March. The amount of forty two pounds and sixteen pence will be back on your card within five working days.",
+    ),
+    text(
+        "en",
+        Long,
+        "There are two ways to reset the router. You can hold the small button on the back for ten seconds, \
+         or I can do it from here while you stay on the line. Which would you prefer?",
+    ),
     text("de", Short, "Einen Augenblick, bitte."),
     text("de", Medium, "Ihr Termin ist am Donnerstag um Viertel nach neun in der Praxis am Marktplatz."),
     text("de", Medium, "Der Zug nach Leipzig fährt heute von Gleis sieben und hat etwa zwölf Minuten Verspätung."),
-    text("de", Long, "Ich habe Ihre Bestellung gefunden. Zwei der drei Artikel sind schon unterwegs, der dritte folgt \
-         nächste Woche. Soll ich Ihnen eine Nachricht schicken, sobald er verpackt ist?"),
+    text(
+        "de",
+        Long,
+        "Ich habe Ihre Bestellung gefunden. Zwei der drei Artikel sind schon unterwegs, der dritte folgt \
+         nächste Woche. Soll ich Ihnen eine Nachricht schicken, sobald er verpackt ist?",
+    ),
     text("fr", Short, "Un instant, je vérifie."),
     text("fr", Medium, "Votre table est réservée pour quatre personnes samedi soir à vingt heures trente."),
-    text("fr", Long, "Je vois que votre carte a été bloquée hier soir après trois essais. Je peux la débloquer tout de \
-         suite, mais il me faut d'abord votre date de naissance et le nom de votre agence."),
+    text(
+        "fr",
+        Long,
+        "Je vois que votre carte a été bloquée hier soir après trois essais. Je peux la débloquer tout de \
+         suite, mais il me faut d'abord votre date de naissance et le nom de votre agence.",
+    ),
     text("es", Short, "Claro, ahora mismo."),
     text("es", Medium, "El técnico pasará por su casa el martes entre las diez y las doce de la mañana."),
-    text("es", Long, "He revisado su contrato y la tarifa actual termina a final de mes. Si quiere, puedo mantener el \
-         mismo precio durante un año más sin ningún coste añadido."),
+    text(
+        "es",
+        Long,
+        "He revisado su contrato y la tarifa actual termina a final de mes. Si quiere, puedo mantener el \
+         mismo precio durante un año más sin ningún coste añadido.",
+    ),
     text("it", Short, "Certo, un momento."),
     text("it", Medium, "La consegna è prevista per venerdì pomeriggio, tra le due e le quattro."),
-    text("it", Long, "Ho controllato i suoi dati e tutto è in ordine. Riceverà una conferma per posta elettronica \
-         entro un'ora, e potrà modificare la prenotazione fino alla sera prima."),
+    text(
+        "it",
+        Long,
+        "Ho controllato i suoi dati e tutto è in ordine. Riceverà una conferma per posta elettronica \
+         entro un'ora, e potrà modificare la prenotazione fino alla sera prima.",
+    ),
     text("pt", Short, "Só um momento, por favor."),
     text("pt", Medium, "A sua consulta foi marcada para segunda-feira às onze horas com a doutora Marques."),
     text("pl", Medium, "Państwa paczka czeka w punkcie odbioru przy ulicy Długiej do końca tygodnia."),

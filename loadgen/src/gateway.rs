@@ -54,10 +54,20 @@ impl Gateway {
     /// # Errors
     /// The gateway refuses or cannot be reached.
     pub async fn speak(&self, call: &str, text: &str) -> Result<(Instant, Option<String>), CallError> {
-        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?.json(&json!({ "text": text }));
+        let request =
+            self.request(reqwest::Method::POST, &format!("v1/calls/{call}/turns"))?.json(&json!({ "text": text }));
         let sent = clock::now();
         let body: Value = accepted(request.send().await?).await?.json().await?;
         Ok((sent, body["utteranceId"].as_str().map(str::to_owned)))
+    }
+
+    /// Silences what is being spoken on a call.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn interrupt(&self, call: &str) -> Result<(), CallError> {
+        let request = self.request(reqwest::Method::POST, &format!("v1/calls/{call}/interrupt"))?;
+        accepted(request.send().await?).await.map(drop)
     }
 
     /// The id of the call whose `from` or `to` mentions `name`.

@@ -363,10 +363,9 @@ impl Recorder {
 
     fn count_lost(&mut self) {
         let (expected, received) = match self.highest {
-            Some((highest, _)) => (
-                self.past.1 + (highest - self.first_sequence + 1).max(0) as u64,
-                self.past.0 + self.stream_received,
-            ),
+            Some((highest, _)) => {
+                (self.past.1 + (highest - self.first_sequence + 1).max(0) as u64, self.past.0 + self.stream_received)
+            }
             None => (self.past.1, self.past.0),
         };
         self.heard.counts.lost = expected.saturating_sub(received - self.heard.counts.duplicates.min(received));

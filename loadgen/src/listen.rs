@@ -156,9 +156,11 @@ pub fn lateness(heard: &Heard, from: Instant, to: Instant) -> Vec<Duration> {
     let mut last: Option<&Packet> = None;
     let close = |spurt: &mut Vec<(i128, i128)>, out: &mut Vec<Duration>| {
         let base = spurt.iter().map(|(arrived, sent)| arrived - sent).min().unwrap_or(0);
-        out.extend(spurt.drain(..).map(|(arrived, sent)| {
-            Duration::from_nanos(u64::try_from(arrived - sent - base).unwrap_or(0))
-        }));
+        out.extend(
+            spurt
+                .drain(..)
+                .map(|(arrived, sent)| Duration::from_nanos(u64::try_from(arrived - sent - base).unwrap_or(0))),
+        );
     };
     for packet in heard.packets_between(from, to) {
         let follows = last.is_some_and(|l| {

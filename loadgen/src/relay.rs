@@ -288,7 +288,8 @@ mod tests {
     async fn datagrams_pass_both_ways() {
         let local = IpAddr::from([127, 0, 0, 1]);
         let relay = Relay::start(local, Impairment { delay_ms: 30.0, ..Impairment::default() }, 1).await.unwrap();
-        let (caller, gateway) = (UdpSocket::bind((local, 0)).await.unwrap(), UdpSocket::bind((local, 0)).await.unwrap());
+        let (caller, gateway) =
+            (UdpSocket::bind((local, 0)).await.unwrap(), UdpSocket::bind((local, 0)).await.unwrap());
         relay.set_remote(Some(gateway.local_addr().unwrap()), None);
         let sent = clock::now();
         caller.send_to(b"ping", relay.inner()[0]).await.unwrap();

@@ -1,5 +1,6 @@
 //! The gateway put together: builds the parts from a configuration, serves, drains.
 
+pub mod bench;
 pub mod engines;
 
 use std::net::SocketAddr;

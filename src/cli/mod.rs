@@ -2,8 +2,10 @@
 //!
 //! Exit codes: 0 done, 1 ran and failed, 2 usage, 64 bad configuration, 69 a needed service is not there.
 
+mod bench;
 mod check;
 mod demo;
+mod model;
 mod say;
 mod serve;
 
@@ -39,6 +41,14 @@ enum Command {
     Say(say::Args),
     /// Read and validate a configuration.
     Check(ConfigFile),
+    /// Fetch, check, invent and test checkpoints.
+    #[command(subcommand)]
+    Model(model::Command),
+    /// Enrol, list and remove voices.
+    #[command(subcommand)]
+    Voice(crate::voice::cli::Command),
+    /// Measure the engine, departures, codecs or enrolment.
+    Bench(bench::Args),
 }
 
 #[derive(clap::Args)]
@@ -58,6 +68,11 @@ impl Failure {
     /// Exit code 1.
     pub(crate) fn failed(error: impl std::fmt::Display) -> Self {
         Self { code: FAILED, message: error.to_string() }
+    }
+
+    /// The exit code of a command that has already said what was wrong.
+    pub(crate) fn from_code(code: u8) -> Result<(), Self> {
+        if code == 0 { Ok(()) } else { Err(Self { code, message: String::new() }) }
     }
 
     /// Exit code 69.
@@ -82,14 +97,25 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),
         Command::Check(file) => check::run(file.config.as_deref()),
+        Command::Model(command) => model::run(command),
+        Command::Voice(command) => voice(&command),
+        Command::Bench(args) => bench::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("antiphon: {}", failure.message);
+            if !failure.message.is_empty() {
+                eprintln!("antiphon: {}", failure.message);
+            }
             ExitCode::from(failure.code)
         }
     }
+}
+
+fn voice(command: &crate::voice::cli::Command) -> Result<(), Failure> {
+    let defaults = model::voice_defaults(&load(None)?);
+    let code = crate::voice::cli::run(command, &defaults, &mut std::io::stdout(), &mut std::io::stderr());
+    Failure::from_code(code)
 }
 
 fn load(file: Option<&Path>) -> Result<Config, ConfigError> {

@@ -174,6 +174,11 @@ pub fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
+/// Another model hub than the public one: `HF_ENDPOINT`, as every client of such hubs reads it.
+pub fn hub_endpoint() -> Option<String> {
+    variables().find(|(name, _)| name == "HF_ENDPOINT").map(|(_, value)| value).filter(|value| !value.is_empty())
+}
+
 fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     let origin = match error.span() {
         None => origin.to_owned(),

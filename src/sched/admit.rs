@@ -18,6 +18,8 @@ use crate::turn::Class;
 
 /// Weight of a new observation in smoothed figures.
 const WEIGHT: f64 = 0.1;
+/// What remains of an observation after the next one: some hundreds of chunks count.
+const FADE: f64 = 0.998;
 /// A new turn finds a step running and others ahead of it: what it needs alone, times this.
 const QUEUEING: f64 = 1.5;
 /// A promise no device can keep is not asked of it: the target is at least this many times what an idle
@@ -72,10 +74,12 @@ impl RefusedReason {
 /// What speech takes on this engine, smoothed.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    /// Rounds of each stage until the first audio of an utterance.
+    /// Rounds of each stage until the first audio of a live utterance.
     first_rounds: Option<[f64; 4]>,
-    /// Rounds of each stage for a second of audio after that.
-    rounds_per_second: Option<[f64; 4]>,
+    /// Rounds of each stage and seconds of audio that they made, both fading: their ratio is what a second of
+    /// audio takes. (A mean of ratios would follow the short first chunks.)
+    rounds: [f64; 4],
+    seconds: f64,
     /// Device time of the steps that a chunk after the first took part in, seconds.
     pub(super) chunk_service: Option<f64>,
     /// Samples a character stands for.
@@ -88,11 +92,12 @@ impl Learned {
     /// `job` has just given `samples`, before its counters are reset.
     pub(super) fn produced(&mut self, job: &Job, samples: u64) {
         let rounds = job.rounds.map(f64::from);
-        if job.samples == 0 {
+        if job.samples == 0 && job.is_live() {
             smooth_all(&mut self.first_rounds, rounds);
         }
         let seconds = duration_of(samples).as_secs_f64();
-        smooth_all(&mut self.rounds_per_second, rounds.map(|r| r / seconds));
+        self.rounds.iter_mut().zip(rounds).for_each(|(sum, new)| *sum = *sum * FADE + new);
+        self.seconds = self.seconds * FADE + seconds;
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
         }
@@ -155,8 +160,11 @@ impl Scheduler {
     /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as
     /// their number: they are in different stages.
     pub(super) fn predicted_load(&self, lines: u32) -> f64 {
-        let Some(rounds) = &self.learned.rounds_per_second else { return 0.0 };
-        let per_second = self.seconds_for(rounds, (lines / 2).max(1));
+        if self.learned.seconds == 0.0 {
+            return 0.0;
+        }
+        let rounds = self.learned.rounds.map(|rounds| rounds / self.learned.seconds);
+        let per_second = self.seconds_for(&rounds, (lines / 2).max(1));
         per_second * f64::from(lines) / f64::from((lines / 2).max(1))
     }
 

@@ -17,7 +17,7 @@ pub struct Config {
     /// more lead survives longer stalls of the device, less wastes less on a barge-in.
     pub max_lead_ms: u32,
     /// A speaking line with less than this ahead precedes those with more and is batched without regard
-    /// to cost, ms. Under load, lines settle at this much lead.
+    /// to cost, ms; twice what its next chunk takes, if that is more. Under load, lines settle at this much lead.
     pub slack_reserve_ms: u32,
     /// Longest step planned while someone listens, ms. A new turn waits at most for one step.
     pub max_step_ms: u32,
@@ -54,9 +54,9 @@ pub struct Tenant {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            first_audio_target_ms: 150,
+            first_audio_target_ms: 300,
             max_lead_ms: 4_000,
-            slack_reserve_ms: 500,
+            slack_reserve_ms: 250,
             max_step_ms: 20,
             batch_step_ms: 10,
             batch_patience_s: 30,

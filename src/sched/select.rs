@@ -27,7 +27,7 @@ const BATCH: u8 = 5;
 /// What a comfortable line may add to the cost of an urgent step.
 const LIVE_RIDE: f64 = 1.25;
 /// What batch may add to the cost of an urgent step: within the noise of measuring it.
-const BATCH_RIDE: f64 = 1.03;
+const BATCH_RIDE: f64 = 1.15;
 /// A line rests at its lead limit until it is down to this part of it, so that it works in bursts.
 const RESUME: f64 = 0.75;
 /// Slots in this many stay free for live work.
@@ -264,9 +264,13 @@ impl Scheduler {
             Some(batch) if aged => batch,
             _ => candidates.iter().find(|c| c.rank != BATCH).or(batch_ready)?,
         };
-        let stage = head.stage;
-        let members = if head.rank == BATCH {
-            self.batch_members(now, head, candidates)
+        let starving = aged && head.rank == BATCH;
+        let stage = match self.fullest(candidates) {
+            Some(fullest) if head.rank >= COMFORT && !starving => fullest,
+            _ => head.stage,
+        };
+        let members = if head.rank >= COMFORT {
+            self.filled(now, starving.then_some(head), stage, candidates)
         } else {
             self.live_members(now, head, candidates)
         };
@@ -279,7 +283,7 @@ impl Scheduler {
         }
         let slots: Vec<Slot> = members.iter().map(|c| c.slot).collect();
         let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
-        let rounds = self.rounds(stage, slots.len(), head.rank == BATCH);
+        let rounds = self.rounds(stage, slots.len(), head.rank >= COMFORT);
         for id in resumed {
             if let Some(job) = self.jobs.get_mut(&id)
                 && let State::Parked(slot) = job.state
@@ -322,12 +326,39 @@ impl Scheduler {
         members
     }
 
-    fn batch_members<'a>(&self, now: Instant, head: &'a Candidate, candidates: &'a [Candidate]) -> Vec<&'a Candidate> {
-        let mut members = vec![head];
-        let limit = self.config.batch_step().as_secs_f64().min(self.room(now, candidates));
-        let others = candidates.iter().filter(|c| c.job != head.job && c.stages.has(head.stage));
-        self.fill(&mut members, others, head.stage, limit);
+    /// A step for the sake of throughput: everything that is in `stage`, live first, within the batch bound. A
+    /// starving batch job is in it whatever else is.
+    fn filled<'a>(
+        &self,
+        now: Instant,
+        starving: Option<&'a Candidate>,
+        stage: Stage,
+        candidates: &'a [Candidate],
+    ) -> Vec<&'a Candidate> {
+        let room = self.room(now, candidates);
+        let limit = self.config.batch_step().as_secs_f64().min(room);
+        let mut members: Vec<&Candidate> = starving.into_iter().collect();
+        let most = self.width(stage);
+        for live in candidates.iter().filter(|c| c.rank != BATCH && c.stages.has(stage)) {
+            if members.len() >= most || !members.is_empty() && self.costs.predict(stage, members.len() + 1, 1) > limit {
+                break;
+            }
+            members.push(live);
+        }
+        let others = candidates.iter().filter(|c| c.stages.has(stage) && members.iter().all(|m| m.job != c.job));
+        let others: Vec<&Candidate> = others.collect();
+        self.fill(&mut members, others.into_iter(), stage, limit);
         members
+    }
+
+    /// The stage in which most of a step's width would be used, of those nobody is waiting for; the one nearest to
+    /// sound where there are several.
+    fn fullest(&self, candidates: &[Candidate]) -> Option<Stage> {
+        let fill = |stage: Stage| {
+            let ready = candidates.iter().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
+            ready.min(self.width(stage)) * 1_000 / self.width(stage)
+        };
+        Stage::ALL.into_iter().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
     }
 
     /// Adds batch jobs while the step costs no more than `limit` seconds and their memory fits.
@@ -345,7 +376,7 @@ impl Scheduler {
             resident += self.memory_to_resume(member);
         }
         for other in others.filter(|c| c.rank == BATCH) {
-            if members.len() >= most || self.costs.predict(stage, members.len() + 1, 1) > limit {
+            if members.len() >= most || !members.is_empty() && self.costs.predict(stage, members.len() + 1, 1) > limit {
                 break;
             }
             let needed = self.memory_to_resume(other);

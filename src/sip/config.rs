@@ -28,7 +28,8 @@ pub struct SipConfig {
     pub public_ip: Option<IpAddr>,
     /// Networks that may talk to us (`10.0.0.0/8`, `::1`). Empty: everybody.
     pub allow: Vec<Network>,
-    /// Accounts for inbound calls. Not empty: every inbound INVITE must authenticate.
+    /// Accounts for inbound calls. Not empty: every inbound INVITE must authenticate, but for those from the
+    /// addresses of a trunk, which cannot know a password of ours.
     pub users: Vec<User>,
     /// Digest realm shown to callers.
     pub realm: String,

@@ -1,4 +1,33 @@
 //! Telephone signalling: one SIP endpoint, its listeners, trunks, calls in and calls out.
+//!
+//! Built on `rsipstack` for transactions, dialogs and digest. What is ours, top down:
+//!
+//! - [`Endpoint`]: listeners, limits, and where each request goes
+//! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
+//!   [`SipLeg`](crate::media::sip::SipLeg)
+//! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
+//! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
+//! - `listen`, `screen`: sockets, and what stands between them and the stack
+//! - `limits`, `body`, `refer`, `tls`: what the names say
+//!
+//! Never touches media: the session task and the leg meet in two channels.
+//!
+//! # What it does
+//! UDP, TCP and TLS. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
+//! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Refusals:
+//! 400 with a reason, 401 and 403, 405, 415, 416, 420, 481, 482, 488 with a reason, 491, 500 and 503 with
+//! `Retry-After`, 501, 505. Not done: session timers (RFC 4028; a peer that wants them refreshes by itself),
+//! reliable provisional responses (RFC 3262), early media (183 is waited through), registration of others.
+//!
+//! # Why
+//! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the
+//! leg; `max_calls` is a permit that this task holds, so nothing that ends can leave a call counted.
+//!
+//! *Sockets of our own.* See `listen` and `screen` for what the stack (0.7.14) does with bad input. Its
+//! dialogs have gaps too, closed in `endpoint`: some requests are never answered (an old CSeq, anything but
+//! BYE before the ACK), and a re-INVITE before the ACK would wait for ever.
+//!
+//! *The stack logs whole messages at `info`*, credentials included: run it with `rsipstack=warn`.
 
 mod auth;
 mod body;

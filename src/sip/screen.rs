@@ -183,8 +183,10 @@ fn parse(bytes: &[u8]) -> Option<SipMessage> {
     message.typed_contact_headers().ok()?;
     message.typed_record_route_headers().ok()?;
     match &message {
-        // 100 needs no tag; every other response makes or is in a dialog, or ends the attempt at one.
-        SipMessage::Response(response) if response.status_code().code() > 100 => to.tag().map(|_| ())?,
+        // A 2xx makes a dialog and needs its tag; that others have none is a habit of old gateways.
+        SipMessage::Response(response) if (200..300).contains(&response.status_code().code()) => {
+            to.tag()?;
+        }
         _ => {}
     }
     Some(message)

@@ -79,13 +79,13 @@ struct Running {
     /// Our 2xx carried an offer: the ACK brings the answer.
     answer_due: bool,
     exchange: Option<Pin<Box<dyn Future<Output = Done> + Send>>>,
-    transfer: Option<Transfer>,
+    transfer: Option<Box<Transfer>>,
 }
 
 /// The end of an exchange that we began.
 enum Done {
     Reinvite { hold: bool, reply: oneshot::Sender<Result<(), String>>, response: rsipstack::Result<Option<Response>> },
-    Transfer { reply: oneshot::Sender<Result<(), String>>, result: Result<Transfer, String> },
+    Transfer { reply: oneshot::Sender<Result<(), String>>, result: Result<Box<Transfer>, String> },
 }
 
 type Flow = ControlFlow<Ending>;
@@ -276,7 +276,7 @@ impl Running {
                 if let Some(reply) = self.ready(reply) {
                     let (shared, dialog) = (self.session.shared.clone(), self.session.dialog.clone());
                     self.exchange = Some(Box::pin(async move {
-                        let result = Transfer::begin(&shared, &dialog, &to, attended).await;
+                        let result = Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new);
                         Done::Transfer { reply, result }
                     }));
                 }

@@ -5,6 +5,9 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
 
 use super::api::tags;
 use super::campplus::Pooling;
@@ -140,7 +143,12 @@ fn add(args: &Add, defaults: &Defaults, out: &mut dyn Write, err: &mut dyn Write
         languages: args.languages.as_deref().map(tags).unwrap_or_default(),
         now: crate::clock::wall(),
     };
-    let enrolled = enroller.enrol(request, &options)?;
+    // Drawn on a terminal only.
+    let busy = ProgressBar::new_spinner().with_message("computing the voice, about as long as the recording lasts");
+    busy.enable_steady_tick(Duration::from_millis(100));
+    let enrolled = enroller.enrol(request, &options);
+    busy.finish_and_clear();
+    let enrolled = enrolled?;
     let entry = store.add(&name, &enrolled.voice, args.replace)?;
     report(&entry, &store, &enrolled, out, err)?;
     Ok(DONE)

@@ -53,7 +53,8 @@ pub struct Options {
     pub pooling: Pooling,
     /// Level that speech is brought to, dB of full scale (root mean square); `None` leaves it as it is.
     pub level_dbfs: Option<f64>,
-    /// Threads to compute on; 0: one a core.
+    /// Threads for the matrix products, which are most of the work; 0: one a core. Element-wise work is spread by
+    /// `candle` over a pool of its own, whose size only `CANDLE_NUM_THREADS` changes.
     pub threads: usize,
 }
 

@@ -277,3 +277,36 @@ impl Spectrum {
         &self.output
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_at_the_floor_of_each() {
+        assert!(prompt_mel(&[0.0; 4800]).expect("long enough").data.iter().all(|v| *v < -6.0 && v.is_finite()));
+        assert!(whisper_log_mel(&[0.0; 1600], 128).expect("long enough").data.iter().all(|v| *v == -1.5));
+        let floor = f32::EPSILON.ln();
+        assert!(kaldi_fbank(&[0.0; 1600]).expect("long enough").data.iter().all(|v| (v - floor).abs() < 1e-4));
+    }
+
+    #[test]
+    fn frames_follow_from_samples() {
+        assert_eq!(prompt_mel(&[0.1; 4801]).expect("long enough").rows, 10);
+        assert_eq!(whisper_log_mel(&[0.1; 1759], 80).map(|m| (m.rows, m.cols)), Ok((80, 10)));
+        assert_eq!(kaldi_fbank(&[0.1; 560]).expect("long enough").rows, 2);
+    }
+
+    #[test]
+    fn what_is_too_short_is_refused() {
+        assert_eq!(prompt_mel(&[0.0; 720]), Err(TooShort { samples: 720, needed: 721 }));
+        assert!(whisper_log_mel(&[0.0; 200], 128).is_err());
+        assert!(kaldi_fbank(&[0.0; 399]).is_err());
+    }
+
+    #[test]
+    fn the_time_mean_becomes_zero() {
+        let m = minus_time_mean(Matrix { rows: 2, cols: 2, data: vec![1.0, 5.0, 3.0, 5.0] });
+        assert_eq!(m.data, [-1.0, 0.0, 1.0, 0.0]);
+    }
+}

@@ -233,13 +233,12 @@ impl Connection {
         let no_opus = || WebRtcError::BadOffer("no Opus stream was agreed: offer `opus/48000/2`".to_owned());
         // Not a constant: an answer keeps the offer's number, and a packet of another one is silently lost.
         let agreed = self.sender.get_parameters().await?.rtp_parameters.codecs;
-        let number = |mime: &str, clock: u32| {
-            let is = |codec: &RTCRtpCodec| codec.mime_type.eq_ignore_ascii_case(mime) && codec.clock_rate == clock;
-            agreed.iter().find(|codec| is(&codec.rtp_codec)).map(|codec| codec.payload_type)
+        let number = |mime: &str| {
+            let mut found = agreed.iter().filter(|codec| codec.rtp_codec.mime_type.eq_ignore_ascii_case(mime));
+            found.next().map(|codec| (codec.payload_type, codec.rtp_codec.clock_rate))
         };
-        let payload_type = number(MIME_TYPE_OPUS, 48_000).ok_or_else(no_opus)?;
-        let telephone_event =
-            EVENT_CLOCKS.iter().find_map(|&clock| Some((number(MIME_TYPE_TELEPHONE_EVENT, clock)?, clock)));
+        let (payload_type, _) = number(MIME_TYPE_OPUS).ok_or_else(no_opus)?;
+        let telephone_event = number(MIME_TYPE_TELEPHONE_EVENT);
         let arrivals = self.arrivals.take().ok_or_else(no_opus)?;
         Ok(Parts {
             format: MediaFormat {
@@ -310,17 +309,12 @@ fn push_candidates(sdp: &mut String, common: &Common) {
     sdp.push_str("a=end-of-candidates\r\n");
 }
 
-/// Clock rates of telephone events, best first: the clock of the audio they are mixed with (RFC 4733 section 2.1).
-const EVENT_CLOCKS: [u32; 2] = [48_000, 8_000];
-
 fn codecs() -> Result<MediaEngine, Error> {
     let mut engine = MediaEngine::default();
-    let event = |clock_rate| RTCRtpCodec {
-        mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(),
-        clock_rate,
-        ..RTCRtpCodec::default()
-    };
-    for (payload_type, rtp_codec) in [(111, opus()), (110, event(EVENT_CLOCKS[0])), (126, event(EVENT_CLOCKS[1]))] {
+    // One is enough: the stack matches by name, and takes the clock rate of the offer.
+    let events =
+        RTCRtpCodec { mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(), clock_rate: 48_000, ..RTCRtpCodec::default() };
+    for (payload_type, rtp_codec) in [(111, opus()), (110, events)] {
         let codec = RTCRtpCodecParameters { rtp_codec, payload_type };
         engine.register_codec(codec, RtpCodecKind::Audio)?;
     }

@@ -5,6 +5,9 @@
 //! # Why
 //! The stack's own errors name its internals, and it stops at the first candidate it cannot read. Here candidates
 //! are taken out and judged one by one: a browser may offer kinds (mDNS names, TCP) that simply do not concern us.
+//! The formats of the audio section are cut down to the one Opus and the one kind of telephone event that will be
+//! agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would answer a browser's
+//! telephone events at 8 and at 48 kHz with the same payload type twice.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,6 +32,8 @@ pub(super) struct Offer {
 
 /// Remote candidates of one generation; a browser has a dozen.
 pub(super) const MAX_CANDIDATES: usize = 64;
+/// RFC 7587 section 4.1.
+const OPUS_CLOCK: u32 = 48_000;
 /// No offer for one audio section and one data channel comes near.
 const MAX_LINES: usize = 4096;
 
@@ -61,7 +66,7 @@ impl Offer {
             }
             if let Some(section) = line.strip_prefix("m=") {
                 offer.channels |= section.starts_with("application ") && !section.starts_with("application 0 ");
-                in_audio = audio.is_none() && section.starts_with("audio ") && !section.starts_with("audio 0 ");
+                in_audio = audio.is_none() && is_audio(section);
                 if in_audio {
                     audio = Some(Audio::default());
                 }
@@ -104,6 +109,8 @@ impl Offer {
             return Err(bad("the offer has no DTLS fingerprint"));
         }
         offer.opus_fec = audio.fec.contains(&opus);
+        let events = audio.events.iter().max_by_key(|(_, clock)| *clock == OPUS_CLOCK).map(|(number, _)| *number);
+        offer.text = reduced(&offer.text, &[Some(opus), events]);
         Ok(offer)
     }
 
@@ -137,6 +144,8 @@ impl Offer {
 #[derive(Default)]
 struct Audio {
     opus: Option<u8>,
+    /// Payload types and clock rates of telephone events.
+    events: Vec<(u8, u32)>,
     /// Payload types whose `fmtp` asks for in-band error correction.
     fec: Vec<u8>,
     deaf: bool,
@@ -146,10 +155,13 @@ impl Audio {
     fn attribute(&mut self, name: &str, value: &str) {
         match name {
             "rtpmap" => {
-                if let Some((payload_type, encoding)) = payload_type(value)
-                    && encoding.to_ascii_lowercase().starts_with("opus/48000")
-                {
-                    self.opus.get_or_insert(payload_type);
+                let Some((payload_type, encoding)) = payload_type(value) else { return };
+                match encoding.to_ascii_lowercase().split_once('/') {
+                    Some(("opus", "48000/2")) => {
+                        self.opus.get_or_insert(payload_type);
+                    }
+                    Some(("telephone-event", clock)) => self.events.extend(clock.parse().map(|at| (payload_type, at))),
+                    _ => {}
                 }
             }
             "fmtp" => {
@@ -173,6 +185,45 @@ pub(super) fn is_line(line: &str) -> bool {
 fn payload_type(value: &str) -> Option<(u8, &str)> {
     let (number, rest) = value.split_once(' ')?;
     Some((number.parse().ok()?, rest))
+}
+
+/// `text` with only `kept` of the formats in its first audio section.
+fn reduced(text: &str, kept: &[Option<u8>]) -> String {
+    let keeps = |number: &str| number.parse().is_ok_and(|number| kept.contains(&Some(number)));
+    let mut result = String::with_capacity(text.len());
+    let (mut found, mut inside) = (false, false);
+    for line in text.lines() {
+        if let Some(section) = line.strip_prefix("m=") {
+            inside = !found && is_audio(section);
+            found |= inside;
+            if inside {
+                // Media, port and protocol; then the formats.
+                for (index, word) in line.split_ascii_whitespace().enumerate() {
+                    if index < 3 || keeps(word) {
+                        result.push_str(if index == 0 { "" } else { " " });
+                        result.push_str(word);
+                    }
+                }
+                result.push_str("\r\n");
+                continue;
+            }
+        }
+        let attribute = line.strip_prefix("a=").and_then(|attribute| attribute.split_once(':'));
+        if let Some(("rtpmap" | "fmtp" | "rtcp-fb", value)) = attribute {
+            let number = value.split(' ').next().unwrap_or_default();
+            if inside && number != "*" && !keeps(number) {
+                continue;
+            }
+        }
+        result.push_str(line);
+        result.push_str("\r\n");
+    }
+    result
+}
+
+/// An `m=` line's value that offers audio; port 0 declines.
+fn is_audio(section: &str) -> bool {
+    section.starts_with("audio ") && !section.starts_with("audio 0 ")
 }
 
 /// RFC 8839 section 5.4.
@@ -253,6 +304,17 @@ mod tests {
         assert!(!offer.text.contains("candidate"));
         assert!(offer.opus_fec);
         assert_eq!(offer.fragment, "abcd");
+    }
+
+    #[test]
+    fn one_opus_and_the_telephone_events_of_its_clock_are_left() {
+        let formats = "a=rtpmap:111 opus/48000/2\r\na=rtpmap:8 PCMA/8000\r\na=rtpmap:126 telephone-event/8000\r\n\
+            a=rtpmap:110 telephone-event/48000\r\na=fmtp:126 0-15\r\na=rtcp-fb:* nack\r\na=rtcp-fb:8 nack\r\n";
+        let sdp = OFFER.replace("SAVPF 111 0", "SAVPF 126 111 8 110").replace("a=rtpmap:111 opus/48000/2\r\n", formats);
+        let text = Offer::read(&sdp).expect("good").text;
+        assert!(text.contains("m=audio 9 UDP/TLS/RTP/SAVPF 111 110\r\n"), "{text}");
+        assert!(!text.contains("126") && !text.contains("PCMA") && !text.contains("fb:8"), "{text}");
+        assert!(text.contains("a=rtcp-fb:* nack\r\n") && text.contains("a=rtpmap:110 "), "{text}");
     }
 
     #[test]

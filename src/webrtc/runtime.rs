@@ -1,4 +1,4 @@
-//! The runtime a peer connection believes in: tokio, but for its sockets and its driver.
+//! The runtime a peer connection believes in: tokio, but for its sockets, its driver and the driver's timers.
 //!
 //! One value a session: it hands out the session's share of the [`super::socket::Port`], and puts the driver where
 //! [`Driver`] can move it.
@@ -10,11 +10,14 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use ::webrtc::runtime::{
     AsyncInterval, AsyncTcpListener, AsyncTcpStream, AsyncUdpSocket, JoinHandle, Runtime, TokioRuntime,
 };
+
+use tokio::runtime::Handle;
 
 use super::socket::Seat;
 use crate::clock;
@@ -75,7 +78,7 @@ impl Runtime for SessionRuntime {
     }
 
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()> {
-        self.tokio.sleep(duration)
+        Box::pin(Alarm::new(duration))
     }
 
     fn interval(&self, period: Duration) -> Box<dyn AsyncInterval> {
@@ -92,5 +95,55 @@ impl Runtime for SessionRuntime {
 
     fn name(&self) -> &'static str {
         "antiphon"
+    }
+}
+
+/// A timer that follows its task: polled on another runtime than before, it is set anew there.
+///
+/// # Why
+/// A tokio timer stays with the runtime it was made on and panics when polled after that one has shut down. The
+/// driver waits on the timer it made before it moved for as long as nothing else wakes it.
+struct Alarm {
+    deadline: tokio::time::Instant,
+    home: tokio::runtime::Id,
+    sleep: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Alarm {
+    fn new(duration: Duration) -> Self {
+        let deadline = tokio::time::Instant::now() + duration;
+        Self { deadline, home: Handle::current().id(), sleep: Box::pin(tokio::time::sleep_until(deadline)) }
+    }
+}
+
+impl Future for Alarm {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let here = Handle::current().id();
+        if here != self.home {
+            self.home = here;
+            self.sleep = Box::pin(tokio::time::sleep_until(self.deadline));
+        }
+        self.sleep.as_mut().poll(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn an_alarm_outlives_the_runtime_it_was_set_on() {
+        let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("runtime");
+        let entered = first.enter();
+        let mut alarm = Box::pin(Alarm::new(Duration::from_millis(1)));
+        let _ = alarm.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+        drop(entered);
+        drop(first);
+        let second = Builder::new_current_thread().enable_all().build().expect("runtime");
+        second.block_on(alarm);
     }
 }

@@ -136,63 +136,67 @@ fn stage_costs() {
     }
 }
 
+/// What each kernel costs inside its stage.
 #[test]
-#[ignore = "debug"]
-fn margins() {
-    use antiphon::synth::cosyvoice::backend::Embed;
-    use antiphon::synth::cosyvoice::probe::Probe;
-    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let config = Config::load(&kit.checkpoint_dir()).expect("sizes");
-    let c = &config.llm;
-    let mut prefix = vec![Embed::Speech(c.control(0))];
-    prefix.extend((0..67).map(|i| Embed::Text(i * 7 + 3)));
-    prefix.push(Embed::Speech(c.control(2)));
-    let limit = c.speech_tokens;
-    let mut cpu = antiphon::synth::cosyvoice::cpu::CpuBackend::load(&kit.checkpoint_dir(), selftest::options(&kit)).expect("cpu");
-    let mut gpu = device().then(|| GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), Precision::EXACT).expect("gpu"));
-    let mut all: Vec<Vec<f32>> = Vec::new();
-    let tokens = cpu
-        .llm_decode(&prefix, &mut |s, ids| {
-            if ids.len() >= 230 {
-                return None;
-            }
-            let recent = &ids[ids.len().saturating_sub(10)..];
-            let mut o: Vec<u32> = (0..limit as u32).filter(|i| !recent.contains(i)).collect();
-            o.sort_by(|a, b| s[*b as usize].total_cmp(&s[*a as usize]));
-            let m = s[o[0] as usize] - s[o[1] as usize];
-            if m < 2e-3 {
-                println!("cpu step {} margin {m:e} {} {}", ids.len(), o[0], o[1]);
-            }
-            all.push(s.to_vec());
-            Some(o[0])
-        })
-        .expect("decode");
-    if let Some(gpu) = &mut gpu {
-        let mut n = 0;
-        gpu.llm_decode(&prefix, &mut |s, _| {
-            let d = s.iter().zip(&all[n]).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-            if n % 20 == 0 || d > 1e-3 {
-                println!("step {n} difference {d:e}");
-            }
-            n += 1;
-            tokens.get(n - 1).copied()
-        })
-        .expect("decode");
-    }
-}
-
-/// One pass of every stage for a profiler to look at.
-#[test]
-#[ignore = "for a profiler"]
-fn profile() {
+#[ignore = "measures; run it on a quiet device"]
+fn kernel_costs() {
     if !device() {
         return;
     }
-    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), ..Default::default() };
+    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(60 << 30), ..Default::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
-    let effort = gpu::bench::Effort { visible: 350, repeats: 1, rounds: 1, widths: vec![1, 32, 64] };
-    gpu::bench::profiler(true);
-    backend.stage_costs(&effort).expect("the stages run");
-    gpu::bench::profiler(false);
+    for width in [1, 32] {
+        let effort = gpu::bench::Effort { widths: vec![width], ..Default::default() };
+        for (stage, kernels) in backend.kernel_costs(&effort).expect("the stages run") {
+            println!("-- {stage}, width {width}");
+            for k in kernels {
+                println!("{k}");
+            }
+        }
+    }
+}
+
+/// The same seeds give the same tokens alone and inside a batch of 64, to the bit.
+#[test]
+fn tokens_do_not_depend_on_the_batch() {
+    use antiphon::synth::Slot;
+    use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Sampling, SlotRequest};
+    if !device() {
+        return;
+    }
+    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
+    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(4 << 30), ..selftest::options(&kit) };
+    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
+    let config = backend.config().clone();
+    let prompt = FlowPrompt { tokens: vec![1; 30], mel: vec![0.0; 60 * config.flow.mel], speaker: vec![1.0; config.flow.speaker] };
+    let voice = backend.add_voice(std::sync::Arc::new(prompt)).expect("a voice");
+    let mut speak = |slots: &[u32]| {
+        for &n in slots {
+            // Lengths differ, so that rows of a pass are not alike.
+            let mut prefix = vec![Embed::Speech(config.llm.control(0))];
+            prefix.extend((0..20 + n).map(|i| Embed::Text((i * 13 + n) % 900)));
+            prefix.push(Embed::Speech(config.llm.control(2)));
+            let sampling = Sampling { key: [n, 7], min_len: 60, max_len: 60, min_length: MinLength::Intended, forced: None };
+            backend.open(Slot(n), SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
+        }
+        let all: Vec<Slot> = slots.iter().map(|&n| Slot(n)).collect();
+        backend.prefill(&all, &mut Vec::new()).expect("prefill");
+        let mut tokens = vec![Vec::new(); slots.len()];
+        for rounds in [1, 7, 32, 32] {
+            let mut out = Vec::new();
+            backend.decode(&all, rounds, &mut out).expect("decode");
+            for (list, d) in tokens.iter_mut().zip(out) {
+                assert!(d.failed.is_none(), "{:?}", d.failed);
+                list.extend(d.tokens);
+            }
+        }
+        tokens
+    };
+    let together = speak(&(0..64).collect::<Vec<_>>());
+    assert!(together.iter().all(|t| t.len() == 60));
+    for n in [0, 5, 33, 63] {
+        assert_eq!(speak(&[n])[0], together[n as usize], "slot {n}");
+    }
+    assert_eq!(speak(&(0..20).collect::<Vec<_>>()), together[..20], "a batch of 20");
 }

@@ -15,7 +15,7 @@ use rtc::ice::mdns::MulticastDnsMode;
 use rtc::ice::network_type::NetworkType;
 use rtc::media_stream::MediaStreamTrack;
 use rtc::peer_connection::configuration::RTCOfferOptions;
-use rtc::peer_connection::configuration::media_engine::MIME_TYPE_OPUS;
+use rtc::peer_connection::configuration::media_engine::{MIME_TYPE_OPUS, MIME_TYPE_TELEPHONE_EVENT};
 use rtc::rtp;
 use rtc::rtp_transceiver::rtp_sender::{
     RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
@@ -35,6 +35,9 @@ use webrtc::runtime::TokioRuntime;
 
 /// What Firefox numbers Opus, so that a constant 111 anywhere shows.
 pub(crate) const PEER_OPUS: u8 = 109;
+
+/// And telephone events.
+pub(crate) const PEER_EVENTS: u8 = 101;
 
 pub(crate) async fn gateway(config: WebRtcConfig) -> Gateway {
     Gateway::start(config).await.expect("a free port")
@@ -109,6 +112,15 @@ impl Peer {
         let (tracks, tracks_seen) = mpsc::channel(4);
         let mut engine = MediaEngine::default();
         let codec = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: PEER_OPUS };
+        let mut codecs = vec![codec.clone()];
+        engine.register_codec(codec, RtpCodecKind::Audio).expect("a codec");
+        let events = RTCRtpCodec {
+            mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(),
+            clock_rate: 8_000,
+            ..RTCRtpCodec::default()
+        };
+        let codec = RTCRtpCodecParameters { rtp_codec: events, payload_type: PEER_EVENTS };
+        codecs.push(codec.clone());
         engine.register_codec(codec, RtpCodecKind::Audio).expect("a codec");
         let settings = SettingEngineBuilder::new().with_multicast_dns_mode(MulticastDnsMode::Disabled);
         let (settings, udp, tcp) = match audio {
@@ -153,6 +165,10 @@ impl Peer {
                 None
             }
         };
+        for transceiver in connection.get_transceivers().await {
+            // Without this only the track's own codec is offered.
+            transceiver.set_codec_preferences(codecs.clone()).await.expect("registered codecs");
+        }
         let channel = match channel {
             Some(label) => Some(connection.create_data_channel(label, None).await.expect("a channel")),
             None => None,
@@ -214,11 +230,15 @@ impl Peer {
     }
 
     pub(crate) async fn send(&self, sequence: u16, timestamp: u32, payload: &[u8]) {
+        self.send_as(PEER_OPUS, sequence, timestamp, payload).await;
+    }
+
+    pub(crate) async fn send_as(&self, payload_type: u8, sequence: u16, timestamp: u32, payload: &[u8]) {
         let (track, ssrc) = self.track.as_ref().expect("a sending peer");
         let packet = rtp::Packet {
             header: rtp::Header {
                 version: 2,
-                payload_type: PEER_OPUS,
+                payload_type,
                 sequence_number: sequence,
                 timestamp,
                 ssrc: *ssrc,
@@ -304,7 +324,9 @@ pub(crate) fn echo(mut leg: WebRtcLeg) -> Call {
     let thread = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
-            leg.attach().await.expect("a live session");
+            if leg.attach().await.is_err() {
+                return LegEnd::Failed;
+            }
             loop {
                 let event = leg.recv().await;
                 // A test that does not look loses events, not the call.

@@ -1,6 +1,6 @@
 use super::*;
-use crate::synthetic::babble;
 use crate::codec::{Codec, Decoder, Encoder, from_i16, to_i16};
+use crate::synthetic::babble;
 
 /// Through a codec, as a call would.
 pub(crate) fn coded(clip: &Clip, codec: Codec) -> Clip {
@@ -34,7 +34,10 @@ fn the_same_words_through_any_codec_match() {
 #[test]
 fn other_words_noise_and_silence_do_not() {
     let reference = babble(1, 24_000, 3.0);
-    let noise = Clip { rate: 8_000, pcm: (0..24_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 16) as f32 / 65_536.0 - 0.5).collect() };
+    let noise = Clip {
+        rate: 8_000,
+        pcm: (0..24_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 16) as f32 / 65_536.0 - 0.5).collect(),
+    };
     let silence = Clip { rate: 8_000, pcm: vec![0.0; 24_000] };
     for other in [babble(2, 24_000, 3.0), babble(9, 8_000, 3.0), noise, silence, Clip::default()] {
         let found = correlate(&other, &reference).unwrap();

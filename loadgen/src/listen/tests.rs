@@ -16,8 +16,7 @@ fn hear(frames: &[(u64, u32, bool)]) -> (Instant, Heard) {
     let mut sequence = 0;
     let mut last = None;
     for (at, frame, loud) in frames {
-        let pcm: Vec<i16> =
-            (0..160).map(|n| if *loud { to_i16((n as f32 * 0.4).sin() * 0.3) } else { 0 }).collect();
+        let pcm: Vec<i16> = (0..160).map(|n| if *loud { to_i16((n as f32 * 0.4).sin() * 0.3) } else { 0 }).collect();
         // A jump of the timestamp alone is a pause; tests that lose packets take them out of the sequence.
         sequence = last.map_or(0, |_| sequence + 1);
         last = Some(*frame);
@@ -32,8 +31,7 @@ fn near(a: Duration, b: Duration) {
 
 #[test]
 fn onset_is_the_first_audible_sample_after_the_instant() {
-    let (start, heard) =
-        hear(&[(0, 0, true), (20, 1, false), (40, 2, false), (60, 3, true), (80, 4, true)]);
+    let (start, heard) = hear(&[(0, 0, true), (20, 1, false), (40, 2, false), (60, 3, true), (80, 4, true)]);
     near(onset(&heard, start).unwrap() - start, ms(0));
     near(onset(&heard, start + ms(25)).unwrap() - start, ms(60));
     assert_eq!(onset(&heard, start + ms(300)), None);

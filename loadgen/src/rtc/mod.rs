@@ -77,8 +77,10 @@ impl Config {
     }
 
     fn endpoint(&self) -> Result<reqwest::Url, CallError> {
-        let mut url =
-            reqwest::Url::parse(&self.url).ok().filter(|u| u.has_host()).ok_or_else(|| CallError::Target(self.url.clone()))?;
+        let mut url = reqwest::Url::parse(&self.url)
+            .ok()
+            .filter(|u| u.has_host())
+            .ok_or_else(|| CallError::Target(self.url.clone()))?;
         if url.path() == "/" {
             url.set_path("/v1/webrtc");
         }
@@ -176,10 +178,8 @@ async fn connect(config: Config) -> Result<Call, CallError> {
     let offer = connection.create_offer(None).await.map_err(failed)?;
     connection.set_local_description(offer).await.map_err(failed)?;
     gathered.wait_for(|done| *done).await.map_err(|_| CallError::WebRtc("no candidates".to_owned()))?;
-    let offer = connection
-        .local_description()
-        .await
-        .ok_or_else(|| CallError::WebRtc("no local description".to_owned()))?;
+    let offer =
+        connection.local_description().await.ok_or_else(|| CallError::WebRtc("no local description".to_owned()))?;
 
     let client = client()?;
     let mut request = client.post(url.clone()).header("Content-Type", "application/sdp").body(offer.sdp);
@@ -255,21 +255,31 @@ async fn build(config: &Config) -> Result<(Parts, watch::Receiver<bool>), CallEr
         ..Default::default()
     };
     let name = || "microphone".to_owned();
-    let track =
-        Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(name(), name(), name(), RtpCodecKind::Audio, vec![coding])));
+    let track = Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(
+        name(),
+        name(),
+        name(),
+        RtpCodecKind::Audio,
+        vec![coding],
+    )));
     connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.map_err(failed)?;
     let channel = connection.create_data_channel(CHANNEL, None).await.map_err(failed)?;
-    let parts =
-        Parts { connection: guard, track, ssrc, channel, state: state_seen, tracks: tracks_seen, session: None, relay: None };
+    let parts = Parts {
+        connection: guard,
+        track,
+        ssrc,
+        channel,
+        state: state_seen,
+        tracks: tracks_seen,
+        session: None,
+        relay: None,
+    };
     Ok((parts, gathered_seen))
 }
 
 async fn connected(state: &mut watch::Receiver<RTCPeerConnectionState>) -> Result<(), CallError> {
     let settled = |s: &RTCPeerConnectionState| {
-        matches!(
-            s,
-            RTCPeerConnectionState::Connected | RTCPeerConnectionState::Failed | RTCPeerConnectionState::Closed
-        )
+        matches!(s, RTCPeerConnectionState::Connected | RTCPeerConnectionState::Failed | RTCPeerConnectionState::Closed)
     };
     let state = *state.wait_for(settled).await.map_err(|_| CallError::WebRtc("the driver is gone".to_owned()))?;
     match state {
@@ -290,7 +300,9 @@ fn through(answer: &str, relay: &Relay) -> Result<String, CallError> {
         };
         let mut fields: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
         let address = match &fields[..] {
-            [_, _, protocol, _, ip, port, ..] if protocol.eq_ignore_ascii_case("udp") => format!("{ip}:{port}").parse().ok(),
+            [_, _, protocol, _, ip, port, ..] if protocol.eq_ignore_ascii_case("udp") => {
+                format!("{ip}:{port}").parse().ok()
+            }
             _ => None,
         };
         if let (Some(address), false) = (address, found) {

@@ -19,7 +19,13 @@ impl std::fmt::Debug for Credentials {
 
 /// The answer to the challenge of a `WWW-Authenticate` or `Proxy-Authenticate` value; `None` when it is no
 /// digest by MD5.
-pub(crate) fn answer(challenge: &str, credentials: &Credentials, method: &str, uri: &str, cnonce: &str) -> Option<String> {
+pub(crate) fn answer(
+    challenge: &str,
+    credentials: &Credentials,
+    method: &str,
+    uri: &str,
+    cnonce: &str,
+) -> Option<String> {
     let rest = challenge.trim().strip_prefix("Digest").or_else(|| challenge.trim().strip_prefix("digest"))?;
     let realm = field(rest, "realm")?;
     let nonce = field(rest, "nonce")?;
@@ -87,7 +93,9 @@ mod tests {
     #[test]
     fn what_is_no_md5_digest_is_not_answered() {
         let credentials = Credentials { username: "a".into(), password: "b".into() };
-        for challenge in ["Basic realm=\"x\"", "Digest realm=\"x\"", "Digest", "Digest realm=\"x\", nonce=\"y\", algorithm=SHA-256"] {
+        for challenge in
+            ["Basic realm=\"x\"", "Digest realm=\"x\"", "Digest", "Digest realm=\"x\", nonce=\"y\", algorithm=SHA-256"]
+        {
             assert_eq!(answer(challenge, &credentials, "INVITE", "sip:x", "c"), None);
         }
     }

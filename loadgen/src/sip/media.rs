@@ -186,9 +186,7 @@ impl Media {
         // Events of another clock than the speech would need their own timestamps: none of our codecs' offers mix.
         let event = agreed.telephone_event.as_ref();
         let types = PayloadTypes { audio: agreed.receive_payload_type, event: event.map(|e| e.receive_payload_type) };
-        let speaker = || {
-            Speaker::new(now, codec, agreed.payload_type, event.map(|e| e.payload_type), self.idle)
-        };
+        let speaker = || Speaker::new(now, codec, agreed.payload_type, event.map(|e| e.payload_type), self.idle);
         match &mut self.stream {
             None => {
                 let ear = Ear::new(Recorder::new(now, codec, types, self.opus_rate)?);

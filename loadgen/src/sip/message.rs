@@ -91,7 +91,8 @@ impl Message {
         let mut message = parse_head(head)?;
         // Over UDP the datagram ends the body; a Content-Length that wants less is obeyed (section 18.3).
         let wanted = message.content_length()?.unwrap_or(body.len());
-        message.body = body.get(..wanted).ok_or_else(|| ParseError::Length("longer than the datagram".into()))?.to_vec();
+        message.body =
+            body.get(..wanted).ok_or_else(|| ParseError::Length("longer than the datagram".into()))?.to_vec();
         Ok(message)
     }
 
@@ -294,8 +295,15 @@ mod tests {
 
     #[test]
     fn broken_messages_are_errors() {
-        for text in ["", "\r\n\r\n", "INVITE sip:x\r\n\r\n", "SIP/2.0 9 x\r\n\r\n", "A b SIP/2.0\r\nnocolon\r\n\r\n",
-            "A b SIP/2.0\r\nContent-Length: x\r\n\r\n", "A b SIP/2.0\r\nContent-Length: 9\r\n\r\nhi"] {
+        for text in [
+            "",
+            "\r\n\r\n",
+            "INVITE sip:x\r\n\r\n",
+            "SIP/2.0 9 x\r\n\r\n",
+            "A b SIP/2.0\r\nnocolon\r\n\r\n",
+            "A b SIP/2.0\r\nContent-Length: x\r\n\r\n",
+            "A b SIP/2.0\r\nContent-Length: 9\r\n\r\nhi",
+        ] {
             assert!(Message::parse(text.as_bytes()).is_err(), "{text:?}");
         }
     }

@@ -5,6 +5,7 @@
 //! from the gateway's stack; media is RTP with RTCP on the next port, SRTP by SDES where asked for.
 
 mod auth;
+mod dialog;
 mod link;
 mod media;
 pub(crate) mod message;

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::dialog::Identity;
 use super::link::{Link, Peer};
 use super::media::Media;
 use super::message::{Message, host_port};
-use super::ua::{Event, Identity, To, Ua};
+use super::ua::{Event, To, Ua};
 use super::{Config, Transport};
 use crate::call::{Call, CallError, Command, End, Leg, Setup, Status};
 use crate::clock;
@@ -209,12 +210,10 @@ impl Phone {
         let peer = match (to, &self.link) {
             (To::Sender, _) => self.sender,
             // Requests within the dialog follow its route or contact; datagrams can change their way at no cost.
-            (To::Peer, Link::Udp { .. }) => {
-                match self.ua.next_hop().and_then(host_port).and_then(|h| h.parse().ok()) {
-                    Some(address) => Some(Peer::Address(address)),
-                    None => self.peer,
-                }
-            }
+            (To::Peer, Link::Udp { .. }) => match self.ua.next_hop().and_then(host_port).and_then(|h| h.parse().ok()) {
+                Some(address) => Some(Peer::Address(address)),
+                None => self.peer,
+            },
             (To::Peer, Link::Stream(_)) => self.peer,
         };
         let Some(peer) = peer else { return };

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::auth::{self, Credentials};
+use super::auth;
+use super::dialog::{Dialog, Identity, reply, token};
 use super::message::{Message, Start, uri_of};
 
 /// Round-trip estimate and the longest interval of retransmissions (RFC 3261 section 17.1.1.1).
@@ -15,17 +16,6 @@ const T1: Duration = Duration::from_millis(500);
 const T2: Duration = Duration::from_secs(4);
 /// A transaction gives up after this.
 const GIVE_UP: Duration = T1.saturating_mul(64);
-
-/// Who we are on the wire.
-#[derive(Clone, Debug)]
-pub(crate) struct Identity {
-    /// `UDP`, `TCP` or `TLS`.
-    pub(crate) transport: &'static str,
-    /// `host:port` of Via and Contact.
-    pub(crate) host: String,
-    pub(crate) user: String,
-    pub(crate) credentials: Option<Credentials>,
-}
 
 /// What the driver is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,18 +51,6 @@ pub(crate) enum To {
     Peer,
     /// Whoever sent what is being handled.
     Sender,
-}
-
-struct Dialog {
-    call_id: String,
-    local: String,
-    local_tag: String,
-    remote: String,
-    remote_tag: Option<String>,
-    target: String,
-    routes: Vec<String>,
-    cseq: u32,
-    remote_cseq: u32,
 }
 
 /// A request of ours that waits for its final response.
@@ -241,7 +219,8 @@ impl Ua {
                 let repeat = udp && !(client.provisional && client.method == "INVITE");
                 if repeat {
                     out.push(client.request.to_bytes());
-                    client.interval = if client.method == "INVITE" { client.interval * 2 } else { (client.interval * 2).min(T2) };
+                    client.interval =
+                        if client.method == "INVITE" { client.interval * 2 } else { (client.interval * 2).min(T2) };
                 }
                 client.next = if repeat { now + client.interval } else { far };
             }
@@ -355,7 +334,7 @@ impl Ua {
         let dialog = self.dialog.as_mut()?;
         dialog.cseq += 1;
         let cseq = format!("{} {}", dialog.cseq, client.method);
-        let via = self.via();
+        let via = self.me.via();
         request.headers.insert(0, ("Via".to_owned(), via));
         request = request.with("CSeq", cseq).with(answer, value);
         let mut client = self.start(now, request);
@@ -425,9 +404,10 @@ impl Ua {
             }
             "INVITE" => self.receive_invite(now, ours, message),
             "CANCEL" => {
-                let pending = self.server.as_ref().is_some_and(|s| {
-                    s.response.is_none() && s.request.branch() == message.branch()
-                });
+                let pending = self
+                    .server
+                    .as_ref()
+                    .is_some_and(|s| s.response.is_none() && s.request.branch() == message.branch());
                 let code = if pending { (200, "OK") } else { (481, "Call/Transaction Does Not Exist") };
                 self.respond(&message, code.0, code.1, key);
                 if pending {
@@ -495,7 +475,8 @@ impl Ua {
             self.reply_once(&message, 486, "Busy Here");
             return;
         }
-        if message.header("From").is_none() || message.header("Call-ID").is_none() || message.list("Contact").is_empty() {
+        if message.header("From").is_none() || message.header("Call-ID").is_none() || message.list("Contact").is_empty()
+        {
             self.reply_once(&message, 400, "Bad Request");
             return;
         }
@@ -551,55 +532,6 @@ impl Ua {
         self.out.push_back((response.to_bytes(), To::Sender));
     }
 
-    /// Completes a response by what it copies from its request.
-    fn reply(&self, request: &Message, response: Message) -> Message {
-        let mut headers: Vec<(String, String)> = Vec::new();
-        for name in ["Via", "Record-Route", "From", "To", "Call-ID", "CSeq"] {
-            headers.extend(request.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).cloned());
-        }
-        if let Some((_, to)) = headers.iter_mut().find(|(n, _)| n.eq_ignore_ascii_case("To"))
-            && !to.contains(";tag=")
-            && !matches!(response.start, Start::Response { code: 100, .. })
-        {
-            let tag = self.dialog.as_ref().map_or("unknown", |d| d.local_tag.as_str());
-            to.push_str(&format!(";tag={tag}"));
-        }
-        headers.push(("Contact".to_owned(), self.contact()));
-        headers.push(("Allow".to_owned(), ALLOW.to_owned()));
-        headers.extend(response.headers);
-        Message { headers, ..response }
-    }
-
-    /// A request of the dialog, numbered anew.
-    fn request(&mut self, method: &str) -> Option<Message> {
-        let via = self.via();
-        let contact = self.contact();
-        let dialog = self.dialog.as_mut()?;
-        dialog.cseq += 1;
-        let to = match &dialog.remote_tag {
-            Some(tag) if !dialog.remote.contains(";tag=") => format!("{};tag={tag}", dialog.remote),
-            _ => dialog.remote.clone(),
-        };
-        let from = match dialog.local.contains(";tag=") {
-            true => dialog.local.clone(),
-            false => format!("{};tag={}", dialog.local, dialog.local_tag),
-        };
-        let mut request = Message::request(method, &dialog.target)
-            .with("Via", via)
-            .with("Max-Forwards", "70")
-            .with("From", from)
-            .with("To", to)
-            .with("Call-ID", &dialog.call_id)
-            .with("CSeq", format!("{} {method}", dialog.cseq))
-            .with("Contact", contact)
-            .with("Allow", ALLOW)
-            .with("User-Agent", concat!("antiphon-loadgen/", env!("CARGO_PKG_VERSION")));
-        for route in &dialog.routes {
-            request = request.with("Route", route);
-        }
-        Some(request)
-    }
-
     fn start(&mut self, now: Instant, request: Message) -> Client {
         let method = request.cseq().map(|(_, m)| m.to_owned()).unwrap_or_default();
         let branch = request.branch().unwrap_or_default().to_owned();
@@ -620,25 +552,15 @@ impl Ua {
         self.dialog.as_ref().map_or("", |d| d.target.as_str())
     }
 
-    fn via(&self) -> String {
-        format!("SIP/2.0/{} {};branch=z9hG4bK{};rport", self.me.transport, self.me.host, token())
+    /// Completes a response by what it copies from its request.
+    fn reply(&self, request: &Message, response: Message) -> Message {
+        reply(&self.me, self.dialog.as_ref().map(|d| d.local_tag.as_str()), request, response)
     }
 
-    fn contact(&self) -> String {
-        let transport = match self.me.transport {
-            "UDP" => "",
-            "TCP" => ";transport=tcp",
-            _ => ";transport=tls",
-        };
-        format!("<sip:{}@{}{transport}>", self.me.user, self.me.host)
+    /// A request of the dialog, numbered anew.
+    fn request(&mut self, method: &str) -> Option<Message> {
+        Some(self.dialog.as_mut()?.request(&self.me, method))
     }
-}
-
-const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, REFER, NOTIFY";
-
-/// A name nobody else has.
-fn token() -> String {
-    format!("{:016x}", rand::random::<u64>())
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+use super::super::auth::Credentials;
 use super::*;
 use crate::clock;
 
@@ -44,7 +45,10 @@ fn connect(now: Instant) -> (Ua, Ua) {
     b.ring();
     b.accept(now, &[("X-Id".into(), "7".into())], b"answer".to_vec());
     let (seen_a, seen_b) = exchange(now, &mut a, &mut b);
-    assert!(matches!(&seen_a[..], [Event::Progress, Event::Answered(m)] if m.body == b"answer" && m.header("X-Id") == Some("7")), "{seen_a:?}");
+    assert!(
+        matches!(&seen_a[..], [Event::Progress, Event::Answered(m)] if m.body == b"answer" && m.header("X-Id") == Some("7")),
+        "{seen_a:?}"
+    );
     assert!(matches!(&seen_b[..], [Event::Confirmed(_)]), "{seen_b:?}");
     (a, b)
 }

@@ -125,7 +125,8 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         ("POST", p) if p.starts_with("/v1/webrtc") => {
             let n = shared.calls.fetch_add(1, Ordering::SeqCst);
             let answer = answer(n, body, shared.clone()).await;
-            let headers = format!("Location: /v1/webrtc/{n}\r\nX-Antiphon-Call: c{n}\r\nContent-Type: application/sdp\r\n");
+            let headers =
+                format!("Location: /v1/webrtc/{n}\r\nX-Antiphon-Call: c{n}\r\nContent-Type: application/sdp\r\n");
             ("201 Created", headers, answer)
         }
         ("DELETE", p) => {
@@ -139,7 +140,8 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         ("GET", "/metrics") => ("200 OK", String::new(), shared.metrics.lock().unwrap().clone()),
         _ => ("404 Not Found", String::new(), String::new()),
     };
-    let reply = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+    let reply =
+        format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
     stream.write_all(reply.as_bytes()).await.ok()
 }
 
@@ -217,8 +219,13 @@ async fn answer(n: usize, offer: String, shared: Arc<Shared>) -> String {
         ..Default::default()
     };
     let name = || "voice".to_owned();
-    let track =
-        Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(name(), name(), name(), RtpCodecKind::Audio, vec![coding])));
+    let track = Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(
+        name(),
+        name(),
+        name(),
+        RtpCodecKind::Audio,
+        vec![coding],
+    )));
     connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.unwrap();
     connection.set_remote_description(RTCSessionDescription::offer(offer).unwrap()).await.unwrap();
     let answer = connection.create_answer(None).await.unwrap();
@@ -303,7 +310,8 @@ impl Mouth {
             self.timestamp = self.timestamp.wrapping_add(((start - last).as_secs_f64() * 48_000.0) as u32);
         }
         // The library's speaker encodes; its times and numbers are replaced by ours.
-        let mut speaker = Speaker::new(start, Codec::Opus, 111, None, Idle::KeepAlive(Duration::from_secs(3600))).unwrap();
+        let mut speaker =
+            Speaker::new(start, Codec::Opus, 111, None, Idle::KeepAlive(Duration::from_secs(3600))).unwrap();
         let pcm = codec::resample(&reply.clip.pcm, reply.clip.rate, speaker.rate()).unwrap();
         let frames = pcm.len().div_ceil(speaker.rate() as usize / 50);
         let (began, _) = oneshot::channel();

@@ -6,9 +6,8 @@
 //!
 //! # Why
 //! `webrtc` asks its `Runtime` to spawn the driver and keeps only a handle to abort it, and the driver touches no
-//! reactor of its own here: its sockets are queues and every turn of its loop makes a fresh timer. So its future
-//! may change threads between two polls. A timer made before the move still fires on the old runtime's thread
-//! and wakes the new one, once.
+//! reactor of its own here: its sockets are queues and its timers follow it (both are made in `crate::webrtc`). So
+//! its future may change threads between two polls.
 
 use std::fmt;
 use std::future::Future;

@@ -79,6 +79,27 @@ fn bytes_that_are_not_utf8_are_refused_in_headers_only() {
 }
 
 #[test]
+fn responses_need_a_tag_where_it_makes_a_dialog() {
+    let response = |status: &str, tag: &str| {
+        let request = request("INVITE sip:b@example.com SIP/2.0", "");
+        let rest = request.split_once("\r\n").expect("two lines").1;
+        format!("SIP/2.0 {status}\r\n{rest}")
+            .replace("To: <sip:b@example.com>", &format!("To: <sip:b@example.com>{tag}"))
+    };
+    for (status, tag, passes) in [
+        ("100 Trying", "", true),
+        ("180 Ringing", "", true),
+        ("486 Busy Here", "", true),
+        ("200 OK", "", false),
+        ("200 OK", ";tag=2", true),
+        ("099 Low", ";tag=2", false),
+        ("abc", ";tag=2", false),
+    ] {
+        assert_eq!(verdict(response(status, tag).as_bytes()), if passes { 200 } else { 0 }, "{status} {tag}");
+    }
+}
+
+#[test]
 fn answers_go_back_where_the_request_came_from() {
     let Verdict::Answer(answer) = screen(request("DANCE sip:b@h SIP/2.0", "").as_bytes(), from(), "test") else {
         panic!("an answer")

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, SafeTensors};
 
-use super::pickle::{self, Element, Object, Stored};
+use super::pickle::{self, Element, Object, Pickle, Stored};
 
 /// One of the three state dicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -274,15 +274,14 @@ pub fn nested(path: &Path) -> Result<BTreeMap<String, TensorFile>, CheckpointErr
     let io = |source| CheckpointError::Io { path: path.display().to_string(), source };
     let bad = |reason: String| CheckpointError::File { path: path.display().to_string(), reason };
     let outer_map = map(&File::open(path).map_err(io)?).map_err(io)?;
-    let Object::Dict(outer) = pickle::read(&outer_map).map_err(bad)? else {
-        return Err(bad("is not a dictionary".into()));
-    };
+    let pickle = pickle::read(&outer_map).map_err(bad)?;
+    let outer = pickle.entries(&pickle.root).ok_or_else(|| bad("is not a dictionary".into()))?;
     let mut files = BTreeMap::new();
-    for (key, value) in outer.borrow().iter() {
-        let (Object::Text(key), Object::Dict(inner)) = (key, value) else {
+    for (key, value) in outer {
+        let (Object::Text(key), Some(inner)) = (key, pickle.entries(value)) else {
             return Err(bad("is not a dictionary of dictionaries".into()));
         };
-        let tensors = tensors_in(&inner.borrow());
+        let tensors = tensors_in(&pickle, inner);
         let map = map(&File::open(path).map_err(io)?).map_err(io)?;
         files.insert(key.to_string(), TensorFile { path: path.to_path_buf(), map, tensors });
     }
@@ -290,22 +289,18 @@ pub fn nested(path: &Path) -> Result<BTreeMap<String, TensorFile>, CheckpointErr
 }
 
 fn pickle_list(file: &[u8]) -> Result<BTreeMap<String, Result<Stored, String>>, String> {
-    match pickle::read(file)? {
-        Object::Dict(entries) => Ok(tensors_in(&entries.borrow())),
-        _ => Err("holds no dictionary of tensors".into()),
-    }
+    let pickle = pickle::read(file)?;
+    let entries = pickle.entries(&pickle.root).ok_or("holds no dictionary of tensors")?;
+    Ok(tensors_in(&pickle, entries))
 }
 
-fn tensors_in(entries: &[(Object, Object)]) -> BTreeMap<String, Result<Stored, String>> {
+fn tensors_in(pickle: &Pickle, entries: &[(Object, Object)]) -> BTreeMap<String, Result<Stored, String>> {
     let mut tensors = BTreeMap::new();
     for (key, value) in entries {
         let Object::Text(key) = key else { continue };
         // Older vocoders were saved from inside a training wrapper.
         let key = key.strip_prefix("generator.").unwrap_or(key).to_string();
-        let tensor = match value {
-            Object::Tensor(t) => (**t).clone(),
-            _ => Err("is no tensor".to_string()),
-        };
+        let tensor = pickle.tensor(value).cloned().unwrap_or_else(|| Err("is no tensor".to_string()));
         tensors.insert(key, tensor);
     }
     tensors

@@ -62,7 +62,8 @@ pub struct Stored {
     pub bytes: Range<usize>,
 }
 
-/// A value of the pickle, shared rather than copied.
+/// A value of a pickle. Containers are numbers into [`Pickle`]: what is meant twice is stored once, and however
+/// deeply values nest, or hold themselves, freeing them is freeing a few lists.
 #[derive(Clone, Debug)]
 pub enum Object {
     /// A class or function, by name only.
@@ -72,17 +73,42 @@ pub enum Object {
     /// Text.
     Text(Rc<str>),
     /// A tuple or list.
-    Items(Rc<[Object]>),
-    /// A list being built.
-    List(Rc<std::cell::RefCell<Vec<Object>>>),
+    Items(usize),
     /// A dictionary.
-    Dict(Rc<std::cell::RefCell<Vec<(Object, Object)>>>),
-    /// `PersistentLoad` of a storage description.
-    Storage(Rc<[Object]>),
-    /// A tensor, or why it cannot be one.
-    Tensor(Rc<Result<Stored, String>>),
-    /// Anything else: None, booleans, floats, results of unknown callables.
+    Dict(usize),
+    /// `PersistentLoad` of a storage description, which is a tuple.
+    Storage(usize),
+    /// A tensor.
+    Tensor(usize),
+    /// Anything else: None, booleans, floats.
     Opaque,
+}
+
+/// What a pickle describes.
+#[derive(Debug)]
+pub struct Pickle {
+    /// The outermost value.
+    pub root: Object,
+    dicts: Vec<Vec<(Object, Object)>>,
+    tensors: Vec<Result<Stored, String>>,
+}
+
+impl Pickle {
+    /// The entries of a dictionary; `None` for other values.
+    pub fn entries(&self, object: &Object) -> Option<&[(Object, Object)]> {
+        match object {
+            Object::Dict(n) => self.dicts.get(*n).map(Vec::as_slice),
+            _ => None,
+        }
+    }
+
+    /// A tensor, or why it cannot be used; `None` for other values.
+    pub fn tensor(&self, object: &Object) -> Option<&Result<Stored, String>> {
+        match object {
+            Object::Tensor(n) => self.tensors.get(*n),
+            _ => None,
+        }
+    }
 }
 
 /// Longest pickle read; the real ones are under 100 kB.
@@ -94,7 +120,7 @@ const MAX_RANK: usize = 8;
 ///
 /// # Errors
 /// What is wrong with the file, for people.
-pub fn read(file: &[u8]) -> Result<Object, String> {
+pub fn read(file: &[u8]) -> Result<Pickle, String> {
     let entries = directory(file)?;
     let (name, pickle) = entries
         .iter()
@@ -110,10 +136,20 @@ pub fn read(file: &[u8]) -> Result<Object, String> {
         return Err(format!("`data.pkl` has {} bytes, more than any checkpoint's", pickle.len()));
     }
     let bytes = file.get(pickle.clone()).ok_or("`data.pkl` reaches past the end of the file")?;
-    let mut machine =
-        Machine { bytes, at: 0, stack: Vec::new(), marks: Vec::new(), memo: HashMap::new(), entries: &entries, prefix };
-    let object = machine.run().map_err(|e| format!("`data.pkl` at byte {}: {e}", machine.at))?;
-    Ok(object)
+    let mut machine = Machine {
+        bytes,
+        at: 0,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+        items: Vec::new(),
+        dicts: Vec::new(),
+        tensors: Vec::new(),
+        entries: &entries,
+        prefix,
+    };
+    let root = machine.run().map_err(|e| format!("`data.pkl` at byte {}: {e}", machine.at))?;
+    Ok(Pickle { root, dicts: machine.dicts, tensors: machine.tensors })
 }
 
 /// Name and content range of every entry of a zip archive.
@@ -222,6 +258,9 @@ struct Machine<'a> {
     stack: Vec<Object>,
     marks: Vec<usize>,
     memo: HashMap<u32, Object>,
+    items: Vec<Vec<Object>>,
+    dicts: Vec<Vec<(Object, Object)>>,
+    tensors: Vec<Result<Stored, String>>,
     entries: &'a HashMap<String, Range<usize>>,
     prefix: &'a str,
 }
@@ -280,19 +319,18 @@ impl Machine<'_> {
                     };
                     self.stack.push(Object::Global(format!("{module}.{name}").into()));
                 }
-                b')' => self.stack.push(Object::Items(Rc::new([]))),
+                b')' | b']' => self.push_items(Vec::new()),
                 b't' => {
                     let items = self.to_mark()?;
-                    self.stack.push(Object::Items(items.into()));
+                    self.push_items(items);
                 }
                 0x85..=0x87 => {
                     let count = usize::from(op - 0x84);
                     let start = self.stack.len().checked_sub(count).ok_or("stack underflow")?;
                     let items = self.stack.split_off(start);
-                    self.stack.push(Object::Items(items.into()));
+                    self.push_items(items);
                 }
-                b']' => self.stack.push(Object::List(Rc::default())),
-                b'}' => self.stack.push(Object::Dict(Rc::default())),
+                b'}' => self.push_dict(),
                 b'a' => {
                     let item = self.pop()?;
                     self.extend_list(vec![item])?;
@@ -406,14 +444,20 @@ impl Machine<'_> {
         Ok(())
     }
 
+    fn push_items(&mut self, items: Vec<Object>) {
+        self.stack.push(Object::Items(self.items.len()));
+        self.items.push(items);
+    }
+
+    fn push_dict(&mut self) {
+        self.stack.push(Object::Dict(self.dicts.len()));
+        self.dicts.push(Vec::new());
+    }
+
     fn extend_list(&mut self, items: Vec<Object>) -> Result<(), String> {
         match self.stack.last() {
-            Some(Object::List(list)) => {
-                // A container inside itself would never be freed; checkpoints hold trees.
-                if items.iter().any(|i| matches!(i, Object::List(l) if Rc::ptr_eq(l, list))) {
-                    return Err("a list contains itself".into());
-                }
-                list.borrow_mut().extend(items);
+            Some(&Object::Items(n)) => {
+                self.items[n].extend(items);
                 Ok(())
             }
             Some(Object::Opaque) => Ok(()),
@@ -426,10 +470,10 @@ impl Machine<'_> {
             return Err("a key without a value".into());
         }
         match self.stack.last() {
-            Some(Object::Dict(dict)) => {
+            Some(&Object::Dict(n)) => {
                 let mut items = items.into_iter();
                 while let (Some(key), Some(value)) = (items.next(), items.next()) {
-                    dict.borrow_mut().push((key, value));
+                    self.dicts[n].push((key, value));
                 }
                 Ok(())
             }
@@ -442,22 +486,30 @@ impl Machine<'_> {
         let args = self.pop()?;
         let callable = self.pop()?;
         let Object::Global(name) = callable else { return Err("call of something that is no class".into()) };
-        let object = match (&*name, args) {
-            ("collections.OrderedDict", _) => Object::Dict(Rc::default()),
-            ("torch._utils._rebuild_tensor_v2", Object::Items(args)) => Object::Tensor(Rc::new(self.tensor(&args))),
-            ("torch._utils._rebuild_parameter", Object::Items(args)) => args.first().cloned().unwrap_or(Object::Opaque),
+        match (&*name, args) {
+            ("collections.OrderedDict", _) => self.push_dict(),
+            ("torch._utils._rebuild_tensor_v2", Object::Items(args)) => {
+                let tensor = self.tensor(args);
+                self.stack.push(Object::Tensor(self.tensors.len()));
+                self.tensors.push(tensor);
+            }
+            ("torch._utils._rebuild_parameter", Object::Items(args)) => {
+                let inner = self.items[args].first().cloned();
+                self.stack.push(inner.unwrap_or(Object::Opaque));
+            }
             _ => return Err(format!("`{name}` is not a tensor builder; nothing of it is run")),
-        };
-        self.stack.push(object);
+        }
         Ok(())
     }
 
     /// Arguments: storage, offset, shape, strides, requires_grad, hooks.
-    fn tensor(&self, args: &[Object]) -> Result<Stored, String> {
-        let [Object::Storage(storage), Object::Int(offset), Object::Items(shape), Object::Items(strides), ..] = args
+    fn tensor(&self, args: usize) -> Result<Stored, String> {
+        let [Object::Storage(storage), Object::Int(offset), Object::Items(shape), Object::Items(strides), ..] =
+            &self.items[args][..]
         else {
             return Err("its description is malformed".into());
         };
+        let (storage, shape, strides) = (&self.items[*storage], &self.items[*shape], &self.items[*strides]);
         let [_, Object::Global(class), Object::Text(file), _, Object::Int(_), ..] = &storage[..] else {
             return Err("its storage description is malformed".into());
         };

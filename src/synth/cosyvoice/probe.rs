@@ -187,7 +187,13 @@ pub trait Probe {
     ///
     /// # Errors
     /// The device failed.
-    fn mel_chunks(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError>;
+    fn mel_chunks(
+        &mut self,
+        prompt: &FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: FinalChunk,
+    ) -> Result<Values, SynthError>;
 
     /// `mel` (`[frames, mel]`) at another speed.
     ///

@@ -197,7 +197,8 @@ fn fetch(repo: &ApiRepo, file: &Sibling, dir: &Path, progress: OnProgress<'_>) -
             Err(error) => {
                 wrong = Some(error);
                 for path in [blob, pointer] {
-                    fs::remove_file(&path).map_err(|source| PullError::Io { path: path.display().to_string(), source })?;
+                    fs::remove_file(&path)
+                        .map_err(|source| PullError::Io { path: path.display().to_string(), source })?;
                 }
             }
         }

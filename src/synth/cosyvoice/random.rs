@@ -49,21 +49,11 @@ const VOICES: [(&str, usize); 2] = [("random", 75), ("random-k10", 65)];
 /// # Errors
 /// A file cannot be written.
 pub fn write(dir: &Path, size: Size, seed: u64, mut progress: impl FnMut(u64, u64)) -> Result<(), RandomError> {
-    let save = |path: &Path, bytes: &[u8]| {
-        std::fs::write(path, bytes).map_err(|source| RandomError::Io { path: path.display().to_string(), source })
-    };
-    let folder = |path: &Path| {
-        std::fs::create_dir_all(path).map_err(|source| RandomError::Io { path: path.display().to_string(), source })
-    };
-    let blank = dir.join(BLANK);
-    folder(&blank)?;
-    save(&dir.join(YAML), files::yaml(size).as_bytes())?;
-    for (name, text) in files::blank(size) {
-        save(&blank.join(name), text.as_bytes())?;
-    }
+    write_texts(dir, size)?;
     let config = Config::load(dir)?;
     let all = layout::expected(&config);
-    let total: u64 = all.iter().filter(|t| t.key != LM_HEAD).map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
+    let total: u64 =
+        all.iter().filter(|t| t.key != LM_HEAD).map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
     let mut done = 0;
     for part in Part::ALL {
         let tensors: Vec<&Expected> = all.iter().filter(|t| t.part == part).collect();
@@ -93,6 +83,28 @@ pub fn write(dir: &Path, size: Size, seed: u64, mut progress: impl FnMut(u64, u6
         save(&voices.join(format!("{name}.safetensors")), &voice(&config, name, tokens, seed).to_bytes())?;
     }
     Ok(())
+}
+
+/// Writes only the text files: the sizes and the tokenizer.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_texts(dir: &Path, size: Size) -> Result<(), RandomError> {
+    let blank = dir.join(BLANK);
+    folder(&blank)?;
+    save(&dir.join(YAML), files::yaml(size).as_bytes())?;
+    for (name, text) in files::blank(size) {
+        save(&blank.join(name), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn save(path: &Path, bytes: &[u8]) -> Result<(), RandomError> {
+    std::fs::write(path, bytes).map_err(|source| RandomError::Io { path: path.display().to_string(), source })
+}
+
+fn folder(path: &Path) -> Result<(), RandomError> {
+    std::fs::create_dir_all(path).map_err(|source| RandomError::Io { path: path.display().to_string(), source })
 }
 
 /// A voice that nobody has.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backend::{
-    Backend, Decoded, Extent, Flowed, FlowPrompt, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
+    Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
 };
 use super::config::Config;
 use super::prompt::{self, LlmInput};
@@ -163,7 +163,8 @@ impl<B: Backend> CosyVoice<B> {
         run.prefilled = true;
         run.decoded = true;
         run.tokens = tokens.to_vec();
-        let sampling = Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
+        let sampling =
+            Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
         self.backend.prepare_voice(handle)?;
         self.backend.open(slot, SlotRequest { voice: handle, prefix: Vec::new(), sampling, speed: 1.0 })?;
         let job = Job { voice: handle, prompt_tokens, speed: 1.0, segments: VecDeque::new(), before: 0, now: run };
@@ -173,7 +174,8 @@ impl<B: Backend> CosyVoice<B> {
     }
 
     fn take_voice(&mut self, name: String, voice: Voice) {
-        let prompt = FlowPrompt { tokens: voice.tokens.clone(), mel: voice.mel.clone(), speaker: voice.speaker.clone() };
+        let prompt =
+            FlowPrompt { tokens: voice.tokens.clone(), mel: voice.mel.clone(), speaker: voice.speaker.clone() };
         match self.backend.add_voice(Arc::new(prompt)) {
             Ok(handle) => {
                 if let Some(old) = self.voices.insert(name, Known { voice: Arc::new(voice), handle }) {
@@ -190,9 +192,9 @@ impl<B: Backend> CosyVoice<B> {
             None => self.voices.first_key_value(),
         };
         found.map(|(name, known)| (name.as_str(), known)).ok_or_else(|| match name {
-            None if self.voices.is_empty() => {
-                SynthError::Input("there are no voices: add one with `antiphon voice add NAME --wav FILE --text TEXT`".into())
-            }
+            None if self.voices.is_empty() => SynthError::Input(
+                "there are no voices: add one with `antiphon voice add NAME --wav FILE --text TEXT`".into(),
+            ),
             _ => SynthError::UnknownVoice {
                 name: name.or(self.settings.default_voice.as_deref()).unwrap_or_default().into(),
                 known: self.voices.keys().cloned().collect::<Vec<_>>().join(", "),
@@ -227,7 +229,9 @@ impl<B: Backend> CosyVoice<B> {
             return Ok(());
         };
         let codebook = self.config.llm.speech_tokens as u32;
-        let forced = self.forced.map(|count| (0..count).map(|i| sample::philox(segment.key, [i, 1, 0, 0])[0] % codebook).collect());
+        let forced = self
+            .forced
+            .map(|count| (0..count).map(|i| sample::philox(segment.key, [i, 1, 0, 0])[0] % codebook).collect());
         let sampling = Sampling {
             key: segment.key,
             min_len: segment.input.min_len,
@@ -235,7 +239,8 @@ impl<B: Backend> CosyVoice<B> {
             min_length: self.settings.min_length,
             forced,
         };
-        self.backend.open(slot, SlotRequest { voice: job.voice, prefix: segment.input.prefix, sampling, speed: job.speed })?;
+        self.backend
+            .open(slot, SlotRequest { voice: job.voice, prefix: segment.input.prefix, sampling, speed: job.speed })?;
         job.now = run;
         Ok(())
     }
@@ -303,7 +308,10 @@ impl<B: Backend> CosyVoice<B> {
                     }
                     outcome.pcm = result.pcm;
                     outcome.failed = result.failed;
-                    if result.done && outcome.failed.is_none() && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty()) {
+                    if result.done
+                        && outcome.failed.is_none()
+                        && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
+                    {
                         outcome.failed = self.start_segment(result.slot).err();
                     }
                 }

@@ -70,7 +70,11 @@ fn fits(voice: Voice, config: &Config) -> Result<Voice, String> {
         return Err(format!("its mel has {} channels, the model wants {}", voice.mel_bins, config.flow.mel));
     }
     if voice.speaker.len() != config.flow.speaker {
-        return Err(format!("its speaker vector has {} values, the model wants {}", voice.speaker.len(), config.flow.speaker));
+        return Err(format!(
+            "its speaker vector has {} values, the model wants {}",
+            voice.speaker.len(),
+            config.flow.speaker
+        ));
     }
     match voice.tokens.iter().find(|&&t| t as usize >= config.flow.vocab) {
         Some(token) => Err(format!("it holds speech token {token}, the model knows {}", config.flow.vocab)),
@@ -83,7 +87,11 @@ fn fits(voice: Voice, config: &Config) -> Result<Voice, String> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn spk2info(path: &Path, tokenizer: &Tokenizer, config: &Config) -> Result<(BTreeMap<String, Voice>, Vec<String>), CheckpointError> {
+pub fn spk2info(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    config: &Config,
+) -> Result<(BTreeMap<String, Voice>, Vec<String>), CheckpointError> {
     let mut voices = BTreeMap::new();
     let mut refused = Vec::new();
     for (name, file) in nested(path)? {

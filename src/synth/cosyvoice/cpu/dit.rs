@@ -182,7 +182,13 @@ impl Dit {
     }
 
     /// Evaluates new frames behind those in `state`, which moves on by them.
-    pub(super) fn forward(&self, input: &Input<'_>, modulation: &Modulation, state: &mut StepState, mask: Mask) -> Result<Trace> {
+    pub(super) fn forward(
+        &self,
+        input: &Input<'_>,
+        modulation: &Modulation,
+        state: &mut StepState,
+        mask: Mask,
+    ) -> Result<Trace> {
         let (rows, frames, _) = input.x.dims3()?;
         let speaker = input.speaker.unsqueeze(1)?.broadcast_as((rows, frames, self.config.spk_dim))?;
         let joined = Tensor::cat(&[input.x, input.cond, input.mu, &speaker.contiguous()?], 2)?;

@@ -183,7 +183,11 @@ impl Hift {
             stages: self
                 .stages
                 .iter()
-                .map(|s| StageState { up: None, source: blank(&s.source), blocks: s.blocks.iter().map(blank).collect() })
+                .map(|s| StageState {
+                    up: None,
+                    source: blank(&s.source),
+                    blocks: s.blocks.iter().map(blank).collect(),
+                })
                 .collect(),
             post: None,
             synthesis: Synthesis::new(self.config.n_fft, self.config.hop, self.config.limit),
@@ -299,7 +303,14 @@ impl Hift {
     }
 
     /// Frames `voice.done..to` through the convolutions; `x` has the look-ahead of `conv_pre` behind them.
-    fn network(&self, voice: &mut Voice, x: &Tensor, to: usize, last: bool, mut trace: Option<&mut Trace>) -> Result<Vec<f32>> {
+    fn network(
+        &self,
+        voice: &mut Voice,
+        x: &Tensor,
+        to: usize,
+        last: bool,
+        mut trace: Option<&mut Trace>,
+    ) -> Result<Vec<f32>> {
         let steps: usize = self.config.upsample_rates.iter().product();
         let first = voice.done == 0;
         let columns = voice.analysis.columns(to * steps + 1, last);
@@ -368,7 +379,12 @@ impl Voice {
 }
 
 impl ResBlock {
-    fn load(file: &TensorFile, name: &str, channels: usize, shape: (usize, &Vec<usize>)) -> std::result::Result<Self, LoadError> {
+    fn load(
+        file: &TensorFile,
+        name: &str,
+        channels: usize,
+        shape: (usize, &Vec<usize>),
+    ) -> std::result::Result<Self, LoadError> {
         let (kernel, dilations) = shape;
         let mut layers = Vec::with_capacity(dilations.len());
         for (d, &dilation) in dilations.iter().enumerate() {

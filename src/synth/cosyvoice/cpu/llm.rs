@@ -16,9 +16,9 @@ use crate::synth::cosyvoice::config::LlmConfig;
 const BODY: &str = "llm.model.model";
 /// Positions that a row's cache grows by.
 const CACHE_STEP: usize = 256;
-/// Rows of one product. Every product of a decode step has this many rows, unused ones zero, because a product's
-/// rounding depends on its shape: a row then gets the same bits alone and in company.
-const TILE: usize = 4;
+/// Fewest rows of a product in a decode step, unused ones zero. A product of one row sums in another order than a
+/// product of several; those give each row the same bits whatever their number.
+const LEAST_ROWS: usize = 2;
 
 struct Layer {
     input_norm: Tensor,
@@ -103,7 +103,7 @@ impl Llm {
             speech: table("speech_embedding.weight")?,
             layers,
             norm: vector(&format!("{BODY}.norm.weight"))?,
-            head: Linear::from_weight(table("llm_decoder.weight")?),
+            head: Linear::from_weight(&table("llm_decoder.weight")?)?,
             inv_freq,
         })
     }
@@ -146,45 +146,27 @@ impl Llm {
     /// Appends one position to each of several rows: `x` is `[rows, hidden]`, so is the result.
     pub(super) fn step(&self, rows: &mut [&mut Row], x: &Tensor) -> Result<Tensor> {
         let count = rows.len();
-        let padded = count.div_ceil(TILE) * TILE;
-        let x = if padded == count { x.clone() } else { x.pad_with_zeros(0, 0, padded - count)? };
-        let tiles = (0..padded / TILE).map(|t| x.narrow(0, t * TILE, TILE)).collect::<Result<Vec<_>>>()?;
-        let mut done = Vec::with_capacity(tiles.len());
-        for (tile, mut x) in tiles.into_iter().enumerate() {
-            let here = &mut rows[tile * TILE..(tile * TILE + TILE).min(count)];
-            for (n, layer) in self.layers.iter().enumerate() {
-                let normed = rms_norm(&x.contiguous()?, &layer.input_norm, self.config.rms_eps as f32)?;
-                let qkv = layer.qkv.forward(&normed)?;
-                let mut heard = Vec::with_capacity(TILE);
-                for (r, row) in here.iter_mut().enumerate() {
-                    let (cos, sin) = self.angles(row.len, 1)?;
-                    heard.push(self.attend(&qkv.narrow(0, r, 1)?, &cos, &sin, &mut row.caches[n], None)?);
-                }
-                let mut heard = Tensor::cat(&heard, 0)?;
-                if heard.dim(0)? < TILE {
-                    heard = heard.pad_with_zeros(0, 0, TILE - heard.dim(0)?)?;
-                }
-                x = (x + layer.out.forward(&heard)?)?;
-                x = self.mlp(layer, &x)?;
+        let angles = rows.iter().map(|row| self.angles(row.len, 1)).collect::<Result<Vec<_>>>()?;
+        let mut x = widened(x)?;
+        for (n, layer) in self.layers.iter().enumerate() {
+            let normed = rms_norm(&x, &layer.input_norm, self.config.rms_eps as f32)?;
+            let qkv = layer.qkv.forward(&normed)?;
+            let mut heard = Vec::with_capacity(count);
+            for (r, (row, (cos, sin))) in rows.iter_mut().zip(&angles).enumerate() {
+                heard.push(self.attend(&qkv.narrow(0, r, 1)?, cos, sin, &mut row.caches[n], None)?);
             }
-            done.push(rms_norm(&x, &self.norm, self.config.rms_eps as f32)?);
+            x = (x + layer.out.forward(&widened(&Tensor::cat(&heard, 0)?)?)?)?;
+            x = self.mlp(layer, &x)?;
         }
         for row in rows.iter_mut() {
             row.len += 1;
         }
-        Tensor::cat(&done, 0)?.narrow(0, 0, count)
+        rms_norm(&x, &self.norm, self.config.rms_eps as f32)?.narrow(0, 0, count)
     }
 
-    /// Scores over the speech table, `[rows, speech rows]`; tile by tile like [`Self::step`].
+    /// Scores over the speech table, `[rows, speech rows]`.
     pub(super) fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
-        let count = hidden.dim(0)?;
-        let mut scores = Vec::with_capacity(count.div_ceil(TILE));
-        for start in (0..count).step_by(TILE) {
-            let here = TILE.min(count - start);
-            let tile = hidden.narrow(0, start, here)?.pad_with_zeros(0, 0, TILE - here)?;
-            scores.push(self.head.forward(&tile)?.narrow(0, 0, here)?);
-        }
-        Tensor::cat(&scores, 0)
+        self.head.forward(&widened(hidden)?)?.narrow(0, 0, hidden.dim(0)?)
     }
 
     fn mlp(&self, layer: &Layer, x: &Tensor) -> Result<Tensor> {
@@ -196,11 +178,21 @@ impl Llm {
     }
 
     /// Attention of new positions of one row over its cache: `qkv` `[positions, q+k+v]` to `[positions, q]`.
-    fn attend(&self, qkv: &Tensor, cos: &Tensor, sin: &Tensor, cache: &mut KvCache, mask: Option<&Tensor>) -> Result<Tensor> {
+    fn attend(
+        &self,
+        qkv: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        cache: &mut KvCache,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let LlmConfig { heads, kv_heads, head_dim, .. } = self.config;
         let count = qkv.dim(0)?;
         let split = |start: usize, heads: usize| -> Result<Tensor> {
-            qkv.narrow(1, start * head_dim, heads * head_dim)?.reshape((count, heads, head_dim))?.transpose(0, 1)?.contiguous()
+            qkv.narrow(1, start * head_dim, heads * head_dim)?
+                .reshape((count, heads, head_dim))?
+                .transpose(0, 1)?
+                .contiguous()
         };
         let turn = |x: Tensor| rope(&x.unsqueeze(0)?, cos, sin)?.squeeze(0);
         let q = turn(split(0, heads)?)?;
@@ -212,7 +204,9 @@ impl Llm {
         let q = (q.reshape((kv_heads, group * count, head_dim))? * (1.0 / (head_dim as f64).sqrt()))?;
         let scores = q.matmul(&k.transpose(1, 2)?)?;
         let scores = match mask {
-            Some(mask) => scores.reshape((heads, count, seen))?.broadcast_add(mask)?.reshape((kv_heads, group * count, seen))?,
+            Some(mask) => {
+                scores.reshape((heads, count, seen))?.broadcast_add(mask)?.reshape((kv_heads, group * count, seen))?
+            }
             None => scores,
         };
         let heard = softmax_last_dim(&scores)?.matmul(&v.contiguous()?)?;
@@ -223,17 +217,25 @@ impl Llm {
         let half = self.inv_freq.len();
         let angles: Vec<f32> =
             (from..from + count).flat_map(|p| self.inv_freq.iter().map(move |f| p as f32 * f)).collect();
-        let table = |f: fn(f32) -> f32| Tensor::from_vec(angles.iter().map(|&a| f(a)).collect(), (count, half), &Device::Cpu);
+        let table =
+            |f: fn(f32) -> f32| Tensor::from_vec(angles.iter().map(|&a| f(a)).collect(), (count, half), &Device::Cpu);
         Ok((table(f32::cos)?, table(f32::sin)?))
+    }
+}
+
+/// With zero rows up to [`LEAST_ROWS`].
+fn widened(x: &Tensor) -> Result<Tensor> {
+    match LEAST_ROWS.checked_sub(x.dim(0)?) {
+        Some(missing) if missing > 0 => x.pad_with_zeros(0, 0, missing),
+        _ => x.contiguous(),
     }
 }
 
 /// `[count, past + count]`: 0 where a position may look, minus infinity where not.
 fn causal_mask(count: usize, past: usize) -> Result<Tensor> {
     let seen = past + count;
-    let mask: Vec<f32> = (0..count)
-        .flat_map(|i| (0..seen).map(move |j| if j <= past + i { 0.0 } else { f32::NEG_INFINITY }))
-        .collect();
+    let mask: Vec<f32> =
+        (0..count).flat_map(|i| (0..seen).map(move |j| if j <= past + i { 0.0 } else { f32::NEG_INFINITY })).collect();
     Tensor::from_vec(mask, (count, seen), &Device::Cpu)?.to_dtype(DType::F32)
 }
 

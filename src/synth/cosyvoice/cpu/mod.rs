@@ -25,7 +25,8 @@ pub use self::ops::LoadError;
 use self::slot::SlotState;
 pub(super) use self::slot::check as check_request;
 use super::backend::{
-    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded, VoiceHandle,
+    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded,
+    VoiceHandle,
 };
 use super::checkpoint::{Part, TensorFile, find};
 use super::config::{Config, EULER_STEPS};
@@ -135,7 +136,11 @@ impl CpuBackend {
         let flow = &self.config.flow;
         let input = |text: String| Err(SynthError::Input(text));
         if prompt.speaker.len() != flow.speaker {
-            return input(format!("the voice's speaker vector has {} values, the model wants {}", prompt.speaker.len(), flow.speaker));
+            return input(format!(
+                "the voice's speaker vector has {} values, the model wants {}",
+                prompt.speaker.len(),
+                flow.speaker
+            ));
         }
         if prompt.mel.len() % flow.mel != 0 {
             return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
@@ -194,7 +199,10 @@ impl Backend for CpuBackend {
     fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError> {
         self.close(slot);
         if request.prefix.len() + request.sampling.max_len as usize > self.caps.positions as usize {
-            return Err(SynthError::Input(format!("the text is too long: split it (over {} positions)", self.caps.positions)));
+            return Err(SynthError::Input(format!(
+                "the text is too long: split it (over {} positions)",
+                self.caps.positions
+            )));
         }
         slot::check(&request, &self.config)?;
         let voice = request.voice;
@@ -221,7 +229,9 @@ impl Backend for CpuBackend {
         for &slot in slots {
             let state = self.slots.get(&slot);
             let failed = match state {
-                Some(state) if !state.is_prefilled() => Some(SynthError::Utterance("decoded before its prefill".into())),
+                Some(state) if !state.is_prefilled() => {
+                    Some(SynthError::Utterance("decoded before its prefill".into()))
+                }
                 Some(_) => None,
                 None => Some(not_open()),
             };
@@ -229,8 +239,11 @@ impl Backend for CpuBackend {
         }
         for _ in 0..rounds {
             let mut rows: Vec<(&mut SlotState, &mut Decoded)> = Vec::with_capacity(slots.len());
-            let mut results: BTreeMap<Slot, &mut Decoded> =
-                out[first..].iter_mut().filter(|d| d.ended.is_none() && d.failed.is_none()).map(|d| (d.slot, d)).collect();
+            let mut results: BTreeMap<Slot, &mut Decoded> = out[first..]
+                .iter_mut()
+                .filter(|d| d.ended.is_none() && d.failed.is_none())
+                .map(|d| (d.slot, d))
+                .collect();
             for (slot, state) in &mut self.slots {
                 if let Some(result) = results.remove(slot) {
                     rows.push((state, result));
@@ -254,7 +267,10 @@ impl Backend for CpuBackend {
             return refuse("tokens were pushed after the last".into());
         }
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.config.flow.vocab) {
-            return Err(SynthError::Input(format!("speech token {token} is past the model's {}", self.config.flow.vocab)));
+            return Err(SynthError::Input(format!(
+                "speech token {token} is past the model's {}",
+                self.config.flow.vocab
+            )));
         }
         let all = state.stream.tokens() + tokens.len();
         let settled = all.saturating_sub(self.config.flow.lookahead);
@@ -303,7 +319,8 @@ impl Backend for CpuBackend {
                 continue;
             };
             let pcm = state.vocode(&self.hift, &mut self.noise).map_err(device)?;
-            let failed = pcm.iter().any(|v| !v.is_finite()).then(|| SynthError::Utterance("a sample is not a number".into()));
+            let failed =
+                pcm.iter().any(|v| !v.is_finite()).then(|| SynthError::Utterance("a sample is not a number".into()));
             out.push(Vocoded { slot, pcm, done: state.vocoder.finished(), failed });
         }
         Ok(())

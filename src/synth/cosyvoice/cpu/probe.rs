@@ -80,9 +80,12 @@ impl Probe for CpuBackend {
                 mu: &pick(&input.mu)?,
                 speaker: &pick(&input.speaker)?,
             };
-            let trace = self.flow.dit().forward(&input, &modulation, &mut StepState::default(), mask).map_err(device)?;
+            let trace =
+                self.flow.dit().forward(&input, &modulation, &mut StepState::default(), mask).map_err(device)?;
             let embedding = modulation.embedding.unsqueeze(0).map_err(device)?;
-            for (all, one) in rows.iter_mut().zip([embedding, trace.input_embed, trace.attention0, trace.block0, trace.out]) {
+            for (all, one) in
+                rows.iter_mut().zip([embedding, trace.input_embed, trace.attention0, trace.block0, trace.out])
+            {
                 all.push(one);
             }
         }
@@ -103,7 +106,13 @@ impl Probe for CpuBackend {
         values(&self.flow.solve(&prompt, tokens, mask).map_err(device)?)
     }
 
-    fn mel_chunks(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError> {
+    fn mel_chunks(
+        &mut self,
+        prompt: &FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: FinalChunk,
+    ) -> Result<Values, SynthError> {
         let prompt = Arc::new(self.flow.prompt(prompt).map_err(device)?);
         let prefix = self.flow.prefix(&prompt).map_err(device)?;
         let mut stream = Stream::new(prompt, Some(&prefix), end);

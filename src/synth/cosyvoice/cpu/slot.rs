@@ -50,8 +50,12 @@ pub(in crate::synth::cosyvoice) fn check(request: &SlotRequest, config: &Config)
             return Err(SynthError::Input(format!("id {id} is past the model's table of {rows}")));
         }
     }
-    if let Some(id) = request.sampling.forced.iter().flat_map(|f| f.iter()).find(|&&t| t as usize >= llm.speech_tokens) {
-        return Err(SynthError::Input(format!("forced speech token {id} is past the codebook of {}", llm.speech_tokens)));
+    if let Some(id) = request.sampling.forced.iter().flat_map(|f| f.iter()).find(|&&t| t as usize >= llm.speech_tokens)
+    {
+        return Err(SynthError::Input(format!(
+            "forced speech token {id} is past the codebook of {}",
+            llm.speech_tokens
+        )));
     }
     if !(0.25..=4.0).contains(&request.speed) {
         return Err(SynthError::Input(format!("speed {} is not within 0.25 to 4", request.speed)));

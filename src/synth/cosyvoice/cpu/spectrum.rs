@@ -55,7 +55,9 @@ impl Analysis {
                 let sample = usize::try_from(at - self.from as i64).ok().and_then(|i| self.samples.get(i));
                 *value = sample.copied().unwrap_or_default() * self.window[n];
             }
-            out.extend(self.basis.chunks_exact(self.n_fft).map(|b| b.iter().zip(&frame).map(|(b, x)| b * x).sum::<f32>()));
+            out.extend(
+                self.basis.chunks_exact(self.n_fft).map(|b| b.iter().zip(&frame).map(|(b, x)| b * x).sum::<f32>()),
+            );
         }
         self.done = to;
         // The next column reaches half a window back, the end's reflection as far again.

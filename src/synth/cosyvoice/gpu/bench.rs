@@ -68,9 +68,39 @@ impl Default for Effort {
     }
 }
 
-/// Tells an attached profiler to look at what follows, or to stop.
-pub fn profiler(on: bool) {
-    let _ = if on { cudarc::driver::safe::profiler_start() } else { cudarc::driver::safe::profiler_stop() };
+/// What one kernel costs inside a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelCost {
+    /// The kernel.
+    pub name: &'static str,
+    /// Blocks of its grid; 0 for cuBLASLt.
+    pub blocks: u64,
+    /// Launches.
+    pub count: usize,
+    /// Seconds of all of them, the gaps between launches included.
+    pub seconds: f64,
+}
+
+impl fmt::Display for KernelCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.seconds * 1e6 / self.count.max(1) as f64;
+        write!(f, "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us", self.name, self.blocks, self.count, each, self.seconds * 1e6)
+    }
+}
+
+fn by_kernel(timed: Vec<(&'static str, u64, f64)>) -> Vec<KernelCost> {
+    let mut out: Vec<KernelCost> = Vec::new();
+    for (name, blocks, seconds) in timed {
+        match out.iter_mut().find(|k| k.name == name && k.blocks == blocks) {
+            Some(k) => {
+                k.count += 1;
+                k.seconds += seconds;
+            }
+            None => out.push(KernelCost { name, blocks, count: 1, seconds }),
+        }
+    }
+    out.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    out
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -135,6 +165,23 @@ impl GpuBackend {
         self.flow_costs(effort, &mut out)?;
         self.vocoder_costs(effort, &mut out)?;
         Ok(out)
+    }
+
+    /// Where the time of each stage goes, kernel by kernel, at the effort's first width.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn kernel_costs(&mut self, effort: &Effort) -> Result<Vec<(&'static str, Vec<KernelCost>)>, GpuError> {
+        let device = self.device.clone();
+        let once = Effort { repeats: 1, rounds: 1, ..effort.clone() };
+        let mut all = Vec::new();
+        let mut out = Vec::new();
+        // Once before: what is measured is not the first of its kind.
+        self.stage_costs(&once)?;
+        all.push(("language model", by_kernel(device.timed(|| self.llm_costs(&once, &mut out))?)));
+        all.push(("flow", by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?)));
+        all.push(("vocoder", by_kernel(device.timed(|| self.vocoder_costs(&once, &mut out))?)));
+        Ok(all)
     }
 
     fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {

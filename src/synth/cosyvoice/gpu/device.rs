@@ -4,7 +4,7 @@
 //! thread at a time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
 
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
@@ -136,11 +136,19 @@ pub(super) struct Device {
     arch: String,
     /// Whether launches may start before the one before them has ended.
     overlap: bool,
+    trace: Mutex<Trace>,
 }
 
-/// A kernel of a loaded module.
+/// A kernel of a loaded module, and its name.
 #[derive(Clone, Copy)]
-pub(super) struct Kernel(sys::CUfunction);
+pub(super) struct Kernel(sys::CUfunction, &'static str);
+
+/// When each launch ended, while someone looks: what was started, how many blocks, and the event behind it.
+#[derive(Default)]
+struct Trace(Option<Vec<(&'static str, u64, sys::CUevent)>>);
+
+// SAFETY: events may be used from any thread; the lock orders their use.
+unsafe impl Send for Trace {}
 
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
@@ -172,7 +180,7 @@ impl Device {
             )));
         }
         let suffix = if major == 9 { "a" } else { "" };
-        Ok(Arc::new(Self { ctx, stream, name, arch: format!("sm_{major}{minor}{suffix}"), overlap: major >= 9 }))
+        Ok(Arc::new(Self { ctx, stream, name, arch: format!("sm_{major}{minor}{suffix}"), overlap: major >= 9, trace: Mutex::default() }))
     }
 
     /// Makes the device current on this thread.
@@ -288,7 +296,45 @@ impl Device {
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.0, args.as_ptr().cast_mut().cast(), std::ptr::null_mut()) }
             .result()
-            .map_err(driver("start a kernel"))
+            .map_err(driver("start a kernel"))?;
+        self.note(kernel.1, u64::from(grid.0) * u64::from(grid.1) * u64::from(grid.2))
+    }
+
+    /// Whether launches are being timed one by one; recorded graphs would hide them.
+    pub(super) fn traced(&self) -> bool {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+
+    /// Notes the end of what was started last, while someone looks.
+    pub(super) fn note(&self, name: &'static str, blocks: u64) -> Result<(), GpuError> {
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(list) = &mut trace.0 else { return Ok(()) };
+        let event = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"))?;
+        list.push((name, blocks, event));
+        // SAFETY: event and stream are alive.
+        unsafe { cu::event::record(event, self.stream.cu_stream()) }.map_err(driver("record an event"))
+    }
+
+    /// Runs `work` with every launch timed: name, blocks and seconds, in order.
+    pub(super) fn timed<E: From<GpuError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Vec<(&'static str, u64, f64)>, E> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(Vec::new());
+        let done = self.note("", 0).map_err(E::from).and_then(|()| work());
+        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.take().unwrap_or_default();
+        self.sync()?;
+        let mut out = Vec::with_capacity(list.len());
+        for pair in list.windows(2) {
+            // SAFETY: both events were recorded and have passed.
+            let ms = unsafe { cu::event::elapsed(pair[0].2, pair[1].2) }.map_err(driver("read a timer"))?;
+            out.push((pair[1].0, pair[1].1, f64::from(ms) * 1e-3));
+        }
+        for (.., event) in list {
+            // SAFETY: created by `note`, destroyed only here.
+            let _ = unsafe { cu::event::destroy(event) };
+        }
+        done.map(|()| out)
     }
 
     /// Records what `work` starts into a graph, without running it.
@@ -346,7 +392,7 @@ pub(super) fn compile(
 
 impl Module {
     /// The kernel of that name, allowed `shared` bytes of dynamic shared memory.
-    pub(super) fn kernel(&self, name: &str, shared: u32) -> Result<Kernel, GpuError> {
+    pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
         // SAFETY: the module is loaded and stays so for the life of the process.
@@ -357,7 +403,7 @@ impl Module {
             unsafe { cu::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(|e| missing(e.to_string()))?;
         }
-        Ok(Kernel(function))
+        Ok(Kernel(function, name))
     }
 }
 

@@ -3,12 +3,12 @@
 //! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::f32::consts::PI;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, start};
-use super::gemm::{Act, Conv, Gemm, Tile};
+use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, Timer, start};
+use super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::lt::{Lt, Operands, Shape};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::checkpoint::Part;
@@ -27,6 +27,8 @@ pub(super) const ROUNDS: usize = EULER_STEPS;
 pub(super) const PAGES: usize = 64;
 /// Kernel of the second pre-lookahead convolution, which looks back.
 const BACK: usize = 3;
+/// Repetitions of a product in a tuning graph.
+const TUNING: usize = 8;
 const ROOT: &str = "decoder.estimator";
 
 /// `Chunk` of flow.cu.
@@ -86,6 +88,8 @@ pub(super) struct Flow {
     ratio: usize,
     gemm: Gemm,
     lt: Option<Lt>,
+    /// Products that a kernel of ours does faster than cuBLASLt, found when they were prepared.
+    choices: HashMap<Shape, Tile>,
     kernels: Kernels,
     input: Packed,
     positions: [Packed; 2],
@@ -256,6 +260,7 @@ impl Flow {
             ratio: config.token_mel_ratio,
             gemm: Gemm::new(device, elt)?,
             lt: if elt == Elt::F32 { None } else { Some(Lt::new(device, elt)?) },
+            choices: HashMap::new(),
             kernels,
             input,
             positions,
@@ -349,7 +354,7 @@ impl Flow {
             }
             self.chunks[n].send(width * size_of::<ChunkArgs>())?;
             self.device.copy(self.current.ptr, self.chunks[n].dev.ptr, width * size_of::<ChunkArgs>())?;
-            match self.graphs.get(&width) {
+            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
                 Some(graph) => graph.launch()?,
                 None => self.step(width, false)?,
             }
@@ -488,14 +493,27 @@ impl Flow {
     }
 
     fn linear(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
-        if let (Some(lt), Some((w, bias))) = (&self.lt, &l.plain) {
-            let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
-            return lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y });
+        let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+        match self.choices.get(&shape) {
+            Some(&tile) => self.own(l, tile, shape, x, y),
+            None => self.library(l, shape, x, y),
         }
+    }
+
+    /// A product through cuBLASLt, or through our kernels where it does not serve.
+    fn library(&self, l: &Linear, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        match (&self.lt, &l.plain) {
+            (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
+            _ => self.own(l, Tile::N64T64, shape, x, y),
+        }
+    }
+
+    fn own(&self, l: &Linear, tile: Tile, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        let Shape { m: rows, gelu, .. } = shape;
         let act = if gelu { Act::Gelu } else { Act::None };
         let (n, k) = (l.n as i32, l.k as i32);
         let p = Conv { x, ldx: k, oute: y, lde: n, ldo: n, rows: rows as i32, act, scale: 1.0, ..Conv::default() };
-        self.gemm.conv(&l.packed, Tile::N64T64, 0, p)
+        self.gemm.conv(&l.packed, tile, 0, p)
     }
 
     /// Makes plans and graphs for widths up to `most`.
@@ -515,21 +533,49 @@ impl Flow {
         Ok(())
     }
 
-    /// cuBLASLt's plans for one width.
+    /// Plans for the products of one width: cuBLASLt's fastest, or a kernel of ours that beats it.
     pub(super) fn prepare(&mut self, width: usize) -> Result<(), GpuError> {
         let rows = width * 2 * self.config.block;
-        let (Some(lt), Some(block)) = (&mut self.lt, self.blocks.first()) else { return Ok(()) };
+        let Some(block) = self.blocks.first() else { return Ok(()) };
         let s = &self.scratch;
+        let timer = Timer::new(&self.device)?;
+        let mut choices = Vec::new();
         for (l, x, y, gelu) in [
             (&block.qkv, s.a.ptr, s.qkv.ptr, false),
             (&block.out, s.a.ptr, s.heard.ptr, false),
             (&block.up, s.a.ptr, s.ff.ptr, true),
             (&block.down, s.ff.ptr, s.heard.ptr, false),
         ] {
-            if let Some((w, bias)) = &l.plain {
-                lt.prepare(Shape { m: rows, n: l.n, k: l.k, gelu }, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
+            let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+            let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
+            if lt.prepared(shape) || self.choices.contains_key(&shape) {
+                continue;
+            }
+            lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
+            let time = |run: &dyn Fn() -> Result<(), GpuError>| -> Result<f64, GpuError> {
+                // As part of a graph: gaps between launches made one by one would hide the difference.
+                let graph = self.device.capture(|| (0..TUNING).try_for_each(|_| run()))?;
+                let mut best = f64::INFINITY;
+                for _ in 0..3 {
+                    timer.mark(0)?;
+                    graph.launch()?;
+                    timer.mark(1)?;
+                    best = best.min(timer.seconds()?);
+                }
+                Ok(best)
+            };
+            let mut best = (time(&|| self.library(l, shape, x, y))?, None);
+            for tile in PLAIN {
+                let seconds = time(&|| self.own(l, tile, shape, x, y))?;
+                if seconds < best.0 {
+                    best = (seconds, Some(tile));
+                }
+            }
+            if let Some(tile) = best.1 {
+                choices.push((shape, tile));
             }
         }
+        self.choices.extend(choices);
         Ok(())
     }
 

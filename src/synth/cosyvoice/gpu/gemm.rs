@@ -86,6 +86,9 @@ impl Tile {
     }
 }
 
+/// Block shapes worth trying for a plain product.
+pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
+
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
@@ -94,10 +97,12 @@ pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
     conv: [Kernel; 8],
-    gemv: [Kernel; 3],
+    gemv: [Kernel; 5],
     rms: Kernel,
 }
 
+/// Inputs up to which few rows need few registers.
+const SHORT: usize = 1024;
 /// Stages of weights in flight, as in gemm.cu.
 const STAGES: usize = 4;
 /// Dynamic shared memory that a convolution may take.
@@ -109,9 +114,9 @@ impl Gemm {
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
-            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 3], rms });
+            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 5], rms });
         }
-        let conv = |name: &str| module.kernel(name, SHARED);
+        let conv = |name: &'static str| module.kernel(name, SHARED);
         Ok(Self {
             device: device.clone(),
             elt,
@@ -125,7 +130,13 @@ impl Gemm {
                 conv("split_64x32")?,
                 conv("split_128x64")?,
             ],
-            gemv: [module.kernel("gemv_8", 0)?, module.kernel("gemv_16", 0)?, module.kernel("gemv_32", 0)?],
+            gemv: [
+                module.kernel("gemv_8", 0)?,
+                module.kernel("gemv_16", 0)?,
+                module.kernel("gemv_32", 0)?,
+                module.kernel("gemv_8s", 0)?,
+                module.kernel("gemv_16s", 0)?,
+            ],
             rms,
         })
     }
@@ -155,11 +166,14 @@ impl Gemm {
             return start!(self.device, self.conv[0], grid, 256, ((64 + halo) * 17 * 4) as u32; p);
         }
         let threads = match tile {
-            Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 | Tile::Split64 => 128,
+            Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 => 128,
+            Tile::Split64 => 512,
             Tile::N64T128 | Tile::N128T128 | Tile::Split128 => 256,
         };
         let ring = if w.taps >= STAGES - 1 { 2 } else { STAGES };
-        let shared = (STAGES * outputs * 128 + ring * (positions + halo) * 128) as u32;
+        // Four groups of warps have a ring of their own in the one that splits.
+        let groups = if tile == Tile::Split64 { 4 } else { 1 };
+        let shared = (groups * (STAGES * outputs * 128 + ring * (positions + halo) * 128)) as u32;
         start!(self.device, self.conv[tile as usize], grid, threads, shared; p)
     }
 
@@ -180,7 +194,8 @@ impl Gemm {
                 kreal: width as i32,
                 ..p
             };
-            let kernel = self.gemv[if rows <= 8 { 0 } else if rows <= 16 { 1 } else { 2 }];
+            let short = if w.cin <= SHORT { 3 } else { 0 };
+            let kernel = self.gemv[if rows <= 8 { short } else if rows <= 16 { short + 1 } else { 2 }];
             return start!(self.device, kernel, ((w.n / 16) as u32, 1, 1), 512, 0; p);
         }
         let mut p = p;
@@ -191,6 +206,7 @@ impl Gemm {
             start!(self.device, self.rms, grid, threads, 0; p.x, rms, r, k, ldx, real, eps)?;
             p.rowscale = rms;
         }
-        self.conv(w, if w.n >= 2048 { Tile::Split128 } else { Tile::Split64 }, 0, p)
+        let many = w.n >= 2048 && rows > 64 || rows > 512;
+        self.conv(w, if many { Tile::Split128 } else { Tile::Split64 }, 0, p)
     }
 }

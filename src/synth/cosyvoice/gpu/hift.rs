@@ -29,6 +29,10 @@ const POST_KERNEL: usize = 7;
 const PAGES: usize = 8;
 /// Frames of tones kept.
 const RING: usize = 128;
+/// Frames of a pass below which blocks of its first products are short.
+const FEW_FRAMES: usize = 256;
+/// Values of a rate below which its blocks are short.
+const FEW_VALUES: usize = 132 * 128 * 128;
 /// Frames of a block of the F0 convolutions.
 const F0_TILE: usize = 16;
 
@@ -313,7 +317,7 @@ impl Hift {
             pcm: Staging::new(device, "samples", WIDTH * (FRAMES + 1) * frame * 4)?,
         };
         // Tables: pieces, then tiles of the F0 network and of every rate, then history addresses.
-        let tiles = (most + WIDTH * 8) / F0_TILE + WIDTH * 2 + (0..=stages.len()).map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 64 + WIDTH * 2).sum::<usize>();
+        let tiles = (most + WIDTH * 8) / F0_TILE + WIDTH * 2 + (0..=stages.len()).map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 32 + WIDTH * 2).sum::<usize>();
         let desc_bytes = WIDTH * size_of::<Voc>() + tiles * 16 + 2 * WIDTH * 8;
         Ok(Self {
             gemm: Gemm::new(device, elt)?,
@@ -454,22 +458,28 @@ impl Hift {
             pcm_row += count;
             samples.push(count);
         }
+        // Short blocks while there are too few long ones to go round.
+        let low = if row < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 };
+        let mut shapes = vec![low];
         let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); self.stages.len() + 2];
         let mut steps = 1;
         for (n, v) in vocs.iter().take(group.len()).enumerate() {
             cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, F0_TILE);
-            cut(&mut tables[1], n, v.row, (v.to - v.from) as usize, self.gemm.positions(Tile::N64T64));
+            cut(&mut tables[1], n, v.row, (v.to - v.from) as usize, self.gemm.positions(low));
         }
         for (i, s) in self.stages.iter().enumerate() {
             steps *= s.rate;
             let top = i + 1 == self.stages.len();
+            let long = if s.channels >= 128 { Tile::N128T128 } else { Tile::N64T128 };
+            let shape = if row * steps * s.channels < FEW_VALUES { Tile::N64T32 } else { long };
+            shapes.push(shape);
             for (n, v) in vocs.iter().take(group.len()).enumerate() {
                 let (start, len) = if top {
                     (v.top_row, (v.to - v.from) as usize * steps + usize::from(v.from == 0))
                 } else {
                     (v.row * steps as i32, (v.to - v.from) as usize * steps)
                 };
-                cut(&mut tables[i + 2], n, start, len, self.gemm.positions(Tile::N64T128));
+                cut(&mut tables[i + 2], n, start, len, self.gemm.positions(shape));
             }
         }
         // Everything into one transfer.
@@ -503,7 +513,7 @@ impl Hift {
         self.desc.send(at * 4)?;
         self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
         let spectrum_rows = vocs.iter().map(|v| (v.to - v.from) as usize * cols + reach + 1).max().unwrap_or(0);
-        self.network(group.len(), base, hist, &levels, f0_row, row, spectrum_rows, reach)?;
+        self.network(group.len(), base, hist, &levels, &shapes, f0_row, row, spectrum_rows, reach)?;
         self.bad.fetch(WIDTH * 4)?;
         self.scratch.pcm.fetch(pcm_row * 4)?;
         self.device.sync()?;
@@ -530,6 +540,7 @@ impl Hift {
         vocs: u64,
         hist: [u64; 2],
         levels: &[(u64, usize)],
+        shapes: &[Tile],
         f0_rows: usize,
         rows: usize,
         spectrum: usize,
@@ -564,12 +575,11 @@ impl Hift {
             let (low, low_blocks) = levels[i + 1];
             let (tiles, blocks) = levels[i + 2];
             let c = stage.channels as i32;
-            let tile = if stage.channels >= 128 { Tile::N128T128 } else { Tile::N64T128 };
-            let low_tile = if i == 0 { Tile::N64T64 } else { Tile::N128T128 };
+            let (low_tile, tile) = (shapes[i], shapes[i + 1]);
             let up = Conv { x: x.0, ldx: x.1, out: s.up.ptr, ldo: stage.up.n as i32, tiles: low, ..base };
             self.gemm.conv(&stage.up, low_tile, low_blocks, with(up, stage.up_hist))?;
             steps *= stage.rate;
-            let bt = self.gemm.positions(Tile::N64T128) as i32;
+            let bt = self.gemm.positions(tile) as i32;
             let many = (blocks as u32, 8, 1);
             start!(d, k.columns, many, 256, 0;
                 vocs, tiles, bt, s.spectrum.ptr, s.columns.ptr, stage.down_kernel as i32, stage.down_stride as i32,
@@ -601,7 +611,8 @@ impl Hift {
         let (tiles, blocks) = levels[levels.len() - 1];
         let ld = self.post.n as i32;
         let post = Conv { x: x.0, ldx: x.1, out: s.post.ptr, ldo: ld, tiles, ..base };
-        self.gemm.conv(&self.post, Tile::N32T128, blocks, with(post, self.post_hist))?;
+        let tile = if shapes[shapes.len() - 1] == Tile::N64T32 { Tile::N32T32 } else { Tile::N32T128 };
+        self.gemm.conv(&self.post, tile, blocks, with(post, self.post_hist))?;
         start!(d, k.samples, (32, n, 1), 256, 0;
             vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)
     }

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Graph, GpuError, Kernel, Staging, start};
+use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Gemm};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
@@ -24,6 +24,8 @@ pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 25
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
 const PASS: usize = 4096;
+/// Warps of an attention block, each with two buffers of sixteen keys and values.
+const ATTEND_WARPS: usize = 8;
 const SPEECH_BIT: u32 = 0x8000_0000;
 const RECENT: usize = 16;
 
@@ -136,6 +138,9 @@ impl Llm {
         if hd % 8 != 0 || hd > 256 || !(hd / 8).is_power_of_two() || hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
         }
+        if config.heads / config.kv_heads > 16 {
+            return Err(GpuError::Model("more than 16 query heads share a key head".into()));
+        }
         if config.sampling.top_k > 64 || config.sampling.window > RECENT {
             return Err(GpuError::Model("top_k above 64 or a window above 16 cannot be drawn from on the GPU".into()));
         }
@@ -219,7 +224,7 @@ impl Llm {
             gemm: Gemm::new(device, elt)?,
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
-            attend: module.kernel("llm_attend", 0)?,
+            attend: module.kernel("llm_attend", 200 << 10)?,
             sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
             heard: device.zeros("activations", PASS * queries * size)?,
@@ -377,7 +382,8 @@ impl Llm {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
             let heads = (rows as u32, c.kv_heads as u32, 1);
-            start!(self.device, self.attend, heads, 512, 0; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
+            let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * 64 * c.head_dim * 2 } as u32;
+            start!(self.device, self.attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
             let heard = Conv { x: self.heard.ptr, ldx: (c.heads * c.head_dim) as i32, ..residual };
             self.gemm.linear(&layer.out, heard, None, 0)?;
             let inner = c.intermediate as i32;
@@ -405,7 +411,7 @@ impl Llm {
         let scores = c.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
-        start!(self.device, self.sample, (width as u32, 1, 1), 256, shared;
+        start!(self.device, self.sample, (width as u32, 1, 1), 1024, shared;
             self.args, self.draw, self.logits.ptr, scores as i32, ld, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
@@ -442,7 +448,7 @@ impl Llm {
         }
         self.rows.send(self.rows.dev.bytes)?;
         for _ in 0..rounds {
-            match self.graphs.get(&width) {
+            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
                 Some(graph) => graph.launch()?,
                 None => self.round(width)?,
             }

@@ -66,6 +66,11 @@ impl Lt {
         Ok(Self { device: device.clone(), handle: lt::create_handle().map_err(blas)?, kind, plans: HashMap::new(), workspace })
     }
 
+    /// Whether there is a plan for `shape`.
+    pub(super) fn prepared(&self, shape: Shape) -> bool {
+        self.plans.contains_key(&shape)
+    }
+
     /// Makes the plan for `shape` and picks the fastest of the library's proposals on real operands.
     pub(super) fn prepare(&mut self, shape: Shape, on: Operands) -> Result<(), GpuError> {
         if self.plans.contains_key(&shape) {
@@ -185,8 +190,9 @@ impl Lt {
                 WORKSPACE,
                 self.device.stream.cu_stream().cast(),
             )
-            .map_err(blas)
+            .map_err(blas)?;
         }
+        self.device.note("cublasLt", 0)
     }
 }
 

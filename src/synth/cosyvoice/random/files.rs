@@ -177,7 +177,8 @@ pub(super) fn blank(size: Size) -> Vec<(&'static str, String)> {
     });
     let mut vocab: Vec<String> = byte_symbols();
     let mut merges = vec!["#version: 0.2".to_string()];
-    for pair in ["t h", "i n", "e r", "a n", "o n", "th e", "r e", "o u", "in g", "Ġ the", "Ġ a", "Ġ t", "l l", "h e"] {
+    for pair in ["t h", "i n", "e r", "a n", "o n", "th e", "r e", "o u", "in g", "Ġ the", "Ġ a", "Ġ t", "l l", "h e"]
+    {
         let joined = pair.replace(' ', "");
         if !vocab.contains(&joined) {
             vocab.push(joined);

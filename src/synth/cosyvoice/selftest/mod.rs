@@ -133,7 +133,11 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<6} {:<34} {:<14} {:>9} {:>9}  {:<18} result", "stage", "output", "shape", "max abs", "rms", "tolerance")?;
+        writeln!(
+            f,
+            "{:<6} {:<34} {:<14} {:>9} {:>9}  {:<18} result",
+            "stage", "output", "shape", "max abs", "rms", "tolerance"
+        )?;
         for line in &self.lines {
             let shape: Vec<String> = line.shape.iter().map(usize::to_string).collect();
             let result = match line.pass {

@@ -47,9 +47,7 @@ fn is_chinese(text: &str) -> bool {
 fn chinese(text: &str) -> String {
     let text: Vec<char> = text.chars().filter(|&c| c != '\n').collect();
     let solid = |c: Option<&char>| c.is_some_and(|c| c.is_ascii() && *c != ' ');
-    let kept = |&(i, c): &(usize, &char)| {
-        *c != ' ' || (i > 0 && solid(text.get(i - 1)) && solid(text.get(i + 1)))
-    };
+    let kept = |&(i, c): &(usize, &char)| *c != ' ' || (i > 0 && solid(text.get(i - 1)) && solid(text.get(i + 1)));
     let text: String = text.iter().enumerate().filter(kept).map(|(_, c)| *c).collect();
     let text = text.replace('²', "平方").replace('³', "立方").replace('.', "。").replace(" - ", "，");
     let text: String = text.chars().filter(|c| !"（）【】`".contains(*c)).collect();

@@ -80,7 +80,8 @@ impl Tokenizer {
             .map_err(|e| fail(&vocab, e.to_string()))?;
         let mut inner = tokenizers::Tokenizer::new(bpe);
         let bug = |e: tokenizers::Error| fail(&vocab, e.to_string());
-        let split = Split::new(SplitPattern::Regex(CUTS.into()), SplitDelimiterBehavior::Isolated, false).map_err(bug)?;
+        let split =
+            Split::new(SplitPattern::Regex(CUTS.into()), SplitDelimiterBehavior::Isolated, false).map_err(bug)?;
         inner.with_normalizer(Some(NFC)).map_err(bug)?;
         inner.with_pre_tokenizer(Some(Sequence::new(vec![split.into(), ByteLevel::new(false, false, false).into()])));
         inner.with_decoder(Some(ByteLevel::new(false, false, false)));

@@ -60,13 +60,26 @@ DEV float2 load2(const elt* p) {
 #endif
 }
 // Eight neighbouring elements, aligned to 16 bytes.
-DEV void load8(const elt* p, float* v) {
+struct Eight {
+    uint4 a;
 #if ELT == 0
-    float4 a = ((const float4*)p)[0], b = ((const float4*)p)[1];
-    v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+    uint4 b;
+#endif
+};
+DEV Eight load_raw(const elt* p) {
+    Eight r;
+    r.a = ((const uint4*)p)[0];
+#if ELT == 0
+    r.b = ((const uint4*)p)[1];
+#endif
+    return r;
+}
+DEV void expand(const Eight& r, float* v) {
+#if ELT == 0
+    v[0] = __uint_as_float(r.a.x); v[1] = __uint_as_float(r.a.y); v[2] = __uint_as_float(r.a.z); v[3] = __uint_as_float(r.a.w);
+    v[4] = __uint_as_float(r.b.x); v[5] = __uint_as_float(r.b.y); v[6] = __uint_as_float(r.b.z); v[7] = __uint_as_float(r.b.w);
 #else
-    uint4 u = *(const uint4*)p;
-    float2 a = unpack2(u.x), b = unpack2(u.y), c = unpack2(u.z), d = unpack2(u.w);
+    float2 a = unpack2(r.a.x), b = unpack2(r.a.y), c = unpack2(r.a.z), d = unpack2(r.a.w);
     v[0] = a.x; v[1] = a.y; v[2] = b.x; v[3] = b.y; v[4] = c.x; v[5] = c.y; v[6] = d.x; v[7] = d.y;
 #endif
 }
@@ -105,8 +118,22 @@ DEV void ldm4t(u32 addr, u32& a, u32& b, u32& c, u32& d) {
 }
 #endif
 
+#if ELT == 0
+DEV float quotient(float a, float b) { return a / b; }
 DEV float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 DEV float mish(float x) { float s = x > 20.f ? x : log1pf(expf(x)); return x * tanhf(s); }
+DEV float gelu(float x) { return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+#else
+// Results are rounded to 16 bits: the hardware's exponential and reciprocal are good to 22, and small code matters.
+DEV float quotient(float a, float b) { return __fdividef(a, b); }
+DEV float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+// tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2)
+DEV float mish(float x) { float e = __expf(fminf(x, 20.f)), n = e * (e + 2.f); return x * __fdividef(n, n + 2.f); }
+DEV float gelu(float x) {
+    float u = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return x * __fdividef(1.f, 1.f + __expf(-u));
+}
+#endif
 // sin(x) squared has period pi: one reduction in two pieces of pi, then the hardware sine, good to 1e-6 up to |x| of 1e4.
 DEV float sin_sq(float x) {
 #if ELT == 0
@@ -119,4 +146,4 @@ DEV float sin_sq(float x) {
 #endif
     return s * s;
 }
-DEV float snake(float x, float alpha) { return x + sin_sq(alpha * x) / (alpha + 1e-9f); }
+DEV float snake(float x, float alpha) { return x + quotient(sin_sq(alpha * x), alpha + 1e-9f); }

@@ -192,6 +192,19 @@ DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, i
     elt* page = (elt*)c.page[c.frame0 / BLOCK];
     elt* kd = page + kv_offset(c.step, layer, g, 0, head);
     elt* vd = page + kv_offset(c.step, layer, g, 1, head);
+#if ELT != 0
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
+            int f = i / (HD / 8), q = i % (HD / 8);
+            const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
+            uint4 k = *(const uint4*)src, v = *(const uint4*)(src + INNER);
+            *(uint4*)(kd + f * HD + q * 8) = k;
+            *(uint4*)(vd + f * HD + q * 8) = v;
+        }
+        return;
+    }
+#endif
     for (int i = tid; i < BLOCK * (HD / 2); i += threads) {
         int f = i / (HD / 2), j = i % (HD / 2);
         const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + 2 * j;
@@ -222,6 +235,7 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
     __shared__ __align__(128) elt q_s[QT * HD];
     __shared__ __align__(128) elt k_s[2][KT * HD];
     __shared__ __align__(128) elt v_s[2][KT * HD];
+    __shared__ u64 page_s[PAGES];
     dep_go();
     dep_wait();
     const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -231,32 +245,52 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
         for (int i = tid; i < BLOCK * CPR; i += 128) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
         return;
     }
+    const int keys = c.keys, key0 = c.key0, frame0 = c.frame0;
+    const i64 koff = kv_offset(c.step, layer, g, 0, head) * sizeof(elt);
+    constexpr int VOFF = HEADS * BLOCK * HD; // values lie this far behind keys
+    for (int i = tid; i * BLOCK < keys; i += 128) page_s[i] = c.page[i] + koff;
+    __syncthreads();
+    const int tiles = (keys - key0 + KT - 1) / KT;
+    const u32 kb = smem_addr(k_s), vb = smem_addr(v_s);
+    const int fr = tid / CPR, fq = tid % CPR;
+    auto fetch = [&](int t) {
+        u32 st = (t & 1) * KT * HD * 2;
+#pragma unroll
+        for (int r = fr; r < KT; r += 128 / CPR) {
+            int j = key0 + t * KT + r;
+            bool ok = j < keys;
+            j = ok ? j : key0;
+            int pg = j / BLOCK;
+            const elt* src = (const elt*)page_s[pg] + (j - pg * BLOCK) * HD + fq * 8;
+            cp16(kb + st + swz(r, fq), src, ok);
+            cp16(vb + st + swz(r, fq), src + VOFF, ok);
+        }
+        cp_commit();
+    };
+    // The first keys are old ones unless there are few: they travel while the new ones are stored.
+    const bool early = frame0 - key0 >= KT;
+    if (early) fetch(0);
     if (append) append_kv(c, qkv, row0, layer, g, head, rope, tid, 128);
-    for (int i = tid; i < QT * (HD / 2); i += 128) {
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < QT * CPR; i += 128) {
+            int f = i / CPR, q = i % CPR;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (f < BLOCK) v = *(const uint4*)(qkv + (row0 + f) * 3 * INNER + head * HD + q * 8);
+            *(uint4*)((char*)q_s + swz(f, q)) = v;
+        }
+    } else for (int i = tid; i < QT * (HD / 2); i += 128) {
         int f = i / (HD / 2), j = i % (HD / 2);
         u32 v = 0;
         if (f < BLOCK) {
             v = *(const u32*)(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
-            if (head == 0) { float2 r = rotate_pair(unpack2(v), rope[(i64)(c.frame0 + f) * (HD / 2) + j]); v = pack2(r.x, r.y); }
+            if (head == 0) { float2 r = rotate_pair(unpack2(v), rope[(i64)(frame0 + f) * (HD / 2) + j]); v = pack2(r.x, r.y); }
         }
         *(u32*)((char*)q_s + swz(f, j >> 2) + (j & 3) * 4) = v;
     }
     __threadfence_block();
     __syncthreads();
-    const int tiles = (c.keys - c.key0 + KT - 1) / KT;
-    const u32 kb = smem_addr(k_s), vb = smem_addr(v_s);
-    auto fetch = [&](int t) {
-        u32 st = (t & 1) * KT * HD * 2;
-        for (int i = tid; i < KT * CPR; i += 128) {
-            int r = i / CPR, q = i % CPR, j = c.key0 + t * KT + r;
-            bool ok = j < c.keys;
-            j = ok ? j : c.key0;
-            cp16(kb + st + swz(r, q), KEY(c, j, 0) + q * 8, ok);
-            cp16(vb + st + swz(r, q), KEY(c, j, 1) + q * 8, ok);
-        }
-        cp_commit();
-    };
-    fetch(0);
+    if (!early) fetch(0);
     uint4 qf[HD / 16];
 #pragma unroll
     for (int k = 0; k < HD / 16; k++)
@@ -277,7 +311,7 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
                 mma(s[n], qf[k], b0, b1);
                 mma(s[n + 1], qf[k], b2, b3);
             }
-        const int left = c.keys - c.key0 - t * KT;
+        const int left = keys - key0 - t * KT;
         float n0 = m0, n1 = m1;
 #pragma unroll
         for (int n = 0; n < KT / 8; n++) {

@@ -37,12 +37,12 @@ struct Conv {
     int kreal;
 };
 
-DEV float activate(const Conv& p, int n, float v) {
-    switch (p.act) {
-        case ACT_SNAKE: return snake(v, p.alpha[n]);
-        case ACT_LEAKY: return v >= 0.f ? v : v * p.slope;
+DEV float activate(int act, float slope, float alpha, float v) {
+    switch (act) {
+        case ACT_SNAKE: return snake(v, alpha);
+        case ACT_LEAKY: return v >= 0.f ? v : v * slope;
         case ACT_MISH: return mish(v);
-        case ACT_GELU: { float u = 0.7978845608028654f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
+        case ACT_GELU: return gelu(v);
         default: return v;
     }
 }
@@ -59,7 +59,12 @@ DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) {
     i64 o = (i64)row * p.ldo + n;
     if (p.res) { float2 v = *(const float2*)(p.res + o); a += v.x; b += v.y; }
     if (p.sum) { float2 v = *(const float2*)(p.sum + o); a = (a + v.x) * p.scale; b = (b + v.y) * p.scale; }
-    float fa = activate(p, n, a), fb = activate(p, n + 1, b);
+    float fa = a, fb = b;
+    if (p.act != ACT_NONE) {
+        float2 al = p.alpha ? *(const float2*)(p.alpha + n) : make_float2(1.f, 1.f);
+        fa = activate(p.act, p.slope, al.x, a);
+        fb = activate(p.act, p.slope, al.y, b);
+    }
     if (p.post) {
         float2 v = *(const float2*)(p.post + o);
         a = fa + v.x; b = fb + v.y;
@@ -106,53 +111,75 @@ DEV void conv_mma(const Conv& p) {
     const u32 wbase = smem_addr(smem), xbase = wbase + STAGES * WSTAGE, xstage = rows * 128;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
-    auto fetch_w = [&](int it) {
-        int c = it / p.taps, tap = it - c * p.taps, k16 = min(4, (p.cin - c * 64) >> 4);
-        i64 kt = (i64)c * 4 * p.taps + tap * k16;
-        u32 dst = wbase + (it % STAGES) * WSTAGE;
+    // Each thread copies the same places of every stage: what changes from stage to stage is one offset.
+    constexpr int WSTEP = TH / 128, XSTEP = TH / 8;
+    const int wr = threadIdx.x & 127, wtile = threadIdx.x >> 7;
+    const uint4* wsrc = (const uint4*)p.w + (i64)(tile0 + wtile) * kt_all * 32 + wr;
+    const i64 wjump = (i64)WSTEP * kt_all * 32;
+    const int wleft = ntiles - tile0 - wtile;
+    const u32 wdst = wbase + wtile * 2048 + wr * 16;
+    const int last16 = (p.cin - (chunks - 1) * 64) >> 4, full = (chunks - 1) * p.taps;
+    int wit = 0, woff = 0, wslot = 0; // the stage fetched next, where its weights lie, its place in the ring
+    auto fetch_w = [&]() {
+        int k16 = wit < full ? 4 : last16;
+        bool in = wr < k16 * 32;
+        u32 dst = wdst + wslot * WSTAGE;
+        const uint4* src = wsrc + woff;
 #pragma unroll
-        for (int i = threadIdx.x; i < TILES * 128; i += TH) {
-            int tile = i >> 7, r = i & 127;
-            bool ok = tile0 + tile < ntiles && r < k16 * 32;
-            const uint4* src = (const uint4*)p.w + ((i64)min(tile0 + tile, ntiles - 1) * kt_all + kt) * 32 + (ok ? r : 0);
-            cp16(dst + i * 16, src, ok);
+        for (int j = 0; j < TILES / WSTEP; j++) {
+            bool ok = in && j * WSTEP < wleft;
+            cp16(dst + j * WSTEP * 2048, ok ? src + j * wjump : (const uint4*)p.w, ok);
         }
+        woff += k16 * 32;
+        wit++;
+        wslot = wslot == STAGES - 1 ? 0 : wslot + 1;
     };
     const elt* hin = nullptr;
-    auto fetch_x = [&](int c) {
-        u32 dst = xbase + (c % ring) * xstage;
-        int left = p.cin - c * 64;
-        for (int i = threadIdx.x; i < rows * 8; i += TH) {
-            int r = i >> 3, q = i & 7, t = s.t0 - halo + r, col = gcol + c * 64 + q * 8;
-            bool ok = q * 8 < left && t < s.len;
-            const elt* src = p.x;
-            if (t >= 0) src = p.x + (i64)(s.row0 + (ok ? t : 0)) * p.ldx + (ok ? col : 0);
-            else if (hin) src = hin + (i64)(t + halo) * p.ldx + (ok ? col : 0);
-            else ok = false;
-            cp16(dst + swizzle(r, q), src, ok);
+    const int xr = threadIdx.x >> 3, xq = threadIdx.x & 7, xt = s.t0 - halo + xr;
+    const elt* xsrc = p.x + (i64)(s.row0 + xt) * p.ldx + gcol + xq * 8;
+    const elt* hsrc = nullptr;
+    int xslot = 0, xc = 0;
+    auto fetch_x = [&]() {
+        const int c64 = xc * 64;
+        const bool in = xq * 8 < p.cin - c64;
+        u32 dst = xbase + xslot * xstage;
+#pragma unroll 2
+        for (int r = xr, t = xt, j = 0; r < rows; r += XSTEP, t += XSTEP, j++) {
+            i64 off = (i64)j * XSTEP * p.ldx + c64;
+            bool past = t < 0;
+            bool ok = in && t < s.len && !(past && !hin);
+            const elt* src = (past ? hsrc : xsrc) + off;
+            cp16(dst + swizzle(r, xq), ok ? src : p.x, ok);
         }
+        xc++;
+        xslot = xslot == ring - 1 ? 0 : xslot + 1;
     };
-    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w(it);
+    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w();
     dep_wait();
-    if (p.hist_in) hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
+    if (p.hist_in) {
+        hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
+        hsrc = hin + (i64)(xt + halo) * p.ldx + gcol + xq * 8;
+    }
     elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
+    int ahead = 0; // tap of the stage fetched next
     for (int it = 0; it < STAGES - 1; it++) {
-        if (it < iters && it % p.taps == 0) fetch_x(it / p.taps);
+        if (it < iters && ahead == 0) fetch_x();
+        ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         cp_commit();
     }
     float acc[MT][NT][4] = {};
     float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    int c = 0, tap = 0, part = 0;
+    int c = 0, tap = 0, part = 0, slot = 0, buf = 0;
     for (int it = 0; it < iters; it++) {
         cp_wait<STAGES - 2>();
         __syncthreads();
-        int nx = it + STAGES - 1;
-        if (nx < iters) {
-            fetch_w(nx);
-            if (nx % p.taps == 0) fetch_x(nx / p.taps);
+        if (it + STAGES - 1 < iters) {
+            fetch_w();
+            if (ahead == 0) fetch_x();
+            ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         }
         cp_commit();
-        const u32 xb = xbase + (c % ring) * xstage;
+        const u32 xb = xbase + buf * xstage;
         if (hout && tap == 0) {
             // the last `halo` rows of (history, input) are the next call's history
             for (int i = threadIdx.x; i < rows * 8; i += TH) {
@@ -162,7 +189,8 @@ DEV void conv_mma(const Conv& p) {
                     *(uint4*)(hout + (i64)h * p.ldx + gcol + c * 64 + q * 8) = lds(xb + swizzle(r, q));
             }
         }
-        const u32 wb = wbase + (it % STAGES) * WSTAGE + wn * MT * 2048 + lane * 16;
+        const u32 wb = wbase + slot * WSTAGE + wn * MT * 2048 + lane * 16;
+        slot = slot == STAGES - 1 ? 0 : slot + 1;
         const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -187,6 +215,7 @@ DEV void conv_mma(const Conv& p) {
         if (++tap == p.taps) {
             tap = 0;
             c++;
+            buf = buf == ring - 1 ? 0 : buf + 1;
             if (SPLIT && (++part == SPLIT_CHUNKS(p.cin) || c == chunks)) {
                 part = 0;
 #pragma unroll
@@ -198,18 +227,30 @@ DEV void conv_mma(const Conv& p) {
             }
         }
     }
+    // Through shared memory, so that a warp stores whole lines and the code of the epilogue exists once.
+    cp_wait<0>();
+    __syncthreads();
+    constexpr int LD = BN + 8;
+    float* tile = (float*)smem;
     const int g = lane >> 2, t4 = lane & 3;
 #pragma unroll
-    for (int i = 0; i < MT; i++) {
-        int tile = tile0 + wn * MT + i;
-        if (tile >= ntiles) continue;
-        int n = tile * 16 + 2 * g;
+    for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float* v = SPLIT ? tot[SPLIT ? i : 0][SPLIT ? j : 0] : acc[i][j];
-            int t = s.t0 + (wt * NT + j) * 8 + 2 * t4;
-            if (t < s.len) epilogue(p, n, s.row0 + t, v[0], v[2], p.rowscale ? p.rowscale[s.row0 + t] : 1.f);
-            if (t + 1 < s.len) epilogue(p, n, s.row0 + t + 1, v[1], v[3], p.rowscale ? p.rowscale[s.row0 + t + 1] : 1.f);
+            float* o = tile + ((wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
+            *(float2*)o = make_float2(v[0], v[2]);
+            *(float2*)(o + LD) = make_float2(v[1], v[3]);
+        }
+    __syncthreads();
+    const int outputs = min(BN, p.n - n0), positions = min(BT, s.len - s.t0);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < BT * BN / 2; i += TH) {
+        int t = i / (BN / 2), n = i % (BN / 2) * 2;
+        if (t < positions && n < outputs) {
+            float2 v = *(const float2*)(tile + t * LD + n);
+            int row = s.row0 + s.t0 + t;
+            epilogue(p, n0 + n, row, v.x, v.y, p.rowscale ? p.rowscale[row] : 1.f);
         }
     }
 }
@@ -220,8 +261,113 @@ KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(256) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
-KERNEL __launch_bounds__(128) split_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, true>(p); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
+
+// Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. Four groups of four warps each take
+// four of the sixteen parts of the inputs' axis and keep a sum a part; all parts are then added in order.
+#define GROUPS 4
+#define PARTS (SPLITS / GROUPS)
+#define SPLIT_STAGE (64 * 128 + 32 * 128)
+#define SPLIT_LD 72
+KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv p) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    dep_go();
+    const int lane = threadIdx.x & 31, grp = threadIdx.x >> 7, tid = threadIdx.x & 127, warp = tid >> 5, wn = warp & 1, wt = warp >> 1;
+    const int n0 = blockIdx.y * 64, t0 = blockIdx.x * 32, chunks = (p.cin + 63) >> 6, per = SPLIT_CHUNKS(p.cin);
+    const int c0 = min(grp * PARTS * per, chunks), c1 = min(c0 + PARTS * per, chunks), k16_all = p.cin >> 4;
+    const int ntiles = p.n >> 4, tile0 = n0 >> 4;
+    const u32 base = smem_addr(smem) + grp * STAGES * SPLIT_STAGE;
+    const uint4* wsrc = (const uint4*)p.w + (i64)tile0 * k16_all * 32 + tid;
+    const int xr = tid >> 3, xq = tid & 7;
+    const elt* xsrc = p.x + (i64)(t0 + xr) * p.ldx + xq * 8;
+    auto fetch_w = [&](int c) {
+        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + tid * 16;
+        bool in = tid < ((p.cin - c * 64) >> 4) * 32;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            bool ok = in && tile0 + j < ntiles;
+            cp16(dst + j * 2048, ok ? wsrc + ((i64)j * k16_all + c * 4) * 32 : (const uint4*)p.w, ok);
+        }
+    };
+    auto fetch_x = [&](int c) {
+        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + 64 * 128;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int r = xr + j * 16;
+            bool ok = xq * 8 < p.cin - c * 64 && t0 + r < p.rows;
+            cp16(dst + swizzle(r, xq), ok ? xsrc + (i64)j * 16 * p.ldx + c * 64 : p.x, ok);
+        }
+    };
+    auto sync = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(grp + 1) : "memory"); };
+    for (int j = 0; j < STAGES - 1; j++) if (c0 + j < c1) fetch_w(c0 + j);
+    dep_wait();
+    for (int j = 0; j < STAGES - 1; j++) {
+        if (c0 + j < c1) fetch_x(c0 + j);
+        cp_commit();
+    }
+    float tot[PARTS][2][2][4];
+    int c = c0;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) tot[part][i][j][e] = 0.f;
+#pragma unroll 1
+        for (int q = 0; q < per && c < c1; q++, c++) {
+            cp_wait<STAGES - 2>();
+            sync();
+            if (c + STAGES - 1 < c1) { fetch_w(c + STAGES - 1); fetch_x(c + STAGES - 1); }
+            cp_commit();
+            const u32 st = base + (c - c0) % STAGES * SPLIT_STAGE, wb = st + wn * 4096 + lane * 16, xb = st + 64 * 128;
+            const int r0 = wt * 16 + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                if (k >= k32) continue;
+                uint4 b0 = lds(xb + swizzle(r0, k * 4 + (lane & 3))), b1 = lds(xb + swizzle(r0 + 8, k * 4 + (lane & 3)));
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        uint4 a = lds(wb + i * 2048 + k * 1024 + h * 512);
+                        mma(tot[part][i][0], a, h ? b0.z : b0.x, h ? b0.w : b0.y);
+                        mma(tot[part][i][1], a, h ? b1.z : b1.x, h ? b1.w : b1.y);
+                    }
+            }
+        }
+    }
+    cp_wait<0>();
+    __syncthreads();
+    float* tile = (float*)smem;
+    const int g = lane >> 2, t4 = lane & 3;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float* v = tot[part][i][j];
+                float* o = tile + ((grp * PARTS + part) * 32 + (wt * 2 + j) * 8 + 2 * t4) * SPLIT_LD + (wn * 2 + i) * 16 + 2 * g;
+                *(float2*)o = make_float2(v[0], v[2]);
+                *(float2*)(o + SPLIT_LD) = make_float2(v[1], v[3]);
+            }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 32 * 32; i += 128 * GROUPS) {
+        int t = i >> 5, n = (i & 31) * 2, row = t0 + t;
+        if (row >= p.rows || n0 + n >= p.n) continue;
+        float a = 0.f, b = 0.f;
+#pragma unroll
+        for (int q = 0; q < SPLITS; q++) {
+            float2 v = *(const float2*)(tile + (q * 32 + t) * SPLIT_LD + n);
+            a += v.x;
+            b += v.y;
+        }
+        epilogue(p, n0 + n, row, a, b, p.rowscale ? p.rowscale[row] : 1.f);
+    }
+}
 
 DEV float squares(uint4 u, float s) {
     float2 v = unpack2(u.x); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
@@ -309,6 +455,9 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
     }
 }
 KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1, 5>(p); }
+// for short inputs: two blocks a multiprocessor
+KERNEL __launch_bounds__(512, 2) gemv_8s(const __grid_constant__ Conv p) { gemv<1, 2>(p); }
+KERNEL __launch_bounds__(512, 2) gemv_16s(const __grid_constant__ Conv p) { gemv<2, 2>(p); }
 KERNEL __launch_bounds__(512) gemv_16(const __grid_constant__ Conv p) { gemv<2, 3>(p); }
 KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 2>(p); }
 

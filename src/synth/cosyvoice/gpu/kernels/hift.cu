@@ -53,61 +53,81 @@ DEV float mel_at(const Voc& v, int f, int m) {
 // w: [tap][in][F0C].
 #define FT 16
 #define FN 32
-#define FC 32
-KERNEL __launch_bounds__(128) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
-    __shared__ double xs[FT + 3][FC + 1];
+#define FC 64
+#define FTH 128
+DEV void dmma(double* c, double a, double b) {
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
+}
+KERNEL __launch_bounds__(FTH) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
+    __shared__ double xs[FT + 3][FC + 4];
+    __shared__ double ws[2][FC][FN + 4];
     dep_go();
     dep_wait();
     int4 s = tiles[blockIdx.x];
     if (s.x < 0) return;
     const Voc& v = vocs[s.x];
-    const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y;
-    const int n = blockIdx.y * FN + (threadIdx.x & 15) * 2, ty = threadIdx.x >> 4;
+    const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = (warp & 1) * 8, nw = (warp >> 1) * 16;
     const double* hin = (const double*)v.f0_in + (i64)(layer - 1) * F0_KEEP * F0C;
     double* hout = (double*)v.f0_out + (i64)(layer - 1) * F0_KEEP * F0C;
-    double a[2][2] = {};
-    for (int c0 = 0; c0 < cin; c0 += FC) {
-        for (int i = threadIdx.x; i < (FT + taps - 1) * FC; i += 128) {
-            int r = i / FC, c = c0 + i % FC;
-            double x = 0;
-            if (c < cin) {
-                if (layer == 0) {
-                    x = mel_at(v, v.f0_from + t0 + r, c);
-                } else {
-                    int t = t0 + r - F0_KEEP;
-                    if (t < 0) x = hin[(t + F0_KEEP) * F0C + c];
-                    else if (t < s.w) x = in[(i64)(s.z + t) * F0C + c];
-                    int h = t - s.w + F0_KEEP;
-                    if (blockIdx.y == 0 && h >= 0 && h < F0_KEEP && (t >= t0 || t0 == 0)) hout[h * F0C + c] = x;
-                }
-            }
-            xs[r][i % FC] = x;
+    double acc[2][2] = {};
+    constexpr int WPER = FC * FN / 2 / FTH;
+    const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
+    double2 next[WPER];
+    auto fetch = [&](int it) {
+        int c0 = it / taps * FC, tap = it % taps;
+#pragma unroll
+        for (int j = 0; j < WPER; j++) {
+            int i = threadIdx.x + j * FTH, c = c0 + i / (FN / 2), n = n0 + i % (FN / 2) * 2;
+            next[j] = c < cin && n < F0C ? *(const double2*)(w + ((i64)tap * cin + c) * F0C + n) : make_double2(0., 0.);
         }
+    };
+    fetch(0);
+    for (int it = 0; it < iters; it++) {
+        const int c0 = it / taps * FC, tap = it % taps;
+        if (tap == 0) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < (FT + taps - 1) * FC; i += FTH) {
+                int r = i / FC, c = c0 + i % FC;
+                double x = 0;
+                if (c < cin) {
+                    if (layer == 0) {
+                        x = mel_at(v, v.f0_from + t0 + r, c);
+                    } else {
+                        int t = t0 + r - F0_KEEP;
+                        if (t < 0) x = hin[(t + F0_KEEP) * F0C + c];
+                        else if (t < s.w) x = in[(i64)(s.z + t) * F0C + c];
+                        int h = t - s.w + F0_KEEP;
+                        if (blockIdx.y == 0 && h >= 0 && h < F0_KEEP && (t >= t0 || t0 == 0)) hout[h * F0C + c] = x;
+                    }
+                }
+                xs[r][i % FC] = x;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < WPER; j++) {
+            int i = threadIdx.x + j * FTH;
+            *(double2*)&ws[it & 1][i / (FN / 2)][i % (FN / 2) * 2] = next[j];
+        }
+        if (it + 1 < iters) fetch(it + 1);
         __syncthreads();
-        if (n < F0C)
-            for (int tap = 0; tap < taps; tap++) {
-                const double* wp = w + (i64)(tap * cin + c0) * F0C + n;
 #pragma unroll 8
-                for (int c = 0; c < FC; c++) {
-                    double2 wv = c0 + c < cin ? *(const double2*)(wp + (i64)c * F0C) : make_double2(0., 0.);
-                    double x0 = xs[ty * 2 + tap][c], x1 = xs[ty * 2 + 1 + tap][c];
-                    a[0][0] = fma(x0, wv.x, a[0][0]);
-                    a[0][1] = fma(x0, wv.y, a[0][1]);
-                    a[1][0] = fma(x1, wv.x, a[1][0]);
-                    a[1][1] = fma(x1, wv.y, a[1][1]);
-                }
-            }
-        __syncthreads();
-    }
-    if (n >= F0C) return;
-    for (int j = 0; j < 2; j++) {
-        int t = t0 + ty * 2 + j;
-        if (t >= s.w) continue;
-        for (int e = 0; e < 2; e++) {
-            double y = a[j][e] + (double)bias[n + e];
-            out[(i64)(s.z + t) * F0C + n + e] = y > 0 ? y : expm1(y);
+        for (int k = 0; k < FC; k += 4) {
+            double a = xs[tw + (lane >> 2) + tap][k + (lane & 3)];
+            double b0 = ws[it & 1][k + (lane & 3)][nw + (lane >> 2)], b1 = ws[it & 1][k + (lane & 3)][nw + 8 + (lane >> 2)];
+            dmma(acc[0], a, b0);
+            dmma(acc[1], a, b1);
         }
     }
+    const int t = t0 + tw + (lane >> 2);
+    if (t >= s.w) return;
+    for (int j = 0; j < 2; j++)
+        for (int e = 0; e < 2; e++) {
+            int n = n0 + nw + j * 8 + (lane & 3) * 2 + e;
+            if (n >= F0C) continue;
+            double y = acc[j][e] + (double)bias[n];
+            out[(i64)(s.z + t) * F0C + n] = y > 0 ? y : expm1(y);
+        }
 }
 
 // F0 of each frame: |x . w + b|. A warp a frame.

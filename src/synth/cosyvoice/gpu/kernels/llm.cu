@@ -85,9 +85,11 @@ KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
         base[((i64)(KVH + i / HD) * p.positions + pos) * HD + i % HD] = to_e(k[KVH * HD + i]);
 }
 
+#if ELT == 0
 // One position of one key head against its past. A key is read by LPK lanes, 8 values each; all GROUP query heads
 // use what was read. Warps and lane groups take keys in turn, so the order of sums depends on the position alone.
-#define WARPS 16
+#define WARPS 8
+#define AT_ONCE 4 // keys of a lane group between two updates of the running maximum
 #define LPK (HD / 8)
 #define KPW (32 / LPK)
 KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
@@ -134,27 +136,60 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
 #pragma unroll
         for (int e = 0; e < 8; e++) o[g][e] = 0.f;
     }
-    for (int j0 = warp * KPW; j0 <= pos; j0 += WARPS * KPW) {
-        int j = j0 + grp;
-        bool ok = j <= pos;
-        int jj = ok ? j : pos;
-        bool fresh = append && jj == pos;
-        float k[8], v[8];
-        load8(fresh ? kv_s[0] + sub * 8 : kc + (i64)jj * HD + sub * 8, k);
-        load8(fresh ? kv_s[1] + sub * 8 : vc + (i64)jj * HD + sub * 8, v);
+    for (int j0 = warp * KPW * AT_ONCE; j0 <= pos; j0 += WARPS * KPW * AT_ONCE) {
+        Eight kr[AT_ONCE], vr[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            int j = min(j0 + u * KPW + grp, pos);
+            bool fresh = append && j == pos;
+            kr[u] = load_raw(fresh ? kv_s[0] + sub * 8 : kc + (i64)j * HD + sub * 8);
+            vr[u] = load_raw(fresh ? kv_s[1] + sub * 8 : vc + (i64)j * HD + sub * 8);
+        }
+        float d[AT_ONCE][GROUP];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float k[8];
+            expand(kr[u], k);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                const float4* q = (const float4*)(q_s[g] + sub * 8);
+                float4 a = q[0], b = q[1];
+                d[u][g] = a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
+            }
+        }
+#pragma unroll
+        for (int w = LPK / 2; w; w >>= 1)
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+                for (int g = 0; g < GROUP; g++) d[u][g] += __shfl_xor_sync(~0u, d[u][g], w);
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
-            const float4* q = (const float4*)(q_s[g] + sub * 8);
-            float4 a = q[0], b = q[1];
-            float d = a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
+            float n = m[g];
 #pragma unroll
-            for (int w = LPK / 2; w; w >>= 1) d += __shfl_xor_sync(~0u, d, w);
-            if (!ok) d = -1e30f;
-            float n = fmaxf(m[g], d), c = __expf(m[g] - n), e = ok ? __expf(d - n) : 0.f;
+            for (int u = 0; u < AT_ONCE; u++) {
+                if (j0 + u * KPW + grp > pos) d[u][g] = -1e30f;
+                n = fmaxf(n, d[u][g]);
+            }
+            float c = __expf(m[g] - n);
             m[g] = n;
-            l[g] = l[g] * c + e;
+            l[g] *= c;
 #pragma unroll
-            for (int t = 0; t < 8; t++) o[g][t] = o[g][t] * c + e * v[t];
+            for (int t = 0; t < 8; t++) o[g][t] *= c;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                d[u][g] = d[u][g] > -1e29f ? __expf(d[u][g] - n) : 0.f;
+                l[g] += d[u][g];
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float v[8];
+            expand(vr[u], v);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++)
+#pragma unroll
+                for (int t = 0; t < 8; t++) o[g][t] = fmaf(d[u][g], v[t], o[g][t]);
         }
     }
     // lane groups of a warp, then warps
@@ -188,6 +223,148 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
         out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
     }
 }
+#else
+// One position of one key head against its past. The query heads that share the key head are the rows of a product
+// (16, of which GROUP count); each of the warps takes 16 keys in turn, so the order of sums depends on the position
+// alone.
+#define WARPS 8
+#define CPR (HD / 8)
+#define TILE_BYTES (16 * HD * 2)
+DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
+    extern __shared__ __align__(128) unsigned char smem[];
+    auto kv_s = (unsigned char(*)[2][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
+    __shared__ float m_s[WARPS][16], l_s[WARPS][16];
+    dep_go();
+    dep_wait();
+    const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return;
+    const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
+    elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
+    elt* vc = kc + (i64)KVH * p.positions * HD;
+    const u32 kb = smem_addr(kv_s[warp]);
+    auto fetch = [&](int j0, int buf) {
+#pragma unroll
+        for (int i = lane; i < 16 * CPR; i += 32) {
+            int rr = i / CPR, q = i % CPR, j = j0 + rr;
+            bool ok = j <= pos && !(append && j == pos);
+            i64 off = ok ? (i64)j * HD + q * 8 : 0;
+            cp16(kb + buf * 2 * TILE_BYTES + swz(rr, q), kc + off, ok);
+            cp16(kb + buf * 2 * TILE_BYTES + TILE_BYTES + swz(rr, q), vc + off, ok);
+        }
+        cp_commit();
+    };
+    const int step = WARPS * 16, first = warp * 16;
+    if (first <= pos) fetch(first, 0);
+    const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
+    for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
+        int g = i / (HD / 2), j = i % (HD / 2);
+        float2 v = make_float2(0.f, 0.f);
+        if (g < GROUP) {
+            const float* q = row + (h * GROUP + g) * HD;
+            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+        }
+        *(elt*)(q_s + swz(g, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
+        *(elt*)(q_s + swz(g, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
+    }
+    __syncthreads();
+    uint4 qf[HD / 16];
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        ldm4(smem_addr(q_s) + swz(lane & 15, k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
+    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4, and the unused lane / 4 + 8
+    float m8 = -1e30f, l8 = 0.f;
+    int buf = 0;
+    for (int j0 = first; j0 <= pos; j0 += step, buf ^= 1) {
+        if (j0 + step <= pos) { fetch(j0 + step, buf ^ 1); cp_wait<1>(); } else cp_wait<0>();
+        __syncwarp();
+        const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
+        if (append && pos - j0 < 16) {
+            // the new position itself: stored, and put where the others were copied to
+            const float* k = row + GROUP * KVH * HD + h * HD;
+            unsigned char *kt = kv_s[warp][buf][0], *vt = kv_s[warp][buf][1];
+            int rr = pos - j0;
+            for (int i = lane; i < HD / 2; i += 32) {
+                float2 v = rotate(k[i], k[i + HD / 2], p.rope[(i64)pos * (HD / 2) + i]);
+                elt a = to_e(v.x), b = to_e(v.y);
+                kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + i + HD / 2] = b;
+                *(elt*)(kt + swz(rr, i >> 3) + (i & 7) * 2) = a;
+                *(elt*)(kt + swz(rr, (i + HD / 2) >> 3) + (i & 7) * 2) = b;
+            }
+            for (int i = lane; i < HD; i += 32) {
+                elt v = to_e(k[KVH * HD + i]);
+                vc[(i64)pos * HD + i] = v;
+                *(elt*)(vt + swz(rr, i >> 3) + (i & 7) * 2) = v;
+            }
+            __syncwarp();
+        }
+        float sc[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) {
+            u32 b0, b1, b2, b3;
+            ldm4(ks + swz((lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
+            mma(sc[0], qf[k], b0, b1);
+            mma(sc[1], qf[k], b2, b3);
+        }
+        float n = m, n8 = m8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > pos) sc[t][e] = -1e30f;
+                if (e < 2) n = fmaxf(n, sc[t][e]); else n8 = fmaxf(n8, sc[t][e]);
+            }
+        n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
+        n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2));
+        float c = exp2f(m - n), c8 = exp2f(m8 - n8);
+        m = n; m8 = n8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sc[t][e] = exp2f(sc[t][e] - (e < 2 ? n : n8));
+        l = l * c + (sc[0][0] + sc[0][1] + sc[1][0] + sc[1][1]);
+        l8 = l8 * c8 + (sc[0][2] + sc[0][3] + sc[1][2] + sc[1][3]);
+        uint4 pf = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
+#pragma unroll
+        for (int d = 0; d < HD / 8; d += 2) {
+            u32 b0, b1, b2, b3;
+            ldm4t(vs + swz((lane & 7) + (((lane >> 3) & 1) << 3), d + (lane >> 4)), b0, b1, b2, b3);
+            o[d][0] *= c; o[d][1] *= c; o[d][2] *= c8; o[d][3] *= c8;
+            o[d + 1][0] *= c; o[d + 1][1] *= c; o[d + 1][2] *= c8; o[d + 1][3] *= c8;
+            mma(o[d], pf, b0, b1);
+            mma(o[d + 1], pf, b2, b3);
+        }
+        __syncwarp();
+    }
+    l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
+    l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
+    __syncthreads();
+    // the warps' sums where their keys were: [warp][16][HD]
+    float* o_s = (float*)kv_s;
+#pragma unroll
+    for (int d = 0; d < HD / 8; d++) {
+        float* t = o_s + (warp * 16 + (lane >> 2)) * HD + d * 8 + (lane & 3) * 2;
+        *(float2*)t = make_float2(o[d][0], o[d][1]);
+        *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
+    }
+    if ((lane & 3) == 0) {
+        m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
+        m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP * HD; i += WARPS * 32) {
+        int g = i / HD, d = i % HD;
+        float n = -1e30f, a = 0.f, z = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
+        out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
+    }
+}
+#endif
 
 DEV u32 order_key(float x) { u32 u = __float_as_uint(x); return u & 0x80000000u ? ~u : u | 0x80000000u; }
 DEV void philox(u32 k0, u32 k1, u32 index, u32* out) {
@@ -206,16 +383,17 @@ struct Draw {
     float top_p, tau_count; // repeats at or above tau_count redraw
     int top_k, window, speech_tokens;
 };
-#define DRAW_THREADS 256
+#define DRAW_THREADS 1024
+#define DRAW_WARPS (DRAW_THREADS / 32)
 #define MAX_K 64
 // Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input.
 KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* lp = (float*)smem;
-    __shared__ float red[8];
-    __shared__ double redd[8];
-    __shared__ u32 ck[8 * MAX_K];
-    __shared__ int ci[8 * MAX_K];
+    __shared__ float red[DRAW_WARPS];
+    __shared__ double redd[DRAW_WARPS];
+    __shared__ u32 ck[DRAW_WARPS * MAX_K];
+    __shared__ int ci[DRAW_WARPS * MAX_K];
     __shared__ int bad, chosen, redraw;
     __shared__ double part[DRAW_THREADS];
     dep_go();
@@ -246,7 +424,7 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     if (lane == 0) red[warp] = mx;
     __syncthreads();
     mx = red[0];
-    for (int w = 1; w < 8; w++) mx = fmaxf(mx, red[w]);
+    for (int w = 1; w < DRAW_WARPS; w++) mx = fmaxf(mx, red[w]);
     double z = 0;
     for (int i = tid; i < v; i += DRAW_THREADS) z += exp((double)(lp[i] - mx));
 #pragma unroll
@@ -254,13 +432,13 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     if (lane == 0) redd[warp] = z;
     __syncthreads();
     z = 0;
-    for (int w = 0; w < 8; w++) z += redd[w];
+    for (int w = 0; w < DRAW_WARPS; w++) z += redd[w];
     const double lz = log(z);
     const bool dead = bad || mx == -__int_as_float(0x7f800000);
     for (int i = tid; i < v; i += DRAW_THREADS) lp[i] = (float)((double)(lp[i] - mx) - lz);
     __syncthreads();
     // each warp the best top_k of its part, in order of (probability, id)
-    const int per = (v + 7) / 8, from = warp * per, to = min(v, from + per);
+    const int per = (v + DRAW_WARPS - 1) / DRAW_WARPS, from = warp * per, to = min(v, from + per);
     u32 lastk = 0xffffffffu; int lasti = -1; // what was taken last
     u32 bk = 0; int bi = 0x7fffffff;
     auto best = [&](u32 lk, int li) {
@@ -284,11 +462,11 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     philox(q->key[0], q->key[1], (u32)q->decoded, rnd);
     const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
     if (warp == 0 && !dead) {
-        // merge eight sorted lists: lane w < 8 holds the head of list w
+        // merge the sorted lists: each lane holds the head of one
         int head = 0, n = 0, ids[2] = {-1, -1};
         float pr[2] = {0.f, 0.f}, sum = 0.f;
         while (n < d.top_k && sum < d.top_p) {
-            u32 k0 = lane < 8 && head < d.top_k ? ck[lane * MAX_K + head] : 0;
+            u32 k0 = head < d.top_k ? ck[lane * MAX_K + head] : 0;
             int i0 = k0 ? ci[lane * MAX_K + head] : 0x7fffffff;
             u32 k = __reduce_max_sync(~0u, k0);
             if (k == 0) break;
