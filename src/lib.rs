@@ -16,12 +16,15 @@
 //! - [`batch`]: durable work that nobody waits for
 //! - [`server`]: HTTP and WebSocket
 //! - [`config`], [`telemetry`]
+//! - [`app`], [`cli`]: the parts put together, and the command line
 
 pub mod agent;
+pub mod app;
 pub mod audio;
 pub mod audio_file;
 pub mod batch;
 pub mod call;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod media;

@@ -8,6 +8,8 @@ use std::time::Duration;
 use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
 use antiphon::webrtc::{Gateway, WebRtcConfig, WebRtcError};
 use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use webrtc::data_channel::DataChannelEvent;
 use webrtc_support::{Audio, PEER_OPUS, Peer, call, echo, gateway, within};
 
@@ -17,10 +19,11 @@ fn is_connected(event: &LegEvent) -> bool {
 
 /// Sends numbered packets until one comes back, then checks that a run of them does.
 async fn hears_itself(peer: &mut Peer, salt: u8) {
-    for number in 0..20_u16 {
+    let start = u16::from(salt) * 20;
+    for number in start..start + 20 {
         peer.send(number, u32::from(number) * 960, &[salt, number as u8, 1, 2, 3]).await;
     }
-    for number in 0..20_u16 {
+    for number in start..start + 20 {
         let packet = peer.next_rtp().await;
         assert_eq!(packet.header.payload_type, PEER_OPUS);
         assert_eq!(packet.header.sequence_number, number);
@@ -50,7 +53,7 @@ async fn audio_and_text_flow_both_ways_through_the_shared_port() {
     // The peer reports about what it was sent once a second.
     let timed = |event: &LegEvent| matches!(event, LegEvent::Report(report) if report.round_trip.is_some());
     let LegEvent::Report(report) = call.next(timed).await else { unreachable!() };
-    assert_eq!((report.lost, report.highest_sequence & 0xffff), (0, 19));
+    assert_eq!((report.lost, report.highest_sequence & 0xffff), (0, 7 * 20 + 19));
     assert!(report.round_trip < Some(Duration::from_secs(1)), "{report:?}");
     assert!(gateway.delete(&answered.id).await);
     assert_eq!(call.end().await, LegEnd::Remote);
@@ -79,9 +82,14 @@ async fn hanging_up_closes_the_peer_and_frees_the_place() {
     let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
     let mut answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
     answered.leg.attach().await.expect("a live session");
+    assert!(answered.leg.send_message("early"), "it waits for the channel");
     peer.accept(&answered.sdp).await;
     while !is_connected(&within("connecting", answered.leg.recv()).await) {}
     peer.channel_open().await;
+    tokio::select! {
+        text = peer.next_text() => assert_eq!(text, "early"),
+        event = answered.leg.recv() => panic!("{event:?}"),
+    }
     within("hanging up", answered.leg.hang_up()).await;
     assert_eq!(within("the end", answered.leg.recv()).await, LegEvent::Closed(LegEnd::Local));
     // The peer's channel ends with its DTLS transport, by our alert.
@@ -130,10 +138,33 @@ async fn one_socket_carries_both_families() {
     hears_itself(&mut peer, 3).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_without_udp_goes_over_tcp_and_strangers_are_turned_away() {
+    let gateway = gateway(WebRtcConfig { tcp: true, ..WebRtcConfig::default() }).await;
+    let mut peer = Peer::new(Audio::OverTcp, Some("agent")).await;
+    let (_, _, mut call) = call(&gateway, &mut peer).await;
+    call.next(is_connected).await;
+    hears_itself(&mut peer, 4).await;
+    peer.channel_open().await;
+    peer.say("hello").await;
+    assert_eq!(peer.next_text().await, "heard hello");
+
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0], &[0, 3, 1, 2, 3], &[0xff; 4096]] {
+        let mut stranger = TcpStream::connect(gateway.local_addr()).await.expect("the port listens");
+        let _ = stranger.write_all(garbage).await;
+        let mut reply = Vec::new();
+        // Closed without a word, be it by a reset.
+        let _ = within("the refusal", stranger.read_to_end(&mut reply)).await;
+        assert!(reply.is_empty());
+    }
+    hears_itself(&mut peer, 5).await;
+    peer.close().await;
+    assert_eq!(call.end().await, LegEnd::Remote);
+}
+
 #[tokio::test]
 async fn what_cannot_be_configured_is_said() {
     let cases = [
-        WebRtcConfig { tcp: true, ..WebRtcConfig::default() },
         WebRtcConfig { max_sessions: 0, ..WebRtcConfig::default() },
         WebRtcConfig {
             public_ip: Some(Ipv6Addr::LOCALHOST.into()),

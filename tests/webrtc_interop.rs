@@ -68,14 +68,14 @@ async fn speak(mut leg: WebRtcLeg) {
 }
 
 /// Runs a script against a gateway of its own.
-async fn run(script: &str) {
-    let gateway = gateway(WebRtcConfig::default()).await;
+async fn run(script: &str, arguments: &[&str]) {
+    let gateway = gateway(WebRtcConfig { tcp: true, ..WebRtcConfig::default() }).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let state = WhipState { gateway, accept: Speaker, cors: Vec::new() };
     tokio::spawn(async move { axum::serve(listener, router(state)).await });
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
-    let child = Command::new(path).arg(url).stdin(Stdio::null()).kill_on_drop(true).output();
+    let child = Command::new(path).arg(url).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     // Installing aiortc may come first.
     let output = tokio::time::timeout(Duration::from_secs(300), child).await.expect("the script ends in time");
     let Output { status, stdout, stderr } = output.expect("the script can be started");
@@ -89,10 +89,15 @@ async fn run(script: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn aiortc_hears_speech_and_gets_its_text_back() {
-    run("aiortc.sh").await;
+    run("aiortc.sh", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chromium_hears_speech_and_gets_its_text_back() {
-    run("chromium_call.py").await;
+    run("chromium_call.py", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chromium_without_udp_calls_over_tcp() {
+    run("chromium_call.py", &["--tcp"]).await;
 }

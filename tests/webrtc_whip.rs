@@ -119,7 +119,7 @@ async fn a_call_is_made_trickled_to_and_deleted() {
     assert_eq!(response.status().as_u16(), 201);
     assert_eq!(header(&response, "content-type"), "application/sdp");
     assert_eq!(header(&response, "accept-patch"), "application/trickle-ice-sdpfrag");
-    assert_eq!(header(&response, "antiphon-call-id"), "c1");
+    assert_eq!(header(&response, "x-antiphon-call"), "c1");
     let link = "<turn:turn.example.net:3478>; rel=\"ice-server\"; username=\"user\"; credential=\"pa\\\"ss\"; \
         credential-type=\"password\"";
     assert_eq!(header(&response, "link"), link);

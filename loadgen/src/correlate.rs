@@ -20,6 +20,7 @@ use crate::heard::Clip;
 const RATE: u32 = 16_000;
 const WINDOW: usize = RATE as usize / 5;
 const HOP: usize = WINDOW / 2;
+const TAIL: usize = RATE as usize / 25;
 /// Drift and change of codec delay between one window and the next.
 const NEAR: isize = RATE as isize / 100;
 /// How far a window that does not fit is looked for: backwards (lost packets) and forwards (underruns).
@@ -28,6 +29,8 @@ const FAR: (isize, isize) = (-(RATE as isize) / 4, RATE as isize * 3 / 2);
 const QUIET_DB: f32 = -30.0;
 /// A window that correlates less than this is taken as misplaced and looked for further away.
 const PLACED: f32 = 0.6;
+/// One that correlates at least this well is exactly placed.
+const FIRM: f32 = 0.85;
 
 /// Time that passed between two windows of the reference in one recording but not in the other.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -58,7 +61,9 @@ pub struct Correlation {
 /// # Errors
 /// A clip has a rate that cannot be resampled.
 pub fn correlate(heard: &Clip, reference: &Clip) -> Result<Correlation, CodecError> {
-    let heard = resample(&heard.pcm, heard.rate, RATE)?;
+    let mut heard = resample(&heard.pcm, heard.rate, RATE)?;
+    // The last window is late by the delay of the codec, whose last milliseconds never come out of it.
+    heard.resize(heard.len() + TAIL, 0.0);
     let reference = resample(&reference.pcm, reference.rate, RATE)?;
     let windows = loud_windows(&reference);
     if windows.is_empty() || heard.len() < WINDOW {
@@ -68,7 +73,7 @@ pub fn correlate(heard: &Clip, reference: &Clip) -> Result<Correlation, CodecErr
     let Some(start) = first_lag(&search, &reference, &windows) else { return Ok(Correlation::default()) };
     let mut lag = start;
     let (mut sum, mut found, mut weights) = (0.0f64, 0.0f64, 0.0f64);
-    let mut shifts = Vec::new();
+    let mut firm = Vec::new();
     let mut offset = None;
     for (at, energy) in &windows {
         let Some(window) = reference.get(*at..*at + WINDOW) else { continue };
@@ -83,14 +88,10 @@ pub fn correlate(heard: &Clip, reference: &Clip) -> Result<Correlation, CodecErr
             }
         }
         if best >= PLACED {
-            let moved = place - *at as isize - lag;
-            if moved.abs() > NEAR && offset.is_some() {
-                shifts.push(Shift {
-                    at: *at as f64 / f64::from(RATE),
-                    by: moved as f64 / f64::from(RATE),
-                });
-            }
             lag = place - *at as isize;
+            if best >= FIRM {
+                firm.push((*at, lag));
+            }
             offset.get_or_insert(lag);
             found += f64::from(*energy);
         }
@@ -101,9 +102,31 @@ pub fn correlate(heard: &Clip, reference: &Clip) -> Result<Correlation, CodecErr
         value: (sum / weights.max(f64::MIN_POSITIVE)) as f32,
         found: (found / weights.max(f64::MIN_POSITIVE)) as f32,
         offset: offset.unwrap_or(start) as f64 / f64::from(RATE),
-        shifts,
+        shifts: shifts(&firm),
         windows: windows.len(),
     })
+}
+
+/// Where the lag moved for good. A window that straddles a hole, or the first one behind it, may be found a pitch
+/// period off: what counts is the middle of three on either side.
+fn shifts(firm: &[(usize, isize)]) -> Vec<Shift> {
+    let middle = |windows: &[(usize, isize)]| {
+        let mut lags: Vec<isize> = windows.iter().map(|(_, lag)| *lag).collect();
+        lags.sort_unstable();
+        lags.get(lags.len() / 2).copied()
+    };
+    let mut shifts = Vec::new();
+    let mut before = 0;
+    for n in 1..firm.len() {
+        let Some(was) = middle(&firm[before.max(n.saturating_sub(3))..n]) else { continue };
+        let Some(is) = middle(&firm[n..(n + 3).min(firm.len())]) else { continue };
+        if (firm[n].1 - was).abs() > NEAR && (is - was).abs() > NEAR {
+            let rate = f64::from(RATE);
+            shifts.push(Shift { at: firm[n].0 as f64 / rate, by: (is - was) as f64 / rate });
+            before = n;
+        }
+    }
+    shifts
 }
 
 /// Total of the inserted time.
@@ -224,4 +247,4 @@ fn first_lag(search: &Search<'_>, reference: &[f32], windows: &[(usize, f32)]) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

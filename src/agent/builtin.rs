@@ -9,7 +9,8 @@ use crate::call::handle::TurnRequest;
 use crate::call::{CallEvent, SpeakError};
 
 /// What `builtin:demo` says first.
-pub const GREETING: &str = "Hello, this is Antiphon. Type something, and I will say it. Press a key, and I will name it.";
+pub const GREETING: &str =
+    "Hello, this is Antiphon. Type something, and I will say it. Press a key, and I will name it.";
 
 /// The built-in agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

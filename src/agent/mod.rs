@@ -124,11 +124,7 @@ impl Conversation {
         let handle = self.relay.handle();
         let apology = self.agent.apology.trim();
         if !apology.is_empty() {
-            let turn = TurnRequest {
-                interrupt: true,
-                style: self.relay.style().clone(),
-                ..TurnRequest::new(apology)
-            };
+            let turn = TurnRequest { interrupt: true, style: self.relay.style().clone(), ..TurnRequest::new(apology) };
             if handle.speak(turn).await.is_ok() && handle.finish(EndReason::AgentLost).is_ok() {
                 return;
             }

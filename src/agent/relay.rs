@@ -13,9 +13,7 @@ use tokio::sync::{broadcast, mpsc};
 use super::config::Agent;
 use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
-use crate::call::{
-    CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId,
-};
+use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
 
 /// Frames that may wait in each direction of a link.
 pub const LINK_FRAMES: usize = 64;
@@ -162,7 +160,15 @@ impl Relay {
     pub async fn apply(&mut self, frame: FromAgent) -> Result<(), SpeakError> {
         match frame {
             FromAgent::Text {
-                token, last, lang, interruptible, preemptible, utterance_id, voice, instructions, seed,
+                token,
+                last,
+                lang,
+                interruptible,
+                preemptible,
+                utterance_id,
+                voice,
+                instructions,
+                seed,
             } => {
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
@@ -244,15 +250,12 @@ impl Relay {
             CallEvent::Mark { name, .. } => Some(ToAgent::Mark { name: name.clone() }),
             CallEvent::Held { held: true, .. } => Some(ToAgent::Hold {}),
             CallEvent::Held { held: false, .. } => Some(ToAgent::Resume {}),
-            CallEvent::Underrun { turn, gap } => {
-                info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64}))
-            }
+            CallEvent::Underrun { turn, gap } => info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64})),
             CallEvent::Flow { open } => Some(ToAgent::Flow { state: if *open { "resume" } else { "pause" } }),
             CallEvent::Error(description) => Some(ToAgent::Error { description: description.clone() }),
-            CallEvent::Transferred(outcome) => Some(ToAgent::Transfer {
-                accepted: outcome.is_ok(),
-                reason: outcome.as_ref().err().cloned(),
-            }),
+            CallEvent::Transferred(outcome) => {
+                Some(ToAgent::Transfer { accepted: outcome.is_ok(), reason: outcome.as_ref().err().cloned() })
+            }
             CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
         }
     }

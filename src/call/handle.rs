@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::info::{CallInfo, MediaFrame, Shared};
+use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, TurnId};
 
@@ -189,8 +189,8 @@ impl CallHandle {
     }
 
     /// Hears both directions of the call: 20 ms frames at 8 kHz. A listener that falls behind loses the oldest.
-    pub fn media_tap(&self) -> broadcast::Receiver<MediaFrame> {
-        self.shared.tap.subscribe()
+    pub fn media_tap(&self) -> MediaTap {
+        MediaTap::new(self.shared.clone())
     }
 
     /// Speaks a whole turn, after those that wait already.
@@ -357,18 +357,53 @@ impl CallHandle {
 
 /// What a handle asks of its call.
 #[derive(Debug)]
-pub(super) enum Command {
-    Speak { turn: TurnRequest, reply: oneshot::Sender<Result<TurnId, SpeakError>> },
+pub enum Command {
+    /// Speak a whole turn.
+    Speak {
+        /// The turn.
+        turn: TurnRequest,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// The next piece of a streamed turn.
     Text(TextDelta),
-    Play { request: PlayRequest, clip: Arc<[f32]>, reply: oneshot::Sender<Result<TurnId, SpeakError>> },
-    Audio { pcm: Vec<i16>, rate: u32 },
+    /// Play recorded audio.
+    Play {
+        /// How.
+        request: PlayRequest,
+        /// Mono at [`crate::audio::RATE`].
+        clip: Arc<[f32]>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// The next piece of streamed audio.
+    Audio {
+        /// Mono samples.
+        pcm: Vec<i16>,
+        /// Samples per second.
+        rate: u32,
+    },
+    /// Tell when everything queued has been sent.
     Mark(String),
+    /// Cut off and forget.
     Interrupt,
+    /// As [`Command::Interrupt`]; a media stream's word for it.
     Clear,
+    /// Decide a pending barge-in.
     ResolveBargeIn(BargeInOutcome),
+    /// Hold or resume.
     Hold(bool),
-    Transfer { to: String, attended: bool },
+    /// Hand the peer over.
+    Transfer {
+        /// To whom.
+        to: String,
+        /// Whether we speak to them first.
+        attended: bool,
+    },
+    /// Send digits.
     Digits(String),
+    /// Send text on the data channel.
     Message(String),
+    /// End when everything queued has been said.
     Finish(EndReason),
 }

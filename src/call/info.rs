@@ -94,6 +94,39 @@ pub enum TapDirection {
     Outbound,
 }
 
+/// Hears both directions of a call.
+#[derive(Debug)]
+pub struct MediaTap {
+    frames: broadcast::Receiver<MediaFrame>,
+    shared: Arc<Shared>,
+}
+
+impl MediaTap {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { frames: shared.tap.subscribe(), shared }
+    }
+
+    /// The next frame; `None` when the call is over. Frames missed because the reader was slow are counted in
+    /// [`CallInfo::tap_dropped`]. Cancel safe.
+    pub async fn recv(&mut self) -> Option<MediaFrame> {
+        loop {
+            let frame = tokio::select! {
+                biased;
+                frame = self.frames.recv() => frame,
+                _ = self.shared.wait_ended() => return None,
+            };
+            match frame {
+                Ok(frame) => return Some(frame),
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    self.shared.tap_dropped.fetch_add(missed, Relaxed);
+                    metrics::counter!("antiphon_tap_dropped_total").increment(missed);
+                }
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
 /// Text accepted and not yet spoken, counted by the handles so that refusal needs no answer from the task.
 #[derive(Debug)]
 pub(super) struct Backlog {
@@ -157,7 +190,8 @@ pub(super) struct Shared {
     pub(super) started_wall: Duration,
     pub(super) stats: Stats,
     pub(super) backlog: Backlog,
-    pub(super) events: broadcast::Sender<CallEvent>,
+    /// The task owns the sender, so that listeners end with the call.
+    events: broadcast::WeakSender<CallEvent>,
     pub(super) tap: broadcast::Sender<MediaFrame>,
     /// Frames dropped by taps that fell behind, as their readers report it.
     pub(super) tap_dropped: AtomicU64,
@@ -178,11 +212,11 @@ impl Shared {
         codec: Codec,
         started: Instant,
         started_wall: Duration,
-    ) -> Self {
+    ) -> (Self, broadcast::Sender<CallEvent>) {
         let (events, first) = broadcast::channel(EVENTS);
         let (tap, _) = broadcast::channel(TAP_FRAMES);
         let stats = Stats { codec: AtomicU8::new(codec_number(codec)), ..Stats::default() };
-        Self {
+        let shared = Self {
             meta,
             leg,
             started,
@@ -190,7 +224,7 @@ impl Shared {
             stats,
             backlog: Backlog::new(config.max_backlog_bytes),
             config,
-            events,
+            events: events.downgrade(),
             tap,
             tap_dropped: AtomicU64::new(0),
             first_listener: Mutex::new(Some(first)),
@@ -198,12 +232,22 @@ impl Shared {
             ended: Notify::new(),
             end_asked: OnceLock::new(),
             end_wanted: Notify::new(),
-        }
+        };
+        (shared, events)
     }
 
     pub(super) fn events(&self) -> broadcast::Receiver<CallEvent> {
         let first = self.first_listener.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        first.unwrap_or_else(|| self.events.subscribe())
+        if let Some(first) = first {
+            return first;
+        }
+        if let Some(events) = self.events.upgrade() {
+            return events.subscribe();
+        }
+        // Over: the end is all there is to hear.
+        let (events, late) = broadcast::channel(1);
+        let _ = events.send(CallEvent::Ended(self.ended().unwrap_or(EndReason::Failed)));
+        late
     }
 
     pub(super) fn ask_to_end(&self, reason: EndReason) {

@@ -14,9 +14,15 @@
 //! - Text waits here, not in the engine: only a few utterances of a call are with the engine at a
 //!   time, so an agent that floods one call holds its own text and nothing of the device.
 
+pub mod bench;
+mod ear;
 pub mod event;
 pub mod handle;
+mod heard;
 pub mod info;
+mod line;
+pub mod machine;
+mod meters;
 pub mod registry;
 pub mod segment;
 pub mod settings;
@@ -24,12 +30,12 @@ mod source;
 pub mod speech;
 mod task;
 
-pub use event::{BargeInOutcome, Cause, CallEvent, EndReason, Precision, TurnHow};
-pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, TextDelta, TurnRequest};
-pub use info::{CallInfo, MediaFrame, TapDirection};
+pub use event::{BargeInOutcome, CallEvent, Cause, EndReason, Heard, Precision, TurnHow};
+pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
+pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use registry::{Calls, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};
-pub use speech::{Refusal, Speech};
+pub use speech::{LineState, Refusal, Speech};
 
 use std::fmt;
 use std::sync::Arc;

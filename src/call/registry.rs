@@ -84,14 +84,15 @@ impl Calls {
         }
         let place = inner.places.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let shared = Arc::new(Shared::new(
+        let (shared, events) = Shared::new(
             meta,
             inner.config.clone(),
             leg.kind(),
             leg.format().codec,
             clock::now(),
             clock::wall(),
-        ));
+        );
+        let shared = Arc::new(shared);
         let handle = CallHandle { shared: shared.clone(), commands };
         let id = handle.id().clone();
         match inner.live.entry(id.clone()) {
@@ -105,8 +106,12 @@ impl Calls {
         inner.shards.spawn(move || async move {
             let _place = place;
             let _listed = listed;
-            CallTask::new(shared, leg, speech, inbox, all).run().await;
+            CallTask::new(shared, leg, speech, inbox, events, all).run().await;
         })?;
+        // Draining may have begun meanwhile and not have seen this call.
+        if self.is_draining() {
+            handle.hang_up(EndReason::Drained);
+        }
         Ok(handle)
     }
 
@@ -199,7 +204,6 @@ impl Drop for Listed {
         self.calls.0.live.remove(&self.shared.meta.id);
         // Only a panic or a start that failed gets here without an end.
         if self.shared.ended().is_none() {
-            let _ = self.shared.events.send(CallEvent::Ended(EndReason::Failed));
             self.shared.set_ended(EndReason::Failed, clock::now() - self.shared.started);
         }
     }

@@ -13,6 +13,8 @@
 //!   "example.com", "e.g. this" go on. So the cut waits for the next word to begin, which costs one token.
 //! - The first part of a streamed turn may end at a comma: somebody listens to silence. Later parts are
 //!   synthesised while earlier ones sound, so they wait for sentences, which sound better.
+//! - A writer who pauses behind a full stop has probably finished the sentence; the owner of time says when
+//!   ([`Segmenter::settle`]).
 //! - Very short sentences after the first join the next: voices do badly on single words.
 
 use serde::{Deserialize, Serialize};
@@ -72,16 +74,22 @@ impl Segmenter {
         self.first = true;
     }
 
-    /// Forgets the unfinished rest of a turn.
-    pub fn clear(&mut self) {
-        self.pending.clear();
-        self.cleaner = Cleaner::default();
-        self.first = true;
+    /// Whether what waits looks like the end of a sentence, so that only the next word is missing to be
+    /// certain of it.
+    pub fn is_probably_complete(&self) -> bool {
+        let text = self.pending.trim_end().trim_end_matches(is_closer);
+        let Some(last) = text.chars().next_back().filter(|c| is_terminator(*c)) else { return false };
+        let before = &text[..text.len() - last.len_utf8()];
+        // A number may go on behind its point, and a shortened word always does.
+        let chars = before.char_indices().collect::<Vec<_>>();
+        last != '.' || !(before.ends_with(|c: char| c.is_ascii_digit()) || is_abbreviation(&chars))
     }
 
-    /// Whether text waits for its boundary.
-    pub fn is_empty(&self) -> bool {
-        self.pending.trim().is_empty()
+    /// The writer pauses: what is probably complete counts as complete and is appended to `out`.
+    pub fn settle(&mut self, out: &mut Vec<String>) {
+        if self.is_probably_complete() && emit(&std::mem::take(&mut self.pending), out) {
+            self.first = false;
+        }
     }
 
     fn cut(&mut self, early: bool, out: &mut Vec<String>) {

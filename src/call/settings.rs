@@ -27,6 +27,8 @@ pub struct CallConfig {
     pub max_clip_s: u64,
     /// Folder from which `play` may read; none: only `data:` sources.
     pub media_dir: Option<PathBuf>,
+    /// How long a drain lets turns end.
+    pub drain_grace_s: u64,
     /// How the caller may interrupt.
     pub barge_in: BargeIn,
     /// When the caller counts as speaking.
@@ -47,6 +49,7 @@ impl Default for CallConfig {
             max_backlog_entries: 256,
             max_clip_s: 300,
             media_dir: None,
+            drain_grace_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),
             segment: super::segment::SegmentConfig::default(),

@@ -111,7 +111,7 @@ mod tests {
     fn files_are_mixed_to_mono_and_resampled() {
         for rate in [8_000, 16_000, 24_000, 44_100, 48_000] {
             let pcm = decode(&wav(rate, 2), 10).unwrap();
-            assert_eq!(pcm.len(), 48_000, "{rate}");
+            assert!(pcm.len().abs_diff(48_000) <= 1, "{rate}: {}", pcm.len());
             let peak = pcm[4_800..43_200].iter().fold(0f32, |peak, s| peak.max(s.abs()));
             assert!((0.23..0.26).contains(&peak), "{rate}: {peak}");
         }

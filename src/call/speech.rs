@@ -37,6 +37,27 @@ pub enum LineState {
     Held,
     /// Playing goes on.
     Resumed,
+    /// What was made and not yet heard was dropped.
+    Interrupted,
     /// Nobody listens any more.
     Closed,
+}
+
+impl Speech for crate::synth::device::Engine {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        crate::synth::device::Engine::submit(self, utterance, sink)
+            .map_err(|refused| Refusal { retry_after: refused.retry_after, reason: refused.reason.to_string() })
+    }
+
+    fn note(&self, line: LineId, note: LineState) {
+        use crate::synth::device::LineNote;
+        let note = match note {
+            LineState::Anchored { at } => LineNote::Anchored { at },
+            LineState::Held => LineNote::Held,
+            LineState::Resumed => LineNote::Resumed,
+            LineState::Interrupted => LineNote::Interrupted,
+            LineState::Closed => LineNote::Closed,
+        };
+        crate::synth::device::Engine::note(self, line, note);
+    }
 }

@@ -27,8 +27,18 @@ const PREFIX: &str = "ANTIPHON_";
 pub struct Config {
     /// HTTP and WebSocket.
     pub http: Http,
+    /// Browser calls.
+    pub webrtc: crate::webrtc::WebRtcConfig,
+    /// Telephone calls.
+    pub sip: crate::sip::SipConfig,
+    /// Ports of telephone media.
+    pub rtp: crate::sip::RtpConfig,
+    /// How calls behave.
+    pub call: crate::call::CallConfig,
     /// Voices.
     pub engine: Engine,
+    /// How live and batch work share a device.
+    pub scheduler: crate::sched::Config,
     /// Who supplies the text, by name.
     pub agent: BTreeMap<String, Agent>,
     /// Logs and traces.
@@ -140,6 +150,7 @@ impl Config {
                 ));
             }
         }
+        self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
@@ -263,5 +274,13 @@ mod tests {
         let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
         assert!(error.message.contains("[agent.x]"), "{error}");
         assert!(load("[agent.x]\nurl = \"builtin:silent\"\n", &[]).is_ok());
+    }
+
+    /// The shipped file documents the defaults; a key that changed in the code only would mislead.
+    #[test]
+    fn the_shipped_file_is_the_defaults() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/gateway.toml");
+        let shipped = Config::load(Some(&path), []).expect("valid");
+        assert_eq!(format!("{shipped:#?}"), format!("{:#?}", Config::default()));
     }
 }

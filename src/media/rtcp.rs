@@ -165,7 +165,8 @@ impl Rtcp {
             None => Box::new(ReceiverReport { ssrc: self.ssrc, reports, profile_extensions: Bytes::new() }),
         };
         let cname = SourceDescriptionItem { sdes_type: SdesType::SdesCname, text: self.cname.clone().into() };
-        let names = SourceDescription { chunks: vec![SourceDescriptionChunk { source: self.ssrc, items: vec![cname] }] };
+        let names =
+            SourceDescription { chunks: vec![SourceDescriptionChunk { source: self.ssrc, items: vec![cname] }] };
         let mut packets: Vec<Box<dyn Packet>> = vec![first, Box::new(names)];
         if let Some(bye) = bye {
             packets.push(Box::new(bye));
@@ -266,9 +267,9 @@ impl Reception {
         self.received_before = self.received;
         let lost_now = expected_now.saturating_sub(received_now);
         let fraction = (u64::from(lost_now) << 8).checked_div(u64::from(expected_now)).unwrap_or(0);
-        let (last_sender_report, delay) = self.last_sender_report.map_or((0, 0), |(ntp, at)| {
-            (ntp, ticks(now.saturating_duration_since(at), 1 << 16))
-        });
+        let (last_sender_report, delay) = self
+            .last_sender_report
+            .map_or((0, 0), |(ntp, at)| (ntp, ticks(now.saturating_duration_since(at), 1 << 16)));
         ReceptionReport {
             ssrc: self.ssrc,
             fraction_lost: u8::try_from(fraction).unwrap_or(u8::MAX),

@@ -44,8 +44,10 @@ use crate::clock;
 const MAX_DATAGRAM: usize = 2_048;
 /// Datagrams taken at a wake, so that a flood on one call leaves time to the others of its shard.
 const BURST: usize = 32;
-/// How long the peer may take to answer a hold or transfer.
+/// How long the peer may take to answer a hold or a blind transfer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for an attended transfer, in which somebody else's telephone rings first.
+const LONG_PATIENCE: Duration = Duration::from_secs(90);
 
 /// From the session task to the leg.
 #[derive(Debug)]
@@ -398,7 +400,11 @@ impl SipLeg {
 
     /// Asks the session task for something and waits, taking its signals meanwhile: it may need room in
     /// that channel to get to the answer.
-    async fn ask(&mut self, control: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Control) -> Result<(), String> {
+    async fn ask(
+        &mut self,
+        patience: Duration,
+        control: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Control,
+    ) -> Result<(), String> {
         const OVER: &str = "the call is over";
         if self.over.is_some() {
             return Err(OVER.to_owned());
@@ -406,7 +412,7 @@ impl SipLeg {
         let (reply, mut answer) = oneshot::channel();
         // overflow: refused
         self.controls.try_send(control(reply)).map_err(|_| "an earlier request is still under way".to_owned())?;
-        let limit = tokio::time::Instant::from_std(clock::now() + PATIENCE);
+        let limit = tokio::time::Instant::from_std(clock::now() + patience);
         loop {
             tokio::select! {
                 biased;
@@ -429,8 +435,7 @@ impl MediaLeg for SipLeg {
 
     async fn attach(&mut self) -> io::Result<()> {
         let Some(ports) = self.ports.take() else { return Ok(()) };
-        let sockets =
-            Sockets { rtp: UdpSocket::from_std(ports.rtp)?, rtcp: UdpSocket::from_std(ports.rtcp)? };
+        let sockets = Sockets { rtp: UdpSocket::from_std(ports.rtp)?, rtcp: UdpSocket::from_std(ports.rtcp)? };
         // A try_send before the runtime has seen the socket once would report it full.
         sockets.rtp.writable().await?;
         sockets.rtcp.writable().await?;
@@ -536,12 +541,13 @@ impl MediaLeg for SipLeg {
     }
 
     async fn hold(&mut self, hold: bool) -> Result<(), String> {
-        self.ask(|reply| Control::Hold(hold, reply)).await
+        self.ask(PATIENCE, |reply| Control::Hold(hold, reply)).await
     }
 
     async fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String> {
         let to = to.to_owned();
-        self.ask(|reply| Control::Transfer { to, attended, reply }).await
+        let patience = if attended { LONG_PATIENCE } else { PATIENCE };
+        self.ask(patience, |reply| Control::Transfer { to, attended, reply }).await
     }
 }
 

@@ -100,6 +100,8 @@ pub struct Parts {
     pub arrivals: mpsc::Receiver<Arrival>,
     /// The peer's view of what we send.
     pub reports: watch::Receiver<Option<PeerReport>>,
+    /// Whether the offer has a section for data channels, so that `agent` may still open.
+    pub channels: bool,
 }
 
 /// A browser call's media. Dropping it ends the session.
@@ -119,6 +121,8 @@ pub struct WebRtcLeg {
     reports_over: bool,
     remote: Option<Arc<dyn TrackRemote>>,
     channel: Option<Arc<dyn DataChannel>>,
+    /// The channel has not opened yet, but may: what is said meanwhile waits for it.
+    awaited: bool,
     outbox: Outbox,
     closed: bool,
 }
@@ -143,6 +147,7 @@ impl WebRtcLeg {
             reports_over: false,
             remote: None,
             channel: None,
+            awaited: parts.channels,
             outbox: Outbox::default(),
             closed: false,
         }
@@ -236,10 +241,8 @@ impl MediaLeg for WebRtcLeg {
     }
 
     fn send_message(&mut self, text: &str) -> bool {
-        match &self.channel {
-            Some(channel) => self.outbox.push(channel, text),
-            None => false,
-        }
+        let over = self.progress.borrow().ended().is_some();
+        !over && (self.awaited || self.channel.is_some()) && self.outbox.push(self.channel.as_ref(), text)
     }
 
     async fn recv(&mut self) -> LegEvent {
@@ -263,10 +266,10 @@ impl MediaLeg for WebRtcLeg {
                 },
                 arrival = self.arrivals.recv(), if !self.arrivals_over => {
                     match arrival {
-                        // The newest wins: a peer that renegotiates means its new track.
+                        // The newest wins: a peer that opens another means that one.
                         Some(Arrival::Track(track)) => self.remote = Some(track),
                         Some(Arrival::Channel(channel)) => {
-                            self.outbox.clear();
+                            self.awaited = false;
                             self.channel = Some(channel);
                         }
                         None => self.arrivals_over = true,
@@ -335,7 +338,7 @@ async fn next_of_channel(channel: Option<&dyn DataChannel>) -> Option<DataChanne
 /// A text on its way into the data channel.
 type Sending = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-/// Texts waiting for room in the data channel, oldest first.
+/// Texts waiting for the data channel to open or to have room, oldest first.
 #[derive(Default)]
 struct Outbox {
     waiting: VecDeque<String>,
@@ -349,14 +352,14 @@ const OUTBOX_BYTES: usize = 256 * 1024;
 
 impl Outbox {
     // overflow: refused
-    fn push(&mut self, channel: &Arc<dyn DataChannel>, text: &str) -> bool {
+    fn push(&mut self, channel: Option<&Arc<dyn DataChannel>>, text: &str) -> bool {
         if self.waiting.len() >= OUTBOX_MESSAGES || self.bytes + text.len() > OUTBOX_BYTES {
             return false;
         }
         self.bytes += text.len();
         self.waiting.push_back(text.to_owned());
         // Usually it goes at once; `recv` finishes what cannot.
-        let _ = self.poll(Some(channel), &mut Context::from_waker(Waker::noop()));
+        let _ = self.poll(channel, &mut Context::from_waker(Waker::noop()));
         true
     }
 

@@ -89,7 +89,7 @@ const FRAGMENT: &str = "application/trickle-ice-sdpfrag";
 const ACCEPT_PATCH: HeaderName = HeaderName::from_static("accept-patch");
 const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
 /// Names the call, for the routes below `/v1/calls`.
-const CALL_ID: HeaderName = HeaderName::from_static("antiphon-call-id");
+const CALL_ID: HeaderName = HeaderName::from_static("x-antiphon-call");
 
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origin = match origins {

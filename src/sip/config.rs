@@ -12,8 +12,6 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::media::leg::Codec;
-
 /// `[sip]`: where the gateway listens and whom it hears.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -170,13 +168,13 @@ pub enum CodecName {
     Pcma,
 }
 
-impl From<CodecName> for Codec {
-    fn from(name: CodecName) -> Codec {
-        match name {
-            CodecName::Opus => Codec::Opus,
-            CodecName::G722 => Codec::G722,
-            CodecName::Pcmu => Codec::Pcmu,
-            CodecName::Pcma => Codec::Pcma,
+impl CodecName {
+    pub(super) fn codec(self) -> sdp::Codec {
+        match self {
+            CodecName::Opus => sdp::Codec::Opus,
+            CodecName::G722 => sdp::Codec::G722,
+            CodecName::Pcmu => sdp::Codec::Pcmu,
+            CodecName::Pcma => sdp::Codec::Pcma,
         }
     }
 }

@@ -1,18 +1,28 @@
 //! Telephone signalling: one SIP endpoint, its listeners, trunks, calls in and calls out.
 
+mod auth;
+mod body;
+mod challenge;
 pub mod config;
 mod endpoint;
 mod inbound;
+mod limits;
+mod listen;
 mod outbound;
+mod refer;
 mod screen;
+mod session;
+mod tls;
+mod trunk;
 
 use thiserror::Error;
 
 pub use self::{
     config::{CodecName, Network, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
-    endpoint::{Endpoint, TrunkStatus},
+    endpoint::Endpoint,
     inbound::IncomingCall,
     outbound::DialRequest,
+    trunk::TrunkStatus,
 };
 
 /// Why the endpoint could not do something.

@@ -144,6 +144,9 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
         return headers.refuse(method, 501, "Not Implemented", from, agent);
     }
     let scheme = uri.split(':').next().unwrap_or_default();
+    if !scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) {
+        return headers.refuse(method, 400, "Malformed Request-URI", from, agent);
+    }
     if !["sip", "sips", "tel"].iter().any(|s| scheme.eq_ignore_ascii_case(s)) {
         return headers.refuse(method, 416, "Unsupported URI Scheme", from, agent);
     }
@@ -241,6 +244,12 @@ impl<'a> Headers<'a> {
         }
         if self.all("Max-Forwards").any(|v| v.parse::<u8>().is_err()) {
             return Err("Malformed Max-Forwards");
+        }
+        let mut lengths = self.all("Content-Length");
+        if let Some(first) = lengths.next()
+            && lengths.any(|other| other != first)
+        {
+            return Err("Two Different Content-Length");
         }
         if self.all("Content-Length").any(|v| v.parse::<usize>().ok().is_none_or(|n| n > body)) {
             return Err("Content-Length Does Not Match");

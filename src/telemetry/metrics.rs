@@ -11,9 +11,7 @@ const FIRST_AUDIO: &[f64] =
 /// Requests last as long as what they say.
 const REQUEST: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 /// Device steps and pacing: from tens of microseconds to a frame and beyond.
-const FINE: &[f64] = &[
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5,
-];
+const FINE: &[f64] = &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5];
 /// Slack may be spent: negative is a gap that the listener hears.
 const SLACK: &[f64] = &[-1.0, -0.1, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Gaps, from one frame to seconds.
@@ -60,7 +58,11 @@ fn describe() {
     describe_gauge!("antiphon_scheduler_queue_depth", "Utterances that wait for the device, by class");
     describe_counter!("antiphon_preemptions_total", "Batch utterances that gave way to live ones");
     describe_histogram!("antiphon_step_seconds", Unit::Seconds, "Device time of one step, by stage");
-    describe_histogram!("antiphon_slack_seconds", Unit::Seconds, "Time left until a listener hears a gap, at each step");
+    describe_histogram!(
+        "antiphon_slack_seconds",
+        Unit::Seconds,
+        "Time left until a listener hears a gap, at each step"
+    );
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");

@@ -5,8 +5,8 @@
 //!
 //! # Why
 //! - Activations of the two-dimensional front are `[band, channel, time]`: candle's `conv2d` has one stride for
-//!   both axes and the front strides bands only, so each output band is a one-dimensional convolution over the
-//!   three input bands it sees. Bands are computed one at a time, which also keeps the working set small.
+//!   both axes and the front strides bands only, so each output band is computed from the three input bands it
+//!   sees: one product for each of the three taps in time, without a copy of the input for each tap.
 //! - The last pooling window is divided by 100 though it holds fewer frames ([`Pooling::Fixed`]): the runtime that
 //!   the checkpoint was trained and is used with did so. See [`Pooling`].
 
@@ -140,8 +140,8 @@ impl CamPlus {
 
 /// A 3x3 or 1x1 convolution over `[band, channel, time]`, stride in bands only.
 struct Conv2d {
-    /// One-dimensional kernel `[out, bands * in, time]`: the bands it sees, stacked.
-    kernel: Tensor,
+    /// For each tap in time `[out, bands * in]`: the bands it sees, stacked.
+    taps: Vec<Tensor>,
     bias: Tensor,
     bands: usize,
     stride: usize,
@@ -149,14 +149,17 @@ struct Conv2d {
 
 impl Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (height, _, _) = x.dims3()?;
-        let pad = self.bands / 2;
-        let padded = x.pad_with_zeros(0, pad, pad)?;
+        let (height, _, frames) = x.dims3()?;
+        let around = (self.taps.len() / 2, self.bands / 2);
+        let padded = x.pad_with_zeros(0, around.1, around.1)?.pad_with_zeros(2, around.0, around.0)?;
         let rows: Result<Vec<Tensor>> = (0..(height - 1) / self.stride + 1)
             .map(|row| {
-                let seen = padded.narrow(0, row * self.stride, self.bands)?.flatten(0, 1)?.unsqueeze(0)?;
-                let width = self.kernel.dim(2)?;
-                seen.conv1d(&self.kernel, width / 2, 1, 1, 1)?.broadcast_add(&self.bias)
+                let seen = padded.narrow(0, row * self.stride, self.bands)?.flatten(0, 1)?;
+                let mut sum = self.bias.clone();
+                for (tap, kernel) in self.taps.iter().enumerate() {
+                    sum = kernel.matmul(&seen.narrow(1, tap, frames)?)?.broadcast_add(&sum)?;
+                }
+                sum.unsqueeze(0)
             })
             .collect();
         Tensor::cat(&rows?, 0)
@@ -327,8 +330,7 @@ impl Plan {
                 let first = conv2d(&mut b, model, &path(block, "conv1"), channels, channels, 3);
                 let second = conv2d(&mut b, model, &path(block, "conv2"), channels, channels, 3);
                 let shortcut = path(block, "shortcut/shortcut.0");
-                let shortcut =
-                    model.has(&shortcut).then(|| conv2d(&mut b, model, &shortcut, channels, channels, 1));
+                let shortcut = model.has(&shortcut).then(|| conv2d(&mut b, model, &shortcut, channels, channels, 1));
                 if shortcut.as_ref().map_or(1, |s| s.stride) != first.stride {
                     b.complain(format!("`{}` strides unlike its shortcut", path(block, "conv1")));
                 }
@@ -433,12 +435,13 @@ fn norm(b: &mut Binder<'_>, node: &str, width: Option<usize>) -> NormPlan {
 
 impl Conv2dPlan {
     fn load(&self, model: &Model) -> Result<Conv2d> {
-        // [out, in, band, time] -> [out, band * in, time]
+        // [out, in, band, time] -> for each time [out, band * in]
         let kernel = model.tensor(&self.kernel)?;
-        let bands = kernel.dim(2)?;
+        let (bands, width) = (kernel.dim(2)?, kernel.dim(3)?);
         let kernel = kernel.transpose(1, 2)?.contiguous()?.flatten(1, 2)?;
-        let bias = model.tensor(&self.bias)?.reshape((1, (), 1))?;
-        Ok(Conv2d { kernel, bias, bands, stride: self.stride })
+        let taps = (0..width).map(|tap| kernel.narrow(2, tap, 1)?.squeeze(2)?.contiguous()).collect::<Result<_>>()?;
+        let bias = model.tensor(&self.bias)?.unsqueeze(1)?;
+        Ok(Conv2d { taps, bias, bands, stride: self.stride })
     }
 }
 

@@ -436,6 +436,19 @@ mod tests {
     }
 
     #[test]
+    fn the_tables_of_a_real_header_are_counted() {
+        let file = include_bytes!("../../tests/voice/vorbis.ogg");
+        let source = MediaSourceStream::new(Box::new(Cursor::new(file)), Default::default());
+        let probe = symphonia::default::get_probe();
+        let format = probe.probe(&Hint::new(), source, FormatOptions::default(), MetadataOptions::default());
+        let format = format.expect("an ogg file");
+        let track = format.default_track(TrackType::Audio).expect("a track");
+        let params = track.codec_params.as_ref().and_then(|p| p.audio()).expect("of audio");
+        let bytes = codebook_bytes(params.extra_data.as_deref().expect("with a header"));
+        assert!((1_000..16 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
     fn many_large_codebooks_add_up() {
         let header: Vec<u8> = (0..256).flat_map(|_| codebook(32, 131_072, 0)).collect();
         assert!(codebook_bytes(&header) > MAX_CODEBOOK_BYTES);

@@ -18,8 +18,8 @@ const FRAMES: usize = 50;
 const SPEECH_RANGE_DB: f64 = 35.0;
 /// What is nearer to the floor than this is noise.
 const ABOVE_FLOOR_DB: f64 = 6.0;
-/// ... but what is nearer to the ceiling than this is speech, for recordings without any pause.
-const BELOW_TOP_DB: f64 = 15.0;
+/// A floor so near to the ceiling is no noise: the recording has no pause, and all of it is speech.
+const NO_PAUSE_DB: f64 = 10.0;
 /// Below this nothing is speech.
 const SILENCE_DBFS: f64 = -65.0;
 /// Pauses up to this many frames (300 ms) belong to speech.
@@ -54,7 +54,7 @@ pub fn activity(samples: &[f32], rate: u32) -> Option<Activity> {
     sorted.sort_by(f64::total_cmp);
     let percentile = |p: usize| sorted.get(sorted.len() * p / 100).copied();
     let (floor, top) = (percentile(10)?, percentile(95)?);
-    let over_noise = (floor + ABOVE_FLOOR_DB).min(top - BELOW_TOP_DB);
+    let over_noise = if top - floor < NO_PAUSE_DB { f64::NEG_INFINITY } else { floor + ABOVE_FLOOR_DB };
     let threshold = over_noise.max(top - SPEECH_RANGE_DB).max(SILENCE_DBFS);
 
     let mut active: Vec<bool> = levels.iter().map(|l| *l > threshold).collect();
@@ -238,11 +238,19 @@ pub fn assess(activity: &Activity, facts: &Facts<'_>) -> Quality {
         advise("quiet", format!("speech is at {level:.0} dBFS; raised to the usual level its noise comes up too"));
     }
     if let Some(snr) = snr_db.filter(|snr| *snr < 20.0) {
-        advise("noise", format!("speech is only {snr:.0} dB above the noise, which the voice will imitate; record in a quieter place or nearer to the microphone"));
+        advise(
+            "noise",
+            format!(
+                "speech is only {snr:.0} dB above the noise, which the voice will imitate; record in a quieter place or nearer to the microphone"
+            ),
+        );
     }
     if facts.rate < 16_000 {
         let rate = facts.rate;
-        advise("narrow_band", format!("{rate} samples a second is telephone quality and the voice will sound so; 24000 or more is best"));
+        advise(
+            "narrow_band",
+            format!("{rate} samples a second is telephone quality and the voice will sound so; 24000 or more is best"),
+        );
     }
     if facts.damaged_packets > 0 {
         let packets = facts.damaged_packets;
@@ -257,16 +265,36 @@ pub fn assess(activity: &Activity, facts: &Facts<'_>) -> Quality {
     }
     let expected = transcript.seconds;
     if expected > 2.0 * seconds {
-        advise("transcript_long", format!("the transcript takes about {expected:.0} s to say, the recording holds {seconds:.1} s of speech; does it contain words that are not spoken?"));
+        advise(
+            "transcript_long",
+            format!(
+                "the transcript takes about {expected:.0} s to say, the recording holds {seconds:.1} s of speech; does it contain words that are not spoken?"
+            ),
+        );
     } else if expected * 2.2 < seconds {
-        advise("transcript_short", format!("the transcript takes about {expected:.0} s to say, the recording holds {seconds:.1} s of speech; are words missing from it?"));
+        advise(
+            "transcript_short",
+            format!(
+                "the transcript takes about {expected:.0} s to say, the recording holds {seconds:.1} s of speech; are words missing from it?"
+            ),
+        );
     }
     if facts.cut_seconds > 0.0 {
         let cut = facts.cut_seconds;
-        advise("cut", format!("{cut:.2} s at the end were cut off to align the prompt; check that the transcript's last word is still there, or record with a second of silence before and after"));
+        advise(
+            "cut",
+            format!(
+                "{cut:.2} s at the end were cut off to align the prompt; check that the transcript's last word is still there, or record with a second of silence before and after"
+            ),
+        );
     } else if facts.first_hop.0 > facts.first_hop.1 {
         let (have, best) = facts.first_hop;
-        advise("alignment", format!("the first sound takes {have} tokens instead of {best}; a second of silence before and after the speech would allow fewer"));
+        advise(
+            "alignment",
+            format!(
+                "the first sound takes {have} tokens instead of {best}; a second of silence before and after the speech would allow fewer"
+            ),
+        );
     }
     Quality {
         speech_seconds: seconds,
@@ -325,12 +353,14 @@ mod tests {
 
     #[test]
     fn noise_is_measured_and_a_click_is_no_speech() {
-        let found =
-            activity(&tone(&[(0.5, 0.002), (0.03, 0.5), (1.0, 0.002), (2.0, 0.2), (1.0, 0.002)]), RATE).expect("speech");
+        let found = activity(&tone(&[(0.5, 0.002), (0.03, 0.5), (1.0, 0.002), (2.0, 0.2), (1.0, 0.002)]), RATE)
+            .expect("speech");
         assert!(found.span.start >= 24_000, "{:?}", found.span);
-        assert!(activity(&tone(&[(1.0, 0.002), (3.0, 0.2), (1.0, 0.002)]), RATE)
-            .and_then(|a| a.noise_dbfs)
-            .is_some_and(|n| (n + 57.0).abs() < 1.0));
+        assert!(
+            activity(&tone(&[(1.0, 0.002), (3.0, 0.2), (1.0, 0.002)]), RATE)
+                .and_then(|a| a.noise_dbfs)
+                .is_some_and(|n| (n + 57.0).abs() < 1.0)
+        );
     }
 
     #[test]

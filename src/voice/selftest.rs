@@ -137,12 +137,7 @@ fn compare_frontend(reference: &Reference<'_>, report: &mut Report) -> Result<()
     let wave = |name: &str| reference.f32(name).map(|(_, values)| values);
     if let Some(wav) = wave("wav_24k") {
         report.compare(reference, "wav_16k", &resample(&wav, 24_000, 16_000), 1e-5);
-        report.compare(
-            reference,
-            "wav_44k1_as_24k",
-            &resample(&wav[..wav.len().min(20_000)], 44_100, 24_000),
-            1e-5,
-        );
+        report.compare(reference, "wav_44k1_as_24k", &resample(&wav[..wav.len().min(20_000)], 44_100, 24_000), 1e-5);
         report.compare(reference, "mel80", &features::prompt_mel(&wav)?.transposed().data, 1e-4);
     }
     let filters = [("mel80_filters", features::MEL_RATE), ("whisper_filters", features::SPEECH_RATE)];
@@ -173,9 +168,8 @@ fn compare_resampling(reference: &Reference<'_>, report: &mut Report) -> Result<
     if let Some((shape, stereo)) = reference.i16("resample.wave_44k1_stereo_i16")
         && let [channels, length] = shape[..]
     {
-        let mono: Vec<f32> = (0..length)
-            .map(|t| (0..channels).map(|c| stereo[c * length + t]).sum::<f32>() / channels as f32)
-            .collect();
+        let mono: Vec<f32> =
+            (0..length).map(|t| (0..channels).map(|c| stereo[c * length + t]).sum::<f32>() / channels as f32).collect();
         for (name, rate) in [("resample.wave_16k", 16_000), ("resample.wave_24k", 24_000)] {
             report.compare(reference, name, &resample(&mono, 44_100, rate), 1e-5);
         }
@@ -240,8 +234,7 @@ fn compare_tokens(
 ) -> Result<(), SelftestError> {
     use speech_tokenizer::Probe;
     let Some(mel) = reference.matrix(&format!("{case}.logmel")) else { return Ok(()) };
-    let probes =
-        [("tok_subsample", Probe::Subsampled), ("tok_block0", Probe::Block0), ("tok_proj", Probe::Projection)];
+    let probes = [("tok_subsample", Probe::Subsampled), ("tok_block0", Probe::Block0), ("tok_proj", Probe::Projection)];
     for (part, probe) in probes {
         let name = format!("{case}.{part}");
         if reference.has(&name) {
@@ -289,7 +282,13 @@ impl Report {
         self.compare_as(reference, name, name, ours, |_, _| tolerance);
     }
 
-    fn compare_by(&mut self, reference: &Reference<'_>, name: &str, ours: &[f32], tolerance: impl Fn(usize, f32) -> f64) {
+    fn compare_by(
+        &mut self,
+        reference: &Reference<'_>,
+        name: &str,
+        ours: &[f32],
+        tolerance: impl Fn(usize, f32) -> f64,
+    ) {
         self.compare_as(reference, name, name, ours, tolerance);
     }
 
@@ -347,10 +346,7 @@ impl Report {
 struct Reference<'a>(SafeTensors<'a>);
 
 impl Reference<'_> {
-    fn with<T>(
-        path: &Path,
-        then: impl FnOnce(&Reference<'_>) -> Result<T, SelftestError>,
-    ) -> Result<T, SelftestError> {
+    fn with<T>(path: &Path, then: impl FnOnce(&Reference<'_>) -> Result<T, SelftestError>) -> Result<T, SelftestError> {
         let failed = |reason: String| SelftestError::File { path: path.to_owned(), reason };
         let bytes = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
         then(&Reference(SafeTensors::deserialize(&bytes).map_err(|e| failed(e.to_string()))?))

@@ -18,7 +18,7 @@ pub struct WebRtcConfig {
     pub public_ip: Option<IpAddr>,
     /// STUN and TURN servers that browsers are told about.
     pub ice_servers: Vec<IceServer>,
-    /// ICE over TCP. Not there yet: `true` is refused.
+    /// Whether the same port number also listens for ICE over TCP, for browsers that may send no UDP.
     pub tcp: bool,
     /// Sessions at the same time; more are refused with 503.
     pub max_sessions: usize,

@@ -152,15 +152,21 @@ impl<T> Demux<T> {
         self.sessions.get(&key).map(|session| (key, &session.sink)).ok_or(Dropped::NoSession)
     }
 
+    /// Whose connectivity check `datagram` is, proved by its password; for transports that have no source to bind.
+    pub(super) fn claim(&self, datagram: &[u8]) -> Result<&T, Dropped> {
+        let message = Message::parse(datagram).ok_or(Dropped::Malformed)?;
+        let (key, fragment) = self.named(&message)?;
+        self.verify(key, fragment, &message)?;
+        self.sessions.get(&key).map(|session| &session.sink).ok_or(Dropped::NoSession)
+    }
+
     fn route_stun(&mut self, source: SocketAddr, datagram: &[u8]) -> Result<Key, Dropped> {
         let message = Message::parse(datagram).ok_or(Dropped::Malformed)?;
         match message.class {
             Class::Indication => self.addresses.get(&source).copied().ok_or(Dropped::Stranger),
             Class::Response => self.transactions.get(&message.transaction).copied().ok_or(Dropped::Stranger),
             Class::Request => {
-                let username = message.username.ok_or(Dropped::Malformed)?;
-                let (fragment, _) = username.split_once(':').ok_or(Dropped::Malformed)?;
-                let key = *self.fragments.get(fragment).ok_or(Dropped::NoSession)?;
+                let (key, fragment) = self.named(&message)?;
                 // An address already bound saves the computation: the agent behind checks every message itself.
                 if self.addresses.get(&source) != Some(&key) {
                     self.verify(key, fragment, &message)?;
@@ -169,6 +175,15 @@ impl<T> Demux<T> {
                 Ok(key)
             }
         }
+    }
+
+    /// The session that a request names, and our fragment in it.
+    fn named<'a>(&self, message: &Message<'a>) -> Result<(Key, &'a str), Dropped> {
+        if message.class != Class::Request {
+            return Err(Dropped::Malformed);
+        }
+        let (fragment, _) = message.username.and_then(|name| name.split_once(':')).ok_or(Dropped::Malformed)?;
+        self.fragments.get(fragment).map(|key| (*key, fragment)).ok_or(Dropped::NoSession)
     }
 
     fn verify(&self, key: Key, fragment: &str, message: &Message<'_>) -> Result<(), Dropped> {

@@ -116,10 +116,6 @@ impl Gateway {
     /// # Errors
     /// The port is taken, or the configuration asks for what is not there.
     pub async fn start(config: WebRtcConfig) -> Result<Self, WebRtcError> {
-        if config.tcp {
-            let message = "[webrtc] tcp = true: ICE over TCP is not available yet; set it to false";
-            return Err(WebRtcError::Config(message.to_owned()));
-        }
         if config.max_sessions == 0 || config.connect_timeout_s == 0 {
             let message = "[webrtc] max_sessions and connect_timeout_s must be at least 1";
             return Err(WebRtcError::Config(message.to_owned()));
@@ -134,12 +130,12 @@ impl Gateway {
         let crypto = default_provider().map_err(|error| Error::Crypto(error.to_string()))?;
         let certificate = certificate(&*crypto)?;
         let bind = |source| WebRtcError::Bind { port: config.bind_port, source };
-        let port = Port::bind(address, crypto.clone()).map_err(bind)?;
+        let port = Port::bind(address, config.tcp, crypto.clone()).map_err(bind)?;
         let local = port.local_addr();
         let advertised = advertised(local, config.public_ip).map_err(bind)?;
         tracing::info!(%local, ?advertised, "WebRTC port open");
         Ok(Self(Arc::new(Inner {
-            common: Common { crypto, certificate, local, advertised },
+            common: Common { crypto, certificate, local, advertised, tcp: config.tcp },
             port,
             runtime: Handle::current(),
             room: Arc::new(Semaphore::new(config.max_sessions)),
@@ -188,7 +184,7 @@ impl Gateway {
                 negotiated.candidates = offer.candidates.len();
                 negotiated.offer = Some(offer);
                 negotiated.generation += 1;
-                let fragment = restart_answer(&local.fragment, &local.password, &local.mid, &self.0.common.advertised);
+                let fragment = restart_answer(&local.fragment, &local.password, &local.mid, self.0.common.candidates());
                 Ok(Patched::Restarted { fragment, etag: etag(id, negotiated.generation) })
             }
             _ => {

@@ -1,4 +1,4 @@
-//! Browser calls: sessions negotiated by offer and answer over one UDP port.
+//! Browser calls: sessions negotiated by offer and answer over one UDP port (and, if wanted, one TCP port).
 //!
 //! Owns sessions from offer to end, the shared port and ICE. Never sees audio: that is
 //! [`crate::media::webrtc::WebRtcLeg`], which each session yields once.
@@ -14,6 +14,7 @@ mod offer;
 mod runtime;
 mod socket;
 mod stun;
+mod tcp;
 mod trickle;
 
 use std::io;

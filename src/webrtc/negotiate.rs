@@ -74,6 +74,15 @@ pub(super) struct Common {
     pub(super) local: std::net::SocketAddr,
     /// What peers are told.
     pub(super) advertised: Vec<std::net::SocketAddr>,
+    /// Whether they are listening for TCP too.
+    pub(super) tcp: bool,
+}
+
+impl Common {
+    /// Our candidates, as lines of SDP.
+    pub(super) fn candidates(&self) -> impl Iterator<Item = String> {
+        candidate_lines(&self.advertised, self.tcp)
+    }
 }
 
 /// A connection that has been built but not negotiated.
@@ -147,6 +156,7 @@ impl Connection {
             .with_runtime(Arc::new(SessionRuntime::new(seat, driver.clone())))
             .with_handler(events.clone())
             .with_data_channel_send_buffer_limit(SEND_BYTES)
+            .with_tcp_addrs(if common.tcp { sockets.clone() } else { Vec::new() })
             .with_udp_addrs(sockets)
             .build()
             .await?;
@@ -193,7 +203,7 @@ impl Connection {
         }
         let description = self.peer.local_description().await;
         let text = description.map(|description| description.sdp).unwrap_or_default();
-        local(&text, &common.advertised)
+        local(&text, common)
     }
 
     /// Hands the stack those of `candidates` that could reach us; says how many were no candidates at all.
@@ -246,12 +256,13 @@ impl Connection {
             progress: self.progress.clone(),
             arrivals,
             reports: self.reports.clone(),
+            channels: offer.channels,
         })
     }
 }
 
 /// Reads the stack's answer and puts our addresses in.
-fn local(answer: &str, advertised: &[std::net::SocketAddr]) -> Result<Local, WebRtcError> {
+fn local(answer: &str, common: &Common) -> Result<Local, WebRtcError> {
     let mut local = Local {
         sdp: String::with_capacity(answer.len() + 128),
         fragment: String::new(),
@@ -263,7 +274,7 @@ fn local(answer: &str, advertised: &[std::net::SocketAddr]) -> Result<Local, Web
     for line in answer.lines().map(str::trim_end) {
         if let Some(section) = line.strip_prefix("m=") {
             if open {
-                push_candidates(&mut local.sdp, advertised);
+                push_candidates(&mut local.sdp, common);
             }
             sections += 1;
             // A declined section has port 0 and no transport.
@@ -283,7 +294,7 @@ fn local(answer: &str, advertised: &[std::net::SocketAddr]) -> Result<Local, Web
         local.sdp.push_str("\r\n");
     }
     if open {
-        push_candidates(&mut local.sdp, advertised);
+        push_candidates(&mut local.sdp, common);
     }
     if local.fragment.is_empty() || local.password.is_empty() {
         return Err(WebRtcError::BadOffer("the offer leaves nothing to answer: every section was declined".to_owned()));
@@ -291,8 +302,8 @@ fn local(answer: &str, advertised: &[std::net::SocketAddr]) -> Result<Local, Web
     Ok(local)
 }
 
-fn push_candidates(sdp: &mut String, advertised: &[std::net::SocketAddr]) {
-    for line in candidate_lines(advertised) {
+fn push_candidates(sdp: &mut String, common: &Common) {
+    for line in common.candidates() {
         sdp.push_str(&line);
         sdp.push_str("\r\n");
     }

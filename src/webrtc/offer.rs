@@ -23,6 +23,8 @@ pub(super) struct Offer {
     pub(super) password: String,
     /// Whether the peer asks for Opus with in-band error correction (RFC 7587 section 6.1).
     pub(super) opus_fec: bool,
+    /// Whether there is a section for data channels.
+    pub(super) channels: bool,
 }
 
 /// Remote candidates of one generation; a browser has a dozen.
@@ -42,6 +44,7 @@ impl Offer {
             fragment: String::new(),
             password: String::new(),
             opus_fec: false,
+            channels: false,
         };
         let mut audio: Option<Audio> = None;
         let mut in_audio = false;
@@ -57,6 +60,7 @@ impl Offer {
                 return Err(bad(format!("line {} of the offer is not `x=value`", number + 1)));
             }
             if let Some(section) = line.strip_prefix("m=") {
+                offer.channels |= section.starts_with("application ") && !section.starts_with("application 0 ");
                 in_audio = audio.is_none() && section.starts_with("audio ") && !section.starts_with("audio 0 ");
                 if in_audio {
                     audio = Some(Audio::default());
@@ -124,6 +128,7 @@ impl Offer {
             fragment: fragment.to_owned(),
             password: password.to_owned(),
             opus_fec: self.opus_fec,
+            channels: self.channels,
         }
     }
 }

@@ -58,12 +58,12 @@ impl Runtime for SessionRuntime {
         self.seat.socket(socket.local_addr()?)
     }
 
-    fn wrap_tcp_listener(&self, _: TcpListener) -> io::Result<Arc<dyn AsyncTcpListener>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "ICE over TCP is not offered"))
+    fn wrap_tcp_listener(&self, listener: TcpListener) -> io::Result<Arc<dyn AsyncTcpListener>> {
+        self.seat.listener(listener.local_addr()?)
     }
 
     fn connect_tcp<'a>(&'a self, _: SocketAddr) -> Boxed<'a, io::Result<Arc<dyn AsyncTcpStream>>> {
-        Box::pin(async { Err(io::Error::new(io::ErrorKind::Unsupported, "ICE over TCP is not offered")) })
+        Box::pin(async { Err(io::Error::new(io::ErrorKind::Unsupported, "the gateway only accepts ICE over TCP")) })
     }
 
     fn resolve_host<'a>(&'a self, host: &'a str) -> Boxed<'a, io::Result<Vec<SocketAddr>>> {

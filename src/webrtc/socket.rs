@@ -1,4 +1,4 @@
-//! The one UDP port of all sessions.
+//! The one UDP port of all sessions, and the TCP port beside it where that is on.
 //!
 //! Owns the socket, the task that reads it, and the queue of every session. Decides nothing: [`Demux`] does.
 //!
@@ -21,15 +21,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use ::webrtc::peer_connection::crypto::RTCCryptoProvider;
-use ::webrtc::runtime::{AsyncUdpSocket, BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use ::webrtc::runtime::{AsyncTcpListener, AsyncUdpSocket, BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use bytes::Bytes;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::demux::{Demux, Key};
-use super::stun;
+use super::{stun, tcp};
 
 /// Datagrams a session's driver may be behind: five seconds of audio. More are dropped, counted.
 const QUEUE: usize = 256;
@@ -42,6 +42,7 @@ const COALESCED: usize = 65_535;
 pub(super) struct Port {
     shared: Arc<Shared>,
     reader: JoinHandle<()>,
+    acceptor: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -55,6 +56,7 @@ struct Shared {
 struct Inbox {
     v4: mpsc::Sender<Datagram>,
     v6: mpsc::Sender<Datagram>,
+    connections: tcp::Inlet,
 }
 
 struct Datagram {
@@ -63,28 +65,23 @@ struct Datagram {
 }
 
 impl Port {
-    /// Binds `address` and starts to read.
+    /// Binds `address` and starts to read; with `tcp`, listens on the same number too.
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub(super) fn bind(address: SocketAddr, crypto: Arc<dyn RTCCryptoProvider>) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-        if address.is_ipv6() {
-            socket.set_only_v6(!address.ip().is_unspecified())?;
-        }
-        // Both are best effort: the kernel caps them at its own limits.
-        let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
-        let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        let socket = UdpSocket::from(socket);
+    pub(super) fn bind(address: SocketAddr, tcp: bool, crypto: Arc<dyn RTCCryptoProvider>) -> io::Result<Self> {
+        let (socket, listener) = bind(address, tcp)?;
         let local = socket.local_addr()?;
         let reading = tokio::net::UdpSocket::from_std(socket.try_clone()?)?;
         let state = UdpSocketState::new(UdpSockRef::from(&reading))?;
         let demux = Mutex::new(Demux::new(crypto));
         let shared = Arc::new(Shared { socket, local, demux, next: AtomicU64::new(0) });
         let reader = tokio::spawn(read(reading, state, shared.clone()));
-        Ok(Self { shared, reader })
+        let acceptor = listener.map(|listener| {
+            let shared = shared.clone();
+            tcp::accept(listener, move |check| shared.lock().claim(check).ok().map(|inbox| inbox.connections.clone()))
+        });
+        Ok(Self { shared, reader, acceptor })
     }
 
     /// Where it is bound.
@@ -98,14 +95,25 @@ impl Port {
         // overflow: drops (counted), by the reader
         let (v4, read_v4) = mpsc::channel(QUEUE);
         let (v6, read_v6) = mpsc::channel(QUEUE);
-        self.shared.lock().insert(key, Inbox { v4, v6 });
-        let queues = Mutex::new(Queues { v4: Some(read_v4), v6: Some(read_v6) });
+        // overflow: refused, by the acceptor
+        let (tcp_v4, accept_v4) = mpsc::channel(tcp::PER_SESSION);
+        let (tcp_v6, accept_v6) = mpsc::channel(tcp::PER_SESSION);
+        let places = Arc::new(Semaphore::new(tcp::PER_SESSION));
+        let connections = tcp::Inlet { v4: tcp_v4, v6: tcp_v6, places };
+        self.shared.lock().insert(key, Inbox { v4, v6, connections });
+        let queues = Mutex::new(Queues {
+            v4: Family { datagrams: Some(read_v4), connections: Some(accept_v4) },
+            v6: Family { datagrams: Some(read_v6), connections: Some(accept_v6) },
+        });
         Seat { key, shared: self.shared.clone(), queues, alert: Arc::new(Notify::new()) }
     }
 
     /// Stops reading. Sessions that are still open can send but not receive.
     pub(super) fn close(&self) {
         self.reader.abort();
+        if let Some(acceptor) = &self.acceptor {
+            acceptor.abort();
+        }
     }
 }
 
@@ -147,8 +155,20 @@ pub(super) struct Seat {
 }
 
 struct Queues {
-    v4: Option<mpsc::Receiver<Datagram>>,
-    v6: Option<mpsc::Receiver<Datagram>>,
+    v4: Family,
+    v6: Family,
+}
+
+/// What arrives for one family, until its sockets take it.
+struct Family {
+    datagrams: Option<mpsc::Receiver<Datagram>>,
+    connections: Option<mpsc::Receiver<tcp::Proved>>,
+}
+
+impl Queues {
+    fn of(&mut self, local: SocketAddr) -> &mut Family {
+        if local.is_ipv4() { &mut self.v4 } else { &mut self.v6 }
+    }
 }
 
 impl Seat {
@@ -157,7 +177,7 @@ impl Seat {
         self.shared.lock().credentials(self.key, fragment, password);
     }
 
-    /// Waits until the connection has dealt with a DTLS alert: the peer may have closed.
+    /// Waits until the connection has dealt with a DTLS alert, or a TCP connection ended: the peer may have closed.
     pub(super) async fn alerted(&self) {
         self.alert.notified().await;
     }
@@ -173,11 +193,23 @@ impl Seat {
     /// It has been taken already: a session has one of each family.
     pub(super) fn socket(&self, local: SocketAddr) -> io::Result<Arc<dyn AsyncUdpSocket>> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = if local.is_ipv4() { queues.v4.take() } else { queues.v6.take() };
+        let queue = queues.of(local).datagrams.take();
         let queue =
             queue.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "a session has one socket a family"))?;
         let inlet = Mutex::new(Inlet { queue, alerting: false });
         Ok(Arc::new(Virtual { local, key: self.key, shared: self.shared.clone(), inlet, alert: self.alert.clone() }))
+    }
+
+    /// The TCP listener that the session's agent believes it bound at `local`.
+    ///
+    /// # Errors
+    /// It has been taken already.
+    pub(super) fn listener(&self, local: SocketAddr) -> io::Result<Arc<dyn AsyncTcpListener>> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queues.of(local).connections.take();
+        let queue =
+            queue.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "a session has one listener a family"))?;
+        Ok(Arc::new(tcp::Virtual::new(local, queue, self.alert.clone())))
     }
 }
 
@@ -255,6 +287,36 @@ impl AsyncUdpSocket for Virtual {
             return Poll::Ready(Ok(1));
         }
     }
+}
+
+fn bind(address: SocketAddr, tcp: bool) -> io::Result<(UdpSocket, Option<tokio::net::TcpListener>)> {
+    // A free UDP port may be taken in TCP: then the kernel is asked for another.
+    let attempts = if tcp && address.port() == 0 { 8 } else { 1 };
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..attempts {
+        let socket = bind_udp(address)?;
+        if !tcp {
+            return Ok((socket, None));
+        }
+        match tcp::bind(socket.local_addr()?) {
+            Ok(listener) => return Ok((socket, Some(listener))),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified())?;
+    }
+    // Both are best effort: the kernel caps them at its own limits.
+    let _ = socket.set_recv_buffer_size(KERNEL_BUFFER);
+    let _ = socket.set_send_buffer_size(KERNEL_BUFFER);
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    Ok(UdpSocket::from(socket))
 }
 
 /// Reads until aborted.

@@ -57,24 +57,42 @@ impl Fragment {
 }
 
 /// The answer to a restart: our new credentials and where to send.
-pub(super) fn restart_answer(fragment: &str, password: &str, mid: &str, addresses: &[SocketAddr]) -> String {
+pub(super) fn restart_answer(
+    fragment: &str,
+    password: &str,
+    mid: &str,
+    candidates: impl Iterator<Item = String>,
+) -> String {
     let mut text =
         format!("a=ice-ufrag:{fragment}\r\na=ice-pwd:{password}\r\nm=audio 9 UDP/TLS/RTP/SAVPF 0\r\na=mid:{mid}\r\n");
-    for line in candidate_lines(addresses) {
+    for line in candidates {
         let _ = write!(text, "{line}\r\n");
     }
     text.push_str("a=end-of-candidates\r\n");
     text
 }
 
-/// Our host candidates, best first.
-pub(super) fn candidate_lines(addresses: &[SocketAddr]) -> impl Iterator<Item = String> {
-    addresses.iter().enumerate().map(|(index, address)| {
-        // RFC 8445 section 5.1.2.1: host preference 126, component 1; each address its own local preference.
-        let preference = 65_535_u32.saturating_sub(u32::try_from(index).unwrap_or(u32::MAX));
-        let priority = (126 << 24) + (preference.min(65_535) << 8) + 255;
-        format!("a=candidate:{} 1 udp {priority} {} {} typ host", index + 1, address.ip(), address.port())
+/// Our host candidates, best first: UDP, and passive TCP with `tcp`.
+pub(super) fn candidate_lines(addresses: &[SocketAddr], tcp: bool) -> impl Iterator<Item = String> {
+    let kinds = if tcp { &[Kind::Udp, Kind::Tcp][..] } else { &[Kind::Udp][..] };
+    let all = kinds.iter().flat_map(move |kind| addresses.iter().enumerate().map(move |at| (kind, at)));
+    all.enumerate().map(|(foundation, (kind, (index, address)))| {
+        // RFC 8445 section 5.1.2.1, component 1; each address has its own local preference. TCP: RFC 6544
+        // section 4.2, where passive is direction 4, in the upper three bits of the local preference.
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let (name, preference, local, end) = match kind {
+            Kind::Udp => ("udp", 126, 65_535_u32.saturating_sub(index), ""),
+            Kind::Tcp => ("tcp", 90, (4 << 13) + 8191_u32.saturating_sub(index), " tcptype passive"),
+        };
+        let priority = (preference << 24) + (local << 8) + 255;
+        let (ip, port) = (address.ip(), address.port());
+        format!("a=candidate:{} 1 {name} {priority} {ip} {port} typ host{end}", foundation + 1)
     })
+}
+
+enum Kind {
+    Udp,
+    Tcp,
 }
 
 fn bad(message: impl Into<String>) -> WebRtcError {
@@ -114,8 +132,10 @@ mod tests {
     #[test]
     fn our_candidates_have_falling_priorities() {
         let addresses = ["192.0.2.1:5".parse().expect("address"), "192.0.2.2:5".parse().expect("address")];
-        let lines: Vec<String> = candidate_lines(&addresses).collect();
+        let lines: Vec<String> = candidate_lines(&addresses, true).collect();
         assert_eq!(lines[0], "a=candidate:1 1 udp 2130706431 192.0.2.1 5 typ host");
         assert_eq!(lines[1], "a=candidate:2 1 udp 2130706175 192.0.2.2 5 typ host");
+        assert_eq!(lines[2], "a=candidate:3 1 tcp 1520435199 192.0.2.1 5 typ host tcptype passive");
+        assert_eq!(lines.len(), 4);
     }
 }

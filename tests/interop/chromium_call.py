@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calls a gateway's WHIP-style endpoint with headless Chromium and says what it heard.
 
-    chromium_call.py URL [--agent NAME] [--token TOKEN] [--audio-only]
+    chromium_call.py URL [--agent NAME] [--token TOKEN] [--audio-only] [--tcp]
 
 Needs nothing but Chromium and the standard library: a small server here hands out the page, passes its requests on
 to the gateway (so that no CORS is needed) and takes its result. Prints one JSON line. Exit status: 0 speech was heard
@@ -75,7 +75,10 @@ async function call() {
   });
   if (response.status != 201) throw new Error(response.status + ": " + await response.text());
   const session = response.headers.get("Location"), tag = response.headers.get("ETag");
-  await peer.setRemoteDescription({type: "answer", sdp: await response.text()});
+  let answer = await response.text();
+  // As if no UDP came through.
+  if (wanted.tcp) answer = answer.replace(/a=candidate:\\S+ \\d+ udp .*\\r\\n/g, "");
+  await peer.setRemoteDescription({type: "answer", sdp: answer});
   if (await until(() => peer.iceGatheringState == "complete", 5)) {
     const lines = peer.localDescription.sdp.split("\\r\\n");
     const fragment = lines.filter(line => /^a=(ice-ufrag|ice-pwd):/.test(line)).slice(0, 2)
@@ -88,6 +91,9 @@ async function call() {
   result.connected = await until(() => peer.connectionState == "connected", 15);
   await until(() => result.heard && (result.channel || wanted.audioOnly), 15);
   clearInterval(listening);
+  const stats = await peer.getStats();
+  const pair = [...stats.values()].find(entry => entry.type == "candidate-pair" && entry.nominated);
+  result.protocol = pair && stats.get(pair.localCandidateId).protocol;
   result.deleted = (await fetch(session, {method: "DELETE"})).status;
   peer.close();
 }
@@ -162,6 +168,7 @@ def main():
     parser.add_argument("--agent")
     parser.add_argument("--token")
     parser.add_argument("--audio-only", action="store_true", help="do not insist on the data channel")
+    parser.add_argument("--tcp", action="store_true", help="use no UDP; the gateway must have [webrtc] tcp = true")
     arguments = parser.parse_args()
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
@@ -169,7 +176,7 @@ def main():
         sys.exit(77)
     results = []
     server, done = serve(arguments, results)
-    wanted = json.dumps({"agent": arguments.agent, "audioOnly": arguments.audio_only})
+    wanted = json.dumps({"agent": arguments.agent, "audioOnly": arguments.audio_only, "tcp": arguments.tcp})
     page = f"http://127.0.0.1:{server.server_port}/#{urllib.parse.quote(wanted)}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = subprocess.Popen(
@@ -216,6 +223,7 @@ def main():
     result = results[0]
     print(json.dumps(result))
     good = result.get("heard") and (result.get("channel") or arguments.audio_only) and result.get("deleted") == 200
+    good = good and (not arguments.tcp or result.get("protocol") == "tcp")
     sys.exit(0 if good else 1)
 
 

@@ -12,6 +12,7 @@ use antiphon::media::webrtc::WebRtcLeg;
 use antiphon::webrtc::{Gateway, WebRtcConfig};
 use bytes::Bytes;
 use rtc::ice::mdns::MulticastDnsMode;
+use rtc::ice::network_type::NetworkType;
 use rtc::media_stream::MediaStreamTrack;
 use rtc::peer_connection::configuration::RTCOfferOptions;
 use rtc::peer_connection::configuration::media_engine::MIME_TYPE_OPUS;
@@ -26,8 +27,8 @@ use webrtc::media_stream::track_local::static_rtp::TrackLocalStaticRTP;
 use webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
 use webrtc::peer_connection::{
     MediaEngine, PeerConnection, PeerConnectionBuilder, PeerConnectionEventHandler, RTCConfigurationBuilder,
-    RTCIceGatheringState, RTCPeerConnectionIceEvent, RTCPeerConnectionState, RTCSessionDescription, Registry,
-    SettingEngineBuilder, configure_rtcp_reports,
+    RTCIceCandidateInit, RTCIceGatheringState, RTCPeerConnectionIceEvent, RTCPeerConnectionState,
+    RTCSessionDescription, Registry, SettingEngineBuilder, configure_rtcp_reports,
 };
 use webrtc::rtp_transceiver::{RTCRtpTransceiverDirection, RTCRtpTransceiverInit};
 use webrtc::runtime::TokioRuntime;
@@ -51,11 +52,14 @@ pub(crate) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
 pub(crate) enum Audio {
     SendRecv,
     RecvOnly,
+    /// As `SendRecv`, by a peer whose network lets no UDP out.
+    OverTcp,
 }
 
 pub(crate) struct Peer {
     pub(crate) connection: Arc<dyn PeerConnection>,
     pub(crate) channel: Option<Arc<dyn DataChannel>>,
+    tcp: bool,
     track: Option<(Arc<TrackLocalStaticRTP>, u32)>,
     state: watch::Receiver<RTCPeerConnectionState>,
     gathered: watch::Receiver<bool>,
@@ -106,22 +110,26 @@ impl Peer {
         let mut engine = MediaEngine::default();
         let codec = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: PEER_OPUS };
         engine.register_codec(codec, RtpCodecKind::Audio).expect("a codec");
+        let settings = SettingEngineBuilder::new().with_multicast_dns_mode(MulticastDnsMode::Disabled);
+        let (settings, udp, tcp) = match audio {
+            Audio::OverTcp => (settings.with_network_types(vec![NetworkType::Tcp4]), vec![], vec!["127.0.0.1:0"]),
+            Audio::SendRecv | Audio::RecvOnly => (settings, vec!["127.0.0.1:0"], vec![]),
+        };
         let connection = PeerConnectionBuilder::new()
             .with_configuration(RTCConfigurationBuilder::new().build())
             .with_media_engine(engine)
-            .with_setting_engine(
-                SettingEngineBuilder::new().with_multicast_dns_mode(MulticastDnsMode::Disabled).build(),
-            )
+            .with_setting_engine(settings.build())
             .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
             .with_runtime(Arc::new(TokioRuntime))
             .with_handler(Arc::new(Events { state, gathered, tracks }))
-            .with_udp_addrs(vec!["127.0.0.1:0"])
+            .with_udp_addrs(udp)
+            .with_tcp_addrs(tcp)
             .build()
             .await
             .expect("a peer");
         let connection: Arc<dyn PeerConnection> = Arc::new(connection);
         let track = match audio {
-            Audio::SendRecv => {
+            Audio::SendRecv | Audio::OverTcp => {
                 let ssrc = rand::random::<u32>();
                 let coding = RTCRtpEncodingParameters {
                     rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
@@ -152,6 +160,7 @@ impl Peer {
         Self {
             connection,
             channel,
+            tcp: audio == Audio::OverTcp,
             track,
             state: state_seen,
             gathered: gathered_seen,
@@ -188,7 +197,16 @@ impl Peer {
 
     pub(crate) async fn accept(&self, answer: &str) {
         let answer = RTCSessionDescription::answer(answer.to_owned()).expect("an answer");
+        let passive: Vec<String> =
+            answer.sdp.lines().filter(|line| line.ends_with("passive")).map(str::to_owned).collect();
         self.connection.set_remote_description(answer).await.expect("an answer that fits");
+        if self.tcp {
+            // This stack connects to candidates that it is given one by one.
+            for line in passive {
+                let candidate = RTCIceCandidateInit { candidate: line[2..].to_owned(), ..Default::default() };
+                self.connection.add_ice_candidate(candidate).await.expect("a candidate");
+            }
+        }
     }
 
     pub(crate) async fn state(&mut self, wanted: RTCPeerConnectionState) {

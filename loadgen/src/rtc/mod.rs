@@ -31,6 +31,7 @@ use webrtc::runtime::TokioRuntime;
 
 use crate::call::{Call, CallError};
 use crate::clock;
+use crate::relay::{Impairment, Relay};
 use crate::speak::Idle;
 
 /// The data channel that carries the agent's frames.
@@ -56,6 +57,8 @@ pub struct Config {
     pub opus_rate: u32,
     /// How long setting up may take.
     pub patience: Duration,
+    /// Everything between the browser and the gateway's UDP port passes through a relay that does this to it.
+    pub impairment: Option<Impairment>,
 }
 
 impl Config {
@@ -69,6 +72,7 @@ impl Config {
             idle: Idle::Continuous,
             opus_rate: 24_000,
             patience: Duration::from_secs(20),
+            impairment: None,
         }
     }
 
@@ -136,6 +140,8 @@ struct Parts {
     state: watch::Receiver<RTCPeerConnectionState>,
     tracks: mpsc::Receiver<Arc<dyn TrackRemote>>,
     session: Option<Session>,
+    /// Lives as long as the call.
+    relay: Option<Relay>,
 }
 
 /// Where DELETE goes.
@@ -194,6 +200,15 @@ async fn connect(config: Config) -> Result<Call, CallError> {
         .and_then(|l| l.to_str().ok())
         .and_then(|l| url.join(l).ok())
         .map(|url| Session { client, url, token: config.token.clone() });
+    let body = match config.impairment {
+        Some(what) => {
+            let relay = Relay::start(config.address, what, rand::random()).await?;
+            let body = through(&body, &relay)?;
+            parts.relay = Some(relay);
+            body
+        }
+        None => body,
+    };
     let answer = RTCSessionDescription::answer(body).map_err(|e| CallError::BadAnswer(e.to_string()))?;
     let applied = connection.set_remote_description(answer).await.map_err(|e| CallError::BadAnswer(e.to_string()));
     let connected = match applied {
@@ -245,7 +260,7 @@ async fn build(config: &Config) -> Result<(Parts, watch::Receiver<bool>), CallEr
     connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.map_err(failed)?;
     let channel = connection.create_data_channel(CHANNEL, None).await.map_err(failed)?;
     let parts =
-        Parts { connection: guard, track, ssrc, channel, state: state_seen, tracks: tracks_seen, session: None };
+        Parts { connection: guard, track, ssrc, channel, state: state_seen, tracks: tracks_seen, session: None, relay: None };
     Ok((parts, gathered_seen))
 }
 
@@ -261,6 +276,32 @@ async fn connected(state: &mut watch::Receiver<RTCPeerConnectionState>) -> Resul
         RTCPeerConnectionState::Connected => Ok(()),
         other => Err(CallError::WebRtc(format!("connection {other}"))),
     }
+}
+
+/// Puts the relay in the place of the gateway's first UDP candidate, and takes the others out.
+fn through(answer: &str, relay: &Relay) -> Result<String, CallError> {
+    let mut found = false;
+    let mut out = String::with_capacity(answer.len());
+    for line in answer.lines() {
+        let Some(candidate) = line.strip_prefix("a=candidate:") else {
+            out.push_str(line);
+            out.push_str("\r\n");
+            continue;
+        };
+        let mut fields: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
+        let address = match &fields[..] {
+            [_, _, protocol, _, ip, port, ..] if protocol.eq_ignore_ascii_case("udp") => format!("{ip}:{port}").parse().ok(),
+            _ => None,
+        };
+        if let (Some(address), false) = (address, found) {
+            found = true;
+            relay.set_remote(Some(address), None);
+            fields[4] = relay.inner()[0].ip().to_string();
+            fields[5] = relay.inner()[0].port().to_string();
+            out.push_str(&format!("a=candidate:{}\r\n", fields.join(" ")));
+        }
+    }
+    if found { Ok(out) } else { Err(CallError::BadAnswer("no UDP candidate to put a relay before".to_owned())) }
 }
 
 /// One client for all calls of the process, so that connections to the gateway are shared.

@@ -14,6 +14,7 @@ use crate::call::{CallError, PeerReport};
 use crate::clock;
 use crate::codec::Codec;
 use crate::heard::{Ear, PayloadTypes, Recorder};
+use crate::relay::Relay;
 use crate::rtp::{self, Report};
 use crate::speak::{Idle, Speaker};
 
@@ -27,10 +28,8 @@ const BATCH: usize = 64;
 pub(super) struct Media {
     rtp: UdpSocket,
     rtcp: UdpSocket,
-    local: SocketAddr,
+    relay: Option<Relay>,
     negotiator: sdp::Negotiator,
-    policy: sdp::Policy,
-    keys: [sdp::Key; 2],
     opus_rate: u32,
     idle: Idle,
     pub(super) stream: Option<Stream>,
@@ -57,7 +56,7 @@ struct Protection {
 
 impl Media {
     pub(super) async fn bind(config: &Config) -> Result<Media, CallError> {
-        let (rtp, rtcp) = pair(config.address).await?;
+        let (rtp, rtcp) = port_pair(config.address).await?;
         let local = rtp.local_addr().map_err(CallError::io("local address"))?;
         let policy = sdp::Policy {
             codecs: config.codecs.iter().map(|c| wire_codec(*c)).collect(),
@@ -65,30 +64,20 @@ impl Media {
             srtp: if config.srtp { sdp::SrtpPolicy::Required } else { sdp::SrtpPolicy::Never },
         };
         let keys = [sdp::Key(rand_key()), sdp::Key(rand_key())];
-        let mut media = Media {
+        let relay = match config.impairment {
+            Some(what) => Some(Relay::start(config.address, what, rand::random()).await?),
+            None => None,
+        };
+        Ok(Media {
             rtp,
             rtcp,
-            local,
-            negotiator: negotiator(&policy, local, &keys),
-            policy,
-            keys,
+            negotiator: negotiator(&policy, relay.as_ref().map_or(local, Relay::outer), &keys),
+            relay,
             opus_rate: config.opus_rate,
             idle: config.idle,
             stream: None,
             report: PeerReport::default(),
-        };
-        if let Some(relay) = config.media_via {
-            media.set_via(relay);
-        }
-        Ok(media)
-    }
-
-    pub(super) fn local(&self) -> SocketAddr {
-        self.local
-    }
-
-    pub(super) fn set_via(&mut self, relay: SocketAddr) {
-        self.negotiator = negotiator(&self.policy, relay, &self.keys);
+        })
     }
 
     pub(super) fn set_holding(&mut self, holding: bool) {
@@ -187,7 +176,12 @@ impl Media {
         }
     }
 
-    fn agree(&mut self, now: Instant, agreed: sdp::Agreed) -> Result<(), CallError> {
+    fn agree(&mut self, now: Instant, mut agreed: sdp::Agreed) -> Result<(), CallError> {
+        if let Some(relay) = &self.relay {
+            relay.set_remote(agreed.remote_rtp, agreed.remote_rtcp);
+            let [rtp, rtcp] = relay.inner();
+            (agreed.remote_rtp, agreed.remote_rtcp) = (Some(rtp), Some(rtcp));
+        }
         let codec = own_codec(agreed.codec);
         // Events of another clock than the speech would need their own timestamps: none of our codecs' offers mix.
         let event = agreed.telephone_event.as_ref();
@@ -284,7 +278,7 @@ fn send_report(
 }
 
 /// An even port and the next one.
-async fn pair(address: IpAddr) -> Result<(UdpSocket, UdpSocket), CallError> {
+pub(crate) async fn port_pair(address: IpAddr) -> Result<(UdpSocket, UdpSocket), CallError> {
     let mut held = Vec::new();
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..64 {

@@ -17,8 +17,10 @@ use std::time::Duration;
 pub use self::auth::Credentials;
 use self::link::Link;
 use self::media::Media;
+pub(crate) use self::media::port_pair;
 use crate::call::{Call, CallError};
 use crate::codec::Codec;
+use crate::relay::Impairment;
 use crate::speak::Idle;
 
 /// What signalling runs over.
@@ -58,8 +60,8 @@ pub struct Config {
     pub patience: Duration,
     /// How long it rings before it is answered (when called).
     pub ringing: Duration,
-    /// RTP is told to come to this address instead of the caller's own: a relay stands there.
-    pub media_via: Option<SocketAddr>,
+    /// Media passes through a relay that does this to it.
+    pub impairment: Option<Impairment>,
 }
 
 impl Default for Config {
@@ -76,7 +78,7 @@ impl Default for Config {
             opus_rate: 24_000,
             patience: Duration::from_secs(20),
             ringing: Duration::ZERO,
-            media_via: None,
+            impairment: None,
         }
     }
 }
@@ -112,16 +114,6 @@ impl Caller {
     /// Where signalling is received.
     pub fn local_addr(&self) -> SocketAddr {
         self.link.local()
-    }
-
-    /// Where RTP is received.
-    pub fn media_addr(&self) -> SocketAddr {
-        self.media.local()
-    }
-
-    /// Has RTP come to `relay` instead, which passes it on to [`Caller::media_addr`].
-    pub fn set_media_via(&mut self, relay: SocketAddr) {
-        self.media.set_via(relay);
     }
 
     /// Calls `target` (`sip:user@host[:port]`) and waits for the answer. Cancelled or timed out, the INVITE is

@@ -75,6 +75,20 @@ fn a_full_stop_waits_for_what_follows() {
 }
 
 #[test]
+fn a_pause_behind_a_sentence_completes_it() {
+    for (text, complete) in
+        [("Hello there. ", true), ("\"Really?\"", true), ("你好。", true), ("It costs 3.", false), ("Ask Dr.", false), ("Well, ", false), ("", false)]
+    {
+        let mut segmenter = Segmenter::new(SegmentConfig::default());
+        let mut out = Vec::new();
+        segmenter.push(text, &mut out);
+        assert_eq!(segmenter.is_probably_complete(), complete, "{text}");
+        segmenter.settle(&mut out);
+        assert_eq!(out.len(), usize::from(complete), "{text}");
+    }
+}
+
+#[test]
 fn a_whole_turn_is_not_cut_at_clauses() {
     assert_eq!(whole("Well, let me look into that for you, because it matters.").len(), 1);
 }

@@ -227,10 +227,19 @@ impl TensorFile {
     /// # Errors
     /// As [`Self::floats`].
     pub fn convolution(&self, name: &str, shape: [usize; 3]) -> Result<(Vec<f32>, Vec<f32>), CheckpointError> {
+        let (weight, bias) = self.convolution_f64(name, shape)?;
+        Ok((weight.into_iter().map(|v| v as f32).collect(), bias))
+    }
+
+    /// As [`Self::convolution`] with the folded weight not rounded: the F0 network runs in double, its weight norm too.
+    ///
+    /// # Errors
+    /// As [`Self::floats`].
+    pub fn convolution_f64(&self, name: &str, shape: [usize; 3]) -> Result<(Vec<f64>, Vec<f32>), CheckpointError> {
         let bias = self.floats(&format!("{name}.bias"), &shape[..1])?.into_owned();
         let plain = format!("{name}.weight");
         if self.has(&plain) {
-            return Ok((self.floats(&plain, &shape)?.into_owned(), bias));
+            return Ok((self.floats(&plain, &shape)?.iter().map(|&v| v.into()).collect(), bias));
         }
         let old = (format!("{name}.weight_g"), format!("{name}.weight_v"));
         let new =
@@ -247,12 +256,12 @@ impl TensorFile {
 }
 
 /// g * v / ||v|| with the norm over all axes but the first, summed in double.
-pub fn fold_weight_norm(gain: &[f32], direction: &[f32], row: usize) -> Vec<f32> {
+pub fn fold_weight_norm(gain: &[f32], direction: &[f32], row: usize) -> Vec<f64> {
     let mut out = Vec::with_capacity(direction.len());
     for (&g, v) in gain.iter().zip(direction.chunks_exact(row.max(1))) {
         let norm = v.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
         let scale = f64::from(g) / norm;
-        out.extend(v.iter().map(|&x| (f64::from(x) * scale) as f32));
+        out.extend(v.iter().map(|&x| f64::from(x) * scale));
     }
     out
 }

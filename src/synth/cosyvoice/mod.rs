@@ -1,15 +1,63 @@
-//! CosyVoice3.
+//! CosyVoice3: text and a voice prompt to speech tokens, tokens to mel, mel to samples.
+//!
+//! In reading order:
+//! - [`config`], [`checkpoint`], [`layout`], [`verify`]: the files; [`yaml`], [`pickle`], [`archive`] read and write
+//!   their formats, [`random`] makes them up, [`pull`] fetches them
+//! - [`text`], [`prompt`], [`voices`]: what goes in
+//! - [`sample`], [`noise`], [`schedule`]: the parts of the model that are not networks
+//! - [`backend`]: the networks on a device, as stages over slots; [`cpu`] and [`gpu`] implement it
+//! - [`CosyVoice`]: the slot state machine over any backend
+//! - [`bistream`]: speech while the text is being written
+//! - [`probe`], [`selftest`]: a backend against stored tensors
+//! - [`cli`]: `antiphon model ...`
 
+pub mod archive;
 pub mod backend;
+pub mod bistream;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod gpu;
+pub mod layout;
 pub mod noise;
 pub mod pickle;
 pub mod probe;
+pub mod prompt;
+pub mod pull;
+pub mod random;
 pub mod sample;
 pub mod schedule;
 pub mod selftest;
+mod sha1;
+mod synthesizer;
 pub mod text;
+pub mod verify;
+pub mod voices;
 pub mod yaml;
+
+use std::path::Path;
+
+pub use synthesizer::{CosyVoice, Settings};
+
+use self::backend::Options;
+use self::config::Config;
+use self::cpu::CpuBackend;
+use crate::synth::SynthError;
+
+impl CosyVoice<CpuBackend> {
+    /// Checks and loads the checkpoint in `dir` on the CPU.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the checkpoint, in one report.
+    pub fn load_cpu(dir: &Path, options: Options, settings: Settings) -> Result<Self, SynthError> {
+        let report = verify::verify(dir, "llm");
+        if !report.passed() {
+            return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
+        }
+        let failed = |e: &dyn std::fmt::Display| SynthError::Device(e.to_string());
+        let config = Config::load(dir).map_err(|e| failed(&e))?;
+        let backend = CpuBackend::load(dir, options).map_err(|e| failed(&e))?;
+        Self::new(backend, dir, config, settings)
+    }
+}

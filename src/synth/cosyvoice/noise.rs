@@ -73,14 +73,69 @@ pub fn flow_table(config: &Config) -> Vec<f32> {
     // Blocks of sixteen; torch redraws a last partial block from the end, which no real size has.
     for block in values.chunks_exact_mut(16) {
         for j in 0..8 {
-            let (u, v) = (1.0 - block[j], block[j + 8]);
-            let radius = (-2.0 * f64::from(u).ln()).sqrt();
-            let angle = 2.0 * std::f64::consts::PI * f64::from(v);
-            block[j] = (radius * angle.cos()) as f32;
-            block[j + 8] = (radius * angle.sin()) as f32;
+            let radius = (-2.0 * log(1.0 - block[j])).sqrt();
+            let (sine, cosine) = sine_cosine(2.0 * std::f32::consts::PI * block[j + 8]);
+            block[j] = radius * cosine;
+            block[j + 8] = radius * sine;
         }
     }
     values
+}
+
+/// Natural logarithm by the Cephes polynomial, in single precision: what torch's vectorised generator uses. For
+/// normal positive numbers.
+fn log(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let mut exponent = (bits >> 23) as i32 - 126;
+    let mut x = f32::from_bits(bits & 0x007f_ffff | 0x3f00_0000);
+    if x < std::f32::consts::FRAC_1_SQRT_2 {
+        exponent -= 1;
+        x += x;
+    }
+    x -= 1.0;
+    let square = x * x;
+    let polynomial = [
+        7.037_683_6e-2,
+        -1.151_461_03e-1,
+        1.167_699_9e-1,
+        -1.242_014_1e-1,
+        1.424_932_3e-1,
+        -1.666_805_8e-1,
+        2.000_071_5e-1,
+        -2.499_999_4e-1,
+        3.333_333_1e-1,
+    ];
+    let e = exponent as f32;
+    let mut y = horner(&polynomial, x) * x * square;
+    y = fused(e, -2.121_944_4e-4, y);
+    y = fused(square, -0.5, y);
+    fused(e, 0.693_359_375, x + y)
+}
+
+/// Sine and cosine by the Cephes polynomials, likewise. For `0 <= x < 2 pi`.
+fn sine_cosine(x: f32) -> (f32, f32) {
+    let octant = ((x * (4.0 / std::f32::consts::PI)) as i32 + 1) & !1;
+    let y = octant as f32;
+    let x = fused(y, -0.785_156_25, x);
+    let x = fused(y, -2.418_756_5e-4, x);
+    let x = fused(y, -3.774_895e-8, x);
+    let square = x * x;
+    let cosine = horner(&[2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2], square) * square * square;
+    let cosine = fused(square, -0.5, cosine) + 1.0;
+    let sine = horner(&[-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1], square) * square;
+    let sine = fused(sine, x, x);
+    let (s, c) = if octant & 2 == 0 { (sine, cosine) } else { (cosine, sine) };
+    let turned = |v: f32, flips: bool| if flips { -v } else { v };
+    (turned(s, octant & 4 != 0), turned(c, (octant + 2) & 4 != 0))
+}
+
+fn horner(coefficients: &[f32], x: f32) -> f32 {
+    coefficients.iter().copied().reduce(|y, c| fused(y, x, c)).unwrap_or_default()
+}
+
+/// `a * b + c` rounded once.
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
 }
 
 /// The vocoder's excitation noise by sample and harmonic, grown on demand.

@@ -112,6 +112,9 @@ pub struct HiftProbe {
 /// The choice of the next token from its scores and the ids so far; `None` ends.
 pub type Choose<'a> = &'a mut dyn FnMut(&[f32], &[u32]) -> Option<u32>;
 
+/// What to append next, given the scores after the last position (`None` at the start); `None` ends.
+pub type Feed<'a> = &'a mut dyn FnMut(Option<&[f32]>) -> Option<Vec<Embed>>;
+
 /// What a backend shows of itself.
 pub trait Probe {
     /// One pass over prefix and forced tokens.
@@ -120,11 +123,28 @@ pub trait Probe {
     /// The device failed; as for every other method.
     fn llm(&mut self, prefix: &[Embed], forced: &[u32]) -> Result<LlmProbe, SynthError>;
 
+    /// One sequence from the cache, fed as `feed` says.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn llm_feed(&mut self, feed: Feed<'_>) -> Result<(), SynthError>;
+
     /// Token by token from the cache: scores go to `choose`, what it returns is fed.
     ///
     /// # Errors
     /// The device failed.
-    fn llm_decode(&mut self, prefix: &[Embed], choose: Choose<'_>) -> Result<Vec<u32>, SynthError>;
+    fn llm_decode(&mut self, prefix: &[Embed], choose: Choose<'_>) -> Result<Vec<u32>, SynthError> {
+        let mut ids = Vec::new();
+        self.llm_feed(&mut |scores| match scores {
+            None => Some(prefix.to_vec()),
+            Some(scores) => {
+                let id = choose(scores, &ids)?;
+                ids.push(id);
+                Some(vec![Embed::Speech(id)])
+            }
+        })?;
+        Ok(ids)
+    }
 
     /// The solver's times.
     fn times(&self) -> Vec<f32>;

@@ -54,6 +54,7 @@ pub struct Hops {
     next: u32,
     grown: u32,
     pushed: u32,
+    finished: bool,
 }
 
 /// A chunk to push.
@@ -99,28 +100,32 @@ impl Hops {
             next,
             grown,
             pushed: 0,
+            finished: false,
         }
     }
 
     /// The chunk that `tokens` decoded tokens allow, if any. `ended`: no more will come. Call until `None`; each
     /// call that returns a chunk counts it as pushed.
     pub fn next_chunk(&mut self, tokens: u32, ended: bool) -> Option<Chunk> {
-        let done = self.pushed.saturating_sub(self.lookahead);
-        if tokens >= done + self.next + self.lookahead {
-            let to = done + self.next + self.lookahead;
-            let chunk = Chunk { from: self.pushed, to, frames: self.next * self.ratio, last: false };
+        if self.finished {
+            return None;
+        }
+        let from = self.pushed;
+        let done = from.saturating_sub(self.lookahead);
+        let to = done.saturating_add(self.next + self.lookahead);
+        if tokens >= to {
+            let frames = self.next * self.ratio;
             self.pushed = to;
             self.next = self.grown;
             self.grown = (self.grown * self.plan.growth.max(1)).min(self.plan.max);
-            return Some(chunk);
+            return Some(Chunk { from, to, frames, last: false });
         }
-        if !ended || self.pushed == u32::MAX {
+        if !ended {
             return None;
         }
-        let chunk =
-            Chunk { from: self.pushed, to: tokens, frames: tokens.saturating_sub(done) * self.ratio, last: true };
-        self.pushed = u32::MAX;
-        Some(chunk)
+        self.finished = true;
+        self.pushed = tokens;
+        Some(Chunk { from, to: tokens, frames: tokens.saturating_sub(done) * self.ratio, last: true })
     }
 
     /// Tokens that must have been decoded before the next chunk can go.

@@ -131,3 +131,13 @@ fn cut_and_mutated_checks_are_dropped_without_panic() {
         }
     }
 }
+
+#[test]
+fn a_claim_needs_the_password_and_binds_nothing() {
+    let demux = demux();
+    assert_eq!(demux.claim(&check(REQUEST, "aaaa:peer", PASSWORD)), Ok(&"one"));
+    assert_eq!(demux.claim(&check(REQUEST, "aaaa:peer", "another password ......")).err(), Some(Dropped::Integrity));
+    assert_eq!(demux.claim(&check(RESPONSE, "aaaa:peer", PASSWORD)).err(), Some(Dropped::Malformed));
+    assert_eq!(demux.claim(&DTLS).err(), Some(Dropped::Malformed));
+    assert!(demux.addresses.is_empty());
+}

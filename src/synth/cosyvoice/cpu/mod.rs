@@ -23,10 +23,11 @@ use self::hift::Hift;
 use self::llm::Llm;
 pub use self::ops::LoadError;
 use self::slot::SlotState;
+pub(super) use self::slot::check as check_request;
 use super::backend::{
     Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded, VoiceHandle,
 };
-use super::checkpoint::{Checkpoint, Part};
+use super::checkpoint::{Part, TensorFile, find};
 use super::config::{Config, EULER_STEPS};
 use super::noise::SineTable;
 use crate::synth::{Memory, Slot, SynthError};
@@ -72,10 +73,11 @@ impl CpuBackend {
     /// A tensor is missing or malformed; [`super::verify`] lists all such at once.
     pub fn load(dir: &Path, options: Options) -> Result<Self, LoadError> {
         let config = Config::load(dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
-        let llm = Llm::load(checkpoint.part(Part::Llm), &config.llm)?;
-        let flow = Flow::load(checkpoint.part(Part::Flow), &config)?;
-        let hift = Hift::load(checkpoint.part(Part::Hift), &config)?;
+        // One map at a time: what has been copied out of a file need not stay resident.
+        let open = |part: Part| TensorFile::open(&find(dir, part.stem()));
+        let llm = Llm::load(&open(Part::Llm)?, &config.llm)?;
+        let flow = Flow::load(&open(Part::Flow)?, &config)?;
+        let hift = Hift::load(&open(Part::Hift)?, &config)?;
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).max(1);
         let caps = BackendCaps {
             device: "cpu".into(),
@@ -323,6 +325,12 @@ impl Backend for CpuBackend {
         u64::from(extent.frames) * self.frame_bytes()
             + u64::from(extent.positions) * llm::position_bytes(&self.config.llm)
     }
+}
+
+/// A mel of `channels` values a frame, row-major, at another speed.
+pub(super) fn respeed(mel: &[f32], channels: usize, speed: f32) -> candle_core::Result<Vec<f32>> {
+    let mel = Tensor::from_slice(mel, (mel.len() / channels.max(1), channels), &candle_core::Device::Cpu)?;
+    hift::respeed(&mel, speed)?.flatten_all()?.to_vec1()
 }
 
 /// Joins frames along time; `None` for none.

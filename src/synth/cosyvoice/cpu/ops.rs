@@ -109,9 +109,9 @@ impl Conv {
     /// Reads `name`, weight norm folded, in precision `dtype`.
     pub(super) fn load(file: &TensorFile, name: &str, shape: ConvShape, dtype: DType) -> std::result::Result<Self, LoadError> {
         let ConvShape { out, inp, kernel, dilation, stride } = shape;
-        let (weight, bias) = file.convolution(name, [out, inp, kernel])?;
+        let (weight, bias) = file.convolution_f64(name, [out, inp, kernel])?;
         let weight = Tensor::from_vec(weight, (out, inp, kernel), &Device::Cpu)?;
-        let weight = weight.permute((2, 1, 0))?.contiguous()?.reshape((kernel * inp, out))?.to_dtype(dtype)?;
+        let weight = weight.to_dtype(dtype)?.permute((2, 1, 0))?.contiguous()?.reshape((kernel * inp, out))?;
         let bias = Tensor::from_vec(bias, out, &Device::Cpu)?.to_dtype(dtype)?;
         Ok(Self { weight, bias, kernel, dilation, stride, inputs: inp })
     }

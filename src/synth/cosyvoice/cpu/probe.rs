@@ -12,7 +12,7 @@ use super::{CpuBackend, device, load_failed};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt};
 use crate::synth::cosyvoice::checkpoint::{TensorFile, find};
-use crate::synth::cosyvoice::probe::{Choose, DitInput, DitProbe, HiftProbe, LlmProbe, Probe, Values};
+use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmProbe, Probe, Values};
 
 impl Probe for CpuBackend {
     fn llm(&mut self, prefix: &[Embed], forced: &[u32]) -> Result<LlmProbe, SynthError> {
@@ -29,18 +29,19 @@ impl Probe for CpuBackend {
         })
     }
 
-    fn llm_decode(&mut self, prefix: &[Embed], choose: Choose<'_>) -> Result<Vec<u32>, SynthError> {
+    fn llm_feed(&mut self, feed: Feed<'_>) -> Result<(), SynthError> {
         let mut row = Row::new(&self.config.llm);
-        let x = self.llm.embed(prefix).map_err(load_failed)?;
-        let mut hidden = self.llm.extend(&mut row, &x).map_err(device)?.hidden.narrow(0, prefix.len() - 1, 1).map_err(device)?;
-        let mut ids = Vec::new();
-        loop {
-            let scores = values(&self.llm.scores(&hidden).map_err(device)?)?;
-            let Some(id) = choose(&scores.data, &ids) else { return Ok(ids) };
-            ids.push(id);
-            let x = self.llm.embed(&[Embed::Speech(id)]).map_err(load_failed)?;
-            hidden = self.llm.step(&mut [&mut row], &x).map_err(device)?;
+        let mut scores: Option<Values> = None;
+        while let Some(ids) = feed(scores.as_ref().map(|s| s.data.as_slice())) {
+            let x = self.llm.embed(&ids).map_err(load_failed)?;
+            // One position takes the path of batched decoding, so that both are seen.
+            let hidden = match ids.len() {
+                1 => self.llm.step(&mut [&mut row], &x),
+                n => self.llm.extend(&mut row, &x).and_then(|t| t.hidden.narrow(0, n - 1, 1)),
+            };
+            scores = Some(values(&hidden.and_then(|h| self.llm.scores(&h)).map_err(device)?)?);
         }
+        Ok(())
     }
 
     fn times(&self) -> Vec<f32> {

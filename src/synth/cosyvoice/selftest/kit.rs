@@ -10,6 +10,7 @@ use crate::synth::cosyvoice::checkpoint::{Checkpoint, CheckpointError, TensorFil
 use crate::synth::cosyvoice::config::{Config, ConfigError};
 use crate::synth::cosyvoice::pickle::Element;
 use crate::synth::cosyvoice::probe::Values;
+use crate::synth::cosyvoice::text::Tokenizer;
 
 /// Why a kit cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +99,11 @@ impl Kit {
     /// Whole numbers of an input.
     pub(super) fn ids(&self, file: &'static str, name: &str) -> Result<Vec<u32>, KitError> {
         Ok(self.input(file, name)?.data.iter().map(|&v| v as u32).collect())
+    }
+
+    /// The id that ends a prompt's instructions.
+    pub(super) fn end_of_prompt(&self) -> Option<u32> {
+        Tokenizer::load(&self.checkpoint_dir()).ok().map(|t| t.end_of_prompt())
     }
 
     /// Whether a file is there.

@@ -117,6 +117,11 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Text of `ids`, special tokens written out; empty where there is none.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.inner.decode(ids, false).unwrap_or_default()
+    }
+
     /// How many ids `text` has; 0 for text that cannot be encoded.
     pub fn count(&self, text: &str) -> usize {
         self.encode(text).map_or(0, |ids| ids.len())

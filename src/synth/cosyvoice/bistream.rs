@@ -1,0 +1,287 @@
+//! Text streaming: speech tokens while the text is still being written (section 5 of the reference, "bistream").
+//!
+//! [`Bistream`] is a machine without I/O: text ids go in as they arrive, [`Bistream::poll`] says what to feed the
+//! language model, [`Bistream::decide`] takes the scores and gives out a speech token as soon as it exists. It holds
+//! no tensor and needs nothing but a cached sequence to feed, see [`speak`].
+//!
+//! # Why
+//! Text and speech alternate 5 to 15, so the voice prompt is a prefix and first audio needs five text ids. The
+//! original's order is kept as [`Order::Reference`]; [`Order::Fixed`] does not feed the last token of a pause twice,
+//! waits for text when there is no prompt speech, and keeps prompt speech that the text was too short for.
+
+use std::collections::VecDeque;
+
+use super::backend::{Embed, MinLength};
+use super::config::{EOS, FILL, LlmConfig, SOS, TASK};
+use super::probe::Probe;
+use super::sample;
+use crate::synth::SynthError;
+
+/// Which of the original's quirks are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// None.
+    #[default]
+    Fixed,
+    /// All, to the step.
+    Reference,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Append these positions to the sequence and call [`Bistream::decide`] with the scores after the last.
+    Feed(Vec<Embed>),
+    /// Wait for [`Bistream::arrive`] or [`Bistream::finish`].
+    Wait,
+    /// The end was drawn.
+    Done,
+}
+
+/// The prompt of a streamed utterance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt<'a> {
+    /// Text ids up to and including the end of the prompt's instructions.
+    pub system: &'a [u32],
+    /// Text ids after them: the transcript of the prompt speech.
+    pub transcript: &'a [u32],
+    /// Prompt speech tokens.
+    pub speech: &'a [u32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing to feed until text arrives.
+    Waiting,
+    /// `input` is to be fed; text may follow.
+    Decoding,
+    /// `input` is to be fed; no text will follow.
+    Finishing,
+    Done,
+}
+
+/// One streamed utterance.
+#[derive(Clone, Debug)]
+pub struct Bistream {
+    order: Order,
+    codebook: u32,
+    mix: [usize; 2],
+    state: State,
+    /// Not fed yet; in the reference's order also what was fed last before a pause.
+    input: Vec<Embed>,
+    text: VecDeque<u32>,
+    speech: VecDeque<u32>,
+    /// Everything decoded, fill ids included.
+    items: Vec<u32>,
+    next_fill: usize,
+    finished: bool,
+}
+
+impl Bistream {
+    /// The start of an utterance.
+    pub fn new(config: &LlmConfig, order: Order, prompt: &Prompt<'_>) -> Self {
+        let mix = config.mix_ratio;
+        let mut input = vec![Embed::Speech(config.control(SOS))];
+        input.extend(prompt.system.iter().copied().map(Embed::Text));
+        let count = prompt.speech.len();
+        Self {
+            order,
+            codebook: config.speech_tokens as u32,
+            mix,
+            state: State::Waiting,
+            input,
+            text: prompt.transcript.iter().copied().collect(),
+            speech: prompt.speech.iter().copied().collect(),
+            items: Vec::new(),
+            next_fill: (count / mix[1] + 1) * mix[1] - count,
+            finished: false,
+        }
+    }
+
+    /// Takes text ids. In the reference's order at most one round of speech follows each call; else all that the
+    /// text allows.
+    pub fn arrive(&mut self, ids: &[u32]) {
+        self.text.extend(ids);
+        if self.state == State::Waiting {
+            self.advance();
+        }
+    }
+
+    /// No more text: the rest is spoken to its end.
+    pub fn finish(&mut self) {
+        self.finished = true;
+        if self.state == State::Waiting {
+            self.close();
+        }
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Action {
+        match self.state {
+            State::Waiting => Action::Wait,
+            State::Done => Action::Done,
+            State::Decoding | State::Finishing => Action::Feed(self.input.clone()),
+        }
+    }
+
+    /// Takes the scores after what was fed. `choose` gets them, masked as [`MinLength`] says, and everything decoded
+    /// so far. Returns the speech token, if this step made one.
+    ///
+    /// # Errors
+    /// A control id was drawn where only speech may follow.
+    pub fn decide(
+        &mut self,
+        scores: &mut [f32],
+        min_length: MinLength,
+        choose: impl FnOnce(&[f32], &[u32]) -> Option<u32>,
+    ) -> Result<Option<u32>, SynthError> {
+        let (fill, eos) = (self.codebook + FILL, self.codebook + EOS);
+        let finishing = self.state == State::Finishing;
+        let id = if !finishing && self.items.len() == self.next_fill {
+            fill
+        } else {
+            if !finishing {
+                self.hide_end(scores, min_length);
+            }
+            choose(scores, &self.items)
+                .ok_or_else(|| SynthError::Utterance("the language model's scores are not numbers".into()))?
+        };
+        if id == fill {
+            self.next_fill = self.items.len() + self.mix[1] + 1;
+        }
+        self.items.push(id);
+        if id < self.codebook {
+            self.input = vec![Embed::Speech(id)];
+            return Ok(Some(id));
+        }
+        match (finishing, id) {
+            (true, id) if id == eos => self.state = State::Done,
+            (false, id) if id == fill => self.pause(),
+            _ => return Err(SynthError::Utterance(format!("control id {id} was drawn inside speech"))),
+        }
+        Ok(None)
+    }
+
+    /// Everything decoded so far, fill ids included.
+    pub fn items(&self) -> &[u32] {
+        &self.items
+    }
+
+    /// While text is to come the end must not be drawn; a fill may.
+    fn hide_end(&self, scores: &mut [f32], min_length: MinLength) {
+        let fill = (self.codebook + FILL) as usize;
+        let start = self.codebook as usize;
+        for (id, score) in scores.iter_mut().enumerate().skip(start) {
+            if min_length == MinLength::Intended && id != fill || id == start {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    fn pause(&mut self) {
+        self.state = State::Waiting;
+        if self.order == Order::Fixed {
+            self.input.clear();
+            self.advance();
+        }
+        if self.finished && self.state == State::Waiting {
+            self.close();
+        }
+    }
+
+    /// Prepares the next input from the text that is there, if it suffices.
+    fn advance(&mut self) {
+        let [text, speech] = self.mix;
+        while !self.speech.is_empty() && self.text.len() >= text {
+            self.input.extend(self.text.drain(..text).map(Embed::Text));
+            let count = speech.min(self.speech.len());
+            self.input.extend(self.speech.drain(..count).map(Embed::Speech));
+        }
+        if !self.speech.is_empty() {
+            return;
+        }
+        let paused = self.items.last() == Some(&(self.codebook + FILL));
+        // Without prompt speech the original means to wait too, but its test never holds.
+        let empty = self.order == Order::Fixed && self.items.is_empty() && !self.has_speech();
+        if paused || empty {
+            if self.text.len() < text {
+                return;
+            }
+            if paused {
+                self.input.clear();
+            }
+            self.input.extend(self.text.drain(..text).map(Embed::Text));
+        }
+        self.state = State::Decoding;
+    }
+
+    fn has_speech(&self) -> bool {
+        self.input.iter().skip(1).any(|e| matches!(e, Embed::Speech(_)))
+    }
+
+    fn close(&mut self) {
+        self.input.extend(self.text.drain(..).map(Embed::Text));
+        self.input.push(Embed::Speech(self.codebook + TASK));
+        if self.order == Order::Fixed {
+            self.input.extend(self.speech.drain(..).map(Embed::Speech));
+        }
+        self.state = State::Finishing;
+    }
+}
+
+/// How a streamed utterance is drawn.
+pub struct Draw<'a> {
+    /// See [`MinLength`].
+    pub min_length: MinLength,
+    /// The choice from masked scores and everything decoded so far.
+    pub choose: &'a mut dyn FnMut(&[f32], &[u32]) -> Option<u32>,
+}
+
+/// Runs a streamed utterance on a backend: `text` gives the next ids, empty at the end, and is asked only when the
+/// model waits; `emit` gets each speech token at once. Returns the positions fed by each pass.
+///
+/// # Errors
+/// The device failed, or a control id was drawn inside speech.
+pub fn speak<B: Probe + ?Sized>(
+    backend: &mut B,
+    stream: &mut Bistream,
+    draw: &mut Draw<'_>,
+    text: &mut dyn FnMut() -> Vec<u32>,
+    emit: &mut dyn FnMut(u32),
+) -> Result<Vec<usize>, SynthError> {
+    let mut fed = Vec::new();
+    let mut failure = None;
+    backend.llm_feed(&mut |scores| {
+        if let Some(scores) = scores {
+            let mut scores = scores.to_vec();
+            match stream.decide(&mut scores, draw.min_length, |s, items| (draw.choose)(s, items)) {
+                Ok(Some(token)) => emit(token),
+                Ok(None) => {}
+                Err(error) => {
+                    failure = Some(error);
+                    return None;
+                }
+            }
+        }
+        loop {
+            match stream.poll() {
+                Action::Feed(ids) => {
+                    fed.push(ids.len());
+                    return Some(ids);
+                }
+                Action::Done => return None,
+                Action::Wait => {
+                    let ids = text();
+                    if ids.is_empty() { stream.finish() } else { stream.arrive(&ids) }
+                }
+            }
+        }
+    })?;
+    failure.map_or(Ok(fed), Err)
+}
+
+/// A choice by repetition-aware sampling, for [`Draw::choose`].
+pub fn sampled(config: &LlmConfig, key: [u32; 2]) -> impl FnMut(&[f32], &[u32]) -> Option<u32> {
+    let ras = config.sampling;
+    move |scores, items| sample::draw(scores, items, &ras, key, items.len() as u32)
+}

@@ -1,0 +1,110 @@
+//! `antiphon model pull | verify | random | selftest`: each prints what it does and returns the exit code
+//! (0 done, 1 ran and failed, 69 a needed service is not there).
+
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::pull::{self, PullError};
+use super::random::{self, Size};
+use super::selftest::{self, Kit, KitError, Report};
+use super::verify;
+
+/// Done.
+pub const DONE: u8 = 0;
+/// Ran and failed.
+pub const FAILED: u8 = 1;
+/// A needed service is not there.
+pub const UNAVAILABLE: u8 = 69;
+
+/// `model verify DIR`: every problem of a checkpoint directory, or that there is none.
+pub fn verify(dir: &Path) -> u8 {
+    let report = verify::verify(dir, "llm");
+    println!("{report}");
+    if report.passed() { DONE } else { FAILED }
+}
+
+/// `model random DIR`: writes a random checkpoint and says where.
+pub fn random(dir: &Path, size: Size, seed: u64) -> u8 {
+    let bar = bytes_bar("writing");
+    let written = random::write(dir, size, seed, |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    match written {
+        Ok(()) => {
+            println!("{}: random weights, seed {seed}", dir.display());
+            DONE
+        }
+        Err(error) => complain(&error),
+    }
+}
+
+/// `model selftest KIT` on the CPU.
+pub fn selftest(kit: &Path) -> u8 {
+    print_selftest(selftest::run_on_cpu(kit))
+}
+
+/// `model selftest KIT` on a backend that `load` makes from the kit's checkpoint. `limits` as in [`selftest::run`].
+pub fn selftest_on<B, E>(kit: &Path, limits: &[(&str, f64)], load: impl FnOnce(&Kit) -> Result<B, E>) -> u8
+where
+    B: selftest::Testable,
+    E: std::fmt::Display,
+{
+    let kit = match Kit::open(kit) {
+        Ok(kit) => kit,
+        Err(error) => return complain(&error),
+    };
+    match load(&kit) {
+        Ok(mut backend) => print_selftest(selftest::run(&kit, &mut backend, limits)),
+        Err(error) => {
+            eprintln!("error: {error}");
+            UNAVAILABLE
+        }
+    }
+}
+
+/// `model pull [ID]`: fetches a checkpoint into `dir` from `endpoint` (`None`: the public hub).
+pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>) -> u8 {
+    let bar = bytes_bar("fetching");
+    let pulled = pull::pull(id, dir, endpoint, &mut |file, done, total| {
+        bar.set_message(file.to_string());
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    match pulled {
+        Ok(files) => {
+            println!("{}: {files} files, sizes and hashes checked", dir.display());
+            DONE
+        }
+        Err(error @ PullError::Unreachable { .. }) => {
+            complain(&error);
+            UNAVAILABLE
+        }
+        Err(error) => complain(&error),
+    }
+}
+
+fn print_selftest(result: Result<Report, KitError>) -> u8 {
+    match result {
+        Ok(report) => {
+            println!("{report}");
+            if report.passed() { DONE } else { FAILED }
+        }
+        Err(error) => complain(&error),
+    }
+}
+
+fn complain(error: &dyn std::error::Error) -> u8 {
+    eprintln!("error: {error}");
+    FAILED
+}
+
+/// Hidden where the output is no terminal.
+fn bytes_bar(verb: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::no_length().with_style(style).with_prefix(verb)
+}

@@ -1,0 +1,79 @@
+//! From an utterance to the language model's input: prompt modes and lengths (section 3 of the reference).
+
+use super::backend::Embed;
+use super::config::{LlmConfig, SOS, TASK};
+use super::text::{END_OF_PROMPT, SYSTEM, Tokenizer, TokenizerError};
+use crate::voice::file::Voice;
+
+/// Speech tokens per text id below which the end is masked, and at which decoding stops.
+const LENGTH: (u32, u32) = (2, 20);
+
+/// How a voice is imitated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Transcript and speech of the recording precede: the closest likeness.
+    ZeroShot,
+    /// Only the sound of the voice is used; for a recording in another language, or without transcript.
+    CrossLingual,
+    /// As cross-lingual, with an instruction how to speak.
+    Instruct,
+}
+
+impl Mode {
+    /// What fits a voice and an utterance: an instruction wins, else a transcript.
+    pub fn of(voice: &Voice, instructions: Option<&str>) -> Self {
+        match instructions {
+            Some(text) if !text.trim().is_empty() => Mode::Instruct,
+            _ if voice.transcript.trim().is_empty() => Mode::CrossLingual,
+            _ => Mode::ZeroShot,
+        }
+    }
+}
+
+/// A language model input and the lengths of what it may answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LlmInput {
+    /// Positions.
+    pub prefix: Vec<Embed>,
+    /// Speech tokens before which the end is masked.
+    pub min_len: u32,
+    /// Speech tokens after which it ends.
+    pub max_len: u32,
+}
+
+/// The input that speaks `text` (normalised) like `voice`.
+///
+/// The lengths count the spoken text alone. In cross-lingual use the original puts its system text into the text
+/// and so counts it too; the sequence is the same.
+///
+/// # Errors
+/// The text cannot be encoded.
+pub fn input(
+    tokenizer: &Tokenizer,
+    config: &LlmConfig,
+    voice: &Voice,
+    instructions: Option<&str>,
+    text: &str,
+) -> Result<LlmInput, TokenizerError> {
+    let mode = Mode::of(voice, instructions);
+    let before = match mode {
+        Mode::ZeroShot => format!("{SYSTEM}{END_OF_PROMPT}{}", voice.transcript.trim()),
+        Mode::CrossLingual => format!("{SYSTEM}{END_OF_PROMPT}"),
+        Mode::Instruct => format!("{SYSTEM} {}{END_OF_PROMPT}", plain(instructions.unwrap_or_default().trim())),
+    };
+    let spoken = tokenizer.encode(&plain(text))?;
+    let count = spoken.len() as u32;
+    let mut prefix = vec![Embed::Speech(config.control(SOS))];
+    prefix.extend(tokenizer.encode(&before)?.into_iter().map(Embed::Text));
+    prefix.extend(spoken.into_iter().map(Embed::Text));
+    prefix.push(Embed::Speech(config.control(TASK)));
+    if mode == Mode::ZeroShot {
+        prefix.extend(voice.tokens.iter().copied().map(Embed::Speech));
+    }
+    Ok(LlmInput { prefix, min_len: count * LENGTH.0, max_len: count * LENGTH.1 })
+}
+
+/// Text from outside must not carry the token that ends the prompt: it would move its end.
+fn plain(text: &str) -> String {
+    text.replace(END_OF_PROMPT, " ")
+}

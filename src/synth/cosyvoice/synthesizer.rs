@@ -1,0 +1,525 @@
+//! The slot state machine that makes a [`Backend`] a [`Synthesizer`].
+//!
+//! Owns what an utterance needs besides tensors: its segments, which tokens are out, where it stands in its hop
+//! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
+//! and thinning belong to the job.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backend::{
+    Backend, Decoded, Extent, Flowed, FlowPrompt, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
+};
+use super::config::Config;
+use super::prompt::{self, LlmInput};
+use super::sample;
+use super::schedule::{HopPlan, Hops};
+use super::text::{self, Thinner, Tokenizer};
+use super::voices::{Folders, SPK2INFO, spk2info};
+use crate::clock;
+use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::turn::Utterance;
+use crate::voice::file::Voice;
+
+/// Speech tokens that a text id usually becomes, with room: what admission counts.
+const USUAL_TOKENS: u32 = 10;
+/// Tokens of the warm-up utterance: two hops at least.
+const WARM_UP_TOKENS: u32 = 60;
+
+/// Choices that are not the checkpoint's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// When chunks are cut.
+    pub hops: HopPlan,
+    /// The minimum-length quirk.
+    pub min_length: MinLength,
+    /// Further folders of voices, before the checkpoint's own `voices`.
+    pub voice_dirs: Vec<PathBuf>,
+    /// The voice of utterances that name none; else the first by name.
+    pub default_voice: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { hops: HopPlan::early(), min_length: MinLength::default(), voice_dirs: Vec::new(), default_voice: None }
+    }
+}
+
+/// CosyVoice3 on one device.
+pub struct CosyVoice<B> {
+    backend: B,
+    caps: Caps,
+    config: Config,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    folders: Folders,
+    voices: BTreeMap<String, Known>,
+    jobs: BTreeMap<Slot, Job>,
+    forced: Option<u32>,
+}
+
+struct Known {
+    voice: Arc<Voice>,
+    handle: VoiceHandle,
+}
+
+/// One utterance.
+struct Job {
+    voice: VoiceHandle,
+    prompt_tokens: u32,
+    speed: f32,
+    segments: VecDeque<Segment>,
+    /// Samples of segments that are done.
+    before: u64,
+    now: Run,
+}
+
+/// A segment to come.
+struct Segment {
+    input: LlmInput,
+    key: [u32; 2],
+}
+
+/// Where the current segment stands.
+struct Run {
+    prefilled: bool,
+    decoded: bool,
+    thinner: Thinner,
+    tokens: Vec<u32>,
+    hops: Hops,
+    /// Euler steps left for what was pushed.
+    pending: u32,
+    last_pushed: bool,
+    /// Mel frames so far, and of those how many the vocoder has seen.
+    frames: u32,
+    vocoded: u32,
+    finished: bool,
+}
+
+impl<B: Backend> CosyVoice<B> {
+    /// Wraps a loaded backend; reads tokenizer and voices of the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be built.
+    pub fn new(backend: B, dir: &Path, config: Config, settings: Settings) -> Result<Self, SynthError> {
+        let tokenizer = Tokenizer::load(dir).map_err(|e| SynthError::Device(e.to_string()))?;
+        let limits = backend.caps();
+        let caps = Caps {
+            name: "cosyvoice3",
+            device: limits.device.clone(),
+            slots: limits.slots,
+            width: limits.width,
+            rounds: limits.rounds,
+            parks: limits.parks,
+        };
+        let mut dirs = settings.voice_dirs.clone();
+        dirs.push(dir.join("voices"));
+        let mut this = Self {
+            backend,
+            caps,
+            config,
+            tokenizer,
+            settings,
+            folders: Folders::new(dirs),
+            voices: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            forced: None,
+        };
+        let saved = dir.join(SPK2INFO);
+        if saved.exists() {
+            match spk2info(&saved, &this.tokenizer, &this.config) {
+                Ok((voices, refused)) => {
+                    refused.iter().for_each(|r| tracing::warn!("{SPK2INFO}: {r}"));
+                    voices.into_iter().for_each(|(name, voice)| this.take_voice(name, voice));
+                }
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        this.refresh_voices();
+        Ok(this)
+    }
+
+    /// The backend, for comparing its stages.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Makes every utterance `tokens` speech tokens long, whatever the model says, at the usual cost of each: for
+    /// measuring with random weights.
+    pub fn force_length(&mut self, tokens: Option<u32>) {
+        self.forced = tokens;
+    }
+
+    /// Prepares `slot` to speak given speech tokens in `voice` (voice conversion): no language model runs.
+    ///
+    /// # Errors
+    /// An unknown voice, tokens out of range, or no memory.
+    pub fn open_tokens(&mut self, slot: Slot, voice: Option<&str>, tokens: &[u32]) -> Result<Stages, SynthError> {
+        let (_, known) = self.find_voice(voice)?;
+        let (handle, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
+        let mut run = Run::new(&self.settings, &self.config, prompt_tokens);
+        run.prefilled = true;
+        run.decoded = true;
+        run.tokens = tokens.to_vec();
+        let sampling = Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
+        self.backend.prepare_voice(handle)?;
+        self.backend.open(slot, SlotRequest { voice: handle, prefix: Vec::new(), sampling, speed: 1.0 })?;
+        let job = Job { voice: handle, prompt_tokens, speed: 1.0, segments: VecDeque::new(), before: 0, now: run };
+        let job = self.jobs.entry(slot).insert_entry(job).into_mut();
+        push(&mut self.backend, slot, &mut job.now)?;
+        Ok(job.ready(self.backend.hold_back()))
+    }
+
+    fn take_voice(&mut self, name: String, voice: Voice) {
+        let prompt = FlowPrompt { tokens: voice.tokens.clone(), mel: voice.mel.clone(), speaker: voice.speaker.clone() };
+        match self.backend.add_voice(Arc::new(prompt)) {
+            Ok(handle) => {
+                if let Some(old) = self.voices.insert(name, Known { voice: Arc::new(voice), handle }) {
+                    self.backend.release_voice(old.handle);
+                }
+            }
+            Err(error) => tracing::warn!("voice `{name}`: {error}"),
+        }
+    }
+
+    fn find_voice(&self, name: Option<&str>) -> Result<(&str, &Known), SynthError> {
+        let found = match name.or(self.settings.default_voice.as_deref()) {
+            Some(name) => self.voices.get_key_value(name),
+            None => self.voices.first_key_value(),
+        };
+        found.map(|(name, known)| (name.as_str(), known)).ok_or_else(|| match name {
+            None if self.voices.is_empty() => {
+                SynthError::Input("there are no voices: add one with `antiphon voice add NAME --wav FILE --text TEXT`".into())
+            }
+            _ => SynthError::UnknownVoice {
+                name: name.or(self.settings.default_voice.as_deref()).unwrap_or_default().into(),
+                known: self.voices.keys().cloned().collect::<Vec<_>>().join(", "),
+            },
+        })
+    }
+
+    /// The segments of an utterance, ready to run.
+    fn segments(&self, utterance: &Utterance) -> Result<VecDeque<Segment>, SynthError> {
+        let (name, known) = self.find_voice(utterance.voice.as_deref())?;
+        let instructions = utterance.instructions.as_deref();
+        text::segments(&utterance.text, &self.tokenizer)
+            .into_iter()
+            .map(|text| {
+                let input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, instructions, &text)
+                    .map_err(|e| SynthError::Input(e.to_string()))?;
+                let key = sample::key(&text, instructions.unwrap_or_default(), name, utterance.seed);
+                Ok(Segment { input, key })
+            })
+            .collect()
+    }
+
+    /// Opens the next segment of a job on the backend; without one the job is finished.
+    fn start_segment(&mut self, slot: Slot) -> Result<(), SynthError> {
+        let Some(job) = self.jobs.get_mut(&slot) else { return Ok(()) };
+        let mut run = Run::new(&self.settings, &self.config, job.prompt_tokens);
+        let Some(segment) = job.segments.pop_front() else {
+            run.prefilled = true;
+            run.decoded = true;
+            run.finished = true;
+            job.now = run;
+            return Ok(());
+        };
+        let codebook = self.config.llm.speech_tokens as u32;
+        let forced = self.forced.map(|count| (0..count).map(|i| sample::philox(segment.key, [i, 1, 0, 0])[0] % codebook).collect());
+        let sampling = Sampling {
+            key: segment.key,
+            min_len: segment.input.min_len,
+            max_len: self.forced.unwrap_or(segment.input.max_len),
+            min_length: self.settings.min_length,
+            forced,
+        };
+        self.backend.open(slot, SlotRequest { voice: job.voice, prefix: segment.input.prefix, sampling, speed: job.speed })?;
+        job.now = run;
+        Ok(())
+    }
+
+    fn run_stage(&mut self, step: &Step, results: &mut BTreeMap<Slot, Outcome>) -> Result<(), SynthError> {
+        let slots = &step.slots;
+        match step.stage {
+            Stage::Prefill => {
+                for slot in slots {
+                    if let Some(job) = self.jobs.get(slot) {
+                        self.backend.prepare_voice(job.voice)?;
+                    }
+                }
+                let mut out: Vec<Prefilled> = Vec::with_capacity(slots.len());
+                self.backend.prefill(slots, &mut out)?;
+                for result in out {
+                    if let Some(job) = self.jobs.get_mut(&result.slot) {
+                        job.now.prefilled = result.failed.is_none();
+                    }
+                    results.entry(result.slot).or_default().failed = result.failed;
+                }
+            }
+            Stage::Decode => {
+                let mut out: Vec<Decoded> = Vec::with_capacity(slots.len());
+                self.backend.decode(slots, step.rounds, &mut out)?;
+                for result in out {
+                    let outcome = results.entry(result.slot).or_default();
+                    outcome.failed = result.failed;
+                    let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
+                    let run = &mut job.now;
+                    run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
+                    run.decoded |= result.ended.is_some();
+                    if outcome.failed.is_none() {
+                        outcome.failed = push(&mut self.backend, result.slot, run).err();
+                    }
+                }
+            }
+            Stage::Flow => {
+                let mut out: Vec<Flowed> = Vec::with_capacity(slots.len());
+                self.backend.flow(slots, step.rounds, &mut out)?;
+                for result in out {
+                    if let Some(job) = self.jobs.get_mut(&result.slot) {
+                        job.now.frames += result.frames;
+                        job.now.pending = result.pending;
+                    }
+                    results.entry(result.slot).or_default().failed = result.failed;
+                }
+            }
+            Stage::Vocode => {
+                let (open, silent): (Vec<Slot>, Vec<Slot>) =
+                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| !j.now.finished));
+                for slot in silent {
+                    results.entry(slot).or_default();
+                }
+                let mut out: Vec<Vocoded> = Vec::with_capacity(open.len());
+                self.backend.vocode(&open, &mut out)?;
+                for result in out {
+                    let outcome = results.entry(result.slot).or_default();
+                    if let Some(job) = self.jobs.get_mut(&result.slot) {
+                        job.now.vocoded = job.now.frames;
+                        job.now.finished = result.done;
+                        if result.done {
+                            job.before += job.samples(&self.config);
+                        }
+                    }
+                    outcome.pcm = result.pcm;
+                    outcome.failed = result.failed;
+                    if result.done && outcome.failed.is_none() && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty()) {
+                        outcome.failed = self.start_segment(result.slot).err();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Outcome {
+    pcm: Vec<f32>,
+    failed: Option<SynthError>,
+}
+
+impl Run {
+    fn new(settings: &Settings, config: &Config, prompt: u32) -> Self {
+        Self {
+            prefilled: false,
+            decoded: false,
+            thinner: Thinner::default(),
+            tokens: Vec::new(),
+            hops: Hops::new(settings.hops, config, prompt),
+            pending: 0,
+            last_pushed: false,
+            frames: 0,
+            vocoded: 0,
+            finished: false,
+        }
+    }
+}
+
+impl Job {
+    /// What the job can run now.
+    fn ready(&self, hold_back: u32) -> Stages {
+        let run = &self.now;
+        if run.finished {
+            // Only an utterance with nothing to say gets here with work left: to report that it is done.
+            return Stages::NONE;
+        }
+        let mut stages = Stages::NONE;
+        if !run.prefilled {
+            return stages.with(Stage::Prefill);
+        }
+        if !run.decoded {
+            stages = stages.with(Stage::Decode);
+        }
+        if run.pending > 0 {
+            stages = stages.with(Stage::Flow);
+        }
+        let complete = run.last_pushed && run.pending == 0;
+        let streams = (self.speed - 1.0).abs() <= f32::EPSILON;
+        if complete || (streams && run.frames > run.vocoded && run.frames > hold_back) {
+            stages = stages.with(Stage::Vocode);
+        }
+        stages
+    }
+
+    /// Samples that the current segment's tokens stand for.
+    fn samples(&self, config: &Config) -> u64 {
+        let per_token = config.token_mel_ratio * config.hift.frame_samples();
+        (self.now.tokens.len() as f64 * per_token as f64 / f64::from(self.speed)) as u64
+    }
+}
+
+/// Pushes every chunk that the tokens so far allow.
+fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), SynthError> {
+    while let Some(chunk) = run.hops.next_chunk(run.tokens.len() as u32, run.decoded) {
+        let tokens = run.tokens.get(chunk.from as usize..chunk.to as usize).unwrap_or_default();
+        backend.flow_push(slot, tokens, chunk.last)?;
+        run.last_pushed |= chunk.last;
+        // How many steps these are is the backend's to say; that there are some is certain.
+        run.pending += 1;
+    }
+    Ok(())
+}
+
+impl<B: Backend> Synthesizer for CosyVoice<B> {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let first = self.settings.default_voice.as_deref();
+        let mut names: Vec<&String> = self.voices.keys().collect();
+        names.sort_by_key(|n| Some(n.as_str()) != first);
+        let languages = |name: &String| {
+            let tags = self.voices.get(name).and_then(|k| k.voice.notes.get("languages"));
+            tags.map(|t| t.split(',').map(|t| t.trim().to_string()).collect()).unwrap_or_default()
+        };
+        names.into_iter().map(|name| VoiceInfo { name: name.clone(), languages: languages(name) }).collect()
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        self.close(slot);
+        let segments = self.segments(utterance)?;
+        let (_, known) = self.find_voice(utterance.voice.as_deref())?;
+        let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
+        let now = Run::new(&self.settings, &self.config, prompt_tokens);
+        let silent = segments.is_empty();
+        self.jobs.insert(slot, Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now });
+        if let Err(error) = self.start_segment(slot) {
+            self.close(slot);
+            return Err(error);
+        }
+        Ok(if silent { Stages::NONE.with(Stage::Vocode) } else { Stages::NONE.with(Stage::Prefill) })
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let mut results = BTreeMap::new();
+        self.run_stage(step, &mut results)?;
+        let hold_back = self.backend.hold_back();
+        for &slot in &step.slots {
+            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Some(job) = self.jobs.get(&slot) else {
+                let failed = Some(SynthError::Utterance("the slot is not open".into()));
+                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
+                continue;
+            };
+            let done = failed.is_none() && job.now.finished && job.segments.is_empty();
+            let current = if job.now.finished { 0 } else { job.samples(&self.config) };
+            let decoded_samples = job.before + current;
+            let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
+            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.jobs.remove(&slot);
+        self.backend.close(slot);
+    }
+
+    fn park(&mut self, slot: Slot) {
+        self.backend.park(slot);
+    }
+
+    fn memory(&self) -> Memory {
+        self.backend.memory()
+    }
+
+    fn memory_needed(&self, utterance: &Utterance) -> u64 {
+        let Ok(segments) = self.segments(utterance) else { return 0 };
+        let need = |segment: &Segment| {
+            let text = segment.input.min_len / 2;
+            let tokens = self.forced.unwrap_or((text * USUAL_TOKENS).min(segment.input.max_len));
+            let positions = segment.input.prefix.len() as u32 + tokens;
+            self.backend.memory_needed(Extent { positions, frames: tokens * self.config.token_mel_ratio as u32 })
+        };
+        segments.iter().map(need).max().unwrap_or_default()
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        let handles: Vec<VoiceHandle> = self.voices.values().map(|k| k.handle).collect();
+        for handle in handles {
+            self.backend.prepare_voice(handle)?;
+        }
+        let mut times = [Duration::ZERO; 4];
+        if self.voices.is_empty() {
+            return Ok(times);
+        }
+        let slot = Slot(0);
+        let before = self.forced.replace(WARM_UP_TOKENS);
+        let result = self.speak_once(slot, &mut times);
+        self.forced = before;
+        self.close(slot);
+        result.map(|()| times)
+    }
+
+    fn refresh_voices(&mut self) {
+        let scan = self.folders.scan(&self.config);
+        scan.refused.iter().for_each(|r| tracing::warn!("{r}"));
+        for name in scan.removed {
+            if let Some(known) = self.voices.remove(&name) {
+                self.backend.release_voice(known.handle);
+            }
+        }
+        for (name, voice) in scan.changed {
+            self.take_voice(name, voice);
+        }
+    }
+}
+
+impl<B: Backend> CosyVoice<B> {
+    /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
+    fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
+        let utterance = Utterance {
+            id: crate::turn::UtteranceId(0),
+            line: crate::turn::LineId(0),
+            class: crate::turn::Class::Batch,
+            token: crate::turn::TurnToken::forever(),
+            text: "One two three four five.".into(),
+            voice: None,
+            language: None,
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            tenant: "".into(),
+        };
+        let mut ready = self.open(slot, &utterance)?;
+        let mut out = Vec::new();
+        while !ready.is_empty() {
+            let Some(stage) = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)) else { break };
+            let started = clock::now();
+            out.clear();
+            self.run(&Step { stage, slots: vec![slot], rounds: 1 }, &mut out)?;
+            self.backend.sync()?;
+            let took = clock::now() - started;
+            let kept = &mut times[stage as usize];
+            *kept = if kept.is_zero() { took } else { took.min(*kept) };
+            let Some(progress) = out.pop() else { break };
+            if let Some(error) = progress.failed {
+                return Err(error);
+            }
+            ready = progress.ready;
+        }
+        Ok(())
+    }
+}

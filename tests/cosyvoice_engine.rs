@@ -1,0 +1,233 @@
+//! The CosyVoice3 engine on a tiny random checkpoint: what a caller relies on, whatever the weights.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use antiphon::synth::cosyvoice::backend::Options;
+use antiphon::synth::cosyvoice::cpu::CpuBackend;
+use antiphon::synth::cosyvoice::random::{self, Size};
+use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
+use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer};
+use antiphon::turn::{Class, LineId, TurnToken, Utterance, UtteranceId};
+
+type Engine = CosyVoice<CpuBackend>;
+
+/// One checkpoint for all tests of this file.
+fn checkpoint() -> &'static Path {
+    static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("temp dir");
+        random::write(dir.path(), Size::Tiny, 1, |_, _| ()).expect("written");
+        dir
+    })
+    .path()
+}
+
+fn engine() -> Engine {
+    Engine::load_cpu(checkpoint(), Options::default(), Settings::default()).expect("loads")
+}
+
+fn utterance(text: &str, seed: u64) -> Utterance {
+    Utterance {
+        id: UtteranceId::next(),
+        line: LineId::next(),
+        class: Class::Live,
+        token: TurnToken::forever(),
+        text: text.into(),
+        voice: None,
+        language: None,
+        instructions: None,
+        seed,
+        speed: 1.0,
+        tenant: "".into(),
+    }
+}
+
+/// Runs `open` slots to their ends. `order` picks the next stage among those ready, `rounds` how long a step is.
+fn run(
+    engine: &mut Engine,
+    mut open: BTreeMap<Slot, Stages>,
+    mut order: impl FnMut(&BTreeMap<Slot, Stages>) -> (Stage, u32),
+) -> BTreeMap<Slot, Vec<f32>> {
+    let mut pcm: BTreeMap<Slot, Vec<f32>> = open.keys().map(|&s| (s, Vec::new())).collect();
+    let mut out = Vec::new();
+    for _ in 0..100_000 {
+        open.retain(|_, ready| !ready.is_empty());
+        if open.is_empty() {
+            return pcm;
+        }
+        let (stage, rounds) = order(&open);
+        let width = engine.caps().width[stage as usize] as usize;
+        let slots: Vec<Slot> = open.iter().filter(|(_, r)| r.has(stage)).map(|(&s, _)| s).take(width).collect();
+        assert!(!slots.is_empty(), "{stage:?} is not ready");
+        engine.run(&Step { stage, slots, rounds }, &mut out).expect("device works");
+        for progress in out.drain(..) {
+            assert!(progress.failed.is_none(), "{:?}", progress.failed);
+            assert_eq!(progress.done, progress.ready.is_empty(), "done exactly when nothing is left");
+            assert_eq!(progress.pcm.len() % 480, 0, "whole frames");
+            pcm.get_mut(&progress.slot).expect("open").extend(progress.pcm);
+            open.insert(progress.slot, progress.ready);
+        }
+    }
+    panic!("no end");
+}
+
+/// The furthest stage first: what keeps first audio early.
+fn eager(open: &BTreeMap<Slot, Stages>) -> (Stage, u32) {
+    let stage = Stage::ALL.into_iter().rev().find(|&s| open.values().any(|r| r.has(s)));
+    (stage.expect("something is ready"), 3)
+}
+
+fn speak(engine: &mut Engine, utterance: &Utterance) -> Vec<f32> {
+    let ready = engine.open(Slot(0), utterance).expect("opens");
+    let mut pcm = run(engine, [(Slot(0), ready)].into(), eager);
+    engine.close(Slot(0));
+    pcm.remove(&Slot(0)).expect("slot 0")
+}
+
+#[test]
+fn a_random_checkpoint_verifies_and_speaks() {
+    let report = verify::verify(checkpoint(), "llm");
+    assert!(report.passed(), "{report}");
+    let mut engine = engine();
+    let pcm = speak(&mut engine, &utterance("Hello there, how are you?", 7));
+    assert!(pcm.len() > 24_000 / 2, "{} samples", pcm.len());
+    let rms = (pcm.iter().map(|v| v * v).sum::<f32>() / pcm.len() as f32).sqrt();
+    assert!((0.005..0.7).contains(&rms), "rms {rms}");
+    assert_eq!(pcm, speak(&mut engine, &utterance("Hello there, how are you?", 7)), "same seed, same audio");
+    assert_ne!(pcm, speak(&mut engine, &utterance("Hello there, how are you?", 8)), "another seed, other audio");
+}
+
+#[test]
+fn audio_does_not_depend_on_company_nor_on_how_steps_are_cut() {
+    let mut engine = engine();
+    let texts = ["One two.", "A somewhat longer sentence is spoken here.", "Hm?", "Numbers: 12 and 345.", "End of it."];
+    let alone: Vec<Vec<f32>> =
+        texts.iter().enumerate().map(|(n, t)| speak(&mut engine, &utterance(t, n as u64))).collect();
+    let mut open = BTreeMap::new();
+    for (n, text) in texts.iter().enumerate() {
+        let slot = Slot(n as u32);
+        open.insert(slot, engine.open(slot, &utterance(text, n as u64)).expect("opens"));
+    }
+    // Every stage in turn, with ever other lengths, pausing flows between their Euler steps.
+    let mut turn = 0;
+    let together = run(&mut engine, open, |open| {
+        loop {
+            turn += 1;
+            let stage = Stage::ALL[turn * 7 % 4];
+            if open.values().any(|r| r.has(stage)) {
+                return (stage, 1 + turn as u32 % 5);
+            }
+        }
+    });
+    for (n, pcm) in alone.iter().enumerate() {
+        assert_eq!(pcm, &together[&Slot(n as u32)], "utterance {n} is bit for bit the same in company");
+    }
+}
+
+#[test]
+fn long_text_is_spoken_in_segments() {
+    let mut engine = engine();
+    let sentence = "This sentence is repeated so that the text becomes long. ";
+    let short = speak(&mut engine, &utterance(sentence, 3));
+    let long = speak(&mut engine, &utterance(&sentence.repeat(6), 3));
+    assert!(long.len() > 2 * short.len(), "{} against {}", long.len(), short.len());
+}
+
+#[test]
+fn nothing_to_say_ends_at_once() {
+    let mut engine = engine();
+    for text in ["", "...", "  \n "] {
+        assert!(speak(&mut engine, &utterance(text, 0)).is_empty());
+    }
+}
+
+#[test]
+fn instructions_speed_and_voices_change_the_audio() {
+    let mut engine = engine();
+    let plain = utterance("The same words again.", 5);
+    let base = speak(&mut engine, &plain);
+    let told = Utterance { instructions: Some("Please speak slowly.".into()), ..plain.clone() };
+    assert_ne!(base, speak(&mut engine, &told));
+    let other = Utterance { voice: Some("random-k10".into()), ..plain.clone() };
+    assert_ne!(base, speak(&mut engine, &other));
+    let fast = Utterance { speed: 1.25, ..plain };
+    let ratio = base.len() as f64 / speak(&mut engine, &fast).len() as f64;
+    assert!((1.2..1.3).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_forced_length_is_kept_and_announced() {
+    let mut engine = engine();
+    engine.force_length(Some(83));
+    assert_eq!(speak(&mut engine, &utterance("Any text.", 1)).len() % 960, 0);
+    let ready = engine.open(Slot(2), &utterance("Any text.", 1)).expect("opens");
+    assert!(ready.has(Stage::Prefill));
+    let mut out = Vec::new();
+    for (stage, rounds) in [(Stage::Prefill, 1), (Stage::Decode, 30)] {
+        engine.run(&Step { stage, slots: vec![Slot(2)], rounds }, &mut out).expect("runs");
+    }
+    let progress = out.pop().expect("progress");
+    assert!(progress.decoded_samples >= 25 * 960 && progress.decoded_samples <= 30 * 960);
+    assert!(progress.ready.has(Stage::Decode));
+}
+
+#[test]
+fn bad_requests_are_refused_with_reasons() {
+    let mut engine = engine();
+    let nobody = Utterance { voice: Some("nobody".into()), ..utterance("Hi.", 0) };
+    match engine.open(Slot(0), &nobody) {
+        Err(SynthError::UnknownVoice { name, known }) => {
+            assert_eq!(name, "nobody");
+            assert_eq!(known, "random, random-k10");
+        }
+        other => panic!("{other:?}"),
+    }
+    let rushed = Utterance { speed: 40.0, ..utterance("Hi.", 0) };
+    assert!(matches!(engine.open(Slot(0), &rushed), Err(SynthError::Input(_))));
+    let mut out = Vec::new();
+    engine.run(&Step { stage: Stage::Flow, slots: vec![Slot(5)], rounds: 1 }, &mut out).expect("device works");
+    assert!(out[0].failed.is_some());
+}
+
+#[test]
+fn voices_come_and_go_while_running() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let settings = Settings { voice_dirs: vec![dir.path().into()], ..Settings::default() };
+    let mut engine = Engine::load_cpu(checkpoint(), Options::default(), settings).expect("loads");
+    let file = dir.path().join("anna.safetensors");
+    std::fs::copy(checkpoint().join("voices/random.safetensors"), &file).expect("copied");
+    engine.refresh_voices();
+    let names = |e: &Engine| e.voices().into_iter().map(|v| v.name).collect::<Vec<_>>();
+    assert_eq!(names(&engine), ["anna", "random", "random-k10"]);
+    let ready = engine.open(Slot(1), &utterance("Still spoken.", 1)).expect("opens");
+    std::fs::remove_file(&file).expect("removed");
+    engine.refresh_voices();
+    assert_eq!(names(&engine), ["random", "random-k10"]);
+    // An utterance that began with it ends with it.
+    assert!(!run(&mut engine, [(Slot(1), ready)].into(), eager)[&Slot(1)].is_empty());
+}
+
+#[test]
+fn memory_is_accounted_and_given_back() {
+    let mut engine = engine();
+    engine.warm_up().expect("warm");
+    let empty = engine.memory().used;
+    let u = utterance("Memory is counted.", 2);
+    assert!(engine.memory_needed(&u) > 0);
+    let ready = engine.open(Slot(0), &u).expect("opens");
+    run(&mut engine, [(Slot(0), ready)].into(), eager);
+    assert!(engine.memory().used > empty);
+    engine.close(Slot(0));
+    assert_eq!(engine.memory().used, empty);
+}
+
+#[test]
+fn given_tokens_are_spoken_without_the_language_model() {
+    let mut engine = engine();
+    let tokens: Vec<u32> = (0..95).map(|n| n * 7 % 243).collect();
+    let ready = engine.open_tokens(Slot(0), None, &tokens).expect("opens");
+    assert!(ready.has(Stage::Flow) && !ready.has(Stage::Prefill));
+    assert_eq!(run(&mut engine, [(Slot(0), ready)].into(), eager)[&Slot(0)].len(), 95 * 960);
+}
