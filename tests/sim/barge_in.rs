@@ -1,5 +1,7 @@
 use antiphon::call::event::{BargeInOutcome, Cause, Precision};
-use antiphon::call::{BargeIn, CallConfig, CallEvent, Interruptible, LineState, Style, TextDelta, TurnHow, TurnRequest};
+use antiphon::call::{
+    BargeIn, CallConfig, CallEvent, Interruptible, LineState, Style, TextDelta, TurnHow, TurnRequest,
+};
 use antiphon::media::leg::{Codec, LegEvent, PeerReport};
 
 use super::world::{MS, World, format};
@@ -133,7 +135,11 @@ fn a_rejected_barge_in_goes_on_where_it_stopped() {
     world.run(5_000 * MS);
     let events = world.take_events();
     assert!(events.iter().any(|e| matches!(e, CallEvent::BargeInResolved { outcome: BargeInOutcome::Rejected, .. })));
-    assert!(events.iter().any(|e| matches!(e, CallEvent::TurnEnded { how: TurnHow::Done, heard, .. } if heard.sent_ms == 2_000)));
+    assert!(
+        events
+            .iter()
+            .any(|e| matches!(e, CallEvent::TurnEnded { how: TurnHow::Done, heard, .. } if heard.sent_ms == 2_000))
+    );
     assert_eq!(world.handle.info().underruns, 0);
     assert_eq!(world.packets.len(), 101);
     assert!(world.engine.notes().contains(&LineState::Held) && world.engine.notes().contains(&LineState::Resumed));
@@ -185,7 +191,12 @@ fn the_rest_of_a_stream_that_was_cut_off_is_not_a_new_turn() {
     assert_eq!(heard.collect::<Vec<_>>(), ["A new reply."]);
     assert_eq!(world.handle.info().backlog_bytes, 0);
     // With an id it is certain.
-    let named = |id: &str, token: &str| TextDelta { id: Some(id.into()), token: token.into(), last: false, style: Style::default() };
+    let named = |id: &str, token: &str| TextDelta {
+        id: Some(id.into()),
+        token: token.into(),
+        last: false,
+        style: Style::default(),
+    };
     world.handle.push_text(named("a", "A named stream of words, which is cut off. And")).unwrap();
     world.run(200 * MS);
     world.handle.interrupt().unwrap();

@@ -1,5 +1,5 @@
-use antiphon::call::CallEvent;
 use antiphon::call::CallConfig;
+use antiphon::call::CallEvent;
 use antiphon::media::dtmf::Receiver;
 use antiphon::media::leg::{Codec, InPacket, LegEvent, MediaFormat};
 use bytes::Bytes;

@@ -34,7 +34,13 @@ fn hold_freezes_speech_tells_the_engine_and_goes_on_where_it_stopped() {
     assert_eq!(world.packets.len(), 101);
     assert_eq!(world.handle.info().underruns, 0);
     let notes = world.engine.notes();
-    assert!(matches!(notes[..], [LineState::Anchored { .. }, LineState::Held, LineState::Resumed, LineState::Anchored { .. }]), "{notes:?}");
+    assert!(
+        matches!(
+            notes[..],
+            [LineState::Anchored { .. }, LineState::Held, LineState::Resumed, LineState::Anchored { .. }]
+        ),
+        "{notes:?}"
+    );
 }
 
 #[test]
@@ -64,7 +70,9 @@ fn a_codec_change_in_mid_call_keeps_the_call_speaking() {
     let sequences = world.packets.iter().map(|(_, packet)| packet.sequence).collect::<Vec<_>>();
     assert!(sequences.windows(2).all(|pair| pair[1] == pair[0].wrapping_add(1)));
     assert_eq!(world.packets.len(), 101);
-    assert!(world.events.iter().any(|(_, e)| matches!(e, CallEvent::TurnEnded { heard, .. } if heard.sent_ms == 2_000)));
+    assert!(
+        world.events.iter().any(|(_, e)| matches!(e, CallEvent::TurnEnded { heard, .. } if heard.sent_ms == 2_000))
+    );
     // The same format again changes nothing.
     let before = world.packets.len();
     world.leg(LegEvent::Format(format(Codec::Opus, false)));

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use antiphon::call::event::{Cause, Heard, Precision};
-use antiphon::call::{CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest};
+use antiphon::call::{
+    CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
+};
 use antiphon::media::leg::Codec;
 
 use super::world::{MS, World, format};
@@ -213,12 +215,18 @@ fn finish_ends_the_call_behind_its_last_words() {
 fn clips_and_streamed_audio_sound_in_their_turn() {
     let mut world = World::new();
     let mut wav = std::io::Cursor::new(Vec::new());
-    let spec = hound::WavSpec { channels: 1, sample_rate: 24_000, bits_per_sample: 16, sample_format: hound::SampleFormat::Int };
+    let spec = hound::WavSpec {
+        channels: 1,
+        sample_rate: 24_000,
+        bits_per_sample: 16,
+        sample_format: hound::SampleFormat::Int,
+    };
     let mut writer = hound::WavWriter::new(&mut wav, spec).unwrap();
     (0..24_000).for_each(|n| writer.write_sample(if n / 12 % 2 == 0 { 9_000i16 } else { -9_000 }).unwrap());
     writer.finalize().unwrap();
     use base64::Engine as _;
-    let source = format!("data:audio/wav;base64,{}", base64::engine::general_purpose::STANDARD.encode(wav.into_inner()));
+    let source =
+        format!("data:audio/wav;base64,{}", base64::engine::general_purpose::STANDARD.encode(wav.into_inner()));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let handle = world.handle.clone();
     let request = PlayRequest { id: None, source, times: 2, interruptible: None, preemptible: false };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use antiphon::call::handle::Command;
 use antiphon::call::machine::{Action, Machine};
 use antiphon::call::{
-    CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, LineState, Refusal, Speech, SpeakError,
+    CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, LineState, Refusal, SpeakError, Speech,
     TextDelta, TurnId, TurnRequest,
 };
 use antiphon::clock;
@@ -316,8 +316,13 @@ impl World {
 
     /// Packets of speech that are not silence, with their times since the beginning.
     pub(crate) fn audible(&self) -> Vec<(Duration, &OutPacket)> {
-        let audible = |packet: &OutPacket| packet.payload_type == 0 && packet.payload.iter().any(|byte| byte & 0x7f < 0x70);
-        self.packets.iter().filter(|(_, packet)| audible(packet)).map(|(at, packet)| (*at - self.start, packet)).collect()
+        let audible =
+            |packet: &OutPacket| packet.payload_type == 0 && packet.payload.iter().any(|byte| byte & 0x7f < 0x70);
+        self.packets
+            .iter()
+            .filter(|(_, packet)| audible(packet))
+            .map(|(at, packet)| (*at - self.start, packet))
+            .collect()
     }
 
     pub(crate) fn ended(&self) -> Option<EndReason> {
