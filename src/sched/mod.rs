@@ -253,9 +253,15 @@ impl Scheduler {
 
     /// Says how many bytes `job` will hold at its largest.
     pub fn sized(&mut self, job: JobId, bytes: u64) {
-        if let Some(job) = self.jobs.get_mut(&job) {
-            job.memory = bytes;
-            self.learned.sized(bytes, job.spec.chars);
+        let limit = self.limits.memory;
+        let Some(state) = self.jobs.get_mut(&job) else { return };
+        state.memory = bytes;
+        self.learned.sized(bytes, state.spec.chars);
+        // It would wait for ever, and everybody else behind it.
+        if limit > 0 && bytes > limit {
+            let reason =
+                format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
+            self.finish(job, JobEnd::Failed(reason));
         }
     }
 

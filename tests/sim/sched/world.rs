@@ -309,14 +309,7 @@ impl World {
             utterance.ran = true;
         }
         let live = jobs.iter().any(|job| self.jobs[job].class == Class::Live);
-        for utterance in self.jobs.values_mut().filter(|u| u.class == Class::Live && !u.ran) {
-            if live {
-                utterance.behind_batch = 0;
-            } else if utterance.submitted <= self.now && self.listeners[&utterance.line].dry.is_none() {
-                utterance.behind_batch += 1;
-                self.report.most_behind_batch = self.report.most_behind_batch.max(utterance.behind_batch);
-            }
-        }
+        self.count_waiting(live);
         let (took, outcomes) = self.engine.run(step);
         if self.trace {
             println!("{:?} {step:?} {jobs:?} took {took:?}", self.now - zero());
@@ -343,6 +336,21 @@ impl World {
             self.audio(now, job, outcome.samples);
         }
         self.policy.record(now, took, step, &outcomes);
+    }
+
+    /// Counts, for every first audio that somebody waits for, the steps without live work since it was submitted.
+    fn count_waiting(&mut self, live: bool) {
+        let mut seen = std::collections::HashSet::new();
+        for utterance in self.jobs.values_mut() {
+            let front = seen.insert(utterance.line);
+            let listener = self.listeners.get(&utterance.line);
+            let waits = listener.is_some_and(|l| l.dry.is_none() && l.held.is_none());
+            if !front || utterance.class != Class::Live || utterance.ran || !waits || utterance.submitted > self.now {
+                continue;
+            }
+            utterance.behind_batch = if live { 0 } else { utterance.behind_batch + 1 };
+            self.report.most_behind_batch = self.report.most_behind_batch.max(utterance.behind_batch);
+        }
     }
 
     fn audio(&mut self, now: Instant, job: JobId, samples: u64) {
