@@ -326,7 +326,7 @@ impl Recorder {
         self.reported = (expected, received);
         let expected_since = expected.saturating_sub(last_expected);
         let lost_since = expected_since.saturating_sub(received.saturating_sub(last_received));
-        let fraction = if expected_since == 0 { 0 } else { (lost_since * 256 / expected_since).min(255) };
+        let fraction = (lost_since * 256).checked_div(expected_since).unwrap_or(0).min(255);
         Some(rtp::Block {
             ssrc: self.ssrc?,
             fraction_lost: fraction as u8,

@@ -79,7 +79,7 @@ pub fn audible_length(clip: &Clip) -> Duration {
     let frame = (clip.rate as usize / 50).max(1);
     let mut loud = clip.pcm.chunks(frame).enumerate().filter(|(_, f)| rms(f) > AUDIBLE).map(|(n, _)| n);
     let Some(first) = loud.next() else { return Duration::ZERO };
-    Duration::from_millis(20) * (loud.last().unwrap_or(first) - first + 1) as u32
+    Duration::from_millis(20) * (loud.next_back().unwrap_or(first) - first + 1) as u32
 }
 
 /// Share of audible frames that are voiced; `None` when hardly any is audible.

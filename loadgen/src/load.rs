@@ -494,7 +494,7 @@ impl Tally {
             }
         }
         self.seen += 1;
-        if turn.barge_in.is_none() && self.seen % self.sampled == 0 && self.kept.len() < KEPT {
+        if turn.barge_in.is_none() && self.seen.is_multiple_of(self.sampled) && self.kept.len() < KEPT {
             self.kept.push(turn);
         }
     }

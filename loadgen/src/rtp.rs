@@ -209,7 +209,7 @@ pub fn write_rtcp(ssrc: u32, sender: Option<SenderInfo>, blocks: &[Block], cname
 pub fn ntp(wall: Duration) -> u64 {
     // 70 years with 17 leap days.
     let seconds = wall.as_secs() + 2_208_988_800;
-    seconds << 32 | (u64::from(wall.subsec_nanos()) << 32) / 1_000_000_000
+    (seconds << 32) | ((u64::from(wall.subsec_nanos()) << 32) / 1_000_000_000)
 }
 
 /// The round trip a block tells, if it answers a report of ours: `now` and the block's times in NTP short format.

@@ -125,9 +125,13 @@ impl Speaker {
         self.sends = sends;
     }
 
-    /// When the next frame is due.
+    /// When the next frame is due: at once for what was just queued, and not before the next sign of life while there
+    /// is nothing to say and silence is not sent.
     pub fn deadline(&self) -> Instant {
-        self.due
+        match (self.idle, self.last_sent) {
+            (Idle::KeepAlive(every), Some(sent)) if self.queue.is_empty() => self.due.max(sent + every),
+            _ => self.due,
+        }
     }
 
     /// The packets due at `now`, if any (the end of a digit is sent three times).
@@ -136,8 +140,10 @@ impl Speaker {
             return Vec::new();
         }
         // More than five frames late: a caller that was starved of CPU does not send a burst.
+        // Nor does one that slept while it had nothing to say.
         let late = now - self.due;
-        if late > FRAME * 5 {
+        let slept = matches!(self.idle, Idle::KeepAlive(_)) && !self.speaking && late >= FRAME;
+        if late > FRAME * 5 || slept {
             let missed = (late.as_nanos() / FRAME.as_nanos()) as u32;
             self.due += FRAME * missed;
             self.timestamp = self.timestamp.wrapping_add(self.frame_ticks.wrapping_mul(missed));
@@ -291,6 +297,13 @@ mod tests {
         let idle = Idle::KeepAlive(Duration::from_millis(100));
         let mut speaker = Speaker::new(start, Codec::Opus, 111, None, idle).unwrap();
         assert_eq!(run(&mut speaker, start, 20).len(), 4);
+        // In between nobody need be woken, unless there is something to say.
+        assert!(speaker.deadline() >= start + Duration::from_millis(300 + 100));
+        let (began, _) = oneshot::channel();
+        speaker.say(vec![0; 320], began);
+        assert!(speaker.deadline() <= start + FRAME * 20);
+        assert_eq!(speaker.poll(start + FRAME * 24).len(), 1);
+        assert_eq!(speaker.deadline(), start + FRAME * 25, "no burst");
     }
 
     #[test]

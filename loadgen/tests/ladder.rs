@@ -1,5 +1,7 @@
 //! Loads and the ladder against a test gateway whose delays, gaps and losses are known.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 mod support;
 
 use std::sync::Arc;

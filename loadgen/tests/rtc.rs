@@ -1,5 +1,7 @@
 //! A browser calls a WebRTC server over real sockets: speech both ways, text both ways, and a proper end.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 mod support;
 
 use std::sync::atomic::Ordering;

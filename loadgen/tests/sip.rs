@@ -1,5 +1,7 @@
 //! A telephone calls another over real sockets: every codec, both transports, both directions.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something is not as it should be")]
+
 use std::time::Duration;
 
 use antiphon_loadgen::call::{Call, CallError, End, now};

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Measure one level of load after the other and find the knee.
-    Ladder(ladder::Ladder),
+    Ladder(Box<ladder::Ladder>),
     /// Run a scenario: arrivals, turns, interruptions, a bad network.
     Run(run::Run),
     /// Draw the page of a report.
