@@ -13,10 +13,14 @@ use tokio::sync::{mpsc, watch};
 use crate::agent::Agents;
 use crate::call::{CallId, CallMeta, Calls, Direction};
 use crate::config::Config;
+use crate::server::jobs::Jobs;
 use crate::server::{self, Gateway};
 use crate::sip::{Endpoint, IncomingCall};
 use crate::synth::device::Engine;
 use crate::telemetry;
+use crate::voice::api::Service;
+use crate::voice::enrol::{Enroller, Options};
+use crate::voice::store::Store;
 
 /// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
 const RINGING: usize = 256;
@@ -51,8 +55,8 @@ pub enum StartError {
     #[error("cannot start media threads: {0}")]
     Threads(std::io::Error),
     /// Batch work cannot be stored.
-    #[error("{0}")]
-    Batch(String),
+    #[error("[batch] {0}")]
+    Batch(#[from] crate::batch::BatchError),
 }
 
 /// A running gateway.
@@ -91,7 +95,10 @@ impl App {
         };
 
         let grace = Duration::from_secs(config.call.drain_grace_s);
+        let jobs = Jobs::new(config.batch.clone(), engine.clone())?;
         let gateway = Gateway {
+            jobs,
+            voices: Arc::new(voices(&config)),
             calls,
             agents,
             engine,
@@ -135,14 +142,29 @@ impl App {
         self.gateway.webrtc.shutdown().await;
         let _ = self.stop.send(true);
         let _ = self.served.await;
-        let (calls, engine) = (self.gateway.calls, self.gateway.engine);
+        let (calls, engine, jobs) = (self.gateway.calls, self.gateway.engine, self.gateway.jobs);
         // Joining threads blocks, so it leaves the runtime.
         let joined = tokio::task::spawn_blocking(move || {
+            jobs.shutdown();
             calls.shutdown();
             engine.shutdown();
         });
         let _ = joined.await;
     }
+}
+
+/// Enrolment works where the checkpoint has the networks for it; listing and removing work anyway.
+fn voices(config: &Config) -> Service {
+    let enroller = config.engine.model.as_deref().and_then(|model| match Enroller::open(model) {
+        Ok(enroller) => Some(enroller),
+        Err(error) => {
+            tracing::info!(%error, "voices cannot be enrolled");
+            None
+        }
+    });
+    // Enrolment is rare and calls are not: it gets half the cores.
+    let threads = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
+    Service::new(Store::open(&config.engine.voices), enroller, Options { threads, ..Options::default() })
 }
 
 async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {

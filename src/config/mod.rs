@@ -39,6 +39,8 @@ pub struct Config {
     pub engine: Engine,
     /// How live and batch work share a device.
     pub scheduler: crate::sched::Config,
+    /// Durable work that nobody waits for.
+    pub batch: crate::batch::Config,
     /// Who supplies the text, by name.
     pub agent: BTreeMap<String, Agent>,
     /// Logs and traces.

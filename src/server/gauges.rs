@@ -3,6 +3,7 @@
 use metrics::gauge;
 
 use super::Gateway;
+use crate::batch::JobState;
 use crate::turn::Class;
 
 /// Sets every gauge to what it is now.
@@ -13,6 +14,11 @@ pub(super) fn refresh(gateway: &Gateway) {
             gauge!("voice_gpu_memory_bytes", "device" => caps.device.clone(), "part" => part).set(bytes as f64);
         }
     }
+    if let Some(counts) = gateway.jobs.opened().and_then(|jobs| jobs.counts().ok()) {
+        for (state, jobs) in counts {
+            gauge!("antiphon_batch_jobs", "state" => label(state)).set(f64::from(jobs));
+        }
+    }
     let (mut live, mut batch) = (0, 0);
     for device in gateway.engine.status() {
         live += device.load.live - device.load.live_open;
@@ -20,4 +26,14 @@ pub(super) fn refresh(gateway: &Gateway) {
     }
     gauge!("antiphon_scheduler_queue_depth", "class" => Class::Live.label()).set(f64::from(live));
     gauge!("antiphon_scheduler_queue_depth", "class" => Class::Batch.label()).set(f64::from(batch));
+}
+
+fn label(state: JobState) -> &'static str {
+    match state {
+        JobState::Queued => "queued",
+        JobState::Running => "running",
+        JobState::Done => "done",
+        JobState::Failed => "failed",
+        JobState::Cancelled => "cancelled",
+    }
 }

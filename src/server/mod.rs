@@ -10,11 +10,13 @@ pub mod error;
 pub mod events;
 mod extract;
 mod gauges;
+pub mod jobs;
 mod listen;
 mod media;
 mod sockets;
 pub mod speech;
 mod speech_socket;
+mod voices;
 pub mod whip;
 
 use std::collections::BTreeMap;
@@ -50,6 +52,10 @@ pub struct Gateway {
     pub agents: Agents,
     /// What speaks.
     pub engine: Engine,
+    /// Batch work.
+    pub jobs: jobs::Jobs,
+    /// Enrolled voices.
+    pub voices: Arc<crate::voice::api::Service>,
     /// Telephone signalling, where it is configured.
     pub sip: Option<Arc<Endpoint>>,
     /// Browser sessions.
@@ -98,6 +104,8 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
     Router::new()
         .merge(admin::router())
         .merge(calls::router())
+        .merge(jobs::router())
+        .merge(voices::router())
         .route("/v1/calls/{id}/agent", get(sockets::attach))
         .route("/v1/calls/{id}/media", get(media::stream))
         .route("/v1/events", get(events::stream))

@@ -3,5 +3,6 @@
 mod agents;
 mod calls;
 mod hostile;
+mod interop;
 mod speech;
 mod support;
