@@ -42,7 +42,8 @@ impl Builtin {
         events: &mut broadcast::Receiver<CallEvent>,
         attach: &mut mpsc::Receiver<Link>,
     ) -> RelayEnd {
-        if self == Builtin::Client {
+        let has_channel = relay.handle().info().leg == "webrtc";
+        if self == Builtin::Client && has_channel {
             // overflow: drops where there is no data channel; then nobody asks
             let _ = relay.handle().send_message(print(&relay.setup()));
         }
@@ -53,15 +54,23 @@ impl Builtin {
             };
             match event {
                 Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
-                Ok(event) => self.handle(relay, agent, &event).await,
+                Ok(event) => {
+                    if let Some(frame) = self.handle(relay, agent, &event).await
+                        && has_channel
+                    {
+                        // overflow: drops; the browser's channel is its own business
+                        let _ = relay.handle().send_message(print(&frame));
+                    }
+                }
                 Err(broadcast::error::RecvError::Lagged(_)) => {}
             }
         }
     }
 
-    async fn handle(self, relay: &mut Relay, agent: &Agent, event: &CallEvent) {
+    /// Acts on an event; gives what a browser is told of it.
+    async fn handle(self, relay: &mut Relay, agent: &Agent, event: &CallEvent) -> Option<ToAgent> {
         if self == Builtin::Silent {
-            return;
+            return None;
         }
         let outcome = match (self, event) {
             (Builtin::Demo, CallEvent::Connected) if agent.greeting.is_none() => say(relay, GREETING).await,
@@ -72,15 +81,13 @@ impl Builtin {
                 Err(_) if self == Builtin::Demo && !text.trim_start().starts_with('{') => say(relay, text).await,
                 Err(description) => Err(SpeakError::Invalid(description)),
             },
+            // A message that could not be sent is such an error: telling of it would fail and be told of in turn.
+            (_, CallEvent::Error(_)) => return None,
             _ => Ok(()),
         };
-        let frame = match outcome {
+        match outcome {
             Ok(()) => relay.frame(event),
             Err(error) => Some(ToAgent::Error { description: error.to_string() }),
-        };
-        if let Some(frame) = frame {
-            // overflow: drops; the browser's channel is its own business
-            let _ = relay.handle().send_message(print(&frame));
         }
     }
 }

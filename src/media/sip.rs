@@ -9,7 +9,7 @@
 //! is its own, and old exchanges that want RTCP on the odd port are served.
 //!
 //! *Drops are counted, not reported*: a packet that is malformed, of a stranger, of an unknown payload type,
-//! or that finds the socket buffer full shows in `antiphon_rtp_packets_total` by `direction`.
+//! or that finds the socket buffer full shows in `antiphon_rtp_discarded_total` by `reason`.
 
 mod latch;
 pub(crate) mod ports;
@@ -113,8 +113,6 @@ struct Sockets {
 }
 
 struct Counters {
-    received: Counter,
-    sent: Counter,
     malformed: Counter,
     stranger: Counter,
     unexpected: Counter,
@@ -123,14 +121,12 @@ struct Counters {
 
 impl Counters {
     fn new() -> Counters {
-        let packets = |direction: &'static str| counter!("antiphon_rtp_packets_total", "direction" => direction);
+        let discarded = |reason: &'static str| counter!("antiphon_rtp_discarded_total", "reason" => reason);
         Counters {
-            received: packets("in"),
-            sent: packets("out"),
-            malformed: packets("in_malformed"),
-            stranger: packets("in_stranger"),
-            unexpected: packets("in_unexpected"),
-            full: packets("out_dropped"),
+            malformed: discarded("malformed"),
+            stranger: discarded("stranger"),
+            unexpected: discarded("unexpected"),
+            full: discarded("full"),
         }
     }
 }
@@ -312,7 +308,6 @@ impl SipLeg {
             return;
         }
         self.heard = now;
-        self.counters.received.increment(1);
         let packet = InPacket {
             payload_type,
             marker: header.marker,
@@ -485,7 +480,6 @@ impl MediaLeg for SipLeg {
         // overflow: drops (counted): late audio is worse than none
         match sockets.rtp.try_send_to(datagram, target) {
             Ok(_) => {
-                self.counters.sent.increment(1);
                 self.rtcp.on_sent(clock::now(), &packet);
             }
             Err(_) => self.counters.full.increment(1),

@@ -54,7 +54,7 @@ async fn sipp_hears_the_greeting() {
         .current_dir(folder.path())
         .arg("-sf")
         .arg(scenario)
-        .args(["-nostdin", "-i", "127.0.0.1", "-m", "1", "-s", "demo", "-mp", &port])
+        .args(["-nostdin", "-i", "127.0.0.1", "-m", "1", "-s", "demo", "-key", "ear", &port])
         .args(["-timeout", "25s", "-timeout_error", &rig.sip_udp().to_string()])
         .stdin(Stdio::null())
         .kill_on_drop(true)
@@ -65,15 +65,17 @@ async fn sipp_hears_the_greeting() {
     rig.app.drain().await;
 }
 
-/// Sends silence from a file, keeps what it hears in another; needs no sound card and no network but loopback.
+/// Sends silence from a file, keeps what it decodes in another; needs no sound card and no network but loopback.
 const BARESIP: &str = "
 sip_listen 127.0.0.1:0
-audio_player aufile,heard.wav
+audio_player aufile,unused
 audio_source aufile,silence.wav
 net_interface 127.0.0.1
+snd_path .
 module_path /usr/lib/baresip/modules
 module g711.so
 module aufile.so
+module sndfile.so
 module_tmp account.so
 module_app menu.so
 ";
@@ -106,7 +108,12 @@ async fn baresip_hears_the_greeting() {
         .kill_on_drop(true)
         .output();
     timeout(PATIENCE, output).await.expect("baresip ends").expect("baresip runs");
-    let heard = wav::read(file("heard.wav")).expect("baresip kept what it heard");
+    let kept = std::fs::read_dir(folder.path())
+        .expect("readable")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.to_string_lossy().ends_with("-dec.wav"))
+        .expect("baresip kept what it heard");
+    let heard = wav::read(kept).expect("a sound file");
     let found = correlate::correlate(&heard, &rig.reference(GREETING).await).expect("comparable rates");
     assert!(found.found > 0.5, "{found:?}");
     rig.app.drain().await;
