@@ -356,14 +356,8 @@ fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
     bytes.chunks_exact(N).filter_map(|c| c.try_into().ok())
 }
 
-#[expect(unsafe_code, reason = "reading mapped floats in place")]
 fn aligned(bytes: &[u8]) -> Option<&[f32]> {
-    if cfg!(target_endian = "big") {
-        return None;
-    }
-    // SAFETY: every bit pattern is an f32, and `align_to` splits off whatever is not aligned.
-    let (before, values, after) = unsafe { bytes.align_to::<f32>() };
-    (before.is_empty() && after.is_empty()).then_some(values)
+    if cfg!(target_endian = "big") { None } else { bytemuck::try_cast_slice(bytes).ok() }
 }
 
 #[expect(unsafe_code, reason = "memory-mapping a file")]
