@@ -1,11 +1,13 @@
 //! Incremental equals one-shot, however the work is cut; and an independent Qwen2 agrees with ours.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use antiphon::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, Options};
+use antiphon::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength, Options};
+use antiphon::synth::cosyvoice::bistream::{Bistream, Draw, Order, Prompt, speak};
 use antiphon::synth::cosyvoice::checkpoint::{Part, TensorFile, find};
-use antiphon::synth::cosyvoice::config::Config;
+use antiphon::synth::cosyvoice::config::{Config, EOS};
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::probe::{Probe, Values};
 use antiphon::synth::cosyvoice::random;
@@ -104,6 +106,50 @@ proptest! {
         }).expect("steps");
         let steps = Values { shape: pass.shape.clone(), data: rows };
         prop_assert!(largest_difference(&pass, &steps) <= 2e-5, "{}", largest_difference(&pass, &steps));
+    }
+}
+
+/// Speaks text that arrives id by id: how many positions were fed, how many tokens came, and how many before the
+/// text had ended.
+fn stream(order: Order, prompt: &Prompt<'_>, text: &[u32]) -> (usize, usize, usize) {
+    let llm = config().llm;
+    let mut machine = Bistream::new(&llm, order, prompt);
+    let mut left = text.iter();
+    let ended = Cell::new(false);
+    let mut next = || {
+        let ids: Vec<u32> = left.next().into_iter().copied().collect();
+        ended.set(ids.is_empty());
+        ids
+    };
+    let (codebook, eos) = (llm.speech_tokens, llm.control(EOS));
+    let mut choose = |scores: &[f32], items: &[u32]| {
+        let id =
+            (0..codebook).filter(|&i| !items.contains(&(i as u32))).max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+        if ended.get() && items.len() > 70 { Some(eos) } else { id.map(|i| i as u32) }
+    };
+    let (mut tokens, mut early) = (0, 0);
+    let mut draw = Draw { min_length: MinLength::Intended, choose: &mut choose };
+    let mut emit = |_| {
+        tokens += 1;
+        early += usize::from(!ended.get());
+    };
+    let fed = speak(&mut *backend(), &mut machine, &mut draw, &mut next, &mut emit).expect("speaks");
+    (fed.iter().sum(), tokens, early)
+}
+
+#[test]
+fn streamed_text_is_fed_once_and_spoken_before_it_ends() {
+    let ids: Vec<u32> = (0..40).map(|n| n * 11 % 900).collect();
+    let speech: Vec<u32> = (0..19).map(|n| n * 17 % 729).collect();
+    for speech in [&speech[..], &[]] {
+        let prompt = Prompt { system: &ids[..6], transcript: &ids[6..14], speech };
+        let text = &ids[14..];
+        let (fed, tokens, early) = stream(Order::Fixed, &prompt, text);
+        // sos, text, task, prompt speech and every token once.
+        assert_eq!(fed, 1 + ids.len() + 1 + speech.len() + tokens);
+        assert!(early >= 15, "{early} tokens left while the text was being written");
+        let (fed, tokens, _) = stream(Order::Reference, &prompt, text);
+        assert_eq!(fed, 1 + ids.len() + 1 + speech.len() + tokens + 1, "the reference feeds one token twice");
     }
 }
 

@@ -160,12 +160,12 @@ fn pickle(tensors: &[Tensor]) -> Vec<u8> {
 fn crc32(bytes: &[u8]) -> u32 {
     static TABLES: std::sync::LazyLock<[[u32; 256]; 8]> = std::sync::LazyLock::new(|| {
         let mut tables = [[0u32; 256]; 8];
-        for i in 0..256 {
+        for (i, entry) in tables[0].iter_mut().enumerate() {
             let mut value = i as u32;
             for _ in 0..8 {
                 value = if value & 1 == 1 { value >> 1 ^ 0xedb8_8320 } else { value >> 1 };
             }
-            tables[0][i] = value;
+            *entry = value;
         }
         for i in 0..256 {
             for t in 1..8 {

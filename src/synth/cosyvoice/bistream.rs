@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use super::backend::{Embed, MinLength};
 use super::config::{EOS, FILL, LlmConfig, SOS, TASK};
-use super::probe::Probe;
+use super::probe::{Choose, Probe};
 use super::sample;
 use crate::synth::SynthError;
 
@@ -234,7 +234,7 @@ pub struct Draw<'a> {
     /// See [`MinLength`].
     pub min_length: MinLength,
     /// The choice from masked scores and everything decoded so far.
-    pub choose: &'a mut dyn FnMut(&[f32], &[u32]) -> Option<u32>,
+    pub choose: Choose<'a>,
 }
 
 /// Runs a streamed utterance on a backend: `text` gives the next ids, empty at the end, and is asked only when the

@@ -344,10 +344,13 @@ impl Config {
             return Err("a size is zero or beyond any model".into());
         }
         let rule = |holds: bool, text: &str| if holds { Ok(()) } else { Err(text.to_string()) };
-        rule(self.llm.heads % self.llm.kv_heads == 0, "query heads must be a multiple of key heads")?;
-        rule(self.llm.head_dim % 2 == 0 && self.flow.head_dim % 2 == 0, "head sizes must be even")?;
-        rule(self.flow.block % self.token_mel_ratio == 0, "static_chunk_size must be whole tokens")?;
-        rule(self.flow.dim % CONV_POS_GROUPS == 0, "DiT dim must be a multiple of 16 (position convolution groups)")?;
+        rule(self.llm.heads.is_multiple_of(self.llm.kv_heads), "query heads must be a multiple of key heads")?;
+        rule(self.llm.head_dim.is_multiple_of(2) && self.flow.head_dim.is_multiple_of(2), "head sizes must be even")?;
+        rule(self.flow.block.is_multiple_of(self.token_mel_ratio), "static_chunk_size must be whole tokens")?;
+        rule(
+            self.flow.dim.is_multiple_of(CONV_POS_GROUPS),
+            "DiT dim must be a multiple of 16 (position convolution groups)",
+        )?;
         rule(self.flow.mel == self.hift.mel, "flow and hift disagree on mel channels")?;
         rule(
             self.flow.input == self.flow.mel && self.flow.spk_dim == self.flow.mel,
@@ -372,7 +375,7 @@ impl Config {
             "a hift kernel, rate or dilation is out of range",
         )?;
         rule(
-            h.n_fft % 2 == 0 && h.n_fft % h.hop == 0 && h.n_fft <= 4096,
+            h.n_fft.is_multiple_of(2) && h.n_fft.is_multiple_of(h.hop) && h.n_fft <= 4096,
             "istft n_fft must be even and a multiple of its hop",
         )?;
         rule(

@@ -96,20 +96,20 @@ fn log(x: f32) -> f32 {
     let square = x * x;
     let polynomial = [
         7.037_683_6e-2,
-        -1.151_461_03e-1,
+        -1.151_461e-1,
         1.167_699_9e-1,
         -1.242_014_1e-1,
         1.424_932_3e-1,
         -1.666_805_8e-1,
         2.000_071_5e-1,
         -2.499_999_4e-1,
-        3.333_333_1e-1,
+        3.333_333e-1,
     ];
     let e = exponent as f32;
     let mut y = horner(&polynomial, x) * x * square;
     y = fused(e, -2.121_944_4e-4, y);
     y = fused(square, -0.5, y);
-    fused(e, 0.693_359_375, x + y)
+    fused(e, 0.693_359_4, x + y)
 }
 
 /// Sine and cosine by the Cephes polynomials, likewise. For `0 <= x < 2 pi`.

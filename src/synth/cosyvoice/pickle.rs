@@ -321,7 +321,7 @@ impl Machine<'_> {
                 }
                 b')' | b']' => self.push_items(Vec::new()),
                 b't' => {
-                    let items = self.to_mark()?;
+                    let items = self.since_mark()?;
                     self.push_items(items);
                 }
                 0x85..=0x87 => {
@@ -336,7 +336,7 @@ impl Machine<'_> {
                     self.extend_list(vec![item])?;
                 }
                 b'e' => {
-                    let items = self.to_mark()?;
+                    let items = self.since_mark()?;
                     self.extend_list(items)?;
                 }
                 b's' => {
@@ -345,7 +345,7 @@ impl Machine<'_> {
                     self.extend_dict(vec![key, value])?;
                 }
                 b'u' => {
-                    let items = self.to_mark()?;
+                    let items = self.since_mark()?;
                     self.extend_dict(items)?;
                 }
                 b'q' => {
@@ -427,7 +427,7 @@ impl Machine<'_> {
         self.stack.pop().ok_or_else(|| "stack underflow".to_string())
     }
 
-    fn to_mark(&mut self) -> Result<Vec<Object>, String> {
+    fn since_mark(&mut self) -> Result<Vec<Object>, String> {
         let mark = self.marks.pop().filter(|&m| m <= self.stack.len()).ok_or("no mark on the stack")?;
         Ok(self.stack.split_off(mark))
     }
@@ -466,7 +466,7 @@ impl Machine<'_> {
     }
 
     fn extend_dict(&mut self, items: Vec<Object>) -> Result<(), String> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err("a key without a value".into());
         }
         match self.stack.last() {

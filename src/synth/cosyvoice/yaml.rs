@@ -400,7 +400,7 @@ mod tests {
         #[test]
         fn any_text_parses_or_is_refused(text in "[a-c:\\[\\]{}!<>'\" \n,#-]{0,80}") {
             if let Ok(node) = parse(&text) {
-                node.resolved();
+                let _ = node.resolved();
             }
         }
     }

@@ -142,7 +142,7 @@ impl CpuBackend {
                 flow.speaker
             ));
         }
-        if prompt.mel.len() % flow.mel != 0 {
+        if !prompt.mel.len().is_multiple_of(flow.mel) {
             return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
         }
         if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
@@ -274,7 +274,7 @@ impl Backend for CpuBackend {
         }
         let all = state.stream.tokens() + tokens.len();
         let settled = all.saturating_sub(self.config.flow.lookahead);
-        if !last && settled % self.config.block_tokens() != 0 {
+        if !last && !settled.is_multiple_of(self.config.block_tokens()) {
             return refuse(format!("{all} tokens less the look-ahead are no whole blocks"));
         }
         if all * self.config.token_mel_ratio > self.flow.limit() {
