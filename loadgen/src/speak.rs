@@ -300,7 +300,7 @@ mod tests {
         // In between nobody need be woken, unless there is something to say.
         assert!(speaker.deadline() >= start + Duration::from_millis(300 + 100));
         let (began, _) = oneshot::channel();
-        speaker.say(vec![0; 320], began);
+        speaker.say(vec![0; 960], began);
         assert!(speaker.deadline() <= start + FRAME * 20);
         assert_eq!(speaker.poll(start + FRAME * 24).len(), 1);
         assert_eq!(speaker.deadline(), start + FRAME * 25, "no burst");
