@@ -2,6 +2,8 @@
 //!
 //! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
 //! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
+//!
+//! Why this file is long: loading and running name the same layers, and a step is one sequence of launches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::f32::consts::PI;

@@ -4,6 +4,8 @@
 //! another at each rate; tile tables say which block of a launch belongs to whom.
 //!
 //! Operands are 16 bit with sums and the residual stream in single precision; F0 is computed in double.
+//!
+//! Why this file is long: loading and running name the same few dozen layers in the same order.
 
 use std::sync::Arc;
 

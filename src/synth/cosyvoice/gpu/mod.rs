@@ -12,6 +12,8 @@
 //!   of one block; a voice's prompt blocks are solved once and shared.
 //! - The language model's sums have one order whatever the batch, so a seed's tokens are the same alone and in
 //!   company. The flow's large products may round differently at another width: cuBLASLt picks by shape.
+//!
+//! Why this file is long: it is the whole of one trait over three networks.
 
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 

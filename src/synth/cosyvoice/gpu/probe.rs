@@ -80,8 +80,14 @@ impl Probe for GpuBackend {
             self.llm.decode(&[slot], 1)?;
             let scores = self.llm.scores(0)?;
             let Some(next) = feed(Some(&scores)) else { return Ok(()) };
+            let one = next.len() == 1;
             sequence.extend(next);
-            self.llm.rewind(slot, &sequence, &sampling)?;
+            if one {
+                self.llm.rewind(slot, &sequence, &sampling)?;
+            } else {
+                // Several positions at once only happen while looking: the whole sequence is simply run again.
+                self.llm.prefill(&[(slot, &sequence, &sampling)])?;
+            }
         }
     }
 
