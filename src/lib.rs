@@ -3,7 +3,8 @@
 //! Text goes in at one end and packets come out at the other; nothing on the way asks a question back.
 //! Modules, in reading order; each may use only those above it:
 //!
-//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs
+//! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
+//!   [`audio_file`]: files and downloads of sound
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -15,11 +16,15 @@
 //! - [`batch`]: durable work that nobody waits for
 //! - [`server`]: HTTP and WebSocket
 //! - [`config`], [`telemetry`]
+//! - [`app`], [`cli`]: the parts put together, and the command line
 
 pub mod agent;
+pub mod app;
 pub mod audio;
+pub mod audio_file;
 pub mod batch;
 pub mod call;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod media;

@@ -1,2 +1,7 @@
-//! x
-fn main() {}
+//! The `antiphon` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    antiphon::cli::main()
+}

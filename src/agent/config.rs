@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use crate::call::Interruptible;
 use crate::secret::Secret;
 
 /// `[agent.NAME]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agent {
-    /// `ws://`, `wss://`, `builtin:demo` or `builtin:silent`.
+    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself).
     pub url: String,
     /// Headers of the WebSocket request.
     #[serde(default)]
@@ -18,8 +19,7 @@ pub struct Agent {
     /// Spoken when the call is answered, before the agent says anything.
     pub greeting: Option<String>,
     /// What interrupts speech: `none`, `speech`, `dtmf`, `any`.
-    #[serde(default)]
-    pub interruptible: Interruptible,
+    pub interruptible: Option<Interruptible>,
     /// Voice of this agent.
     pub voice: Option<String>,
     /// Language of this agent's text, as a BCP 47 tag.
@@ -27,7 +27,7 @@ pub struct Agent {
     /// Spoken when the agent cannot be reached or fails; empty: the call ends at once.
     #[serde(default = "default_apology")]
     pub apology: String,
-    /// Seconds without anything from an agent that owes an answer before it counts as stalled.
+    /// Seconds without a sign of life (frame or pong) from the agent before it counts as stalled.
     #[serde(default = "default_stall_s")]
     pub stall_s: u64,
 }
@@ -47,26 +47,11 @@ impl Agent {
             url: url.into(),
             headers: BTreeMap::new(),
             greeting: None,
-            interruptible: Interruptible::default(),
+            interruptible: None,
             voice: None,
             language: None,
             apology: default_apology(),
             stall_s: default_stall_s(),
         }
     }
-}
-
-/// What a caller can interrupt speech with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interruptible {
-    /// Nothing.
-    None,
-    /// Speaking.
-    Speech,
-    /// Pressing a key.
-    Dtmf,
-    /// Either.
-    #[default]
-    Any,
 }

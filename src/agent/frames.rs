@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::config::Interruptible;
+use crate::call::{BargeInOutcome, Interruptible, Precision, TurnId};
 
 /// Largest frame accepted from an agent. A text turn of an hour is about 60 kB.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -53,18 +53,16 @@ pub enum ToAgent {
         utterance_until_interrupt: String,
         /// How much of the turn left, in milliseconds.
         duration_until_interrupt_ms: u64,
-        /// The utterance that was playing.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        utterance_id: Option<String>,
-        /// Whole words of it that left.
-        heard_words: usize,
+        /// The turn that was sounding.
+        utterance_id: TurnId,
+        /// Words of it that left.
+        heard_words: u32,
         /// Milliseconds of it that left, by the RTP send cursor.
         sent_ms: u64,
         /// Milliseconds of it that the peer's RTCP reports acknowledge.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        acked_ms: Option<u64>,
-        /// `exact` at an utterance boundary, else `proportional`.
-        precision: &'static str,
+        acked_ms: u64,
+        /// How exactly the text is known.
+        precision: Precision,
     },
     /// A frame could not be used, or the call had a problem.
     Error {
@@ -75,9 +73,9 @@ pub enum ToAgent {
     Info {
         /// `turnStarted`, `turnEnded`, `callConnected`, ...
         name: String,
-        /// The utterance it is about.
+        /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]
-        utterance_id: Option<String>,
+        utterance_id: Option<TurnId>,
         /// Details that depend on `name`.
         #[serde(flatten)]
         details: BTreeMap<String, serde_json::Value>,
@@ -99,8 +97,8 @@ pub enum ToAgent {
     },
     /// A pending barge-in was decided.
     BargeInResolved {
-        /// Whether speech was cut.
-        interrupted: bool,
+        /// What became of it.
+        outcome: BargeInOutcome,
     },
     /// The peer put the call on hold.
     Hold {},
@@ -108,8 +106,6 @@ pub enum ToAgent {
     Resume {},
     /// A transfer was accepted or refused.
     Transfer {
-        /// Where to.
-        to: String,
         /// Whether the peer goes there.
         accepted: bool,
         /// Why not.
@@ -266,11 +262,11 @@ mod tests {
         let json = print(&ToAgent::Interrupt {
             utterance_until_interrupt: "Hello".into(),
             duration_until_interrupt_ms: 460,
-            utterance_id: None,
+            utterance_id: TurnId::from("u1"),
             heard_words: 1,
             sent_ms: 460,
-            acked_ms: None,
-            precision: "proportional",
+            acked_ms: 0,
+            precision: Precision::Proportional,
         });
         assert!(
             json.starts_with(r#"{"type":"interrupt","utteranceUntilInterrupt":"Hello","durationUntilInterruptMs":460"#),

@@ -1,4 +1,134 @@
-//! Who supplies the text: agents over WebSocket or data channel, and built-in ones.
+//! Who supplies the text of a call: agents over WebSocket or data channel, and built-in ones.
+//!
+//! One task a call, on the control runtime: it listens to the call's events and drives its handle. An agent
+//! that cannot be reached, dies or stalls costs its own call an apology and nothing else.
 
+pub mod builtin;
+pub mod client;
 pub mod config;
 pub mod frames;
+pub mod relay;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use tokio::sync::mpsc;
+
+use builtin::Builtin;
+use config::Agent;
+use relay::{Link, Relay, RelayEnd};
+
+use crate::call::handle::TurnRequest;
+use crate::call::{CallHandle, CallId, EndReason};
+
+/// The agents of a gateway. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Agents(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    configured: BTreeMap<String, Agent>,
+    attachable: DashMap<CallId, mpsc::Sender<Link>>,
+}
+
+impl Agents {
+    /// The configured agents, besides the built-in ones.
+    pub fn new(configured: BTreeMap<String, Agent>) -> Self {
+        Self(Arc::new(Inner { configured, attachable: DashMap::new() }))
+    }
+
+    /// The agent called `name`; `demo`, `silent` and `client` exist unless configured otherwise.
+    pub fn find(&self, name: &str) -> Option<Agent> {
+        self.0.configured.get(name).cloned().or_else(|| {
+            let url = format!("builtin:{name}");
+            Builtin::at(&url).map(|_| Agent::at(&url))
+        })
+    }
+
+    /// Begins to supply the text of a call. Returns at once.
+    pub fn serve(&self, handle: CallHandle, agent: Agent) {
+        let agents = self.clone();
+        // Subscribed here, before the call can produce events that the task would miss.
+        let events = handle.events();
+        // One replacement may wait; a second is refused until the first is served.
+        let (attach, attached) = mpsc::channel(1);
+        self.0.attachable.insert(handle.id().clone(), attach);
+        tokio::spawn(async move {
+            Conversation { relay: Relay::new(handle.clone(), &agent), agent, events, attached }.run().await;
+            agents.0.attachable.remove(handle.id());
+        });
+    }
+
+    /// Lets `link` take over a call.
+    ///
+    /// # Errors
+    /// The call is over, or another agent is attaching at this moment; the link is given back.
+    pub fn attach(&self, id: &CallId, link: Link) -> Result<(), Link> {
+        let Some(attach) = self.0.attachable.get(id).map(|entry| entry.value().clone()) else { return Err(link) };
+        // overflow: refused
+        attach.try_send(link).map_err(mpsc::error::TrySendError::into_inner)
+    }
+}
+
+struct Conversation {
+    relay: Relay,
+    agent: Agent,
+    events: tokio::sync::broadcast::Receiver<crate::call::CallEvent>,
+    attached: mpsc::Receiver<Link>,
+}
+
+impl Conversation {
+    async fn run(mut self) {
+        if let Some(greeting) = &self.agent.greeting {
+            let turn = TurnRequest { style: self.relay.style().clone(), ..TurnRequest::new(greeting.as_str()) };
+            if let Err(error) = self.relay.handle().speak(turn).await {
+                tracing::warn!(call = %self.relay.handle().id(), %error, "the greeting was not spoken");
+            }
+        }
+        let mut end = match Builtin::at(&self.agent.url) {
+            Some(builtin) => self.serve_builtin(builtin).await,
+            None => match client::dial(&self.agent).await {
+                Ok(link) => self.serve_link(link).await,
+                Err(error) => {
+                    tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
+                    RelayEnd::LinkClosed
+                }
+            },
+        };
+        let mut was_attached = false;
+        loop {
+            end = match end {
+                RelayEnd::CallEnded => return,
+                RelayEnd::Replaced(link) => {
+                    was_attached = true;
+                    self.serve_link(link).await
+                }
+                // An agent that attached by itself may leave and come back; the call waits.
+                RelayEnd::LinkClosed if was_attached => self.serve_builtin(Builtin::Silent).await,
+                RelayEnd::LinkClosed => return self.apologise().await,
+            };
+        }
+    }
+
+    async fn serve_builtin(&mut self, builtin: Builtin) -> RelayEnd {
+        builtin.run(&mut self.relay, &self.agent, &mut self.events, &mut self.attached).await
+    }
+
+    async fn serve_link(&mut self, link: Link) -> RelayEnd {
+        self.relay.run(link, &mut self.events, &mut self.attached).await
+    }
+
+    /// The agent is lost: the caller hears why, then the call ends.
+    async fn apologise(&self) {
+        let handle = self.relay.handle();
+        let apology = self.agent.apology.trim();
+        if !apology.is_empty() {
+            let turn = TurnRequest { interrupt: true, style: self.relay.style().clone(), ..TurnRequest::new(apology) };
+            if handle.speak(turn).await.is_ok() && handle.finish(EndReason::AgentLost).is_ok() {
+                return;
+            }
+        }
+        handle.hang_up(EndReason::AgentLost);
+    }
+}

@@ -1,1 +1,369 @@
-//! batch
+//! Durable work that nobody waits for: long texts become files, in what live speech leaves over.
+//!
+//! Owns the database of jobs, the folder of their audio and one thread that feeds the engine. Never decides when
+//! something runs: every utterance is a batch line of the scheduler.
+//!
+//! A job that [`Batch::submit`] returned survives the loss of the process at any instant, and is finished after
+//! the next start without making any finished utterance again, with the same bytes as if nothing had happened.
+//!
+//! # Why
+//! - **The utterance is the unit of everything**: a sentence or two is what is synthesised, stored, repeated
+//!   after a crash and displaced by live work, so at most one sentence a lane is ever lost.
+//! - **Audio, then row**: an utterance's samples go to a temporary file, to the disk, to their final name, and only
+//!   then is the utterance marked as finished. A file without its row is whole, so a restart takes it over; a
+//!   temporary file is dropped.
+//! - **16-bit samples on disk, the format at the door**: what is asked for is encoded when it is read, joined over
+//!   all utterances as one stream, always from the same samples by the same encoder.
+//! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room.
+
+mod audio;
+mod runner;
+mod store;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+pub use self::audio::JobAudio;
+use self::runner::Shared;
+use self::store::Store;
+use crate::audio_file::{AudioFileError, Format};
+use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::clock;
+use crate::synth::device::Engine;
+
+/// `[batch]` of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The SQLite file of jobs.
+    pub database: PathBuf,
+    /// The folder of their audio.
+    pub audio_dir: PathBuf,
+    /// Utterances handed to the engine at once. More fill wider steps; each may be lost in a crash.
+    pub lanes: usize,
+    /// Most texts in one job.
+    pub max_items: usize,
+    /// Most characters of text in one job: a long novel has about two million.
+    pub max_chars: usize,
+    /// Most jobs that are not over.
+    pub max_jobs: u32,
+    /// Jobs that are over are forgotten with their audio after so many days.
+    pub keep_days: u32,
+    /// The audio of jobs that are over is dropped, oldest first, while all audio is larger than this, MiB.
+    pub max_audio_mib: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            database: "batch.sqlite".into(),
+            audio_dir: "batch".into(),
+            lanes: 64,
+            max_items: 10_000,
+            max_chars: 5_000_000,
+            max_jobs: 1_000,
+            keep_days: 7,
+            max_audio_mib: 50 << 10,
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobSpec {
+    /// The texts, joined in this order; each may be a whole chapter.
+    pub items: Vec<String>,
+    /// Voice name; `None` is the engine's default.
+    pub voice: Option<String>,
+    /// BCP 47 tag.
+    pub language: Option<String>,
+    /// Manner of speaking, for voices that can.
+    pub instructions: Option<String>,
+    /// Speaking rate, 1.0 as recorded.
+    pub speed: f32,
+    /// Same job, same audio.
+    pub seed: u64,
+    /// What [`Batch::audio`] gives.
+    pub format: Format,
+    /// Name of the API token, empty when there is none.
+    pub tenant: String,
+}
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// Nothing of it is finished.
+    Queued,
+    /// Some of it is.
+    Running,
+    /// Over; at least one item has audio.
+    Done,
+    /// Over; no item has audio.
+    Failed,
+    /// Over before its time.
+    Cancelled,
+}
+
+/// A job as clients see it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Job {
+    /// Its name.
+    pub id: String,
+    /// Where it stands.
+    pub state: JobState,
+    /// Utterances in all.
+    pub total: u32,
+    /// Utterances that are over.
+    pub finished: u32,
+    /// Seconds until it is done, when that can be told.
+    pub eta_seconds: Option<f64>,
+    /// Why it stands still, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// One for each item.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<ItemResult>,
+}
+
+/// Where one item of a job stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ItemResult {
+    /// Its place in the job, from 0.
+    pub index: u32,
+    /// Where it stands.
+    pub status: JobState,
+    /// How long the audio made so far is, in milliseconds.
+    pub duration_ms: u64,
+    /// Why it has no audio, or not all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Why batch work was not taken on or could not be looked at.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The request cannot be done; the message says what to change.
+    #[error("{0}")]
+    Input(String),
+    /// There are as many jobs as there may be.
+    #[error("{0} jobs are waiting already, as many as may; try again later")]
+    Full(u32),
+    /// No such job or item.
+    #[error("there is no {0}")]
+    NotFound(String),
+    /// The audio is not complete yet.
+    #[error("{0} is not finished yet")]
+    Unfinished(String),
+    /// The database failed.
+    #[error("job database: {0}")]
+    Database(#[from] rusqlite::Error),
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Encoding failed.
+    #[error(transparent)]
+    Audio(#[from] AudioFileError),
+}
+
+/// All batch work of a gateway. Methods read and write the database and take milliseconds: call them where
+/// blocking is allowed. The last handle to be dropped stops the work; it goes on when opened again.
+#[derive(Clone)]
+pub struct Batch {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Config,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Batch {
+    /// Opens the database, or makes it, and goes on with what is unfinished.
+    ///
+    /// # Errors
+    /// The database or the folder cannot be used.
+    pub fn open(config: Config, engine: Engine) -> Result<Self, BatchError> {
+        std::fs::create_dir_all(&config.audio_dir).map_err(io(&config.audio_dir))?;
+        if let Some(folder) = config.database.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(io(folder))?;
+        }
+        let mut store = Store::open(&config.database)?;
+        audio::recover(&mut store, &config.audio_dir)?;
+        let shared = Arc::new(Shared::new(store, Notify::new()));
+        let runner = runner::Runner::new(config.clone(), engine, shared.clone());
+        let thread = std::thread::Builder::new().name("batch".into()).spawn(move || runner.run());
+        let thread = thread.map_err(io(&config.database))?;
+        Ok(Self { inner: Arc::new(Inner { config, shared, thread: Mutex::new(Some(thread)) }) })
+    }
+
+    /// Takes a job on. When this returns, the job is on disk.
+    ///
+    /// # Errors
+    /// Nothing to say, more than may be, or no room in the database.
+    pub fn submit(&self, spec: JobSpec) -> Result<Job, BatchError> {
+        let config = &self.inner.config;
+        if spec.items.is_empty() || spec.items.len() > config.max_items {
+            return Err(BatchError::Input(format!(
+                "a job has 1 to {} texts, this one {}",
+                config.max_items,
+                spec.items.len()
+            )));
+        }
+        let chars: usize = spec.items.iter().map(|text| text.chars().count()).sum();
+        if chars > config.max_chars {
+            return Err(BatchError::Input(format!(
+                "{chars} characters are more than a job may have ({}): make several",
+                config.max_chars
+            )));
+        }
+        if !(0.25..=4.0).contains(&spec.speed) {
+            return Err(BatchError::Input(format!("speed {} is outside 0.25 to 4.0", spec.speed)));
+        }
+        let items: Vec<Vec<String>> = spec.items.iter().map(|text| split(text)).collect();
+        if let Some(empty) = items.iter().position(Vec::is_empty) {
+            return Err(BatchError::Input(format!("text {empty} has nothing to say")));
+        }
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let mut store = self.store();
+        let unfinished = store.unfinished()?;
+        if unfinished >= config.max_jobs {
+            return Err(BatchError::Full(unfinished));
+        }
+        store.insert(&id, clock::wall(), &spec, &items)?;
+        drop(store);
+        self.inner.shared.changed.notify_one();
+        self.job(&id)
+    }
+
+    /// One job, with its items.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn job(&self, id: &str) -> Result<Job, BatchError> {
+        let mut job = self.store().job(id)?;
+        self.annotate(&mut job)?;
+        Ok(job)
+    }
+
+    /// All jobs, newest first, without their items.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub fn list(&self) -> Result<Vec<Job>, BatchError> {
+        let mut jobs = self.store().list()?;
+        for job in &mut jobs {
+            self.annotate(job)?;
+        }
+        Ok(jobs)
+    }
+
+    /// Ends a job at once and drops its audio. A job that is over stays as it is.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn cancel(&self, id: &str) -> Result<Job, BatchError> {
+        let cancelled = self.store().cancel(id, clock::wall())?;
+        if cancelled {
+            self.inner.shared.raise(id);
+            audio::remove(&self.inner.config.audio_dir, id)?;
+        }
+        self.job(id)
+    }
+
+    /// The audio of a job, or of one item of it, in the job's format.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is not finished.
+    pub fn audio(&self, id: &str, item: Option<u32>) -> Result<JobAudio, BatchError> {
+        let job = self.job(id)?;
+        let (name, status) = match item {
+            None => (format!("job {id}"), job.state),
+            Some(index) => {
+                let found = job.results.iter().find(|result| result.index == index);
+                let name = format!("item {index} of job {id}");
+                (name.clone(), found.ok_or(BatchError::NotFound(name))?.status)
+            }
+        };
+        match status {
+            JobState::Done => {}
+            JobState::Queued | JobState::Running => return Err(BatchError::Unfinished(name)),
+            JobState::Failed | JobState::Cancelled => return Err(BatchError::NotFound(format!("audio of {name}"))),
+        }
+        let (format, parts) = self.store().parts(id, item)?;
+        JobAudio::open(&self.inner.config.audio_dir, id, format, &parts)
+    }
+
+    /// Jobs by state, for metrics.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub fn counts(&self) -> Result<Vec<(JobState, u32)>, BatchError> {
+        Ok(self.store().counts()?)
+    }
+
+    /// Stops handing out work and waits for the thread. What was not finished goes on after the next start.
+    pub fn shutdown(self) {
+        self.inner.shared.stop();
+        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there was logged when it happened.
+            let _ = thread.join();
+        }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.inner.shared.store()
+    }
+
+    /// What the database does not know: how fast it goes, and whether it goes.
+    fn annotate(&self, job: &mut Job) -> Result<(), BatchError> {
+        if !matches!(job.state, JobState::Queued | JobState::Running) {
+            return Ok(());
+        }
+        job.reason = self.inner.shared.stalled();
+        if let Some(rate) = self.inner.shared.chars_per_second() {
+            job.eta_seconds = Some(self.store().chars_until(&job.id)? as f64 / rate);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// Sentences, joined or cut to lengths that suit a voice.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = Vec::new();
+    Segmenter::new(SegmentConfig::default()).whole(text, &mut parts);
+    parts.retain(|part| !part.trim().is_empty());
+    parts
+}
+
+fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> BatchError {
+    let path = path.into().display().to_string();
+    move |source| BatchError::Io { path, source }
+}
+
+/// How often jobs that are over are looked through for those to forget.
+const HOUSEKEEPING: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests;

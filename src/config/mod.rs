@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::agent::builtin::Builtin;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
 use crate::telemetry::Log;
@@ -26,8 +27,20 @@ const PREFIX: &str = "ANTIPHON_";
 pub struct Config {
     /// HTTP and WebSocket.
     pub http: Http,
+    /// Browser calls.
+    pub webrtc: crate::webrtc::WebRtcConfig,
+    /// Telephone calls.
+    pub sip: crate::sip::SipConfig,
+    /// Ports of telephone media.
+    pub rtp: crate::sip::RtpConfig,
+    /// How calls behave.
+    pub call: crate::call::CallConfig,
     /// Voices.
     pub engine: Engine,
+    /// How live and batch work share a device.
+    pub scheduler: crate::sched::Config,
+    /// Durable work that nobody waits for.
+    pub batch: crate::batch::Config,
     /// Who supplies the text, by name.
     pub agent: BTreeMap<String, Agent>,
     /// Logs and traces.
@@ -129,26 +142,17 @@ impl Config {
         Ok(config)
     }
 
-    /// The agent called `name`, built-in ones included.
-    pub fn agent(&self, name: &str) -> Option<Agent> {
-        self.agent.get(name).cloned().or_else(|| match name {
-            "demo" => Some(Agent::at("builtin:demo")),
-            "silent" => Some(Agent::at("builtin:silent")),
-            _ => None,
-        })
-    }
-
     fn validate(&self) -> Result<(), String> {
         for (name, agent) in &self.agent {
             let url = &agent.url;
-            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme))
-                || matches!(url.as_str(), "builtin:demo" | "builtin:silent");
-            if !known {
+            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+            if !known && Builtin::at(url).is_none() {
                 return Err(format!(
-                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., `builtin:demo` or `builtin:silent`"
+                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
                 ));
             }
         }
+        self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
@@ -170,6 +174,11 @@ impl Config {
 /// The variables of this process, for [`Config::load`].
 pub fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// Another model hub than the public one: `HF_ENDPOINT`, as every client of such hubs reads it.
+pub fn hub_endpoint() -> Option<String> {
+    variables().find(|(name, _)| name == "HF_ENDPOINT").map(|(_, value)| value).filter(|value| !value.is_empty())
 }
 
 fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
@@ -271,6 +280,14 @@ mod tests {
     fn an_agent_needs_a_usable_url() {
         let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
         assert!(error.message.contains("[agent.x]"), "{error}");
-        assert!(load("", &[]).expect("valid").agent("demo").is_some());
+        assert!(load("[agent.x]\nurl = \"builtin:silent\"\n", &[]).is_ok());
+    }
+
+    /// The shipped file documents the defaults; a key that changed in the code only would mislead.
+    #[test]
+    fn the_shipped_file_is_the_defaults() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/gateway.toml");
+        let shipped = Config::load(Some(&path), []).expect("valid");
+        assert_eq!(format!("{shipped:#?}"), format!("{:#?}", Config::default()));
     }
 }

@@ -1,3 +1,24 @@
 //! Packets, codecs, pacing and legs.
+//!
+//! - [`leg`]: the seam to a session's transport
+//! - [`playout`]: when each packet leaves, with which numbers, and so what was heard
+//! - [`encode`], [`decode`], [`resample`]: sound to payload and back
+//! - [`jitter`]: packets in order
+//! - [`vad`], [`dtmf`]: what the caller does
+//! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
+//! - [`shard`]: the threads on which calls live
+//! - [`bench`]: what encoding costs
 
+pub mod bench;
+pub mod decode;
+pub mod dtmf;
+pub mod encode;
+pub mod jitter;
 pub mod leg;
+pub mod playout;
+pub mod resample;
+pub mod rtcp;
+pub mod shard;
+pub mod sip;
+pub mod vad;
+pub mod webrtc;

@@ -1,1 +1,561 @@
-//! sched
+//! What the device runs next. A pure state machine: it decides and never computes, it sees slots and stages and
+//! never a tensor, a socket or a clock; every entry point takes `now`.
+//!
+//! Contract: call [`Scheduler::plan`] until it answers [`Plan::Idle`], and do what it says before the next call.
+//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`]. All other
+//! entry points may be called at any time in between. Every job ends with exactly one [`Plan::End`].
+//!
+//! Order of work, from the most urgent:
+//! 1. a listener who is about to run dry (less left than its next chunk takes to make);
+//! 2. the first audio of a silent live line, by the instant it was promised for;
+//! 3. speaking lines below their slack reserve, by the instant they run dry;
+//! 4. speaking lines below their lead limit, by the same;
+//! 5. lines without a listener's clock (downloads) beyond that;
+//! 6. batch, by tenant, then first come.
+//!
+//! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
+//! Nothing is preempted inside a step and every step is bounded, so a new turn waits for at most one.
+//!
+//! # Why
+//! - **Speaking before silent when it is critical**: an admitted line has been promised no gap; a first audio
+//!   is late by one chunk at most, a gap is heard by somebody in mid-sentence.
+//! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot
+//!   costs at most the work on one sentence; the same text and seed give the same audio again.
+//! - **Cancelling is the line's epoch**: stale jobs are dropped whenever `plan` is called, which is between any
+//!   two steps. Nobody waits for an answer.
+//! - **The playout anchor is followed by arithmetic** (see [`line`]), so no buffer level is ever asked for.
+
+mod admit;
+mod config;
+mod cost;
+mod job;
+mod line;
+mod select;
+mod step;
+mod tenant;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use self::admit::Learned;
+pub use self::admit::{Refused, RefusedReason};
+pub use self::config::{Config, Tenant};
+use self::cost::Costs;
+use self::job::{Job, State};
+pub use self::job::{JobEnd, JobId, JobSpec};
+use self::line::Line;
+pub use self::line::LineNote;
+pub use self::step::{Slot, Stage, Stages, Step};
+use self::tenant::Tenants;
+use crate::turn::{Class, LineId};
+
+/// A line without work or sound is forgotten after this; one that comes back is simply a new line.
+const LINE_IDLE: Duration = Duration::from_secs(60);
+/// How often what is only queued is looked through for cancelled jobs and forgotten lines.
+const SWEEP: Duration = Duration::from_millis(100);
+/// A cancelled job that is open while nothing runs is noticed after this at the latest.
+const WATCH: Duration = Duration::from_millis(10);
+
+/// What the device can do.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Utterances open at once.
+    pub slots: u32,
+    /// Most slots in a step, per stage; 0: the engine has no such stage.
+    pub width: [u32; 4],
+    /// Most rounds of a step, per stage.
+    pub rounds: [u32; 4],
+    /// Whether parking a slot frees its memory.
+    pub parks: bool,
+    /// Bytes that open utterances may hold; 0: not limited.
+    pub memory: u64,
+    /// What the narrowest step of each stage took at warm-up.
+    pub seeds: [Duration; 4],
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Prepare `slot` for `job`, then call [`Scheduler::opened`].
+    Open {
+        /// Where.
+        slot: Slot,
+        /// What.
+        job: JobId,
+    },
+    /// Free `slot`: `job` gives it up for live work and starts its utterance again later.
+    Displace {
+        /// Where.
+        slot: Slot,
+        /// Whose.
+        job: JobId,
+    },
+    /// Move the state in `slot` out of device memory; a later step that names the slot brings it back.
+    Park {
+        /// Where.
+        slot: Slot,
+        /// Whose.
+        job: JobId,
+    },
+    /// `job` is over: free its slot if it has one, and tell its sink.
+    End {
+        /// Which.
+        job: JobId,
+        /// What it held.
+        slot: Option<Slot>,
+        /// How it ended.
+        how: JobEnd,
+    },
+    /// Run this, then call [`Scheduler::record`].
+    Run(Step),
+    /// Nothing to do until then, or until something is submitted or noted.
+    Idle {
+        /// When to ask again; `None`: only when something happens.
+        until: Option<Instant>,
+    },
+}
+
+/// What a step did for one slot.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// For whom.
+    pub slot: Slot,
+    /// What it can run next.
+    pub ready: Stages,
+    /// New audio, in samples.
+    pub samples: u64,
+    /// What the tokens so far stand for, in samples.
+    pub decoded: u64,
+    /// Nothing more will come.
+    pub done: bool,
+    /// Why it cannot go on.
+    pub failed: Option<String>,
+}
+
+/// Why a slot could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// No memory now; it is tried again when some was freed.
+    Memory,
+    /// It never will.
+    Failed(String),
+}
+
+/// Numbers for people and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Live jobs that have not ended.
+    pub live: u32,
+    /// Batch jobs that have not ended.
+    pub batch: u32,
+    /// Live jobs in slots.
+    pub live_open: u32,
+    /// Batch jobs in slots.
+    pub batch_open: u32,
+    /// Predicted share of the device that live lines need, 1.0 is all of it.
+    pub load: f64,
+    /// Bytes reserved by open jobs.
+    pub memory: u64,
+    /// Batch jobs displaced or parked for live ones, and steps that left ready batch work out, so far.
+    pub preemptions: u64,
+    /// Time until the listener with the least audio left runs dry, in seconds; `None` when nobody listens.
+    pub slack: Option<f64>,
+}
+
+/// The scheduler of one device.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: Config,
+    limits: Limits,
+    costs: Costs,
+    learned: Learned,
+    tenants: Tenants,
+    jobs: BTreeMap<JobId, Job>,
+    lines: BTreeMap<LineId, Line>,
+    slots: Vec<Option<JobId>>,
+    /// Live jobs that may open.
+    live_waiting: Vec<JobId>,
+    /// Batch jobs that may open, by tenant, first come first.
+    batch_waiting: BTreeMap<usize, VecDeque<JobId>>,
+    /// Over, not yet told.
+    ended: VecDeque<(JobId, Option<Slot>, JobEnd)>,
+    next: u64,
+    /// Live lines with unfinished work.
+    live_lines: u32,
+    live_jobs: u32,
+    swept: Option<Instant>,
+    /// Since when batch work that could run has not run.
+    batch_hungry: Option<Instant>,
+    /// Starving batch work may run one step from then on.
+    batch_grant: Option<Instant>,
+    preemptions: u64,
+    /// An open failed for want of memory: nothing more is opened until a slot is freed.
+    memory_short: bool,
+}
+
+impl Scheduler {
+    /// A scheduler for one warmed-up device.
+    pub fn new(config: Config, limits: Limits) -> Self {
+        let slots = vec![None; limits.slots as usize];
+        let costs = Costs::new(limits.seeds);
+        Self {
+            config,
+            limits,
+            costs,
+            learned: Learned::default(),
+            tenants: Tenants::default(),
+            jobs: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            slots,
+            live_waiting: Vec::new(),
+            batch_waiting: BTreeMap::new(),
+            ended: VecDeque::new(),
+            next: 0,
+            live_lines: 0,
+            live_jobs: 0,
+            swept: None,
+            batch_hungry: None,
+            batch_grant: None,
+            preemptions: 0,
+            memory_short: false,
+        }
+    }
+
+    /// Takes an utterance on, or refuses it at once.
+    ///
+    /// # Errors
+    /// Accepting it would break a promise already made, or exceeds a limit.
+    pub fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused> {
+        self.follow(now, &spec);
+        let tenant = self.tenants.index(&spec.tenant, &self.config, now);
+        let begins = self.line_begins(spec.line);
+        self.admit(now, &spec, tenant, begins)?;
+        let id = JobId(self.next);
+        self.next += 1;
+        let live = spec.class == Class::Live;
+        let line = self.lines.entry(spec.line).or_insert_with(|| Line::new(now, spec.token.clone()));
+        line.token = spec.token.clone();
+        line.touched = now;
+        line.jobs.push_back(id);
+        let counts = live && line.counted.is_none();
+        if counts {
+            line.counted = Some(tenant);
+        }
+        self.tenants.job_added(tenant, spec.chars, counts);
+        self.live_jobs += u32::from(live);
+        self.live_lines += u32::from(counts);
+        let deadline = now + self.config.first_audio_target();
+        let line = spec.line;
+        self.jobs.insert(id, Job::new(spec, tenant, deadline));
+        self.advance(line);
+        Ok(id)
+    }
+
+    /// Says how many bytes `job` will hold at its largest.
+    pub fn sized(&mut self, job: JobId, bytes: u64) {
+        let limit = self.limits.memory;
+        let Some(state) = self.jobs.get_mut(&job) else { return };
+        state.memory = bytes;
+        self.learned.sized(bytes, state.spec.chars);
+        // It would wait for ever, and everybody else behind it.
+        if limit > 0 && bytes > limit {
+            let reason =
+                format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
+            self.finish(job, JobEnd::Failed(reason));
+        }
+    }
+
+    /// Follows a line's listener.
+    pub fn note(&mut self, now: Instant, line: LineId, note: LineNote) {
+        let token = crate::turn::TurnToken::forever();
+        let known = self.lines.contains_key(&line);
+        if !known && note != LineNote::Unpaced {
+            return;
+        }
+        let state = self.lines.entry(line).or_insert_with(|| Line::new(now, token));
+        state.note(now, note);
+        if note == LineNote::Closed {
+            let jobs: Vec<JobId> = state.jobs.iter().copied().collect();
+            for job in jobs {
+                self.finish(job, JobEnd::Cancelled);
+            }
+            self.lines.remove(&line);
+        }
+    }
+
+    /// What to do now.
+    pub fn plan(&mut self, now: Instant) -> Plan {
+        self.sweep(now);
+        if let Some((job, slot, how)) = self.ended.pop_front() {
+            return Plan::End { job, slot, how };
+        }
+        if let Some(plan) = self.place_live() {
+            return plan;
+        }
+        self.rest(now);
+        let candidates = self.candidates(now);
+        let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
+        if !urgent && let Some(plan) = self.place_batch() {
+            return plan;
+        }
+        match self.select(now, &candidates) {
+            Some(step) => Plan::Run(step),
+            None => Plan::Idle { until: self.wake_at(now) },
+        }
+    }
+
+    /// Answers [`Plan::Open`].
+    pub fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>) {
+        let Some(state) = self.jobs.get_mut(&job) else { return };
+        let State::Opening(slot) = state.state else { return };
+        match result {
+            Ok(ready) => {
+                state.state = State::Open(slot);
+                state.ready = ready;
+                let line = state.spec.line;
+                self.advance(line);
+            }
+            Err(OpenError::Memory) if self.slots.iter().flatten().count() > 1 => {
+                self.memory_short = true;
+                self.give_up(job);
+            }
+            Err(OpenError::Memory) => {
+                self.finish(job, JobEnd::Failed("this utterance needs more device memory than there is".into()));
+            }
+            Err(OpenError::Failed(reason)) => self.finish(job, JobEnd::Failed(reason)),
+        }
+    }
+
+    /// Answers [`Plan::Run`]: `took` is how long the step ran, until `now`.
+    pub fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
+        self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
+        let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
+        let stage = step.stage as usize;
+        let mut batch_ran = false;
+        for outcome in outcomes {
+            let Some(Some(id)) = self.slots.get(outcome.slot.0 as usize).copied() else { continue };
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            self.tenants.charge(job.tenant, share);
+            batch_ran |= !job.is_live();
+            job.ready = outcome.ready;
+            job.decoded = outcome.decoded;
+            job.service += took;
+            job.rounds[stage] += step.rounds;
+            if outcome.samples > 0 {
+                self.learned.produced(job, outcome.samples);
+                job.samples += outcome.samples;
+                job.service = Duration::ZERO;
+                job.rounds = [0; 4];
+            }
+            let line = job.spec.line;
+            if let Some(line) = self.lines.get_mut(&line) {
+                line.produced(now, outcome.samples);
+            }
+            if let Some(reason) = &outcome.failed {
+                self.finish(id, JobEnd::Failed(reason.clone()));
+            } else if outcome.done {
+                self.learned.spoken(job.samples, job.spec.chars);
+                self.finish(id, JobEnd::Done);
+            } else {
+                self.advance(line);
+            }
+        }
+        if batch_ran {
+            let aged = self.batch_grant.is_some_and(|grant| now >= grant);
+            let pause = took.as_secs_f64() / self.config.batch_min_share.max(1e-3);
+            // What a starving lane was granted keeps it aged; only work that live left over feeds it.
+            self.batch_grant = if aged { Some(now + Duration::from_secs_f64(pause)) } else { None };
+            self.batch_hungry = None;
+        }
+    }
+
+    /// Whether the sink of `job` is full: it is not run until that is over.
+    pub fn block(&mut self, job: JobId, blocked: bool) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.blocked = blocked;
+        }
+    }
+
+    /// Ends `job` from outside: its sink is gone or broken.
+    pub fn end(&mut self, job: JobId, how: JobEnd) {
+        self.finish(job, how);
+    }
+
+    /// The ids of all jobs that have not ended.
+    pub fn jobs(&self) -> impl Iterator<Item = JobId> {
+        self.jobs.keys().copied()
+    }
+
+    /// Numbers for people and metrics.
+    pub fn load(&self, now: Instant) -> Load {
+        let mut load = Load {
+            live: self.live_jobs,
+            batch: self.jobs.len() as u32 - self.live_jobs,
+            load: self.predicted_load(self.live_lines),
+            memory: self.reserved(),
+            preemptions: self.preemptions,
+            ..Load::default()
+        };
+        for id in self.slots.iter().flatten() {
+            match self.jobs.get(id).map(|job| job.spec.class) {
+                Some(Class::Live) => load.live_open += 1,
+                Some(Class::Batch) => load.batch_open += 1,
+                None => {}
+            }
+        }
+        let dry = self.lines.values().filter(|line| !line.jobs.is_empty()).filter_map(Line::dry_at).min();
+        load.slack = dry.map(|dry| {
+            let ahead = dry.saturating_duration_since(now).as_secs_f64();
+            ahead - now.saturating_duration_since(dry).as_secs_f64()
+        });
+        load
+    }
+
+    /// Predicted seconds of the narrowest step, per stage.
+    pub fn step_seconds(&self) -> [f64; 4] {
+        Stage::ALL.map(|stage| self.costs.predict(stage, 1, 1))
+    }
+
+    /// Whose state is in `slot`.
+    pub fn job_in(&self, slot: Slot) -> Option<JobId> {
+        self.slots.get(slot.0 as usize).copied().flatten()
+    }
+
+    /// Whether `job` may wait for room in its sink: nobody hears it as it is made.
+    pub fn may_wait(&self, job: JobId) -> bool {
+        let Some(job) = self.jobs.get(&job) else { return false };
+        !job.is_live() || self.lines.get(&job.spec.line).is_some_and(|line| !line.paced)
+    }
+
+    /// Whether `line` has unfinished work here.
+    pub fn has_work(&self, line: LineId) -> bool {
+        !self.line_begins(line)
+    }
+
+    /// Whether `line` has work or sound here.
+    pub fn knows(&self, line: LineId) -> bool {
+        self.lines.contains_key(&line)
+    }
+
+    /// A line whose last token went stale was interrupted: what it had produced has been flushed and what is
+    /// left of it is not wanted, whatever the next job says.
+    fn follow(&mut self, now: Instant, spec: &JobSpec) {
+        let Some(line) = self.lines.get_mut(&spec.line) else { return };
+        if !line.token.is_stale() {
+            return;
+        }
+        line.flush();
+        line.touched = now;
+        let stale: Vec<JobId> = line.jobs.iter().copied().collect();
+        for job in stale {
+            if self.jobs.get(&job).is_some_and(|job| job.spec.token.is_stale()) {
+                self.finish(job, JobEnd::Cancelled);
+            }
+        }
+    }
+
+    /// Whether a job for `line` would begin new speech rather than continue some that was promised.
+    fn line_begins(&self, line: LineId) -> bool {
+        self.lines.get(&line).is_none_or(|line| line.jobs.is_empty())
+    }
+
+    /// Drops cancelled work: what is open or about to be, every time; what is only queued, every [`SWEEP`].
+    fn sweep(&mut self, now: Instant) {
+        let stale = |job: &JobId, jobs: &BTreeMap<JobId, Job>| jobs.get(job).is_some_and(|j| j.spec.token.is_stale());
+        let mut cancelled: Vec<JobId> = self.slots.iter().flatten().copied().filter(|j| stale(j, &self.jobs)).collect();
+        cancelled.extend(self.live_waiting.iter().copied().filter(|j| stale(j, &self.jobs)));
+        if self.swept.is_none_or(|at| now >= at + SWEEP) {
+            self.swept = Some(now);
+            cancelled = self.jobs.iter().filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| *id).collect();
+            self.lines.retain(|_, line| {
+                let quiet = line.jobs.is_empty() && line.lead(now).is_zero();
+                !(quiet && now.saturating_duration_since(line.touched) > LINE_IDLE)
+            });
+        }
+        for job in cancelled {
+            if let Some(line) = self.jobs.get(&job).and_then(|j| self.lines.get_mut(&j.spec.line))
+                && line.token.is_stale()
+            {
+                line.flush();
+            }
+            self.finish(job, JobEnd::Cancelled);
+        }
+    }
+
+    /// Puts the jobs of `line` that may open now into a waiting list: the first, and the second as soon as the
+    /// first has all its tokens, so that decoding goes on while it sounds.
+    fn advance(&mut self, line: LineId) {
+        let Some(state) = self.lines.get(&line) else { return };
+        let Some(&first) = state.jobs.front() else { return };
+        self.enqueue(first);
+        let decodes = self.limits.width[Stage::Decode as usize] > 0;
+        let second = state_second(&self.lines, line);
+        if let Some(second) = second
+            && decodes
+            && self.jobs.get(&first).is_some_and(Job::is_decoded)
+        {
+            self.enqueue(second);
+        }
+    }
+
+    fn enqueue(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.state != State::Behind {
+            return;
+        }
+        job.state = State::Waiting;
+        match job.spec.class {
+            Class::Live => self.live_waiting.push(id),
+            Class::Batch => self.batch_waiting.entry(job.tenant).or_default().push_back(id),
+        }
+    }
+
+    /// Takes the slot off `id`; it opens again later.
+    fn give_up(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if let Some(slot) = job.slot() {
+            self.slots[slot.0 as usize] = None;
+        }
+        job.restart();
+        match job.spec.class {
+            Class::Live => self.live_waiting.push(id),
+            Class::Batch => self.batch_waiting.entry(job.tenant).or_default().push_front(id),
+        }
+    }
+
+    /// Forgets `id`; `plan` tells.
+    fn finish(&mut self, id: JobId, how: JobEnd) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        let slot = job.slot();
+        if let Some(slot) = slot {
+            self.slots[slot.0 as usize] = None;
+            self.memory_short = false;
+        } else if job.is_live() {
+            self.live_waiting.retain(|other| *other != id);
+        } else if let Some(queue) = self.batch_waiting.get_mut(&job.tenant) {
+            queue.retain(|other| *other != id);
+        }
+        self.tenants.job_ended(job.tenant);
+        self.live_jobs -= u32::from(job.is_live());
+        if let Some(line) = self.lines.get_mut(&job.spec.line) {
+            line.jobs.retain(|other| *other != id);
+            if line.jobs.is_empty()
+                && let Some(tenant) = line.counted.take()
+            {
+                self.tenants.line_ended(tenant);
+                self.live_lines -= 1;
+            }
+        }
+        self.ended.push_back((id, slot, how));
+        self.advance(job.spec.line);
+    }
+
+    /// Bytes reserved by what is on the device.
+    fn reserved(&self) -> u64 {
+        self.slots.iter().flatten().filter_map(|id| self.jobs.get(id)).map(Job::resident).sum()
+    }
+}
+
+fn state_second(lines: &BTreeMap<LineId, Line>, line: LineId) -> Option<JobId> {
+    lines.get(&line)?.jobs.get(1).copied()
+}

@@ -1,5 +1,157 @@
-//! HTTP and WebSocket.
+//! HTTP and WebSocket: every route of the gateway, as listed in `openapi.json`.
+//!
+//! Handlers translate: they check a request, ask a part, and answer in the one error shape. No state lives here.
 
+pub mod admin;
 pub mod auth;
+pub mod calls;
 pub mod config;
 pub mod error;
+pub mod events;
+mod extract;
+mod gauges;
+pub mod jobs;
+mod listen;
+mod media;
+mod sockets;
+pub mod speech;
+mod speech_socket;
+mod voices;
+pub mod whip;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::middleware;
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::{Value, json};
+pub use listen::serve;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::agent::Agents;
+use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::media::webrtc::WebRtcLeg;
+use crate::sip::Endpoint;
+use crate::synth::device::{DeviceStatus, Engine, Phase};
+use crate::webrtc::SessionId;
+
+/// Largest body of routes that take JSON or SDP.
+const MAX_BODY: usize = 1 << 20;
+
+/// What handlers ask. Clones mean the same parts.
+#[derive(Clone)]
+pub struct Gateway {
+    /// Live calls.
+    pub calls: Calls,
+    /// Who supplies their text.
+    pub agents: Agents,
+    /// What speaks.
+    pub engine: Engine,
+    /// Batch work.
+    pub jobs: jobs::Jobs,
+    /// Enrolled voices.
+    pub voices: Arc<crate::voice::api::Service>,
+    /// Telephone signalling, where it is configured.
+    pub sip: Option<Arc<Endpoint>>,
+    /// Browser sessions.
+    pub webrtc: crate::webrtc::Gateway,
+    /// The process's metrics.
+    pub metrics: &'static PrometheusHandle,
+    /// The agent of calls that name none.
+    pub default_agent: Arc<str>,
+    /// How long a drain lets turns end.
+    pub drain_grace: Duration,
+}
+
+impl Gateway {
+    /// Whether some device speaks.
+    pub fn is_ready(&self) -> bool {
+        self.engine.status().iter().any(|device| device.phase == Phase::Ready)
+    }
+}
+
+impl whip::AcceptCall for Gateway {
+    async fn accept(
+        &self,
+        leg: WebRtcLeg,
+        agent: Option<String>,
+        session: &SessionId,
+    ) -> Result<String, error::ApiError> {
+        let id = CallId::random();
+        let agent = agent.unwrap_or_else(|| self.default_agent.to_string());
+        let meta = CallMeta {
+            id: id.clone(),
+            direction: Direction::Inbound,
+            from: format!("webrtc:{session}"),
+            to: agent.clone(),
+            agent,
+            headers: BTreeMap::new(),
+            tenant: calls::nobody(),
+        };
+        calls::begin(self, meta, leg)?;
+        Ok(id.to_string())
+    }
+}
+
+/// All routes.
+pub fn router(gateway: Gateway, config: &config::Http) -> Router {
+    let tokens = auth::Tokens::new(config.tokens.clone());
+    Router::new()
+        .merge(admin::router())
+        .merge(calls::router())
+        .merge(jobs::router())
+        .merge(voices::router())
+        .route("/v1/calls/{id}/agent", get(sockets::attach))
+        .route("/v1/calls/{id}/media", get(media::stream))
+        .route("/v1/events", get(events::stream))
+        .route("/v1/audio/speech", post(speech::speech))
+        .route("/v1/audio/speech/stream", get(speech_socket::stream))
+        .with_state(gateway.clone())
+        .merge(whip::router(whip::WhipState { gateway: gateway.webrtc.clone(), accept: gateway, cors: Vec::new() }))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(tokens, auth::require))
+        .layer(cors(&config.cors))
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let origins = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        // An origin that is no header value can match no request.
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+    };
+    CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH])
+        .expose_headers([header::LOCATION, header::ETAG, header::LINK, HeaderName::from_static("x-antiphon-call")])
+}
+
+/// One device for `/readyz`, the console and events.
+fn device_json(status: &DeviceStatus) -> Value {
+    let (phase, error) = match &status.phase {
+        Phase::Loading => ("loading", None),
+        Phase::Ready => ("ready", None),
+        Phase::Failed(reason) => ("failed", Some(reason)),
+        Phase::Stopped => ("stopped", None),
+    };
+    let caps = status.caps.as_ref();
+    json!({
+        "device": caps.map(|caps| caps.device.as_str()),
+        "engine": caps.map(|caps| caps.name),
+        "state": phase,
+        "error": error,
+        "live": status.load.live,
+        "batch": status.load.batch,
+        "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
+        "load": status.load.load,
+        "slackSeconds": status.load.slack,
+        "memoryUsed": status.memory.used,
+        "memoryTotal": status.memory.total,
+    })
+}

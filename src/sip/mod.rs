@@ -1,1 +1,121 @@
-//! sip
+//! Telephone signalling: one SIP endpoint, its listeners, trunks, calls in and calls out.
+//!
+//! Built on `rsipstack` for transactions, dialogs and digest. What is ours, top down:
+//!
+//! - [`Endpoint`]: listeners, limits, and where each request goes
+//! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
+//!   [`SipLeg`](crate::media::sip::SipLeg)
+//! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
+//! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
+//! - `listen`, `screen`: sockets, and what stands between them and the stack
+//! - `limits`, `body`, `refer`, `tls`: what the names say
+//!
+//! Never touches media: the session task and the leg meet in two channels.
+//!
+//! # What it does
+//! UDP, TCP and TLS. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
+//! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Refusals:
+//! 400 with a reason, 401 and 403, 405, 415, 416, 420, 481, 482, 488 with a reason, 491, 500 and 503 with
+//! `Retry-After`, 501, 505. Not done: session timers (RFC 4028; a peer that wants them refreshes by itself),
+//! reliable provisional responses (RFC 3262), early media (183 is waited through), registration of others.
+//!
+//! # Why
+//! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the
+//! leg; `max_calls` is a permit that this task holds, so nothing that ends can leave a call counted.
+//!
+//! *Sockets of our own.* See `listen` and `screen` for what the stack (0.7.14) does with bad input. Its
+//! dialogs have gaps too, closed in `endpoint`: some requests are never answered (an old CSeq, anything but
+//! BYE before the ACK), and a re-INVITE before the ACK would wait for ever.
+//!
+//! *The stack logs whole messages at `info`*, credentials included: run it with `rsipstack=warn`.
+
+mod auth;
+mod body;
+mod challenge;
+pub mod config;
+mod endpoint;
+mod inbound;
+mod limits;
+mod listen;
+mod outbound;
+mod refer;
+mod screen;
+mod session;
+mod tls;
+mod trunk;
+
+use thiserror::Error;
+
+pub use self::{
+    config::{CodecName, Network, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
+    endpoint::Endpoint,
+    inbound::IncomingCall,
+    outbound::DialRequest,
+    trunk::TrunkStatus,
+};
+
+/// Why the endpoint could not do something.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SipError {
+    /// A listener could not be opened.
+    #[error("cannot listen for SIP on {address} ({transport}): {source}")]
+    Listen {
+        /// What was to be bound.
+        address: std::net::SocketAddr,
+        /// `udp`, `tcp` or `tls`.
+        transport: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The configuration cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The caller gave up before the call was answered.
+    #[error("the caller cancelled")]
+    Cancelled,
+    /// No RTP port is free.
+    #[error("all RTP ports of [rtp] port_min..port_max are in use")]
+    NoPort(#[source] std::io::Error),
+    /// Offer and policy have no common codec (answered 488).
+    #[error("{0}")]
+    NotAcceptable(String),
+    /// The endpoint was shut down.
+    #[error("the SIP endpoint is shut down")]
+    Closed,
+    /// The stack below refused.
+    #[error("{0}")]
+    Stack(String),
+}
+
+/// Why an outbound call was not answered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DialError {
+    /// `to` is not a SIP address or telephone number, or a trunk is needed to reach it.
+    #[error("{0}")]
+    Address(String),
+    /// No trunk has that name.
+    #[error("no [[sip.trunk]] is named `{0}`")]
+    UnknownTrunk(String),
+    /// The called side declined.
+    #[error("the call was declined: {status} {reason}")]
+    Declined {
+        /// SIP status code, 300 to 699.
+        status: u16,
+        /// Reason phrase.
+        reason: String,
+    },
+    /// Nobody answered in `ring_timeout_s`.
+    #[error("nobody answered")]
+    NoAnswer,
+    /// As many calls as `[sip] max_calls` are up.
+    #[error("as many calls as [sip] max_calls allows are up")]
+    Overloaded,
+    /// The answer cannot be used.
+    #[error("the answer cannot be used: {0}")]
+    Answer(String),
+    /// As for inbound calls.
+    #[error(transparent)]
+    Sip(#[from] SipError),
+}

@@ -1,1 +1,275 @@
-//! device
+//! The speech engine: one thread a device, each with a loaded voice and its scheduler, behind one handle.
+//!
+//! Owns the placement of lines: a line goes to the device with the most room that has its voice, and stays there
+//! while it has work. What happens on a device is [`worker`]'s; what is next is [`crate::sched`]'s.
+//!
+//! # Why
+//! - **Scheduler and synthesizer share a thread**: no batching task, no queue task and no reply channel lie
+//!   between the decision and the device call.
+//! - **The scheduler is behind a mutex, not behind the thread's inbox**: a submission is accepted or refused
+//!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
+//!   (microseconds), never while it computes; a submitter holds it as briefly.
+
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use self::worker::{Shared, State};
+use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
+use crate::clock;
+use crate::sched::{Config, Load};
+pub use crate::sched::{LineNote, Refused, RefusedReason};
+use crate::turn::{LineId, SpeechSink, Utterance};
+
+/// Loads one voice onto one device; called on the device's own thread.
+pub type Loader = Box<dyn FnOnce() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
+
+/// What clients are told to wait while no device is ready.
+const LOADING: Duration = Duration::from_secs(2);
+/// Placements remembered before those of forgotten lines are dropped.
+const PLACES: usize = 4096;
+
+/// Whether a device can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The model is being read and warmed up.
+    Loading,
+    /// It speaks.
+    Ready,
+    /// It does not work, and why.
+    Failed(String),
+    /// It was shut down.
+    Stopped,
+}
+
+/// What one device is and does, for people, metrics and placement.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    /// What the voice can do; `None` until it is loaded.
+    pub caps: Option<Caps>,
+    /// Whether it can be used.
+    pub phase: Phase,
+    /// Jobs, predicted load, slack.
+    pub load: Load,
+    /// Device memory of utterances.
+    pub memory: Memory,
+    /// Predicted seconds of the narrowest step, in the order of [`super::Stage::ALL`].
+    pub step_seconds: [f64; 4],
+}
+
+/// A handle to all devices. Dropping the last one stops them.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    devices: Vec<Device>,
+    /// Where each line speaks. Locked before any device, never the other way round.
+    places: Mutex<HashMap<LineId, usize>>,
+}
+
+struct Device {
+    shared: Arc<Shared>,
+    phase: watch::Receiver<Phase>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Starts one thread for each loader and returns at once; see [`Engine::ready`].
+    ///
+    /// # Errors
+    /// There is no loader, the configuration is not valid, or a thread cannot be started.
+    pub fn start(loaders: Vec<Loader>, config: Config) -> Result<Self, SynthError> {
+        if loaders.is_empty() {
+            return Err(SynthError::Device("no voice is configured".into()));
+        }
+        config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
+        let mut devices = Vec::new();
+        for (index, loader) in loaders.into_iter().enumerate() {
+            let (tell, phase) = watch::channel(Phase::Loading);
+            let shared = Arc::new(Shared::default());
+            let (theirs, config) = (shared.clone(), config.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("device-{index}"))
+                .spawn(move || worker::run(&theirs, loader, config, &tell))
+                .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
+            devices.push(Device { shared, phase, thread: Mutex::new(Some(thread)) });
+        }
+        Ok(Self { inner: Arc::new(Inner { devices, places: Mutex::default() }) })
+    }
+
+    /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.
+    ///
+    /// # Errors
+    /// No device is ready, or accepting would break a promise already made.
+    pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
+        let mut places = lock(&self.inner.places);
+        if places.len() > PLACES {
+            places.retain(|line, device| self.inner.devices[*device].shared.knows(*line));
+        }
+        let line = utterance.line;
+        let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
+        for device in self.preferred(&utterance, places.get(&line).copied()) {
+            match self.inner.devices[device].shared.submit(&utterance, &sink) {
+                Ok(()) => {
+                    places.insert(line, device);
+                    return Ok(());
+                }
+                Err(error) => refused = error,
+            }
+        }
+        metrics::counter!("voice_requests_total", "class" => utterance.class.label(), "outcome" => "refused")
+            .increment(1);
+        Err(refused)
+    }
+
+    /// Follows the listener of `line`. Unknown lines are ignored.
+    pub fn note(&self, line: LineId, note: LineNote) {
+        let now = clock::now();
+        let mut places = lock(&self.inner.places);
+        let device = match (places.get(&line), note) {
+            (Some(device), LineNote::Closed) => {
+                let device = *device;
+                places.remove(&line);
+                device
+            }
+            (Some(device), _) => *device,
+            // Said before the first utterance: the line is placed now, so that it is known there.
+            (None, LineNote::Unpaced) => {
+                let Some(device) = self.by_room(|_| true).first().copied() else { return };
+                places.insert(line, device);
+                device
+            }
+            (None, _) => return,
+        };
+        self.inner.devices[device].shared.note(now, line, note);
+    }
+
+    /// Every voice of every device that is ready; the first is the default.
+    pub fn voices(&self) -> Vec<VoiceInfo> {
+        let mut voices: Vec<VoiceInfo> = Vec::new();
+        for device in &self.inner.devices {
+            for voice in &device.shared.state().voices {
+                if !voices.iter().any(|known| known.name == voice.name) {
+                    voices.push(voice.clone());
+                }
+            }
+        }
+        voices
+    }
+
+    /// What each device is and does.
+    pub fn status(&self) -> Vec<DeviceStatus> {
+        let now = clock::now();
+        let status = |device: &Device| {
+            let state = device.shared.state();
+            DeviceStatus {
+                caps: state.caps.clone(),
+                phase: device.phase.borrow().clone(),
+                load: state.sched.as_ref().map(|sched| sched.load(now)).unwrap_or_default(),
+                memory: state.memory,
+                step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),
+            }
+        };
+        self.inner.devices.iter().map(status).collect()
+    }
+
+    /// Waits until no device is loading any more. Cancel safe.
+    pub async fn ready(&self) {
+        for device in &self.inner.devices {
+            let mut phase = device.phase.clone();
+            // An error means that the thread is gone, which is as settled as it gets.
+            let _ = phase.wait_for(|phase| *phase != Phase::Loading).await;
+        }
+    }
+
+    /// Has every device look for new and removed voices, soon.
+    pub fn refresh_voices(&self) {
+        for device in &self.inner.devices {
+            device.shared.poke(|state| state.refresh = true);
+        }
+    }
+
+    /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code.
+    pub fn shutdown(self) {
+        self.inner.stop();
+        for device in &self.inner.devices {
+            if let Some(thread) = lock(&device.thread).take() {
+                // A device thread that panicked has said so in its phase.
+                let _ = thread.join();
+            }
+        }
+    }
+
+    /// The devices to try, best first. A line with work stays where it is, whatever else happens.
+    fn preferred(&self, utterance: &Utterance, place: Option<usize>) -> Vec<usize> {
+        if let Some(device) = place {
+            let shared = &self.inner.devices[device].shared;
+            if shared.has_work(utterance.line) || (shared.is_ready() && self.serves(device, utterance)) {
+                return vec![device];
+            }
+        }
+        let serving = self.by_room(|device| self.serves(device, utterance));
+        if !serving.is_empty() {
+            return serving;
+        }
+        // Nobody has that voice: any device gives the error that names those there are.
+        self.by_room(|_| true)
+    }
+
+    /// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
+    fn serves(&self, device: usize, utterance: &Utterance) -> bool {
+        let engine = |device: usize| self.inner.devices[device].shared.state().caps.as_ref().map(|caps| caps.name);
+        let Some(voice) = &utterance.voice else {
+            let first =
+                (0..self.inner.devices.len()).filter(|d| self.inner.devices[*d].shared.is_ready()).find_map(engine);
+            return engine(device) == first;
+        };
+        // `en+f3` is a variant of `en`.
+        let base = voice.split('+').next().unwrap_or(voice);
+        let state = self.inner.devices[device].shared.state();
+        state.voices.iter().any(|known| known.name == *voice || known.name.eq_ignore_ascii_case(base))
+    }
+
+    /// Ready devices, least predicted load first.
+    fn by_room(&self, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
+        let now = clock::now();
+        let load = |index: usize| {
+            let state = self.inner.devices[index].shared.state();
+            let load = state.sched.as_ref()?.load(now);
+            Some((load.load, load.live + load.batch, index))
+        };
+        let mut ready: Vec<_> =
+            (0..self.inner.devices.len()).filter_map(load).filter(|(_, _, index)| wanted(*index)).collect();
+        ready.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        ready.into_iter().map(|(_, _, index)| index).collect()
+    }
+}
+
+impl Inner {
+    fn stop(&self) {
+        for device in &self.devices {
+            device.shared.poke(|state: &mut State| state.stop = true);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A poisoned lock only says that another thread panicked; the state behind these is consistent between calls.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

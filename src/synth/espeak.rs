@@ -1,1 +1,268 @@
-//! espeak
+//! The default voice: the `espeak-ng` program as a child process. It is GPL, so it is run, never linked.
+//!
+//! Owns the children and what their pipes carry. One child speaks one utterance: text to its stdin, WAV from
+//! its stdout, resampled to 24 kHz in whole frames. No shell is involved and the text is never an argument.
+//!
+//! # Why
+//! - **A child's stdout is one end of a socket pair**, so that reading it can be non-blocking without a
+//!   thread or a runtime: the kernel's socket buffer (a few seconds of speech) is the bound, and a child that
+//!   is ahead of its listener simply blocks on its own write. That is also all that parking needs.
+//! - **Children are started before they are needed**: one that waits on stdin has loaded its voice, so the
+//!   first audio is a few milliseconds after the text. Those for the default voice are kept ready; the last
+//!   other voices used get one each, up to [`Config::warm`] in all.
+//! - **The device thread waits only when there is nothing else**: a step reads what is there and, only if no
+//!   slot of it had anything, waits [`WAIT`] for the first.
+
+mod child;
+mod voices;
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use self::child::Child;
+use self::voices::Catalogue;
+use super::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::clock;
+use crate::turn::Utterance;
+
+/// Words a minute at speed 1.0: the program's own default.
+const WORDS_PER_MINUTE: f32 = 175.0;
+/// What the program accepts on `-s`.
+const RATE_LIMITS: (f32, f32) = (80.0, 450.0);
+/// Bytes of text for one child. It fits the pipe (64 KiB on Linux), so that handing it over never blocks.
+pub const MAX_TEXT: usize = 48 << 10;
+/// How long a step waits for the first byte when no slot has any.
+const WAIT: Duration = Duration::from_millis(2);
+/// A child that gives nothing for so long is taken for dead.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// How to run the program.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The program: a name looked up in `PATH`, or a path.
+    pub program: PathBuf,
+    /// Voice of utterances that name none.
+    pub voice: String,
+    /// Children that speak at once.
+    pub slots: u32,
+    /// Children that wait for text.
+    pub warm: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { program: "espeak-ng".into(), voice: "en-us".into(), slots: 64, warm: 4 }
+    }
+}
+
+/// What a child is started with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Manner {
+    voice: String,
+    words_per_minute: u32,
+}
+
+/// The `espeak-ng` voice.
+pub struct Espeak {
+    config: Config,
+    caps: Caps,
+    catalogue: Catalogue,
+    open: HashMap<Slot, Child>,
+    /// Waiting children, the most recently wanted manner last.
+    warm: VecDeque<(Manner, Child)>,
+    /// Killed, not yet reaped.
+    dead: Vec<Child>,
+}
+
+impl Espeak {
+    /// Finds the program and asks it for its voices.
+    ///
+    /// # Errors
+    /// [`SynthError::Device`] when the program is missing (the message names the package to install) or does
+    /// not work; [`SynthError::UnknownVoice`] when it has no voice `config.voice`.
+    pub fn new(config: Config) -> Result<Self, SynthError> {
+        let catalogue = Catalogue::load(&config.program)?;
+        catalogue.resolve(&config.voice)?;
+        let caps = Caps {
+            name: "espeak",
+            device: "cpu".into(),
+            slots: config.slots.max(1),
+            width: [0, 0, 0, config.slots.clamp(1, 32)],
+            rounds: [0, 0, 0, 1],
+            parks: true,
+        };
+        let mut espeak =
+            Self { config, caps, catalogue, open: HashMap::new(), warm: VecDeque::new(), dead: Vec::new() };
+        espeak.keep_warm(&espeak.manner(None, None, 1.0)?)?;
+        Ok(espeak)
+    }
+
+    fn manner(&self, voice: Option<&str>, language: Option<&str>, speed: f32) -> Result<Manner, SynthError> {
+        let voice = match (voice, language) {
+            (Some(voice), _) => self.catalogue.resolve(voice)?,
+            (None, Some(language)) => self.catalogue.for_language(language, &self.config.voice)?,
+            (None, None) => self.catalogue.resolve(&self.config.voice)?,
+        };
+        if !(0.25..=4.0).contains(&speed) {
+            return Err(SynthError::Input(format!("speed {speed} is outside 0.25 to 4.0")));
+        }
+        let (slowest, fastest) = RATE_LIMITS;
+        let words_per_minute = (WORDS_PER_MINUTE * speed).clamp(slowest, fastest).round() as u32;
+        Ok(Manner { voice, words_per_minute })
+    }
+
+    /// Starts children until the default manner has half of the places and `wanted` one.
+    fn keep_warm(&mut self, wanted: &Manner) -> Result<(), SynthError> {
+        let default = self.manner(None, None, 1.0)?;
+        let places = self.config.warm;
+        let for_default = places.div_ceil(2);
+        let count =
+            |warm: &VecDeque<(Manner, Child)>, manner: &Manner| warm.iter().filter(|(m, _)| m == manner).count();
+        while count(&self.warm, &default) < for_default {
+            self.warm.push_front((default.clone(), Child::start(&self.config.program, &default)?));
+        }
+        if *wanted != default && places > for_default && count(&self.warm, wanted) == 0 {
+            self.warm.push_back((wanted.clone(), Child::start(&self.config.program, wanted)?));
+        }
+        while self.warm.len() > places {
+            // The manner wanted longest ago goes first; those of the default stand before all others.
+            let Some(at) = self.warm.iter().position(|(m, _)| *m != default) else { break };
+            if let Some((_, child)) = self.warm.remove(at) {
+                self.bury(child);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, manner: &Manner) -> Result<Child, SynthError> {
+        while let Some(at) = self.warm.iter().position(|(m, _)| m == manner) {
+            let Some((_, mut child)) = self.warm.remove(at) else { break };
+            if child.is_alive() {
+                return Ok(child);
+            }
+            self.dead.push(child);
+        }
+        Child::start(&self.config.program, manner)
+    }
+
+    fn bury(&mut self, mut child: Child) {
+        child.kill();
+        self.dead.push(child);
+        self.dead.retain_mut(Child::is_alive);
+    }
+}
+
+impl Synthesizer for Espeak {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.catalogue.infos(&self.config.voice)
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        if utterance.text.len() > MAX_TEXT {
+            return Err(SynthError::Input(format!(
+                "text of {} bytes is longer than one utterance may be ({MAX_TEXT}): split it into sentences",
+                utterance.text.len()
+            )));
+        }
+        let manner = self.manner(utterance.voice.as_deref(), utterance.language.as_deref(), utterance.speed)?;
+        let mut child = self.take(&manner)?;
+        if child.say(&plain(&utterance.text)).is_err() {
+            // It died between the check and now: one new one, and if that fails too the program is broken.
+            self.bury(child);
+            child = Child::start(&self.config.program, &manner)?;
+            child.say(&plain(&utterance.text)).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
+        }
+        if let Some(old) = self.open.insert(slot, child) {
+            self.bury(old);
+        }
+        // The next one starts while this one speaks. That it could not be is no fault of this utterance.
+        if let Err(error) = self.keep_warm(&manner) {
+            tracing::warn!(%error, "no espeak-ng process could be kept ready");
+        }
+        Ok(Stages::NONE.with(Stage::Vocode))
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let now = clock::now();
+        let first = out.len();
+        let mut idle = true;
+        for &slot in &step.slots {
+            let Some(child) = self.open.get_mut(&slot) else { continue };
+            let progress = child.read(slot, now, None);
+            idle &= progress.pcm.is_empty() && !progress.done && progress.failed.is_none();
+            out.push(progress);
+        }
+        if idle
+            && let Some(progress) = out.get_mut(first)
+            && let Some(child) = self.open.get_mut(&progress.slot)
+        {
+            *progress = child.read(progress.slot, now, Some(WAIT));
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(child) = self.open.remove(&slot) {
+            self.bury(child);
+        }
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        let manner = self.manner(None, None, 1.0)?;
+        let mut child = self.take(&manner)?;
+        child.say("ready").map_err(|e| SynthError::Device(format!("espeak-ng: {e}")))?;
+        let start = clock::now();
+        let mut heard = false;
+        // Bounded: a read that waits either brings something or counts against `STALLED`.
+        loop {
+            let progress = child.read(Slot(0), clock::now(), Some(WAIT));
+            heard |= !progress.pcm.is_empty();
+            if let Some(error) = progress.failed {
+                return Err(SynthError::Device(error.to_string()));
+            }
+            if progress.done {
+                break;
+            }
+        }
+        if !heard {
+            return Err(SynthError::Device("`espeak-ng` gave no audio for a test word".into()));
+        }
+        let took = clock::now() - start;
+        self.bury(child);
+        self.keep_warm(&manner)?;
+        Ok([Duration::ZERO, Duration::ZERO, Duration::ZERO, took])
+    }
+}
+
+impl Drop for Espeak {
+    fn drop(&mut self) {
+        let open = self.open.drain().map(|(_, child)| child);
+        let warm = self.warm.drain(..).map(|(_, child)| child);
+        for mut child in open.chain(warm).chain(self.dead.drain(..)) {
+            child.kill();
+            child.wait();
+        }
+    }
+}
+
+/// The text without what the program would take for commands: `[[` starts phoneme input, control characters
+/// switch voices.
+fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        if c == '[' && plain.ends_with('[') {
+            plain.push(' ');
+        }
+        plain.push(if c.is_control() { ' ' } else { c });
+    }
+    plain.push('\n');
+    plain
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

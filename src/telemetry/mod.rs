@@ -1,5 +1,7 @@
 //! What operators see: logs and metrics.
 
+pub mod metrics;
+
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
@@ -35,7 +37,11 @@ pub enum LogFormat {
 /// # Errors
 /// `level` is no valid filter.
 pub fn init(log: &Log) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&log.level).map_err(|e| format!("[log] level `{}`: {e}", log.level))?;
+    // The WebRTC stack warns of what is normal before a session is up; its errors still show. The SIP stack
+    // writes whole messages, credentials included, at `info`. What the operator writes comes later and so
+    // overrides this.
+    let quiet = "rsipstack=warn,rtc=error,rtc_dtls=error,rtc_ice=error,rtc_srtp=error,rtc_sctp=error,webrtc=error";
+    let filter = EnvFilter::try_new(format!("{quiet},{}", log.level)).map_err(|e| format!("[log] level `{}`: {e}", log.level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a subscriber is there already.
     let _ = match log.format {

@@ -1,13 +1,14 @@
 //! A voice on disk: `voices/NAME.safetensors`, what enrolment makes and CosyVoice3 speaks with.
 //!
 //! Tensors: `tokens` u32 `[n]`, `mel` f32 `[2n, bins]` (natural log, 50 frames a second), `speaker` f32 `[d]`
-//! (raw, not normalised). Everything else travels as safetensors metadata (strings).
+//! (raw, not normalised). Everything else travels as safetensors metadata (strings), among it the
+//! [`Voice::content_id`], which is checked on loading.
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use sha2::{Digest, Sha256};
 
 /// What a voice prompt consists of.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,7 @@ pub enum VoiceFileError {
 const TRANSCRIPT: &str = "transcript";
 const FORMAT: &str = "antiphon_voice";
 const FORMAT_VERSION: &str = "1";
+const CONTENT: &str = "content_sha256";
 /// A voice of 30 s is about 0.6 MB; a file far larger is something else.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -74,6 +76,7 @@ impl Voice {
             return Err(format(format!("`{FORMAT}` is {version:?} in its metadata, expected {FORMAT_VERSION:?}")));
         }
         let transcript = notes.remove(TRANSCRIPT).unwrap_or_default();
+        let content = notes.remove(CONTENT);
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| format(e.to_string()))?;
         let tokens = view(&tensors, "tokens", Dtype::U32, 1).map_err(format)?;
         let mel = view(&tensors, "mel", Dtype::F32, 2).map_err(format)?;
@@ -96,6 +99,9 @@ impl Voice {
         if voice.mel.iter().chain(&voice.speaker).any(|v| !v.is_finite()) {
             return Err(format("a mel or speaker value is not a finite number".into()));
         }
+        if content.is_some_and(|content| content != voice.content_id()) {
+            return Err(format("its content is not what was written; enrol the voice again".into()));
+        }
         Ok(voice)
     }
 
@@ -106,20 +112,49 @@ impl Voice {
     pub fn to_bytes(&self) -> Vec<u8> {
         let frames = 2 * self.tokens.len();
         assert_eq!(self.mel.len(), frames * self.mel_bins, "two mel frames a token");
-        let tokens: Vec<u8> = self.tokens.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let mel: Vec<u8> = self.mel.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let speaker: Vec<u8> = self.speaker.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let tensors = [
-            ("mel", TensorView::new(Dtype::F32, vec![frames, self.mel_bins], &mel)),
-            ("speaker", TensorView::new(Dtype::F32, vec![self.speaker.len()], &speaker)),
-            ("tokens", TensorView::new(Dtype::U32, vec![self.tokens.len()], &tokens)),
-        ]
-        .map(|(name, view)| (name, view.expect("length equals shape by construction")));
-        let mut notes: HashMap<String, String> = self.notes.clone().into_iter().collect();
+        let mut notes = self.notes.clone();
         notes.insert(FORMAT.into(), FORMAT_VERSION.into());
+        notes.insert(CONTENT.into(), self.content_id());
         notes.insert(TRANSCRIPT.into(), self.transcript.clone());
-        safetensors::serialize(tensors, Some(notes)).expect("three well-formed tensors")
+        // Written here because the library keeps metadata in a hash map, whose order changes from run to run.
+        let mut header = serde_json::Map::new();
+        header.insert("__metadata__".into(), serde_json::json!(notes));
+        let mut data = Vec::new();
+        let mut add = |name: &str, dtype: &str, shape: &[usize], values: &mut dyn Iterator<Item = [u8; 4]>| {
+            let start = data.len();
+            data.extend(values.flatten());
+            let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, data.len()] });
+            header.insert(name.into(), entry);
+        };
+        add("mel", "F32", &[frames, self.mel_bins], &mut self.mel.iter().map(|v| v.to_le_bytes()));
+        add("speaker", "F32", &[self.speaker.len()], &mut self.speaker.iter().map(|v| v.to_le_bytes()));
+        add("tokens", "U32", &[self.tokens.len()], &mut self.tokens.iter().map(|v| v.to_le_bytes()));
+        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+        // Tensors start at a multiple of eight bytes.
+        header.resize(header.len().next_multiple_of(8), b' ');
+        [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
     }
+
+    /// What the voice is, as a SHA-256 in hexadecimal: of everything that changes how it speaks, and of nothing
+    /// that only describes it. Whatever is computed from a voice can be kept under this key.
+    pub fn content_id(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut part = |bytes: &mut dyn Iterator<Item = [u8; 4]>| {
+            let bytes: Vec<u8> = bytes.flatten().collect();
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(&bytes);
+        };
+        part(&mut self.tokens.iter().map(|v| v.to_le_bytes()));
+        part(&mut self.mel.iter().map(|v| v.to_le_bytes()));
+        part(&mut self.speaker.iter().map(|v| v.to_le_bytes()));
+        hash.update(self.transcript.as_bytes());
+        hex(&hash.finalize())
+    }
+}
+
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn view<'a>(tensors: &SafeTensors<'a>, name: &str, dtype: Dtype, rank: usize) -> Result<TensorView<'a>, String> {
@@ -159,6 +194,33 @@ mod tests {
         let path = dir.path().join("v.safetensors");
         std::fs::write(&path, sample().to_bytes()).expect("write");
         assert_eq!(Voice::load(&path).expect("load"), sample());
+    }
+
+    #[test]
+    fn the_same_voice_gives_the_same_bytes() {
+        let mut voice = sample();
+        voice.notes.extend((0..20).map(|i| (format!("note {i}"), "x".to_owned())));
+        assert_eq!(voice.to_bytes(), voice.clone().to_bytes());
+    }
+
+    #[test]
+    fn notes_do_not_change_what_a_voice_is() {
+        let (plain, mut noted, mut other) = (sample(), sample(), sample());
+        noted.notes.insert("consent".into(), "given".into());
+        other.speaker[0] += 0.25;
+        assert_eq!(plain.content_id(), noted.content_id());
+        assert_ne!(plain.content_id(), other.content_id());
+    }
+
+    #[test]
+    fn a_changed_value_is_noticed() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("v.safetensors");
+        let mut bytes = sample().to_bytes();
+        let last = bytes.len() - 1;
+        bytes[last - 3] ^= 1;
+        std::fs::write(&path, &bytes).expect("write");
+        assert!(Voice::load(&path).expect_err("changed").to_string().contains("not what was written"));
     }
 
     #[test]

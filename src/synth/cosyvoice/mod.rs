@@ -43,6 +43,7 @@ pub use synthesizer::{CosyVoice, Settings};
 use self::backend::Options;
 use self::config::Config;
 use self::cpu::CpuBackend;
+use self::gpu::{GpuBackend, Precision};
 use crate::synth::SynthError;
 
 impl CosyVoice<CpuBackend> {
@@ -58,6 +59,29 @@ impl CosyVoice<CpuBackend> {
         let failed = |e: &dyn std::fmt::Display| SynthError::Device(e.to_string());
         let config = Config::load(dir).map_err(|e| failed(&e))?;
         let backend = CpuBackend::load(dir, options).map_err(|e| failed(&e))?;
+        Self::new(backend, dir, config, settings)
+    }
+}
+
+impl CosyVoice<GpuBackend> {
+    /// Checks and loads the checkpoint in `dir` on CUDA device `ordinal`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the checkpoint, in one report; or what the device lacks.
+    pub fn load_gpu(
+        dir: &Path,
+        ordinal: u32,
+        options: Options,
+        precision: Precision,
+        settings: Settings,
+    ) -> Result<Self, SynthError> {
+        let report = verify::verify(dir, "llm");
+        if !report.passed() {
+            return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
+        }
+        let failed = |e: &dyn std::fmt::Display| SynthError::Device(e.to_string());
+        let config = Config::load(dir).map_err(|e| failed(&e))?;
+        let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| failed(&e))?;
         Self::new(backend, dir, config, settings)
     }
 }

@@ -23,6 +23,7 @@ use self::hift::Hift;
 use self::llm::Llm;
 pub use self::ops::LoadError;
 use self::slot::SlotState;
+pub(super) use self::slot::check as check_request;
 use super::backend::{
     Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded,
     VoiceHandle,
@@ -341,6 +342,12 @@ impl Backend for CpuBackend {
         u64::from(extent.frames) * self.frame_bytes()
             + u64::from(extent.positions) * llm::position_bytes(&self.config.llm)
     }
+}
+
+/// A mel of `channels` values a frame, row-major, at another speed.
+pub(super) fn respeed(mel: &[f32], channels: usize, speed: f32) -> candle_core::Result<Vec<f32>> {
+    let mel = Tensor::from_slice(mel, (mel.len() / channels.max(1), channels), &candle_core::Device::Cpu)?;
+    hift::respeed(&mel, speed)?.flatten_all()?.to_vec1()
 }
 
 /// Joins frames along time; `None` for none.

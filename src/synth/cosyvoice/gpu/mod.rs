@@ -1,1 +1,655 @@
-//! The GPU engine.
+//! CosyVoice3 on a CUDA device: a [`Backend`] with kernels of its own.
+//!
+//! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
+//! [`absent`] says in one line why there is no GPU engine. [`device`] owns memory and launches, [`gemm`] products
+//! and convolutions, [`lt`] the flow's large products, [`llm`], [`flow`] and [`hift`] one network each, [`slabs`]
+//! the flow's memory, [`slots`] what the host knows of each utterance.
+//!
+//! A step copies to the host drawn ids and samples, nothing else.
+//!
+//! # Why
+//! - Only new frames are computed. Keys and values of the flow live per (Euler step, layer, guidance row) in slabs
+//!   of one block; a voice's prompt blocks are solved once and shared.
+//! - The language model's sums have one order whatever the batch, so a seed's tokens are the same alone and in
+//!   company. The flow's large products may round differently at another width: cuBLASLt picks by shape.
+
+#![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
+
+pub mod bench;
+mod device;
+mod flow;
+mod gemm;
+mod hift;
+mod llm;
+mod lt;
+mod probe;
+mod slabs;
+mod slots;
+mod weights;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use self::device::{Elt, GpuError, absent, count};
+use self::device::Device;
+use self::flow::{ChunkArgs, ChunkRun, Flow};
+use self::hift::{Excerpt, Hift};
+use self::llm::Llm;
+use self::slabs::{Slab, Slabs};
+use self::slots::{Next, Prefix, SlotState, Stream, Voice};
+use self::weights::Packer;
+pub use self::weights::{Random, Source};
+use super::backend::{
+    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded, VoiceHandle,
+};
+use super::checkpoint::Checkpoint;
+use super::config::{Config, EULER_STEPS};
+use super::cpu;
+use crate::synth::{Memory, Slot, SynthError};
+
+const COMMON: &str = include_str!("kernels/common.cuh");
+const SETUP: &str = include_str!("kernels/setup.cu");
+const GEMM: &str = include_str!("kernels/gemm.cu");
+const LLM: &str = include_str!("kernels/llm.cu");
+const FLOW: &str = include_str!("kernels/flow.cu");
+const HIFT: &str = include_str!("kernels/hift.cu");
+
+/// Utterances open at once unless told otherwise.
+const DEFAULT_SLOTS: u32 = 256;
+/// Positions of a language model slot unless memory is short.
+const POSITIONS: usize = 2048;
+/// Share of the memory left after loading that slabs take; the rest is the driver's.
+const SLAB_SHARE: f64 = 0.94;
+
+/// Operand types of the three networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// The language model.
+    pub llm: Elt,
+    /// The flow.
+    pub flow: Elt,
+    /// The vocoder.
+    pub hift: Elt,
+}
+
+impl Precision {
+    /// Single precision throughout: for comparing with the reference.
+    pub const EXACT: Precision = Precision { llm: Elt::F32, flow: Elt::F32, hift: Elt::F32 };
+}
+
+impl Default for Precision {
+    /// The language model in bfloat16 as it was trained; flow and vocoder in half, whose longer fraction they need
+    /// and whose range they stay within (conversion saturates).
+    fn default() -> Self {
+        Precision { llm: Elt::Bf16, flow: Elt::F16, hift: Elt::F16 }
+    }
+}
+
+/// Compiles every kernel for `arch` (such as `sm_90a`) with the sizes of `config`. Needs the run-time compiler but no
+/// device; `None` where that is missing.
+///
+/// # Errors
+/// What does not compile.
+pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> {
+    device::can_compile().then(|| {
+        let units: [(&'static str, &str, Vec<(&str, i64)>); 5] = [
+            ("setup.cu", SETUP, Vec::new()),
+            ("gemm.cu", GEMM, Vec::new()),
+            ("llm.cu", LLM, llm::defines(&config.llm)),
+            ("flow.cu", FLOW, flow::defines(&config.flow)),
+            ("hift.cu", HIFT, hift::defines(config, 0)),
+        ];
+        for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
+            for (unit, source, defines) in &units {
+                device::compile(unit, &[COMMON, source], elt, defines, arch)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// CosyVoice3 on one CUDA device.
+pub struct GpuBackend {
+    device: Arc<Device>,
+    config: Config,
+    options: Options,
+    caps: BackendCaps,
+    llm: Llm,
+    flow: Flow,
+    hift: Hift,
+    slabs: Slabs,
+    /// Histories of the flow's position convolutions, one a slot.
+    hists: device::Buf,
+    voices: BTreeMap<VoiceHandle, Voice>,
+    next_voice: u32,
+    slots: BTreeMap<Slot, SlotState>,
+}
+
+impl GpuBackend {
+    /// Loads the checkpoint in `dir` onto device `ordinal`.
+    ///
+    /// # Errors
+    /// No such device, a tensor is missing or malformed, or there is not enough memory.
+    pub fn load(dir: &Path, ordinal: u32, options: Options, precision: Precision) -> Result<Self, GpuError> {
+        let model = |e: String| GpuError::Model(e);
+        let config = Config::load(dir).map_err(|e| model(e.to_string()))?;
+        let checkpoint = Checkpoint::open(dir).map_err(|e| model(e.to_string()))?;
+        Self::new(config, &checkpoint, ordinal, options, precision)
+    }
+
+    /// Builds the model of `config` from `source` on device `ordinal`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn new(
+        config: Config,
+        source: &dyn Source,
+        ordinal: u32,
+        options: Options,
+        precision: Precision,
+    ) -> Result<Self, GpuError> {
+        let device = Device::open(ordinal)?;
+        let slots = options.slots.unwrap_or(DEFAULT_SLOTS).clamp(1, 1024);
+        // One slot more than callers see: for looking into the networks.
+        let room = slots as usize + 1;
+        let (free, _) = device.memory()?;
+        let position = 2 * config.llm.layers * config.llm.kv_heads * config.llm.head_dim * precision.llm.size();
+        let affordable = (free as usize / 8) / (position * room);
+        let positions = POSITIONS.min(affordable).max(256);
+        let llm = Llm::load(&Packer::new(&device, precision.llm)?, source, &config.llm, room, positions)?;
+        let flow = Flow::load(&Packer::new(&device, precision.flow)?, source, &config)?;
+        let packer = Packer::new(&device, precision.hift)?;
+        let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
+        let hists = device.zeros("flow histories", room * flow.hist_bytes)?;
+        let (free, _) = device.memory()?;
+        let budget = options.memory.unwrap_or((free as f64 * SLAB_SHARE) as u64).min(free);
+        let slabs = Slabs::new(&device, flow.slab_bytes, budget)?;
+        let widest = |most: usize| most.min(slots as usize) as u32;
+        let caps = BackendCaps {
+            device: format!("cuda:{ordinal}"),
+            slots,
+            width: [widest(64), widest(llm::WIDTHS[llm::WIDTHS.len() - 1]), widest(flow::WIDTH), widest(hift::WIDTH)],
+            rounds: [1, llm::ROUNDS as u32, EULER_STEPS as u32, 1],
+            positions: positions as u32,
+            parks: false,
+        };
+        let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
+        let mut backend =
+            Self { device, config, options, caps, llm, flow, hift, slabs, hists, voices, next_voice: 0, slots };
+        backend.warm_up()?;
+        Ok(backend)
+    }
+
+    /// Records every graph, so that no caller waits for one.
+    fn warm_up(&mut self) -> Result<(), GpuError> {
+        self.llm.warm_up(self.caps.width[1] as usize)?;
+        self.flow.warm_up(self.caps.width[2] as usize)?;
+        self.device.sync()
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The device's name and what holds its memory, in bytes.
+    pub fn inventory(&self) -> Vec<(&'static str, u64)> {
+        let slots = u64::from(self.caps.slots) + 1;
+        vec![
+            ("language model weights", self.llm.weight_bytes() as u64),
+            ("flow weights", self.flow.weight_bytes() as u64),
+            ("language model slots", slots * self.llm.slot_bytes() as u64),
+            ("vocoder slots", slots * self.hift.slot_bytes() as u64),
+            ("flow histories", self.hists.bytes as u64),
+            ("flow slabs", self.slabs.total()),
+            ("flow slabs in use", self.slabs.used()),
+        ]
+    }
+
+    /// The device's name.
+    pub fn device_name(&self) -> &str {
+        &self.device.name
+    }
+
+    fn hist_of(&self, slot: usize) -> u64 {
+        self.hists.ptr + (slot * self.flow.hist_bytes) as u64
+    }
+
+    fn drop_hold(&mut self, voice: VoiceHandle) {
+        let Some(entry) = self.voices.get_mut(&voice) else { return };
+        entry.holds = entry.holds.saturating_sub(1);
+        if entry.holds == 0
+            && let Some(prefix) = self.voices.remove(&voice).and_then(|v| v.prefix)
+        {
+            prefix.slabs.into_iter().for_each(|s| self.slabs.put(s));
+        }
+    }
+
+    fn make_voice(&self, prompt: &Arc<FlowPrompt>) -> Result<Voice, SynthError> {
+        let flow = &self.config.flow;
+        let input = |text: String| Err(SynthError::Input(text));
+        if prompt.speaker.len() != flow.speaker {
+            return input(format!("the voice's speaker vector has {} values, the model wants {}", prompt.speaker.len(), flow.speaker));
+        }
+        if prompt.mel.len() % flow.mel != 0 {
+            return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
+        }
+        if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
+            return input(format!("the voice holds speech token {token}, the model knows {}", flow.vocab));
+        }
+        if prompt.tokens.is_empty() || prompt.mel.is_empty() {
+            return input("the voice holds no speech tokens or no mel".into());
+        }
+        Ok(Voice {
+            prompt: prompt.clone(),
+            frames: prompt.mel.len() / flow.mel,
+            cond: self.device.upload("a voice", &prompt.mel)?,
+            speaker: self.device.upload("a voice", &self.flow.project(&prompt.speaker))?,
+            prefix: None,
+            holds: 1,
+        })
+    }
+
+    /// The kernels' view of one chunk. `slabs`: the utterance's, at least up to the chunk's own block.
+    fn chunk(&self, voice: &Voice, hist: u64, next: &Next, slabs: &[Slab], seen: usize, flag: usize) -> ChunkArgs {
+        let mut page = [0u64; flow::PAGES];
+        for (to, &slab) in page.iter_mut().zip(slabs) {
+            *to = self.slabs.address(slab);
+        }
+        let block = self.config.flow.block;
+        let left = self.config.flow.left_blocks.map_or(0, |n| (next.start / block).saturating_sub(n) * block);
+        ChunkArgs {
+            hist,
+            cond: voice.cond.ptr,
+            speaker: voice.speaker.ptr,
+            step: next.step as i32,
+            frame0: next.start as i32,
+            frames: next.frames as i32,
+            keys: seen as i32,
+            key0: left as i32,
+            cond_frames: voice.frames as i32,
+            live: 1,
+            flag: flag as i32,
+            page,
+        }
+    }
+
+    fn tokens_for(&self, tokens: &[u32], next: &Next, start: usize) -> Option<Vec<i32>> {
+        (next.step == 0).then(|| self.flow.window(tokens, start / self.config.token_mel_ratio))
+    }
+
+    /// Runs one Euler step of a full solve.
+    fn whole_step(&mut self, voice: VoiceHandle, tokens: &[u32], next: &Next, own: &[Slab]) -> Result<bool, SynthError> {
+        let block = self.config.flow.block;
+        let scratch = self.device.alloc("a full solve", own.len() * self.flow.hist_bytes)?;
+        let Some(voice) = self.voices.get(&voice) else { return Ok(false) };
+        let runs: Vec<ChunkRun> = (0..own.len())
+            .map(|n| {
+                let part = Next { start: n * block, frames: block.min(next.frames - n * block), ..next.clone() };
+                let hist = scratch.ptr + (n * self.flow.hist_bytes) as u64;
+                let mut args = self.chunk(voice, hist, &part, own, next.frames, 0);
+                args.key0 = 0;
+                ChunkRun { args, tokens: self.tokens_for(tokens, next, n * block) }
+            })
+            .collect();
+        Ok(self.flow.run_whole(&runs)?)
+    }
+
+    /// Runs Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns what failed.
+    fn advance(&mut self, streams: &mut [Job<'_>], rounds: usize, limit: usize) -> Result<Vec<Option<SynthError>>, SynthError> {
+        let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
+        let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
+        for _ in 0..rounds.min(flow::ROUNDS) {
+            let mut round = Vec::with_capacity(streams.len());
+            for (n, job) in streams.iter_mut().enumerate() {
+                if failed[n].is_some() {
+                    continue;
+                }
+                let next = match job.stream.next(limit, &mut self.slabs) {
+                    Ok(Some(next)) => next,
+                    Ok(None) => continue,
+                    Err(e) => {
+                        failed[n] = Some(e);
+                        continue;
+                    }
+                };
+                if let Some(own) = &next.whole {
+                    if self.whole_step(job.voice, &job.stream.tokens, &next, own)? {
+                        failed[n] = Some(poisoned());
+                    }
+                    continue;
+                }
+                let Some(voice) = self.voices.get(&job.voice) else { continue };
+                let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
+                round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
+            }
+            if round.is_empty() {
+                continue;
+            }
+            plan.push(round);
+        }
+        if !plan.is_empty() {
+            for (flag, failed) in self.flow.run(&plan)?.into_iter().zip(&mut failed) {
+                if flag && failed.is_none() {
+                    *failed = Some(poisoned());
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Frames a voice's utterances share.
+    fn shared_frames(&self, prompt: &FlowPrompt) -> usize {
+        let flow = &self.config.flow;
+        let known = prompt.tokens.len().saturating_sub(flow.lookahead) * self.config.token_mel_ratio;
+        known / flow.block * flow.block
+    }
+
+    /// Solves the shared blocks of `voice`.
+    fn solve_prefix(&mut self, handle: VoiceHandle) -> Result<(), SynthError> {
+        let Some(voice) = self.voices.get(&handle).filter(|v| v.prefix.is_none()) else { return Ok(()) };
+        let frames = self.shared_frames(&voice.prompt);
+        let hist = self.device.zeros("a voice", self.flow.hist_bytes)?;
+        let tokens = voice.prompt.tokens.clone();
+        let mut stream = Stream::new(tokens, &[], &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
+        while stream.done < frames {
+            let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
+            if let Some(e) = self.advance(&mut [job], EULER_STEPS, frames)?.into_iter().flatten().next() {
+                stream.free(&mut self.slabs);
+                return Err(e);
+            }
+        }
+        if let Some(voice) = self.voices.get_mut(&handle) {
+            voice.prefix = Some(Prefix { slabs: stream.into_slabs(), hist });
+        }
+        Ok(())
+    }
+
+    /// Addresses of an utterance's slabs.
+    fn addresses(&self, slabs: &[Slab]) -> Vec<u64> {
+        slabs.iter().map(|&s| self.slabs.address(s)).collect()
+    }
+
+    /// Mel frames `from..to` (prompt included in the count) of a stream, `[frames, mel]`.
+    fn read_mel(&self, slabs: &[Slab], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
+        let (block, mel) = (self.config.flow.block, self.config.flow.mel);
+        let mut out = vec![0f32; to.saturating_sub(from) * mel];
+        for (frame, row) in (from..to).zip(out.chunks_exact_mut(mel)) {
+            let Some(&slab) = slabs.get(frame / block) else { break };
+            let at = self.slabs.address(slab) + (self.flow.x_offset + frame % block * mel * 4) as u64;
+            self.device.read(at, row)?;
+        }
+        Ok(out)
+    }
+
+    /// A mel of its own as the vocoder finds slabs: addresses such that its frames lie where a slab's would.
+    fn pages_of(&self, mel: &device::Buf, frames: usize) -> Vec<u64> {
+        let block = self.config.flow.block;
+        let bytes = block * self.config.flow.mel * 4;
+        (0..frames.div_ceil(block)).map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64)).collect()
+    }
+
+    /// The mel of a slot that is played at another speed, once all of it is there.
+    fn stretch(&mut self, slot: Slot) -> Result<(), SynthError> {
+        let Some(state) = self.slots.get(&slot) else { return Ok(()) };
+        let Some(voice) = self.voices.get(&state.voice) else { return Ok(()) };
+        let mel = self.read_mel(&state.stream.slabs, voice.frames, state.stream.done)?;
+        let mel = cpu::respeed(&mel, self.config.flow.mel, state.request.speed).map_err(|e| SynthError::Utterance(e.to_string()))?;
+        let frames = mel.len() / self.config.flow.mel;
+        // A pass may read to the end of the last block.
+        let mut padded = mel;
+        padded.resize(frames.next_multiple_of(self.config.flow.block) * self.config.flow.mel, 0.0);
+        let buf = self.device.upload("a mel", &padded)?;
+        if let Some(state) = self.slots.get_mut(&slot) {
+            state.stretched = Some((buf, frames));
+        }
+        Ok(())
+    }
+}
+
+/// One stream that is to be advanced.
+struct Job<'a> {
+    voice: VoiceHandle,
+    hist: u64,
+    stream: &'a mut Stream,
+}
+
+fn not_open() -> SynthError {
+    SynthError::Utterance("the slot is not open".into())
+}
+
+fn poisoned() -> SynthError {
+    SynthError::Utterance("a mel value is not a number".into())
+}
+
+impl Backend for GpuBackend {
+    fn caps(&self) -> &BackendCaps {
+        &self.caps
+    }
+
+    fn hold_back(&self) -> u32 {
+        self.hift.hold_back() as u32
+    }
+
+    fn add_voice(&mut self, prompt: Arc<FlowPrompt>) -> Result<VoiceHandle, SynthError> {
+        let voice = self.make_voice(&prompt)?;
+        let handle = VoiceHandle(self.next_voice);
+        self.next_voice += 1;
+        self.voices.insert(handle, voice);
+        Ok(handle)
+    }
+
+    fn prepare_voice(&mut self, voice: VoiceHandle) -> Result<(), SynthError> {
+        self.solve_prefix(voice)
+    }
+
+    fn release_voice(&mut self, voice: VoiceHandle) {
+        self.drop_hold(voice);
+    }
+
+    fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError> {
+        self.close(slot);
+        if slot.0 >= self.caps.slots {
+            return Err(SynthError::Utterance(format!("slot {} is past the {} there are", slot.0, self.caps.slots)));
+        }
+        if request.prefix.len() + request.sampling.max_len as usize > self.caps.positions as usize {
+            return Err(SynthError::Input(format!("the text is too long: split it (over {} positions)", self.caps.positions)));
+        }
+        cpu::check_request(&request, &self.config)?;
+        let voice = request.voice;
+        let hist = self.hist_of(slot.0 as usize);
+        let entry = self.voices.get_mut(&voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
+        let shared = entry.prefix.as_ref().map_or(&[][..], |p| &p.slabs);
+        let tokens = entry.prompt.tokens.clone();
+        let stream = Stream::new(tokens, shared, &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
+        match &entry.prefix {
+            Some(prefix) => self.device.copy(hist, prefix.hist.ptr, self.flow.hist_bytes)?,
+            None => self.device.fill_zero(hist, self.flow.hist_bytes)?,
+        }
+        self.hift.open(slot.0 as usize)?;
+        entry.holds += 1;
+        let state = SlotState { voice, request, prefilled: false, emitted: 0, ended: None, stream, stretched: None };
+        self.slots.insert(slot, state);
+        Ok(())
+    }
+
+    fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {
+        let mut rows = Vec::with_capacity(slots.len());
+        for slot in slots {
+            if let Some(state) = self.slots.get(slot).filter(|s| !s.prefilled && !s.request.prefix.is_empty()) {
+                rows.push((slot.0 as usize, &state.request.prefix[..], &state.request.sampling));
+            }
+        }
+        self.llm.prefill(&rows)?;
+        for &slot in slots {
+            let state = self.slots.get_mut(&slot);
+            let failed = if state.is_none() { Some(not_open()) } else { None };
+            if let Some(state) = state {
+                state.prefilled = true;
+            }
+            out.push(Prefilled { slot, failed });
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError> {
+        let first = out.len();
+        let mut rows = Vec::with_capacity(slots.len());
+        for (n, &slot) in slots.iter().enumerate() {
+            let state = self.slots.get(&slot);
+            let failed = match state {
+                Some(state) if !state.prefilled => Some(SynthError::Utterance("decoded before its prefill".into())),
+                Some(_) => None,
+                None => Some(not_open()),
+            };
+            let ended = state.and_then(|s| s.ended);
+            if failed.is_none() && ended.is_none() {
+                rows.push((n, slot));
+            }
+            out.push(Decoded { slot, tokens: Vec::new(), ended, failed });
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
+        let drawn = self.llm.decode(&numbers, rounds as usize)?;
+        for ((n, slot), drawn) in rows.into_iter().zip(drawn) {
+            let Some(state) = self.slots.get_mut(&slot) else { continue };
+            let result = &mut out[first + n];
+            state.emitted += drawn.tokens.len() as u32;
+            let sampling = &state.request.sampling;
+            let forced = sampling.forced.as_ref().map_or(u32::MAX, |f| f.len() as u32);
+            if drawn.bad {
+                result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
+            } else if drawn.eos {
+                state.ended = Some(End::Eos);
+            } else if state.emitted >= sampling.max_len.min(forced) {
+                state.ended = Some(End::Length);
+            }
+            result.tokens = drawn.tokens;
+            result.ended = state.ended;
+        }
+        Ok(())
+    }
+
+    fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
+        let limit = self.flow.limit();
+        let state = self.slots.get_mut(&slot).ok_or_else(not_open)?;
+        let refuse = |text: String| Err(SynthError::Utterance(text));
+        if state.stream.last {
+            return refuse("tokens were pushed after the last".into());
+        }
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.config.flow.vocab) {
+            return Err(SynthError::Input(format!("speech token {token} is past the model's {}", self.config.flow.vocab)));
+        }
+        let all = state.stream.tokens.len() + tokens.len();
+        let settled = all.saturating_sub(self.config.flow.lookahead);
+        if !last && settled % self.config.block_tokens() != 0 {
+            return refuse(format!("{all} tokens less the look-ahead are no whole blocks"));
+        }
+        if all * self.config.token_mel_ratio > limit {
+            let seconds = limit / self.config.frame_rate();
+            return Err(SynthError::Input(format!("the utterance is longer than the engine's {seconds} s; split the text")));
+        }
+        state.stream.push(tokens, last);
+        Ok(())
+    }
+
+    fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+        // States leave the map while their chunks run: the device needs the rest of `self`.
+        let mut taken: Vec<(Slot, Option<SlotState>)> = slots.iter().map(|&s| (s, self.slots.remove(&s))).collect();
+        let hists: Vec<u64> = slots.iter().map(|s| self.hist_of(s.0 as usize)).collect();
+        let before: Vec<usize> = taken.iter().map(|(_, s)| s.as_ref().map_or(0, |s| s.stream.done)).collect();
+        let mut jobs: Vec<Job<'_>> = taken
+            .iter_mut()
+            .zip(&hists)
+            .filter_map(|((_, s), &hist)| s.as_mut().map(|s| Job { voice: s.voice, hist, stream: &mut s.stream }))
+            .collect();
+        let result = self.advance(&mut jobs, rounds as usize, usize::MAX);
+        let mut failures = match &result {
+            Ok(_) => result.unwrap_or_default(),
+            Err(_) => {
+                // The device failed: the states go back so that they can be closed.
+                self.slots.extend(taken.into_iter().filter_map(|(slot, s)| Some((slot, s?))));
+                return result.map(|_| ());
+            }
+        }
+        .into_iter();
+        for ((slot, state), before) in taken.into_iter().zip(before) {
+            let Some(state) = state else {
+                out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
+                continue;
+            };
+            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let frames = state.stream.done.max(prompt) - before.max(prompt);
+            let pending = state.stream.pending() as u32;
+            out.push(Flowed { slot, frames: frames as u32, pending, failed: failures.next().flatten() });
+            self.slots.insert(slot, state);
+        }
+        Ok(())
+    }
+
+    fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        for &slot in slots {
+            let wanted = self.slots.get(&slot).is_some_and(|s| {
+                (s.request.speed - 1.0).abs() > f32::EPSILON && s.stretched.is_none() && s.stream.complete()
+            });
+            if wanted {
+                self.stretch(slot)?;
+            }
+        }
+        let mut lists = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let Some(state) = self.slots.get(slot) else { continue };
+            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
+            let (slabs, frame0, total) = match &state.stretched {
+                Some((mel, frames)) => (self.pages_of(mel, *frames), 0, *frames),
+                None if stretch => (Vec::new(), 0, 0),
+                None => (self.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
+            };
+            lists.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
+        }
+        let excerpts: Vec<Excerpt<'_>> = lists
+            .iter()
+            .map(|(slot, slabs, frame0, total, last)| Excerpt { slot: *slot, frame0: *frame0, total: *total, last: *last, slabs })
+            .collect();
+        let pcm = self.hift.run(&excerpts)?;
+        let mut results = excerpts.iter().zip(pcm);
+        for &slot in slots {
+            if !self.slots.contains_key(&slot) {
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed: Some(not_open()) });
+                continue;
+            }
+            let Some((e, pcm)) = results.next() else { break };
+            let failed = pcm.is_none().then(|| SynthError::Utterance("a sample is not a number".into()));
+            let done = self.hift.finished(e.slot, e.total, e.last);
+            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, failed });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(mut state) = self.slots.remove(&slot) {
+            state.stream.free(&mut self.slabs);
+            self.drop_hold(state.voice);
+        }
+    }
+
+    fn park(&mut self, _slot: Slot) {}
+
+    fn memory(&self) -> Memory {
+        Memory { total: self.slabs.total(), used: self.slabs.used() }
+    }
+
+    fn memory_needed(&self, extent: Extent) -> u64 {
+        // The prompt's part that is not shared takes a block, and the end of the last block may be empty.
+        let blocks = (extent.frames as usize).div_ceil(self.config.flow.block) + 1;
+        blocks as u64 * self.slabs.size()
+    }
+
+    fn sync(&mut self) -> Result<(), SynthError> {
+        Ok(self.device.sync()?)
+    }
+}

@@ -1,0 +1,8 @@
+//! Recordings of strangers; the body is `antiphon::voice::decode::fuzz`.
+#![no_main]
+
+// The fuzzer's own hook aborts on every panic, also on those that `decode` catches and turns into errors.
+libfuzzer_sys::fuzz_target!(
+    init: std::panic::set_hook(Box::new(|_| {})),
+    |bytes: &[u8]| antiphon::voice::decode::fuzz(bytes)
+);

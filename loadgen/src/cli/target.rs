@@ -1,0 +1,128 @@
+//! What is tested: the options that `ladder` and `run` share.
+
+use std::net::SocketAddr;
+
+use antiphon_loadgen::call::Leg;
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::prepare::{PrepareError, Target, Via};
+use antiphon_loadgen::sip::{Credentials, Transport};
+use clap::{Args, ValueEnum};
+
+use super::{FAILED, Failure, UNAVAILABLE};
+
+#[derive(Args)]
+pub(crate) struct TargetOptions {
+    /// `sip:agent@host:port` for telephone calls, `http://host:port` for WebRTC calls, turns and metrics; repeat for both
+    #[arg(long = "target", value_name = "URI")]
+    pub(crate) targets: Vec<String>,
+    /// Kinds of calls, each with a weight if wanted: `sip,webrtc` or `sip=3,webrtc=1`
+    #[arg(long, value_delimiter = ',', value_parser = leg)]
+    pub(crate) legs: Vec<(Leg, f64)>,
+    /// Agent that answers
+    #[arg(long)]
+    pub(crate) agent: Option<String>,
+    /// Bearer token of the gateway's HTTP side
+    #[arg(long, env = "ANTIPHON_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// How turns reach telephone calls
+    #[arg(long, value_enum, default_value_t = ViaOption::Auto)]
+    pub(crate) via: ViaOption,
+    /// Where the built-in agent server listens, for a gateway configured to dial it
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) agent_bind: Option<SocketAddr>,
+    /// Command that starts the gateway; it is stopped at the end
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) spawn: Option<String>,
+    /// Process of a gateway that runs already, to sample its CPU and memory
+    #[arg(long)]
+    pub(crate) pid: Option<u32>,
+    /// Signalling of telephone calls
+    #[arg(long, value_enum, default_value_t = TransportOption::Udp)]
+    pub(crate) transport: TransportOption,
+    /// Codecs of telephone calls, favourite first
+    #[arg(long, value_delimiter = ',', value_parser = codec, default_value = "pcmu,pcma,g722,opus")]
+    pub(crate) codecs: Vec<Codec>,
+    /// Protect the media of telephone calls (SRTP by SDES)
+    #[arg(long)]
+    pub(crate) srtp: bool,
+    /// Digest credentials of telephone calls, `user:password`
+    #[arg(long, value_name = "USER:PASSWORD", env = "ANTIPHON_SIP_CREDENTIALS", hide_env_values = true)]
+    pub(crate) credentials: Option<String>,
+    /// Do not compare what is heard with the same text spoken directly
+    #[arg(long)]
+    pub(crate) no_verify: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum ViaOption {
+    Auto,
+    Http,
+    Agent,
+    Greeting,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum TransportOption {
+    Udp,
+    Tcp,
+    Tls,
+}
+
+impl TargetOptions {
+    pub(crate) fn target(&self) -> Target {
+        let credentials = self.credentials.as_ref().map(|pair| {
+            let (username, password) = pair.split_once(':').unwrap_or((pair, ""));
+            Credentials { username: username.to_owned(), password: password.to_owned() }
+        });
+        Target {
+            addresses: self.targets.clone(),
+            token: self.token.clone(),
+            agent: self.agent.clone(),
+            legs: self.legs.clone(),
+            via: match self.via {
+                ViaOption::Auto => Via::Auto,
+                ViaOption::Http => Via::Http,
+                ViaOption::Agent => Via::Agent,
+                ViaOption::Greeting => Via::Greeting,
+            },
+            agent_bind: self.agent_bind,
+            spawn: self.spawn.clone(),
+            transport: match self.transport {
+                TransportOption::Udp => Transport::Udp,
+                TransportOption::Tcp => Transport::Tcp,
+                TransportOption::Tls => Transport::Tls,
+            },
+            codecs: self.codecs.clone(),
+            srtp: self.srtp,
+            credentials,
+            verify: !self.no_verify,
+            ..Target::default()
+        }
+    }
+}
+
+pub(crate) fn refused(error: PrepareError) -> Failure {
+    let code = match error {
+        PrepareError::Usage(_) => 2,
+        PrepareError::NotReady(..) => UNAVAILABLE,
+        _ => FAILED,
+    };
+    Failure::new(code, error.to_string())
+}
+
+fn leg(text: &str) -> Result<(Leg, f64), String> {
+    let (name, weight) = text.split_once('=').unwrap_or((text, "1"));
+    let leg = match name {
+        "sip" => Leg::Sip,
+        "webrtc" => Leg::Webrtc,
+        other => return Err(format!("{other:?} is neither sip nor webrtc")),
+    };
+    match weight.parse::<f64>() {
+        Ok(weight) if weight >= 0.0 && weight.is_finite() => Ok((leg, weight)),
+        _ => Err(format!("{weight:?} is no weight")),
+    }
+}
+
+fn codec(text: &str) -> Result<Codec, String> {
+    Codec::named(text).ok_or_else(|| format!("{text:?} is none of pcmu, pcma, g722, opus"))
+}

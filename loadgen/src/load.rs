@@ -1,0 +1,551 @@
+//! A load: calls that come and go by a rule, with turns on each, and the figures of all of them.
+//!
+//! *Closed loop*: a fixed number of callers, each with its next turn when the last one has been heard. *Open loop*:
+//! calls arrive by chance at a rate, whether or not the gateway keeps up; that is how users behave, and the only
+//! mode in which a gateway that falls behind is seen to fall behind.
+//!
+//! # Why
+//! Throughput is counted inside a window in which all callers are there, each turn by the part of it that lies in
+//! the window: neither the ramp at the beginning nor the last long turn at the end distort it.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::call::{Leg, Setup};
+use crate::clock;
+use crate::corpus::{self, Text};
+use crate::exchange::{Exchange, Interjection, Plan, Turn};
+use crate::heard::Clip;
+use crate::judge;
+use crate::listen::StallCause;
+use crate::process::Sample;
+use crate::report::{GatewayMetrics, Level};
+use crate::stats::{Numbers, Spread};
+
+/// When calls come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrivals {
+    /// So many callers, each calling again when its call is over.
+    Closed(u32),
+    /// By chance, so many a second.
+    Poisson(f64),
+    /// By chance, at a rate that grows evenly from the first to the second.
+    Ramp(f64, f64),
+    /// So many at once, again after each interval.
+    Burst(u32, Duration),
+    /// At these instants after the start.
+    Trace(Vec<Duration>),
+}
+
+/// What callers do besides listening, by chance for each turn.
+#[derive(Clone, Debug, Default)]
+pub struct Behaviour {
+    /// Share of turns that are interrupted by speech.
+    pub barge_in: f64,
+    /// Share of turns that are interrupted by a key.
+    pub dtmf: f64,
+    /// Share of turns in which the caller hangs up.
+    pub hang_up: f64,
+    /// When, after the onset, seconds.
+    pub after: (f64, f64),
+    /// What is said to interrupt.
+    pub speech: Option<Arc<Clip>>,
+}
+
+/// A whole load.
+#[derive(Clone)]
+pub struct Load {
+    /// When calls come.
+    pub arrivals: Arrivals,
+    /// How long they come.
+    pub duration: Duration,
+    /// Kinds of calls and their weights.
+    pub legs: Vec<(Leg, f64)>,
+    /// Turns of a call; `None`: as many as fit (closed loop only).
+    pub turns: Option<RangeInclusive<u32>>,
+    /// Between the end of a turn and the next, seconds, evenly spread.
+    pub think: (f64, f64),
+    /// What is spoken.
+    pub texts: Vec<&'static Text>,
+    /// What callers do.
+    pub behaviour: Behaviour,
+    /// The same seed draws the same calls, texts and pauses.
+    pub seed: u64,
+    /// Calls at a time at most; more fail as `generator_limit`.
+    pub most: u32,
+    /// One turn in so many is compared sample by sample.
+    pub sampled: u64,
+}
+
+/// How a load is going, for who watches.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Calls at this moment.
+    pub calls: u32,
+    /// Turns heard.
+    pub turns: u64,
+    /// Failures.
+    pub failures: u64,
+    /// First audio so far, 95th percentile.
+    pub first_audio_p95: f64,
+    /// Share of the time that has passed, 0 to 1.
+    pub done: f64,
+}
+
+enum Event {
+    Connected(Setup, Option<Duration>),
+    Turn(Box<Turn>),
+    Failed(String),
+}
+
+/// Makes the load and gives its figures, the waterfall of a typical turn among the turns kept.
+pub async fn run(
+    plan: Arc<Plan>,
+    load: Load,
+    gateway_pid: Option<u32>,
+    mut watch: impl FnMut(&Progress),
+) -> (Level, Vec<Turn>) {
+    let start = clock::now();
+    let live = Arc::new(AtomicU32::new(0));
+    // overflow: awaited; callers wait for the collector, which only adds numbers.
+    let (events, mut received) = mpsc::channel(1_024);
+    let before = metrics(&plan).await;
+    let ramp = match load.arrivals {
+        Arrivals::Closed(n) => Duration::from_millis(30 * u64::from(n)).min(load.duration / 4),
+        _ => Duration::ZERO,
+    };
+    let window = (start + ramp, start + load.duration);
+    let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
+    let lateness = AbortOnDropHandle::new(tokio::spawn(own_lateness(window.1)));
+    let callers =
+        AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
+
+    let mut tally = Tally::new(window, load.sampled.max(1));
+    let mut usage: Option<(Option<Sample>, Option<Sample>)> = None;
+    let mut measured = None;
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    loop {
+        tokio::select! {
+            event = received.recv() => match event {
+                Some(event) => tally.add(event),
+                None => break,
+            },
+            _ = tick.tick() => {
+                let now = clock::now();
+                if now >= window.0 && now < window.1 {
+                    tally.concurrency.add(f64::from(live.load(Ordering::Relaxed)));
+                }
+                if usage.is_none() && now >= window.0 {
+                    usage = Some((gateway_pid.and_then(Sample::of), Sample::own()));
+                }
+                if measured.is_none() && now >= window.1 {
+                    measured = Some((gateway_pid.and_then(Sample::of), Sample::own(), metrics(&plan).await));
+                }
+                let passed = now.saturating_duration_since(start).as_secs_f64() / load.duration.as_secs_f64();
+                watch(&tally.progress(live.load(Ordering::Relaxed), passed.min(1.0)));
+            }
+        }
+    }
+    drop(callers);
+    let (gateway_end, own_end, after) = match measured {
+        Some(measured) => measured,
+        None => (gateway_pid.and_then(Sample::of), Sample::own(), metrics(&plan).await),
+    };
+    let (mut level, turns) = tally.finish(&plan, mode);
+    if let Some((gateway_start, own_start)) = usage {
+        level.gateway = gateway_end.zip(gateway_start).map(|(end, start)| end.since(&start));
+        level.generator = own_end.zip(own_start).map(|(end, start)| end.since(&start));
+    }
+    level.generator_lateness_p99 = lateness.await.map_or(0.0, |s: Spread| s.summary().p99);
+    level.metrics = difference(&before, &after, level.audio_s_per_s * level.seconds);
+    (level, turns)
+}
+
+/// Lets calls arrive until the time is over, then waits for the last of them.
+async fn arrive(
+    plan: Arc<Plan>,
+    load: Load,
+    start: Instant,
+    ramp: Duration,
+    live: Arc<AtomicU32>,
+    events: mpsc::Sender<Event>,
+) {
+    let mut rng = StdRng::seed_from_u64(load.seed);
+    let until = start + load.duration;
+    let mut tasks = tokio::task::JoinSet::new();
+    let load = Arc::new(load);
+    let spawn = |tasks: &mut tokio::task::JoinSet<()>, seed: u64, forever: bool| {
+        let caller = Caller {
+            plan: plan.clone(),
+            load: load.clone(),
+            events: events.clone(),
+            live: live.clone(),
+            rng: StdRng::seed_from_u64(seed),
+            until,
+        };
+        tasks.spawn(caller.run(forever));
+    };
+    if let Arrivals::Closed(callers) = load.arrivals {
+        for n in 0..callers {
+            clock::sleep_until(start + ramp.mul_f64(f64::from(n) / f64::from(callers.max(1)))).await;
+            spawn(&mut tasks, rng.random(), true);
+        }
+    } else {
+        let mut at = start;
+        let mut number = 0usize;
+        while let Some(next) = next_arrival(&load.arrivals, start, at, load.duration, number, &mut rng) {
+            if next >= until {
+                break;
+            }
+            (at, number) = (next, number + 1);
+            clock::sleep_until(at).await;
+            if live.load(Ordering::Relaxed) >= load.most {
+                let _ = events.send(Event::Failed("generator_limit".to_owned())).await;
+                continue;
+            }
+            spawn(&mut tasks, rng.random(), false);
+        }
+    }
+    // Every turn is bounded in time, and so is this.
+    while tasks.join_next().await.is_some() {}
+}
+
+/// When call `number` arrives, the one before having arrived at `last`.
+fn next_arrival(
+    arrivals: &Arrivals,
+    start: Instant,
+    last: Instant,
+    duration: Duration,
+    number: usize,
+    rng: &mut impl Rng,
+) -> Option<Instant> {
+    let chance = |rate: f64, rng: &mut dyn rand::RngCore| {
+        let uniform: f64 = rng.random_range(f64::EPSILON..1.0);
+        (rate > 0.0).then(|| Duration::from_secs_f64((-uniform.ln() / rate).min(86_400.0)))
+    };
+    match arrivals {
+        Arrivals::Closed(_) => None,
+        Arrivals::Poisson(rate) => Some(last + chance(*rate, rng)?),
+        Arrivals::Ramp(from, to) => {
+            // Thinning: candidates at the highest rate, each kept with the share the rate has of it by then.
+            let most = from.max(*to);
+            let mut at = last;
+            loop {
+                at += chance(most, rng)?;
+                let passed = at.saturating_duration_since(start).as_secs_f64() / duration.as_secs_f64();
+                if passed >= 1.0 || rng.random_bool(((from + (to - from) * passed) / most).clamp(0.0, 1.0)) {
+                    return Some(at);
+                }
+            }
+        }
+        Arrivals::Burst(size, every) => Some(start + *every * (number as u32 / (*size).max(1))),
+        Arrivals::Trace(instants) => instants.get(number).map(|at| start + *at),
+    }
+}
+
+struct Caller {
+    plan: Arc<Plan>,
+    load: Arc<Load>,
+    events: mpsc::Sender<Event>,
+    live: Arc<AtomicU32>,
+    rng: StdRng,
+    until: Instant,
+}
+
+impl Caller {
+    async fn run(mut self, forever: bool) {
+        loop {
+            self.live.fetch_add(1, Ordering::Relaxed);
+            let good = self.call().await;
+            self.live.fetch_sub(1, Ordering::Relaxed);
+            if !forever || clock::now() >= self.until {
+                return;
+            }
+            if !good {
+                // A gateway that refuses is not hammered by a caller who would not redial at once either.
+                clock::sleep_until((clock::now() + Duration::from_secs(1)).min(self.until)).await;
+            }
+        }
+    }
+
+    /// One call; whether it went well.
+    async fn call(&mut self) -> bool {
+        let leg = pick(&self.load.legs, &mut self.rng);
+        let (mut exchange, setup) = match Exchange::open(self.plan.clone(), leg).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.tell(Event::Failed(format!("{}_{}", leg.label(), error.cause()))).await;
+                return false;
+            }
+        };
+        self.tell(Event::Connected(setup, exchange.greeting)).await;
+        let turns = self.load.turns.clone().map(|range| self.rng.random_range(range));
+        let mut good = true;
+        let mut said = 0;
+        while turns.is_none_or(|n| said < n) && (turns.is_some() || clock::now() < self.until) {
+            let Some(text) = corpus::draw(&self.load.texts, &mut self.rng) else { break };
+            let interjection = self.interjection();
+            let turn = exchange.turn(text.text, interjection.as_ref()).await;
+            said += 1;
+            let over = turn.fault.as_deref() == Some("call_lost") || interjection.is_some_and(|i| i.hang_up);
+            good &= turn.fault.is_none();
+            self.tell(Event::Turn(Box::new(turn))).await;
+            if over || (!good && turns.is_none()) {
+                break;
+            }
+            let (least, most) = self.load.think;
+            let think = if most > least { self.rng.random_range(least..most) } else { least };
+            clock::sleep_until(clock::now() + Duration::from_secs_f64(think.max(0.0))).await;
+        }
+        exchange.close().await;
+        good
+    }
+
+    fn interjection(&mut self) -> Option<Interjection> {
+        let behaviour = &self.load.behaviour;
+        let draw: f64 = self.rng.random();
+        let (least, most) = behaviour.after;
+        let after = if most > least { self.rng.random_range(least..most) } else { least };
+        let after = Duration::from_secs_f64(after.max(0.0));
+        let nothing = Interjection { after, ..Interjection::default() };
+        if draw < behaviour.barge_in {
+            Some(Interjection { speech: behaviour.speech.clone(), ..nothing })
+        } else if draw < behaviour.barge_in + behaviour.dtmf {
+            Some(Interjection { digits: Some("5".to_owned()), ..nothing })
+        } else if draw < behaviour.barge_in + behaviour.dtmf + behaviour.hang_up {
+            Some(Interjection { hang_up: true, ..nothing })
+        } else {
+            None
+        }
+    }
+
+    async fn tell(&self, event: Event) {
+        // overflow: awaited. The collector going away ends the load.
+        let _ = self.events.send(event).await;
+    }
+}
+
+fn pick(legs: &[(Leg, f64)], rng: &mut impl Rng) -> Leg {
+    let total: f64 = legs.iter().map(|(_, weight)| weight.max(0.0)).sum();
+    let mut draw = rng.random_range(0.0..total.max(f64::MIN_POSITIVE));
+    for (leg, weight) in legs {
+        draw -= weight.max(0.0);
+        if draw < 0.0 {
+            return *leg;
+        }
+    }
+    legs.last().map_or(Leg::Sip, |(leg, _)| *leg)
+}
+
+/// How late timers of this process are: what the generator itself adds to any figure.
+async fn own_lateness(until: Instant) -> Spread {
+    let mut spread = Spread::default();
+    let mut at = clock::now();
+    while at < until {
+        at += Duration::from_millis(20);
+        clock::sleep_until(at).await;
+        spread.add(clock::now().saturating_duration_since(at));
+    }
+    spread
+}
+
+async fn metrics(plan: &Plan) -> crate::gateway::Metrics {
+    match &plan.gateway {
+        // A gateway without metrics, or one that is dead by now, has none.
+        Some(gateway) => gateway.metrics().await.unwrap_or_default(),
+        None => Default::default(),
+    }
+}
+
+fn difference(before: &crate::gateway::Metrics, after: &crate::gateway::Metrics, speech: f64) -> GatewayMetrics {
+    let stage = |m: &crate::gateway::Metrics| m.by("antiphon_step_seconds_sum", "stage");
+    let earlier = stage(before);
+    let stage_seconds: BTreeMap<String, f64> = stage(after)
+        .into_iter()
+        .map(|(name, value)| {
+            let was = earlier.get(&name).copied().unwrap_or(0.0);
+            (name, (value - was).max(0.0))
+        })
+        .collect();
+    let busy: f64 = stage_seconds.values().sum();
+    GatewayMetrics {
+        underruns: (after.total("antiphon_underruns_total") - before.total("antiphon_underruns_total")).max(0.0),
+        engine_rtf: (busy > 0.0 && speech > 0.0).then(|| busy / speech),
+        stage_seconds,
+        gpu_memory: after.total("voice_gpu_memory_bytes"),
+    }
+}
+
+struct Tally {
+    window: (Instant, Instant),
+    sampled: u64,
+    level: Level,
+    first_audio: Spread,
+    rtf: Numbers,
+    setup: Spread,
+    greeting: Spread,
+    service: Spread,
+    jitter: Spread,
+    lateness: Spread,
+    mos: Numbers,
+    barge_in: Spread,
+    report_error: Numbers,
+    concurrency: Numbers,
+    by_leg: BTreeMap<Leg, Spread>,
+    chars: f64,
+    speech: f64,
+    seen: u64,
+    kept: Vec<Turn>,
+}
+
+/// Turns kept for a closer look, at most.
+const KEPT: usize = 40;
+
+impl Tally {
+    fn new(window: (Instant, Instant), sampled: u64) -> Tally {
+        Tally {
+            window,
+            sampled,
+            level: Level::default(),
+            first_audio: Spread::default(),
+            rtf: Numbers::default(),
+            setup: Spread::default(),
+            greeting: Spread::default(),
+            service: Spread::default(),
+            jitter: Spread::default(),
+            lateness: Spread::default(),
+            mos: Numbers::default(),
+            barge_in: Spread::default(),
+            report_error: Numbers::default(),
+            concurrency: Numbers::default(),
+            by_leg: BTreeMap::new(),
+            chars: 0.0,
+            speech: 0.0,
+            seen: 0,
+            kept: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, event: Event) {
+        match event {
+            Event::Connected(setup, greeting) => {
+                self.level.calls += 1;
+                self.setup.add(setup.time());
+                if let Some(greeting) = greeting {
+                    self.greeting.add(greeting);
+                }
+            }
+            Event::Failed(cause) => *self.level.failures.entry(cause).or_default() += 1,
+            Event::Turn(turn) => self.turn(*turn),
+        }
+    }
+
+    fn turn(&mut self, turn: Turn) {
+        self.level.packets_lost += turn.packets.0;
+        self.level.packets += turn.packets.1;
+        if let Some(fault) = &turn.fault {
+            *self.level.failures.entry(fault.clone()).or_default() += 1;
+            if turn.first_audio.is_none() {
+                return;
+            }
+        } else {
+            self.level.turns += 1;
+        }
+        if let Some(first) = turn.first_audio {
+            self.first_audio.add(first);
+            self.by_leg.entry(turn.leg).or_default().add(first);
+        }
+        self.lateness.merge(&turn.lateness);
+        self.jitter.add(turn.jitter);
+        self.mos.add(turn.mos);
+        for stall in &turn.stalls {
+            let cause = match stall.cause {
+                StallCause::Lost => "lost",
+                StallCause::Late => "late",
+                StallCause::Paused => "paused",
+            };
+            *self.level.stalls.entry(cause.to_owned()).or_default() += 1;
+            self.level.stalled_s += stall.length.as_secs_f64();
+        }
+        self.level.stalled_turns += u64::from(!turn.stalls.is_empty());
+        if let Some(barge_in) = turn.barge_in {
+            self.barge_in.add(barge_in.silence);
+            if let Some(reported) = barge_in.reported {
+                self.report_error.add(reported.as_secs_f64() - barge_in.heard.as_secs_f64());
+            }
+        } else {
+            self.rtf.add(turn.rtf);
+            self.service.add(turn.ended.saturating_duration_since(turn.sent));
+            // The part of the turn that lies in the window.
+            let whole = turn.ended.saturating_duration_since(turn.sent).as_secs_f64();
+            let from = turn.sent.max(self.window.0);
+            let part = turn.ended.min(self.window.1).saturating_duration_since(from).as_secs_f64();
+            if whole > 0.0 && turn.fault.is_none() {
+                self.chars += turn.chars as f64 * part / whole;
+                self.speech += turn.speech.as_secs_f64() * part / whole;
+            }
+        }
+        self.seen += 1;
+        if turn.barge_in.is_none() && self.seen.is_multiple_of(self.sampled) && self.kept.len() < KEPT {
+            self.kept.push(turn);
+        }
+    }
+
+    fn progress(&self, calls: u32, done: f64) -> Progress {
+        Progress {
+            calls,
+            turns: self.level.turns,
+            failures: self.level.failures.values().sum(),
+            first_audio_p95: self.first_audio.summary().p95,
+            done,
+        }
+    }
+
+    fn finish(self, plan: &Plan, mode: &str) -> (Level, Vec<Turn>) {
+        let mut level = self.level;
+        let seconds = self.window.1.saturating_duration_since(self.window.0).as_secs_f64();
+        level.mode = mode.to_owned();
+        level.seconds = seconds;
+        level.concurrency = self.concurrency.summary().mean;
+        level.first_audio = self.first_audio.summary();
+        level.rtf = self.rtf.summary();
+        level.setup = self.setup.summary();
+        level.greeting = self.greeting.summary();
+        level.service = self.service.summary();
+        level.jitter = self.jitter.summary();
+        level.lateness = self.lateness.summary();
+        level.mos = self.mos.summary();
+        level.barge_in = self.barge_in.summary();
+        level.report_error = self.report_error.summary();
+        level.chars_per_s = self.chars / seconds.max(f64::MIN_POSITIVE);
+        level.audio_s_per_s = self.speech / seconds.max(f64::MIN_POSITIVE);
+        level.by_leg = self.by_leg.iter().map(|(leg, spread)| (leg.label().to_owned(), spread.summary())).collect();
+        // The sample-by-sample comparison costs CPU: it is done when nobody is listening any more.
+        let mut correlation = Numbers::default();
+        for turn in &self.kept {
+            let Some(reference) = plan.references.get(&turn.text) else { continue };
+            let Ok(found) = crate::correlate::correlate(&turn.clip, reference) else { continue };
+            correlation.add(f64::from(found.value));
+            if found.value < WRONG && turn.fault.is_none() {
+                *level.failures.entry(judge::Fault::WrongAudio.label().to_owned()).or_default() += 1;
+                level.turns = level.turns.saturating_sub(1);
+            }
+        }
+        level.correlation = correlation.summary();
+        (level, self.kept)
+    }
+}
+
+/// A turn that matches its reference less than this is of other words.
+const WRONG: f32 = 0.6;
+
+#[cfg(test)]
+mod tests;

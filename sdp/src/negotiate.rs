@@ -1,0 +1,541 @@
+//! Offer and answer (RFC 3264) of one call with one audio stream.
+//!
+//! A [`Negotiator`] lives as long as its call. It keeps what a later offer or answer must repeat: the order
+//! of the `m=` lines, the version of `o=`, payload types and keys. It owns no I/O; the caller carries
+//! descriptions to and fro and must not start an exchange before the last one is over.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::{
+    attr::{Codec, Crypto, Direction, Fmtp, Key, RtcpPort, RtpMap, Suite},
+    error::NegotiateError,
+    session::{Description, Media, Origin},
+};
+
+/// Payload types that our offers give to what has no static one.
+const OPUS: u8 = 111;
+const EVENTS_48K: u8 = 110;
+const EVENTS_8K: u8 = 101;
+/// Milliseconds of audio in a packet.
+const PTIME: u16 = 20;
+
+/// What we want.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Codecs, favourite first.
+    pub codecs: Vec<Codec>,
+    /// Whether RFC 4733 events are used.
+    pub telephone_event: bool,
+    /// Encryption by SDES.
+    pub srtp: SrtpPolicy,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            codecs: vec![Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma],
+            telephone_event: true,
+            srtp: SrtpPolicy::Allowed,
+        }
+    }
+}
+
+/// Whether media is encrypted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SrtpPolicy {
+    /// Neither offered nor accepted.
+    Never,
+    /// Accepted when offered, and then preferred; not offered.
+    #[default]
+    Allowed,
+    /// Offered, and nothing else accepted.
+    Required,
+}
+
+/// Our side of the stream. The caller draws the random parts.
+#[derive(Clone, Debug)]
+pub struct LocalMedia {
+    /// Address that the peer is told.
+    pub address: IpAddr,
+    /// RTP port; RTCP is on the next one unless multiplexed.
+    pub port: u16,
+    /// Random; names the session.
+    pub session_id: u64,
+    /// Random SRTP keys, one for each [`Suite`].
+    pub keys: [Key; 2],
+}
+
+/// What both sides have agreed to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Codec both ways.
+    pub codec: Codec,
+    /// Payload type of what we send.
+    pub payload_type: u8,
+    /// Payload type of what we receive.
+    pub receive_payload_type: u8,
+    /// RFC 4733 events.
+    pub telephone_event: Option<TelephoneEvent>,
+    /// Where RTP goes; `None` where the peer gave no usable address and it must be learned from what it sends.
+    pub remote_rtp: Option<SocketAddr>,
+    /// Where RTCP goes.
+    pub remote_rtcp: Option<SocketAddr>,
+    /// Whether RTP and RTCP share a port.
+    pub rtcp_mux: bool,
+    /// From our point of view.
+    pub direction: Direction,
+    /// Whether the peer wants nothing from us: it put us on hold.
+    pub held: bool,
+    /// What the peer asks of Opus.
+    pub opus: OpusParams,
+    /// Protection, both ways.
+    pub srtp: Option<SrtpKeys>,
+}
+
+/// Payload types of RFC 4733 events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TelephoneEvent {
+    /// Of what we send.
+    pub payload_type: u8,
+    /// Of what we receive.
+    pub receive_payload_type: u8,
+    /// RTP clock in Hz.
+    pub clock_rate: u32,
+}
+
+/// Parameters of RFC 7587 section 6.1 that concern a sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpusParams {
+    /// The peer can use in-band FEC.
+    pub fec: bool,
+    /// The peer likes DTX.
+    pub dtx: bool,
+    /// Upper limit in bit/s.
+    pub max_average_bitrate: Option<u32>,
+    /// Highest rate in Hz that is of use.
+    pub max_playback_rate: Option<u32>,
+}
+
+impl OpusParams {
+    fn read(fmtp: Option<&Fmtp>) -> OpusParams {
+        let Some(fmtp) = fmtp else { return OpusParams::default() };
+        let number = |name| fmtp.get(name).and_then(|v| v.parse().ok());
+        OpusParams {
+            fec: fmtp.get("useinbandfec") == Some("1"),
+            dtx: fmtp.get("usedtx") == Some("1"),
+            max_average_bitrate: number("maxaveragebitrate"),
+            max_playback_rate: number("maxplaybackrate"),
+        }
+    }
+}
+
+/// SRTP keys of both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrtpKeys {
+    /// Protection.
+    pub suite: Suite,
+    /// Protects what we send.
+    pub local: Key,
+    /// Protects what we receive.
+    pub remote: Key,
+}
+
+/// Offer and answer over the life of one call.
+#[derive(Clone, Debug)]
+pub struct Negotiator {
+    policy: Policy,
+    local: LocalMedia,
+    holding: bool,
+    last: Option<Description>,
+    /// The `m=` line in use.
+    index: usize,
+    agreed: Option<Agreed>,
+}
+
+impl Negotiator {
+    /// Nothing is agreed yet.
+    pub fn new(policy: Policy, local: LocalMedia) -> Negotiator {
+        Negotiator { policy, local, holding: false, last: None, index: 0, agreed: None }
+    }
+
+    /// Whether we hold the peer: we do not want to hear it. Takes effect with the next offer or answer.
+    pub fn set_holding(&mut self, holding: bool) {
+        self.holding = holding;
+    }
+
+    /// Makes an offer: every codec of the policy at first, what is in use later on.
+    pub fn offer(&mut self) -> Description {
+        let mut audio = match self.agreed.clone() {
+            None => self.fresh_audio(),
+            Some(agreed) => {
+                let proto = self.previous_proto();
+                let events = agreed.telephone_event.map(|e| (e.receive_payload_type, e.clock_rate));
+                let mut audio = self.audio(&[(agreed.codec, agreed.receive_payload_type)], events.as_slice(), &proto);
+                audio.rtcp_mux = agreed.rtcp_mux;
+                if let Some(keys) = agreed.srtp {
+                    audio.crypto = vec![Crypto { tag: 1, suite: keys.suite, key: keys.local }];
+                }
+                audio
+            }
+        };
+        audio.direction = Some(self.wish());
+        let media = match &self.last {
+            None => vec![audio],
+            Some(last) => {
+                let mut media: Vec<Media> = last.media.iter().map(refused).collect();
+                if let Some(line) = media.get_mut(self.index) {
+                    *line = audio;
+                }
+                media
+            }
+        };
+        self.describe(media)
+    }
+
+    /// Answers an offer.
+    ///
+    /// # Errors
+    /// Nothing in it can be agreed to (SIP: 488). The state is as before.
+    pub fn answer(&mut self, offer: &Description) -> Result<(Description, Agreed), NegotiateError> {
+        let (index, picked) = self.pick(offer)?;
+        let Some(theirs) = offer.media.get(index) else { return Err(NegotiateError::NoAudio) };
+        let Picked { codec, payload_type, crypto } = picked;
+
+        let address = Address::of(offer, theirs)?;
+        let mut direction = offer.direction(theirs).reversed().and(self.wish());
+        if address == Address::Nowhere {
+            direction = direction.and(Direction::RecvOnly);
+        }
+        let event = self.event(theirs, codec).map(|(payload_type, clock_rate)| TelephoneEvent {
+            payload_type,
+            receive_payload_type: payload_type,
+            clock_rate,
+        });
+        let agreed = Agreed {
+            codec,
+            payload_type,
+            receive_payload_type: payload_type,
+            telephone_event: event,
+            remote_rtp: address.rtp(theirs),
+            remote_rtcp: address.rtcp(theirs),
+            rtcp_mux: theirs.rtcp_mux,
+            direction,
+            held: address == Address::Nowhere || !offer.direction(theirs).receives(),
+            opus: OpusParams::read(theirs.fmtp(payload_type)),
+            srtp: crypto.as_ref().map(|c| self.keys(c.suite, c.key)),
+        };
+
+        let events = event.map(|e| (e.payload_type, e.clock_rate));
+        let mut audio = self.audio(&[(codec, payload_type)], events.as_slice(), &theirs.proto);
+        audio.direction = Some(direction);
+        audio.rtcp_mux = theirs.rtcp_mux;
+        if let Some(c) = crypto {
+            audio.crypto = vec![Crypto { tag: c.tag, suite: c.suite, key: self.keys(c.suite, c.key).local }];
+        }
+        let mut media: Vec<Media> = offer.media.iter().map(refused).collect();
+        if let Some(line) = media.get_mut(index) {
+            *line = audio;
+        }
+        self.index = index;
+        self.agreed = Some(agreed.clone());
+        Ok((self.describe(media), agreed))
+    }
+
+    /// Takes the answer to the last [`Negotiator::offer`].
+    ///
+    /// # Errors
+    /// It refuses the stream or does not fit. What was agreed before still holds.
+    pub fn accept(&mut self, answer: &Description) -> Result<Agreed, NegotiateError> {
+        let offer = self.last.as_ref().ok_or(NegotiateError::Mismatch("nothing was offered"))?;
+        let ours = offer.media.get(self.index).ok_or(NegotiateError::Mismatch("nothing was offered"))?;
+        // Peers that drop refused lines from the end are common and do no harm.
+        let theirs = answer.media.get(self.index).ok_or(NegotiateError::Mismatch("its m= lines are fewer"))?;
+        if theirs.kind != ours.kind || theirs.port == 0 {
+            return Err(NegotiateError::NoAudio);
+        }
+        if secure(&theirs.proto) != secure(&ours.proto) {
+            return Err(NegotiateError::Mismatch("its transport is another"));
+        }
+        let (codec, payload_type, receive_payload_type) = theirs
+            .formats
+            .iter()
+            .find_map(|format| {
+                let number = format.parse().ok()?;
+                // A dynamic type without a map of its own means what our offer said it means.
+                let mapped = theirs.rtpmaps.iter().any(|map| map.payload_type == number);
+                let codec = if mapped { theirs.codec(format) } else { ours.codec(format) }?;
+                Some((codec, number, ours.payload_type(codec)?))
+            })
+            .ok_or_else(|| NegotiateError::NoCommonCodec {
+                ours: ours.formats.join(" "),
+                theirs: theirs.formats.join(" "),
+            })?;
+        let srtp = match secure(&ours.proto) {
+            false => None,
+            true => {
+                let chosen = theirs.crypto.first().ok_or(NegotiateError::Encryption("the answer has no key"))?;
+                let offered = ours.crypto.iter().find(|c| c.tag == chosen.tag && c.suite == chosen.suite);
+                let offered = offered.ok_or(NegotiateError::Mismatch("its key was not offered"))?;
+                Some(SrtpKeys { suite: chosen.suite, local: offered.key, remote: chosen.key })
+            }
+        };
+        let telephone_event = self.event(theirs, codec).and_then(|(payload_type, clock_rate)| {
+            let receive = ours.telephone_events().find(|(_, rate)| *rate == clock_rate)?.0;
+            Some(TelephoneEvent { payload_type, receive_payload_type: receive, clock_rate })
+        });
+        let address = Address::of(answer, theirs)?;
+        let mut direction = answer.direction(theirs).reversed().and(offer.direction(ours));
+        if address == Address::Nowhere {
+            direction = direction.and(Direction::RecvOnly);
+        }
+        let agreed = Agreed {
+            codec,
+            payload_type,
+            receive_payload_type,
+            telephone_event,
+            remote_rtp: address.rtp(theirs),
+            remote_rtcp: address.rtcp(theirs),
+            rtcp_mux: ours.rtcp_mux && theirs.rtcp_mux,
+            direction,
+            // While we hold the peer it answers that it only listens or does nothing: not a hold of its own
+            // unless it does not even want what we send.
+            held: address == Address::Nowhere || !answer.direction(theirs).receives(),
+            opus: OpusParams::read(theirs.fmtp(payload_type)),
+            srtp,
+        };
+        self.agreed = Some(agreed.clone());
+        Ok(agreed)
+    }
+
+    /// What holds now.
+    pub fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// What we sent last.
+    pub fn local(&self) -> Option<&Description> {
+        self.last.as_ref()
+    }
+
+    fn wish(&self) -> Direction {
+        if self.holding { Direction::SendOnly } else { Direction::SendRecv }
+    }
+
+    fn keys(&self, suite: Suite, remote: Key) -> SrtpKeys {
+        let [first, second] = self.local.keys;
+        let local = match suite {
+            Suite::AesCm128Sha1_80 => first,
+            Suite::AesCm128Sha1_32 => second,
+        };
+        SrtpKeys { suite, local, remote }
+    }
+
+    /// The line to use and what of it.
+    fn pick(&self, offer: &Description) -> Result<(usize, Picked), NegotiateError> {
+        let mut error = NegotiateError::NoAudio;
+        let mut best: Option<(usize, Picked)> = None;
+        for (index, media) in offer.media.iter().enumerate() {
+            if media.kind != "audio" || media.port == 0 || !rtp(&media.proto) {
+                continue;
+            }
+            match self.pick_from(media) {
+                Ok(picked) => {
+                    // The line that is in use stays; then an encrypted one; then the first.
+                    let stays = self.agreed.is_some() && index == self.index;
+                    let better = match &best {
+                        None => true,
+                        Some((_, other)) => stays || (picked.crypto.is_some() && other.crypto.is_none()),
+                    };
+                    if better {
+                        best = Some((index, picked));
+                    }
+                    if stays {
+                        break;
+                    }
+                }
+                Err(reason) => error = reason,
+            }
+        }
+        best.ok_or(error)
+    }
+
+    fn pick_from(&self, media: &Media) -> Result<Picked, NegotiateError> {
+        let crypto =
+            match (secure(&media.proto), self.policy.srtp) {
+                (false, SrtpPolicy::Required) => {
+                    return Err(NegotiateError::Encryption("encryption (RTP/SAVP) is required and not offered"));
+                }
+                (true, SrtpPolicy::Never) => {
+                    return Err(NegotiateError::Encryption("encryption is offered and switched off here"));
+                }
+                (false, _) => None,
+                (true, _) => Some(media.crypto.first().cloned().ok_or(NegotiateError::Encryption(
+                    "encryption is offered without an a=crypto line that we support",
+                ))?),
+            };
+        for codec in &self.policy.codecs {
+            if let Some(payload_type) = media.payload_type(*codec) {
+                return Ok(Picked { codec: *codec, payload_type, crypto });
+            }
+        }
+        let ours: Vec<_> = self.policy.codecs.iter().map(|c| c.name()).collect();
+        Err(NegotiateError::NoCommonCodec { ours: ours.join(" "), theirs: media.formats.join(" ") })
+    }
+
+    /// Events at the clock of the codec, else at any: peers that offer Opus beside 8 kHz events mean them.
+    fn event(&self, media: &Media, codec: Codec) -> Option<(u8, u32)> {
+        if !self.policy.telephone_event {
+            return None;
+        }
+        let fitting = media.telephone_events().find(|(_, rate)| *rate == codec.clock_rate());
+        fitting.or_else(|| media.telephone_events().next())
+    }
+
+    fn previous_proto(&self) -> String {
+        let line = self.last.as_ref().and_then(|last| last.media.get(self.index));
+        line.map_or_else(|| "RTP/AVP".to_owned(), |media| media.proto.clone())
+    }
+
+    fn fresh_audio(&self) -> Media {
+        let codecs: Vec<_> =
+            self.policy.codecs.iter().map(|codec| (*codec, codec.static_type().unwrap_or(OPUS))).collect();
+        let mut events = Vec::new();
+        if self.policy.telephone_event {
+            for (payload_type, rate) in [(EVENTS_48K, 48_000), (EVENTS_8K, 8_000)] {
+                if self.policy.codecs.iter().any(|c| c.clock_rate() == rate) {
+                    events.push((payload_type, rate));
+                }
+            }
+        }
+        let required = self.policy.srtp == SrtpPolicy::Required;
+        let mut audio = self.audio(&codecs, &events, if required { "RTP/SAVP" } else { "RTP/AVP" });
+        if required {
+            let [first, second] = self.local.keys;
+            audio.crypto = vec![
+                Crypto { tag: 1, suite: Suite::AesCm128Sha1_80, key: first },
+                Crypto { tag: 2, suite: Suite::AesCm128Sha1_32, key: second },
+            ];
+        }
+        audio
+    }
+
+    fn audio(&self, codecs: &[(Codec, u8)], events: &[(u8, u32)], proto: &str) -> Media {
+        let mut audio = Media {
+            kind: "audio".to_owned(),
+            port: self.local.port,
+            proto: proto.to_owned(),
+            ptime: Some(PTIME),
+            ..Media::default()
+        };
+        let mut add = |payload_type: u8, encoding: &str, clock_rate, channels| {
+            audio.formats.push(payload_type.to_string());
+            audio.rtpmaps.push(RtpMap { payload_type, encoding: encoding.to_owned(), clock_rate, channels });
+        };
+        for (codec, payload_type) in codecs {
+            add(*payload_type, codec.name(), codec.clock_rate(), codec.channels());
+        }
+        for (payload_type, clock_rate) in events {
+            add(*payload_type, "telephone-event", *clock_rate, 1);
+        }
+        for (codec, payload_type) in codecs {
+            if *codec == Codec::Opus {
+                let parameters = "useinbandfec=1".to_owned();
+                audio.fmtps.push(Fmtp { payload_type: *payload_type, parameters });
+            }
+        }
+        for (payload_type, _) in events {
+            audio.fmtps.push(Fmtp { payload_type: *payload_type, parameters: "0-15".to_owned() });
+        }
+        audio
+    }
+
+    /// Wraps the lines, raising the version when anything changed (RFC 3264 section 8).
+    fn describe(&mut self, media: Vec<Media>) -> Description {
+        let address = self.local.address.to_string();
+        let mut description = Description {
+            origin: Origin {
+                username: "-".to_owned(),
+                session_id: self.local.session_id.to_string(),
+                version: self.last.as_ref().map_or(1, |last| last.origin.version),
+                address: address.clone(),
+            },
+            name: "-".to_owned(),
+            connection: Some(address),
+            direction: None,
+            attributes: Vec::new(),
+            media,
+        };
+        if self.last.as_ref().is_some_and(|last| *last != description) {
+            description.origin.version += 1;
+        }
+        self.last = Some(description.clone());
+        description
+    }
+}
+
+struct Picked {
+    codec: Codec,
+    payload_type: u8,
+    crypto: Option<Crypto>,
+}
+
+/// Where a peer wants its media.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Address {
+    At(IpAddr),
+    /// `0.0.0.0`: the hold of RFC 2543.
+    Nowhere,
+    /// A name. It is not looked up; the address is learned from what arrives.
+    Unknown,
+}
+
+impl Address {
+    fn of(description: &Description, media: &Media) -> Result<Address, NegotiateError> {
+        let Some(text) = description.address(media) else { return Ok(Address::Unknown) };
+        match text.parse::<IpAddr>() {
+            Err(_) => Ok(Address::Unknown),
+            Ok(ip) if ip.is_unspecified() => Ok(Address::Nowhere),
+            Ok(ip) if ip.is_multicast() || ip == IpAddr::from([255; 4]) => {
+                Err(NegotiateError::Address(text.to_owned()))
+            }
+            Ok(ip) => Ok(Address::At(ip)),
+        }
+    }
+
+    fn rtp(self, media: &Media) -> Option<SocketAddr> {
+        match self {
+            Address::At(ip) => Some(SocketAddr::new(ip, media.port)),
+            Address::Nowhere | Address::Unknown => None,
+        }
+    }
+
+    fn rtcp(self, media: &Media) -> Option<SocketAddr> {
+        let Address::At(ip) = self else { return None };
+        if media.rtcp_mux {
+            return Some(SocketAddr::new(ip, media.port));
+        }
+        match media.rtcp {
+            Some(RtcpPort { port, address }) => {
+                let ip = address.filter(|ip| !ip.is_unspecified() && !ip.is_multicast()).unwrap_or(ip);
+                (port != 0).then_some(SocketAddr::new(ip, port))
+            }
+            None => media.port.checked_add(1).map(|port| SocketAddr::new(ip, port)),
+        }
+    }
+}
+
+/// The line that refuses `media`; it must keep a format (RFC 3264 section 6).
+fn refused(media: &Media) -> Media {
+    Media { kind: media.kind.clone(), proto: media.proto.clone(), formats: media.formats.clone(), ..Media::default() }
+}
+
+fn rtp(proto: &str) -> bool {
+    matches!(proto, "RTP/AVP" | "RTP/AVPF" | "RTP/SAVP" | "RTP/SAVPF")
+}
+
+fn secure(proto: &str) -> bool {
+    proto.ends_with("/SAVP") || proto.ends_with("/SAVPF")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+//! Offer/answer by example, then by property.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::parse;
+
+fn negotiator(codecs: &[Codec]) -> Negotiator {
+    with_policy(Policy { codecs: codecs.to_vec(), ..Policy::default() })
+}
+
+fn with_policy(policy: Policy) -> Negotiator {
+    let local = LocalMedia {
+        address: IpAddr::from([192, 0, 2, 9]),
+        port: 20_000,
+        session_id: 42,
+        keys: [Key([1; 30]), Key([2; 30])],
+    };
+    Negotiator::new(policy, local)
+}
+
+fn offer(body: &str) -> Description {
+    let text = format!("v=0\r\no=- 1 1 IN IP4 198.51.100.7\r\ns=-\r\nc=IN IP4 198.51.100.7\r\nt=0 0\r\n{body}");
+    parse(text.as_bytes()).expect("test offer parses")
+}
+
+const ALL: [Codec; 4] = [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma];
+
+#[test]
+fn static_types_need_no_rtpmap() {
+    let (answer, agreed) = negotiator(&[Codec::Pcma]).answer(&offer("m=audio 4000 RTP/AVP 0 8\r\n")).expect("common");
+    assert_eq!((agreed.codec, agreed.payload_type), (Codec::Pcma, 8));
+    assert_eq!(agreed.remote_rtp, Some("198.51.100.7:4000".parse().expect("address")));
+    assert_eq!(agreed.remote_rtcp, Some("198.51.100.7:4001".parse().expect("address")));
+    assert_eq!(agreed.telephone_event, None);
+    let text = answer.to_string();
+    assert!(text.contains("m=audio 20000 RTP/AVP 8\r\n"), "{text}");
+    assert!(text.contains("a=ptime:20\r\n"));
+    assert!(text.contains("a=sendrecv\r\n"));
+}
+
+#[test]
+fn our_preference_decides_and_their_numbers_hold() {
+    let o = offer(
+        "m=audio 4000 RTP/AVP 0 96 97 98\r\na=rtpmap:96 opus/48000/2\r\na=fmtp:96 useinbandfec=1; usedtx=1\r\n\
+         a=rtpmap:97 telephone-event/8000\r\na=rtpmap:98 telephone-event/48000\r\n",
+    );
+    let (_, agreed) = negotiator(&ALL).answer(&o).expect("common");
+    assert_eq!((agreed.codec, agreed.payload_type), (Codec::Opus, 96));
+    assert!(agreed.opus.fec && agreed.opus.dtx);
+    let event = agreed.telephone_event.expect("offered");
+    assert_eq!((event.payload_type, event.clock_rate), (98, 48_000));
+
+    let (_, agreed) = negotiator(&[Codec::Pcmu]).answer(&o).expect("common");
+    let event = agreed.telephone_event.expect("offered");
+    assert_eq!((event.payload_type, event.clock_rate), (97, 8_000));
+}
+
+#[test]
+fn no_common_codec_says_what_was_offered() {
+    let error = negotiator(&[Codec::Opus]).answer(&offer("m=audio 4000 RTP/AVP 18 0\r\n")).expect_err("none");
+    assert_eq!(error, NegotiateError::NoCommonCodec { ours: "opus".into(), theirs: "18 0".into() });
+    let error = negotiator(&ALL).answer(&offer("m=video 4000 RTP/AVP 31\r\n")).expect_err("none");
+    assert_eq!(error, NegotiateError::NoAudio);
+    let error = negotiator(&ALL).answer(&offer("m=audio 0 RTP/AVP 0\r\n")).expect_err("none");
+    assert_eq!(error, NegotiateError::NoAudio);
+}
+
+#[test]
+fn other_streams_are_refused_in_place() {
+    let o = offer(
+        "m=video 5000 RTP/AVP 31 34\r\nm=audio 4000 RTP/AVP 8\r\nm=audio 4002 RTP/AVP 0\r\nm=image 6000 udptl t38\r\n",
+    );
+    let (answer, agreed) = negotiator(&[Codec::Pcmu, Codec::Pcma]).answer(&o).expect("common");
+    assert_eq!(agreed.codec, Codec::Pcma, "the first usable audio line is taken");
+    let ports: Vec<_> = answer.media.iter().map(|m| (m.kind.as_str(), m.port)).collect();
+    assert_eq!(ports, [("video", 0), ("audio", 20_000), ("audio", 0), ("image", 0)]);
+    assert!(answer.to_string().contains("m=video 0 RTP/AVP 31 34\r\n"));
+    assert!(answer.to_string().contains("m=image 0 udptl t38\r\n"));
+}
+
+#[test]
+fn every_form_of_hold_is_seen() {
+    for (attribute, ours, held) in [
+        ("sendrecv", Direction::SendRecv, false),
+        ("sendonly", Direction::RecvOnly, true),
+        ("recvonly", Direction::SendOnly, false),
+        ("inactive", Direction::Inactive, true),
+    ] {
+        let o = offer(&format!("m=audio 4000 RTP/AVP 0\r\na={attribute}\r\n"));
+        let (answer, agreed) = negotiator(&ALL).answer(&o).expect("common");
+        assert_eq!((agreed.direction, agreed.held), (ours, held), "{attribute}");
+        assert_eq!(answer.media[0].direction, Some(ours));
+    }
+    let old = offer("m=audio 4000 RTP/AVP 0\r\nc=IN IP4 0.0.0.0\r\n");
+    let (_, agreed) = negotiator(&ALL).answer(&old).expect("common");
+    assert!(agreed.held && !agreed.direction.sends());
+    assert_eq!(agreed.remote_rtp, None);
+
+    let session = parse(
+        b"v=0\r\no=- 1 1 IN IP4 1.2.3.4\r\ns=-\r\nc=IN IP4 1.2.3.4\r\nt=0 0\r\na=sendonly\r\nm=audio 4000 RTP/AVP 0\r\n",
+    )
+    .expect("parses");
+    let (_, agreed) = negotiator(&ALL).answer(&session).expect("common");
+    assert!(agreed.held, "a direction of the session holds for its streams");
+}
+
+#[test]
+fn our_own_hold_is_offered_and_kept_in_answers() {
+    let mut n = negotiator(&[Codec::Pcmu]);
+    n.offer();
+    n.accept(&offer("m=audio 4000 RTP/AVP 0\r\n")).expect("fits");
+    n.set_holding(true);
+    assert_eq!(n.offer().media[0].direction, Some(Direction::SendOnly));
+    let agreed = n.accept(&offer("m=audio 4000 RTP/AVP 0\r\na=recvonly\r\n")).expect("fits");
+    assert_eq!((agreed.direction, agreed.held), (Direction::SendOnly, false));
+    let (answer, _) = n.answer(&offer("m=audio 4000 RTP/AVP 0\r\n")).expect("fits");
+    assert_eq!(answer.media[0].direction, Some(Direction::SendOnly));
+}
+
+#[test]
+fn version_rises_only_with_a_change() {
+    let mut n = negotiator(&[Codec::Pcmu]);
+    let plain = offer("m=audio 4000 RTP/AVP 0\r\n");
+    assert_eq!(n.answer(&plain).expect("fits").0.origin.version, 1);
+    assert_eq!(n.answer(&plain).expect("fits").0.origin.version, 1);
+    let hold = offer("m=audio 4000 RTP/AVP 0\r\na=sendonly\r\n");
+    assert_eq!(n.answer(&hold).expect("fits").0.origin.version, 2);
+    assert_eq!(n.answer(&plain).expect("fits").0.origin.version, 3);
+    assert_eq!(n.answer(&plain).expect("fits").0.origin.session_id, "42");
+}
+
+#[test]
+fn offer_lists_everything_and_takes_their_numbers() {
+    let mut n = negotiator(&ALL);
+    let o = n.offer();
+    assert_eq!(o.media[0].formats, ["111", "9", "0", "8", "110", "101"]);
+    let answer = offer(
+        "m=audio 4000 RTP/AVP 96 97\r\na=rtpmap:96 OPUS/48000/2\r\na=rtpmap:97 telephone-event/48000\r\na=rtcp:5000\r\n",
+    );
+    let agreed = n.accept(&answer).expect("fits");
+    assert_eq!((agreed.codec, agreed.payload_type, agreed.receive_payload_type), (Codec::Opus, 96, 111));
+    let event = agreed.telephone_event.expect("common");
+    assert_eq!((event.payload_type, event.receive_payload_type), (97, 110));
+    assert_eq!(agreed.remote_rtcp, Some("198.51.100.7:5000".parse().expect("address")));
+
+    let again = n.offer();
+    assert_eq!(again.media[0].formats, ["111", "110"], "a later offer keeps what is in use");
+    assert_eq!(again.origin.version, 2);
+}
+
+#[test]
+fn answers_that_do_not_fit_change_nothing() {
+    let mut n = negotiator(&[Codec::Pcmu]);
+    assert!(n.accept(&offer("m=audio 4000 RTP/AVP 0\r\n")).is_err(), "nothing was offered");
+    n.offer();
+    let agreed = n.accept(&offer("m=audio 4000 RTP/AVP 0\r\n")).expect("fits");
+    n.offer();
+    for bad in [
+        "m=audio 0 RTP/AVP 0\r\n",
+        "m=audio 4000 RTP/AVP 8\r\n",
+        "m=audio 4000 RTP/SAVP 0\r\n",
+        "m=video 4000 RTP/AVP 0\r\n",
+        "",
+        "m=audio 4000 RTP/AVP 0\r\nc=IN IP4 239.1.1.1\r\n",
+    ] {
+        assert!(n.accept(&offer(bad)).is_err(), "{bad}");
+    }
+    assert_eq!(n.agreed(), Some(&agreed));
+}
+
+#[test]
+fn reinvite_keeps_lines_and_may_add_some() {
+    let mut n = negotiator(&[Codec::Pcmu]);
+    n.answer(&offer("m=audio 4000 RTP/AVP 0\r\n")).expect("fits");
+    let (answer, _) =
+        n.answer(&offer("m=audio 4000 RTP/AVP 0\r\nm=audio 4004 RTP/SAVP 0\r\na=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj\r\n"))
+            .expect("fits");
+    let ports: Vec<_> = answer.media.iter().map(|m| m.port).collect();
+    assert_eq!(ports, [20_000, 0], "the line in use stays in use");
+    let ours = n.offer();
+    let ports: Vec<_> = ours.media.iter().map(|m| m.port).collect();
+    assert_eq!(ports, [20_000, 0], "lines are never dropped");
+}
+
+#[test]
+fn encryption_is_taken_when_offered_and_demanded_when_required() {
+    let sdes = "m=audio 4000 RTP/SAVP 0\r\na=crypto:7 AES_CM_128_HMAC_SHA1_32 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj\r\n";
+    let plain = "m=audio 4002 RTP/AVP 0\r\n";
+    let (answer, agreed) = negotiator(&ALL).answer(&offer(&format!("{plain}{sdes}"))).expect("fits");
+    let keys = agreed.srtp.expect("preferred");
+    assert_eq!((keys.suite, keys.local), (Suite::AesCm128Sha1_32, Key([2; 30])));
+    assert_eq!(answer.media[0].port, 0);
+    assert_eq!(answer.media[1].crypto[0].tag, 7);
+
+    let mut strict = with_policy(Policy { srtp: SrtpPolicy::Required, ..Policy::default() });
+    assert!(matches!(strict.answer(&offer(plain)), Err(NegotiateError::Encryption(_))));
+    let o = strict.offer();
+    assert_eq!(o.media[0].proto, "RTP/SAVP");
+    assert_eq!(o.media[0].crypto.len(), 2);
+    let agreed = strict
+        .accept(&offer("m=audio 4000 RTP/SAVP 0\r\na=crypto:2 AES_CM_128_HMAC_SHA1_32 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj\r\n"))
+        .expect("fits");
+    assert_eq!(agreed.srtp.expect("keys").local, Key([2; 30]));
+
+    let mut never = with_policy(Policy { srtp: SrtpPolicy::Never, ..Policy::default() });
+    assert!(never.answer(&offer(sdes)).is_err());
+    assert!(negotiator(&ALL).answer(&offer("m=audio 4000 RTP/SAVP 0\r\n")).is_err(), "no key");
+}
+
+#[test]
+fn multiplexing_is_answered_when_offered() {
+    let (answer, agreed) = negotiator(&ALL).answer(&offer("m=audio 4000 RTP/AVP 0\r\na=rtcp-mux\r\n")).expect("fits");
+    assert!(agreed.rtcp_mux && answer.media[0].rtcp_mux);
+    assert_eq!(agreed.remote_rtcp, agreed.remote_rtp);
+}
+
+#[test]
+fn broken_lines_are_named() {
+    let text = "v=0\r\no=- 1 1 IN IP4 1.2.3.4\r\ns=-\r\nc=IN IP4 1.2.3.4\r\nt=0 0\r\nm=audio 4000 RTP/AVP 0\r\na=rtpmap:0 PCMU/no\r\n";
+    let error = parse(text.as_bytes()).expect_err("broken");
+    assert_eq!(error.line, 7, "{error}");
+    let error = parse(b"v=0\r\no=broken\r\n").expect_err("broken");
+    assert_eq!(error.line, 2, "{error}");
+    assert!(parse(&vec![b'a'; 100_000]).is_err());
+    assert!(parse(b"").is_err());
+}
+
+#[test]
+fn sloppy_offers_are_taken() {
+    for text in [
+        // Bare line feeds, no s= and no t=, a huge session id.
+        "v=0\no=- 99999999999999999999999 1 IN IP4 1.2.3.4\nc=IN IP4 1.2.3.4\nm=audio 4000 RTP/AVP 0 101\na=rtpmap:101 telephone-event/8000\n",
+        // A fraction in ptime, an fmtp without parameters, an unknown attribute.
+        "v=0\r\no=x 1 1 IN IP4 1.2.3.4\r\ns= \r\nc=IN IP4 1.2.3.4\r\nt=0 0\r\nm=audio 4000 RTP/AVP 8\r\na=ptime:20.0\r\na=fmtp:8\r\na=silenceSupp:off - - - -\r\n",
+        // A name for an address.
+        "v=0\r\no=x 1 1 IN IP4 host.example\r\ns=-\r\nc=IN IP4 host.example\r\nt=0 0\r\nm=audio 4000 RTP/AVP 8\r\n",
+        // A broken map on a stream that is refused anyway.
+        "v=0\r\no=x 1 1 IN IP4 1.2.3.4\r\ns=-\r\nc=IN IP4 1.2.3.4\r\nt=0 0\r\nm=audio 4000 RTP/AVP 8\r\nm=video 5000 RTP/AVP 99\r\na=rtpmap:99 H264\r\n",
+    ] {
+        let parsed = parse(text.as_bytes()).unwrap_or_else(|e| panic!("{e}: {text}"));
+        negotiator(&ALL).answer(&parsed).unwrap_or_else(|e| panic!("{e}: {text}"));
+    }
+}
+
+/// Lines that make interesting offers when thrown together.
+fn line() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => (0..3_usize, 0..=65_535_u16, 0..5_usize, proptest::collection::vec(0..130_u8, 0..6)).prop_map(
+            |(kind, port, proto, formats)| {
+                let kind = ["audio", "video", "image"][kind];
+                let proto = ["RTP/AVP", "RTP/SAVP", "RTP/AVPF", "udptl", "UDP/TLS/RTP/SAVPF"][proto];
+                let formats: Vec<_> = formats.iter().map(u8::to_string).collect();
+                format!("m={kind} {port} {proto} {}", formats.join(" "))
+            }
+        ),
+        3 => (0..130_u8, 0..6_usize).prop_map(|(pt, i)| {
+            let map =
+                ["opus/48000/2", "PCMU/8000", "G722/8000", "telephone-event/8000", "telephone-event/48000", "x/1"][i];
+            format!("a=rtpmap:{pt} {map}")
+        }),
+        1 => (0..130_u8).prop_map(|pt| format!("a=fmtp:{pt} useinbandfec=1;maxaveragebitrate=9")),
+        2 => (0..8_usize).prop_map(|i| {
+            ["a=sendonly", "a=recvonly", "a=inactive", "a=rtcp-mux", "a=rtcp:0", "a=ptime:20", "a=maxptime:0",
+             "a=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj"][i].to_owned()
+        }),
+        1 => (0..4_usize).prop_map(|i| {
+            ["c=IN IP4 0.0.0.0", "c=IN IP6 ::1", "c=IN IP4 224.0.0.1/127", "c=IN IP4 192.0.2.3"][i].to_owned()
+        }),
+        1 => "[a-z]=[ -~]{0,20}",
+    ]
+}
+
+fn any_offer() -> impl Strategy<Value = String> {
+    proptest::collection::vec(line(), 0..14)
+        .prop_map(|lines| format!("v=0\r\no=- 1 1 IN IP4 192.0.2.3\r\ns=-\r\nt=0 0\r\n{}\r\n", lines.join("\r\n")))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        if let Ok(description) = parse(&bytes) {
+            let _ = negotiator(&ALL).answer(&description);
+        }
+    }
+
+    #[test]
+    fn an_answer_fits_its_offer(text in any_offer(), again in any_offer()) {
+        let mut n = negotiator(&ALL);
+        for text in [text, again] {
+            let Ok(offer) = parse(text.as_bytes()) else { continue };
+            let Ok((answer, agreed)) = n.answer(&offer) else { continue };
+            // RFC 3264 section 6: as many lines, in the same order, of the same kind and transport.
+            prop_assert_eq!(answer.media.len(), offer.media.len());
+            for (ours, theirs) in answer.media.iter().zip(&offer.media) {
+                prop_assert_eq!(&ours.kind, &theirs.kind);
+                prop_assert_eq!(&ours.proto, &theirs.proto);
+                prop_assert!(theirs.port != 0 || ours.port == 0, "what was disabled stays so");
+                if ours.port != 0 {
+                    // Only formats that were offered, and the codec first.
+                    for format in &ours.formats {
+                        prop_assert!(theirs.formats.contains(format));
+                    }
+                    prop_assert_eq!(&ours.formats[0], &agreed.payload_type.to_string());
+                    let (o, t) = (answer.direction(ours), offer.direction(theirs));
+                    prop_assert!(!o.sends() || t.receives());
+                    prop_assert!(!o.receives() || t.sends());
+                }
+            }
+            prop_assert_eq!(answer.media.iter().filter(|m| m.port != 0).count(), 1);
+            // What is printed reads back as the same.
+            let printed = answer.to_string();
+            prop_assert_eq!(parse(printed.as_bytes()).expect("ours parses"), answer);
+        }
+    }
+
+    #[test]
+    fn two_negotiators_agree(first in 0..4_usize, second in 0..4_usize, secure in any::<bool>()) {
+        let srtp = if secure { SrtpPolicy::Required } else { SrtpPolicy::Allowed };
+        let mut a = with_policy(Policy { codecs: vec![ALL[first], ALL[second]], telephone_event: true, srtp });
+        let mut b = negotiator(&[ALL[second], ALL[first]]);
+        b.local.keys = [Key([3; 30]), Key([4; 30])];
+        let (answer, at_b) = b.answer(&parse(a.offer().to_string().as_bytes()).expect("parses")).expect("common");
+        let at_a = a.accept(&parse(answer.to_string().as_bytes()).expect("parses")).expect("fits");
+        prop_assert_eq!(at_a.codec, at_b.codec);
+        prop_assert_eq!(at_a.payload_type, at_b.receive_payload_type);
+        prop_assert_eq!(at_a.receive_payload_type, at_b.payload_type);
+        prop_assert_eq!(at_a.telephone_event.map(|e| e.clock_rate), at_b.telephone_event.map(|e| e.clock_rate));
+        prop_assert_eq!(at_a.srtp.map(|k| (k.local, k.remote)), at_b.srtp.map(|k| (k.remote, k.local)));
+    }
+}

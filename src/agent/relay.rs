@@ -1,0 +1,262 @@
+//! Between a call and whoever supplies its text: events become frames, frames become commands.
+//!
+//! The relay owns no socket: a [`Link`] is two bounded channels of frame texts. It never drops text that was
+//! accepted: when the call holds as much as it may, the frame is kept and nothing more is read, so that a
+//! flooding agent is slowed by its own transport and memory stays bounded.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, mpsc};
+
+use super::config::Agent;
+use super::frames::{FromAgent, Permission, ToAgent, parse, print};
+use crate::call::handle::Style;
+use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
+
+/// Frames that may wait in each direction of a link.
+pub const LINK_FRAMES: usize = 64;
+
+/// How often a frame that did not fit is offered again when no event says that there is room.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// A connection to an agent: frame texts both ways. Closed when either half is dropped.
+#[derive(Debug)]
+pub struct Link {
+    /// To the agent.
+    pub to: mpsc::Sender<String>,
+    /// From the agent.
+    pub from: mpsc::Receiver<String>,
+}
+
+/// Why a relay ended.
+#[derive(Debug)]
+pub enum RelayEnd {
+    /// The call is over.
+    CallEnded,
+    /// The agent's side closed, or takes no more frames.
+    LinkClosed,
+    /// Another agent attached.
+    Replaced(Link),
+}
+
+/// Turns frames into commands for one call.
+#[derive(Debug)]
+pub struct Relay {
+    handle: CallHandle,
+    style: Style,
+}
+
+impl Relay {
+    /// A relay for `handle` with the voice and language that `agent` is configured with.
+    pub fn new(handle: CallHandle, agent: &Agent) -> Self {
+        let style = Style {
+            voice: agent.voice.clone(),
+            language: agent.language.clone(),
+            interruptible: agent.interruptible,
+            ..Style::default()
+        };
+        Self { handle, style }
+    }
+
+    /// The call.
+    pub fn handle(&self) -> &CallHandle {
+        &self.handle
+    }
+
+    /// How turns are spoken unless a frame says otherwise.
+    pub fn style(&self) -> &Style {
+        &self.style
+    }
+
+    /// The first frame of a session.
+    pub fn setup(&self) -> ToAgent {
+        let meta = self.handle.meta();
+        ToAgent::Setup {
+            session_id: uuid::Uuid::new_v4().simple().to_string(),
+            call_sid: meta.id.to_string(),
+            from: meta.from.clone(),
+            to: meta.to.clone(),
+            direction: match meta.direction {
+                Direction::Inbound => "inbound".into(),
+                Direction::Outbound => "outbound".into(),
+            },
+            call_type: self.handle.info().leg.into(),
+            custom_parameters: meta.headers.clone(),
+        }
+    }
+
+    /// Serves `link` until the call or the link ends, or `attach` brings another.
+    pub async fn run(
+        &mut self,
+        mut link: Link,
+        events: &mut broadcast::Receiver<CallEvent>,
+        attach: &mut mpsc::Receiver<Link>,
+    ) -> RelayEnd {
+        if link.to.send(print(&self.setup())).await.is_err() {
+            return RelayEnd::LinkClosed;
+        }
+        let mut kept: Option<FromAgent> = None;
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
+                    Ok(event) => {
+                        if let Some(frame) = self.frame(&event)
+                            // overflow: an agent that reads none of 64 frames is gone; the link ends
+                            && link.to.try_send(print(&frame)).is_err()
+                        {
+                            return RelayEnd::LinkClosed;
+                        }
+                    }
+                    Err(broadcast::error::RecvError::Lagged(lost)) => {
+                        tracing::warn!(call = %self.handle.id(), lost, "the agent's task fell behind its call");
+                    }
+                },
+                replacement = attach.recv() => if let Some(replacement) = replacement {
+                    let frame = ToAgent::Error { description: "another agent attached to this call".into() };
+                    // overflow: drops; the link ends anyway
+                    let _ = link.to.try_send(print(&frame));
+                    return RelayEnd::Replaced(replacement);
+                },
+                text = link.from.recv(), if kept.is_none() => {
+                    let Some(text) = text else { return RelayEnd::LinkClosed };
+                    match parse(&text) {
+                        Ok(frame) => kept = self.offer(frame, &link.to).await,
+                        Err(description) => {
+                            tracing::info!(call = %self.handle.id(), %description, "bad frame from the agent");
+                            // overflow: drops; the agent hears of the next one
+                            let _ = link.to.try_send(print(&ToAgent::Error { description }));
+                        }
+                    }
+                },
+                () = tokio::time::sleep(RETRY), if kept.is_some() => {}
+            }
+            if let Some(frame) = kept.take() {
+                kept = self.offer(frame, &link.to).await;
+            }
+        }
+    }
+
+    /// Carries out `frame`; gives it back when the call has no room for it now.
+    async fn offer(&mut self, frame: FromAgent, to: &mpsc::Sender<String>) -> Option<FromAgent> {
+        match self.apply(frame.clone()).await {
+            Ok(()) | Err(SpeakError::Ended) => None,
+            Err(SpeakError::Busy) => Some(frame),
+            Err(error) => {
+                let frame = ToAgent::Error { description: error.to_string() };
+                // overflow: drops; the agent hears of the next one
+                let _ = to.try_send(print(&frame));
+                None
+            }
+        }
+    }
+
+    /// Carries out one frame of the agent.
+    ///
+    /// # Errors
+    /// What the call says; [`SpeakError::Busy`] means: try the same frame again later.
+    pub async fn apply(&mut self, frame: FromAgent) -> Result<(), SpeakError> {
+        match frame {
+            FromAgent::Text {
+                token,
+                last,
+                lang,
+                interruptible,
+                preemptible,
+                utterance_id,
+                voice,
+                instructions,
+                seed,
+            } => {
+                let style = Style {
+                    voice: voice.or_else(|| self.style.voice.clone()),
+                    language: lang.or_else(|| self.style.language.clone()),
+                    instructions,
+                    seed: seed.unwrap_or(self.style.seed),
+                    interruptible: interruptible.map(Permission::kind).or(self.style.interruptible),
+                    preemptible: preemptible.unwrap_or(false),
+                    speed: self.style.speed,
+                };
+                let id = utterance_id.as_deref().map(TurnId::from);
+                self.handle.push_text(TextDelta { id, token, last, style })
+            }
+            FromAgent::Play { source, repeat, interruptible } => {
+                let interruptible = interruptible.map(Permission::kind).or(self.style.interruptible);
+                let times = repeat.unwrap_or(1);
+                let request = PlayRequest { id: None, source, times, interruptible, preemptible: false };
+                self.handle.play(request).await.map(|_| ())
+            }
+            FromAgent::SendDigits { digits } => self.handle.dtmf(&digits),
+            FromAgent::Language { tts_language, .. } => {
+                if tts_language.is_some() {
+                    self.style.language = tts_language;
+                }
+                Ok(())
+            }
+            FromAgent::End { handoff_data } => {
+                if let Some(data) = handoff_data {
+                    tracing::info!(call = %self.handle.id(), %data, "the agent ended the call");
+                }
+                self.handle.finish(EndReason::HungUp)
+            }
+            FromAgent::Mark { name } => self.handle.mark(name),
+            FromAgent::Clear {} => self.handle.clear(),
+            FromAgent::Transfer { to, mode } => match mode.as_deref() {
+                None | Some("blind") => self.handle.transfer(to, false),
+                Some("attended") => self.handle.transfer(to, true),
+                Some(other) => Err(SpeakError::Invalid(format!("transfer mode `{other}`: expected blind or attended"))),
+            },
+            FromAgent::Hold {} => self.handle.hold(),
+            FromAgent::Resume {} => self.handle.resume(),
+            FromAgent::BargeInConfirm {} => self.handle.resolve_barge_in(true),
+            FromAgent::BargeInReject {} => self.handle.resolve_barge_in(false),
+        }
+    }
+
+    /// What an agent is told of `event`, if anything.
+    pub fn frame(&self, event: &CallEvent) -> Option<ToAgent> {
+        let info = |name: &str, turn: Option<&TurnId>, details: Value| {
+            let details: BTreeMap<String, Value> = match details {
+                Value::Object(map) => map.into_iter().collect(),
+                _ => BTreeMap::new(),
+            };
+            Some(ToAgent::Info { name: name.into(), utterance_id: turn.cloned(), details })
+        };
+        match event {
+            CallEvent::Connected => info("callConnected", None, Value::Null),
+            CallEvent::FirstAudio { turn, after, .. } => {
+                info("firstAudio", Some(turn), json!({"afterMs": after.as_secs_f64() * 1e3}))
+            }
+            CallEvent::TurnEnded { turn, how, heard } => {
+                info("turnEnded", Some(turn), json!({"how": how.label(), "heard": heard}))
+            }
+            CallEvent::Interrupted { turn, heard, .. } => Some(ToAgent::Interrupt {
+                utterance_until_interrupt: heard.text.clone(),
+                duration_until_interrupt_ms: heard.sent_ms,
+                utterance_id: turn.clone(),
+                heard_words: heard.words,
+                sent_ms: heard.sent_ms,
+                acked_ms: heard.acked_ms,
+                precision: heard.precision,
+            }),
+            CallEvent::BargeInPending { turn, cause, grace } => {
+                info("bargeInPending", Some(turn), json!({"cause": cause, "graceMs": grace.as_millis() as u64}))
+            }
+            CallEvent::BargeInResolved { outcome, .. } => Some(ToAgent::BargeInResolved { outcome: *outcome }),
+            CallEvent::Vad { speaking } => Some(ToAgent::Vad { speaking: *speaking }),
+            CallEvent::Digit(digit) => Some(ToAgent::Dtmf { digit: digit.to_string() }),
+            CallEvent::Mark { name, .. } => Some(ToAgent::Mark { name: name.clone() }),
+            CallEvent::Held { held: true, .. } => Some(ToAgent::Hold {}),
+            CallEvent::Held { held: false, .. } => Some(ToAgent::Resume {}),
+            CallEvent::Underrun { turn, gap } => info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64})),
+            CallEvent::Flow { open } => Some(ToAgent::Flow { state: if *open { "resume" } else { "pause" } }),
+            CallEvent::Error(description) => Some(ToAgent::Error { description: description.clone() }),
+            CallEvent::Transferred(outcome) => {
+                Some(ToAgent::Transfer { accepted: outcome.is_ok(), reason: outcome.as_ref().err().cloned() })
+            }
+            CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! `antiphon bench`: what an engine does for many listeners at once, without a network.
+//!
+//! Listeners are lines of the real scheduler with a playout clock: the first audio of a turn starts it, and
+//! audio that comes after what was there has been played is an underrun. `talk` has every listener play in real
+//! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::audio;
+use crate::clock;
+use crate::synth::device::{Engine, LineNote};
+use crate::turn::{Class, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
+
+/// Events that may wait for a listener: more than the lead limit can produce in 20 ms pieces.
+const SINK: usize = 1_024;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Listeners at once, a level each.
+    pub levels: Vec<u32>,
+    /// How long each level is measured after every listener has begun.
+    pub time: Duration,
+    /// Turns begin independently of one another at this rate a second, up to the level; `None`: every listener
+    /// begins its next turn when the last one has been played.
+    pub arrivals: Option<f64>,
+    /// What is said.
+    pub text: String,
+    /// The voice.
+    pub voice: Option<String>,
+    /// Listeners play in real time (`true`), or take what comes.
+    pub paced: bool,
+    /// For the listeners' beginnings and pauses.
+    pub seed: u64,
+}
+
+/// One level.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Level {
+    /// Listeners at once.
+    pub listeners: u32,
+    /// Turns that began in the measured time.
+    pub turns: usize,
+    /// First audio in milliseconds: turn submitted to first PCM.
+    pub first_p50_ms: f64,
+    /// As above.
+    pub first_p95_ms: f64,
+    /// As above.
+    pub first_p99_ms: f64,
+    /// Synthesis time over audio time of finished turns, at the 95th percentile.
+    pub rtf_p95: f64,
+    /// Seconds of audio made per second.
+    pub audio_per_second: f64,
+    /// Characters of text spoken per second.
+    pub chars_per_second: f64,
+    /// Gaps that listeners heard.
+    pub underruns: u64,
+    /// Their length together, in milliseconds.
+    pub underrun_ms: f64,
+    /// Turns refused by admission.
+    pub refused: u64,
+    /// Turns that failed.
+    pub failed: u64,
+    /// Device memory of utterances at the end of the level, in bytes.
+    pub memory_used: u64,
+}
+
+#[derive(Default)]
+struct Tally {
+    first: Vec<f64>,
+    rtf: Vec<f64>,
+    samples: u64,
+    chars: u64,
+    turns: usize,
+    underruns: u64,
+    gap: Duration,
+    refused: u64,
+    failed: u64,
+}
+
+/// Measures every level on an engine that is ready.
+pub async fn run(engine: &Engine, plan: &Plan, mut each: impl FnMut(&Level)) -> Vec<Level> {
+    let mut levels = Vec::new();
+    for &listeners in &plan.levels {
+        let level = measure(engine, plan, listeners).await;
+        each(&level);
+        levels.push(level);
+    }
+    levels
+}
+
+async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
+    let begin = clock::now();
+    // Beginnings are spread over a turn's length, as callers' are; the spread itself is not measured.
+    let spread = if plan.paced { Duration::from_secs(8) } else { Duration::ZERO };
+    let from = begin + spread;
+    let until = from + plan.time;
+    let mut tasks = JoinSet::new();
+    for n in 0..listeners {
+        let mut random = StdRng::seed_from_u64(plan.seed ^ u64::from(n) << 20 ^ u64::from(listeners));
+        let start = begin + spread.mul_f64(random.random::<f64>());
+        let listener = Listener { engine: engine.clone(), plan: plan.clone(), random, listeners, from, until };
+        tasks.spawn(listener.listen(start));
+    }
+    let mut all = Tally::default();
+    while let Some(Ok(tally)) = tasks.join_next().await {
+        all.first.extend(tally.first);
+        all.rtf.extend(tally.rtf);
+        all.samples += tally.samples;
+        all.chars += tally.chars;
+        all.turns += tally.turns;
+        all.underruns += tally.underruns;
+        all.gap += tally.gap;
+        all.refused += tally.refused;
+        all.failed += tally.failed;
+    }
+    let seconds = plan.time.as_secs_f64();
+    Level {
+        listeners,
+        turns: all.turns,
+        first_p50_ms: percentile(&mut all.first, 0.50) * 1e3,
+        first_p95_ms: percentile(&mut all.first, 0.95) * 1e3,
+        first_p99_ms: percentile(&mut all.first, 0.99) * 1e3,
+        rtf_p95: percentile(&mut all.rtf, 0.95),
+        audio_per_second: audio::duration_of(all.samples).as_secs_f64() / seconds,
+        chars_per_second: all.chars as f64 / seconds,
+        underruns: all.underruns,
+        underrun_ms: all.gap.as_secs_f64() * 1e3,
+        refused: all.refused,
+        failed: all.failed,
+        memory_used: engine.status().iter().map(|device| device.memory.used).sum(),
+    }
+}
+
+struct Listener {
+    engine: Engine,
+    plan: Plan,
+    random: StdRng,
+    listeners: u32,
+    from: Instant,
+    until: Instant,
+}
+
+/// One turn as its listener saw it.
+struct Turn {
+    first: Option<Duration>,
+    made: Duration,
+    samples: u64,
+    /// When the last sample has been played.
+    played: Instant,
+    gaps: Vec<Duration>,
+    end: UtteranceEnd,
+}
+
+impl Listener {
+    async fn listen(mut self, start: Instant) -> Tally {
+        let mut tally = Tally::default();
+        let line = LineId::next();
+        if !self.plan.paced {
+            self.engine.note(line, LineNote::Unpaced);
+        }
+        tokio::time::sleep_until(start.into()).await;
+        let mut seed = 0;
+        while clock::now() < self.until {
+            seed += 1;
+            let asked = clock::now();
+            let turn = self.turn(line, asked, seed).await;
+            if asked >= self.from {
+                tally.turns += 1;
+                match &turn.end {
+                    UtteranceEnd::Done => {
+                        tally.chars += self.plan.text.chars().count() as u64;
+                        let length = audio::duration_of(turn.samples).as_secs_f64();
+                        tally.rtf.push(turn.made.as_secs_f64() / length.max(f64::MIN_POSITIVE));
+                    }
+                    UtteranceEnd::Refused { .. } => tally.refused += 1,
+                    UtteranceEnd::Failed(reason) => {
+                        tracing::warn!(%reason, "a turn failed");
+                        tally.failed += 1;
+                    }
+                    UtteranceEnd::Cancelled => {}
+                }
+                tally.first.extend(turn.first.map(|first| first.as_secs_f64()));
+                tally.samples += turn.samples;
+                tally.underruns += turn.gaps.len() as u64;
+                tally.gap += turn.gaps.iter().sum::<Duration>();
+            }
+            if let UtteranceEnd::Refused { retry_after } = turn.end {
+                tokio::time::sleep(retry_after).await;
+            }
+            if self.plan.paced {
+                tokio::time::sleep_until(turn.played.into()).await;
+            }
+            if let Some(rate) = self.plan.arrivals {
+                // Each listener's share of a Poisson process.
+                let mean = f64::from(self.listeners) / rate.max(f64::MIN_POSITIVE);
+                let pause = -mean * (1.0 - self.random.random::<f64>()).ln();
+                tokio::time::sleep_until((asked + Duration::from_secs_f64(pause.min(3_600.0))).into()).await;
+            }
+        }
+        self.engine.note(line, LineNote::Closed);
+        tally
+    }
+
+    async fn turn(&self, line: LineId, asked: Instant, seed: u64) -> Turn {
+        let (sink, mut events) = mpsc::channel(SINK);
+        let mut turn = Turn {
+            first: None,
+            made: Duration::ZERO,
+            samples: 0,
+            played: asked,
+            gaps: Vec::new(),
+            end: UtteranceEnd::Cancelled,
+        };
+        let utterance = Utterance {
+            id: UtteranceId::next(),
+            line,
+            class: Class::Live,
+            token: TurnToken::forever(),
+            text: self.plan.text.clone(),
+            voice: self.plan.voice.clone(),
+            language: None,
+            instructions: None,
+            seed,
+            speed: 1.0,
+            tenant: "".into(),
+        };
+        if let Err(refused) = self.engine.submit(utterance, sink) {
+            turn.end = UtteranceEnd::Refused { retry_after: refused.retry_after };
+            return turn;
+        }
+        while let Some(event) = events.recv().await {
+            let now = clock::now();
+            match event {
+                SpeechEvent::Audio { pcm, .. } => {
+                    if turn.first.is_none() {
+                        turn.first = Some(now - asked);
+                        turn.played = now;
+                        if self.plan.paced {
+                            self.engine.note(line, LineNote::Anchored { at: now });
+                        }
+                    } else if now > turn.played && self.plan.paced {
+                        turn.gaps.push(now - turn.played);
+                        turn.played = now;
+                        self.engine.note(line, LineNote::Anchored { at: now });
+                    }
+                    turn.samples += pcm.len() as u64;
+                    turn.played += audio::duration_of(pcm.len() as u64);
+                }
+                SpeechEvent::End { how, .. } => {
+                    turn.made = now - asked;
+                    turn.end = how;
+                    break;
+                }
+            }
+        }
+        turn
+    }
+}
+
+/// The nearest-rank percentile; NaN of nothing.
+fn percentile(values: &mut [f64], share: f64) -> f64 {
+    if values.is_empty() {
+        return f64::NAN;
+    }
+    values.sort_by(f64::total_cmp);
+    let rank = (share * values.len() as f64).ceil() as usize;
+    values[rank.clamp(1, values.len()) - 1]
+}
+
+impl Level {
+    /// The head of the table whose rows are levels.
+    pub fn header() -> String {
+        format!(
+            "{:>9} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>8} {:>7}",
+            "listeners", "turns", "p50 ms", "p95 ms", "p99 ms", "RTF p95", "audio s/s", "chars/s", "underruns", "refused", "GB"
+        )
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:>9} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>7.3} {:>9.2} {:>9.1} {:>9} {:>8} {:>7.2}",
+            self.listeners,
+            self.turns,
+            self.first_p50_ms,
+            self.first_p95_ms,
+            self.first_p99_ms,
+            self.rtf_p95,
+            self.audio_per_second,
+            self.chars_per_second,
+            self.underruns,
+            self.refused + self.failed,
+            self.memory_used as f64 / 1e9,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let mut values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(percentile(&mut values, 0.5), 50.0);
+        assert_eq!(percentile(&mut values, 0.99), 99.0);
+        assert_eq!(percentile(&mut [7.0], 0.95), 7.0);
+        assert!(percentile(&mut [], 0.5).is_nan());
+    }
+}

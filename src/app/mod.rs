@@ -1,0 +1,207 @@
+//! The gateway put together: builds the parts from a configuration, serves, drains.
+
+pub mod bench;
+pub mod engines;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use crate::agent::Agents;
+use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::config::Config;
+use crate::server::jobs::Jobs;
+use crate::server::{self, Gateway};
+use crate::sip::{Endpoint, IncomingCall};
+use crate::synth::device::Engine;
+use crate::telemetry;
+use crate::voice::api::Service;
+use crate::voice::enrol::{Enroller, Options};
+use crate::voice::store::Store;
+
+/// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
+const RINGING: usize = 256;
+/// What a caller who is turned away is told to wait.
+const BUSY_STATUS: u16 = 503;
+
+/// How long requests that are under way may take when everything else has stopped.
+const HTTP_GRACE: Duration = Duration::from_secs(1);
+
+/// Why the gateway did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A voice that was asked for is not there.
+    #[error("{0}")]
+    Engine(#[from] crate::synth::SynthError),
+    /// A socket cannot be used.
+    #[error("cannot listen for HTTP on {address}: {source}")]
+    Http {
+        /// What was to be bound.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// SIP did not start.
+    #[error("{0}")]
+    Sip(#[from] crate::sip::SipError),
+    /// WebRTC did not start.
+    #[error("{0}")]
+    WebRtc(#[from] crate::webrtc::WebRtcError),
+    /// No media threads.
+    #[error("cannot start media threads: {0}")]
+    Threads(std::io::Error),
+    /// Batch work cannot be stored.
+    #[error("[batch] {0}")]
+    Batch(#[from] crate::batch::BatchError),
+}
+
+/// A running gateway.
+pub struct App {
+    gateway: Gateway,
+    http: SocketAddr,
+    stop: watch::Sender<bool>,
+    served: tokio::task::JoinHandle<()>,
+    grace: Duration,
+}
+
+impl App {
+    /// Binds every socket, starts every part and serves. Speech is ready when [`App::ready`] returns.
+    ///
+    /// # Errors
+    /// The first part that cannot start; what was started is stopped again by being dropped.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let metrics = telemetry::metrics::recorder();
+        let address = config.http.bind;
+        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;
+        let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
+
+        let choice = engines::choose(&config.engine)?;
+        for reason in &choice.reasons {
+            tracing::info!("{reason}");
+        }
+        let engine = Engine::start(choice.loaders, config.scheduler.clone())?;
+        let calls = Calls::new(config.call.clone(), Arc::new(engine.clone())).map_err(StartError::Threads)?;
+        let agents = Agents::new(config.agent.clone());
+        let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
+        let (incoming, ringing) = mpsc::channel(RINGING);
+        let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
+            Some(Arc::new(Endpoint::start(config.sip.clone(), config.rtp.clone(), incoming).await?))
+        } else {
+            None
+        };
+
+        let grace = Duration::from_secs(config.call.drain_grace_s);
+        let jobs = Jobs::new(config.batch.clone(), engine.clone())?;
+        let gateway = Gateway {
+            jobs,
+            voices: Arc::new(voices(&config)),
+            calls,
+            agents,
+            engine,
+            sip,
+            webrtc,
+            metrics,
+            default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
+            drain_grace: grace,
+        };
+        tokio::spawn(answer(gateway.clone(), ringing));
+        let router = server::router(gateway.clone(), &config.http);
+        let (stop, stopped) = watch::channel(false);
+        let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
+        Ok(Self { gateway, http, stop, served, grace })
+    }
+
+    /// The parts, for the command line and tests.
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    /// Where HTTP listens.
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Waits until speech can be made.
+    pub async fn ready(&self) {
+        self.gateway.engine.ready().await;
+    }
+
+    /// Refuses new calls, lets turns end, closes legs and stops; calls that still live after the grace are cut.
+    pub async fn drain(self) {
+        let cut = self.gateway.calls.drain(self.grace).await;
+        if cut > 0 {
+            tracing::warn!(calls = cut, "cut off at the end of the grace");
+        }
+        if let Some(sip) = &self.gateway.sip {
+            sip.shutdown().await;
+        }
+        self.gateway.webrtc.shutdown().await;
+        let _ = self.stop.send(true);
+        let _ = self.served.await;
+        let (calls, engine, jobs) = (self.gateway.calls, self.gateway.engine, self.gateway.jobs);
+        // Joining threads blocks, so it leaves the runtime.
+        let joined = tokio::task::spawn_blocking(move || {
+            jobs.shutdown();
+            calls.shutdown();
+            engine.shutdown();
+        });
+        let _ = joined.await;
+    }
+}
+
+/// Enrolment works where the checkpoint has the networks for it; listing and removing work anyway.
+fn voices(config: &Config) -> Service {
+    let enroller = config.engine.model.as_deref().and_then(|model| match Enroller::open(model) {
+        Ok(enroller) => Some(enroller),
+        Err(error) => {
+            tracing::info!(%error, "voices cannot be enrolled");
+            None
+        }
+    });
+    // Enrolment is rare and calls are not: it gets half the cores.
+    let threads = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
+    Service::new(Store::open(&config.engine.voices), enroller, Options { threads, ..Options::default() })
+}
+
+async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
+    while let Some(call) = ringing.recv().await {
+        tokio::spawn(answer_one(gateway.clone(), call));
+    }
+}
+
+async fn answer_one(gateway: Gateway, call: IncomingCall) {
+    // The user part names the agent where there is one of that name; numbers and strangers get the default.
+    let agent =
+        if gateway.agents.find(&call.user).is_some() { call.user.clone() } else { gateway.default_agent.to_string() };
+    if gateway.agents.find(&agent).is_none() {
+        tracing::warn!(%agent, "no such agent; check [sip] agent");
+        return call.reject(404, "No such agent");
+    }
+    let full = gateway.calls.count() >= gateway.calls.config().max_calls;
+    if full || gateway.calls.is_draining() || !gateway.is_ready() {
+        return call.reject(BUSY_STATUS, "Service Unavailable");
+    }
+    let id = CallId::random();
+    let meta = CallMeta {
+        id: id.clone(),
+        direction: Direction::Inbound,
+        from: call.from.clone(),
+        to: call.to.clone(),
+        agent,
+        headers: call.headers.clone(),
+        tenant: server::calls::nobody(),
+    };
+    match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
+        Err(error) => tracing::info!(%error, "a call was not answered"),
+        Ok(leg) => {
+            // The leg is dropped on an error, which ends the session.
+            if let Err(error) = server::calls::begin(&gateway, meta, leg) {
+                tracing::warn!(%error, "an answered call could not be started");
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! The thread that feeds the engine: keeps its lanes filled, stores what comes back, tidies up.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc};
+
+use super::store::{Store, Work};
+use super::{Config, HOUSEKEEPING, audio};
+use crate::audio::to_i16;
+use crate::clock;
+use crate::synth::device::{Engine, LineNote, Phase};
+use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+
+/// Events of all lanes on their way here; a full channel only delays batch work.
+const EVENTS: usize = 256;
+/// After a disk or database error.
+const STALL: Duration = Duration::from_secs(10);
+/// An utterance that fails is tried so often: what failed may have been the device.
+const ATTEMPTS: u32 = 3;
+/// Weight of a new observation of the speed.
+const WEIGHT: f64 = 0.2;
+/// The speed is observed over at least this long.
+const WINDOW: Duration = Duration::from_secs(2);
+
+/// What the handle and the thread share.
+pub(super) struct Shared {
+    store: Mutex<Store>,
+    pub(super) changed: Notify,
+    stopped: AtomicBool,
+    /// Cancels a job's utterances.
+    epochs: Mutex<HashMap<String, Epoch>>,
+    stalled: Mutex<Option<String>>,
+    /// Characters a second, smoothed.
+    speed: Mutex<Option<f64>>,
+}
+
+impl Shared {
+    pub(super) fn new(store: Store, changed: Notify) -> Self {
+        Self {
+            store: Mutex::new(store),
+            changed,
+            stopped: AtomicBool::new(false),
+            epochs: Mutex::default(),
+            stalled: Mutex::default(),
+            speed: Mutex::default(),
+        }
+    }
+
+    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+        lock(&self.store)
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        for epoch in lock(&self.epochs).values() {
+            epoch.raise();
+        }
+        self.changed.notify_one();
+    }
+
+    pub(super) fn raise(&self, job: &str) {
+        if let Some(epoch) = lock(&self.epochs).get(job) {
+            epoch.raise();
+        }
+        self.changed.notify_one();
+    }
+
+    pub(super) fn stalled(&self) -> Option<String> {
+        lock(&self.stalled).clone()
+    }
+
+    pub(super) fn chars_per_second(&self) -> Option<f64> {
+        *lock(&self.speed)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+}
+
+pub(super) struct Runner {
+    config: Config,
+    engine: Engine,
+    shared: Arc<Shared>,
+    lanes: HashMap<UtteranceId, Lane>,
+    /// How often what failed has been tried.
+    attempts: HashMap<super::store::PartId, u32>,
+    /// Nothing is started before then.
+    pause: Option<Instant>,
+    tidied: Option<Instant>,
+    /// Characters finished since.
+    observed: (Instant, u64),
+}
+
+/// An utterance in the engine.
+struct Lane {
+    work: Work,
+    line: LineId,
+    pcm: Vec<i16>,
+}
+
+impl Runner {
+    pub(super) fn new(config: Config, engine: Engine, shared: Arc<Shared>) -> Self {
+        Self {
+            config,
+            engine,
+            shared,
+            lanes: HashMap::new(),
+            attempts: HashMap::new(),
+            pause: None,
+            tidied: None,
+            observed: (clock::now(), 0),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                *lock(&self.shared.stalled) = Some(error.to_string());
+                tracing::error!(%error, "batch work cannot start");
+                return;
+            }
+        };
+        let (sink, mut events) = mpsc::channel(EVENTS);
+        runtime.block_on(async {
+            self.engine.ready().await;
+            while !self.shared.is_stopped() {
+                let now = clock::now();
+                self.tidy(now);
+                if self.pause.is_none_or(|until| now >= until) {
+                    self.pause = None;
+                    self.fill(now, &sink);
+                }
+                let until = self.pause.unwrap_or(now + HOUSEKEEPING);
+                tokio::select! {
+                    event = events.recv() => if let Some(event) = event {
+                        self.handle(event);
+                    },
+                    () = self.shared.changed.notified() => self.drop_cancelled(),
+                    () = tokio::time::sleep_until(until.into()) => {}
+                }
+            }
+        });
+        for lane in self.lanes.values() {
+            self.engine.note(lane.line, LineNote::Closed);
+        }
+    }
+
+    /// Hands out work until all lanes are busy. Tenants take turns: who has the fewest lanes gets the next.
+    fn fill(&mut self, now: Instant, sink: &SpeechSink) {
+        while self.lanes.len() < self.config.lanes.max(1) {
+            let work = match self.next() {
+                Ok(Some(work)) => work,
+                Ok(None) => return,
+                Err(error) => return self.stall(now, format!("job database: {error}")),
+            };
+            let epoch = lock(&self.shared.epochs).entry(work.job.clone()).or_default().token();
+            let utterance = Utterance {
+                id: UtteranceId::next(),
+                // A line each: the order of a text is restored where it is stored.
+                line: LineId::next(),
+                class: Class::Batch,
+                token: epoch,
+                text: work.text.clone(),
+                voice: work.voice.clone(),
+                language: work.language.clone(),
+                instructions: work.instructions.clone(),
+                seed: work.seed,
+                speed: work.speed,
+                tenant: work.tenant.as_str().into(),
+            };
+            let (id, line) = (utterance.id, utterance.line);
+            if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
+                self.pause = Some(now + refused.retry_after);
+                return;
+            }
+            self.lanes.insert(id, Lane { work, line, pcm: Vec::new() });
+        }
+    }
+
+    fn next(&self) -> rusqlite::Result<Option<Work>> {
+        let store = self.shared.store();
+        let mut tenants = store.tenants()?;
+        let lanes = |tenant: &str| self.lanes.values().filter(|lane| lane.work.tenant == tenant).count();
+        tenants.sort_by_cached_key(|tenant| lanes(tenant));
+        for tenant in tenants {
+            let waiting = store.waiting(&tenant, lanes(&tenant) + 1)?;
+            let free = waiting.into_iter().find(|work| self.lanes.values().all(|lane| lane.work.id != work.id));
+            if free.is_some() {
+                return Ok(free);
+            }
+        }
+        Ok(None)
+    }
+
+    fn handle(&mut self, event: SpeechEvent) {
+        match event {
+            SpeechEvent::Audio { utterance, pcm } => {
+                if let Some(lane) = self.lanes.get_mut(&utterance) {
+                    lane.pcm.extend(pcm.into_iter().map(to_i16));
+                }
+            }
+            SpeechEvent::End { utterance, how } => {
+                let Some(lane) = self.lanes.remove(&utterance) else { return };
+                self.engine.note(lane.line, LineNote::Closed);
+                if !self.shared.is_stopped() {
+                    self.ended(lane, how);
+                }
+            }
+        }
+    }
+
+    fn ended(&mut self, lane: Lane, how: UtteranceEnd) {
+        let now = clock::now();
+        let id = &lane.work.id;
+        let result = match how {
+            UtteranceEnd::Done => {
+                if let Err(error) = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm) {
+                    let folder = self.config.audio_dir.display();
+                    return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
+                }
+                Ok(lane.pcm.len() as u64)
+            }
+            UtteranceEnd::Cancelled => return,
+            UtteranceEnd::Refused { retry_after } => {
+                self.pause = Some(now + retry_after);
+                return;
+            }
+            UtteranceEnd::Failed(reason) => {
+                let device_lost = self.engine.status().iter().all(|device| device.phase != Phase::Ready);
+                let attempts = self.attempts.entry(id.clone()).or_default();
+                *attempts += 1;
+                if device_lost || *attempts < ATTEMPTS {
+                    return;
+                }
+                self.attempts.remove(id);
+                Err(reason)
+            }
+        };
+        let finished = self.shared.store().finish(
+            id,
+            result.as_ref().map(|samples| *samples).map_err(String::as_str),
+            clock::wall(),
+        );
+        match finished {
+            Ok(chars) => {
+                *lock(&self.shared.stalled) = None;
+                self.observe(now, chars);
+            }
+            Err(error) => self.stall(now, format!("job database: {error}")),
+        }
+    }
+
+    /// Lanes of cancelled jobs are given up; their files, if one was written meanwhile, are dropped.
+    fn drop_cancelled(&mut self) {
+        let store = self.shared.store();
+        let over: Vec<UtteranceId> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| !store.keeps_audio(&lane.work.job).unwrap_or(true))
+            .map(|(id, _)| *id)
+            .collect();
+        drop(store);
+        for id in over {
+            let Some(lane) = self.lanes.remove(&id) else { continue };
+            self.engine.note(lane.line, LineNote::Closed);
+            lock(&self.shared.epochs).remove(&lane.work.job);
+            if let Err(error) = audio::remove(&self.config.audio_dir, &lane.work.job) {
+                tracing::warn!(%error, "audio of a cancelled job remains");
+            }
+        }
+    }
+
+    fn stall(&mut self, now: Instant, reason: String) {
+        tracing::warn!(%reason, "batch work stands still");
+        *lock(&self.shared.stalled) = Some(reason);
+        self.pause = Some(now + STALL);
+    }
+
+    fn observe(&mut self, now: Instant, chars: u64) {
+        let (since, sum) = &mut self.observed;
+        *sum += chars;
+        let passed = now - *since;
+        if passed < WINDOW {
+            return;
+        }
+        let new = *sum as f64 / passed.as_secs_f64();
+        let mut speed = lock(&self.shared.speed);
+        *speed = Some(speed.map_or(new, |old| old + WEIGHT * (new - old)));
+        self.observed = (now, 0);
+        drop(speed);
+        self.gauge();
+    }
+
+    /// Forgets what is over and too old, or too much.
+    fn tidy(&mut self, now: Instant) {
+        if self.tidied.is_some_and(|at| now < at + HOUSEKEEPING) {
+            return;
+        }
+        self.tidied = Some(now);
+        if let Err(error) = self.forget_old() {
+            tracing::warn!(%error, "old jobs could not be forgotten");
+        }
+        self.gauge();
+    }
+
+    fn gauge(&self) {
+        let counts = self.shared.store().counts().unwrap_or_default();
+        for (state, jobs) in counts {
+            let state = format!("{state:?}").to_lowercase();
+            metrics::gauge!("antiphon_batch_jobs", "state" => state).set(f64::from(jobs));
+        }
+    }
+
+    fn forget_old(&self) -> Result<(), super::BatchError> {
+        let mut store = self.shared.store();
+        let oldest = clock::wall().saturating_sub(Duration::from_secs(u64::from(self.config.keep_days) * 86_400));
+        let limit = self.config.max_audio_mib << 20;
+        let mut bytes = store.bytes()?;
+        for (job, ended, size) in store.over()? {
+            if ended >= oldest && bytes <= limit {
+                continue;
+            }
+            // The audio first: a job without audio is found again, audio without a job is not.
+            audio::remove(&self.config.audio_dir, &job)?;
+            store.forget(&job)?;
+            bytes -= size.min(bytes);
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,159 @@
+use std::path::Path;
+
+use super::*;
+use crate::sched;
+use crate::synth::device::Loader;
+use crate::synth::tone::Tone;
+
+fn engine() -> Engine {
+    let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
+    Engine::start(vec![loader], sched::Config::default()).expect("starts")
+}
+
+fn config(folder: &Path) -> Config {
+    Config { database: folder.join("jobs.sqlite"), audio_dir: folder.join("audio"), lanes: 4, ..Config::default() }
+}
+
+fn spec(items: &[&str], format: Format) -> JobSpec {
+    JobSpec {
+        items: items.iter().map(ToString::to_string).collect(),
+        voice: None,
+        language: None,
+        instructions: None,
+        speed: 1.0,
+        seed: 7,
+        format,
+        tenant: String::new(),
+    }
+}
+
+/// Waits for a job to be over, for ten seconds at most.
+async fn over(batch: &Batch, id: &str) -> Job {
+    for _ in 0..1_000 {
+        let job = batch.job(id).expect("known");
+        if !matches!(job.state, JobState::Queued | JobState::Running) {
+            return job;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not over: {:?}", batch.job(id));
+}
+
+fn bytes(batch: &Batch, id: &str, item: Option<u32>) -> Vec<u8> {
+    batch.audio(id, item).expect("finished").map(|chunk| chunk.expect("readable")).collect::<Vec<_>>().concat()
+}
+
+#[tokio::test]
+async fn a_job_becomes_one_file_of_all_its_items() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let job = batch
+        .submit(spec(&["This is the first sentence. And here is a second one.", "Another text."], Format::Pcm))
+        .expect("accepted");
+    assert_eq!((job.state, job.total, job.results.len()), (JobState::Queued, 3, 2));
+    let job = over(&batch, &job.id).await;
+    assert_eq!((job.state, job.finished), (JobState::Done, 3));
+    let all = bytes(&batch, &job.id, None);
+    assert_eq!(all, [bytes(&batch, &job.id, Some(0)), bytes(&batch, &job.id, Some(1))].concat());
+    let samples: u64 = job.results.iter().map(|r| r.duration_ms * 24).sum();
+    assert!(all.len() as u64 >= 2 * samples && all.len() as u64 - 2 * samples < 96);
+    assert!(matches!(batch.audio(&job.id, Some(2)), Err(BatchError::NotFound(_))));
+    let json = serde_json::to_value(&job).expect("serialises");
+    assert_eq!(json["state"], "done");
+    assert_eq!(json["results"][1]["status"], "done");
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_reopened_batch_goes_on_where_it_stopped() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let text = "Here is one more sentence to be spoken. ".repeat(40);
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let job = batch.submit(spec(&[&text], Format::Flac)).expect("accepted");
+    batch.shutdown();
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens again");
+    let job = over(&batch, &job.id).await;
+    assert_eq!((job.state, job.finished), (JobState::Done, job.total));
+    let again = batch.submit(spec(&[&text], Format::Flac)).expect("accepted");
+    over(&batch, &again.id).await;
+    assert_eq!(bytes(&batch, &job.id, None), bytes(&batch, &again.id, None));
+    assert_eq!(batch.list().expect("lists").len(), 2);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_cancelled_job_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let text = "Here is one more sentence to be spoken. ".repeat(500);
+    let job = batch.submit(spec(&[&text], Format::Wav)).expect("accepted");
+    let job = batch.cancel(&job.id).expect("known");
+    assert_eq!((job.state, job.results[0].status), (JobState::Cancelled, JobState::Cancelled));
+    assert!(matches!(batch.audio(&job.id, None), Err(BatchError::NotFound(_))));
+    batch.shutdown();
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens again");
+    assert!(!folder.path().join("audio").join(&job.id).exists());
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn what_cannot_be_spoken_fails_with_its_reason() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let job = batch
+        .submit(JobSpec { voice: Some("nobody".into()), ..spec(&["Hello there."], Format::Wav) })
+        .expect("accepted");
+    let job = over(&batch, &job.id).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.results[0].error.as_ref().is_some_and(|e| e.contains("nobody")), "{job:?}");
+    for bad in [spec(&[], Format::Wav), spec(&["  "], Format::Wav), JobSpec { speed: 9.0, ..spec(&["x"], Format::Wav) }]
+    {
+        assert!(matches!(batch.submit(bad), Err(BatchError::Input(_))));
+    }
+    assert!(matches!(batch.job("nothing"), Err(BatchError::NotFound(_))));
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_written_stops_work_and_says_why() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    // A file where the job's folder should be fails every write, as a full disk does.
+    let audio = folder.path().join("audio");
+    std::fs::remove_dir(&audio).expect("empty");
+    std::fs::write(&audio, b"in the way").expect("writes");
+    let job = batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted");
+    let mut reason = None;
+    for _ in 0..1_000 {
+        reason = batch.job(&job.id).expect("known").reason;
+        if reason.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(reason.is_some_and(|r| r.contains("audio")), "no reason");
+    batch.shutdown();
+    std::fs::remove_file(&audio).expect("removes");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens again");
+    assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn finished_jobs_are_forgotten_when_there_is_too_much_audio() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let job = batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted");
+    over(&batch, &job.id).await;
+    batch.shutdown();
+    let batch = Batch::open(Config { max_audio_mib: 0, ..config(folder.path()) }, engine()).expect("opens again");
+    for _ in 0..1_000 {
+        if batch.job(&job.id).is_err() {
+            assert!(!folder.path().join("audio").join(&job.id).exists());
+            batch.shutdown();
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("still there");
+}

@@ -1,0 +1,126 @@
+//! The listening half of a call: what the caller says and presses.
+//!
+//! Owns the incoming stream, the speech detector and the digit receiver. Never decides what follows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::broadcast;
+
+use super::info::{MediaFrame, TapDirection};
+use crate::audio::{from_i16, to_i16};
+use crate::media::decode::{self, Heard, Inbound};
+use crate::media::dtmf;
+use crate::media::encode::CodecError;
+use crate::media::leg::{InPacket, MediaFormat};
+use crate::media::resample::Converter;
+use crate::media::vad::{Vad, VadConfig};
+
+/// A caller who sends nothing for this long while speaking has stopped: peers with silence suppression send
+/// nothing, and so does a browser whose microphone was muted.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// What the caller did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// Began (`true`) or stopped speaking.
+    Speaking(bool),
+    /// Pressed a key.
+    Digit(char),
+}
+
+/// Hears one caller.
+#[derive(Debug)]
+pub(super) struct Ear {
+    inbound: Inbound,
+    vad: Vad,
+    digits: dtmf::Receiver,
+    event_type: Option<u8>,
+    digit: Option<char>,
+    tap: Option<Converter>,
+    /// When speech may end although nothing arrives.
+    quiet_at: Option<Instant>,
+}
+
+impl Ear {
+    pub(super) fn new(format: &MediaFormat, vad: &VadConfig) -> Result<Self, CodecError> {
+        Ok(Self {
+            inbound: Inbound::new(format.codec)?,
+            vad: Vad::new(vad),
+            digits: dtmf::Receiver::default(),
+            event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
+            digit: None,
+            tap: None,
+            quiet_at: None,
+        })
+    }
+
+    /// The peer agreed to another format.
+    pub(super) fn set_format(&mut self, format: &MediaFormat) -> Result<(), CodecError> {
+        self.inbound = Inbound::new(format.codec)?;
+        self.event_type = format.telephone_event.map(|(payload_type, _)| payload_type);
+        Ok(())
+    }
+
+    /// Takes one packet.
+    pub(super) fn push(&mut self, packet: InPacket) {
+        if Some(packet.payload_type) == self.event_type {
+            self.digit = self.digits.push(packet.timestamp, &packet.payload).or(self.digit);
+            return;
+        }
+        self.quiet_at = Some(packet.arrived + QUIET);
+        self.inbound.push(packet);
+    }
+
+    /// What the caller did, if anything. `since` is when the call connected.
+    pub(super) fn poll(&mut self, now: Instant, since: Instant, tap: &broadcast::Sender<MediaFrame>) -> Option<Sign> {
+        if let Some(digit) = self.digit.take() {
+            return Some(Sign::Digit(digit));
+        }
+        while let Some(heard) = self.inbound.poll(now) {
+            let changed = match heard {
+                Heard::Frame(frame) => {
+                    if tap.receiver_count() > 0 {
+                        self.tap(&frame, now.saturating_duration_since(since), tap);
+                    }
+                    self.vad.push(&frame)
+                }
+                Heard::Silence(length) => self.vad.silence(length),
+            };
+            if let Some(speaking) = changed {
+                return Some(Sign::Speaking(speaking));
+            }
+        }
+        if self.vad.is_speaking() && self.quiet_at.is_some_and(|at| at <= now) {
+            // Silence counts from here on, so that the usual offset applies in full.
+            self.quiet_at = Some(now + QUIET);
+            return self.vad.silence(QUIET).map(Sign::Speaking);
+        }
+        None
+    }
+
+    /// When to poll again though nothing arrives.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let quiet = self.quiet_at.filter(|_| self.vad.is_speaking());
+        self.inbound.deadline().into_iter().chain(quiet).min()
+    }
+
+    fn tap(&mut self, frame: &[i16; decode::FRAME], at: Duration, tap: &broadcast::Sender<MediaFrame>) {
+        if self.tap.is_none() {
+            self.tap = Converter::new(decode::RATE, 8_000).ok();
+        }
+        let Some(converter) = &mut self.tap else { return };
+        let pcm = to_narrow(converter, frame.iter().map(|s| from_i16(*s)));
+        // overflow: drops the oldest (counted by the tap)
+        let _ = tap.send(MediaFrame { direction: TapDirection::Inbound, at, pcm });
+    }
+}
+
+/// One frame at 8 kHz for taps.
+pub(super) fn to_narrow(converter: &mut Converter, frame: impl Iterator<Item = f32>) -> Arc<[i16]> {
+    let mut wide = frame.collect::<Vec<_>>();
+    wide.resize(converter.frame_in(), 0.0);
+    let mut narrow = [0.0; 160];
+    converter.frame(&wide, &mut narrow);
+    narrow.iter().map(|s| to_i16(*s)).collect()
+}

@@ -1,0 +1,262 @@
+//! What a call tells those who listen to it. Closed enums are also metric labels.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::TurnId;
+use crate::media::leg::LegEnd;
+
+/// What happened on a call, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CallEvent {
+    /// Media may flow both ways.
+    Connected,
+    /// The first text of a turn was accepted; it may still wait for the turns before it.
+    TurnStarted {
+        /// Which turn.
+        turn: TurnId,
+    },
+    /// The first packet of a turn's speech was handed to the leg.
+    FirstAudio {
+        /// Which turn.
+        turn: TurnId,
+        /// Since the turn was accepted.
+        after: Duration,
+        /// Whether nothing was being said when it was accepted, so that `after` is all latency and no queue.
+        immediate: bool,
+    },
+    /// The turn is over; its last event.
+    TurnEnded {
+        /// Which turn.
+        turn: TurnId,
+        /// How.
+        how: TurnHow,
+        /// What left for the listener.
+        heard: Heard,
+    },
+    /// Speech was cut off. Comes before the [`CallEvent::TurnEnded`] of the turn.
+    Interrupted {
+        /// The turn that was sounding.
+        turn: TurnId,
+        /// Who cut it off.
+        cause: Cause,
+        /// What left for the listener until then.
+        heard: Heard,
+    },
+    /// The caller may be barging in: speech is silent, and the agent has `grace` to confirm or reject.
+    BargeInPending {
+        /// The turn that was sounding.
+        turn: TurnId,
+        /// What the caller did.
+        cause: Cause,
+        /// After this long the configured default applies.
+        grace: Duration,
+    },
+    /// What became of a pending barge-in.
+    BargeInResolved {
+        /// The turn that was sounding.
+        turn: TurnId,
+        /// The outcome.
+        outcome: BargeInOutcome,
+    },
+    /// The caller began or stopped speaking.
+    Vad {
+        /// Speaking now.
+        speaking: bool,
+    },
+    /// The caller pressed a key.
+    Digit(char),
+    /// Everything queued before this mark has been sent, or was cleared.
+    Mark {
+        /// The name given to it.
+        name: String,
+        /// Whether what came before was sent (`false`: cleared or interrupted).
+        played: bool,
+    },
+    /// A text message on the data channel.
+    Message(String),
+    /// Speech pauses (`true`) or goes on.
+    Held {
+        /// On hold now.
+        held: bool,
+        /// Whether the peer asked for it.
+        by_peer: bool,
+    },
+    /// The listener heard a gap of this length because speech came too late.
+    Underrun {
+        /// The turn with the gap.
+        turn: TurnId,
+        /// How long nothing was sent.
+        gap: Duration,
+    },
+    /// Back-pressure: whether more text is welcome. Text sent while it is not may be refused.
+    Flow {
+        /// More text is welcome.
+        open: bool,
+    },
+    /// Something the agent asked for could not be done; the call goes on.
+    Error(String),
+    /// The outcome of a transfer.
+    Transferred(Result<(), String>),
+    /// The call is over; nothing follows.
+    Ended(EndReason),
+}
+
+/// What left for the listener of one turn, by the RTP send cursor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Heard {
+    /// The part of the turn's text that was spoken.
+    pub text: String,
+    /// Words in `text`; where a script has no spaces, its characters.
+    pub words: u32,
+    /// Milliseconds of the turn's speech handed to the leg.
+    pub sent_ms: u64,
+    /// Of these, what the peer's receiver reports have acknowledged. Lags by up to a report interval.
+    pub acked_ms: u64,
+    /// How exact `text` is.
+    pub precision: Precision,
+}
+
+/// How well a position in the audio is known as a position in the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// At the boundary of an utterance: every word, or none, of what was begun.
+    #[default]
+    Exact,
+    /// Inside an utterance whose length is known: by share of characters, usually within a word or two.
+    Proportional,
+    /// Inside an utterance that is not synthesised to its end: by characters per second of speech before it.
+    Estimated,
+}
+
+/// Who cut speech off. Closed: also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// The caller spoke.
+    Speech,
+    /// The caller pressed a key.
+    Dtmf,
+    /// The agent asked for it.
+    Agent,
+    /// A later turn replaced it.
+    Preempted,
+}
+
+impl Cause {
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Cause::Speech => "speech",
+            Cause::Dtmf => "dtmf",
+            Cause::Agent => "agent",
+            Cause::Preempted => "preempted",
+        }
+    }
+}
+
+/// What became of a pending barge-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BargeInOutcome {
+    /// The agent confirmed it.
+    Confirmed,
+    /// The agent rejected it: speech goes on where it stopped.
+    Rejected,
+    /// The agent said nothing in time and the default confirms.
+    TimedOutConfirmed,
+    /// The agent said nothing in time and the default rejects.
+    TimedOutRejected,
+}
+
+/// How a turn ended. Closed: also a metric label.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TurnHow {
+    /// All of it was sent.
+    Done,
+    /// Cut off by the caller, or by the agent while it sounded.
+    Interrupted(Cause),
+    /// Cancelled before any of it was sent.
+    Cancelled,
+    /// There was no capacity for it.
+    Refused {
+        /// When trying again is worth while.
+        retry_after: Duration,
+    },
+    /// A part could not be synthesised; the reason is for people.
+    Failed(String),
+    /// The call ended first.
+    CallEnded,
+}
+
+impl TurnHow {
+    /// The metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            TurnHow::Done => "done",
+            TurnHow::Interrupted(_) => "interrupted",
+            TurnHow::Cancelled => "cancelled",
+            TurnHow::Refused { .. } => "refused",
+            TurnHow::Failed(_) => "failed",
+            TurnHow::CallEnded => "call_ended",
+        }
+    }
+}
+
+/// Why a call ended. Closed: also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// The peer hung up.
+    Remote,
+    /// The agent or the API hung up.
+    HungUp,
+    /// The peer was handed over to somebody else.
+    Transferred,
+    /// The peer vanished.
+    Lost,
+    /// The transport failed.
+    Failed,
+    /// Media did not connect in time.
+    SetupTimeout,
+    /// Nothing was said or received for `max_idle`.
+    Idle,
+    /// `max_duration` was reached.
+    TooLong,
+    /// The gateway is going down.
+    Drained,
+    /// The agent died or stalled, and the call is configured to end then.
+    AgentLost,
+}
+
+impl EndReason {
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            EndReason::Remote => "remote",
+            EndReason::HungUp => "hung_up",
+            EndReason::Transferred => "transferred",
+            EndReason::Lost => "lost",
+            EndReason::Failed => "failed",
+            EndReason::SetupTimeout => "setup_timeout",
+            EndReason::Idle => "idle",
+            EndReason::TooLong => "too_long",
+            EndReason::Drained => "drained",
+            EndReason::AgentLost => "agent_lost",
+        }
+    }
+}
+
+impl From<LegEnd> for EndReason {
+    fn from(end: LegEnd) -> Self {
+        match end {
+            LegEnd::Remote => EndReason::Remote,
+            LegEnd::Local => EndReason::HungUp,
+            LegEnd::Lost => EndReason::Lost,
+            LegEnd::Failed => EndReason::Failed,
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The sending side of a call: what agents, routes and tests hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::info::{CallInfo, MediaTap, Shared};
+use super::settings::Interruptible;
+use super::{BargeInOutcome, CallEvent, CallId, EndReason, TurnId};
+
+/// Which side began a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// The peer called.
+    Inbound,
+    /// We called.
+    Outbound,
+}
+
+/// What is known of a call before it begins. Never changes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CallMeta {
+    /// Its id.
+    pub id: CallId,
+    /// Who began it.
+    pub direction: Direction,
+    /// The caller's address.
+    pub from: String,
+    /// The called address.
+    pub to: String,
+    /// Name of the agent that supplies the text.
+    pub agent: String,
+    /// Selected signalling headers (SIP `X-`, WHIP query) for the agent.
+    pub headers: BTreeMap<String, String>,
+    /// Whose rate limits and fairness its speech counts to: the name of the API token; may be empty.
+    #[serde(skip)]
+    pub tenant: Arc<str>,
+}
+
+/// A whole turn to speak.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TurnRequest {
+    /// The agent's name for it; made here when absent.
+    pub id: Option<TurnId>,
+    /// What to say.
+    pub text: String,
+    /// Cut off and clear what is being said first.
+    pub interrupt: bool,
+    /// Speak it before other turns that wait.
+    pub ahead: bool,
+    /// How.
+    pub style: Style,
+}
+
+impl TurnRequest {
+    /// A turn with default settings.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { id: None, text: text.into(), interrupt: false, ahead: false, style: Style::default() }
+    }
+}
+
+/// How a turn is spoken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Style {
+    /// Voice name; `None` is the engine's default.
+    pub voice: Option<String>,
+    /// BCP 47 language tag.
+    pub language: Option<String>,
+    /// Manner of speaking, for voices that can.
+    pub instructions: Option<String>,
+    /// Same text, voice and seed: same audio.
+    pub seed: u64,
+    /// Speaking rate, 1.0 as recorded.
+    pub speed: f32,
+    /// What the caller may interrupt it by; `None`: as configured.
+    pub interruptible: Option<Interruptible>,
+    /// Whether the text of a later turn cuts it off.
+    pub preemptible: bool,
+}
+
+impl Default for Style {
+    fn default() -> Self {
+        Self {
+            voice: None,
+            language: None,
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            interruptible: None,
+            preemptible: false,
+        }
+    }
+}
+
+/// The next piece of a turn that is still being written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextDelta {
+    /// Which turn; `None`: the open one, or a new one. Naming another turn closes the open one.
+    pub id: Option<TurnId>,
+    /// The text, as it came: words may be split anywhere.
+    pub token: String,
+    /// The turn is complete.
+    pub last: bool,
+    /// How; taken from the first piece of a turn.
+    pub style: Style,
+}
+
+/// Recorded audio to play.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlayRequest {
+    /// The agent's name for it; made here when absent.
+    pub id: Option<TurnId>,
+    /// A file name under the configured folder, or a `data:audio/wav;base64,` URL.
+    pub source: String,
+    /// How many times; 0 is without end.
+    pub times: u32,
+    /// What the caller may interrupt it by; `None`: as configured.
+    pub interruptible: Option<Interruptible>,
+    /// Whether the text of a later turn cuts it off.
+    pub preemptible: bool,
+}
+
+/// Why something cannot be said, played or done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpeakError {
+    /// The call is over.
+    #[error("the call has ended")]
+    Ended,
+    /// The gateway or the call is going down.
+    #[error("the call is ending and takes no new text")]
+    Draining,
+    /// Too much is queued on this call already.
+    #[error("this call has too much queued; wait for `flow` to open or for turns to end")]
+    Busy,
+    /// There is no capacity.
+    #[error("no capacity: {reason}")]
+    Refused {
+        /// When trying again is worth while.
+        retry_after: Duration,
+        /// For people.
+        reason: String,
+    },
+    /// Nothing in it can be spoken.
+    #[error("the text contains nothing to speak")]
+    Empty,
+    /// The request is wrong; the message says what to change.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Sends to one call. Cheap to clone; keeps nothing alive.
+#[derive(Clone, Debug)]
+pub struct CallHandle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) commands: mpsc::Sender<Command>,
+}
+
+impl CallHandle {
+    /// The call's id.
+    pub fn id(&self) -> &CallId {
+        &self.shared.meta.id
+    }
+
+    /// What was known before it began.
+    pub fn meta(&self) -> &CallMeta {
+        &self.shared.meta
+    }
+
+    /// A snapshot of its state and figures.
+    pub fn info(&self) -> CallInfo {
+        self.shared.info()
+    }
+
+    /// Whether the call is over.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended().is_some()
+    }
+
+    /// Listens to the call. The first listener also gets what happened before it asked (up to the capacity);
+    /// a listener that falls [`super::info::EVENTS`] events behind loses the oldest and is told how many.
+    pub fn events(&self) -> broadcast::Receiver<CallEvent> {
+        self.shared.events()
+    }
+
+    /// Hears both directions of the call: 20 ms frames at 8 kHz. A listener that falls behind loses the oldest.
+    pub fn media_tap(&self) -> MediaTap {
+        MediaTap::new(self.shared.clone())
+    }
+
+    /// Speaks a whole turn, after those that wait already.
+    ///
+    /// # Errors
+    /// It was not accepted; nothing of it will be spoken.
+    pub async fn speak(&self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
+        let (reply, answer) = oneshot::channel();
+        self.reserve(turn.text.len())?;
+        let bytes = turn.text.len();
+        if let Err(error) = self.send(Command::Speak { turn, reply }) {
+            self.shared.backlog.give_back(bytes);
+            return Err(error);
+        }
+        answer.await.unwrap_or(Err(SpeakError::Ended))
+    }
+
+    /// Speaks the next piece of a turn that is still being written. Sounds at the first safe boundary.
+    ///
+    /// # Errors
+    /// The piece was not accepted; the turn goes on without it when more follows.
+    pub fn push_text(&self, delta: TextDelta) -> Result<(), SpeakError> {
+        let bytes = delta.token.len();
+        self.reserve(bytes)?;
+        self.send(Command::Text(delta)).inspect_err(|_| self.shared.backlog.give_back(bytes))
+    }
+
+    /// Plays recorded audio, after what waits already. Reads and decodes the source before it returns.
+    ///
+    /// # Errors
+    /// The source cannot be read or played, or the call takes no more.
+    pub async fn play(&self, request: PlayRequest) -> Result<TurnId, SpeakError> {
+        let clip = super::source::load(&self.shared.config, &request.source).await?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Play { request, clip, reply })?;
+        answer.await.unwrap_or(Err(SpeakError::Ended))
+    }
+
+    /// Streams `pcm` (mono, 16-bit, `rate` samples per second: 8000, 16000, 24000 or 48000) into the call
+    /// after what waits already; pieces that follow one another without a gap sound as one.
+    ///
+    /// # Errors
+    /// The rate is not one of these, or the call takes no more.
+    pub fn inject_audio(&self, pcm: Vec<i16>, rate: u32) -> Result<(), SpeakError> {
+        if !matches!(rate, 8_000 | 16_000 | 24_000 | 48_000) {
+            return Err(SpeakError::Invalid(format!("sample rate {rate} is not 8000, 16000, 24000 or 48000")));
+        }
+        self.send(Command::Audio { pcm, rate })
+    }
+
+    /// Reports [`CallEvent::Mark`] when everything queued so far has been sent.
+    ///
+    /// # Errors
+    /// The call takes no more.
+    pub fn mark(&self, name: impl Into<String>) -> Result<(), SpeakError> {
+        self.send(Command::Mark(name.into()))
+    }
+
+    /// Cuts off what is being said and forgets what waits; reports what was heard.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn interrupt(&self) -> Result<(), SpeakError> {
+        self.send(Command::Interrupt)
+    }
+
+    /// Forgets what waits and cuts off recorded audio and speech alike, as a media stream's `clear` does.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn clear(&self) -> Result<(), SpeakError> {
+        self.send(Command::Clear)
+    }
+
+    /// Answers [`CallEvent::BargeInPending`]: `true` cuts speech off, `false` lets it go on.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn resolve_barge_in(&self, confirm: bool) -> Result<(), SpeakError> {
+        let outcome = if confirm { BargeInOutcome::Confirmed } else { BargeInOutcome::Rejected };
+        self.send(Command::ResolveBargeIn(outcome))
+    }
+
+    /// Pauses speech and asks the peer to hold.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn hold(&self) -> Result<(), SpeakError> {
+        self.send(Command::Hold(true))
+    }
+
+    /// Ends hold: speech goes on where it stopped.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn resume(&self) -> Result<(), SpeakError> {
+        self.send(Command::Hold(false))
+    }
+
+    /// Hands the peer over to `to`; the outcome comes as [`CallEvent::Transferred`].
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn transfer(&self, to: impl Into<String>, attended: bool) -> Result<(), SpeakError> {
+        self.send(Command::Transfer { to: to.into(), attended })
+    }
+
+    /// Sends digits to the peer (`0`-`9`, `*`, `#`, `A`-`D`; `w` or `,` waits half a second).
+    ///
+    /// # Errors
+    /// A character is none of these, or the call takes no more commands.
+    pub fn dtmf(&self, digits: &str) -> Result<(), SpeakError> {
+        if let Some(bad) = digits.chars().find(|c| !crate::media::dtmf::is_dialable(*c)) {
+            return Err(SpeakError::Invalid(format!("`{bad}` is not a digit; use 0-9, *, #, A-D, w or a comma")));
+        }
+        if digits.is_empty() || digits.len() > 64 {
+            return Err(SpeakError::Invalid("digits must have 1 to 64 characters".into()));
+        }
+        self.send(Command::Digits(digits.to_owned()))
+    }
+
+    /// Sends text on the data channel; lost where there is none.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn send_message(&self, text: impl Into<String>) -> Result<(), SpeakError> {
+        self.send(Command::Message(text.into()))
+    }
+
+    /// Ends the call now.
+    pub fn hang_up(&self, reason: EndReason) {
+        // The flag is what counts: it reaches a call whose command channel is full, too.
+        self.shared.ask_to_end(reason);
+    }
+
+    /// Ends the call when everything queued has been said.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn finish(&self, reason: EndReason) -> Result<(), SpeakError> {
+        self.send(Command::Finish(reason))
+    }
+
+    /// Waits for the end of the call.
+    pub async fn ended(&self) -> EndReason {
+        self.shared.wait_ended().await
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<(), SpeakError> {
+        if self.has_ended() {
+            return Err(SpeakError::Ended);
+        }
+        if self.shared.backlog.take(bytes) { Ok(()) } else { Err(SpeakError::Busy) }
+    }
+
+    fn send(&self, command: Command) -> Result<(), SpeakError> {
+        // overflow: refused
+        self.commands.try_send(command).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => SpeakError::Busy,
+            mpsc::error::TrySendError::Closed(_) => SpeakError::Ended,
+        })
+    }
+}
+
+/// What a handle asks of its call.
+#[derive(Debug)]
+pub enum Command {
+    /// Speak a whole turn.
+    Speak {
+        /// The turn.
+        turn: TurnRequest,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// The next piece of a streamed turn.
+    Text(TextDelta),
+    /// Play recorded audio.
+    Play {
+        /// How.
+        request: PlayRequest,
+        /// Mono at [`crate::audio::RATE`].
+        clip: Arc<[f32]>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// The next piece of streamed audio.
+    Audio {
+        /// Mono samples.
+        pcm: Vec<i16>,
+        /// Samples per second.
+        rate: u32,
+    },
+    /// Tell when everything queued has been sent.
+    Mark(String),
+    /// Cut off and forget.
+    Interrupt,
+    /// As [`Command::Interrupt`]; a media stream's word for it.
+    Clear,
+    /// Decide a pending barge-in.
+    ResolveBargeIn(BargeInOutcome),
+    /// Hold or resume.
+    Hold(bool),
+    /// Hand the peer over.
+    Transfer {
+        /// To whom.
+        to: String,
+        /// Whether we speak to them first.
+        attended: bool,
+    },
+    /// Send digits.
+    Digits(String),
+    /// Send text on the data channel.
+    Message(String),
+    /// End when everything queued has been said.
+    Finish(EndReason),
+}

@@ -1,0 +1,343 @@
+//! What a call shows of itself while it runs: counters that its task writes and anybody reads.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::sync::{Notify, broadcast};
+
+use super::handle::CallMeta;
+use super::settings::CallConfig;
+use super::{CallEvent, EndReason};
+use crate::media::leg::Codec;
+
+/// Events a slow listener may be behind before it loses the oldest.
+pub const EVENTS: usize = 256;
+
+/// Media frames a slow tap may be behind before it loses the oldest: 2.5 s of both directions.
+pub const TAP_FRAMES: usize = 250;
+
+/// A snapshot of one call, as `GET /v1/calls/{id}` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CallInfo {
+    /// What was known before it began.
+    #[serde(flatten)]
+    pub meta: CallMeta,
+    /// `sip` or `webrtc`.
+    pub leg: &'static str,
+    /// Codec on the wire.
+    pub codec: &'static str,
+    /// `connecting`, `connected` or `ended`.
+    pub state: &'static str,
+    /// Why it ended.
+    pub end_reason: Option<EndReason>,
+    /// Unix time of its beginning in milliseconds.
+    pub started_ms: u64,
+    /// How long it has lasted, in milliseconds.
+    pub duration_ms: u64,
+    /// The gateway is speaking.
+    pub speaking: bool,
+    /// The caller is speaking.
+    pub caller_speaking: bool,
+    /// On hold.
+    pub held: bool,
+    /// Turns accepted.
+    pub turns: u64,
+    /// Turns cut off by the caller.
+    pub interruptions: u64,
+    /// Bytes of text that wait.
+    pub backlog_bytes: u64,
+    /// First audio of the latest turn that did not have to queue, in milliseconds.
+    pub first_audio_ms: Option<f64>,
+    /// Times that this machine was too busy to send for more than a frame.
+    pub stalls: u64,
+    /// Gaps the listener heard because speech came too late.
+    pub underruns: u64,
+    /// How long these were together, in milliseconds.
+    pub underrun_ms: u64,
+    /// Milliseconds of speech sent.
+    pub spoken_ms: u64,
+    /// The latest that a packet left after its due time, in milliseconds.
+    pub lateness_max_ms: f64,
+    /// RTP packets sent.
+    pub packets_sent: u64,
+    /// RTP packets received.
+    pub packets_received: u64,
+    /// Packets we sent that the peer reports as lost.
+    pub lost: i64,
+    /// Share of packets lost in the peer's last report.
+    pub fraction_lost: f32,
+    /// Round trip in milliseconds, when the peer reports allow it to be computed.
+    pub round_trip_ms: Option<f64>,
+    /// Frames that slow media taps have lost.
+    pub tap_dropped: u64,
+}
+
+/// 20 ms of one direction of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MediaFrame {
+    /// Whose voice.
+    pub direction: TapDirection,
+    /// Since the call connected.
+    pub at: Duration,
+    /// 160 samples at 8 kHz.
+    pub pcm: Arc<[i16]>,
+}
+
+/// Whose voice a tap carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TapDirection {
+    /// What the caller says.
+    Inbound,
+    /// What we say.
+    Outbound,
+}
+
+/// Hears both directions of a call.
+#[derive(Debug)]
+pub struct MediaTap {
+    frames: broadcast::Receiver<MediaFrame>,
+    shared: Arc<Shared>,
+}
+
+impl MediaTap {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { frames: shared.tap.subscribe(), shared }
+    }
+
+    /// The next frame; `None` when the call is over. Frames missed because the reader was slow are counted in
+    /// [`CallInfo::tap_dropped`]. Cancel safe.
+    pub async fn recv(&mut self) -> Option<MediaFrame> {
+        loop {
+            let frame = tokio::select! {
+                biased;
+                frame = self.frames.recv() => frame,
+                _ = self.shared.wait_ended() => return None,
+            };
+            match frame {
+                Ok(frame) => return Some(frame),
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    self.shared.tap_dropped.fetch_add(missed, Relaxed);
+                    metrics::counter!("antiphon_tap_dropped_total").increment(missed);
+                }
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+/// Text accepted and not yet spoken, counted by the handles so that refusal needs no answer from the task.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    bytes: AtomicUsize,
+    limit: usize,
+}
+
+impl Backlog {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { bytes: AtomicUsize::new(0), limit }
+    }
+
+    pub(super) fn take(&self, bytes: usize) -> bool {
+        let fits = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        self.bytes.fetch_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    pub(super) fn give_back(&self, bytes: usize) {
+        let before = self.bytes.fetch_sub(bytes, Relaxed);
+        debug_assert!(before >= bytes, "more text given back than taken");
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+}
+
+/// Counters of one call. Written by its task only.
+#[derive(Debug, Default)]
+pub(super) struct Stats {
+    pub(super) connected: AtomicBool,
+    pub(super) speaking: AtomicBool,
+    pub(super) caller_speaking: AtomicBool,
+    pub(super) held: AtomicBool,
+    pub(super) codec: AtomicU8,
+    pub(super) turns: AtomicU64,
+    pub(super) interruptions: AtomicU64,
+    pub(super) first_audio_us: AtomicU64,
+    pub(super) stalls: AtomicU64,
+    pub(super) underruns: AtomicU64,
+    pub(super) underrun_us: AtomicU64,
+    pub(super) frames_spoken: AtomicU64,
+    pub(super) lateness_max_us: AtomicU64,
+    pub(super) packets_sent: AtomicU64,
+    pub(super) packets_received: AtomicU64,
+    pub(super) lost: AtomicU64,
+    pub(super) fraction_lost_bits: AtomicU32,
+    pub(super) round_trip_us: AtomicU64,
+}
+
+/// What the task and the handles of one call share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) meta: CallMeta,
+    pub(super) config: Arc<CallConfig>,
+    pub(super) leg: &'static str,
+    pub(super) started: Instant,
+    pub(super) started_wall: Duration,
+    pub(super) stats: Stats,
+    pub(super) backlog: Backlog,
+    /// The task owns the sender, so that listeners end with the call.
+    events: broadcast::WeakSender<CallEvent>,
+    pub(super) tap: broadcast::Sender<MediaFrame>,
+    /// Frames dropped by taps that fell behind, as their readers report it.
+    pub(super) tap_dropped: AtomicU64,
+    /// Keeps the first events for whoever listens first. A mutex, because taking it out needs one; it is
+    /// locked once a listener and never by the task.
+    first_listener: Mutex<Option<broadcast::Receiver<CallEvent>>>,
+    end: OnceLock<(EndReason, Duration)>,
+    ended: Notify,
+    end_asked: OnceLock<EndReason>,
+    pub(super) end_wanted: Notify,
+}
+
+impl Shared {
+    pub(super) fn new(
+        meta: CallMeta,
+        config: Arc<CallConfig>,
+        leg: &'static str,
+        codec: Codec,
+        started: Instant,
+        started_wall: Duration,
+    ) -> (Self, broadcast::Sender<CallEvent>) {
+        let (events, first) = broadcast::channel(EVENTS);
+        let (tap, _) = broadcast::channel(TAP_FRAMES);
+        let stats = Stats { codec: AtomicU8::new(codec_number(codec)), ..Stats::default() };
+        let shared = Self {
+            meta,
+            leg,
+            started,
+            started_wall,
+            stats,
+            backlog: Backlog::new(config.max_backlog_bytes),
+            config,
+            events: events.downgrade(),
+            tap,
+            tap_dropped: AtomicU64::new(0),
+            first_listener: Mutex::new(Some(first)),
+            end: OnceLock::new(),
+            ended: Notify::new(),
+            end_asked: OnceLock::new(),
+            end_wanted: Notify::new(),
+        };
+        (shared, events)
+    }
+
+    pub(super) fn events(&self) -> broadcast::Receiver<CallEvent> {
+        let first = self.first_listener.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(first) = first {
+            return first;
+        }
+        if let Some(events) = self.events.upgrade() {
+            return events.subscribe();
+        }
+        // Over: the end is all there is to hear.
+        let (events, late) = broadcast::channel(1);
+        let _ = events.send(CallEvent::Ended(self.ended().unwrap_or(EndReason::Failed)));
+        late
+    }
+
+    pub(super) fn ask_to_end(&self, reason: EndReason) {
+        // The first reason stands.
+        let _ = self.end_asked.set(reason);
+        self.end_wanted.notify_one();
+    }
+
+    pub(super) fn end_asked(&self) -> Option<EndReason> {
+        self.end_asked.get().copied()
+    }
+
+    pub(super) fn set_ended(&self, reason: EndReason, after: Duration) {
+        let _ = self.end.set((reason, after));
+        self.ended.notify_waiters();
+    }
+
+    pub(super) fn ended(&self) -> Option<EndReason> {
+        self.end.get().map(|(reason, _)| *reason)
+    }
+
+    pub(super) async fn wait_ended(&self) -> EndReason {
+        loop {
+            // Registered before the look, so that an end in between is not missed.
+            let notified = self.ended.notified();
+            if let Some(reason) = self.ended() {
+                return reason;
+            }
+            notified.await;
+        }
+    }
+
+    pub(super) fn info(&self) -> CallInfo {
+        let stats = &self.stats;
+        let ended = self.end.get();
+        let duration = ended.map_or_else(|| crate::clock::now() - self.started, |(_, after)| *after);
+        let micros = |value: &AtomicU64| Some(value.load(Relaxed)).filter(|us| *us > 0).map(|us| us as f64 / 1_000.0);
+        CallInfo {
+            meta: self.meta.clone(),
+            leg: self.leg,
+            codec: codec_of(stats.codec.load(Relaxed)).label(),
+            state: match ended {
+                Some(_) => "ended",
+                None if stats.connected.load(Relaxed) => "connected",
+                None => "connecting",
+            },
+            end_reason: ended.map(|(reason, _)| *reason),
+            started_ms: self.started_wall.as_millis() as u64,
+            duration_ms: duration.as_millis() as u64,
+            speaking: stats.speaking.load(Relaxed),
+            caller_speaking: stats.caller_speaking.load(Relaxed),
+            held: stats.held.load(Relaxed),
+            turns: stats.turns.load(Relaxed),
+            interruptions: stats.interruptions.load(Relaxed),
+            backlog_bytes: self.backlog.used() as u64,
+            first_audio_ms: micros(&stats.first_audio_us),
+            stalls: stats.stalls.load(Relaxed),
+            underruns: stats.underruns.load(Relaxed),
+            underrun_ms: stats.underrun_us.load(Relaxed) / 1_000,
+            spoken_ms: stats.frames_spoken.load(Relaxed) * 20,
+            lateness_max_ms: micros(&stats.lateness_max_us).unwrap_or(0.0),
+            packets_sent: stats.packets_sent.load(Relaxed),
+            packets_received: stats.packets_received.load(Relaxed),
+            // Stored as the bits of a signed number: RFC 3550 lets the cumulative loss be negative.
+            lost: stats.lost.load(Relaxed) as i64,
+            fraction_lost: f32::from_bits(stats.fraction_lost_bits.load(Relaxed)),
+            round_trip_ms: micros(&stats.round_trip_us),
+            tap_dropped: self.tap_dropped.load(Relaxed),
+        }
+    }
+}
+
+/// A codec as a number, so that a renegotiated one can be shown without a lock.
+pub(super) fn codec_number(codec: Codec) -> u8 {
+    match codec {
+        Codec::Opus => 0,
+        Codec::G722 => 1,
+        Codec::Pcmu => 2,
+        Codec::Pcma => 3,
+    }
+}
+
+fn codec_of(number: u8) -> Codec {
+    match number {
+        0 => Codec::Opus,
+        1 => Codec::G722,
+        2 => Codec::Pcmu,
+        _ => Codec::Pcma,
+    }
+}

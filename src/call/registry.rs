@@ -1,0 +1,207 @@
+//! All live calls: placement, the limit, lookup and draining.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use tokio::sync::{Semaphore, broadcast, mpsc};
+
+use super::handle::{CallHandle, CallMeta};
+use super::info::{CallInfo, Shared};
+use super::settings::CallConfig;
+use super::speech::Speech;
+use super::task::CallTask;
+use super::{CallEvent, CallId, EndReason};
+use crate::clock;
+use crate::media::leg::MediaLeg;
+use crate::media::shard::{ShardError, Shards};
+
+/// Commands that may wait for a call's task.
+const COMMANDS: usize = 256;
+/// Events of all calls that a slow listener may be behind before it loses the oldest.
+const ALL_EVENTS: usize = 4_096;
+
+/// All live calls of a gateway. Cheap to clone.
+#[derive(Clone)]
+pub struct Calls(Arc<Inner>);
+
+struct Inner {
+    config: Arc<CallConfig>,
+    speech: Arc<dyn Speech>,
+    shards: Shards,
+    live: DashMap<CallId, CallHandle>,
+    places: Arc<Semaphore>,
+    draining: AtomicBool,
+    events: broadcast::Sender<(CallId, CallEvent)>,
+}
+
+/// Why a call could not be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// As many calls as configured are live.
+    #[error("all {0} places for calls are taken")]
+    Full(usize),
+    /// The gateway is going down.
+    #[error("the gateway is draining and takes no new calls")]
+    Draining,
+    /// A call with this id is live.
+    #[error("a call with this id exists already")]
+    Duplicate,
+    /// The media threads cannot take it.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+}
+
+impl Calls {
+    /// Starts the media threads; there are no calls yet.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn new(config: CallConfig, speech: Arc<dyn Speech>) -> std::io::Result<Self> {
+        let shards = Shards::start(config.shards)?;
+        Ok(Self(Arc::new(Inner {
+            places: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
+            config: Arc::new(config),
+            speech,
+            shards,
+            live: DashMap::new(),
+            draining: AtomicBool::new(false),
+            events: broadcast::channel(ALL_EVENTS).0,
+        })))
+    }
+
+    /// Starts a call on `leg`. The first listener of the handle gets every event from the beginning.
+    ///
+    /// # Errors
+    /// No place, draining, or the id is taken. The leg is dropped: answer the peer before, or keep what is
+    /// needed to refuse it.
+    pub fn start<L: MediaLeg>(&self, meta: CallMeta, leg: L) -> Result<CallHandle, StartError> {
+        let inner = &self.0;
+        if self.is_draining() {
+            return Err(StartError::Draining);
+        }
+        let place = inner.places.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (shared, events) =
+            Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
+        let shared = Arc::new(shared);
+        let handle = CallHandle { shared: shared.clone(), commands };
+        let id = handle.id().clone();
+        match inner.live.entry(id.clone()) {
+            dashmap::Entry::Occupied(_) => return Err(StartError::Duplicate),
+            dashmap::Entry::Vacant(entry) => entry.insert(handle.clone()),
+        };
+        // Made here and moved, so that a call that never starts, panics or ends leaves the registry alike.
+        let listed = Listed { calls: self.clone(), shared: shared.clone() };
+        let speech = inner.speech.clone();
+        let all = inner.events.clone();
+        inner.shards.spawn(move || async move {
+            let _place = place;
+            let _listed = listed;
+            CallTask::new(shared, leg, speech, inbox, events, all).run().await;
+        })?;
+        // Draining may have begun meanwhile and not have seen this call.
+        if self.is_draining() {
+            handle.hang_up(EndReason::Drained);
+        }
+        Ok(handle)
+    }
+
+    /// The live call with this id.
+    pub fn get(&self, id: &CallId) -> Option<CallHandle> {
+        self.0.live.get(id).map(|entry| entry.value().clone())
+    }
+
+    /// Snapshots of all live calls, oldest first.
+    pub fn list(&self) -> Vec<CallInfo> {
+        let mut calls = self.0.live.iter().map(|entry| entry.value().info()).collect::<Vec<_>>();
+        calls.sort_by(|a, b| (a.started_ms, &a.meta.id).cmp(&(b.started_ms, &b.meta.id)));
+        calls
+    }
+
+    /// How many calls are live.
+    pub fn count(&self) -> usize {
+        self.0.live.len()
+    }
+
+    /// Whether new calls are refused.
+    pub fn is_draining(&self) -> bool {
+        self.0.draining.load(Relaxed)
+    }
+
+    /// Settings of all calls.
+    pub fn config(&self) -> &Arc<CallConfig> {
+        &self.0.config
+    }
+
+    /// The media threads, for work that belongs beside the calls.
+    pub fn shards(&self) -> &Shards {
+        &self.0.shards
+    }
+
+    /// Events of all calls, for monitoring. A listener that falls behind loses the oldest.
+    pub fn events(&self) -> broadcast::Receiver<(CallId, CallEvent)> {
+        self.0.events.subscribe()
+    }
+
+    /// Refuses new calls, lets what is queued on the live ones be said, and ends them; those that still live
+    /// after `grace` are ended at once. Returns when none is left, and tells how many were cut off.
+    pub async fn drain(&self, grace: Duration) -> usize {
+        self.0.draining.store(true, Relaxed);
+        let handles = || self.0.live.iter().map(|entry| entry.value().clone()).collect::<Vec<_>>();
+        for handle in handles() {
+            if handle.finish(EndReason::Drained).is_err() {
+                handle.hang_up(EndReason::Drained);
+            }
+        }
+        let all_ended = async {
+            for handle in handles() {
+                handle.ended().await;
+            }
+        };
+        let in_time = tokio::time::timeout(grace, all_ended).await.is_ok();
+        if in_time {
+            return 0;
+        }
+        let late = handles();
+        for handle in &late {
+            handle.hang_up(EndReason::Drained);
+        }
+        for handle in &late {
+            handle.ended().await;
+        }
+        late.len()
+    }
+
+    /// Joins the media threads; drain first. Blocks.
+    pub fn shutdown(&self) {
+        self.0.shards.shutdown();
+    }
+}
+
+impl std::fmt::Debug for Calls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calls").field("live", &self.count()).finish_non_exhaustive()
+    }
+}
+
+/// A call's entry in the registry; dropping it removes the entry and makes sure that the call counts as over.
+struct Listed {
+    calls: Calls,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.calls.0.live.remove(&self.shared.meta.id);
+        // Only a panic or a start that failed gets here without an end.
+        if self.shared.ended().is_none() {
+            self.shared.set_ended(EndReason::Failed, clock::now() - self.shared.started);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! Text as an agent writes it, cut into utterances.
+//!
+//! Text comes in pieces that may split words anywhere and leaves in sentence-sized parts, as soon as it is
+//! certain that a part is complete. The machine owns the unfinished rest; it knows nothing of time.
+//!
+//! What it does to the text: control characters go, line breaks become spaces (an empty line ends a sentence),
+//! and the Markdown that a voice would read aloud goes (`**`, `__`, backquotes, and `#`, `-`, `*`, `>` at the
+//! start of a line). Everything else stays, notably tags in angle or square brackets, which some voices
+//! understand.
+//!
+//! # Why
+//! - A full stop is the end of a sentence only with white space and then no small letter behind it: "3.5",
+//!   "example.com", "e.g. this" go on. So the cut waits for the next word to begin, which costs one token.
+//! - The first part of a streamed turn may end at a comma: somebody listens to silence. Later parts are
+//!   synthesised while earlier ones sound, so they wait for sentences, which sound better.
+//! - A writer who pauses behind a full stop has probably finished the sentence; the owner of time says when
+//!   ([`Segmenter::settle`]).
+//! - Very short sentences after the first join the next: voices do badly on single words.
+
+use serde::{Deserialize, Serialize};
+
+/// How streamed text is cut. Lengths are in characters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SegmentConfig {
+    /// From this length the first part of a streamed turn may end at a clause.
+    pub first_clause_chars: usize,
+    /// Later sentences shorter than this join the next one.
+    pub min_chars: usize,
+    /// No part is longer; cut at a clause, else at a space, else anywhere.
+    pub max_chars: usize,
+}
+
+impl Default for SegmentConfig {
+    fn default() -> Self {
+        // 24 characters are about 1.5 s of speech: enough for the next part to be ready behind it.
+        Self { first_clause_chars: 24, min_chars: 12, max_chars: 280 }
+    }
+}
+
+/// Cuts one turn at a time.
+#[derive(Debug)]
+pub struct Segmenter {
+    config: SegmentConfig,
+    pending: String,
+    cleaner: Cleaner,
+    first: bool,
+}
+
+impl Segmenter {
+    /// At the beginning of a turn.
+    pub fn new(config: SegmentConfig) -> Self {
+        Self { config, pending: String::new(), cleaner: Cleaner::default(), first: true }
+    }
+
+    /// Takes the next piece of a streamed turn; appends the parts that are complete now to `out`.
+    pub fn push(&mut self, token: &str, out: &mut Vec<String>) {
+        self.cleaner.clean(token, &mut self.pending);
+        self.cut(true, out);
+    }
+
+    /// Takes a whole turn; appends all its parts to `out`. Cuts at sentences only.
+    pub fn whole(&mut self, text: &str, out: &mut Vec<String>) {
+        self.cleaner.clean(text, &mut self.pending);
+        self.cut(false, out);
+        self.finish(out);
+    }
+
+    /// The turn is complete: appends the rest to `out`, and is ready for the next turn.
+    pub fn finish(&mut self, out: &mut Vec<String>) {
+        self.cut(false, out);
+        self.cleaner = Cleaner::default();
+        emit(&std::mem::take(&mut self.pending), out);
+        self.first = true;
+    }
+
+    /// Whether what waits looks like the end of a sentence, so that only the next word is missing to be
+    /// certain of it.
+    pub fn is_probably_complete(&self) -> bool {
+        let text = self.pending.trim_end().trim_end_matches(is_closer);
+        let Some(last) = text.chars().next_back().filter(|c| is_terminator(*c)) else { return false };
+        let before = &text[..text.len() - last.len_utf8()];
+        // A number may go on behind its point, and a shortened word always does.
+        let chars = before.char_indices().collect::<Vec<_>>();
+        last != '.' || !(before.ends_with(|c: char| c.is_ascii_digit()) || is_abbreviation(&chars))
+    }
+
+    /// The writer pauses: what is probably complete counts as complete and is appended to `out`.
+    pub fn settle(&mut self, out: &mut Vec<String>) {
+        if self.is_probably_complete() && emit(&std::mem::take(&mut self.pending), out) {
+            self.first = false;
+        }
+    }
+
+    fn cut(&mut self, early: bool, out: &mut Vec<String>) {
+        let mut from = 0;
+        while let Some(end) = self.boundary(&self.pending[from..], early && self.first) {
+            if emit(&self.pending[from..from + end], out) {
+                self.first = false;
+            }
+            from += end;
+        }
+        self.pending.drain(..from);
+    }
+
+    /// The byte length of the first part of `text`, when it is certain.
+    fn boundary(&self, text: &str, early: bool) -> Option<usize> {
+        let max = self.config.max_chars.max(8);
+        // A few more than the maximum, to see whether a boundary at its end is one.
+        let chars = text.char_indices().take(max + 8).collect::<Vec<_>>();
+        let at = |n: usize| chars.get(n).map(|(_, c)| *c);
+        let end_of = |n: usize| chars.get(n).map_or(text.len(), |(byte, _)| *byte);
+        let (mut clause, mut space) = (None, None);
+        for n in 0..chars.len().min(max) {
+            let c = chars[n].1;
+            if c == PARAGRAPH {
+                return Some(end_of(n + 1));
+            }
+            if c.is_whitespace() {
+                space = Some(n + 1);
+            }
+            if is_terminator(c) && !at(n + 1).is_some_and(is_terminator) {
+                // Quotes and brackets that close behind it belong to the sentence.
+                let mut behind = n + 1;
+                while at(behind).is_some_and(is_closer) {
+                    behind += 1;
+                }
+                let ends = match at(behind) {
+                    None => false,
+                    Some(_) if is_wide(c) => true,
+                    Some(next) if next.is_whitespace() => {
+                        // What follows the white space decides; until it is there, nothing is certain.
+                        let word =
+                            chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
+                        let shortened = c == '.' && is_abbreviation(&chars[..n]);
+                        word.is_some_and(|next| !next.is_lowercase()) && !shortened
+                    }
+                    Some(_) => false,
+                };
+                let long_enough = self.first || behind >= self.config.min_chars;
+                if ends && long_enough {
+                    return Some(end_of(behind));
+                }
+            }
+            let ends_clause = match c {
+                ',' | ';' | ':' => at(n + 1).is_some_and(char::is_whitespace),
+                '—' | '–' | '，' | '、' | '：' | '；' => at(n + 1).is_some(),
+                _ => false,
+            };
+            if ends_clause {
+                clause = Some(n + 1);
+                if early && n + 1 >= self.config.first_clause_chars {
+                    return Some(end_of(n + 1));
+                }
+            }
+        }
+        if chars.len() <= max {
+            return None;
+        }
+        let cut = clause.filter(|n| *n > max / 3).or(space.filter(|n| *n > max / 3)).unwrap_or(max);
+        Some(end_of(cut))
+    }
+}
+
+/// Appends `part` if it has anything to say.
+fn emit(part: &str, out: &mut Vec<String>) -> bool {
+    let part = part.trim();
+    let speakable = part.chars().any(char::is_alphanumeric);
+    if speakable {
+        out.push(part.to_owned());
+    }
+    speakable
+}
+
+fn is_terminator(c: char) -> bool {
+    matches!(c, '.' | '!' | '?' | '…') || is_wide(c)
+}
+
+/// Ends a sentence without white space behind it: CJK, and the danda of Indian scripts.
+fn is_wide(c: char) -> bool {
+    matches!(c, '。' | '！' | '？' | '．' | '｡' | '।' | '॥' | '؟')
+}
+
+fn is_closer(c: char) -> bool {
+    matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》')
+}
+
+/// Whether the full stop behind `before` belongs to a shortened word.
+fn is_abbreviation(before: &[(usize, char)]) -> bool {
+    let word =
+        before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric() || *c == '.').collect::<Vec<_>>();
+    let word = word.into_iter().rev().collect::<String>();
+    let begins_text = word.chars().count() == before.iter().filter(|(_, c)| !c.is_whitespace()).count();
+    // An initial ("J."), but not the word "I".
+    let initial = word.chars().count() == 1 && word != "I" && word.chars().all(char::is_uppercase);
+    // A number at the start of the text is that of a list item.
+    let enumerator = begins_text && !word.is_empty() && word.chars().all(|c| c.is_ascii_digit());
+    // "U.S", "z.B": stops inside.
+    let dotted = word.contains('.')
+        && word.split('.').all(|part| part.chars().count() <= 2 && part.chars().all(char::is_alphabetic));
+    initial || enumerator || dotted || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
+}
+
+/// Shortened words that are usually followed by a capital or a number. Those that often end sentences
+/// ("etc.", "Inc.") are left out: a small letter behind them is enough of a sign.
+const ABBREVIATIONS: [&str; 38] = [
+    "dr", "mr", "mrs", "ms", "prof", "st", "sr", "sra", "jr", "mt", "ft", "vs", "no", "nos", "nr", "vol", "ch", "pp",
+    "fig", "eq", "sec", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep", "mme", "mlle", "hr",
+    "fr", "ca", "approx", "ext",
+];
+
+/// Stands for an empty line in cleaned text. Cannot come from outside: control characters are removed.
+const PARAGRAPH: char = '\u{b}';
+
+/// Removes what should not be read aloud, across pieces.
+#[derive(Debug)]
+struct Cleaner {
+    /// Only white space and markers since the last line break.
+    line_start: bool,
+    /// Line breaks since the last text.
+    breaks: u32,
+    /// The last character written was white space, or nothing was written.
+    spaced: bool,
+    /// An emphasis marker that becomes one only if the next character is the same (`*`, `_`).
+    held: Option<char>,
+}
+
+impl Default for Cleaner {
+    fn default() -> Self {
+        Self { line_start: true, breaks: 0, spaced: true, held: None }
+    }
+}
+
+impl Cleaner {
+    fn clean(&mut self, piece: &str, out: &mut String) {
+        for c in piece.chars() {
+            if let Some(held) = self.held.take() {
+                if held == c {
+                    continue;
+                }
+                // A single one stays, unless it opens or closes a word.
+                if held == '_' && !self.spaced && c.is_alphanumeric() {
+                    self.write(held, out);
+                }
+            }
+            match c {
+                '\n' | '\u{2028}' | '\u{2029}' => {
+                    self.breaks += 1;
+                    self.line_start = true;
+                }
+                '`' | '\u{feff}' | '\u{ad}' | '\u{200b}' => {}
+                '#' | '>' | '-' | '+' | '*' if self.line_start => {
+                    // Part of a number ("-5") or a word ("#1") is restored by what follows only for `-`.
+                    if c == '-' {
+                        self.held = Some('-');
+                    }
+                }
+                '*' | '_' => self.held = Some(c),
+                c if c.is_whitespace() => {
+                    if !self.spaced {
+                        self.write(' ', out);
+                    }
+                }
+                c if c.is_control() => {}
+                c => self.write(c, out),
+            }
+        }
+    }
+
+    fn write(&mut self, c: char, out: &mut String) {
+        if self.breaks > 0 {
+            match (self.breaks, out.is_empty()) {
+                (_, true) => {}
+                (1, false) if self.spaced => {}
+                (1, false) => out.push(' '),
+                (_, false) => out.push(PARAGRAPH),
+            }
+            self.breaks = 0;
+        }
+        self.spaced = c == ' ';
+        self.line_start = self.line_start && self.spaced;
+        out.push(c);
+    }
+}
+
+#[cfg(test)]
+mod tests;

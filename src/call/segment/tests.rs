@@ -1,0 +1,156 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn whole(text: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    Segmenter::new(SegmentConfig::default()).whole(text, &mut out);
+    out
+}
+
+/// The parts that are out after each piece, and after the end.
+fn streamed(pieces: &[&str]) -> Vec<Vec<String>> {
+    let mut segmenter = Segmenter::new(SegmentConfig::default());
+    let mut steps = pieces
+        .iter()
+        .map(|piece| {
+            let mut out = Vec::new();
+            segmenter.push(piece, &mut out);
+            out
+        })
+        .collect::<Vec<_>>();
+    let mut out = Vec::new();
+    segmenter.finish(&mut out);
+    steps.push(out);
+    steps
+}
+
+#[test]
+fn sentences_end_where_people_end_them() {
+    let cases: &[(&str, &[&str])] = &[
+        ("Hello there. How are you today? Fine!", &["Hello there.", "How are you today?", "Fine!"]),
+        (
+            "Dr. Smith paid 3.5 dollars to J. R. Jones. He left.",
+            &["Dr. Smith paid 3.5 dollars to J. R. Jones.", "He left."],
+        ),
+        (
+            "Visit example.com for more, e.g. prices. Thanks a lot.",
+            &["Visit example.com for more, e.g. prices.", "Thanks a lot."],
+        ),
+        ("The U.S. Army came. It was late.", &["The U.S. Army came.", "It was late."]),
+        (
+            "\"Really?\" she asked. \"Yes.\" He nodded at her.",
+            &["\"Really?\" she asked.", "\"Yes.\" He nodded at her."],
+        ),
+        ("Wait... what? No way that happened.", &["Wait... what?", "No way that happened."]),
+        (
+            "你好。今天天气怎么样？我很好，谢谢你的关心和问候！",
+            &["你好。", "今天天气怎么样？我很好，谢谢你的关心和问候！"],
+        ),
+        ("1. Open the door. 2. Close it again.", &["1. Open the door.", "2. Close it again."]),
+        ("I am here, and so am I. Then we left.", &["I am here, and so am I.", "Then we left."]),
+    ];
+    for (text, parts) in cases {
+        assert_eq!(whole(text), *parts, "{text}");
+    }
+}
+
+#[test]
+fn markdown_and_control_characters_are_not_read_aloud() {
+    assert_eq!(
+        whole("# Title\n\nSome **bold** and `code` text\nthat wraps.\u{7}"),
+        ["Title", "Some bold and code text that wraps."]
+    );
+    assert_eq!(whole("- first thing here\n\n- second_name thing"), ["first thing here", "second_name thing"]);
+    assert_eq!(whole("It is [breath] <strong>good</strong>."), ["It is [breath] <strong>good</strong>."]);
+    assert_eq!(whole("...  — !?"), Vec::<String>::new());
+}
+
+#[test]
+fn the_first_part_of_a_stream_leaves_at_a_clause_and_later_ones_at_sentences() {
+    let steps =
+        streamed(&["Well, let me look", " into that for you,", " because it", " matters, a lot", ". The", " end"]);
+    assert_eq!(
+        steps,
+        [
+            vec![],
+            vec![],
+            vec!["Well, let me look into that for you,".to_owned()],
+            vec![],
+            vec!["because it matters, a lot.".to_owned()],
+            vec![],
+            vec!["The end".to_owned()]
+        ]
+    );
+}
+
+#[test]
+fn a_full_stop_waits_for_what_follows() {
+    assert_eq!(streamed(&["It costs 3", ".", "5 dollars. ", "Good"])[..3], [vec![], vec![], Vec::<String>::new()]);
+    assert_eq!(streamed(&["It costs 3", ".", "5 dollars. ", "Good"])[3], ["It costs 3.5 dollars."]);
+}
+
+#[test]
+fn a_pause_behind_a_sentence_completes_it() {
+    for (text, complete) in [
+        ("Hello there. ", true),
+        ("\"Really?\"", true),
+        ("你好。", true),
+        ("It costs 3.", false),
+        ("Ask Dr.", false),
+        ("Well, ", false),
+        ("", false),
+    ] {
+        let mut segmenter = Segmenter::new(SegmentConfig::default());
+        let mut out = Vec::new();
+        segmenter.push(text, &mut out);
+        assert_eq!(segmenter.is_probably_complete(), complete, "{text}");
+        segmenter.settle(&mut out);
+        assert_eq!(out.len(), usize::from(complete), "{text}");
+    }
+}
+
+#[test]
+fn a_whole_turn_is_not_cut_at_clauses() {
+    assert_eq!(whole("Well, let me look into that for you, because it matters.").len(), 1);
+}
+
+#[test]
+fn endless_text_is_cut_at_spaces_and_then_anywhere() {
+    let words = "word ".repeat(200);
+    assert!(whole(&words).iter().all(|part| part.chars().count() <= 280 && part.ends_with("word")));
+    let parts = whole(&"é".repeat(1_000));
+    assert_eq!(parts.concat(), "é".repeat(1_000));
+    assert!(parts.iter().all(|part| part.chars().count() <= 280));
+}
+
+proptest! {
+    /// Splitting the input differently loses and adds nothing.
+    #[test]
+    fn pieces_lose_nothing(text in "[a-zA-Z0-9é你。，.,!? ]{0,400}", cuts in proptest::collection::vec(0usize..400, 0..20)) {
+        let mut segmenter = Segmenter::new(SegmentConfig::default());
+        let mut out = Vec::new();
+        let chars = text.chars().collect::<Vec<_>>();
+        let mut cuts = cuts.into_iter().map(|cut| cut.min(chars.len())).collect::<Vec<_>>();
+        cuts.extend([0, chars.len()]);
+        cuts.sort_unstable();
+        for pair in cuts.windows(2) {
+            segmenter.push(&chars[pair[0]..pair[1]].iter().collect::<String>(), &mut out);
+        }
+        segmenter.finish(&mut out);
+        let letters = |text: &str| text.chars().filter(|c| c.is_alphanumeric()).collect::<String>();
+        prop_assert_eq!(letters(&out.concat()), letters(&text));
+        prop_assert!(out.iter().all(|part| part.chars().count() <= 280));
+    }
+
+    /// Nothing from outside panics it.
+    #[test]
+    fn any_text_is_survived(pieces in proptest::collection::vec(any::<String>(), 0..10)) {
+        let mut segmenter = Segmenter::new(SegmentConfig::default());
+        let mut out = Vec::new();
+        for piece in &pieces {
+            segmenter.push(piece, &mut out);
+        }
+        segmenter.finish(&mut out);
+    }
+}

@@ -1,0 +1,108 @@
+//! How calls behave, as configured. Durations are milliseconds or seconds as their names say.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of all calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CallConfig {
+    /// Calls at once; more are refused.
+    pub max_calls: usize,
+    /// Media threads; 0 is half the cores, but two where there are two.
+    pub shards: usize,
+    /// A call whose media has not connected by then is ended.
+    pub setup_timeout_s: u64,
+    /// A call is ended after this long; 0 is never.
+    pub max_duration_s: u64,
+    /// A call in which nothing is received or said for this long is ended; 0 is never.
+    pub max_idle_s: u64,
+    /// Bytes of text that may wait in one call.
+    pub max_backlog_bytes: usize,
+    /// Turns, marks and clips that may wait in one call.
+    pub max_backlog_entries: usize,
+    /// Seconds of recorded audio (clips, streamed audio) that may wait in one call.
+    pub max_clip_s: u64,
+    /// Folder from which `play` may read; none: only `data:` sources.
+    pub media_dir: Option<PathBuf>,
+    /// How long a drain lets turns end.
+    pub drain_grace_s: u64,
+    /// How the caller may interrupt.
+    pub barge_in: BargeIn,
+    /// When the caller counts as speaking.
+    pub vad: crate::media::vad::VadConfig,
+    /// How streamed text is cut.
+    pub segment: super::segment::SegmentConfig,
+}
+
+impl Default for CallConfig {
+    fn default() -> Self {
+        Self {
+            max_calls: 1_000,
+            shards: 0,
+            setup_timeout_s: 30,
+            max_duration_s: 4 * 3_600,
+            max_idle_s: 600,
+            max_backlog_bytes: 64 * 1_024,
+            max_backlog_entries: 256,
+            max_clip_s: 300,
+            media_dir: None,
+            drain_grace_s: 30,
+            barge_in: BargeIn::default(),
+            vad: crate::media::vad::VadConfig::default(),
+            segment: super::segment::SegmentConfig::default(),
+        }
+    }
+}
+
+/// How a caller may interrupt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BargeIn {
+    /// What interrupts, where the turn does not say.
+    pub interruptible: Interruptible,
+    /// How long the agent may take to confirm or reject; 0: the decision is made here, at once.
+    pub grace_ms: u64,
+    /// What silence of the agent means after the grace.
+    pub confirm_by_default: bool,
+}
+
+impl Default for BargeIn {
+    fn default() -> Self {
+        Self { interruptible: Interruptible::Any, grace_ms: 0, confirm_by_default: true }
+    }
+}
+
+impl BargeIn {
+    /// The grace as a duration.
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms)
+    }
+}
+
+/// What the caller can do to interrupt a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interruptible {
+    /// Nothing.
+    None,
+    /// Speak.
+    Speech,
+    /// Press a key.
+    Dtmf,
+    /// Either.
+    Any,
+}
+
+impl Interruptible {
+    /// Whether `cause` may interrupt.
+    pub fn by(self, cause: super::Cause) -> bool {
+        match cause {
+            super::Cause::Speech => matches!(self, Self::Speech | Self::Any),
+            super::Cause::Dtmf => matches!(self, Self::Dtmf | Self::Any),
+            super::Cause::Agent | super::Cause::Preempted => true,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What a call needs of the engine: a seam, so that calls run in tests without one.
+
+use std::time::{Duration, Instant};
+
+use crate::turn::{LineId, SpeechSink, Utterance};
+
+/// Makes speech of utterances. Implemented by the engine of the gateway and by fakes in tests.
+pub trait Speech: Send + Sync + 'static {
+    /// Takes `utterance`; its events go to `sink`. Never waits.
+    ///
+    /// # Errors
+    /// There is no capacity; nothing was taken.
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal>;
+
+    /// Tells how the listener of `line` fares.
+    fn note(&self, line: LineId, note: LineState);
+}
+
+/// Why an utterance was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// When trying again is worth while.
+    pub retry_after: Duration,
+    /// For people.
+    pub reason: String,
+}
+
+/// What the engine needs to know of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineState {
+    /// The first frame of a spurt left: playing time counts from `at`.
+    Anchored {
+        /// When it left.
+        at: Instant,
+    },
+    /// Playing stopped; what was made waits.
+    Held,
+    /// Playing goes on.
+    Resumed,
+    /// What was made and not yet heard was dropped.
+    Interrupted,
+    /// Nobody listens any more.
+    Closed,
+}
+
+impl Speech for crate::synth::device::Engine {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        crate::synth::device::Engine::submit(self, utterance, sink)
+            .map_err(|refused| Refusal { retry_after: refused.retry_after, reason: refused.reason.to_string() })
+    }
+
+    fn note(&self, line: LineId, note: LineState) {
+        use crate::synth::device::LineNote;
+        let note = match note {
+            LineState::Anchored { at } => LineNote::Anchored { at },
+            LineState::Held => LineNote::Held,
+            LineState::Resumed => LineNote::Resumed,
+            LineState::Interrupted => LineNote::Interrupted,
+            LineState::Closed => LineNote::Closed,
+        };
+        crate::synth::device::Engine::note(self, line, note);
+    }
+}

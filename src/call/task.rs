@@ -1,0 +1,147 @@
+//! The one select loop of a call: moves packets, commands, speech and time into the machine and its actions
+//! out. Decides nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::{Instant as Alarm, sleep_until, timeout};
+
+use super::handle::Command;
+use super::info::Shared;
+use super::machine::{Action, Machine};
+use super::speech::Speech;
+use super::{CallEvent, CallId, EndReason};
+use crate::clock;
+use crate::media::leg::MediaLeg;
+
+/// Speech events that may wait for the task: minutes of a lead-limited voice. A full channel fails the
+/// utterance at the engine's end.
+const SPEECH: usize = 256;
+
+/// The peer may take this long to answer a re-INVITE or a REFER before it counts as not answering.
+const SIGNALLING: Duration = Duration::from_secs(10);
+
+/// How long a peer may take to hear that the call is over.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// A call on its shard.
+pub(super) struct CallTask<L> {
+    shared: Arc<Shared>,
+    leg: L,
+    speech: Arc<dyn Speech>,
+    inbox: mpsc::Receiver<Command>,
+    events: broadcast::Sender<CallEvent>,
+    all: broadcast::Sender<(CallId, CallEvent)>,
+}
+
+impl<L: MediaLeg> CallTask<L> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        leg: L,
+        speech: Arc<dyn Speech>,
+        inbox: mpsc::Receiver<Command>,
+        events: broadcast::Sender<CallEvent>,
+        all: broadcast::Sender<(CallId, CallEvent)>,
+    ) -> Self {
+        Self { shared, leg, speech, inbox, events, all }
+    }
+
+    /// Runs the call to its end.
+    pub(super) async fn run(mut self) {
+        let reason = match self.leg.attach().await {
+            Ok(()) => self.converse().await,
+            Err(error) => {
+                tracing::warn!(call = %self.shared.meta.id, %error, "the leg cannot be attached");
+                self.tell(CallEvent::Ended(EndReason::Failed));
+                EndReason::Failed
+            }
+        };
+        self.shared.set_ended(reason, clock::now() - self.shared.started);
+    }
+
+    async fn converse(&mut self) -> EndReason {
+        let (sink, mut speech) = mpsc::channel(SPEECH);
+        let random = rand::rng().random();
+        let machine =
+            Machine::new(self.shared.clone(), self.leg.format(), self.speech.clone(), sink, random, clock::now());
+        let mut machine = match machine {
+            Ok(machine) => machine,
+            Err(error) => {
+                tracing::error!(call = %self.shared.meta.id, %error, "no codec");
+                self.tell(CallEvent::Ended(EndReason::Failed));
+                return EndReason::Failed;
+            }
+        };
+        let shared = self.shared.clone();
+        let mut alarm = std::pin::pin!(sleep_until(Alarm::now()));
+        loop {
+            while let Some(action) = machine.poll(clock::now()) {
+                if let Some(reason) = self.act(&mut machine, action).await {
+                    return reason;
+                }
+            }
+            let deadline = machine.deadline();
+            if let Some(deadline) = deadline
+                && alarm.deadline().into_std() != deadline
+            {
+                alarm.as_mut().reset(deadline.into());
+            }
+            // Every branch is cancel safe. No fixed order: whoever floods one source must not starve the others.
+            // Packets that are due do not wait for their branch, as the machine is polled after every wake.
+            tokio::select! {
+                () = &mut alarm, if deadline.is_some() => {}
+                () = shared.end_wanted.notified() => {
+                    if let Some(reason) = shared.end_asked() {
+                        machine.finish(reason);
+                    }
+                }
+                event = self.leg.recv() => machine.handle_leg(clock::now(), event),
+                Some(event) = speech.recv() => machine.handle_speech(clock::now(), event),
+                Some(command) = self.inbox.recv() => machine.handle_command(clock::now(), command),
+            }
+        }
+    }
+
+    async fn act(&mut self, machine: &mut Machine, action: Action) -> Option<EndReason> {
+        match action {
+            Action::Send(packet) => {
+                if let Err(end) = self.leg.send(packet).await {
+                    machine.finish(end.into());
+                }
+            }
+            Action::Event(event) => self.tell(event),
+            Action::Message(text) => {
+                if !self.leg.send_message(&text) {
+                    machine.handle_failure("there is no data channel, or it is full: a message was lost".into());
+                }
+            }
+            Action::Hold(hold) => {
+                if let Err(error) = timeout(SIGNALLING, self.leg.hold(hold)).await.unwrap_or_else(|_| Err(SLOW.into()))
+                {
+                    machine.handle_failure(format!("the peer was not put on or off hold: {error}"));
+                }
+            }
+            Action::Transfer { to, attended } => {
+                let outcome = timeout(SIGNALLING, self.leg.transfer(&to, attended)).await;
+                machine.handle_transferred(outcome.unwrap_or_else(|_| Err(SLOW.into())));
+            }
+            Action::End(reason) => {
+                // A peer that does not answer must not keep the call.
+                let _ = timeout(GOODBYE, self.leg.hang_up()).await;
+                return Some(reason);
+            }
+        }
+        None
+    }
+
+    fn tell(&self, event: CallEvent) {
+        tracing::debug!(call = %self.shared.meta.id, ?event, "call");
+        // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
+        let _ = self.all.send((self.shared.meta.id.clone(), event.clone()));
+        let _ = self.events.send(event);
+    }
+}
+
+const SLOW: &str = "the peer did not answer in time";

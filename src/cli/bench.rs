@@ -1,0 +1,165 @@
+//! `antiphon bench`: measurements of the engine, of departures, of codecs and of enrolment.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::app::bench::{self, Level, Plan};
+use crate::app::engines;
+use crate::call::bench::Departures;
+use crate::config::EngineKind;
+use crate::media;
+use crate::synth::cosyvoice::random;
+use crate::synth::device::{Engine, Phase};
+use crate::voice;
+
+/// About eight seconds of speech at the default voice's pace.
+const TEXT: &str = "The meeting has been moved to Thursday at a quarter past three in the large room on the second \
+    floor, so please bring the printed figures and a pen.";
+/// Speech tokens a second.
+const TOKENS: f64 = 25.0;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Which engine.
+    #[arg(long)]
+    engine: Option<EngineKind>,
+    /// Checkpoint directory, or random-full or random-tiny: written to the system's temporary folder once.
+    #[arg(long)]
+    model: Option<String>,
+    /// Where CosyVoice3 computes: auto, cpu, cuda:N, cuda:all.
+    #[arg(long)]
+    device: Option<String>,
+    /// Listeners at once.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+    concurrency: Vec<u32>,
+    /// Seconds that each level is measured.
+    #[arg(long, default_value_t = 20.0)]
+    seconds: f64,
+    /// Open loop: turns begin at this rate a second over all listeners, whatever the engine does.
+    #[arg(long, value_name = "RATE")]
+    arrivals: Option<f64>,
+    /// Take audio as fast as it comes instead of in real time.
+    #[arg(long)]
+    throughput: bool,
+    /// Seconds of speech of every turn, for checkpoints with random weights, which never end by themselves.
+    #[arg(long, value_name = "S")]
+    speech_seconds: Option<f64>,
+    /// What is said.
+    #[arg(long, default_value = TEXT)]
+    text: String,
+    /// Voice by name.
+    #[arg(long)]
+    voice: Option<String>,
+    /// Measure how punctually N calls' packets leave, and what a call costs, instead.
+    #[arg(long, value_name = "N")]
+    departures: Option<usize>,
+    /// Measure what encoding and decoding cost instead.
+    #[arg(long)]
+    codecs: bool,
+    /// Measure voice enrolment instead.
+    #[arg(long)]
+    enrol: bool,
+    /// Write the results to a file, too.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Configuration file.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Measures, prints a table, and writes JSON where asked.
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let results = if let Some(calls) = args.departures {
+        let time = Duration::from_secs_f64(args.seconds);
+        let report = Departures { calls, time, ..Departures::default() }.run().map_err(Failure::failed)?;
+        println!("{report}");
+        json!({ "departures": report })
+    } else if args.codecs {
+        let costs = media::bench::codecs(500).map_err(Failure::failed)?;
+        for cost in &costs {
+            let bytes = cost.bytes.map_or(String::new(), |bytes| format!("{bytes:.0} bytes"));
+            let delay = cost.delay_ms.map_or(String::new(), |ms| format!("{ms:.1} ms delay"));
+            println!("{:<34} {:>8.1} us {bytes:>10} {delay:>14}", cost.name, cost.micros);
+        }
+        json!({ "codecs": costs })
+    } else if args.enrol {
+        let config = voice::bench::Config {
+            seconds: vec![5, 15, 30],
+            model: args.model.as_ref().map(PathBuf::from),
+            scratch: std::env::temp_dir(),
+            threads: 0,
+        };
+        let report = voice::bench::run(&config).map_err(Failure::failed)?;
+        println!("{report}");
+        json!({ "enrolment": report })
+    } else {
+        engine(&args)?
+    };
+    if let Some(file) = &args.json {
+        let text = format!("{results:#}\n");
+        std::fs::write(file, text).map_err(|e| Failure::failed(format!("{}: {e}", file.display())))?;
+    }
+    Ok(())
+}
+
+fn engine(args: &Args) -> Result<Value, Failure> {
+    let mut config = super::load(args.config.as_deref())?;
+    if let Some(kind) = args.engine {
+        config.engine.kind = kind;
+    }
+    if let Some(device) = &args.device {
+        config.engine.device.clone_from(device);
+    }
+    if args.voice.is_some() {
+        config.engine.voice.clone_from(&args.voice);
+    }
+    let mut forced = args.speech_seconds;
+    if let Some(model) = &args.model {
+        let (size, dir) = match model.as_str() {
+            "random-full" => (Some(random::Size::Full), std::env::temp_dir().join("antiphon-random-full")),
+            "random-tiny" => (Some(random::Size::Tiny), std::env::temp_dir().join("antiphon-random-tiny")),
+            dir => (None, PathBuf::from(dir)),
+        };
+        if let Some(size) = size {
+            if !dir.join("cosyvoice3.yaml").exists() {
+                eprintln!("writing random weights to {}", dir.display());
+                random::write(&dir, size, 0, |_, _| {}).map_err(Failure::failed)?;
+            }
+            forced = forced.or(Some(8.0));
+        }
+        config.engine.model = Some(dir);
+    }
+    let tokens = forced.map(|seconds| (seconds * TOKENS).round() as u32);
+    let choice = engines::choose_with(&config.engine, tokens).map_err(Failure::unavailable)?;
+    for reason in &choice.reasons {
+        eprintln!("{reason}");
+    }
+    let plan = Plan {
+        levels: args.concurrency.clone(),
+        time: Duration::from_secs_f64(args.seconds),
+        arrivals: args.arrivals,
+        text: args.text.clone(),
+        voice: args.voice.clone(),
+        paced: !args.throughput,
+        seed: 1,
+    };
+    let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
+    super::block_on(async {
+        engine.ready().await;
+        let mut devices = Vec::new();
+        for device in engine.status() {
+            if let Phase::Failed(reason) = device.phase {
+                return Err(Failure::unavailable(reason));
+            }
+            let Some(caps) = device.caps else { continue };
+            println!("{} on {}, {} slots", caps.name, caps.device, caps.slots);
+            devices.push(json!({ "engine": caps.name, "device": caps.device, "memoryTotal": device.memory.total }));
+        }
+        println!("{}", Level::header());
+        let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
+        Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
+    })
+}

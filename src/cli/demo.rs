@@ -1,0 +1,280 @@
+//! `antiphon demo`: the whole product in one command, over real sockets on loopback.
+//!
+//! It starts a gateway, places a SIP call and a WebRTC call to it, has each speak a turn, interrupts a second
+//! one, writes what each caller heard and judges it by ear: the recording is compared with the same text
+//! synthesised directly.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use antiphon_loadgen::call::Call;
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::heard::Clip;
+use antiphon_loadgen::{correlate, listen, rtc, sip, wav};
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::Failure;
+use crate::app::App;
+use crate::audio;
+use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::call::{CallEvent, CallId};
+use crate::clock;
+use crate::config::{Config, EngineKind};
+use crate::server::speech::{Manner, Speaker};
+use crate::telemetry;
+
+/// What is interrupted: long enough that it still sounds when the caller cuts in.
+const SECOND_TURN: &str = "This second turn goes on for quite a while, because somebody is about to interrupt it, \
+    and it would be a pity if it had already come to its end before that happens, so it keeps talking and talking.";
+/// How long the second turn sounds before it is interrupted.
+const BEFORE_BARGE_IN: Duration = Duration::from_millis(1_200);
+/// A pause of this length is the end of a turn: longer than any between sentences.
+const TURN_PAUSE: Duration = Duration::from_millis(1_500);
+/// Longest wait for anything that should happen at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest turn.
+const LONGEST: Duration = Duration::from_secs(120);
+/// How a listener's jitter buffer is modelled when gaps are counted.
+const LISTENER_BUFFER: Duration = Duration::from_millis(40);
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// What the agent says.
+    #[arg(long, default_value = "Hello! This is Antiphon, giving a text agent a voice on a live call.")]
+    text: String,
+    /// Where the recordings go.
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    out: PathBuf,
+    /// Which engine speaks.
+    #[arg(long)]
+    engine: Option<EngineKind>,
+    /// Configuration file, for the engine and its voices; addresses are always free loopback ports.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// What one caller heard.
+struct Report {
+    leg: &'static str,
+    codec: &'static str,
+    first_audio: Duration,
+    seconds: f64,
+    underruns: usize,
+    barge_in: Duration,
+    match_value: f32,
+    match_limit: f32,
+    heard: String,
+    file: PathBuf,
+}
+
+/// Runs the demo; succeeds only if both callers heard the text.
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let mut config = super::load(args.config.as_deref())?;
+    if let Some(kind) = args.engine {
+        config.engine.kind = kind;
+    }
+    if args.config.is_none() {
+        // The table is the output; the log only speaks of trouble.
+        config.log.level = "warn".into();
+    }
+    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
+    on_loopback(&mut config);
+    std::fs::create_dir_all(&args.out).map_err(|e| Failure::failed(format!("{}: {e}", args.out.display())))?;
+    super::block_on(async move {
+        let app = App::start(config).await.map_err(super::serve::failure)?;
+        app.ready().await;
+        if !app.gateway().is_ready() {
+            return Err(Failure::unavailable("no voice works; install espeak-ng or give a model"));
+        }
+        let outcome = Demo { app: &app, text: &args.text, out: args.out }.run().await;
+        app.drain().await;
+        outcome
+    })
+}
+
+/// Free loopback ports, no tokens, an agent that leaves the talking to the demo.
+fn on_loopback(config: &mut Config) {
+    let any = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
+    config.http.bind = any;
+    config.http.tokens.clear();
+    config.sip.udp = Some(any);
+    config.sip.tcp = None;
+    config.sip.tls = None;
+    config.sip.users.clear();
+    config.sip.trunk.clear();
+    config.sip.public_ip = None;
+    config.webrtc.bind_port = 0;
+    config.webrtc.bind_ip = None;
+    config.webrtc.public_ip = None;
+}
+
+struct Demo<'a> {
+    app: &'a App,
+    text: &'a str,
+    out: PathBuf,
+}
+
+impl Demo<'_> {
+    async fn run(&self) -> Result<(), Failure> {
+        let reference = self.reference().await?;
+        let engine = self.app.gateway().engine.status();
+        let names: Vec<_> =
+            engine.iter().filter_map(|d| d.caps.as_ref()).map(|c| format!("{} on {}", c.name, c.device)).collect();
+        println!("gateway on http://{}/, voice: {}", self.app.http(), names.join(", "));
+        let mut reports = Vec::new();
+        for leg in ["sip", "webrtc"] {
+            let call = match leg {
+                "sip" => self.call_by_telephone().await,
+                _ => self.call_by_browser().await,
+            }
+            .map_err(|e| Failure::failed(format!("the {leg} call failed: {e}")))?;
+            reports.push(self.converse(leg, call, &reference).await?);
+        }
+        print(&reports, self.text);
+        let bad: Vec<_> = reports.iter().filter(|r| r.match_value < r.match_limit).map(|r| r.leg).collect();
+        if bad.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::failed(format!("the text was not heard on: {}", bad.join(", "))))
+        }
+    }
+
+    /// The same text without a call.
+    async fn reference(&self) -> Result<Clip, Failure> {
+        let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
+        let mut parts = Vec::new();
+        Segmenter::new(SegmentConfig::default()).whole(self.text, &mut parts);
+        let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
+        speaker.add(parts);
+        let mut pcm = Vec::new();
+        while let Some(piece) = speaker.next().await.map_err(Failure::failed)? {
+            pcm.extend(piece);
+        }
+        Ok(Clip { rate: audio::RATE, pcm })
+    }
+
+    async fn call_by_telephone(&self) -> Result<Call, String> {
+        let address = self.app.gateway().sip.as_ref().and_then(|sip| sip.local_udp()).ok_or("SIP is off")?;
+        let config = sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() };
+        let caller = sip::Caller::bind(config).await.map_err(|e| e.to_string())?;
+        caller.call(&format!("sip:silent@{address}")).await.map_err(|e| e.to_string())
+    }
+
+    async fn call_by_browser(&self) -> Result<Call, String> {
+        let url = format!("http://{}", self.app.http());
+        let config = rtc::Config { agent: Some("silent".to_owned()), ..rtc::Config::new(url) };
+        rtc::Caller::connect(config).await.map_err(|e| e.to_string())
+    }
+
+    async fn converse(&self, leg: &'static str, call: Call, reference: &Clip) -> Result<Report, Failure> {
+        let trouble = |what: &str| Failure::failed(format!("{leg}: {what}"));
+        let id = call.id().ok_or_else(|| trouble("the answer did not name the call"))?.to_owned();
+        let asked = self.speak(&id, self.text).await?;
+        let onset = call.ear().onset(asked, PATIENCE).await.ok_or_else(|| trouble("no speech was heard"))?;
+        let end = call
+            .ear()
+            .silence(onset, TURN_PAUSE, LONGEST)
+            .await
+            .ok_or_else(|| trouble("the first turn did not end"))?;
+        let heard = call.ear().heard();
+        let recording = heard.clip_between(asked, end + Duration::from_millis(200));
+        let underruns = listen::stalls(&heard, onset, end, LISTENER_BUFFER).len();
+        let file = self.out.join(format!("{leg}.wav"));
+        wav::write(&file, &recording).map_err(|e| Failure::failed(format!("{}: {e}", file.display())))?;
+        let correlation = correlate::correlate(&recording, reference).map_err(Failure::failed)?;
+
+        let asked_again = self.speak(&id, SECOND_TURN).await?;
+        call.ear().onset(asked_again, PATIENCE).await.ok_or_else(|| trouble("no second turn was heard"))?;
+        tokio::time::sleep(BEFORE_BARGE_IN).await;
+        let events = self.interrupted_text(&id);
+        let cut = clock::now();
+        if leg == "sip" {
+            call.press("5").await.map_err(Failure::failed)?;
+        } else {
+            self.post(&format!("/v1/calls/{id}/interrupt"), json!({})).await?;
+        }
+        let silent = call
+            .ear()
+            .silence(cut, Duration::from_millis(400), PATIENCE)
+            .await
+            .ok_or_else(|| trouble("speech went on after the interruption"))?;
+        let heard = events.await;
+        let codec = call.codec();
+        call.hang_up().await;
+        Ok(Report {
+            leg,
+            codec: codec.label(),
+            first_audio: onset.saturating_duration_since(asked),
+            seconds: recording.duration().as_secs_f64(),
+            underruns,
+            barge_in: silent.saturating_duration_since(cut),
+            match_value: correlation.value,
+            // G.711 carries half the band, so less of the reference can be found in it.
+            match_limit: if codec == Codec::Opus { 0.9 } else { 0.8 },
+            heard,
+            file,
+        })
+    }
+
+    /// Speaks on a call through the API; the instant is the one before the request left.
+    async fn speak(&self, id: &str, text: &str) -> Result<Instant, Failure> {
+        let asked = clock::now();
+        self.post(&format!("/v1/calls/{id}/turns"), json!({ "text": text })).await?;
+        Ok(asked)
+    }
+
+    async fn post(&self, path: &str, body: serde_json::Value) -> Result<(), Failure> {
+        let url = format!("http://{}{path}", self.app.http());
+        let response = reqwest::Client::new().post(url).json(&body).send().await.map_err(Failure::failed)?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        let text = response.text().await.unwrap_or_default();
+        Err(Failure::failed(format!("{path}: {status} {text}")))
+    }
+
+    /// What the gateway says was heard of the turn that is interrupted next.
+    fn interrupted_text(&self, id: &str) -> impl Future<Output = String> + use<> {
+        let events = self.app.gateway().calls.get(&CallId::from(id)).map(|call| call.events());
+        async move {
+            let Some(mut events) = events else { return String::new() };
+            let wait = async {
+                loop {
+                    match events.recv().await {
+                        Ok(CallEvent::Interrupted { heard, .. }) => return heard.text,
+                        Ok(_) | Err(RecvError::Lagged(_)) => {}
+                        Err(RecvError::Closed) => return String::new(),
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, wait).await.unwrap_or_default()
+        }
+    }
+}
+
+fn print(reports: &[Report], text: &str) {
+    println!("said: {text}");
+    println!(
+        "{:<8} {:<6} {:>14} {:>9} {:>10} {:>16} {:>7}  file",
+        "leg", "codec", "first audio ms", "seconds", "underruns", "barge-in ms", "match"
+    );
+    for r in reports {
+        println!(
+            "{:<8} {:<6} {:>14.1} {:>9.2} {:>10} {:>16.1} {:>7.3}  {}",
+            r.leg,
+            r.codec,
+            r.first_audio.as_secs_f64() * 1e3,
+            r.seconds,
+            r.underruns,
+            r.barge_in.as_secs_f64() * 1e3,
+            r.match_value,
+            r.file.display()
+        );
+    }
+    for r in reports {
+        println!("{}: heard before the interruption: \"{}\"", r.leg, r.heard);
+    }
+}

@@ -1,0 +1,134 @@
+//! The command line: arguments, exit codes, signals.
+//!
+//! Exit codes: 0 done, 1 ran and failed, 2 usage, 64 bad configuration, 69 a needed service is not there.
+
+mod bench;
+mod check;
+mod demo;
+mod model;
+mod say;
+mod serve;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{self, Config, ConfigError};
+
+/// It ran and failed.
+const FAILED: u8 = 1;
+/// The configuration is wrong.
+const BAD_CONFIG: u8 = 64;
+/// A needed service, program or device is not there.
+const UNAVAILABLE: u8 = 69;
+
+#[derive(Parser)]
+#[command(version, about = "A real-time media gateway that gives text agents a voice on live phone and browser calls")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the gateway.
+    Serve(ConfigFile),
+    /// Place one SIP and one WebRTC call to a gateway of its own, have both hear speech, and report.
+    Demo(demo::Args),
+    /// Speak a text to a file or to standard output.
+    Say(say::Args),
+    /// Read and validate a configuration.
+    Check(ConfigFile),
+    /// Fetch, check, invent and test checkpoints.
+    #[command(subcommand)]
+    Model(model::Command),
+    /// Enrol, list and remove voices.
+    #[command(subcommand)]
+    Voice(crate::voice::cli::Command),
+    /// Measure the engine, departures, codecs or enrolment.
+    Bench(bench::Args),
+}
+
+#[derive(clap::Args)]
+struct ConfigFile {
+    /// Configuration file; none: built-in defaults, loopback only.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// How a command ended when it did not succeed.
+pub(crate) struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// Exit code 1.
+    pub(crate) fn failed(error: impl std::fmt::Display) -> Self {
+        Self { code: FAILED, message: error.to_string() }
+    }
+
+    /// The exit code of a command that has already said what was wrong.
+    pub(crate) fn from_code(code: u8) -> Result<(), Self> {
+        if code == 0 { Ok(()) } else { Err(Self { code, message: String::new() }) }
+    }
+
+    /// Exit code 69.
+    pub(crate) fn unavailable(error: impl std::fmt::Display) -> Self {
+        Self { code: UNAVAILABLE, message: error.to_string() }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self { code: BAD_CONFIG, message: error.to_string() }
+    }
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    // The TLS stack wants one provider for the process; a second call only says that it is there.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let outcome = match args.command {
+        Command::Serve(file) => serve::run(file.config.as_deref()),
+        Command::Demo(args) => demo::run(args),
+        Command::Say(args) => say::run(args),
+        Command::Check(file) => check::run(file.config.as_deref()),
+        Command::Model(command) => model::run(command),
+        Command::Voice(command) => voice(&command),
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("antiphon: {}", failure.message);
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn voice(command: &crate::voice::cli::Command) -> Result<(), Failure> {
+    let defaults = model::voice_defaults(&load(None)?);
+    let code = crate::voice::cli::run(command, &defaults, &mut std::io::stdout(), &mut std::io::stderr());
+    Failure::from_code(code)
+}
+
+fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
+    Config::load(file, config::variables())
+}
+
+/// Runs `future` on the control runtime: two workers, because nothing on it computes.
+fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .map_err(Failure::failed)?;
+    runtime.block_on(future)
+}

@@ -1,0 +1,114 @@
+//! `antiphon model`: fetch, check, invent and test checkpoints.
+
+use std::path::PathBuf;
+
+use clap::{Subcommand, ValueEnum};
+
+use super::Failure;
+use crate::config::Config;
+use crate::synth::cosyvoice::cli;
+use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
+use crate::synth::cosyvoice::random;
+use crate::voice;
+
+/// The checkpoint fetched when no other is named.
+const DEFAULT_ID: &str = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512";
+
+/// What the working precision of a GPU may differ by, absolute, per stage.
+const WORKING_LIMITS: &[(&str, f64)] = &[("llm", 0.1), ("flow", 0.1), ("hift", 0.1), ("e2e", 0.5)];
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Fetch a checkpoint from a hub; `HF_ENDPOINT` names another hub. Resumes, checks sizes and hashes.
+    Pull {
+        /// Which checkpoint.
+        #[arg(default_value = DEFAULT_ID)]
+        id: String,
+        /// Where to; default: the name's last part.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// Check every tensor's name, shape and type, all problems in one report.
+    Verify {
+        /// Checkpoint directory.
+        dir: PathBuf,
+    },
+    /// Write a randomly initialised checkpoint in the real layout, for measuring speed.
+    Random {
+        /// Where to.
+        dir: PathBuf,
+        /// Which sizes.
+        #[arg(long, value_enum, default_value = "tiny")]
+        size: Size,
+        /// Same seed: same weights.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Compare every stage with a kit of reference tensors.
+    Selftest {
+        /// Kit: a checkpoint and its expected tensors, or enrolment networks and theirs.
+        kit: PathBuf,
+        /// Where to compute: cpu or cuda:N.
+        #[arg(long, default_value = "cpu")]
+        device: String,
+        /// Working precision on a GPU: f32 holds the kit's tolerances, auto is what calls are served with.
+        #[arg(long, default_value = "f32", value_parser = ["f32", "auto"])]
+        dtype: String,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum Size {
+    /// The 0.5B model: 3.4 GB.
+    Full,
+    /// Small enough for a test: 3 MB.
+    Tiny,
+}
+
+/// Runs a model command.
+pub(super) fn run(command: Command) -> Result<(), Failure> {
+    let code = match command {
+        Command::Pull { id, dir } => {
+            let name = id.rsplit('/').next().unwrap_or(&id);
+            let dir = dir.unwrap_or_else(|| PathBuf::from(name));
+            cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref())
+        }
+        Command::Verify { dir } => cli::verify(&dir),
+        Command::Random { dir, size, seed } => {
+            let size = match size {
+                Size::Full => random::Size::Full,
+                Size::Tiny => random::Size::Tiny,
+            };
+            cli::random(&dir, size, seed)
+        }
+        Command::Selftest { kit, device, dtype } => selftest(&kit, &device, &dtype)?,
+    };
+    Failure::from_code(code)
+}
+
+fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+    if voice::selftest::is_kit(kit) {
+        let report = voice::selftest::run(kit).map_err(Failure::failed)?;
+        println!("{report}");
+        return Ok(if report.passed() { cli::DONE } else { cli::FAILED });
+    }
+    if device == "cpu" {
+        return Ok(cli::selftest(kit));
+    }
+    let Some(ordinal) = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok()) else {
+        return Err(Failure::failed(format!("device `{device}`: expected cpu or cuda:N")));
+    };
+    if let Some(why) = gpu::absent() {
+        return Err(Failure::unavailable(why));
+    }
+    let (precision, limits) =
+        if dtype == "f32" { (Precision::EXACT, &[][..]) } else { (Precision::default(), WORKING_LIMITS) };
+    Ok(cli::selftest_on(kit, limits, |kit| {
+        GpuBackend::load(&kit.checkpoint_dir(), ordinal, crate::synth::cosyvoice::selftest::options(kit), precision)
+    }))
+}
+
+/// Folders that `antiphon voice` uses where its arguments name none.
+pub(super) fn voice_defaults(config: &Config) -> voice::cli::Defaults {
+    voice::cli::Defaults { model: config.engine.model.clone(), voices: config.engine.voices.clone() }
+}

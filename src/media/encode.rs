@@ -1,0 +1,314 @@
+//! Speech at 24 kHz to payloads of 20 ms.
+//!
+//! Owns one codec's sending state. Never queues: one frame in, one payload out.
+//!
+//! # Why
+//! - Opus takes 24 kHz as it is; only its RTP clock says 48 kHz whatever goes in (RFC 7587 section 4.1).
+//! - Two Opus profiles, chosen by what [`super::bench`] measures and the peer reports. *Clean* is the
+//!   restricted low-delay mode (CELT only): at 32 kb/s 38 us a frame where the speech mode takes 133 (193 with
+//!   FEC), 2.5 ms of delay instead of 6.5, packets of 81 bytes instead of 74. *Lossy* is the speech mode with
+//!   in-band FEC, which CELT does not have; it is used while the peer reports loss and can use FEC.
+//! - The telephone codecs get a real anti-alias filter (see [`super::resample`]).
+
+use bytes::Bytes;
+
+use super::leg::{Codec, MediaFormat};
+use super::resample::Converter;
+use crate::audio::{FRAME_SAMPLES, RATE, to_i16};
+
+/// How Opus is encoded. The defaults are what the benchmark favours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpusSettings {
+    /// Bits per second. 32 kb/s carries 24 kHz speech in the low-delay mode at full band width.
+    pub bitrate: i32,
+    /// 0 to 10. In the low-delay mode 0, 5 and 10 cost 17, 38 and 58 us a frame.
+    pub complexity: i32,
+    /// Share of packets lost (percent) from which the lossy profile is used.
+    pub lossy_from: u8,
+    /// Reports in a row without loss that end it.
+    pub clean_after: u8,
+}
+
+impl Default for OpusSettings {
+    fn default() -> Self {
+        Self { bitrate: 32_000, complexity: 5, lossy_from: 2, clean_after: 3 }
+    }
+}
+
+/// Encodes one stream.
+#[derive(Debug)]
+pub struct Encoder {
+    kind: Kind,
+    /// Scratch for the codec's rate.
+    resampled: Vec<f32>,
+    linear: Vec<i16>,
+    payload: Vec<u8>,
+}
+
+enum Kind {
+    Opus(Box<OpusState>),
+    G722 { converter: Converter, encoder: Box<audio_codec::g722::G722Encoder> },
+    G711 { converter: Converter, mu_law: bool },
+}
+
+struct OpusState {
+    encoder: opus::Encoder,
+    settings: OpusSettings,
+    profile: Profile,
+    fec_allowed: bool,
+    clean_reports: u8,
+}
+
+/// Which way Opus is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Low-delay mode without protection.
+    Clean,
+    /// Speech mode with in-band FEC.
+    Lossy,
+}
+
+/// Why a codec does not work. Only a wrong build gets here.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// libopus refused.
+    #[error("opus: {0}")]
+    Opus(#[from] opus::Error),
+    /// The resampler refused.
+    #[error("resampler: {0}")]
+    Resampler(#[from] rubato::ResamplerConstructionError),
+    /// Another codec refused.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// The largest packet Opus makes (RFC 6716 section 3.4).
+const MAX_OPUS: usize = 1_275;
+
+impl Encoder {
+    /// For what was agreed.
+    ///
+    /// # Errors
+    /// A codec library cannot be set up.
+    pub fn new(format: &MediaFormat, settings: OpusSettings) -> Result<Self, CodecError> {
+        let kind = match format.codec {
+            Codec::Opus => Kind::Opus(Box::new(OpusState {
+                encoder: opus_encoder(Profile::Clean, settings, 0)?,
+                settings,
+                profile: Profile::Clean,
+                fec_allowed: format.opus_fec,
+                clean_reports: 0,
+            })),
+            Codec::G722 => Kind::G722 { converter: Converter::new(RATE, 16_000)?, encoder: Box::default() },
+            codec @ (Codec::Pcmu | Codec::Pcma) => {
+                Kind::G711 { converter: Converter::new(RATE, 8_000)?, mu_law: codec == Codec::Pcmu }
+            }
+        };
+        Ok(Self { kind, resampled: vec![0.0; 320], linear: Vec::with_capacity(320), payload: vec![0; MAX_OPUS] })
+    }
+
+    /// Encodes 20 ms: [`FRAME_SAMPLES`] samples at [`RATE`]; a shorter slice is filled up with silence.
+    /// Allocates the payload and nothing else.
+    ///
+    /// # Errors
+    /// A codec library failed, which valid lengths cannot cause.
+    pub fn encode(&mut self, pcm: &[f32]) -> Result<Bytes, CodecError> {
+        let mut frame = [0.0; FRAME_SAMPLES];
+        let pcm = match pcm.len() {
+            FRAME_SAMPLES => pcm,
+            length => {
+                let length = length.min(FRAME_SAMPLES);
+                frame[..length].copy_from_slice(&pcm[..length]);
+                &frame
+            }
+        };
+        let written = match &mut self.kind {
+            Kind::Opus(state) => state.encoder.encode_float(pcm, &mut self.payload)?,
+            Kind::G722 { converter, encoder } => {
+                self.linear.clear();
+                converter.frame(pcm, &mut self.resampled);
+                self.linear.extend(self.resampled[..320].iter().map(|s| to_i16(*s)));
+                let encode = audio_codec::Encoder::encode_into(&mut **encoder, &self.linear, &mut self.payload);
+                encode.map_err(|error| CodecError::Other(format!("g722: {error:?}")))?
+            }
+            Kind::G711 { converter, mu_law } => {
+                self.linear.clear();
+                converter.frame(pcm, &mut self.resampled);
+                self.linear.extend(self.resampled[..160].iter().map(|s| to_i16(*s)));
+                if *mu_law {
+                    mu_law_into(&self.linear, &mut self.payload)
+                } else {
+                    a_law_into(&self.linear, &mut self.payload)
+                }
+            }
+        };
+        Ok(Bytes::copy_from_slice(&self.payload[..written]))
+    }
+
+    /// Encodes 20 ms of silence through the same state, so that the stream stays continuous.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`].
+    pub fn silence(&mut self) -> Result<Bytes, CodecError> {
+        self.encode(&[0.0; FRAME_SAMPLES])
+    }
+
+    /// Frames that were encoded will not be sent: forgets the past, or the decoder, which never sees them,
+    /// makes an audible noise of the frames that build on them. Settings stay.
+    ///
+    /// # Errors
+    /// libopus refuses, which it does not.
+    pub fn forget_unsent(&mut self) -> Result<(), CodecError> {
+        match &mut self.kind {
+            Kind::Opus(state) => state.encoder.reset_state()?,
+            // G.722's own state adapts within milliseconds; a reset one would not match the decoder's.
+            Kind::G711 { converter, .. } | Kind::G722 { converter, .. } => converter.reset(),
+        }
+        Ok(())
+    }
+
+    /// Takes the share of packets (0..=1) that the peer reports as lost since its report before.
+    ///
+    /// # Errors
+    /// libopus cannot be set up anew; the old profile stays.
+    pub fn report_loss(&mut self, fraction: f32) -> Result<(), CodecError> {
+        let Kind::Opus(state) = &mut self.kind else { return Ok(()) };
+        if !state.fec_allowed {
+            return Ok(());
+        }
+        // NaN and negative shares become 0.
+        let percent = (fraction.clamp(0.0, 1.0) * 100.0).round() as u8;
+        if percent >= state.settings.lossy_from {
+            state.clean_reports = 0;
+            if state.profile == Profile::Clean {
+                state.encoder = opus_encoder(Profile::Lossy, state.settings, percent)?;
+                state.profile = Profile::Lossy;
+            } else {
+                state.encoder.set_packet_loss_perc(i32::from(percent.min(30)))?;
+            }
+        } else if state.profile == Profile::Lossy {
+            state.clean_reports += u8::from(percent == 0);
+            if state.clean_reports >= state.settings.clean_after {
+                state.encoder = opus_encoder(Profile::Clean, state.settings, 0)?;
+                state.profile = Profile::Clean;
+            }
+        }
+        Ok(())
+    }
+
+    /// The Opus profile in use; `None` for other codecs.
+    pub fn profile(&self) -> Option<Profile> {
+        match &self.kind {
+            Kind::Opus(state) => Some(state.profile),
+            Kind::G722 { .. } | Kind::G711 { .. } => None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Kind::Opus(_) => "Opus",
+            Kind::G722 { .. } => "G722",
+            Kind::G711 { mu_law: true, .. } => "Pcmu",
+            Kind::G711 { mu_law: false, .. } => "Pcma",
+        })
+    }
+}
+
+/// An encoder of one profile; `loss` in percent. The application cannot be changed on a running encoder, so a
+/// change of profile is a new one: decoders bridge the change of mode (RFC 6716 section 4.5).
+fn opus_encoder(profile: Profile, settings: OpusSettings, loss: u8) -> Result<opus::Encoder, opus::Error> {
+    let application = match profile {
+        Profile::Clean => opus::Application::LowDelay,
+        Profile::Lossy => opus::Application::Voip,
+    };
+    let mut encoder = opus::Encoder::new(RATE, opus::Channels::Mono, application)?;
+    encoder.set_bitrate(opus::Bitrate::Bits(settings.bitrate))?;
+    encoder.set_complexity(settings.complexity)?;
+    encoder.set_signal(opus::Signal::Voice)?;
+    if profile == Profile::Lossy {
+        encoder.set_inband_fec(true)?;
+        encoder.set_packet_loss_perc(i32::from(loss.clamp(1, 30)))?;
+    }
+    Ok(encoder)
+}
+
+/// Encodes `pcm` as G.711 mu-law into `out`; returns how many bytes, one a sample, as many as fit.
+pub fn mu_law_into(pcm: &[i16], out: &mut [u8]) -> usize {
+    audio_codec::Encoder::encode_into(&mut audio_codec::pcmu::PcmuEncoder::new(), pcm, out).unwrap_or(0)
+}
+
+fn a_law_into(pcm: &[i16], out: &mut [u8]) -> usize {
+    audio_codec::Encoder::encode_into(&mut audio_codec::pcma::PcmaEncoder::new(), pcm, out).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn format(codec: Codec) -> MediaFormat {
+        MediaFormat { codec, payload_type: 0, telephone_event: None, opus_fec: true, continuous: false }
+    }
+
+    #[test]
+    fn telephone_frames_have_their_fixed_size() {
+        for (codec, bytes) in [(Codec::Pcmu, 160), (Codec::Pcma, 160), (Codec::G722, 160)] {
+            let mut encoder = Encoder::new(&format(codec), OpusSettings::default()).unwrap();
+            assert_eq!(encoder.encode(&[0.1; 480]).unwrap().len(), bytes);
+            assert_eq!(encoder.encode(&[0.1; 7]).unwrap().len(), bytes);
+            assert_eq!(encoder.encode(&[]).unwrap().len(), bytes);
+        }
+        let mut encoder = Encoder::new(&format(Codec::Pcmu), OpusSettings::default()).unwrap();
+        assert_eq!(encoder.silence().unwrap(), vec![0xff; 160]);
+        let mut encoder = Encoder::new(&format(Codec::Pcma), OpusSettings::default()).unwrap();
+        assert_eq!(encoder.silence().unwrap(), vec![0xd5; 160]);
+    }
+
+    #[test]
+    fn dropped_frames_leave_no_trace_in_what_follows() {
+        let tone = (0..480).map(|n| 0.4 * (n as f32 * 0.13).sin()).collect::<Vec<_>>();
+        let mut encoder = Encoder::new(&format(Codec::Opus), OpusSettings::default()).unwrap();
+        let mut decoder = super::super::decode::Decoder::new(Codec::Opus).unwrap();
+        let mut pcm = Vec::new();
+        for _ in 0..20 {
+            decoder.decode(&encoder.encode(&tone).unwrap(), &mut pcm);
+        }
+        // Loud frames that never leave, then silence.
+        let loud = (0..480).map(|n| if n % 7 < 3 { 0.9 } else { -0.9 }).collect::<Vec<_>>();
+        encoder.encode(&loud).unwrap();
+        encoder.encode(&loud).unwrap();
+        encoder.forget_unsent().unwrap();
+        pcm.clear();
+        for _ in 0..4 {
+            decoder.decode(&encoder.silence().unwrap(), &mut pcm);
+        }
+        // What was sent before fades within the codec's overlap; nothing else is heard. (Without the reset the
+        // third frame still peaks at 1,500.)
+        let loudest = pcm[80..].iter().map(|s| s.unsigned_abs()).max().unwrap();
+        assert!(loudest < 20, "{loudest}");
+    }
+
+    #[test]
+    fn loss_switches_protection_on_and_its_end_off() {
+        let mut encoder = Encoder::new(&format(Codec::Opus), OpusSettings::default()).unwrap();
+        assert_eq!(encoder.profile(), Some(Profile::Clean));
+        encoder.report_loss(0.01).unwrap();
+        assert_eq!(encoder.profile(), Some(Profile::Clean));
+        encoder.report_loss(0.05).unwrap();
+        assert_eq!(encoder.profile(), Some(Profile::Lossy));
+        assert!(!encoder.encode(&[0.1; 480]).unwrap().is_empty());
+        for clean in [0.0, 0.0, 0.03, 0.0, 0.0] {
+            encoder.report_loss(clean).unwrap();
+            assert_eq!(encoder.profile(), Some(Profile::Lossy));
+        }
+        encoder.report_loss(0.0).unwrap();
+        assert_eq!(encoder.profile(), Some(Profile::Clean));
+        encoder.report_loss(f32::NAN).unwrap();
+        let mut plain =
+            Encoder::new(&MediaFormat { opus_fec: false, ..format(Codec::Opus) }, OpusSettings::default()).unwrap();
+        plain.report_loss(0.5).unwrap();
+        assert_eq!(plain.profile(), Some(Profile::Clean));
+    }
+}

@@ -1,0 +1,582 @@
+//! The media side of a SIP call: RTP and RTCP over two UDP sockets.
+//!
+//! Owns the sockets, the ports behind them, protection, reports and the knowledge where the peer is. Never
+//! speaks SIP: the session task of [`crate::sip`] does, and the two meet in two bounded channels. Contract:
+//! [`MediaLeg`]. Dropping the leg frees its ports and makes the session task send BYE.
+//!
+//! # Why
+//! *Two sockets a call* rather than one for all: the kernel then demultiplexes, each call's receive buffer
+//! is its own, and old exchanges that want RTCP on the odd port are served.
+//!
+//! *Drops are counted, not reported*: a packet that is malformed, of a stranger, of an unknown payload type,
+//! or that finds the socket buffer full shows in `antiphon_rtp_packets_total` by `direction`.
+
+mod latch;
+pub(crate) mod ports;
+mod srtp;
+
+use std::{
+    collections::VecDeque,
+    future::pending,
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use metrics::{Counter, counter, gauge, histogram};
+use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
+use sdp::Agreed;
+use tokio::{
+    net::UdpSocket,
+    sync::{mpsc, oneshot},
+    time::sleep_until,
+};
+
+use self::{latch::Latch, ports::PortPair, srtp::Protection};
+use super::{
+    leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
+    rtcp::{Heard, Rtcp},
+};
+use crate::clock;
+
+/// Larger datagrams than any audio packet are cut, and then refused as malformed or unauthentic.
+const MAX_DATAGRAM: usize = 2_048;
+/// Datagrams taken at a wake, so that a flood on one call leaves time to the others of its shard.
+const BURST: usize = 32;
+/// How long the peer may take to answer a hold or a blind transfer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for an attended transfer, in which somebody else's telephone rings first.
+const LONG_PATIENCE: Duration = Duration::from_secs(90);
+
+/// From the session task to the leg.
+#[derive(Debug)]
+pub(crate) enum Signal {
+    /// The ACK is here, or ours has left.
+    Connected,
+    /// Another description was agreed to.
+    Media(Box<Agreed>),
+    /// A digit by INFO.
+    Digit(char),
+    /// The dialog is over.
+    Closed(LegEnd),
+}
+
+/// From the leg to the session task.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// BYE.
+    HangUp,
+    /// BYE, because nothing is heard.
+    Lost,
+    /// Re-INVITE with or without hold.
+    Hold(bool, oneshot::Sender<Result<(), String>>),
+    /// REFER.
+    Transfer { to: String, attended: bool, reply: oneshot::Sender<Result<(), String>> },
+}
+
+/// What the session task makes a leg of.
+pub(crate) struct Parts {
+    pub(crate) ports: PortPair,
+    pub(crate) agreed: Agreed,
+    pub(crate) media_timeout: Duration,
+    pub(crate) signals: mpsc::Receiver<Signal>,
+    pub(crate) controls: mpsc::Sender<Control>,
+}
+
+/// The media side of a SIP call: RTP and RTCP over UDP.
+pub struct SipLeg {
+    format: MediaFormat,
+    agreed: Agreed,
+    ports: Option<PortPair>,
+    sockets: Option<Sockets>,
+    latch: Latch,
+    /// Where RTCP has come from.
+    rtcp_source: Option<SocketAddr>,
+    protection: Option<Protection>,
+    ssrc: u32,
+    rtcp: Rtcp,
+    /// When RTP or RTCP was last heard, or the wait for it began.
+    heard: Instant,
+    media_timeout: Duration,
+    signals: mpsc::Receiver<Signal>,
+    controls: mpsc::Sender<Control>,
+    /// Drained before anything else is read, so a wake bounds it.
+    events: VecDeque<LegEvent>,
+    over: Option<LegEnd>,
+    counters: Counters,
+}
+
+struct Sockets {
+    rtp: UdpSocket,
+    rtcp: UdpSocket,
+}
+
+struct Counters {
+    received: Counter,
+    sent: Counter,
+    malformed: Counter,
+    stranger: Counter,
+    unexpected: Counter,
+    full: Counter,
+}
+
+impl Counters {
+    fn new() -> Counters {
+        let packets = |direction: &'static str| counter!("antiphon_rtp_packets_total", "direction" => direction);
+        Counters {
+            received: packets("in"),
+            sent: packets("out"),
+            malformed: packets("in_malformed"),
+            stranger: packets("in_stranger"),
+            unexpected: packets("in_unexpected"),
+            full: packets("out_dropped"),
+        }
+    }
+}
+
+enum Wake {
+    Signal(Option<Signal>),
+    Rtp,
+    Rtcp,
+    Time,
+}
+
+impl SipLeg {
+    pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
+        let now = clock::now();
+        let Parts { ports, agreed, media_timeout, signals, controls } = parts;
+        let protection = protection(None, &agreed)?;
+        let ssrc = rand::random();
+        let cname = format!("{:016x}", rand::random::<u64>());
+        Ok(SipLeg {
+            format: format(&agreed),
+            latch: Latch::new(agreed.remote_rtp),
+            rtcp_source: None,
+            rtcp: Rtcp::new(now, ssrc, cname, codec(agreed.codec).clock_rate()),
+            agreed,
+            ports: Some(ports),
+            sockets: None,
+            protection,
+            ssrc,
+            heard: now,
+            media_timeout,
+            signals,
+            controls,
+            events: VecDeque::new(),
+            over: None,
+            counters: Counters::new(),
+        })
+    }
+
+    /// RTP port on this side.
+    pub fn local_port(&self) -> Option<u16> {
+        match (&self.sockets, &self.ports) {
+            (Some(sockets), _) => sockets.rtp.local_addr().ok().map(|a| a.port()),
+            (None, ports) => ports.as_ref().map(|p| p.port),
+        }
+    }
+
+    /// Where the peer's media goes now.
+    pub fn remote(&self) -> Option<SocketAddr> {
+        self.latch.target()
+    }
+
+    /// Whether media is encrypted.
+    pub fn encrypted(&self) -> bool {
+        self.protection.is_some()
+    }
+
+    /// When something must be done without being asked.
+    fn deadline(&self) -> Instant {
+        let report = self.rtcp.deadline();
+        if self.listens() { report.min(self.heard + self.media_timeout) } else { report }
+    }
+
+    fn listens(&self) -> bool {
+        self.agreed.direction.receives() && !self.agreed.held
+    }
+
+    fn on_signal(&mut self, signal: Option<Signal>) {
+        match signal {
+            Some(Signal::Connected) => self.events.push_back(LegEvent::Connected),
+            Some(Signal::Media(agreed)) => self.on_media(*agreed),
+            Some(Signal::Digit(digit)) => self.events.push_back(LegEvent::Digit(digit)),
+            Some(Signal::Closed(end)) => self.close(end),
+            // The session task is gone without a word: the endpoint was dropped.
+            None => self.close(LegEnd::Failed),
+        }
+    }
+
+    fn on_media(&mut self, agreed: Agreed) {
+        match protection(self.protection.take(), &agreed) {
+            Ok(protection) => self.protection = protection,
+            Err(_) => return self.close(LegEnd::Failed),
+        }
+        let (was_held, listened) = (self.agreed.held, self.listens());
+        self.latch.signal(agreed.remote_rtp);
+        self.rtcp.set_clock_rate(codec(agreed.codec).clock_rate());
+        if agreed.remote_rtcp != self.agreed.remote_rtcp {
+            self.rtcp_source = None;
+        }
+        let format = format(&agreed);
+        self.agreed = agreed;
+        if self.listens() && !listened {
+            self.heard = clock::now();
+        }
+        if format != self.format {
+            self.format = format.clone();
+            self.events.push_back(LegEvent::Format(format));
+        }
+        if self.agreed.held != was_held {
+            self.events.push_back(LegEvent::Held(self.agreed.held));
+        }
+    }
+
+    fn close(&mut self, end: LegEnd) {
+        if self.over.is_none() {
+            let datagram = self.rtcp.goodbye(clock::now(), clock::wall());
+            self.send_rtcp(&datagram);
+            self.over = Some(end);
+            self.events.push_back(LegEvent::Closed(end));
+        }
+    }
+
+    fn on_time(&mut self) {
+        let now = clock::now();
+        if self.rtcp.deadline() <= now {
+            let datagram = self.rtcp.report(now, clock::wall(), rand::random());
+            self.send_rtcp(&datagram);
+            if let Some(jitter) = self.rtcp.jitter() {
+                let seconds = f64::from(jitter) / f64::from(self.format.codec.clock_rate());
+                histogram!("antiphon_rtcp_local_jitter_seconds").record(seconds);
+            }
+        }
+        if self.listens() && now.saturating_duration_since(self.heard) >= self.media_timeout {
+            // overflow: retained, in effect: were the queue full, a hang-up would already be under way
+            self.controls.try_send(Control::Lost).ok();
+            self.close(LegEnd::Lost);
+        }
+    }
+
+    fn read_rtp(&mut self) {
+        let mut buffer = [0; MAX_DATAGRAM];
+        for _ in 0..BURST {
+            let Some(sockets) = &self.sockets else { return };
+            match sockets.rtp.try_recv_from(&mut buffer) {
+                Ok((length, from)) => self.on_rtp(&buffer[..length], from),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Left over from an earlier send (ICMP); the socket is fine.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn read_rtcp(&mut self) {
+        let mut buffer = [0; MAX_DATAGRAM];
+        for _ in 0..BURST {
+            let Some(sockets) = &self.sockets else { return };
+            match sockets.rtcp.try_recv_from(&mut buffer) {
+                Ok((length, from)) => self.on_rtcp(&buffer[..length], from),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn on_rtp(&mut self, datagram: &[u8], from: SocketAddr) {
+        // RFC 5761 section 4: on a shared port the second octet tells RTCP apart.
+        if self.agreed.rtcp_mux && datagram.get(1).is_some_and(|b| (192..=223).contains(b)) {
+            return self.on_rtcp(datagram, from);
+        }
+        let Some(packet) = self.open(datagram) else {
+            self.counters.malformed.increment(1);
+            return;
+        };
+        let now = clock::now();
+        let header = packet.header;
+        let event = self.agreed.telephone_event;
+        let audio = header.payload_type == self.agreed.receive_payload_type;
+        // What the call task compares with is the number we send; peers may number the other way differently.
+        let payload_type = match event {
+            _ if audio => self.format.payload_type,
+            Some(event) if header.payload_type == event.receive_payload_type => event.payload_type,
+            _ => {
+                self.counters.unexpected.increment(1);
+                return;
+            }
+        };
+        let proven = self.protection.is_some();
+        if !self.latch.admit(now, from, header.ssrc, header.sequence_number, proven) {
+            self.counters.stranger.increment(1);
+            return;
+        }
+        self.heard = now;
+        self.counters.received.increment(1);
+        let packet = InPacket {
+            payload_type,
+            marker: header.marker,
+            sequence: header.sequence_number,
+            timestamp: header.timestamp,
+            ssrc: header.ssrc,
+            arrived: now,
+            payload: packet.payload,
+        };
+        self.rtcp.on_received(&packet, audio);
+        if self.agreed.direction.receives() {
+            self.events.push_back(LegEvent::Rtp(packet));
+        }
+    }
+
+    fn open(&mut self, datagram: &[u8]) -> Option<rtc_rtp::Packet> {
+        if datagram.len() < 12 || datagram[0] >> 6 != 2 {
+            return None;
+        }
+        let mut plain = match &mut self.protection {
+            Some(protection) => protection.open_rtp(datagram).ok()?.freeze(),
+            None => Bytes::copy_from_slice(datagram),
+        };
+        rtc_rtp::Packet::unmarshal(&mut plain).ok()
+    }
+
+    fn on_rtcp(&mut self, datagram: &[u8], from: SocketAddr) {
+        let opened = match &mut self.protection {
+            Some(protection) => protection.open_rtcp(datagram).map(BytesMut::freeze),
+            None => Ok(Bytes::copy_from_slice(datagram)),
+        };
+        let Ok(plain) = opened else {
+            self.counters.malformed.increment(1);
+            return;
+        };
+        // Without protection only the host that the media is with may report.
+        let known = |address: Option<SocketAddr>| address.is_some_and(|a| a.ip() == from.ip());
+        if self.protection.is_none() && !known(self.latch.target()) && !known(self.agreed.remote_rtcp) {
+            self.counters.stranger.increment(1);
+            return;
+        }
+        let now = clock::now();
+        match self.rtcp.on_rtcp(now, clock::wall(), &plain) {
+            Err(_) => self.counters.malformed.increment(1),
+            Ok(heard) => {
+                self.heard = now;
+                self.rtcp_source = Some(from);
+                counter!("antiphon_rtcp_packets_total", "direction" => "in").increment(1);
+                for report in heard {
+                    // BYE of a stream is no end of the call: transfers and restarts begin that way too.
+                    let Heard::Report(report) = report else { continue };
+                    gauge!("antiphon_rtcp_fraction_lost").set(report.fraction_lost);
+                    let jitter = f64::from(report.jitter) / f64::from(self.format.codec.clock_rate());
+                    histogram!("antiphon_rtcp_jitter_seconds").record(jitter);
+                    if let Some(trip) = report.round_trip {
+                        histogram!("antiphon_rtcp_round_trip_seconds").record(trip);
+                    }
+                    self.events.push_back(LegEvent::Report(report));
+                }
+            }
+        }
+    }
+
+    fn send_rtcp(&mut self, datagram: &[u8]) {
+        let Some(sockets) = &self.sockets else { return };
+        let (socket, target) = if self.agreed.rtcp_mux {
+            (&sockets.rtp, self.latch.target())
+        } else {
+            (&sockets.rtcp, self.rtcp_source.or(self.agreed.remote_rtcp))
+        };
+        let Some(target) = target else { return };
+        let sealed = match &mut self.protection {
+            Some(protection) => protection.protect_rtcp(datagram).ok(),
+            None => None,
+        };
+        if self.protection.is_some() && sealed.is_none() {
+            return;
+        }
+        // overflow: drops (counted); the next report says the same and more
+        match socket.try_send_to(sealed.as_deref().unwrap_or(datagram), target) {
+            Ok(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out").increment(1),
+            Err(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out_dropped").increment(1),
+        }
+    }
+
+    /// Asks the session task for something and waits, taking its signals meanwhile: it may need room in
+    /// that channel to get to the answer.
+    async fn ask(
+        &mut self,
+        patience: Duration,
+        control: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Control,
+    ) -> Result<(), String> {
+        const OVER: &str = "the call is over";
+        if self.over.is_some() {
+            return Err(OVER.to_owned());
+        }
+        let (reply, mut answer) = oneshot::channel();
+        // overflow: refused
+        self.controls.try_send(control(reply)).map_err(|_| "an earlier request is still under way".to_owned())?;
+        let limit = tokio::time::Instant::from_std(clock::now() + patience);
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return answer.unwrap_or_else(|_| Err(OVER.to_owned())),
+                () = sleep_until(limit) => return Err("the peer does not answer".to_owned()),
+                signal = self.signals.recv(), if self.over.is_none() => self.on_signal(signal),
+            }
+        }
+    }
+}
+
+impl MediaLeg for SipLeg {
+    fn kind(&self) -> &'static str {
+        "sip"
+    }
+
+    fn format(&self) -> &MediaFormat {
+        &self.format
+    }
+
+    async fn attach(&mut self) -> io::Result<()> {
+        let Some(ports) = self.ports.take() else { return Ok(()) };
+        let sockets = Sockets { rtp: UdpSocket::from_std(ports.rtp)?, rtcp: UdpSocket::from_std(ports.rtcp)? };
+        // A try_send before the runtime has seen the socket once would report it full.
+        sockets.rtp.writable().await?;
+        sockets.rtcp.writable().await?;
+        self.sockets = Some(sockets);
+        self.heard = clock::now();
+        Ok(())
+    }
+
+    async fn send(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
+        if let Some(end) = self.over {
+            return Err(end);
+        }
+        let Some(sockets) = &self.sockets else { return Err(LegEnd::Failed) };
+        // On hold nothing is sent; without an address nothing can be, until the peer is heard.
+        let Some(target) = self.latch.target().filter(|_| self.agreed.direction.sends()) else { return Ok(()) };
+        let header = rtc_rtp::Header {
+            version: 2,
+            marker: packet.marker,
+            payload_type: packet.payload_type,
+            sequence_number: packet.sequence,
+            timestamp: packet.timestamp,
+            ssrc: self.ssrc,
+            ..Default::default()
+        };
+        let rtp = rtc_rtp::Packet { header, payload: packet.payload.clone() };
+        let mut buffer = [0; MAX_DATAGRAM];
+        if rtp.marshal_size() > buffer.len() {
+            self.counters.full.increment(1);
+            return Ok(());
+        }
+        let Ok(length) = rtp.marshal_to(&mut buffer) else {
+            self.counters.full.increment(1);
+            return Ok(());
+        };
+        let sealed;
+        let datagram = match &mut self.protection {
+            None => &buffer[..length],
+            Some(protection) => match protection.protect_rtp(&buffer[..length]) {
+                Ok(packet) => {
+                    sealed = packet;
+                    &sealed[..]
+                }
+                // The keys are used up (2^48 packets): the session must not go on unprotected.
+                Err(_) => return Err(LegEnd::Failed),
+            },
+        };
+        // overflow: drops (counted): late audio is worse than none
+        match sockets.rtp.try_send_to(datagram, target) {
+            Ok(_) => {
+                self.counters.sent.increment(1);
+                self.rtcp.on_sent(clock::now(), &packet);
+            }
+            Err(_) => self.counters.full.increment(1),
+        }
+        Ok(())
+    }
+
+    fn send_message(&mut self, _text: &str) -> bool {
+        false
+    }
+
+    async fn recv(&mut self) -> LegEvent {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            if self.over.is_some() {
+                return pending().await;
+            }
+            let deadline = tokio::time::Instant::from_std(self.deadline());
+            let Some(sockets) = &self.sockets else {
+                self.close(LegEnd::Failed);
+                continue;
+            };
+            // Every branch can be dropped and taken up again without loss: nothing is read in it.
+            let wake = tokio::select! {
+                biased;
+                signal = self.signals.recv() => Wake::Signal(signal),
+                _ = sockets.rtp.readable() => Wake::Rtp,
+                _ = sockets.rtcp.readable() => Wake::Rtcp,
+                () = sleep_until(deadline) => Wake::Time,
+            };
+            match wake {
+                Wake::Signal(signal) => self.on_signal(signal),
+                Wake::Rtp => self.read_rtp(),
+                Wake::Rtcp => self.read_rtcp(),
+                Wake::Time => {}
+            }
+            // A flood of packets must not keep reports from leaving.
+            if deadline.into_std() <= clock::now() {
+                self.on_time();
+            }
+        }
+    }
+
+    async fn hang_up(&mut self) {
+        if self.over.is_none() {
+            // overflow: refused: what fills the queue is a hang-up under way or a request that the end of
+            // this leg answers
+            self.controls.try_send(Control::HangUp).ok();
+            self.close(LegEnd::Local);
+        }
+    }
+
+    async fn hold(&mut self, hold: bool) -> Result<(), String> {
+        self.ask(PATIENCE, |reply| Control::Hold(hold, reply)).await
+    }
+
+    async fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String> {
+        let to = to.to_owned();
+        let patience = if attended { LONG_PATIENCE } else { PATIENCE };
+        self.ask(patience, |reply| Control::Transfer { to, attended, reply }).await
+    }
+}
+
+/// The protection that `agreed` asks for: the present one where its keys are the same.
+fn protection(present: Option<Protection>, agreed: &Agreed) -> io::Result<Option<Protection>> {
+    let Some(keys) = agreed.srtp else { return Ok(None) };
+    match present.filter(|p| p.uses(&keys)) {
+        Some(present) => Ok(Some(present)),
+        None => Protection::new(keys).map(Some).map_err(|_| io::Error::other("SRTP is not available")),
+    }
+}
+
+fn format(agreed: &Agreed) -> MediaFormat {
+    MediaFormat {
+        codec: codec(agreed.codec),
+        payload_type: agreed.payload_type,
+        telephone_event: agreed.telephone_event.map(|e| (e.payload_type, e.clock_rate)),
+        opus_fec: agreed.opus.fec,
+        // Trunks take a gap for a broken path, and NAT for an unused one.
+        continuous: true,
+    }
+}
+
+/// The codec of the description as the media side names it.
+pub(crate) fn codec(codec: sdp::Codec) -> Codec {
+    match codec {
+        sdp::Codec::Pcmu => Codec::Pcmu,
+        sdp::Codec::Pcma => Codec::Pcma,
+        sdp::Codec::G722 => Codec::G722,
+        sdp::Codec::Opus => Codec::Opus,
+    }
+}

@@ -1,0 +1,395 @@
+//! The media leg of a browser call: Opus over SRTP and text on the data channel `agent`.
+//!
+//! Owns one end of a peer connection that [`crate::webrtc`] negotiated. Never negotiates, never touches a socket.
+//!
+//! # What runs where
+//! The connection's driver (ICE, DTLS, SRTP, SCTP; one task) is born on the control runtime, where the offer is
+//! answered. [`MediaLeg::attach`] moves it to the shard that calls it, so from then on a packet goes from the
+//! call task to the driver by a wake on the same thread, and from the driver straight into the kernel. Incoming
+//! datagrams are read by one task on the control runtime for all sessions and cross to the shard in a queue.
+//!
+//! # Why
+//! The leg polls the connection's own event queues rather than have a task copy them: nothing is spawned for a
+//! call beyond its driver, and every queue on the way is one of the bounded queues of `webrtc`.
+
+mod driver;
+mod reports;
+
+use std::collections::VecDeque;
+use std::future::{Future, pending};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ::webrtc::data_channel::{DataChannel, DataChannelEvent};
+use ::webrtc::error::Error;
+use ::webrtc::media_stream::track_local::TrackLocal;
+use ::webrtc::media_stream::track_local::static_rtp::TrackLocalStaticRTP;
+use ::webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
+use ::webrtc::peer_connection::PeerConnection;
+use futures_util::FutureExt;
+use rtc::rtp;
+use tokio::sync::{mpsc, watch};
+
+use crate::clock;
+use crate::media::leg::{InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
+
+pub use driver::Driver;
+pub use reports::Reports;
+
+/// How far a session has come. It only moves forward, and the first end is the one that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// ICE and DTLS are under way.
+    Connecting,
+    /// Media flows.
+    Connected,
+    /// Over, and why.
+    Ended(LegEnd),
+}
+
+impl Progress {
+    /// Whether the session is over.
+    pub fn ended(self) -> Option<LegEnd> {
+        match self {
+            Progress::Ended(end) => Some(end),
+            Progress::Connecting | Progress::Connected => None,
+        }
+    }
+
+    /// Moves `progress` to `next`; says whether it was not already there or further.
+    pub fn advance(progress: &watch::Sender<Progress>, next: Progress) -> bool {
+        progress.send_if_modified(|now| {
+            let forward = match (*now, next) {
+                (Progress::Connecting, Progress::Connected | Progress::Ended(_)) => true,
+                (Progress::Connected, Progress::Ended(_)) => true,
+                (Progress::Connecting | Progress::Connected | Progress::Ended(_), _) => false,
+            };
+            if forward {
+                *now = next;
+            }
+            forward
+        })
+    }
+}
+
+/// What the connection brings that was not there when it was answered.
+pub enum Arrival {
+    /// The peer's audio.
+    Track(Arc<dyn TrackRemote>),
+    /// The data channel `agent`, open.
+    Channel(Arc<dyn DataChannel>),
+}
+
+/// What a leg is made of.
+pub struct Parts {
+    /// What was agreed.
+    pub format: MediaFormat,
+    /// Of the stream we send.
+    pub ssrc: u32,
+    /// The negotiated connection.
+    pub connection: Arc<dyn PeerConnection>,
+    /// The stream we send.
+    pub track: Arc<TrackLocalStaticRTP>,
+    /// The task that runs the connection.
+    pub driver: Driver,
+    /// Shared with whoever watches over the session.
+    pub progress: watch::Sender<Progress>,
+    /// Tracks and channels as they come.
+    pub arrivals: mpsc::Receiver<Arrival>,
+    /// The peer's view of what we send.
+    pub reports: watch::Receiver<Option<PeerReport>>,
+    /// Whether the offer has a section for data channels, so that `agent` may still open.
+    pub channels: bool,
+}
+
+/// A browser call's media. Dropping it ends the session.
+pub struct WebRtcLeg {
+    format: MediaFormat,
+    ssrc: u32,
+    connection: Arc<dyn PeerConnection>,
+    track: Arc<TrackLocalStaticRTP>,
+    driver: Driver,
+    progress: watch::Sender<Progress>,
+    seen: watch::Receiver<Progress>,
+    arrivals: mpsc::Receiver<Arrival>,
+    /// The other side has dropped its end of `arrivals`: nothing more will come.
+    arrivals_over: bool,
+    reports: watch::Receiver<Option<PeerReport>>,
+    /// The stage that publishes them is gone.
+    reports_over: bool,
+    remote: Option<Arc<dyn TrackRemote>>,
+    channel: Option<Arc<dyn DataChannel>>,
+    /// The channel has not opened yet, but may: what is said meanwhile waits for it.
+    awaited: bool,
+    outbox: Outbox,
+    closed: bool,
+}
+
+impl WebRtcLeg {
+    /// A leg of these parts.
+    pub fn new(parts: Parts) -> Self {
+        let mut seen = parts.progress.subscribe();
+        // It may have moved before this subscription.
+        seen.mark_changed();
+        Self {
+            format: parts.format,
+            ssrc: parts.ssrc,
+            connection: parts.connection,
+            track: parts.track,
+            driver: parts.driver,
+            progress: parts.progress,
+            seen,
+            arrivals: parts.arrivals,
+            arrivals_over: false,
+            reports: parts.reports,
+            reports_over: false,
+            remote: None,
+            channel: None,
+            awaited: parts.channels,
+            outbox: Outbox::default(),
+            closed: false,
+        }
+    }
+
+    /// `None`: not for the call.
+    fn on_track(&mut self, event: Option<TrackRemoteEvent>) -> Option<LegEvent> {
+        let Some(event) = event else {
+            self.remote = None;
+            return None;
+        };
+        let TrackRemoteEvent::OnRtpPacket(rtp::Packet { header, payload }) = event else { return None };
+        let event_type = self.format.telephone_event.map(|(payload_type, _)| payload_type);
+        if header.payload_type != self.format.payload_type && Some(header.payload_type) != event_type {
+            return None;
+        }
+        Some(LegEvent::Rtp(InPacket {
+            payload_type: header.payload_type,
+            marker: header.marker,
+            sequence: header.sequence_number,
+            timestamp: header.timestamp,
+            ssrc: header.ssrc,
+            arrived: clock::now(),
+            payload,
+        }))
+    }
+
+    fn on_channel(&mut self, event: Option<DataChannelEvent>) -> Option<LegEvent> {
+        match event {
+            Some(DataChannelEvent::OnMessage(message)) if message.is_string => {
+                match String::from_utf8(message.data.to_vec()) {
+                    Ok(text) => return Some(LegEvent::Message(text)),
+                    Err(_) => tracing::debug!("a text message that is not UTF-8 was ignored"),
+                }
+            }
+            Some(DataChannelEvent::OnMessage(_)) => tracing::debug!("a binary message was ignored"),
+            Some(DataChannelEvent::OnClose) | None => {
+                self.channel = None;
+                self.outbox.clear();
+            }
+            Some(_) => {}
+        }
+        None
+    }
+}
+
+impl MediaLeg for WebRtcLeg {
+    fn kind(&self) -> &'static str {
+        "webrtc"
+    }
+
+    fn format(&self) -> &MediaFormat {
+        &self.format
+    }
+
+    async fn attach(&mut self) -> io::Result<()> {
+        self.driver.move_here().await
+    }
+
+    async fn send(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
+        match *self.progress.borrow() {
+            Progress::Ended(end) => return Err(end),
+            // There is no key to protect it with yet.
+            Progress::Connecting => {
+                lost("connecting");
+                return Ok(());
+            }
+            Progress::Connected => {}
+        }
+        let packet = rtp::Packet {
+            header: rtp::Header {
+                version: 2,
+                marker: packet.marker,
+                payload_type: packet.payload_type,
+                sequence_number: packet.sequence,
+                timestamp: packet.timestamp,
+                ssrc: self.ssrc,
+                ..rtp::Header::default()
+            },
+            payload: packet.payload,
+        };
+        // overflow: drops (counted). The queue to the driver holds 256 packets, five seconds of audio.
+        match self.track.write_rtp(packet).now_or_never() {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) => Err(self.progress.borrow().ended().unwrap_or(LegEnd::Failed)),
+            None => {
+                lost("queue_full");
+                Ok(())
+            }
+        }
+    }
+
+    fn send_message(&mut self, text: &str) -> bool {
+        let over = self.progress.borrow().ended().is_some();
+        !over && (self.awaited || self.channel.is_some()) && self.outbox.push(self.channel.as_ref(), text)
+    }
+
+    async fn recv(&mut self) -> LegEvent {
+        if self.closed {
+            pending::<()>().await;
+        }
+        loop {
+            let event = tokio::select! {
+                changed = self.seen.changed() => match (changed, *self.seen.borrow_and_update()) {
+                    (Ok(()), Progress::Connected) => Some(LegEvent::Connected),
+                    (Ok(()), Progress::Connecting) => None,
+                    (Ok(()), Progress::Ended(end)) => {
+                        self.closed = true;
+                        Some(LegEvent::Closed(end))
+                    }
+                    // Cannot happen while `self.progress` lives; a failed leg beats a loop without end.
+                    (Err(_), _) => {
+                        self.closed = true;
+                        Some(LegEvent::Closed(LegEnd::Failed))
+                    }
+                },
+                arrival = self.arrivals.recv(), if !self.arrivals_over => {
+                    match arrival {
+                        // The newest wins: a peer that opens another means that one.
+                        Some(Arrival::Track(track)) => self.remote = Some(track),
+                        Some(Arrival::Channel(channel)) => {
+                            self.awaited = false;
+                            self.channel = Some(channel);
+                        }
+                        None => self.arrivals_over = true,
+                    }
+                    None
+                }
+                event = next_of_track(self.remote.as_deref()) => self.on_track(event),
+                event = next_of_channel(self.channel.as_deref()) => self.on_channel(event),
+                changed = self.reports.changed(), if !self.reports_over => {
+                    self.reports_over = changed.is_err();
+                    let report = *self.reports.borrow_and_update();
+                    report.map(LegEvent::Report)
+                }
+                () = self.outbox.drive(self.channel.as_ref()) => None,
+            };
+            if let Some(event) = event {
+                return event;
+            }
+        }
+    }
+
+    async fn hang_up(&mut self) {
+        Progress::advance(&self.progress, Progress::Ended(LegEnd::Local));
+        if let Err(error) = self.connection.close().await {
+            tracing::debug!(%error, "closing a WebRTC connection");
+        }
+    }
+
+    async fn hold(&mut self, _hold: bool) -> Result<(), String> {
+        // A browser holds by itself; there is nobody to ask.
+        Ok(())
+    }
+
+    async fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+        Err("a browser call cannot be transferred: there is no REFER in WebRTC".to_owned())
+    }
+}
+
+impl Drop for WebRtcLeg {
+    fn drop(&mut self) {
+        // Whoever watches over the session closes the connection.
+        Progress::advance(&self.progress, Progress::Ended(LegEnd::Local));
+    }
+}
+
+fn lost(reason: &'static str) {
+    metrics::counter!("antiphon_webrtc_packets_lost_total", "reason" => reason).increment(1);
+}
+
+/// Cancel safe: the connection's queue is only read when it is ready.
+async fn next_of_track(track: Option<&dyn TrackRemote>) -> Option<TrackRemoteEvent> {
+    match track {
+        Some(track) => track.poll().await,
+        None => pending().await,
+    }
+}
+
+/// Cancel safe, as [`next_of_track`].
+async fn next_of_channel(channel: Option<&dyn DataChannel>) -> Option<DataChannelEvent> {
+    match channel {
+        Some(channel) => channel.poll().await,
+        None => pending().await,
+    }
+}
+
+/// A text on its way into the data channel.
+type Sending = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+/// Texts waiting for the data channel to open or to have room, oldest first.
+#[derive(Default)]
+struct Outbox {
+    waiting: VecDeque<String>,
+    bytes: usize,
+    sending: Option<Sending>,
+}
+
+/// What may wait for a peer that does not read: an agent's frames are short, so this is minutes of them.
+const OUTBOX_MESSAGES: usize = 256;
+const OUTBOX_BYTES: usize = 256 * 1024;
+
+impl Outbox {
+    // overflow: refused
+    fn push(&mut self, channel: Option<&Arc<dyn DataChannel>>, text: &str) -> bool {
+        if self.waiting.len() >= OUTBOX_MESSAGES || self.bytes + text.len() > OUTBOX_BYTES {
+            return false;
+        }
+        self.bytes += text.len();
+        self.waiting.push_back(text.to_owned());
+        // Usually it goes at once; `recv` finishes what cannot.
+        let _ = self.poll(channel, &mut Context::from_waker(Waker::noop()));
+        true
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Sends as long as there is anything to send; never completes. Cancel safe: its state is in `self`.
+    fn drive(&mut self, channel: Option<&Arc<dyn DataChannel>>) -> impl Future<Output = ()> {
+        std::future::poll_fn(move |cx| self.poll(channel, cx))
+    }
+
+    fn poll(&mut self, channel: Option<&Arc<dyn DataChannel>>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if let Some(sending) = &mut self.sending {
+                match sending.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(result) => {
+                        self.sending = None;
+                        if let Err(error) = result {
+                            tracing::debug!(%error, "a message was not sent on the data channel");
+                        }
+                    }
+                }
+            }
+            let Some(channel) = channel else { return Poll::Pending };
+            let Some(text) = self.waiting.pop_front() else { return Poll::Pending };
+            self.bytes -= text.len();
+            let channel = channel.clone();
+            self.sending = Some(Box::pin(async move { channel.send_text(&text).await }));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What steps cost, learned while they run.
+
+use std::time::Duration;
+
+use super::step::Stage;
+
+/// Width buckets: 1, 2, 3-4, 5-8, ..., 513-1024.
+const WIDTHS: usize = 11;
+/// Round buckets: 1, 2, 3-4, ..., 33-64.
+const ROUNDS: usize = 7;
+/// Weight of a new observation. Costs drift with context lengths, over tens of steps.
+const WEIGHT: f64 = 0.1;
+/// A wider step that was never seen is taken to cost this much more per doubling: optimistic (one device
+/// call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
+const GROWTH: f64 = std::f64::consts::SQRT_2;
+
+/// Smoothed mean and mean deviation, in seconds, as in TCP's round-trip estimator (RFC 6298).
+#[derive(Clone, Copy, Debug)]
+struct Estimate {
+    mean: f64,
+    deviation: f64,
+    /// From warm-up only: the first real observation replaces it.
+    seed: bool,
+}
+
+impl Estimate {
+    fn observe(&mut self, seconds: f64) {
+        if self.seed {
+            *self = Estimate { mean: seconds, deviation: 0.0, seed: false };
+            return;
+        }
+        self.deviation += WEIGHT * ((seconds - self.mean).abs() - self.deviation);
+        self.mean += WEIGHT * (seconds - self.mean);
+    }
+}
+
+/// Step costs per stage, width and rounds.
+#[derive(Debug)]
+pub(super) struct Costs {
+    table: [[[Option<Estimate>; ROUNDS]; WIDTHS]; 4],
+}
+
+impl Costs {
+    /// Starts from the narrowest steps of the warm-up.
+    pub(super) fn new(seeds: [Duration; 4]) -> Self {
+        let mut table = [[[None; ROUNDS]; WIDTHS]; 4];
+        for (stage, seed) in table.iter_mut().zip(seeds) {
+            stage[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
+        }
+        Self { table }
+    }
+
+    pub(super) fn observe(&mut self, stage: Stage, width: usize, rounds: u32, took: Duration) {
+        let cell = &mut self.table[stage as usize][bucket(width, WIDTHS)][bucket(rounds as usize, ROUNDS)];
+        let seconds = took.as_secs_f64();
+        match cell {
+            Some(estimate) => estimate.observe(seconds),
+            None => *cell = Some(Estimate { mean: seconds, deviation: 0.0, seed: false }),
+        }
+    }
+
+    /// What such a step will take, in seconds, with a mean deviation on top.
+    pub(super) fn predict(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
+        let table = &self.table[stage as usize];
+        let (w, r) = (bucket(width, WIDTHS), bucket(rounds as usize, ROUNDS));
+        let cost = |estimate: &Estimate| estimate.mean + estimate.deviation;
+        if let Some(estimate) = &table[w][r] {
+            return cost(estimate);
+        }
+        // The nearest known cell: fewer rounds at this width first (rounds are all but proportional), then
+        // narrower, then wider.
+        let scale = |from: usize, to: usize| f64::from(1u32 << to) / f64::from(1u32 << from);
+        let at_width = |w: usize| {
+            let near = (0..ROUNDS).filter(|&k| table[w][k].is_some()).min_by_key(|&k| k.abs_diff(r))?;
+            table[w][near].as_ref().map(|e| cost(e) * scale(near, r))
+        };
+        if let Some(cost) = at_width(w) {
+            return cost;
+        }
+        let narrower = (0..w).rev().find_map(|k| Some(at_width(k)? * GROWTH.powi((w - k) as i32)));
+        narrower.or_else(|| (w + 1..WIDTHS).find_map(at_width)).unwrap_or(0.0)
+    }
+
+    /// Seconds of one round at `width`, by the rounds that steps of this width usually have.
+    pub(super) fn per_round(&self, stage: Stage, width: usize) -> f64 {
+        self.predict(stage, width, 1)
+    }
+}
+
+fn bucket(n: usize, buckets: usize) -> usize {
+    (n.max(1).next_power_of_two().trailing_zeros() as usize).min(buckets - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: f64) -> Duration {
+        Duration::from_secs_f64(ms / 1e3)
+    }
+
+    #[test]
+    fn the_first_step_replaces_the_seed_and_later_ones_are_smoothed() {
+        let mut costs = Costs::new([ms(1.0); 4]);
+        assert!((costs.predict(Stage::Flow, 1, 1) - 1e-3).abs() < 1e-12);
+        costs.observe(Stage::Flow, 1, 1, ms(2.0));
+        assert!((costs.predict(Stage::Flow, 1, 1) - 2e-3).abs() < 1e-12);
+        costs.observe(Stage::Flow, 1, 1, ms(12.0));
+        let predicted = costs.predict(Stage::Flow, 1, 1);
+        assert!((3e-3..5e-3).contains(&predicted), "{predicted}");
+    }
+
+    #[test]
+    fn unseen_widths_grow_from_the_nearest_and_are_learned() {
+        let mut costs = Costs::new([ms(1.0); 4]);
+        costs.observe(Stage::Decode, 4, 1, ms(3.0));
+        let wide = costs.predict(Stage::Decode, 16, 1);
+        assert!((wide - 6e-3).abs() < 1e-9, "{wide}");
+        costs.observe(Stage::Decode, 16, 1, ms(4.0));
+        assert!((costs.predict(Stage::Decode, 16, 1) - 4e-3).abs() < 1e-12);
+        assert!((costs.predict(Stage::Decode, 4, 8) - 24e-3).abs() < 1e-9, "rounds are proportional until seen");
+    }
+}

@@ -1,0 +1,127 @@
+//! One utterance in the scheduler.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::step::{Slot, Stage, Stages};
+use crate::turn::{Class, LineId, TurnToken};
+
+/// An utterance in the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub u64);
+
+/// What the scheduler knows of an utterance.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    /// Heard on, in order of submission.
+    pub line: LineId,
+    /// Live or batch.
+    pub class: Class,
+    /// Whether anybody still wants it.
+    pub token: TurnToken,
+    /// Whose share of the device it uses; empty when there is no token.
+    pub tenant: Arc<str>,
+    /// Length of the text, for predictions.
+    pub chars: u32,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobEnd {
+    /// All of it was produced.
+    Done,
+    /// Nobody wants it any more.
+    Cancelled,
+    /// It cannot be produced; the reason is for people.
+    Failed(String),
+}
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Behind other jobs of its line.
+    Behind,
+    /// May open; is in a waiting list.
+    Waiting,
+    /// `Plan::Open` was given out, `opened` has not come back.
+    Opening(Slot),
+    /// Its state is on the device.
+    Open(Slot),
+    /// Its state was moved off the device; the slot is still its.
+    Parked(Slot),
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) spec: JobSpec,
+    /// Index into the tenants.
+    pub(super) tenant: usize,
+    pub(super) state: State,
+    pub(super) ready: Stages,
+    /// Bytes it holds at its largest while it is on the device.
+    pub(super) memory: u64,
+    /// First audio of a silent line is promised by then.
+    pub(super) deadline: Instant,
+    /// Produced since it was opened, in samples.
+    pub(super) samples: u64,
+    /// What the tokens so far stand for, in samples.
+    pub(super) decoded: u64,
+    /// Its sink is full: not run until there is room.
+    pub(super) blocked: bool,
+    /// Device time of the steps it took part in since it last gave audio.
+    pub(super) service: Duration,
+    /// Rounds of each stage it took part in since it last gave audio.
+    pub(super) rounds: [u32; 4],
+}
+
+impl Job {
+    pub(super) fn new(spec: JobSpec, tenant: usize, deadline: Instant) -> Self {
+        Self {
+            spec,
+            tenant,
+            state: State::Behind,
+            ready: Stages::NONE,
+            memory: 0,
+            deadline,
+            samples: 0,
+            decoded: 0,
+            blocked: false,
+            service: Duration::ZERO,
+            rounds: [0; 4],
+        }
+    }
+
+    pub(super) fn slot(&self) -> Option<Slot> {
+        match self.state {
+            State::Behind | State::Waiting => None,
+            State::Opening(slot) | State::Open(slot) | State::Parked(slot) => Some(slot),
+        }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.spec.class == Class::Live
+    }
+
+    /// Bytes it holds on the device now.
+    pub(super) fn resident(&self) -> u64 {
+        match self.state {
+            State::Opening(_) | State::Open(_) => self.memory,
+            State::Behind | State::Waiting | State::Parked(_) => 0,
+        }
+    }
+
+    /// Whether it is open and all its tokens are there.
+    pub(super) fn is_decoded(&self) -> bool {
+        matches!(self.state, State::Open(_)) && !self.ready.has(Stage::Prefill) && !self.ready.has(Stage::Decode)
+    }
+
+    /// Forgets what an opening produced: it restarts from its text.
+    pub(super) fn restart(&mut self) {
+        self.state = State::Waiting;
+        self.ready = Stages::NONE;
+        self.samples = 0;
+        self.decoded = 0;
+        self.service = Duration::ZERO;
+        self.rounds = [0; 4];
+    }
+}

@@ -1,0 +1,73 @@
+//! `GET /v1/events`: what happens on all calls and devices, as server-sent events.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures_util::stream::{self, Stream};
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+use super::Gateway;
+use crate::call::{CallEvent, CallId, TurnHow};
+
+/// How often the state of the devices is told.
+const DEVICES_EVERY: Duration = Duration::from_secs(1);
+
+/// The stream. A reader that falls behind is told how many events it lost.
+pub async fn stream(State(gateway): State<Gateway>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let events = gateway.calls.events();
+    let tick = tokio::time::interval(DEVICES_EVERY);
+    let stream = stream::unfold((events, tick, gateway), |(mut events, mut tick, gateway)| async move {
+        let (name, data) = tokio::select! {
+            event = events.recv() => match event {
+                Ok((id, event)) => ("call", describe(&id, &event)),
+                Err(broadcast::error::RecvError::Lagged(lost)) => ("lagged", json!({ "lost": lost })),
+                Err(broadcast::error::RecvError::Closed) => return None,
+            },
+            _ = tick.tick() => ("scheduler", json!({ "devices": super::admin::devices(&gateway) })),
+        };
+        let event = Event::default().event(name).json_data(data).expect("plain JSON");
+        Some((Ok(event), (events, tick, gateway)))
+    });
+    Sse::new(stream).keep_alive(KeepAlive::default())
+}
+
+/// One event of a call as JSON.
+pub fn describe(id: &CallId, event: &CallEvent) -> Value {
+    let ms = |d: &Duration| d.as_secs_f64() * 1e3;
+    let mut value = match event {
+        CallEvent::Connected => json!({ "event": "connected" }),
+        CallEvent::TurnStarted { turn } => json!({ "event": "turnStarted", "utteranceId": turn }),
+        CallEvent::FirstAudio { turn, after, immediate } => {
+            json!({ "event": "firstAudio", "utteranceId": turn, "afterMs": ms(after), "immediate": immediate })
+        }
+        CallEvent::TurnEnded { turn, how, heard } => {
+            let reason = if let TurnHow::Failed(reason) = how { Some(reason) } else { None };
+            json!({ "event": "turnEnded", "utteranceId": turn, "how": how.label(), "reason": reason, "heard": heard })
+        }
+        CallEvent::Interrupted { turn, cause, heard } => {
+            json!({ "event": "interrupted", "utteranceId": turn, "cause": cause, "heard": heard })
+        }
+        CallEvent::BargeInPending { turn, cause, grace } => {
+            json!({ "event": "bargeInPending", "utteranceId": turn, "cause": cause, "graceMs": ms(grace) })
+        }
+        CallEvent::BargeInResolved { turn, outcome } => {
+            json!({ "event": "bargeInResolved", "utteranceId": turn, "outcome": outcome })
+        }
+        CallEvent::Vad { speaking } => json!({ "event": "vad", "speaking": speaking }),
+        CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
+        CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
+        // What a browser writes to its agent is between them.
+        CallEvent::Message(text) => json!({ "event": "message", "bytes": text.len() }),
+        CallEvent::Held { held, by_peer } => json!({ "event": "held", "held": held, "byPeer": by_peer }),
+        CallEvent::Underrun { turn, gap } => json!({ "event": "underrun", "utteranceId": turn, "gapMs": ms(gap) }),
+        CallEvent::Flow { open } => json!({ "event": "flow", "open": open }),
+        CallEvent::Error(message) => json!({ "event": "error", "message": message }),
+        CallEvent::Transferred(outcome) => json!({ "event": "transferred", "error": outcome.as_ref().err() }),
+        CallEvent::Ended(reason) => json!({ "event": "ended", "reason": reason }),
+    };
+    value["callId"] = json!(id);
+    value
+}

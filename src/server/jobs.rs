@@ -1,0 +1,197 @@
+//! `/v1/audio/speech/batch` and `/v1/jobs`: durable work that gives way to live calls.
+//!
+//! # Why
+//! The database is opened at start only where there is one already, so that unfinished jobs go on; a gateway
+//! that never sees a job writes no file.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body as HttpBody;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::Gateway;
+use super::auth::Tenant;
+use super::error::ApiError;
+use super::extract::Body;
+use super::speech::{format_of, speed_of, voice_of};
+use crate::batch::{Batch, BatchError, Config, Job, JobSpec};
+use crate::synth::device::Engine;
+
+/// The longest text a job may have by default, in four-byte characters.
+const MAX_BODY: usize = 24 << 20;
+/// Encoded pieces that may wait for the reader.
+const PIECES: usize = 8;
+
+pub(super) fn router() -> Router<Gateway> {
+    Router::new()
+        .route("/v1/audio/speech/batch", post(submit).layer(DefaultBodyLimit::max(MAX_BODY)))
+        .route("/v1/jobs", get(list))
+        .route("/v1/jobs/{id}", get(show).delete(cancel))
+        .route("/v1/jobs/{id}/audio", get(audio))
+}
+
+/// Batch work, opened when it is first needed.
+#[derive(Clone)]
+pub struct Jobs(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    engine: Engine,
+    open: Mutex<Option<Batch>>,
+}
+
+impl Jobs {
+    /// Goes on with unfinished jobs where there is a database.
+    ///
+    /// # Errors
+    /// The database is there and cannot be used.
+    pub fn new(config: Config, engine: Engine) -> Result<Self, BatchError> {
+        let exists = config.database.exists();
+        let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::new(None) }));
+        if exists {
+            jobs.batch()?;
+        }
+        Ok(jobs)
+    }
+
+    /// Opens the database unless it is open. Blocks for milliseconds.
+    fn batch(&self) -> Result<Batch, BatchError> {
+        let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(batch) = &*open {
+            return Ok(batch.clone());
+        }
+        let batch = Batch::open(self.0.config.clone(), self.0.engine.clone())?;
+        *open = Some(batch.clone());
+        Ok(batch)
+    }
+
+    /// The open database, if any.
+    pub fn opened(&self) -> Option<Batch> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Stops handing out work; unfinished jobs go on after the next start. Blocks.
+    pub fn shutdown(&self) {
+        let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(batch) = open {
+            batch.shutdown();
+        }
+    }
+}
+
+impl From<BatchError> for ApiError {
+    fn from(error: BatchError) -> Self {
+        let message = error.to_string();
+        match error {
+            BatchError::Input(_) => ApiError::bad_request("invalid_job", message),
+            BatchError::Full(_) => ApiError::unavailable(message, Duration::from_secs(60)),
+            BatchError::NotFound(_) => ApiError::new(StatusCode::NOT_FOUND, "not_found", message),
+            BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
+            _ => {
+                tracing::error!(%message, "batch work failed");
+                // 507: the disk, nearly always.
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message)
+            }
+        }
+    }
+}
+
+/// Runs `work` on the job database, off the runtime's workers.
+async fn on_batch<T: Send + 'static>(
+    gateway: &Gateway,
+    work: impl FnOnce(Batch) -> Result<T, BatchError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let jobs = gateway.jobs.clone();
+    let done = tokio::task::spawn_blocking(move || work(jobs.batch()?)).await;
+    let done = done.map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "job_failed", "batch work failed"))?;
+    Ok(done?)
+}
+
+#[derive(Deserialize)]
+struct Submit {
+    input: Option<String>,
+    #[serde(default)]
+    items: Vec<String>,
+    voice: Option<String>,
+    language: Option<String>,
+    instructions: Option<String>,
+    response_format: Option<String>,
+    speed: Option<f32>,
+    #[serde(default)]
+    seed: u64,
+}
+
+async fn submit(
+    State(gateway): State<Gateway>,
+    Extension(Tenant(tenant)): Extension<Tenant>,
+    Body(request): Body<Submit>,
+) -> Result<Response, ApiError> {
+    let items = match (request.input, request.items) {
+        (Some(text), items) if items.is_empty() => vec![text],
+        (None, items) => items,
+        (Some(_), _) => {
+            return Err(ApiError::bad_request("invalid_job", "give `input` or `items`, not both").param("items"));
+        }
+    };
+    let spec = JobSpec {
+        items,
+        voice: voice_of(&gateway.engine, request.voice),
+        language: request.language,
+        instructions: request.instructions,
+        speed: speed_of(request.speed)?,
+        seed: request.seed,
+        format: format_of(request.response_format.as_deref())?,
+        tenant: tenant.to_string(),
+    };
+    let job = on_batch(&gateway, move |batch| batch.submit(spec)).await?;
+    let location = format!("/v1/jobs/{}", job.id);
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response())
+}
+
+async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
+    let jobs = on_batch(&gateway, |batch| batch.list()).await?;
+    Ok(Json(json!({ "jobs": jobs })))
+}
+
+async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
+    Ok(Json(on_batch(&gateway, move |batch| batch.job(&id)).await?))
+}
+
+async fn cancel(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
+    Ok(Json(on_batch(&gateway, move |batch| batch.cancel(&id)).await?))
+}
+
+#[derive(Deserialize)]
+struct Which {
+    item: Option<u32>,
+}
+
+async fn audio(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response, ApiError> {
+    let audio = on_batch(&gateway, move |batch| batch.audio(&id, which.item)).await?;
+    let mime = audio.format().mime();
+    let (pieces, body) = mpsc::channel(PIECES);
+    // Reads and encodes on a thread that may block, no faster than the reader takes it.
+    tokio::task::spawn_blocking(move || {
+        for piece in audio {
+            let piece = piece.map_err(std::io::Error::other);
+            if pieces.blocking_send(piece).is_err() {
+                return;
+            }
+        }
+    });
+    let body = stream::unfold(body, |mut body| async move { body.recv().await.map(|piece| (piece, body)) });
+    Ok(([(header::CONTENT_TYPE, mime)], HttpBody::from_stream(body)).into_response())
+}

@@ -1,0 +1,71 @@
+//! `GET /v1/calls/{id}/agent`: an agent attaches to a call over WebSocket.
+
+use std::time::Duration;
+
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{Path, State};
+use axum::response::Response;
+use tokio::sync::mpsc;
+
+use super::Gateway;
+use super::error::ApiError;
+use crate::agent::frames::MAX_FRAME;
+use crate::agent::relay::{LINK_FRAMES, Link};
+use crate::call::CallId;
+
+/// A peer that takes no bytes for this long is gone.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Upgrades, then hands the frames to the call's agent task.
+///
+/// # Errors
+/// 404 when there is no such call.
+pub(super) async fn attach(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, ApiError> {
+    let handle = super::calls::find(&gateway, &id)?;
+    let id = handle.id().clone();
+    Ok(upgrade
+        .max_message_size(MAX_FRAME)
+        .max_frame_size(MAX_FRAME)
+        .on_upgrade(move |socket| serve(socket, gateway, id)))
+}
+
+async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
+    let (to, mut outbox) = mpsc::channel(LINK_FRAMES);
+    let (inbox, from) = mpsc::channel(LINK_FRAMES);
+    if gateway.agents.attach(&id, Link { to, from }).is_err() {
+        let _ =
+            write(&mut socket, r#"{"type":"error","description":"the call cannot be attached to now"}"#.into()).await;
+        return;
+    }
+    loop {
+        tokio::select! {
+            frame = outbox.recv() => {
+                let Some(frame) = frame else { break };
+                if !write(&mut socket, frame).await {
+                    break;
+                }
+            }
+            // A full inbox stops the reading: the agent is slowed by TCP.
+            message = socket.recv(), if inbox.capacity() > 0 => match message {
+                Some(Ok(Message::Text(text))) => {
+                    // overflow: cannot happen, there is capacity and this is the only sender
+                    if inbox.try_send(text.as_str().to_owned()).is_err() {
+                        break;
+                    }
+                }
+                Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+            },
+            () = inbox.closed() => break,
+        }
+    }
+}
+
+/// Sends one text message; `false` when the peer is gone.
+pub(super) async fn write(socket: &mut WebSocket, text: String) -> bool {
+    matches!(tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::text(text))).await, Ok(Ok(())))
+}

@@ -1,0 +1,381 @@
+//! `POST /v1/audio/speech`: speech of a text, streamed as it is made; compatible with OpenAI's clients.
+//!
+//! # Why
+//! Speech requests are live work on a line of their own, two utterances at a time, so that a reader that
+//! stops reading holds two sentences of audio and nothing of the device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::body::{Body as HttpBody, Bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use base64::engine::general_purpose::STANDARD;
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::Gateway;
+use super::auth::Tenant;
+use super::error::ApiError;
+use super::extract::Body;
+use crate::audio_file::{AudioFileError, AudioWriter, Format};
+use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::clock;
+use crate::synth::device::{Engine, LineNote};
+use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+
+/// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
+pub const MAX_INPUT_CHARS: usize = 4_096;
+/// Utterances of a request that are with the engine at a time.
+const WINDOW: usize = 2;
+/// Events that may wait for the reader; a full channel delays an unpaced line.
+const SINK_EVENTS: usize = 64;
+/// Encoded pieces that may wait for the reader.
+const BODY_PIECES: usize = 16;
+
+/// How a text is to be spoken.
+#[derive(Clone, Debug)]
+pub struct Manner {
+    /// Voice by name.
+    pub voice: Option<String>,
+    /// BCP 47 language.
+    pub language: Option<String>,
+    /// Manner of speaking.
+    pub instructions: Option<String>,
+    /// Same text, voice and seed: same audio.
+    pub seed: u64,
+    /// Speaking rate.
+    pub speed: f32,
+    /// For fairness and limits.
+    pub tenant: Arc<str>,
+}
+
+/// The voice that a request of OpenAI's clients means: their `voice` is required, so the word `default` and
+/// their own voices' names mean ours where there is no voice of that name.
+pub fn voice_of(engine: &Engine, asked: Option<String>) -> Option<String> {
+    const FOREIGN: [&str; 12] =
+        ["default", "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse"];
+    let asked = asked.filter(|name| !name.is_empty())?;
+    let known = engine.voices().iter().any(|voice| voice.name == asked);
+    (known || !FOREIGN.contains(&asked.as_str())).then_some(asked)
+}
+
+#[derive(Deserialize)]
+pub(super) struct Request {
+    input: String,
+    voice: Option<Voice>,
+    response_format: Option<String>,
+    speed: Option<f32>,
+    instructions: Option<String>,
+    stream_format: Option<StreamFormat>,
+    seed: Option<u64>,
+    language: Option<String>,
+}
+
+/// OpenAI's newer clients may send an object.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum Voice {
+    Name(String),
+    Object { id: String },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum StreamFormat {
+    #[default]
+    Audio,
+    Sse,
+}
+
+/// `POST /v1/audio/speech`.
+///
+/// # Errors
+/// 400 for a bad request; 429 or 503 with `Retry-After` when there is no capacity.
+pub(super) async fn speech(
+    State(gateway): State<Gateway>,
+    Extension(Tenant(tenant)): Extension<Tenant>,
+    Body(request): Body<Request>,
+) -> Result<Response, ApiError> {
+    let format = format_of(request.response_format.as_deref())?;
+    let speed = speed_of(request.speed)?;
+    let characters = request.input.chars().count();
+    if characters > MAX_INPUT_CHARS {
+        let message = format!(
+            "`input` has {characters} characters, more than {MAX_INPUT_CHARS}; use /v1/audio/speech/batch for long texts"
+        );
+        return Err(ApiError::bad_request("input_too_long", message).param("input"));
+    }
+    let mut parts = Vec::new();
+    Segmenter::new(SegmentConfig::default()).whole(&request.input, &mut parts);
+    if parts.is_empty() {
+        return Err(ApiError::bad_request("nothing_to_speak", "`input` contains nothing to speak").param("input"));
+    }
+    let asked = request.voice.map(|voice| match voice {
+        Voice::Name(name) | Voice::Object { id: name } => name,
+    });
+    let manner = Manner {
+        voice: voice_of(&gateway.engine, asked),
+        language: request.language,
+        instructions: request.instructions,
+        seed: request.seed.unwrap_or(0),
+        speed,
+        tenant,
+    };
+    let mut speaker = Speaker::new(gateway.engine.clone(), manner);
+    speaker.add(parts);
+    // The first event decides the status code; afterwards only the connection can tell of a failure.
+    let first = speaker.next().await?.unwrap_or_default();
+    let stream_format = request.stream_format.unwrap_or_default();
+    let (pieces, body) = mpsc::channel(BODY_PIECES);
+    let writer = AudioWriter::new(format, crate::audio::RATE).map_err(SpeechError::from)?;
+    tokio::spawn(produce(speaker, first, writer, stream_format, characters, pieces));
+    let content_type = match stream_format {
+        StreamFormat::Audio => format.mime(),
+        StreamFormat::Sse => "text/event-stream",
+    };
+    let body = stream::unfold(body, |mut body| async move { body.recv().await.map(|piece| (piece, body)) });
+    let headers = [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-store")];
+    Ok((StatusCode::OK, headers, HttpBody::from_stream(body)).into_response())
+}
+
+/// The `response_format` of a request.
+///
+/// # Errors
+/// 400 naming the formats there are.
+pub fn format_of(name: Option<&str>) -> Result<Format, ApiError> {
+    match name {
+        None => Ok(Format::Wav),
+        Some(name) => Format::named(name).ok_or_else(|| {
+            let message = format!("response_format `{name}` is not supported; use wav, pcm, opus or flac");
+            ApiError::bad_request("unsupported_format", message).param("response_format")
+        }),
+    }
+}
+
+/// The `speed` of a request.
+///
+/// # Errors
+/// 400 when it is out of range.
+pub fn speed_of(speed: Option<f32>) -> Result<f32, ApiError> {
+    let speed = speed.unwrap_or(1.0);
+    if (0.25..=4.0).contains(&speed) {
+        Ok(speed)
+    } else {
+        Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"))
+    }
+}
+
+async fn produce(
+    mut speaker: Speaker,
+    first: Vec<f32>,
+    mut writer: AudioWriter,
+    stream_format: StreamFormat,
+    characters: usize,
+    pieces: mpsc::Sender<std::io::Result<Bytes>>,
+) {
+    let wrap = |bytes: Vec<u8>| match stream_format {
+        StreamFormat::Audio => Bytes::from(bytes),
+        StreamFormat::Sse => {
+            let audio = base64::Engine::encode(&STANDARD, bytes);
+            sse(&json!({ "type": "speech.audio.delta", "audio": audio }))
+        }
+    };
+    let mut samples = 0;
+    let mut next: Result<_, SpeechError> = Ok(Some(first));
+    loop {
+        match next {
+            Ok(Some(pcm)) => {
+                samples += pcm.len();
+                let bytes = match writer.push(&pcm) {
+                    Ok(bytes) => bytes,
+                    Err(error) => return cut_short(error.into(), &pieces).await,
+                };
+                // A reader that left drops the body: the speaker's drop cancels the rest.
+                if !bytes.is_empty() && pieces.send(Ok(wrap(bytes))).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break,
+            Err(error) => return cut_short(error, &pieces).await,
+        }
+        next = speaker.next().await;
+    }
+    let rest = match writer.finish() {
+        Ok(rest) => rest,
+        Err(error) => return cut_short(error.into(), &pieces).await,
+    };
+    if !rest.is_empty() && pieces.send(Ok(wrap(rest))).await.is_err() {
+        return;
+    }
+    if stream_format == StreamFormat::Sse {
+        let seconds = samples as f64 / f64::from(crate::audio::RATE);
+        let usage = json!({ "input_tokens": characters, "output_tokens": samples, "total_tokens": characters + samples, "seconds": seconds });
+        let _ = pieces.send(Ok(sse(&json!({ "type": "speech.audio.done", "usage": usage })))).await;
+    }
+}
+
+/// The connection is reset, so that the reader sees the failure.
+async fn cut_short(error: SpeechError, pieces: &mpsc::Sender<std::io::Result<Bytes>>) {
+    tracing::warn!(%error, "a speech response was cut short");
+    let _ = pieces.send(Err(std::io::Error::other(error.to_string()))).await;
+}
+
+fn sse(value: &serde_json::Value) -> Bytes {
+    format!("data: {value}\n\n").into()
+}
+
+/// Why a request's speech ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpeechError {
+    /// No capacity now.
+    #[error("no capacity now; try again in {} s", retry_after.as_secs().max(1))]
+    Refused {
+        /// When trying again is worth while.
+        retry_after: Duration,
+    },
+    /// The text or voice cannot be spoken.
+    #[error("{0}")]
+    Failed(String),
+    /// The engine is shutting down.
+    #[error("the gateway is shutting down")]
+    Closed,
+}
+
+impl From<AudioFileError> for SpeechError {
+    fn from(error: AudioFileError) -> Self {
+        SpeechError::Failed(error.to_string())
+    }
+}
+
+impl From<SpeechError> for ApiError {
+    fn from(error: SpeechError) -> Self {
+        let message = error.to_string();
+        match error {
+            SpeechError::Refused { retry_after } => ApiError::unavailable(message, retry_after),
+            SpeechError::Failed(_) => ApiError::bad_request("speech_failed", message),
+            SpeechError::Closed => ApiError::unavailable(message, Duration::from_secs(10)),
+        }
+    }
+}
+
+/// Speaks the parts of one text in order, a few ahead. Dropping it cancels what is under way.
+pub struct Speaker {
+    engine: Engine,
+    manner: Manner,
+    line: LineId,
+    epoch: Epoch,
+    sink: SpeechSink,
+    events: mpsc::Receiver<SpeechEvent>,
+    waiting: VecDeque<String>,
+    open: usize,
+    index: u64,
+    started: Instant,
+    ended: &'static str,
+}
+
+impl Speaker {
+    /// Nothing to say yet.
+    pub fn new(engine: Engine, manner: Manner) -> Self {
+        let (sink, events) = mpsc::channel(SINK_EVENTS);
+        let line = LineId::next();
+        // The reader takes audio as fast as it comes; how fast it plays is its own business.
+        engine.note(line, LineNote::Unpaced);
+        Self {
+            engine,
+            manner,
+            line,
+            epoch: Epoch::default(),
+            sink,
+            events,
+            waiting: VecDeque::new(),
+            open: 0,
+            index: 0,
+            started: clock::now(),
+            ended: "cancelled",
+        }
+    }
+
+    /// More to say, after what waits.
+    pub fn add(&mut self, parts: impl IntoIterator<Item = String>) {
+        self.waiting.extend(parts);
+    }
+
+    /// Whether everything added has been spoken.
+    pub fn is_idle(&self) -> bool {
+        self.open == 0 && self.waiting.is_empty()
+    }
+
+    /// The next audio; `None` when all that was added has been spoken.
+    ///
+    /// # Errors
+    /// A part could not be spoken; the rest is cancelled.
+    pub async fn next(&mut self) -> Result<Option<Vec<f32>>, SpeechError> {
+        loop {
+            self.submit()?;
+            if self.open == 0 {
+                self.ended = "done";
+                return Ok(None);
+            }
+            let Some(event) = self.events.recv().await else { return Err(SpeechError::Closed) };
+            match event {
+                SpeechEvent::Audio { pcm, .. } => return Ok(Some(pcm)),
+                SpeechEvent::End { how, .. } => {
+                    self.open -= 1;
+                    self.ended = how.label();
+                    match how {
+                        UtteranceEnd::Done => {}
+                        UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
+                        UtteranceEnd::Refused { retry_after } => return Err(SpeechError::Refused { retry_after }),
+                        UtteranceEnd::Failed(reason) => return Err(SpeechError::Failed(reason)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self) -> Result<(), SpeechError> {
+        while self.open < WINDOW
+            && let Some(text) = self.waiting.pop_front()
+        {
+            let manner = &self.manner;
+            let utterance = Utterance {
+                id: UtteranceId::next(),
+                line: self.line,
+                class: Class::Live,
+                token: self.epoch.token(),
+                text,
+                voice: manner.voice.clone(),
+                language: manner.language.clone(),
+                instructions: manner.instructions.clone(),
+                // Every part has a seed of its own, so that equal sentences are not spoken identically.
+                seed: manner.seed.wrapping_add(self.index),
+                speed: manner.speed,
+                tenant: manner.tenant.clone(),
+            };
+            self.index += 1;
+            self.open += 1;
+            self.engine.submit(utterance, self.sink.clone()).map_err(|refused| {
+                self.ended = "refused";
+                SpeechError::Refused { retry_after: refused.retry_after }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        self.epoch.raise();
+        self.engine.note(self.line, LineNote::Closed);
+        metrics::counter!("voice_requests_total", "class" => "live", "outcome" => self.ended).increment(1);
+        let took = clock::now().saturating_duration_since(self.started);
+        metrics::histogram!("voice_request_duration_seconds").record(took.as_secs_f64());
+    }
+}

@@ -1,0 +1,208 @@
+//! `GET /v1/audio/speech/stream` (WebSocket): text in as it is written, audio out as it is made.
+//!
+//! In: `session.config {voice, response_format, speed, instructions, language, seed}` (first, optional),
+//! `input.text {text}`, `input.done` (end of a turn), `session.close`. Out: binary audio, and JSON
+//! `session.created`, `audio.done` after each turn, `error`.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Gateway;
+use super::auth::Tenant;
+use super::sockets::{WRITE_TIMEOUT, write};
+use super::speech::{MAX_INPUT_CHARS, Manner, Speaker, format_of, speed_of, voice_of};
+use crate::audio_file::{AudioWriter, Format};
+use crate::call::segment::{SegmentConfig, Segmenter};
+
+/// Largest message: the longest text in four-byte characters, and the frame around it.
+const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
+
+/// Upgrades and serves one session.
+pub(super) async fn stream(
+    State(gateway): State<Gateway>,
+    Extension(Tenant(tenant)): Extension<Tenant>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant };
+    upgrade
+        .max_message_size(MAX_FRAME)
+        .max_frame_size(MAX_FRAME)
+        .on_upgrade(|socket| Session::new(gateway, manner).run(socket))
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum FromClient {
+    #[serde(rename = "session.config")]
+    Config(Config),
+    #[serde(rename = "input.text")]
+    Text { text: String },
+    #[serde(rename = "input.done")]
+    Done {},
+    #[serde(rename = "session.close")]
+    Close {},
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    model: Option<String>,
+    voice: Option<String>,
+    response_format: Option<String>,
+    speed: Option<f32>,
+    instructions: Option<String>,
+    language: Option<String>,
+    seed: Option<u64>,
+}
+
+struct Session {
+    gateway: Gateway,
+    manner: Manner,
+    format: Format,
+    turn: Option<Turn>,
+}
+
+/// A turn that is being written or spoken.
+struct Turn {
+    segmenter: Segmenter,
+    speaker: Speaker,
+    writer: AudioWriter,
+    complete: bool,
+    characters: usize,
+}
+
+impl Session {
+    fn new(gateway: Gateway, manner: Manner) -> Self {
+        Self { gateway, manner, format: Format::Pcm, turn: None }
+    }
+
+    async fn run(mut self, mut socket: WebSocket) {
+        if !write(&mut socket, json!({ "type": "session.created" }).to_string()).await {
+            return;
+        }
+        loop {
+            // While a complete turn is spoken nothing more is read: the next turn waits in the socket.
+            let reads = !self.turn.as_ref().is_some_and(|turn| turn.complete);
+            let speaks = self.turn.as_ref().is_some_and(|turn| turn.complete || !turn.speaker.is_idle());
+            tokio::select! {
+                message = socket.recv(), if reads => match message {
+                    Some(Ok(Message::Text(text))) => match self.obey(&text) {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(message) => {
+                            let error = json!({ "type": "error", "error": { "message": message, "type": "invalid_request_error" } });
+                            if !write(&mut socket, error.to_string()).await {
+                                break;
+                            }
+                        }
+                    },
+                    Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                },
+                spoken = next_audio(&mut self.turn), if speaks => if !self.deliver(&mut socket, spoken).await {
+                    break;
+                },
+            }
+        }
+    }
+
+    async fn deliver(&mut self, socket: &mut WebSocket, spoken: Result<Option<Vec<f32>>, String>) -> bool {
+        let (bytes, done) = self.encode(spoken).unwrap_or_else(|message| {
+            self.turn = None;
+            let error = json!({ "type": "error", "error": { "message": message, "type": "server_error" } });
+            (Vec::new(), Some(error))
+        });
+        if !bytes.is_empty() {
+            let send = tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::Binary(bytes.into())));
+            if !matches!(send.await, Ok(Ok(()))) {
+                return false;
+            }
+        }
+        match done {
+            None => true,
+            Some(message) => write(socket, message.to_string()).await,
+        }
+    }
+
+    /// The bytes of what was spoken, and the message that ends the turn when it is over.
+    fn encode(&mut self, spoken: Result<Option<Vec<f32>>, String>) -> Result<(Vec<u8>, Option<Value>), String> {
+        let Some(turn) = &mut self.turn else { return Ok((Vec::new(), None)) };
+        if let Some(pcm) = spoken? {
+            return Ok((turn.writer.push(&pcm).map_err(|e| e.to_string())?, None));
+        }
+        if !turn.complete {
+            return Ok((Vec::new(), None));
+        }
+        let Some(turn) = self.turn.take() else { return Ok((Vec::new(), None)) };
+        let done = json!({ "type": "audio.done", "characters": turn.characters });
+        Ok((turn.writer.finish().map_err(|e| e.to_string())?, Some(done)))
+    }
+
+    /// Carries out one message; `false` ends the session.
+    fn obey(&mut self, text: &str) -> Result<bool, String> {
+        match serde_json::from_str(text).map_err(|e| format!("not a usable message: {e}"))? {
+            FromClient::Config(config) => self.configure(config)?,
+            FromClient::Text { text } => {
+                if self.turn.is_none() {
+                    self.turn = Some(Turn {
+                        segmenter: Segmenter::new(SegmentConfig::default()),
+                        speaker: Speaker::new(self.gateway.engine.clone(), self.manner.clone()),
+                        writer: AudioWriter::new(self.format, crate::audio::RATE).map_err(|e| e.to_string())?,
+                        complete: false,
+                        characters: 0,
+                    });
+                }
+                let Some(turn) = &mut self.turn else { return Ok(true) };
+                turn.characters += text.chars().count();
+                if turn.characters > MAX_INPUT_CHARS {
+                    return Err(format!(
+                        "a turn of more than {MAX_INPUT_CHARS} characters; send `input.done` between turns"
+                    ));
+                }
+                let mut parts = Vec::new();
+                turn.segmenter.push(&text, &mut parts);
+                turn.speaker.add(parts);
+            }
+            FromClient::Done {} => {
+                let Some(turn) = &mut self.turn else { return Err("`input.done` without `input.text`".into()) };
+                let mut parts = Vec::new();
+                turn.segmenter.finish(&mut parts);
+                turn.speaker.add(parts);
+                turn.complete = true;
+            }
+            FromClient::Close {} => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn configure(&mut self, config: Config) -> Result<(), String> {
+        if self.turn.is_some() {
+            return Err("`session.config` must come between turns".into());
+        }
+        let _ = config.model;
+        if let Some(name) = &config.response_format {
+            self.format = format_of(Some(name)).map_err(|e| e.to_string())?;
+        }
+        self.manner = Manner {
+            voice: voice_of(&self.gateway.engine, config.voice),
+            language: config.language,
+            instructions: config.instructions,
+            seed: config.seed.unwrap_or(0),
+            speed: speed_of(config.speed).map_err(|e| e.to_string())?,
+            tenant: self.manner.tenant.clone(),
+        };
+        Ok(())
+    }
+}
+
+async fn next_audio(turn: &mut Option<Turn>) -> Result<Option<Vec<f32>>, String> {
+    match turn {
+        Some(turn) => turn.speaker.next().await.map_err(|e| e.to_string()),
+        // Guarded by the caller; a turn is there.
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,87 @@
+//! `/v1/audio/voices`: list, enrol and remove voices. What they do is [`crate::voice::api`]'s.
+
+use std::sync::Arc;
+
+use axum::extract::multipart::{Multipart, MultipartError};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use super::Gateway;
+use super::error::ApiError;
+use crate::clock;
+use crate::voice::api::{Form, Refusal};
+use crate::voice::decode::MAX_BYTES;
+
+/// The recording, and room for the other fields.
+const MAX_BODY: usize = MAX_BYTES + (1 << 20);
+
+pub(super) fn router() -> Router<Gateway> {
+    Router::new()
+        .route("/v1/audio/voices", get(list).post(add))
+        .route("/v1/audio/voices/{name}", delete(remove))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut error = ApiError::new(status, refusal.code, refusal.message);
+        if let Some(param) = refusal.param {
+            error = error.param(param);
+        }
+        match refusal.retry_after {
+            Some(after) => error.retry_after(after),
+            None => error,
+        }
+    }
+}
+
+/// Every voice that a request may name, the default first; enrolled ones with what is known of them.
+async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+    let enrolled = gateway.voices.list().voices;
+    let mut voices: Vec<Value> = enrolled.iter().map(|entry| json!(entry)).collect();
+    for voice in gateway.engine.voices() {
+        if !enrolled.iter().any(|entry| entry.name.as_str() == voice.name) {
+            voices.push(json!({ "name": voice.name, "languages": voice.languages }));
+        }
+    }
+    Json(json!({ "voices": voices }))
+}
+
+async fn add(State(gateway): State<Gateway>, mut body: Multipart) -> Result<Response, ApiError> {
+    let mut form = Form::default();
+    while let Some(mut field) = body.next_field().await.map_err(malformed)? {
+        let name = field.name().unwrap_or_default().to_owned();
+        let limit = Form::limit(&name).unwrap_or(0);
+        let mut value = Vec::new();
+        while let Some(piece) = field.chunk().await.map_err(malformed)? {
+            value.extend_from_slice(&piece);
+            if value.len() > limit {
+                // Refused by the form, which knows the words for it; the rest is not read.
+                break;
+            }
+        }
+        form.set(&name, value)?;
+    }
+    let voices = gateway.voices.clone();
+    let added = tokio::task::spawn_blocking(move || voices.add(form, clock::wall())).await.map_err(|_| {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "enrolment_failed", "the enrolment failed unexpectedly")
+    })??;
+    gateway.engine.refresh_voices();
+    Ok((StatusCode::CREATED, Json(added)).into_response())
+}
+
+fn malformed(error: MultipartError) -> ApiError {
+    ApiError::new(error.status(), "invalid_form", error.body_text())
+}
+
+async fn remove(State(gateway): State<Gateway>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+    let voices: Arc<_> = gateway.voices.clone();
+    voices.remove(&name)?;
+    gateway.engine.refresh_voices();
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,374 @@
+//! Browser calls over HTTP: offers in, answers out.
+//!
+//! - `POST /v1/webrtc` and `/whip` (`application/sdp`), then `PATCH` and `DELETE` on the session's `Location`
+//!   (WHIP, RFC 9725; unlike there, audio flows both ways)
+//! - `POST` and `PATCH /api/offer` (JSON), which is what Pipecat's SmallWebRTC client speaks
+//!
+//! Owns no session: [`Gateway`] does. What becomes of a session's media is the business of [`AcceptCall`].
+
+use std::future::Future;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, OriginalUri, Path, Query, Request, State};
+use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE, ETAG, IF_MATCH, LINK, LOCATION};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, post};
+use serde::{Deserialize, Serialize};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use super::error::ApiError;
+use crate::media::webrtc::WebRtcLeg;
+use crate::webrtc::{Answered, Gateway, IceServer, Patched, SessionId, WebRtcError};
+
+/// Makes a call of an answered session.
+pub trait AcceptCall: Clone + Send + Sync + 'static {
+    /// Starts a call on `leg` with the named agent, or the default one; gives the call's id. Dropping `leg` ends
+    /// the session.
+    ///
+    /// # Errors
+    /// The answer to the browser: no such agent, draining, full.
+    fn accept(
+        &self,
+        leg: WebRtcLeg,
+        agent: Option<String>,
+        session: &SessionId,
+    ) -> impl Future<Output = Result<String, ApiError>> + Send;
+
+    /// The browser ends `session`, which closes right after this. The leg says so by itself, as
+    /// [`crate::media::leg::LegEnd::Remote`]; this is for those who keep sessions apart from calls.
+    fn hang_up(&self, session: &SessionId) -> impl Future<Output = ()> + Send {
+        let _ = session;
+        async {}
+    }
+}
+
+/// What the routes work on.
+#[derive(Clone)]
+pub struct WhipState<A> {
+    /// The sessions.
+    pub gateway: Gateway,
+    /// The calls.
+    pub accept: A,
+    /// Origins that browsers may call from; `*` allows all, none leaves the headers to an outer layer.
+    pub cors: Vec<String>,
+}
+
+/// The routes of browser calls.
+pub fn router<A: AcceptCall>(state: WhipState<A>) -> Router {
+    let cors = cors(&state.cors);
+    let session = || -> MethodRouter<WhipState<A>> {
+        MethodRouter::new().patch(patch::<A>).delete(delete::<A>).options(session_options)
+    };
+    let endpoint = || -> MethodRouter<WhipState<A>> { post(offer::<A>).options(endpoint_options) };
+    let mut router = Router::new()
+        .route("/v1/webrtc", endpoint())
+        .route("/whip", endpoint())
+        .route("/v1/webrtc/{session}", session())
+        .route("/whip/{session}", session())
+        .route("/api/offer", post(json_offer::<A>).patch(json_patch::<A>))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(state);
+    if let Some(cors) = cors {
+        // The layer answers every OPTIONS request itself, so what ours would say is added behind it.
+        router = router.layer(cors).layer(middleware::from_fn(advertise));
+    }
+    router
+}
+
+/// An offer of one audio section and one data channel with dozens of candidates is a tenth of this.
+const MAX_BODY: usize = 64 * 1024;
+/// Calls end all the time.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+const SDP: &str = "application/sdp";
+const FRAGMENT: &str = "application/trickle-ice-sdpfrag";
+const ACCEPT_PATCH: HeaderName = HeaderName::from_static("accept-patch");
+const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
+/// Names the call, for the routes below `/v1/calls`.
+const CALL_ID: HeaderName = HeaderName::from_static("x-antiphon-call");
+
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origin = match origins {
+        [] => return None,
+        origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
+        origins => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    let layer = CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])
+        .allow_headers([ACCEPT, CONTENT_TYPE, IF_MATCH, axum::http::header::AUTHORIZATION])
+        .expose_headers([LOCATION, ETAG, LINK, ACCEPT_PATCH, CALL_ID, axum::http::header::RETRY_AFTER])
+        .max_age(Duration::from_secs(3600));
+    Some(layer)
+}
+
+/// `?agent=`; others' parameters are theirs.
+#[derive(Debug, Default, Deserialize)]
+struct Parameters {
+    agent: Option<String>,
+}
+
+type Parsed<T> = Result<Query<T>, QueryRejection>;
+
+async fn offer<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    OriginalUri(uri): OriginalUri,
+    query: Parsed<Parameters>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let Query(parameters) = query.map_err(|error| ApiError::bad_request("invalid_query", error.body_text()))?;
+    require(&headers, SDP)?;
+    let (answered, call) = establish(&state, &text(body)?, parameters.agent).await?;
+    let location = format!("{}/{}", uri.path().trim_end_matches('/'), answered.id);
+    let mut response = (StatusCode::CREATED, answered.sdp).into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(SDP));
+    headers.insert(ACCEPT_PATCH, HeaderValue::from_static(FRAGMENT));
+    headers.insert(LOCATION, ascii(&location)?);
+    headers.insert(ETAG, ascii(&answered.etag)?);
+    headers.insert(CALL_ID, ascii(&call)?);
+    for link in state.gateway.ice_servers().iter().flat_map(links) {
+        headers.append(LINK, ascii(&link)?);
+    }
+    Ok(response)
+}
+
+async fn patch<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    Path(session): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    if let Err(error) = require(&headers, FRAGMENT) {
+        return Ok(([(ACCEPT_PATCH, FRAGMENT)], error).into_response());
+    }
+    let session = SessionId::from(session.as_str());
+    let Some(tag) = headers.get(IF_MATCH).and_then(|tag| tag.to_str().ok()) else {
+        let message = "PATCH needs If-Match with the ETag of the session, or `*` to restart ICE";
+        return Err(ApiError::new(StatusCode::PRECONDITION_REQUIRED, "precondition_required", message));
+    };
+    match state.gateway.patch(&session, tag, &text(body)?).await.map_err(|error| refusal(error, &session))? {
+        Patched::Trickled => Ok(StatusCode::NO_CONTENT.into_response()),
+        Patched::Restarted { fragment, etag } => {
+            let headers = [(CONTENT_TYPE, HeaderValue::from_static(FRAGMENT)), (ETAG, ascii(&etag)?)];
+            Ok((StatusCode::OK, headers, fragment).into_response())
+        }
+    }
+}
+
+async fn delete<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    Path(session): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let session = SessionId::from(session.as_str());
+    state.accept.hang_up(&session).await;
+    if state.gateway.delete(&session).await {
+        Ok(StatusCode::OK)
+    } else {
+        Err(refusal(WebRtcError::NoSession, &session))
+    }
+}
+
+async fn advertise(request: Request, next: Next) -> Response {
+    let asked = request.method() == Method::OPTIONS;
+    let mut response = next.run(request).await;
+    if asked {
+        response.headers_mut().entry(ACCEPT_POST).or_insert(HeaderValue::from_static(SDP));
+        response.headers_mut().entry(ACCEPT_PATCH).or_insert(HeaderValue::from_static(FRAGMENT));
+    }
+    response
+}
+
+async fn endpoint_options() -> impl IntoResponse {
+    (StatusCode::NO_CONTENT, [(ALLOW, "OPTIONS, POST"), (ACCEPT_POST, SDP)])
+}
+
+async fn session_options() -> impl IntoResponse {
+    (StatusCode::NO_CONTENT, [(ALLOW, "OPTIONS, PATCH, DELETE"), (ACCEPT_PATCH, FRAGMENT)])
+}
+
+/// What a SmallWebRTC client posts; fields it adds for its own application are ignored.
+#[derive(Debug, Deserialize)]
+struct JsonOffer {
+    sdp: String,
+    #[serde(rename = "type")]
+    kind: String,
+    pc_id: Option<String>,
+    #[serde(default)]
+    restart_pc: Option<bool>,
+    #[serde(default, alias = "requestData")]
+    request_data: Option<RequestData>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RequestData {
+    agent: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonAnswer {
+    sdp: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    pc_id: String,
+}
+
+async fn json_offer<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    query: Parsed<Parameters>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let Query(parameters) = query.map_err(|error| ApiError::bad_request("invalid_query", error.body_text()))?;
+    let offer: JsonOffer = json(&headers, body)?;
+    if offer.kind != "offer" {
+        return Err(ApiError::bad_request("invalid_type", "`type` must be `offer`").param("type"));
+    }
+    if let Some(id) = offer.pc_id.as_deref().map(SessionId::from) {
+        if offer.restart_pc == Some(true) {
+            // The client has thrown its connection away; the call on it is over.
+            state.accept.hang_up(&id).await;
+            state.gateway.delete(&id).await;
+        } else {
+            match state.gateway.renegotiate(&id, &offer.sdp).await {
+                Ok(sdp) => {
+                    return Ok(axum::Json(JsonAnswer { sdp, kind: "answer", pc_id: id.to_string() }).into_response());
+                }
+                // A session that ended meanwhile: the client gets a new one, under a new name.
+                Err(WebRtcError::NoSession) => {}
+                Err(error) => return Err(refusal(error, &id)),
+            }
+        }
+    }
+    let agent = parameters.agent.or_else(|| offer.request_data.and_then(|data| data.agent));
+    let (answered, call) = establish(&state, &offer.sdp, agent).await?;
+    let answer = JsonAnswer { sdp: answered.sdp, kind: "answer", pc_id: answered.id.to_string() };
+    Ok(([(CALL_ID, ascii(&call)?)], axum::Json(answer)).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+struct JsonPatch {
+    pc_id: String,
+    candidates: Vec<JsonCandidate>,
+}
+
+/// `sdp_mid` and `sdp_mline_index` come too; everything is bundled, so they do not matter.
+#[derive(Debug, Deserialize)]
+struct JsonCandidate {
+    candidate: String,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonPatched {
+    status: &'static str,
+}
+
+async fn json_patch<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<axum::Json<JsonPatched>, ApiError> {
+    let patch: JsonPatch = json(&headers, body)?;
+    let id = SessionId::from(patch.pc_id.as_str());
+    // An empty candidate says that there are no more.
+    let candidates = patch.candidates.into_iter().map(|candidate| candidate.candidate);
+    let candidates: Vec<String> = candidates.filter(|candidate| !candidate.trim().is_empty()).collect();
+    state.gateway.trickle(&id, &candidates).await.map_err(|error| refusal(error, &id))?;
+    Ok(axum::Json(JsonPatched { status: "success" }))
+}
+
+/// What the answer to a browser needs of a session whose leg has gone to its call.
+struct Established {
+    id: SessionId,
+    sdp: String,
+    etag: String,
+}
+
+async fn establish<A: AcceptCall>(
+    state: &WhipState<A>,
+    offer: &str,
+    agent: Option<String>,
+) -> Result<(Established, String), ApiError> {
+    let none = SessionId::from("");
+    let Answered { id, sdp, etag, leg } = state.gateway.answer(offer).await.map_err(|error| refusal(error, &none))?;
+    // On an error the leg is dropped there, and the session ends with it.
+    let call = state.accept.accept(leg, agent, &id).await?;
+    Ok((Established { id, sdp, etag }, call))
+}
+
+fn refusal(error: WebRtcError, session: &SessionId) -> ApiError {
+    let message = error.to_string();
+    match error {
+        WebRtcError::BadOffer(_) => ApiError::bad_request("invalid_offer", message).param("sdp"),
+        WebRtcError::BadFragment(_) => ApiError::bad_request("invalid_fragment", message),
+        WebRtcError::NoSession => ApiError::not_found("session", session.as_str()),
+        WebRtcError::Stale { .. } => ApiError::new(StatusCode::PRECONDITION_FAILED, "stale_etag", message),
+        WebRtcError::Full(_) | WebRtcError::Closing => ApiError::unavailable(message, RETRY_AFTER),
+        WebRtcError::Config(_) | WebRtcError::Bind { .. } | WebRtcError::Stack(_) => {
+            tracing::error!(error = message, "WebRTC");
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the WebRTC stack failed")
+        }
+    }
+}
+
+/// Checks the media type; parameters are ignored.
+fn require(headers: &HeaderMap, expected: &'static str) -> Result<(), ApiError> {
+    let given = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let essence = given.split(';').next().unwrap_or("").trim();
+    if essence.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    let message = format!("Content-Type must be `{expected}`, not `{essence}`");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+fn bytes(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|error| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the body is larger than {MAX_BODY} bytes");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        }
+        status => ApiError::new(status, "invalid_body", error.body_text()),
+    })
+}
+
+fn text(body: Result<Bytes, BytesRejection>) -> Result<String, ApiError> {
+    let bytes = bytes(body)?;
+    String::from_utf8(bytes.into()).map_err(|_| ApiError::bad_request("invalid_body", "the body is not UTF-8"))
+}
+
+fn json<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<T, ApiError> {
+    require(headers, "application/json")?;
+    serde_json::from_slice(&bytes(body)?).map_err(|error| ApiError::bad_request("invalid_json", error.to_string()))
+}
+
+/// One `Link` of each URL (RFC 9725 section 4.6).
+fn links(server: &IceServer) -> impl Iterator<Item = String> {
+    server.urls.iter().map(move |url| {
+        let mut link = format!("<{url}>; rel=\"ice-server\"");
+        if let (Some(username), Some(credential)) = (&server.username, &server.credential) {
+            link.push_str(&format!(
+                "; username={}; credential={}; credential-type=\"password\"",
+                quoted(username),
+                quoted(credential)
+            ));
+        }
+        link
+    })
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+fn ascii(text: &str) -> Result<HeaderValue, ApiError> {
+    HeaderValue::from_str(text).map_err(|_| {
+        let message = "a configured value does not fit into an HTTP header";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })
+}

@@ -1,0 +1,234 @@
+//! What requests and responses carry: descriptions, digits, and the headers that go with them.
+
+use rsipstack::sip::{Header, Headers, Request, Response, StatusCode};
+
+/// Methods we take, as `Allow` says.
+const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY, REFER";
+
+/// Anything with headers and a body.
+pub(super) trait Message {
+    fn headers(&self) -> &Headers;
+    fn body(&self) -> &[u8];
+}
+
+impl Message for Request {
+    fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Message for Response {
+    fn headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// Why a body cannot be used, as a response.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    pub(super) reason: String,
+}
+
+impl Refusal {
+    pub(super) fn headers(&self) -> Vec<Header> {
+        match self.status {
+            StatusCode::UnsupportedMediaType => vec![Header::Accept("application/sdp".into())],
+            _ => vec![warning(&self.reason)],
+        }
+    }
+}
+
+/// The session description of a message; `None` where there is no body.
+///
+/// A description inside `multipart/*` is found, as exchanges that add ISUP or location send it.
+pub(super) fn description(message: &impl Message) -> Result<Option<sdp::Description>, Refusal> {
+    let body = message.body();
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let content_type = content_type(message);
+    let text = match media_type(&content_type) {
+        // RFC 3261 demands the header with a body; those who leave it out mean this.
+        "application/sdp" | "" => body,
+        kind if kind.starts_with("multipart/") => part(body, &content_type).ok_or_else(|| Refusal {
+            status: StatusCode::UnsupportedMediaType,
+            reason: "no application/sdp part".to_owned(),
+        })?,
+        other => {
+            let reason = format!("a body of type {other}");
+            return Err(Refusal { status: StatusCode::UnsupportedMediaType, reason });
+        }
+    };
+    match sdp::parse(text) {
+        Ok(description) => Ok(Some(description)),
+        Err(error) => Err(Refusal { status: StatusCode::BadRequest, reason: format!("SDP {error}") }),
+    }
+}
+
+/// What an INFO brings.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    Digit(char),
+    Empty,
+    Unknown,
+}
+
+/// The digit of `application/dtmf-relay` (`Signal=5`) or `application/dtmf` (`5`).
+pub(super) fn digit(request: &Request) -> Body {
+    if request.body.is_empty() {
+        return Body::Empty;
+    }
+    let content_type = content_type(request);
+    let text = String::from_utf8_lossy(&request.body);
+    let signal = match media_type(&content_type) {
+        "application/dtmf" => Some(text.trim()),
+        "application/dtmf-relay" => text.lines().find_map(|line| {
+            let (name, value) = line.split_once('=')?;
+            name.trim().eq_ignore_ascii_case("signal").then_some(value.trim())
+        }),
+        _ => return Body::Unknown,
+    };
+    // Some write the event number of RFC 4733 for what is no digit.
+    let digit = match signal.unwrap_or_default() {
+        "10" => Some('*'),
+        "11" => Some('#'),
+        text => text.chars().next().filter(|_| text.chars().count() == 1).map(|c| c.to_ascii_uppercase()),
+    };
+    digit.filter(|d| matches!(d, '0'..='9' | '*' | '#' | 'A'..='D')).map_or(Body::Unknown, Body::Digit)
+}
+
+/// Headers that go with a description.
+pub(super) fn sdp_headers() -> Vec<Header> {
+    vec![Header::ContentType("application/sdp".into()), allow()]
+}
+
+/// What OPTIONS is answered with.
+pub(super) fn capabilities() -> Vec<Header> {
+    vec![
+        allow(),
+        Header::Accept("application/sdp, application/dtmf-relay".into()),
+        Header::AcceptEncoding("identity".into()),
+        Header::Supported("".into()),
+    ]
+}
+
+pub(super) fn allow() -> Header {
+    Header::Allow(ALLOW.into())
+}
+
+/// `Warning: 399`, with a text for people.
+pub(super) fn warning(text: &str) -> Header {
+    let text: String = text.chars().filter(|c| !matches!(c, '"' | '\\') && !c.is_control()).take(200).collect();
+    Header::Warning(format!("399 antiphon \"{text}\"").into())
+}
+
+fn content_type(message: &impl Message) -> String {
+    let value = message.headers().iter().find_map(|header| match header {
+        Header::ContentType(value) => Some(value.value().to_owned()),
+        _ => None,
+    });
+    value.unwrap_or_default()
+}
+
+/// The type without parameters. Lower case does not matter for those we know: compared as written by all
+/// known peers, and here after lowering.
+fn media_type(content_type: &str) -> &str {
+    let kind = content_type.split(';').next().unwrap_or_default().trim();
+    for known in ["application/sdp", "application/dtmf-relay", "application/dtmf", "multipart/mixed"] {
+        if kind.eq_ignore_ascii_case(known) {
+            return known;
+        }
+    }
+    kind
+}
+
+/// The first `application/sdp` part of a multipart body (RFC 2046 section 5.1).
+fn part<'a>(body: &'a [u8], content_type: &str) -> Option<&'a [u8]> {
+    let boundary = content_type.split(';').find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("boundary").then_some(value.trim().trim_matches('"'))
+    })?;
+    let delimiter = format!("--{boundary}").into_bytes();
+    if boundary.is_empty() || boundary.len() > 70 {
+        return None;
+    }
+    let mut starts = Vec::new();
+    let mut at = 0;
+    while let Some(found) = find(&body[at..], &delimiter) {
+        starts.push(at + found);
+        at += found + delimiter.len();
+    }
+    starts.windows(2).find_map(|pair| {
+        let part = body.get(pair[0] + delimiter.len()..pair[1])?;
+        let head = find(part, b"\r\n\r\n")?;
+        let headers = String::from_utf8_lossy(&part[..head]).to_ascii_lowercase();
+        let sdp = headers.lines().any(|line| {
+            line.split_once(':').is_some_and(|(name, value)| {
+                matches!(name.trim(), "content-type" | "c") && value.trim().starts_with("application/sdp")
+            })
+        });
+        let content = &part[head + 4..];
+        sdp.then(|| content.strip_suffix(b"\r\n").unwrap_or(content))
+    })
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack.windows(needle.len()).position(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use rsipstack::sip::{Method, Version};
+
+    use super::*;
+
+    fn info(content_type: &str, body: &[u8]) -> Request {
+        Request {
+            method: Method::Info,
+            uri: "sip:a@b".try_into().expect("valid"),
+            version: Version::V2,
+            headers: vec![Header::ContentType(content_type.into())].into(),
+            body: body.to_vec(),
+        }
+    }
+
+    #[test]
+    fn digits_in_every_notation() {
+        for (kind, text, digit) in [
+            ("application/dtmf-relay", "Signal=5\r\nDuration=160\r\n", Body::Digit('5')),
+            ("application/dtmf-relay", "Signal= *\r\nDuration=160", Body::Digit('*')),
+            ("Application/DTMF-Relay", "signal=11", Body::Digit('#')),
+            ("application/dtmf", "d", Body::Digit('D')),
+            ("application/dtmf", "55", Body::Unknown),
+            ("application/dtmf-relay", "Duration=160", Body::Unknown),
+            ("text/plain", "5", Body::Unknown),
+            ("text/plain", "", Body::Empty),
+        ] {
+            assert_eq!(self::digit(&info(kind, text.as_bytes())), digit, "{kind} {text}");
+        }
+    }
+
+    #[test]
+    fn description_is_found_in_multipart() {
+        let sdp = "v=0\r\no=- 1 1 IN IP4 192.0.2.1\r\ns=-\r\nt=0 0\r\n";
+        let body = format!(
+            "--x\r\nContent-Type: application/isup\r\n\r\n\u{1}\r\n--x\r\nContent-Type: application/sdp\r\n\r\n{sdp}\r\n--x--\r\n"
+        );
+        let found = description(&info("multipart/mixed;boundary=\"x\"", body.as_bytes())).expect("sound");
+        assert!(found.is_some());
+        for kind in ["multipart/mixed", "multipart/mixed;boundary=y", "text/plain"] {
+            let refusal = description(&info(kind, body.as_bytes())).expect_err("not found");
+            assert_eq!(refusal.status, StatusCode::UnsupportedMediaType);
+        }
+        assert!(description(&info("", b"")).expect("sound").is_none());
+    }
+}

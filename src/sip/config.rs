@@ -1,0 +1,322 @@
+//! What an operator writes about telephony: `[sip]`, `[[sip.trunk]]` and `[rtp]`.
+//!
+//! Owns the shape and the defaults of these sections; opens no socket and reads no file but the ones a
+//! [`Secret`] names. A value that parsed is usable: ranges are checked while it is read.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+/// `[sip]`: where the gateway listens and whom it hears.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SipConfig {
+    /// UDP listener, or `"off"`.
+    #[serde(deserialize_with = "listener")]
+    pub udp: Option<SocketAddr>,
+    /// TCP listener, or `"off"`.
+    #[serde(deserialize_with = "listener")]
+    pub tcp: Option<SocketAddr>,
+    /// TLS listener; absent means off.
+    pub tls: Option<TlsConfig>,
+    /// Address that peers are told to use, where it differs from the one bound (NAT, `0.0.0.0`).
+    pub public_ip: Option<IpAddr>,
+    /// Networks that may talk to us (`10.0.0.0/8`, `::1`). Empty: everybody.
+    pub allow: Vec<Network>,
+    /// Accounts for inbound calls. Not empty: every inbound INVITE must authenticate, but for those from the
+    /// addresses of a trunk, which cannot know a password of ours.
+    pub users: Vec<User>,
+    /// Digest realm shown to callers.
+    pub realm: String,
+    /// Agent for inbound calls whose user part names none.
+    pub agent: Option<String>,
+    /// Codecs in order of preference.
+    pub codecs: Vec<CodecName>,
+    /// Inbound and outbound calls at a time; more get 503 with `Retry-After`.
+    pub max_calls: usize,
+    /// Seconds without any RTP or RTCP of a call that is not on hold before it is given up.
+    pub media_timeout_s: u64,
+    /// Seconds an outbound call may ring.
+    pub ring_timeout_s: u64,
+    /// Carriers and exchanges for outbound calls.
+    pub trunk: Vec<TrunkConfig>,
+}
+
+impl Default for SipConfig {
+    fn default() -> Self {
+        SipConfig {
+            udp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
+            tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
+            tls: None,
+            public_ip: None,
+            allow: Vec::new(),
+            users: Vec::new(),
+            realm: "antiphon".to_owned(),
+            agent: None,
+            codecs: vec![CodecName::Opus, CodecName::G722, CodecName::Pcmu, CodecName::Pcma],
+            max_calls: 1000,
+            media_timeout_s: 60,
+            ring_timeout_s: 60,
+            trunk: Vec::new(),
+        }
+    }
+}
+
+/// `[sip] tls`: certificate chain and key, PEM files.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// Where to listen; 5061 is usual.
+    pub bind: SocketAddr,
+    /// PEM file with the certificate chain, leaf first.
+    pub cert: PathBuf,
+    /// PEM file with the private key.
+    pub key: PathBuf,
+}
+
+/// An account that may call in.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    /// Digest user name.
+    pub username: String,
+    /// Digest password.
+    pub password: Secret,
+}
+
+/// `[[sip.trunk]]`: a carrier or exchange that outbound calls go through.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrunkConfig {
+    /// What `POST /v1/calls` names it by.
+    pub name: String,
+    /// Host or address with optional port.
+    pub host: String,
+    /// `udp` (default), `tcp` or `tls`.
+    #[serde(default)]
+    pub transport: Transport,
+    /// User for digest, and the user part of our address there.
+    pub username: Option<String>,
+    /// Password for digest.
+    pub password: Option<Secret>,
+    /// Whether to register, so that calls to our number reach us.
+    #[serde(default)]
+    pub register: bool,
+    /// Codecs to offer there, in order; empty: those of `[sip]`.
+    #[serde(default)]
+    pub codecs: Vec<CodecName>,
+    /// Whether to encrypt media.
+    #[serde(default)]
+    pub srtp: Srtp,
+}
+
+/// `[rtp]`: UDP ports of calls. Each call takes an even port and the odd one above it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RtpConfig {
+    /// Lowest port.
+    pub port_min: u16,
+    /// Highest port, inclusive.
+    pub port_max: u16,
+}
+
+impl Default for RtpConfig {
+    fn default() -> Self {
+        RtpConfig { port_min: 20_000, port_max: 29_999 }
+    }
+}
+
+/// Signalling transport of a trunk.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Datagrams.
+    #[default]
+    Udp,
+    /// A stream.
+    Tcp,
+    /// A stream under TLS.
+    Tls,
+}
+
+/// Media encryption towards a trunk (SDES, RFC 4568).
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Srtp {
+    /// Plain RTP is offered.
+    #[default]
+    Off,
+    /// RTP/SAVP is offered and nothing else accepted.
+    Required,
+}
+
+/// A codec as configuration names it.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum CodecName {
+    /// RFC 7587.
+    Opus,
+    /// Wideband at telephone bit rate.
+    G722,
+    /// G.711 mu-law.
+    Pcmu,
+    /// G.711 A-law.
+    Pcma,
+}
+
+impl CodecName {
+    pub(super) fn codec(self) -> sdp::Codec {
+        match self {
+            CodecName::Opus => sdp::Codec::Opus,
+            CodecName::G722 => sdp::Codec::G722,
+            CodecName::Pcmu => sdp::Codec::Pcmu,
+            CodecName::Pcma => sdp::Codec::Pcma,
+        }
+    }
+}
+
+/// Something that must not be shown. Read from a plain string; composing `{ env }` and `{ file }` is the
+/// work of whoever reads the whole configuration.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a value.
+    pub fn new(value: impl Into<String>) -> Secret {
+        Secret(value.into())
+    }
+
+    /// The value itself; for computing, never for printing.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// An address block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Network {
+    /// Whether `ip` is inside. An IPv4-mapped IPv6 address counts as IPv4.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match (self.address, ip.to_canonical()) {
+            (IpAddr::V4(net), IpAddr::V4(ip)) => {
+                same_prefix(u128::from(net.to_bits()) << 96, u128::from(ip.to_bits()) << 96, self.prefix)
+            }
+            (IpAddr::V6(net), IpAddr::V6(ip)) => same_prefix(net.to_bits(), ip.to_bits(), self.prefix),
+            _ => false,
+        }
+    }
+}
+
+fn same_prefix(a: u128, b: u128, prefix: u8) -> bool {
+    // A shift by the full width is undefined for integers, hence the test for zero.
+    prefix == 0 || (a ^ b) >> (128 - u32::from(prefix)) == 0
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+        let address: IpAddr =
+            address.trim().parse().map_err(|_| format!("`{text}` is not an address or a block like 10.0.0.0/8"))?;
+        let widest = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            None => widest,
+            Some(p) => p
+                .trim()
+                .parse()
+                .ok()
+                .filter(|p| *p <= widest)
+                .ok_or_else(|| format!("the prefix of `{text}` must be a number from 0 to {widest}"))?,
+        };
+        Ok(Network { address, prefix })
+    }
+}
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+fn listener<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if matches!(text.as_str(), "" | "off") {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| D::Error::custom(format!("`{text}` is neither an address:port nor \"off\"")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_contain_what_they_should() {
+        let net: Network = "10.1.0.0/16".parse().expect("valid");
+        assert!(net.contains("10.1.255.3".parse().expect("ip")));
+        assert!(net.contains("::ffff:10.1.0.1".parse().expect("ip")));
+        assert!(!net.contains("10.2.0.1".parse().expect("ip")));
+        let all: Network = "0.0.0.0/0".parse().expect("valid");
+        assert!(all.contains("203.0.113.9".parse().expect("ip")));
+        assert!(!all.contains("2001:db8::1".parse().expect("ip")));
+        let one: Network = "2001:db8::1".parse().expect("valid");
+        assert!(one.contains("2001:db8::1".parse().expect("ip")));
+        assert!(!one.contains("2001:db8::2".parse().expect("ip")));
+        assert!("10.0.0.0/33".parse::<Network>().is_err());
+        assert!("example.com".parse::<Network>().is_err());
+    }
+
+    #[test]
+    fn a_full_section_reads() {
+        let config: SipConfig = toml::from_str(
+            r#"
+            udp = "0.0.0.0:5060"
+            tcp = "off"
+            public_ip = "192.0.2.1"
+            allow = ["192.0.2.0/24"]
+            users = [{ username = "alice", password = "pw" }]
+            [tls]
+            bind = "0.0.0.0:5061"
+            cert = "cert.pem"
+            key = "key.pem"
+            [[trunk]]
+            name = "carrier"
+            host = "sip.example.com"
+            transport = "tls"
+            username = "u"
+            password = "p"
+            register = true
+            codecs = ["pcma"]
+            srtp = "required"
+            "#,
+        )
+        .expect("valid");
+        assert_eq!(config.tcp, None);
+        assert_eq!(config.trunk[0].srtp, Srtp::Required);
+        assert!(!format!("{config:?}").contains("\"pw\""));
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        assert!(toml::from_str::<SipConfig>("upd = \"off\"").is_err());
+        assert!(toml::from_str::<RtpConfig>("port_mim = 1").is_err());
+    }
+}

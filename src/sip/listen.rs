@@ -1,0 +1,353 @@
+//! Sockets of the endpoint: UDP and, as one kind of stream, TCP and TLS.
+//!
+//! Owns reading, framing, screening and writing. What passes [`screen`] reaches the stack; what does not is
+//! answered here. Limits: connections in all and for one address, idle time, time for one write, and no
+//! reading from a peer that does not read what it is sent.
+//!
+//! # Why
+//! The stack has listeners of its own. They drop what they cannot parse without an answer, do not report a
+//! bind that fails, do not bound connections, and their framing overflows on a huge `Content-Length`. It
+//! takes a UDP socket behind a trait, and a pair of channels as a connection: those are the seams used here.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use metrics::counter;
+use rsipstack::{
+    platform::net::UdpSocket as StackSocket,
+    sip::Transport,
+    transaction::endpoint::EndpointInner,
+    transport::{SipAddr, SipConnection, TransportEvent, channel::ChannelConnection},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, UdpSocket},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc::UnboundedReceiver},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::{
+    config::Network,
+    screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
+};
+
+/// Stream connections in all, and of one address.
+const MAX_STREAMS: usize = 1_024;
+const MAX_STREAMS_OF_ONE: usize = 64;
+/// A stream that says nothing this long is closed; keep-alives count as saying something.
+const IDLE: Duration = Duration::from_secs(300);
+/// Time for a TLS handshake, and for one write.
+const STALL: Duration = Duration::from_secs(5);
+/// Messages that may wait to be written before nothing more is read from the same peer.
+const MAX_UNSENT: usize = 32;
+
+/// Who may talk to us. Empty: everybody.
+#[derive(Clone)]
+pub(super) struct Gate(pub(super) Arc<Vec<Network>>);
+
+impl Gate {
+    pub(super) fn admits(&self, ip: IpAddr) -> bool {
+        self.0.is_empty() || self.0.iter().any(|network| network.contains(ip))
+    }
+}
+
+/// A UDP socket that hands only screened datagrams to the stack.
+pub(super) struct ScreenedUdp {
+    pub(super) socket: UdpSocket,
+    pub(super) gate: Gate,
+    pub(super) agent: String,
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = rsipstack::Result<T>> + Send + 'a>>;
+
+impl ScreenedUdp {
+    /// The next datagram that passes. Cancel safe: between receiving and returning nothing waits but the
+    /// sending of an answer to what is refused anyway.
+    async fn next(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        loop {
+            let (length, from) = match self.socket.recv_from(buffer).await {
+                Ok(received) => received,
+                // A port that was unreachable for an earlier answer; the socket is fine.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
+                Err(error) => return Err(error),
+            };
+            if !self.gate.admits(from.ip()) {
+                count("refused");
+                continue;
+            }
+            let datagram = buffer.get(..length).unwrap_or_default();
+            // RFC 5626 pings and the empty lines that RFC 3261 section 7.5 tells to skip.
+            let start = datagram.iter().position(|b| !b"\r\n".contains(b)).unwrap_or(length);
+            if start == length {
+                if length >= 4 {
+                    self.socket.try_send_to(b"\r\n", from).ok();
+                }
+                continue;
+            }
+            match screen(&datagram[start..], from, &self.agent) {
+                Verdict::Pass(_) => {
+                    count("passed");
+                    buffer.copy_within(start..length, 0);
+                    return Ok((length - start, from));
+                }
+                Verdict::Answer(answer) => {
+                    count("answered");
+                    // overflow: drops: the peer sends its request again
+                    self.socket.try_send_to(&answer, from).ok();
+                }
+                Verdict::Ignore(reason) => {
+                    count("ignored");
+                    debug!(%from, reason, "SIP datagram ignored");
+                }
+            }
+        }
+    }
+}
+
+impl StackSocket for ScreenedUdp {
+    fn recv_from<'life0, 'life1, 'async_trait>(
+        &'life0 self,
+        buf: &'life1 mut [u8],
+    ) -> Boxed<'async_trait, (usize, SocketAddr)>
+    where
+        'life0: 'async_trait,
+        'life1: 'async_trait,
+        Self: 'async_trait,
+    {
+        Box::pin(async move { Ok(self.next(buf).await?) })
+    }
+
+    fn send_to<'life0, 'life1, 'async_trait>(
+        &'life0 self,
+        buf: &'life1 [u8],
+        addr: SocketAddr,
+    ) -> Boxed<'async_trait, usize>
+    where
+        'life0: 'async_trait,
+        'life1: 'async_trait,
+        Self: 'async_trait,
+    {
+        Box::pin(async move { Ok(self.socket.send_to(buf, addr).await?) })
+    }
+
+    fn local_addr(&self) -> rsipstack::Result<SocketAddr> {
+        Ok(self.socket.local_addr()?)
+    }
+}
+
+/// Accepts streams until `stop`.
+pub(super) struct StreamListener {
+    pub(super) listener: TcpListener,
+    /// `None`: plain TCP.
+    pub(super) tls: Option<TlsAcceptor>,
+    pub(super) gate: Gate,
+    pub(super) agent: Arc<str>,
+    pub(super) stack: Arc<EndpointInner>,
+    pub(super) stop: CancellationToken,
+}
+
+impl StreamListener {
+    pub(super) async fn run(self) {
+        let slots = Arc::new(Semaphore::new(MAX_STREAMS));
+        let peers = Arc::new(Mutex::new(HashMap::new()));
+        loop {
+            let accepted = tokio::select! {
+                () = self.stop.cancelled() => return,
+                accepted = self.listener.accept() => accepted,
+            };
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: give calls a moment to end.
+                    debug!(%error, "cannot accept a SIP connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let slot = slots.clone().try_acquire_owned().ok();
+            let (Some(slot), Some(peer)) = (slot, Peer::enter(&peers, from.ip())) else {
+                count("refused");
+                continue;
+            };
+            if !self.gate.admits(from.ip()) {
+                count("refused");
+                continue;
+            }
+            stream.set_nodelay(true).ok();
+            let connection = Connection {
+                from,
+                transport: if self.tls.is_some() { Transport::Tls } else { Transport::Tcp },
+                agent: self.agent.clone(),
+                stack: self.stack.clone(),
+                stop: self.stop.child_token(),
+                _slot: slot,
+                _peer: peer,
+            };
+            match self.tls.clone() {
+                None => {
+                    tokio::spawn(connection.run(stream));
+                }
+                Some(acceptor) => {
+                    tokio::spawn(async move {
+                        match timeout(STALL, acceptor.accept(stream)).await {
+                            Ok(Ok(stream)) => connection.run(stream).await,
+                            _ => debug!(%from, "TLS handshake failed"),
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// One connection's place in the count of its address.
+struct Peer {
+    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    ip: IpAddr,
+}
+
+impl Peer {
+    fn enter(counts: &Arc<Mutex<HashMap<IpAddr, usize>>>, ip: IpAddr) -> Option<Peer> {
+        let mut map = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = map.entry(ip).or_default();
+        (*count < MAX_STREAMS_OF_ONE).then(|| {
+            *count += 1;
+            Peer { counts: counts.clone(), ip }
+        })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let mut map = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = map.get_mut(&self.ip) {
+            *count -= 1;
+            if *count == 0 {
+                map.remove(&self.ip);
+            }
+        }
+    }
+}
+
+struct Connection {
+    from: SocketAddr,
+    transport: Transport,
+    agent: Arc<str>,
+    stack: Arc<EndpointInner>,
+    stop: CancellationToken,
+    _slot: OwnedSemaphorePermit,
+    _peer: Peer,
+}
+
+impl Connection {
+    async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, mut stream: S) {
+        let address = SipAddr::new(self.transport, self.from.into());
+        // overflow: retained: neither queue can be bounded through the stack's types. The outgoing one is, in
+        // effect, by MAX_UNSENT and STALL below; the incoming one by the stack reading at once.
+        let (incoming, receiver) = unbounded();
+        let (sender, mut outgoing) = unbounded();
+        let channel =
+            ChannelConnection::create_connection(receiver, sender, address.clone(), Some(self.stop.clone())).await;
+        let Ok(channel) = channel else { return };
+        let connection = SipConnection::Channel(channel);
+        self.stack.transport_layer.add_connection(connection.clone());
+
+        let mut buffer = BytesMut::with_capacity(4_096);
+        let reason = loop {
+            let idle = tokio::time::sleep(IDLE);
+            tokio::select! {
+                () = self.stop.cancelled() => break "closed here",
+                () = idle => break "idle",
+                event = outgoing.recv() => {
+                    // The stack wraps what it sends as if it had arrived.
+                    let Some(TransportEvent::Incoming(message, _, _)) = event else { break "closed here" };
+                    match timeout(STALL, stream.write_all(&message.to_bytes())).await {
+                        Ok(Ok(())) => {}
+                        _ => break "cannot write",
+                    }
+                }
+                read = stream.read_buf(&mut buffer), if outgoing.len() < MAX_UNSENT => {
+                    if !matches!(read, Ok(1..)) {
+                        break "closed by the peer";
+                    }
+                    match self.take(&mut buffer, &incoming, &connection, &address) {
+                        Err(reason) => break reason,
+                        Ok(answers) if answers.is_empty() => {}
+                        Ok(answers) => match timeout(STALL, stream.write_all(&answers)).await {
+                            Ok(Ok(())) => {}
+                            _ => break "cannot write",
+                        },
+                    }
+                }
+            }
+        };
+        debug!(from = %self.from, reason, "SIP connection ended");
+        // Dropping `incoming` makes the stack forget the connection.
+        timeout(STALL, stream.shutdown()).await.ok();
+    }
+
+    /// Takes every whole message from the buffer. Returns what must be written at once.
+    fn take(
+        &self,
+        buffer: &mut BytesMut,
+        incoming: &rsipstack::transport::connection::TransportSender,
+        connection: &SipConnection,
+        address: &SipAddr,
+    ) -> Result<Vec<u8>, &'static str> {
+        let mut answers = Vec::new();
+        loop {
+            let length = match frame(buffer) {
+                Frame::More if buffer.len() > MAX_MESSAGE => return Err("message too long"),
+                Frame::More => return Ok(answers),
+                Frame::Broken(reason) => return Err(reason),
+                Frame::KeepAlive(length, answer) => {
+                    buffer.advance(length);
+                    if answer {
+                        answers.extend_from_slice(b"\r\n");
+                    }
+                    continue;
+                }
+                Frame::Message(length) => length,
+            };
+            let bytes = buffer.split_to(length);
+            match screen(&bytes, self.from, &self.agent) {
+                Verdict::Pass(message) => {
+                    count("passed");
+                    let message = SipConnection::update_msg_received(*message, self.from, self.transport)
+                        .map_err(|_| "Via that cannot be amended")?;
+                    let event = TransportEvent::Incoming(message, connection.clone(), address.clone());
+                    // overflow: retained: the stack takes it at once
+                    incoming.send(event).map_err(|_| "closed here")?;
+                }
+                Verdict::Answer(answer) => {
+                    count("answered");
+                    answers.extend_from_slice(&answer);
+                }
+                Verdict::Ignore(reason) => {
+                    count("ignored");
+                    debug!(from = %self.from, reason, "SIP message ignored");
+                }
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the stack's connection type takes no other kind of channel")]
+fn unbounded() -> (rsipstack::transport::connection::TransportSender, UnboundedReceiver<TransportEvent>) {
+    tokio::sync::mpsc::unbounded_channel()
+}
+
+fn count(outcome: &'static str) {
+    counter!("antiphon_sip_messages_total", "outcome" => outcome).increment(1);
+}

@@ -1,0 +1,437 @@
+//! The signalling of one call: from the INVITE to the end of the dialog.
+//!
+//! A session task owns the dialog, the negotiation and the call's place under `max_calls`. It meets the
+//! media side in two bounded channels ([`Signal`], [`Control`]) and the stack in the stream of dialog states.
+//! Whatever ends first ends the rest: BYE closes the leg, dropping the leg sends BYE.
+//!
+//! # Why
+//! *One exchange at a time.* Our own re-INVITE runs beside the loop so that a BYE is still heard, and while
+//! it runs an incoming one is answered 491 (RFC 3261 section 14.2).
+//!
+//! *BYE waits for the ACK* (RFC 3261 section 15): a peer that has not confirmed a call cannot be told that
+//! it is over.
+
+use std::{
+    future::{Future, pending},
+    net::IpAddr,
+    ops::ControlFlow,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use rsipstack::{
+    dialog::{
+        dialog::{DialogState, DialogStateReceiver, TerminatedReason, TransactionHandle},
+        invite_dialog::InviteDialog,
+    },
+    sip::{Header, Method, Request, Response, StatusCode, StatusCodeKind},
+    transaction::key::TransactionRole,
+};
+use sdp::{Agreed, Negotiator};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    time::timeout,
+};
+use tracing::{debug, info};
+
+use super::{
+    body::{self, Body},
+    endpoint::Shared,
+    refer::{Outcome, Transfer},
+};
+use crate::{
+    clock,
+    media::{
+        leg::LegEnd,
+        sip::{Control, Parts, Signal, SipLeg, ports::PortPair},
+    },
+};
+
+/// Signals that may wait for a leg.
+pub(super) const SIGNALS: usize = 64;
+/// Requests of a leg that may wait.
+pub(super) const CONTROLS: usize = 8;
+/// How long a leg may leave its signals unread before one is given up.
+const UNREAD: Duration = Duration::from_secs(2);
+/// 64 * T1: longer than any transaction of the stack lasts.
+const TRANSACTION: Duration = Duration::from_secs(33);
+/// Attempts at a re-INVITE that meets one of the peer (491).
+const GLARE: usize = 3;
+
+/// The signalling of one answered call.
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) dialog: InviteDialog,
+    pub(super) states: DialogStateReceiver,
+    pub(super) negotiator: Negotiator,
+    pub(super) signals: mpsc::Sender<Signal>,
+    pub(super) controls: mpsc::Receiver<Control>,
+    /// The call's place under `max_calls`.
+    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) peer: IpAddr,
+}
+
+/// The running part of a session.
+struct Running {
+    session: Session,
+    connected: bool,
+    /// Our 2xx carried an offer: the ACK brings the answer.
+    answer_due: bool,
+    exchange: Option<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    transfer: Option<Box<Transfer>>,
+}
+
+/// The end of an exchange that we began.
+enum Done {
+    Reinvite { hold: bool, reply: oneshot::Sender<Result<(), String>>, response: rsipstack::Result<Option<Response>> },
+    Transfer { reply: oneshot::Sender<Result<(), String>>, result: Result<Box<Transfer>, String> },
+}
+
+type Flow = ControlFlow<Ending>;
+
+/// How the loop was left.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// The dialog is over.
+    Dialog(LegEnd),
+    /// We end it.
+    Ours(LegEnd, &'static str),
+}
+
+impl Session {
+    /// Makes the leg of what was agreed. The ports go with it.
+    pub(super) fn leg(
+        shared: &Shared,
+        ports: PortPair,
+        agreed: Agreed,
+        signals: mpsc::Receiver<Signal>,
+        controls: mpsc::Sender<Control>,
+    ) -> std::io::Result<SipLeg> {
+        let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
+        SipLeg::new(Parts { ports, agreed, media_timeout, signals, controls })
+    }
+
+    /// Runs until the call is over.
+    pub(super) async fn run(self) {
+        // The state may have been taken from the stream already, by whoever waited for the ACK.
+        let confirmed = self.dialog.state().is_confirmed();
+        let mut running =
+            Running { connected: false, answer_due: false, exchange: None, transfer: None, session: self };
+        if confirmed {
+            running.on_confirmed().await;
+        }
+        let ending = running.work().await;
+        running.finish(ending).await;
+    }
+}
+
+impl Running {
+    async fn work(&mut self) -> Ending {
+        let stop = self.session.shared.stop.clone();
+        loop {
+            let exchange = async {
+                match &mut self.exchange {
+                    Some(exchange) => exchange.await,
+                    None => pending().await,
+                }
+            };
+            let flow = tokio::select! {
+                biased;
+                () = stop.cancelled() => ControlFlow::Break(Ending::Ours(LegEnd::Local, "shutting down")),
+                state = self.session.states.recv() => self.on_state(state).await,
+                done = exchange => {
+                    self.exchange = None;
+                    self.on_done(done).await
+                }
+                control = self.session.controls.recv() => self.on_control(control),
+            };
+            if let ControlFlow::Break(ending) = flow {
+                return ending;
+            }
+        }
+    }
+
+    async fn on_state(&mut self, state: Option<DialogState>) -> Flow {
+        let Some(state) = state else { return ControlFlow::Break(Ending::Dialog(LegEnd::Failed)) };
+        match state {
+            DialogState::Confirmed(..) => self.on_confirmed().await,
+            DialogState::Updated(_, request, handle) => return self.on_offer(&request, handle).await,
+            DialogState::Info(_, request, handle) => {
+                let status = match body::digit(&request) {
+                    Body::Digit(digit) => {
+                        self.signal(Signal::Digit(digit)).await;
+                        StatusCode::OK
+                    }
+                    // An INFO without a body asks whether we live.
+                    Body::Empty => StatusCode::OK,
+                    Body::Unknown => StatusCode::UnsupportedMediaType,
+                };
+                handle.reply(status).await.ok();
+            }
+            DialogState::Options(_, _, handle) => {
+                handle.respond(StatusCode::OK, Some(body::capabilities()), None).await.ok();
+            }
+            DialogState::Notify(_, request, handle) => {
+                let outcome = self.transfer.as_mut().map(|transfer| transfer.on_notify(&request));
+                let known = outcome.is_some();
+                let status = if known { StatusCode::OK } else { StatusCode::CallTransactionDoesNotExist };
+                handle.reply(status).await.ok();
+                match outcome {
+                    Some(Outcome::Done) => {
+                        return ControlFlow::Break(Ending::Ours(LegEnd::Local, "transferred"));
+                    }
+                    Some(Outcome::Failed(status)) => {
+                        info!(id = %self.session.dialog.id(), status, "transfer failed; the call goes on");
+                        self.transfer = None;
+                    }
+                    Some(Outcome::Pending) | None => {}
+                }
+            }
+            // Being sent elsewhere by a peer is nothing a voice agent should obey.
+            DialogState::Refer(_, _, handle) => {
+                handle.reply(StatusCode::Decline).await.ok();
+            }
+            DialogState::Message(_, _, handle) | DialogState::Publish(_, _, handle) => {
+                handle.respond(StatusCode::MethodNotAllowed, Some(vec![body::allow()]), None).await.ok();
+            }
+            DialogState::Terminated(_, reason) => return ControlFlow::Break(Ending::Dialog(self.end(&reason))),
+            DialogState::Calling(_) | DialogState::Trying(_) | DialogState::Early(..) | DialogState::WaitAck(..) => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    async fn on_confirmed(&mut self) {
+        if !self.connected {
+            self.connected = true;
+            self.signal(Signal::Connected).await;
+        }
+        if std::mem::take(&mut self.answer_due) {
+            let ack = self.session.dialog.last_remote_ack();
+            let answer = ack.as_ref().and_then(|ack| body::description(ack).ok().flatten());
+            match answer.map(|answer| self.session.negotiator.accept(&answer)) {
+                Some(Ok(agreed)) => self.signal(Signal::Media(Box::new(agreed))).await,
+                // The session of before holds (RFC 3261 section 14.1).
+                _ => debug!(id = %self.session.dialog.id(), "ACK without a usable answer"),
+            }
+        }
+    }
+
+    /// A re-INVITE or UPDATE.
+    async fn on_offer(&mut self, request: &Request, handle: TransactionHandle) -> Flow {
+        if self.exchange.is_some() || self.answer_due {
+            handle.reply(StatusCode::RequestPending).await.ok();
+            return ControlFlow::Continue(());
+        }
+        let offer = match body::description(request) {
+            Ok(offer) => offer,
+            Err(refusal) => {
+                handle.respond(refusal.status.clone(), Some(refusal.headers()), None).await.ok();
+                return ControlFlow::Continue(());
+            }
+        };
+        let Some(offer) = offer else {
+            if request.method == Method::Update {
+                // A refresh of the target or of a session timer.
+                handle.reply(StatusCode::OK).await.ok();
+            } else {
+                let ours = self.session.negotiator.offer().to_string();
+                let sent = handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(ours.into_bytes())).await;
+                self.answer_due = sent.is_ok();
+            }
+            return ControlFlow::Continue(());
+        };
+        match self.session.negotiator.answer(&offer) {
+            Ok((answer, agreed)) => {
+                let body = answer.to_string().into_bytes();
+                handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(body)).await.ok();
+                self.signal(Signal::Media(Box::new(agreed))).await;
+            }
+            Err(error) => {
+                let headers = vec![body::warning(&error.to_string())];
+                handle.respond(StatusCode::NotAcceptableHere, Some(headers), None).await.ok();
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn on_control(&mut self, control: Option<Control>) -> Flow {
+        match control {
+            Some(Control::HangUp) | None => ControlFlow::Break(Ending::Ours(LegEnd::Local, "normal clearing")),
+            Some(Control::Lost) => ControlFlow::Break(Ending::Ours(LegEnd::Lost, "media timeout")),
+            Some(Control::Hold(hold, reply)) => {
+                if let Some(reply) = self.ready(reply) {
+                    self.session.negotiator.set_holding(hold);
+                    let offer = self.session.negotiator.offer().to_string().into_bytes();
+                    let dialog = self.session.dialog.clone();
+                    self.exchange = Some(Box::pin(async move {
+                        let headers = Some(body::sdp_headers());
+                        let response = dialog.reinvite_with_glare_retry(headers, Some(offer), GLARE).await;
+                        Done::Reinvite { hold, reply, response }
+                    }));
+                }
+                ControlFlow::Continue(())
+            }
+            Some(Control::Transfer { to, attended, reply }) => {
+                if let Some(reply) = self.ready(reply) {
+                    let (shared, dialog) = (self.session.shared.clone(), self.session.dialog.clone());
+                    self.exchange = Some(Box::pin(async move {
+                        let result = Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new);
+                        Done::Transfer { reply, result }
+                    }));
+                }
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    /// Gives `reply` back when an exchange may begin, else answers it.
+    fn ready(&self, reply: oneshot::Sender<Result<(), String>>) -> Option<oneshot::Sender<Result<(), String>>> {
+        let reason = if !self.connected {
+            "the call is not confirmed yet"
+        } else if self.exchange.is_some() || self.answer_due {
+            "another change of the call is under way"
+        } else {
+            return Some(reply);
+        };
+        reply.send(Err(reason.to_owned())).ok();
+        None
+    }
+
+    async fn on_done(&mut self, done: Done) -> Flow {
+        match done {
+            Done::Reinvite { hold, reply, response } => {
+                let response = match response {
+                    Ok(Some(response)) => response,
+                    Ok(None) | Err(_) => {
+                        self.session.negotiator.set_holding(!hold);
+                        reply.send(Err("the peer does not answer".to_owned())).ok();
+                        return ControlFlow::Continue(());
+                    }
+                };
+                let result = match response.status_code.kind() {
+                    StatusCodeKind::Successful => match body::description(&response) {
+                        Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
+                        Ok(None) => Err("the peer accepted without an answer".to_owned()),
+                        Err(refusal) => Err(refusal.reason),
+                    },
+                    _ => Err(format!("the peer refused: {}", response.status_code)),
+                };
+                match result {
+                    Ok(agreed) => {
+                        self.signal(Signal::Media(Box::new(agreed))).await;
+                        reply.send(Ok(())).ok();
+                    }
+                    Err(reason) => {
+                        self.session.negotiator.set_holding(!hold);
+                        reply.send(Err(reason)).ok();
+                        // RFC 3261 section 12.2.1.2: these say that the dialog is gone.
+                        if matches!(response.status_code.code(), 408 | 481) {
+                            return ControlFlow::Break(Ending::Ours(LegEnd::Failed, "the peer lost the call"));
+                        }
+                    }
+                }
+            }
+            Done::Transfer { reply, result } => {
+                let answer = match result {
+                    Ok(transfer) => {
+                        self.transfer = Some(transfer);
+                        Ok(())
+                    }
+                    Err(reason) => Err(reason),
+                };
+                reply.send(answer).ok();
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    async fn signal(&mut self, signal: Signal) {
+        // overflow: awaited, for a while: a leg reads its signals first, so one that does not is stuck or gone
+        self.session.signals.send_timeout(signal, UNREAD).await.ok();
+    }
+
+    fn end(&self, reason: &TerminatedReason) -> LegEnd {
+        let called = self.session.dialog.role() == TransactionRole::Server;
+        match reason {
+            TerminatedReason::UacBye => {
+                if called {
+                    LegEnd::Remote
+                } else {
+                    LegEnd::Local
+                }
+            }
+            TerminatedReason::UasBye => {
+                if called {
+                    LegEnd::Local
+                } else {
+                    LegEnd::Remote
+                }
+            }
+            TerminatedReason::UacCancel => LegEnd::Remote,
+            TerminatedReason::Timeout => {
+                if called && !self.connected {
+                    self.session.shared.strike(self.session.peer);
+                }
+                LegEnd::Failed
+            }
+            _ => LegEnd::Failed,
+        }
+    }
+
+    async fn finish(self, ending: Ending) {
+        let Running { session, connected, exchange, transfer, .. } = self;
+        drop((exchange, transfer));
+        let Session { shared, dialog, states, signals, slot, .. } = session;
+        let end = match ending {
+            Ending::Dialog(end) => {
+                shared.dialogs.remove_dialog(&dialog.id());
+                end
+            }
+            Ending::Ours(end, _) => end,
+        };
+        // overflow: awaited, for a while: see `signal`. Dropping the sender afterwards says the same.
+        signals.send_timeout(Signal::Closed(end), UNREAD).await.ok();
+        drop((signals, slot));
+        if let Ending::Ours(_, reason) = ending {
+            bye(&dialog, states, connected, reason).await;
+            shared.dialogs.remove_dialog(&dialog.id());
+        }
+    }
+}
+
+/// Ends the dialog from our side, after the ACK where that is still missing.
+pub(super) async fn bye(dialog: &InviteDialog, mut states: DialogStateReceiver, connected: bool, reason: &'static str) {
+    if !connected && !dialog.state().is_confirmed() {
+        let confirmed = async {
+            while let Some(state) = states.recv().await {
+                if state.is_confirmed() || state.is_terminated() {
+                    return;
+                }
+            }
+        };
+        timeout(TRANSACTION, confirmed).await.ok();
+    }
+    if dialog.state().is_terminated() {
+        return;
+    }
+    // Q.850 cause 16: normal clearing.
+    let headers = vec![Header::Reason(format!("Q.850;cause=16;text=\"{reason}\"").into())];
+    match timeout(TRANSACTION, dialog.bye_with_headers(Some(headers))).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(id = %dialog.id(), %error, "BYE failed"),
+        Err(_) => debug!(id = %dialog.id(), "BYE was not answered"),
+    }
+}
+
+/// Random keys and the session id of a call's descriptions.
+pub(super) fn local_media(address: IpAddr, port: u16) -> sdp::LocalMedia {
+    let key = || {
+        let mut bytes = [0; 30];
+        rand::fill(&mut bytes[..]);
+        sdp::Key(bytes)
+    };
+    // As many peers keep the id in a signed number, it stays below 2^63.
+    let session_id = (clock::wall().as_secs() << 16) | u64::from(rand::random::<u16>());
+    sdp::LocalMedia { address, port, session_id, keys: [key(), key()] }
+}

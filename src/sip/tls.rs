@@ -1,0 +1,48 @@
+//! Certificates of the TLS listener, and whom TLS trunks are trusted by.
+
+use std::{path::Path, sync::Arc};
+
+use rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::SipError;
+
+/// Where Linux distributions keep the roots they trust.
+const BUNDLES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// An acceptor with the chain of `cert` and the key of `key`, both PEM files.
+pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, SipError> {
+    let wrong = |path: &Path, why: String| SipError::Config(format!("[sip] tls: {}: {why}", path.display()));
+    let chain: Vec<_> = CertificateDer::pem_file_iter(cert)
+        .and_then(Iterator::collect)
+        .map_err(|error| wrong(cert, error.to_string()))?;
+    if chain.is_empty() {
+        return Err(wrong(cert, "no certificate in it".to_owned()));
+    }
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
+        .map_err(|error| wrong(cert, error.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// The roots of the system, PEM. Without any no TLS trunk can be trusted, and calls to it fail saying so.
+pub(super) async fn system_roots() -> Option<Vec<u8>> {
+    for bundle in BUNDLES {
+        if let Ok(pem) = tokio::fs::read(bundle).await {
+            return Some(pem);
+        }
+    }
+    None
+}
+
+/// Names the provider that the stack's TLS client takes. One that is there already stays.
+pub(super) fn install_provider() {
+    ring::default_provider().install_default().ok();
+}

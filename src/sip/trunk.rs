@@ -1,0 +1,124 @@
+//! Registration at trunks, and who a trunk is.
+//!
+//! One task a trunk: it keeps the addresses of the trunk's host known (calls from there need no password of
+//! ours) and, with `register = true`, the registration alive.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use rsipstack::{
+    dialog::registration::{Registration, backoff_interval, refresh_interval},
+    sip::{StatusCodeKind, typed::Contact},
+};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::{
+    config::{Transport, TrunkConfig},
+    endpoint::Shared,
+    outbound::{credential, registrar},
+};
+
+/// Lifetime asked for.
+const EXPIRES: u32 = 600;
+/// Between look-ups of a host that is not registered with.
+const LOOK_UP: Duration = Duration::from_secs(300);
+/// How long unregistering may hold up a shutdown.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Registration state of a trunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrunkStatus {
+    /// Its name.
+    pub name: String,
+    /// `None` when it is not to register; else whether it is registered now.
+    pub registered: Option<bool>,
+    /// What went wrong last, while it is wrong.
+    pub error: Option<String>,
+}
+
+/// What is known of a trunk while running.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) status: TrunkStatus,
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+impl State {
+    pub(super) fn new(config: &TrunkConfig) -> State {
+        let registered = config.register.then_some(false);
+        State { status: TrunkStatus { name: config.name.clone(), registered, error: None }, addresses: Vec::new() }
+    }
+}
+
+/// Keeps the trunk at `index` until the endpoint stops.
+pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
+    let Some(config) = shared.config.trunk.get(index).cloned() else { return };
+    let mut registration = Registration::new(shared.stack.clone(), credential(&config));
+    let mut failures = 0;
+    loop {
+        let addresses = shared.look_up(&config.host).await;
+        let known = addresses.first().copied();
+        shared.trunk_state(index, |state| {
+            if !addresses.is_empty() {
+                state.addresses = addresses;
+            }
+        });
+        let wait = if config.register {
+            match register(&shared, &config, &mut registration, known, EXPIRES).await {
+                Ok(expires) => {
+                    if failures > 0 || shared.trunk_state(index, |s| s.status.registered) == Some(Some(false)) {
+                        info!(trunk = config.name, expires, "registered");
+                    }
+                    failures = 0;
+                    shared.trunk_state(index, |s| {
+                        s.status.registered = Some(true);
+                        s.status.error = None;
+                    });
+                    refresh_interval(expires)
+                }
+                Err(error) => {
+                    warn!(trunk = config.name, error, "registration failed");
+                    shared.trunk_state(index, |s| {
+                        s.status.registered = Some(false);
+                        s.status.error = Some(error);
+                    });
+                    failures += 1;
+                    backoff_interval(failures)
+                }
+            }
+        } else {
+            LOOK_UP
+        };
+        tokio::select! {
+            () = shared.stop.cancelled() => break,
+            () = sleep(wait) => {}
+        }
+    }
+    if shared.trunk_state(index, |s| s.status.registered) == Some(Some(true)) {
+        timeout(FAREWELL, register(&shared, &config, &mut registration, None, 0)).await.ok();
+    }
+}
+
+async fn register(
+    shared: &Shared,
+    config: &TrunkConfig,
+    registration: &mut Registration,
+    peer: Option<IpAddr>,
+    expires: u32,
+) -> Result<u32, String> {
+    let server = registrar(config).map_err(|e| e.to_string())?;
+    if registration.contact.is_none() {
+        let transport = match config.transport {
+            Transport::Udp => rsipstack::sip::Transport::Udp,
+            Transport::Tcp => rsipstack::sip::Transport::Tcp,
+            Transport::Tls => rsipstack::sip::Transport::Tls,
+        };
+        let uri = shared.contact(config.username.as_deref(), transport, peer);
+        registration.contact = Some(Contact { display_name: None, uri, params: vec![] });
+    }
+    let response = registration.register(server, Some(expires)).await.map_err(|e| e.to_string())?;
+    match response.status_code.kind() {
+        StatusCodeKind::Successful => Ok(registration.expires()),
+        _ => Err(format!("{} {}", response.status_code.code(), response.status_code.text())),
+    }
+}

@@ -1,0 +1,334 @@
+//! What each stage of the engine costs on this device, against what the device can do.
+//!
+//! Ceilings and stages are measured in the same run, on random data: zeros would run faster. Work and bytes are
+//! counted from the model's sizes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::device::{GpuError, Timer, start};
+use super::flow::{self, ChunkRun};
+use super::hift::Excerpt;
+use super::lt::{Operands, Shape};
+use super::slots::{Next, Stream};
+use super::{Device, Elt, GpuBackend, hift, llm, weights};
+use crate::clock;
+use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, MinLength, Sampling};
+use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
+
+/// One measured thing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// What: `decode`, `prefill`, `flow step`, `vocode`, `copy`, `product`.
+    pub stage: &'static str,
+    /// Rows, chunks or utterances together.
+    pub width: usize,
+    /// Median of the repetitions.
+    pub seconds: f64,
+    /// Floating-point operations (a multiply-add is two); 0: not counted.
+    pub flops: f64,
+    /// Bytes that must move at least; 0: not counted.
+    pub bytes: f64,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let per = |n: f64| n / self.seconds;
+        write!(
+            f,
+            "{:<10} {:>4}  {:>9.3} ms  {:>7.1} TFLOP/s  {:>7.1} GB/s",
+            self.stage,
+            self.width,
+            self.seconds * 1e3,
+            per(self.flops) / 1e12,
+            per(self.bytes) / 1e9
+        )
+    }
+}
+
+/// Repetitions of a ceiling.
+const REPEATS: usize = 5;
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// Frames or positions that are there already.
+    pub visible: usize,
+    /// Repetitions, of which the median counts.
+    pub repeats: usize,
+    /// Rounds of one decode or flow call.
+    pub rounds: usize,
+    /// Widths looked at; those that a stage has.
+    pub widths: Vec<usize>,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { visible: 350, repeats: 5, rounds: 10, widths: vec![1, 2, 4, 8, 16, 32, 48, 64, 128, 256] }
+    }
+}
+
+/// What one kernel costs inside a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelCost {
+    /// The kernel.
+    pub name: &'static str,
+    /// Blocks of its grid; 0 for cuBLASLt.
+    pub blocks: u64,
+    /// Launches.
+    pub count: usize,
+    /// Seconds of all of them, the gaps between launches included.
+    pub seconds: f64,
+}
+
+impl fmt::Display for KernelCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.seconds * 1e6 / self.count.max(1) as f64;
+        write!(f, "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us", self.name, self.blocks, self.count, each, self.seconds * 1e6)
+    }
+}
+
+fn by_kernel(timed: Vec<(&'static str, u64, f64)>) -> Vec<KernelCost> {
+    let mut out: Vec<KernelCost> = Vec::new();
+    for (name, blocks, seconds) in timed {
+        match out.iter_mut().find(|k| k.name == name && k.blocks == blocks) {
+            Some(k) => {
+                k.count += 1;
+                k.seconds += seconds;
+            }
+            None => out.push(KernelCost { name, blocks, count: 1, seconds }),
+        }
+    }
+    out.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    out
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// What device `ordinal` reaches at most: a large copy (bytes read and written) and a large product.
+///
+/// # Errors
+/// The device failed.
+pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
+    let device = Device::open(ordinal)?;
+    let module = device.compile("setup.cu", &[super::COMMON, super::SETUP], Elt::Bf16, &[])?;
+    let (fill, copy, convert) = (module.kernel("random_fill", 0)?, module.kernel("copy_ceiling", 0)?, module.kernel("convert", 0)?);
+    let timer = Timer::new(&device)?;
+    let count = 1usize << 29;
+    let (a, b) = (device.alloc("ceilings", count * 4)?, device.alloc("ceilings", count * 4)?);
+    let grid = (count.div_ceil(256) as u32, 1, 1);
+    start!(device, fill, grid, 256, 0; a.ptr, count as i64, 7u32, 1f32)?;
+    let mut times = Vec::new();
+    for _ in 0..REPEATS {
+        timer.mark(0)?;
+        start!(device, copy, (132 * 8, 1, 1), 512, 0; a.ptr, b.ptr, (count / 4) as i64)?;
+        timer.mark(1)?;
+        times.push(timer.seconds()?);
+    }
+    let mut out = vec![Cost { stage: "copy", width: 1, seconds: median(times), flops: 0.0, bytes: 2.0 * 4.0 * count as f64 }];
+    let mut lt = super::lt::Lt::new(&device, Elt::Bf16)?;
+    let n = 8192usize;
+    start!(device, convert, ((n * n).div_ceil(256) as u32, 1, 1), 256, 0; a.ptr, b.ptr, (n * n) as i64)?;
+    let (x, w) = (b.ptr, b.ptr + (n * n * 2) as u64);
+    start!(device, convert, ((n * n).div_ceil(256) as u32, 1, 1), 256, 0; a.ptr + (n * n * 4) as u64, w, (n * n) as i64)?;
+    for (m, n, k) in [(8192usize, 8192usize, 8192usize), (3200, 3072, 1024), (3200, 2048, 1024), (100, 3072, 1024), (100, 1024, 1024)] {
+        let shape = Shape { m, n, k, gelu: false };
+        let on = Operands { x, w, bias: x, y: a.ptr };
+        lt.prepare(shape, on)?;
+        let mut times = Vec::new();
+        for _ in 0..REPEATS {
+            timer.mark(0)?;
+            for _ in 0..8 {
+                lt.run(shape, on)?;
+            }
+            timer.mark(1)?;
+            times.push(timer.seconds()? / 8.0);
+        }
+        let flops = 2.0 * (m * n * k) as f64;
+        out.push(Cost { stage: "product", width: m, seconds: median(times), flops, bytes: 2.0 * (m * k + n * k + m * n) as f64 });
+    }
+    Ok(out)
+}
+
+impl GpuBackend {
+    /// The cost of every stage at several widths. Uses slots `0..` and leaves nothing open; nothing may be open
+    /// before.
+    ///
+    /// # Errors
+    /// The device failed or has too little memory.
+    pub fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
+        let mut out = Vec::new();
+        self.llm_costs(effort, &mut out)?;
+        self.flow_costs(effort, &mut out)?;
+        self.vocoder_costs(effort, &mut out)?;
+        Ok(out)
+    }
+
+    /// Where the time of each stage goes, kernel by kernel, at the effort's first width.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn kernel_costs(&mut self, effort: &Effort) -> Result<Vec<(&'static str, Vec<KernelCost>)>, GpuError> {
+        let device = self.device.clone();
+        let once = Effort { repeats: 1, rounds: 1, ..effort.clone() };
+        let mut all = Vec::new();
+        let mut out = Vec::new();
+        // Once before: what is measured is not the first of its kind.
+        self.stage_costs(&once)?;
+        all.push(("language model", by_kernel(device.timed(|| self.llm_costs(&once, &mut out))?)));
+        all.push(("flow", by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?)));
+        all.push(("vocoder", by_kernel(device.timed(|| self.vocoder_costs(&once, &mut out))?)));
+        Ok(all)
+    }
+
+    fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let visible = effort.visible;
+        let c = self.config.llm.clone();
+        let active = c.layers * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
+            + c.hidden * c.speech_rows();
+        let size = 2.0;
+        let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
+        let sampling = Sampling {
+            key: [1, 2],
+            min_len: 0,
+            max_len: u32::MAX,
+            min_length: MinLength::Intended,
+            // Work is the same whatever is drawn.
+            forced: Some(Arc::from((0..600).map(|i| i % c.speech_tokens as u32).collect::<Vec<_>>())),
+        };
+        let mut prefix = vec![Embed::Speech(c.control(SOS))];
+        prefix.extend((0..visible.saturating_sub(2)).map(|i| Embed::Text(i as u32 % c.vocab as u32)));
+        prefix.push(Embed::Speech(c.control(TASK)));
+        let slots = self.caps.slots as usize;
+        for count in [1usize, 8, 32].into_iter().filter(|n| *n <= slots && effort.widths.contains(n)) {
+            let rows: Vec<(usize, &[Embed], &Sampling)> = (0..count).map(|s| (s, &prefix[..], &sampling)).collect();
+            let mut times = Vec::new();
+            for _ in 0..effort.repeats {
+                let from = clock::now();
+                self.llm.prefill(&rows)?;
+                times.push(from.elapsed().as_secs_f64());
+            }
+            let flops = 2.0 * (active - c.hidden * c.speech_rows()) as f64 * (count * visible) as f64;
+            out.push(Cost { stage: "prefill", width: count, seconds: median(times), flops, bytes: active as f64 * size });
+        }
+        for first in (0..slots).step_by(32) {
+            let rows: Vec<(usize, &[Embed], &Sampling)> =
+                (first..slots.min(first + 32)).map(|s| (s, &prefix[..], &sampling)).collect();
+            self.llm.prefill(&rows)?;
+        }
+        for width in llm::WIDTHS.into_iter().filter(|w| *w <= slots && effort.widths.contains(w)) {
+            let rows: Vec<usize> = (0..width).collect();
+            let mut times = Vec::new();
+            for _ in 0..effort.repeats {
+                let from = clock::now();
+                self.llm.decode(&rows, effort.rounds)?;
+                times.push(from.elapsed().as_secs_f64() / effort.rounds as f64);
+            }
+            let flops = 2.0 * active as f64 * width as f64;
+            out.push(Cost { stage: "decode", width, seconds: median(times), flops, bytes: active as f64 * size + kv * width as f64 });
+        }
+        Ok(())
+    }
+
+    fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
+        let f = self.config.flow.clone();
+        let block = f.block;
+        let before = visible / block;
+        let prompt = FlowPrompt {
+            tokens: (0..(before + 1) * self.config.block_tokens()).map(|i| i as u32 % f.vocab as u32).collect(),
+            mel: vec![0.1; before * block * f.mel],
+            speaker: vec![0.5; f.speaker],
+        };
+        let failed = |e: crate::synth::SynthError| GpuError::Model(e.to_string());
+        let voice = self.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
+        let inner = f.inner();
+        let linear = f.depth * (f.dim * 3 * inner + inner * f.dim + 2 * f.dim * f.ff()) + f.dim * (f.dit_in() + f.mel);
+        let position = 2 * f.dim * f.dim / 16 * 31;
+        for width in flow::WIDTHS.into_iter().filter(|w| effort.widths.contains(w)) {
+            let mut held = Vec::new();
+            for n in 0..width {
+                // Every chunk sees blocks of its own, so that nothing is read from a cache that would not be.
+                let mut stream = Stream::new(prompt.tokens.clone(), &[], &f, self.config.token_mel_ratio, self.options.final_chunk);
+                for _ in 0..=before {
+                    match self.slabs.take() {
+                        Ok(slab) => stream.slabs.push(slab),
+                        Err(_) => break,
+                    }
+                }
+                held.push((self.hist_of(n % self.caps.slots as usize), stream));
+            }
+            if held.iter().any(|(_, s)| s.slabs.len() <= before) {
+                held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+                break;
+            }
+            let mut times = Vec::new();
+            for repeat in 0..=effort.repeats {
+                let rounds: Vec<Vec<ChunkRun>> = (0..steps)
+                    .map(|step| {
+                        let next = Next { step, start: before * block, frames: block, whole: None };
+                        held.iter()
+                            .enumerate()
+                            .map(|(n, (hist, stream))| ChunkRun {
+                                args: self.chunk(&voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
+                                tokens: self.tokens_for(&stream.tokens, &next, next.start),
+                            })
+                            .collect()
+                    })
+                    .collect();
+                let from = clock::now();
+                self.flow.run(&rounds)?;
+                if repeat > 0 {
+                    times.push(from.elapsed().as_secs_f64() / steps as f64);
+                }
+            }
+            held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+            let rows = (2 * block * width) as f64;
+            let seen = ((before + 1) * block) as f64;
+            let flops = rows * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
+            let kv = 2.0 * 2.0 * (f.depth * inner) as f64 * 2.0 * width as f64 * seen;
+            out.push(Cost { stage: "flow step", width, seconds: median(times), flops, bytes: 2.0 * linear as f64 + kv });
+        }
+        Ok(())
+    }
+
+    fn vocoder_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let (block, mel) = (self.config.flow.block, self.config.flow.mel);
+        let frames = 4 * block;
+        let values: Vec<f32> = (0..frames * mel).map(|i| ((i * 7919) % 1000) as f32 * 0.002 - 1.0).collect();
+        let buf = self.device.upload("a mel", &values)?;
+        let slabs = self.pages_of(&buf, frames);
+        let most = hift::WIDTH.min(self.caps.slots as usize);
+        for width in effort.widths.iter().copied().filter(|&w| w <= most) {
+            for count in [12usize, block] {
+                let mut times = Vec::new();
+                for _ in 0..effort.repeats {
+                    for slot in 0..width {
+                        self.hift.open(slot)?;
+                    }
+                    let at = |total: usize| -> Vec<Excerpt<'_>> {
+                        (0..width).map(|slot| Excerpt { slot, frame0: 0, total, last: false, slabs: &slabs }).collect()
+                    };
+                    // A first piece, so that histories and the steady length are those of a running stream.
+                    self.hift.run(&at(block))?;
+                    self.device.sync()?;
+                    let from = clock::now();
+                    self.hift.run(&at(block + count))?;
+                    times.push(from.elapsed().as_secs_f64());
+                }
+                let flops = 0.674e9 * (count * width) as f64;
+                let stage = if count == block { "vocode" } else { "vocode 12" };
+                out.push(Cost { stage, width, seconds: median(times), flops, bytes: 0.0 });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Weights of the right sizes for measuring.
+pub fn random_source(seed: u64) -> weights::Random {
+    weights::Random { seed }
+}

@@ -1,0 +1,544 @@
+//! One CUDA device: memory, kernels compiled at load, launches and graphs.
+//!
+//! Owns the context, one stream, and what it allocates. Knows nothing of the model. All of it is used from one
+//! thread at a time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
+
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::result as cu;
+use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
+use cudarc::nvrtc::result as rtc;
+use cudarc::nvrtc::sys as rtc_sys;
+
+use crate::synth::SynthError;
+
+/// Why something on the device did not work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// There is no usable device; the text says what is missing.
+    #[error("{0}")]
+    Absent(String),
+    /// A driver call failed.
+    #[error("CUDA: {what}: {reason}")]
+    Driver {
+        /// What was tried.
+        what: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// A kernel does not compile on this device.
+    #[error("kernels of {unit} do not compile:\n{log}")]
+    Compile {
+        /// Which source.
+        unit: &'static str,
+        /// The compiler's messages.
+        log: String,
+    },
+    /// cuBLASLt refused.
+    #[error("cuBLASLt: {0}")]
+    Blas(String),
+    /// An allocation failed.
+    #[error("device memory: {bytes} bytes for {what} cannot be had, {free} are free")]
+    Memory {
+        /// For what.
+        what: &'static str,
+        /// How much.
+        bytes: u64,
+        /// How much there is.
+        free: u64,
+    },
+    /// The model does not fit these kernels, or the checkpoint is not usable.
+    #[error("{0}")]
+    Model(String),
+}
+
+impl From<GpuError> for SynthError {
+    fn from(e: GpuError) -> Self {
+        match e {
+            GpuError::Memory { bytes, free, .. } => SynthError::Memory { needed: bytes, free },
+            other => SynthError::Device(other.to_string()),
+        }
+    }
+}
+
+pub(super) fn driver(what: &'static str) -> impl Fn(cudarc::driver::DriverError) -> GpuError {
+    move |e| GpuError::Driver { what, reason: e.to_string() }
+}
+
+/// Type of operands and caches; sums are single precision throughout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elt {
+    /// Single precision, for comparing with the reference.
+    F32,
+    /// bfloat16: the range of single precision, 8 bits of it.
+    Bf16,
+    /// Half: 11 bits, saturating at 65504.
+    F16,
+}
+
+impl Elt {
+    /// Bytes of one value.
+    pub fn size(self) -> usize {
+        if self == Elt::F32 { 4 } else { 2 }
+    }
+
+    fn define(self) -> u32 {
+        match self {
+            Elt::F32 => 0,
+            Elt::Bf16 => 1,
+            Elt::F16 => 2,
+        }
+    }
+}
+
+/// Why there is no GPU engine here, in one line; `None` when one can be tried.
+pub fn absent() -> Option<String> {
+    // SAFETY: these only try to open a shared library.
+    let (driver, nvrtc, lt) = unsafe {
+        (sys::is_culib_present(), rtc_sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present())
+    };
+    let missing = |what: &str| Some(format!("no GPU engine: {what} cannot be opened"));
+    if !driver {
+        return missing("the NVIDIA driver (libcuda.so.1)");
+    }
+    match CudaContext::device_count() {
+        Ok(0) | Err(_) => return Some("no GPU engine: the NVIDIA driver finds no device".into()),
+        Ok(_) => {}
+    }
+    if !nvrtc {
+        return missing("the CUDA run-time compiler (libnvrtc.so.13)");
+    }
+    if !lt {
+        return missing("cuBLASLt (libcublasLt.so.13)");
+    }
+    None
+}
+
+/// Whether the run-time compiler can be opened.
+pub(super) fn can_compile() -> bool {
+    // SAFETY: only tries to open a shared library.
+    unsafe { rtc_sys::is_culib_present() }
+}
+
+/// Devices that there are.
+pub fn count() -> u32 {
+    if absent().is_some() { 0 } else { CudaContext::device_count().map_or(0, |n| n.max(0) as u32) }
+}
+
+/// One device and its stream.
+pub(super) struct Device {
+    ctx: Arc<CudaContext>,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) name: String,
+    arch: String,
+    /// Whether launches may start before the one before them has ended.
+    overlap: bool,
+    trace: Mutex<Trace>,
+}
+
+/// A kernel of a loaded module, and its name.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel(sys::CUfunction, &'static str);
+
+/// When each launch ended, while someone looks: what was started, how many blocks, and the event behind it.
+#[derive(Default)]
+struct Trace(Option<Vec<(&'static str, u64, sys::CUevent)>>);
+
+// SAFETY: events may be used from any thread; the lock orders their use.
+unsafe impl Send for Trace {}
+
+// SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
+unsafe impl Send for Kernel {}
+
+/// Kernels of one source, compiled for this device.
+pub(super) struct Module {
+    module: sys::CUmodule,
+    unit: &'static str,
+}
+
+// SAFETY: as for `Kernel`.
+unsafe impl Send for Module {}
+
+impl Device {
+    /// Opens device `ordinal`.
+    pub(super) fn open(ordinal: u32) -> Result<Arc<Self>, GpuError> {
+        if let Some(reason) = absent() {
+            return Err(GpuError::Absent(reason));
+        }
+        let ctx = CudaContext::new(ordinal as usize).map_err(driver("open the device"))?;
+        // SAFETY: everything runs on one stream, so no event has to order it.
+        unsafe { ctx.disable_event_tracking() };
+        let stream = ctx.new_stream().map_err(driver("create a stream"))?;
+        let name = ctx.name().map_err(driver("read the device's name"))?;
+        let (major, minor) = ctx.compute_capability().map_err(driver("read the compute capability"))?;
+        if major < 8 {
+            return Err(GpuError::Absent(format!(
+                "no GPU engine: {name} has compute capability {major}.{minor}, 8.0 is needed"
+            )));
+        }
+        let suffix = if major == 9 { "a" } else { "" };
+        Ok(Arc::new(Self { ctx, stream, name, arch: format!("sm_{major}{minor}{suffix}"), overlap: major >= 9, trace: Mutex::default() }))
+    }
+
+    /// Makes the device current on this thread.
+    pub(super) fn bind(&self) -> Result<(), GpuError> {
+        self.ctx.bind_to_thread().map_err(driver("bind the device to a thread"))
+    }
+
+    /// Bytes free and in all.
+    pub(super) fn memory(&self) -> Result<(u64, u64), GpuError> {
+        self.bind()?;
+        let (free, total) = cu::mem_get_info().map_err(driver("read the memory's state"))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits for everything that was started.
+    pub(super) fn sync(&self) -> Result<(), GpuError> {
+        self.stream.synchronize().map_err(driver("wait for the device"))
+    }
+
+    /// Uninitialised memory.
+    pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
+        self.bind()?;
+        // SAFETY: a plain allocation; `Buf` frees it once.
+        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|_| GpuError::Memory {
+            what,
+            bytes: bytes as u64,
+            free: self.memory().map_or(0, |m| m.0),
+        })?;
+        Ok(Buf { ptr, bytes, device: self.clone() })
+    }
+
+    /// Memory of zeros.
+    pub(super) fn zeros(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
+        let buf = self.alloc(what, bytes)?;
+        self.fill_zero(buf.ptr, bytes)?;
+        self.sync()?;
+        Ok(buf)
+    }
+
+    /// Memory that holds `values`.
+    pub(super) fn upload<T: Copy>(self: &Arc<Self>, what: &'static str, values: &[T]) -> Result<Buf, GpuError> {
+        let buf = self.alloc(what, std::mem::size_of_val(values))?;
+        // SAFETY: the buffer has just been made as large as `values`; the copy is complete when it returns.
+        unsafe { cu::memcpy_htod_sync(buf.ptr, values) }.map_err(driver("copy to the device"))?;
+        Ok(buf)
+    }
+
+    /// Sets `bytes` bytes at `ptr` to zero, in the order of the stream.
+    pub(super) fn fill_zero(&self, ptr: u64, bytes: usize) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: callers pass ranges of buffers they own.
+        unsafe { sys::cuMemsetD8Async(ptr, 0, bytes, self.stream.cu_stream()).result() }.map_err(driver("clear memory"))
+    }
+
+    /// Copies between two ranges of the device, in the order of the stream.
+    pub(super) fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<(), GpuError> {
+        // SAFETY: callers pass ranges of buffers they own.
+        unsafe { cu::memcpy_dtod_async(dst, src, bytes, self.stream.cu_stream()) }.map_err(driver("copy on the device"))
+    }
+
+    /// Reads `out.len()` values; waits for the stream.
+    pub(super) fn read<T: Copy>(&self, ptr: u64, out: &mut [T]) -> Result<(), GpuError> {
+        self.sync()?;
+        // SAFETY: callers pass ranges of buffers they own; nothing runs any more.
+        unsafe { cu::memcpy_dtoh_sync(out, ptr) }.map_err(driver("copy from the device"))
+    }
+
+    /// Compiles `sources`, one after another as one unit, with the given macros.
+    pub(super) fn compile(
+        self: &Arc<Self>,
+        unit: &'static str,
+        sources: &[&str],
+        elt: Elt,
+        defines: &[(&str, i64)],
+    ) -> Result<Module, GpuError> {
+        self.bind()?;
+        let image = compile(unit, sources, elt, defines, &self.arch)?;
+        // SAFETY: the image is a complete module that the compiler made for this device.
+        let module = unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(driver("load a module"))?;
+        Ok(Module { module, unit })
+    }
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// `args` must point to values of exactly the kernel's parameter types, and every pointer among them to
+    /// memory that is large enough and outlives the launch (for a captured launch: the graph).
+    pub(super) unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: u32,
+        args: &[*const c_void],
+    ) -> Result<(), GpuError> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: grid.2,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.overlap),
+        };
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.0, args.as_ptr().cast_mut().cast(), std::ptr::null_mut()) }
+            .result()
+            .map_err(driver("start a kernel"))?;
+        self.note(kernel.1, u64::from(grid.0) * u64::from(grid.1) * u64::from(grid.2))
+    }
+
+    /// Whether launches are being timed one by one; recorded graphs would hide them.
+    pub(super) fn traced(&self) -> bool {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+
+    /// Notes the end of what was started last, while someone looks.
+    pub(super) fn note(&self, name: &'static str, blocks: u64) -> Result<(), GpuError> {
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(list) = &mut trace.0 else { return Ok(()) };
+        let event = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"))?;
+        list.push((name, blocks, event));
+        // SAFETY: event and stream are alive.
+        unsafe { cu::event::record(event, self.stream.cu_stream()) }.map_err(driver("record an event"))
+    }
+
+    /// Runs `work` with every launch timed: name, blocks and seconds, in order.
+    pub(super) fn timed<E: From<GpuError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Vec<(&'static str, u64, f64)>, E> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(Vec::new());
+        let done = self.note("", 0).map_err(E::from).and_then(|()| work());
+        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.take().unwrap_or_default();
+        self.sync()?;
+        let mut out = Vec::with_capacity(list.len());
+        for pair in list.windows(2) {
+            // SAFETY: both events were recorded and have passed.
+            let ms = unsafe { cu::event::elapsed(pair[0].2, pair[1].2) }.map_err(driver("read a timer"))?;
+            out.push((pair[1].0, pair[1].1, f64::from(ms) * 1e-3));
+        }
+        for (.., event) in list {
+            // SAFETY: created by `note`, destroyed only here.
+            let _ = unsafe { cu::event::destroy(event) };
+        }
+        done.map(|()| out)
+    }
+
+    /// Records what `work` starts into a graph, without running it.
+    pub(super) fn capture(&self, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
+        self.sync()?;
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(driver("begin a graph"))?;
+        let done = work();
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(driver("end a graph"));
+        done?;
+        match graph? {
+            Some(graph) => Ok(Graph(graph)),
+            None => Err(GpuError::Driver { what: "end a graph", reason: "nothing was recorded".into() }),
+        }
+    }
+}
+
+/// Source to machine code for `arch` (such as `sm_90a`). Needs no device.
+pub(super) fn compile(
+    unit: &'static str,
+    sources: &[&str],
+    elt: Elt,
+    defines: &[(&str, i64)],
+    arch: &str,
+) -> Result<Vec<u8>, GpuError> {
+    let failed = |log: String| GpuError::Compile { unit, log };
+    let text = CString::new(sources.join("\n")).map_err(|e| failed(e.to_string()))?;
+    let name = CString::new(unit).map_err(|e| failed(e.to_string()))?;
+    let program = rtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
+    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DELT={}", elt.define())];
+    // Only what needs 64 bits gets them: index arithmetic is cheaper without.
+    options.extend(defines.iter().map(|(k, v)| if i32::try_from(*v).is_ok() { format!("-D{k}={v}") } else { format!("-D{k}={v}ll") }));
+    // SAFETY: `program` was just created and is destroyed once, below, on every path.
+    unsafe {
+        let built = rtc::compile_program(program, &options);
+        let result = if built.is_err() {
+            let log = rtc::get_program_log(program).unwrap_or_default();
+            let log: Vec<u8> = log.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+            Err(failed(String::from_utf8_lossy(&log).into_owned()))
+        } else {
+            let mut size = 0usize;
+            let mut image = Vec::new();
+            let mut code = rtc_sys::nvrtcGetCUBINSize(program, &raw mut size);
+            if code == rtc_sys::nvrtcResult::NVRTC_SUCCESS {
+                image.resize(size, 0u8);
+                code = rtc_sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast());
+            }
+            if code == rtc_sys::nvrtcResult::NVRTC_SUCCESS { Ok(image) } else { Err(failed(format!("{code:?}"))) }
+        };
+        let _ = rtc::destroy_program(program);
+        result
+    }
+}
+
+impl Module {
+    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory.
+    pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
+        let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
+        let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
+        // SAFETY: the module is loaded and stays so for the life of the process.
+        let function = unsafe { cu::module::get_function(self.module, c) }.map_err(|e| missing(e.to_string()))?;
+        if shared > 48 << 10 {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: `function` is a valid handle.
+            unsafe { cu::function::set_function_attribute(function, attribute, shared as i32) }
+                .map_err(|e| missing(e.to_string()))?;
+        }
+        Ok(Kernel(function, name))
+    }
+}
+
+/// A range of device memory, freed when dropped.
+pub(super) struct Buf {
+    pub(super) ptr: u64,
+    pub(super) bytes: usize,
+    device: Arc<Device>,
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // Failing here means that the device is lost, and its memory with it.
+        let _ = self.device.bind();
+        // SAFETY: allocated by `Device::alloc`, freed only here; the driver waits for work that uses it.
+        let _ = unsafe { cu::free_sync(self.ptr) };
+    }
+}
+
+/// A recorded sequence of launches.
+pub(super) struct Graph(CudaGraph);
+
+// SAFETY: a graph may be launched from any thread, one at a time; the model that holds it is used that way.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    pub(super) fn launch(&self) -> Result<(), GpuError> {
+        self.0.launch().map_err(driver("launch a graph"))
+    }
+}
+
+/// A page-locked host copy of a small device buffer: what the host decides goes over in one asynchronous copy,
+/// what the device found comes back in one.
+pub(super) struct Staging {
+    host: *mut u8,
+    pub(super) dev: Buf,
+}
+
+// SAFETY: the host memory belongs to this value alone.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    pub(super) fn new(device: &Arc<Device>, what: &'static str, bytes: usize) -> Result<Self, GpuError> {
+        let dev = device.zeros(what, bytes)?;
+        // SAFETY: a plain allocation, freed in `drop`.
+        let host = unsafe { cu::malloc_host(bytes.max(256), 0) }.map_err(driver("allocate page-locked memory"))?.cast::<u8>();
+        // SAFETY: `host` has that many bytes.
+        unsafe { std::ptr::write_bytes(host, 0, bytes) };
+        Ok(Self { host, dev })
+    }
+
+    /// The host's copy as `T`s. The previous copy must have ended: callers wait once per call of the engine.
+    pub(super) fn as_mut<T: Copy>(&mut self) -> &mut [T] {
+        let count = self.dev.bytes / std::mem::size_of::<T>();
+        // SAFETY: page-locked memory is page-aligned and initialised; `T` is plain data.
+        unsafe { std::slice::from_raw_parts_mut(self.host.cast(), count) }
+    }
+
+    /// Sends the first `bytes` bytes to the device.
+    pub(super) fn send(&self, bytes: usize) -> Result<(), GpuError> {
+        let bytes = bytes.min(self.dev.bytes);
+        let stream = self.dev.device.stream.cu_stream();
+        // SAFETY: both sides are `bytes` long at least and live as long as `self`.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.cast(), bytes, stream).result() }
+            .map_err(driver("copy to the device"))
+    }
+
+    /// Fetches the first `bytes` bytes; valid after the next wait.
+    pub(super) fn fetch(&self, bytes: usize) -> Result<(), GpuError> {
+        let bytes = bytes.min(self.dev.bytes);
+        let stream = self.dev.device.stream.cu_stream();
+        // SAFETY: as in `send`.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(self.host.cast(), self.dev.ptr, bytes, stream).result() }
+            .map_err(driver("copy from the device"))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed only here. An error means the device is lost.
+        let _ = unsafe { cu::free_host(self.host.cast()) };
+    }
+}
+
+/// Starts a kernel: `start!(device, kernel, grid, block, shared; arguments)`. Each argument's type must be the
+/// kernel's parameter type: `u64` for pointers.
+macro_rules! start {
+    ($device:expr, $kernel:expr, $grid:expr, $block:expr, $shared:expr; $($arg:expr),* $(,)?) => {
+        // SAFETY: argument types are those of the kernel's declaration, beside which each call was written;
+        // pointers are to buffers that the calling model owns.
+        unsafe {
+            $device.launch($kernel, $grid, $block, $shared, &[$(std::ptr::from_ref(&$arg).cast::<std::ffi::c_void>()),*])
+        }
+    };
+}
+pub(super) use start;
+
+/// A pair of timestamps on the stream.
+pub(super) struct Timer {
+    events: [sys::CUevent; 2],
+    device: Arc<Device>,
+}
+
+// SAFETY: used from one thread at a time.
+unsafe impl Send for Timer {}
+
+impl Timer {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+        device.bind()?;
+        let make = || cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"));
+        Ok(Self { events: [make()?, make()?], device: device.clone() })
+    }
+
+    pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
+        // SAFETY: events and stream are alive.
+        unsafe { cu::event::record(self.events[which], self.device.stream.cu_stream()) }.map_err(driver("record an event"))
+    }
+
+    /// Seconds between the two marks; waits for the second.
+    pub(super) fn seconds(&self) -> Result<f64, GpuError> {
+        // SAFETY: both events were recorded.
+        unsafe {
+            cu::event::synchronize(self.events[1]).map_err(driver("wait for an event"))?;
+            cu::event::elapsed(self.events[0], self.events[1])
+                .map(|ms| f64::from(ms) * 1e-3)
+                .map_err(driver("read a timer"))
+        }
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        for event in self.events {
+            // SAFETY: created in `new`, destroyed only here.
+            let _ = unsafe { cu::event::destroy(event) };
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! The flow on the device: ragged chunks of many utterances, each at its own Euler step, in one graph per width.
+//!
+//! Owns weights, folded modulation, scratch and graphs. Whose chunk is run, and where its state lies, comes with
+//! every call as [`ChunkArgs`]; what an utterance keeps is the caller's ([`super::slots`]).
+
+use std::collections::{BTreeMap, HashMap};
+use std::f32::consts::PI;
+use std::sync::Arc;
+
+use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, Timer, start};
+use super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
+use super::lt::{Lt, Operands, Shape};
+use super::weights::{Packed, Packer, Piece, Source, padded};
+use crate::synth::cosyvoice::checkpoint::Part;
+use crate::synth::cosyvoice::config::{
+    CONV_POS_GROUPS, CONV_POS_KERNEL, Config, DEFAULT_LEAKY_SLOPE, EULER_STEPS, FlowConfig, LAYER_NORM_EPS, TIME_EMBED,
+};
+use crate::synth::cosyvoice::noise;
+
+/// Widths in chunks that a graph is recorded for.
+pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64];
+/// Most chunks of one step.
+pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
+/// Most Euler steps of one call.
+pub(super) const ROUNDS: usize = EULER_STEPS;
+/// Blocks that one utterance may have, prompt included.
+pub(super) const PAGES: usize = 64;
+/// Kernel of the second pre-lookahead convolution, which looks back.
+const BACK: usize = 3;
+/// Repetitions of a product in a tuning graph.
+const TUNING: usize = 8;
+const ROOT: &str = "decoder.estimator";
+
+/// `Chunk` of flow.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct ChunkArgs {
+    pub(super) hist: u64,
+    pub(super) cond: u64,
+    pub(super) speaker: u64,
+    pub(super) step: i32,
+    pub(super) frame0: i32,
+    pub(super) frames: i32,
+    pub(super) keys: i32,
+    pub(super) key0: i32,
+    pub(super) cond_frames: i32,
+    pub(super) live: i32,
+    pub(super) flag: i32,
+    pub(super) page: [u64; PAGES],
+}
+
+/// A chunk of one round. `tokens`: given at its first step, see [`Flow::window`].
+pub(super) struct ChunkRun {
+    pub(super) args: ChunkArgs,
+    pub(super) tokens: Option<Vec<i32>>,
+}
+
+/// One product of a block, in the layouts it may run in.
+struct Linear {
+    packed: Packed,
+    plain: Option<(Buf, Buf)>,
+    n: usize,
+    k: usize,
+}
+
+struct Block {
+    qkv: Linear,
+    out: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+struct Kernels {
+    hidden: Kernel,
+    start: Kernel,
+    input: Kernel,
+    norm: Kernel,
+    euler: Kernel,
+    attend: Kernel,
+    append: Kernel,
+    neighbours: Kernel,
+}
+
+/// The model.
+pub(super) struct Flow {
+    device: Arc<Device>,
+    pub(super) config: FlowConfig,
+    ratio: usize,
+    gemm: Gemm,
+    lt: Option<Lt>,
+    /// Products that a kernel of ours does faster than cuBLASLt, found when they were prepared.
+    choices: HashMap<Shape, Tile>,
+    kernels: Kernels,
+    input: Packed,
+    positions: [Packed; 2],
+    blocks: Vec<Block>,
+    out: Packed,
+    modulation: Buf,
+    deltas: Buf,
+    rope: Buf,
+    noise: Buf,
+    noise_frames: usize,
+    table: Buf,
+    ahead: [Buf; 2],
+    behind: [Buf; 2],
+    speaker: (Vec<f32>, Vec<f32>),
+    scratch: Scratch,
+    chunks: Vec<Staging>,
+    current: Buf,
+    tokens: Staging,
+    bad: Staging,
+    graphs: BTreeMap<usize, Graph>,
+    pub(super) slab_bytes: usize,
+    pub(super) x_offset: usize,
+    pub(super) hist_bytes: usize,
+    spare_hist: Buf,
+}
+
+struct Scratch {
+    input: Buf,
+    hist: Buf,
+    tiles: Buf,
+    h0: Buf,
+    h0e: Buf,
+    c1: Buf,
+    h: Buf,
+    a: Buf,
+    qkv: Buf,
+    heard: Buf,
+    ff: Buf,
+    v: Buf,
+    hidden: Buf,
+}
+
+impl Flow {
+    pub(super) fn load(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Self, GpuError> {
+        let device = &packer.device;
+        let (f, elt) = (&config.flow, packer.elt);
+        let (dim, inner, ff, size) = (f.dim, f.inner(), f.ff(), elt.size());
+        let fits = f.head_dim % 16 == 0
+            && (f.head_dim / 8).is_power_of_two()
+            && f.head_dim <= 128
+            && f.block <= 64
+            && dim % 64 == 0
+            && f.input == f.mel
+            && inner % 32 == 0
+            && f.block % config.token_mel_ratio == 0;
+        if !fits {
+            return Err(GpuError::Model(format!("the flow's sizes do not fit the kernels: {f:?}")));
+        }
+        let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, key, shape);
+        let pair = |name: &str, n: usize, k: usize| -> Result<_, GpuError> {
+            Ok((get(&format!("{name}.weight"), &[n, k])?, get(&format!("{name}.bias"), &[n])?))
+        };
+        let linear = |parts: &[(String, usize)], k: usize| -> Result<Linear, GpuError> {
+            let (mut w, mut b) = (Vec::new(), Vec::new());
+            for (name, n) in parts {
+                let (wn, bn) = pair(name, *n, k)?;
+                w.extend_from_slice(&wn);
+                b.extend_from_slice(&bn);
+            }
+            let n = b.len();
+            let packed = packer.whole(&w, n, k, 1, Some(&b))?;
+            let plain = if elt == Elt::F32 { None } else { Some((packer.elements(&w)?, packer.elements(&b)?)) };
+            Ok(Linear { packed, plain, n, k })
+        };
+        let mut blocks = Vec::with_capacity(f.depth);
+        for n in 0..f.depth {
+            let name = |part: &str| format!("{ROOT}.transformer_blocks.{n}.{part}");
+            blocks.push(Block {
+                qkv: linear(&[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)], dim)?,
+                out: linear(&[(name("attn.to_out.0"), dim)], inner)?,
+                up: linear(&[(name("ff.ff.0.0"), ff)], dim)?,
+                down: linear(&[(name("ff.ff.2"), dim)], ff)?,
+            });
+        }
+        let (w, b) = pair(&format!("{ROOT}.input_embed.proj"), dim, f.dit_in())?;
+        let input = packer.whole(&w, dim, f.dit_in(), 1, Some(&b))?;
+        let position = |n: usize| -> Result<Packed, GpuError> {
+            let name = format!("{ROOT}.input_embed.conv_pos_embed.conv{n}.0");
+            let cin = dim / CONV_POS_GROUPS;
+            let w = get(&format!("{name}.weight"), &[dim, cin, CONV_POS_KERNEL])?;
+            let b = get(&format!("{name}.bias"), &[dim])?;
+            let piece = [Piece { values: &w, n: dim, mul: 1, off: 0 }];
+            packer.pack_groups(&piece, dim, cin, CONV_POS_KERNEL, CONV_POS_GROUPS, Some(&b), None)
+        };
+        let positions = [position(1)?, position(2)?];
+        let (w, b) = pair(&format!("{ROOT}.proj_out"), f.mel, dim)?;
+        let out = packer.whole(&w, f.mel, dim, 1, Some(&b))?;
+
+        let times = times();
+        let visited = evaluation_times(&times);
+        let deltas: Vec<f32> = (0..EULER_STEPS).map(|k| times[k + 1] - visited[k]).collect();
+        let modulation = modulation(packer, source, f, &visited)?;
+        let noise_frames = config.noise_frames();
+        let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
+        let table = noise::flow_table(config);
+        // Frames after the table's end are only ever padding of a last block.
+        let mut by_frame = vec![0f32; (noise_frames + f.block) * f.mel];
+        for (channel, row) in table.chunks_exact(noise_frames).enumerate() {
+            for (frame, v) in row.iter().enumerate() {
+                by_frame[frame * f.mel + channel] = *v;
+            }
+        }
+        let (look, ch) = (f.lookahead, f.lookahead_channels);
+        let w = get("pre_lookahead_layer.conv1.weight", &[ch, f.input, look + 1])?;
+        let mut ahead = vec![0f32; w.len()];
+        for (i, v) in w.iter().enumerate() {
+            let (o, c, tap) = (i / (f.input * (look + 1)), i / (look + 1) % f.input, i % (look + 1));
+            ahead[(tap * f.input + c) * ch + o] = *v;
+        }
+        let w = get("pre_lookahead_layer.conv2.weight", &[f.input, ch, BACK])?;
+        let mut behind = vec![0f32; w.len()];
+        for (i, v) in w.iter().enumerate() {
+            let (o, c, tap) = (i / (ch * BACK), i / BACK % ch, i % BACK);
+            behind[(o * BACK + tap) * ch + c] = *v;
+        }
+        let speaker = (
+            get("spk_embed_affine_layer.weight", &[f.spk_dim, f.speaker])?.into_owned(),
+            get("spk_embed_affine_layer.bias", &[f.spk_dim])?.into_owned(),
+        );
+
+        let x_offset = EULER_STEPS * f.depth * 4 * f.block * inner * size;
+        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW], elt, &defines(f))?;
+        let kernels = Kernels {
+            hidden: module.kernel("flow_hidden", 49 << 10)?,
+            start: module.kernel("flow_start", 49 << 10)?,
+            input: module.kernel("flow_input", 0)?,
+            norm: module.kernel("flow_norm", 0)?,
+            euler: module.kernel("flow_euler", 0)?,
+            attend: module.kernel("flow_attend", 0)?,
+            append: module.kernel("flow_append", 0)?,
+            neighbours: module.kernel("flow_neighbours", 0)?,
+        };
+        let rows = WIDTH * 2 * f.block;
+        let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
+        let tiles: Vec<[i32; 4]> =
+            (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
+        let scratch = Scratch {
+            input: act(padded(f.dit_in()), size)?,
+            hist: device.zeros("activations", WIDTH * 2 * 8)?,
+            tiles: device.upload("tiles", &tiles)?,
+            h0: act(dim, 4)?,
+            h0e: act(dim, size)?,
+            c1: act(dim, size)?,
+            h: act(dim, 4)?,
+            a: act(dim.max(inner), size)?,
+            qkv: act(3 * inner, size)?,
+            heard: act(dim.max(inner), size)?,
+            ff: act(ff, size)?,
+            v: act(padded(f.mel), 4)?,
+            hidden: device.zeros("activations", WIDTH * (f.block / config.token_mel_ratio + 2) * ch * 4)?,
+        };
+        let per_row = f.block / config.token_mel_ratio + 2 + look;
+        let hist_bytes = EULER_STEPS * 2 * 2 * (CONV_POS_KERNEL - 1) * dim * size;
+        let chunk_bytes = WIDTH * size_of::<ChunkArgs>();
+        Ok(Self {
+            device: device.clone(),
+            config: f.clone(),
+            ratio: config.token_mel_ratio,
+            gemm: Gemm::new(device, elt)?,
+            lt: if elt == Elt::F32 { None } else { Some(Lt::new(device, elt)?) },
+            choices: HashMap::new(),
+            kernels,
+            input,
+            positions,
+            blocks,
+            out,
+            modulation,
+            deltas: device.upload("times", &deltas)?,
+            rope: device.upload("rotary angles", &rope)?,
+            noise: device.upload("noise", &by_frame)?,
+            noise_frames,
+            table: device.upload("tokens", &get("input_embedding.weight", &[f.vocab, f.input])?)?,
+            ahead: [
+                device.upload("weights", &ahead)?,
+                device.upload("weights", &get("pre_lookahead_layer.conv1.bias", &[ch])?)?,
+            ],
+            behind: [
+                device.upload("weights", &behind)?,
+                device.upload("weights", &get("pre_lookahead_layer.conv2.bias", &[f.input])?)?,
+            ],
+            speaker,
+            scratch,
+            chunks: (0..ROUNDS).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
+            current: device.zeros("chunks", chunk_bytes)?,
+            tokens: Staging::new(device, "chunk tokens", ROUNDS * WIDTH * (per_row + size_of::<ChunkArgs>()) * 4)?,
+            bad: Staging::new(device, "flags", WIDTH * 4)?,
+            graphs: BTreeMap::new(),
+            slab_bytes: x_offset + 2 * f.block * f.mel * 4,
+            x_offset,
+            hist_bytes,
+            spare_hist: device.zeros("histories", hist_bytes)?,
+        })
+    }
+
+    /// Frames that the noise table covers.
+    pub(super) fn limit(&self) -> usize {
+        self.noise_frames.min(PAGES * self.config.block)
+    }
+
+    /// L2 normalisation and projection of a raw speaker vector.
+    pub(super) fn project(&self, speaker: &[f32]) -> Vec<f32> {
+        let norm = speaker.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
+        let (w, b) = &self.speaker;
+        let row = |(w, b): (&[f32], &f32)| w.iter().zip(speaker).map(|(w, s)| w * (s / norm)).sum::<f32>() + b;
+        w.chunks_exact(speaker.len().max(1)).zip(b).map(row).collect()
+    }
+
+    /// A chunk's tokens with their context, as the kernels take them: two before, a block, the look-ahead.
+    pub(super) fn window(&self, tokens: &[u32], from: usize) -> Vec<i32> {
+        let per = self.config.block / self.ratio;
+        let back = BACK - 1;
+        (0..per + back + self.config.lookahead)
+            .map(|i| (from + i).checked_sub(back).and_then(|t| tokens.get(t)).map_or(-1, |&t| t as i32))
+            .collect()
+    }
+
+    /// What stands in a row that nobody uses.
+    fn idle(&self) -> ChunkArgs {
+        ChunkArgs {
+            hist: self.spare_hist.ptr,
+            cond: 0,
+            speaker: 0,
+            step: 0,
+            frame0: 0,
+            frames: 0,
+            keys: 0,
+            key0: 0,
+            cond_frames: 0,
+            live: 0,
+            flag: 0,
+            page: [0; PAGES],
+        }
+    }
+
+    /// Runs `rounds`, each one Euler step of its chunks; chunks of a later round may depend on earlier ones.
+    /// Returns, by flag, which chunks are no longer finite. `rounds` and each round's width are within bounds.
+    pub(super) fn run(&mut self, rounds: &[Vec<ChunkRun>]) -> Result<Vec<bool>, GpuError> {
+        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
+        let mut used = 0usize;
+        for (n, round) in rounds.iter().enumerate() {
+            let Some(width) = WIDTHS.into_iter().find(|&w| w >= round.len()) else {
+                return Err(GpuError::Model(format!("{} chunks are more than a step takes", round.len())));
+            };
+            let idle = self.idle();
+            let chunks = self.chunks[n].as_mut::<ChunkArgs>();
+            for (i, c) in chunks.iter_mut().take(width).enumerate() {
+                *c = round.get(i).map_or(idle, |r| r.args);
+            }
+            let starters: Vec<&ChunkRun> = round.iter().filter(|r| r.tokens.is_some()).collect();
+            if !starters.is_empty() {
+                used = self.begin(&starters, used)?;
+            }
+            self.chunks[n].send(width * size_of::<ChunkArgs>())?;
+            self.device.copy(self.current.ptr, self.chunks[n].dev.ptr, width * size_of::<ChunkArgs>())?;
+            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
+                Some(graph) => graph.launch()?,
+                None => self.step(width, false)?,
+            }
+        }
+        self.bad.fetch(WIDTH * 4)?;
+        self.device.sync()?;
+        Ok(self.bad.as_mut::<i32>().iter().map(|&b| b != 0).collect())
+    }
+
+    /// One Euler step of a whole utterance whose blocks see each other fully; `blocks` in order. They are given
+    /// tokens at the first step. Returns whether a value is no longer finite.
+    pub(super) fn run_whole(&mut self, blocks: &[ChunkRun]) -> Result<bool, GpuError> {
+        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
+        let starters: Vec<&ChunkRun> = blocks.iter().filter(|r| r.tokens.is_some()).collect();
+        if !starters.is_empty() {
+            self.begin(&starters, 0)?;
+        }
+        let bytes = std::mem::size_of::<ChunkArgs>() * blocks.len();
+        for (to, from) in self.chunks[0].as_mut::<ChunkArgs>().iter_mut().zip(blocks) {
+            *to = from.args;
+        }
+        self.chunks[0].send(bytes)?;
+        self.device.copy(self.current.ptr, self.chunks[0].dev.ptr, bytes)?;
+        self.prepare(blocks.len())?;
+        self.step(blocks.len(), true)?;
+        self.bad.fetch(WIDTH * 4)?;
+        self.device.sync()?;
+        Ok(self.bad.as_mut::<i32>().iter().any(|&b| b != 0))
+    }
+
+    /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken.
+    fn begin(&mut self, starters: &[&ChunkRun], used: usize) -> Result<usize, GpuError> {
+        let f = &self.config;
+        let (per, back) = (f.block / self.ratio, BACK - 1);
+        let per_row = per + back + f.lookahead;
+        let words = size_of::<ChunkArgs>() / 4;
+        // Arguments first: they hold addresses and need their alignment.
+        let args_at = used.next_multiple_of(2);
+        let tokens_at = args_at + starters.len() * words;
+        let end = tokens_at + starters.len() * per_row;
+        let staging = self.tokens.as_mut::<i32>();
+        for (i, s) in starters.iter().enumerate() {
+            // SAFETY: `ChunkArgs` is plain data without padding, a whole number of words.
+            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&s.args).cast::<i32>(), words) };
+            staging[args_at + i * words..][..words].copy_from_slice(bits);
+            if let Some(tokens) = &s.tokens {
+                staging[tokens_at + i * per_row..][..per_row].copy_from_slice(tokens);
+            }
+        }
+        // The whole prefix is sent again: earlier parts are unchanged.
+        self.tokens.send(end * 4)?;
+        let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
+        let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
+        let rows = starters.len() as u32;
+        let shared = ((f.lookahead + 1) * f.input * 4) as u32;
+        let slope = DEFAULT_LEAKY_SLOPE as f32;
+        start!(self.device, self.kernels.hidden, ((per + back) as u32, rows, 1), 256, shared;
+            args, tokens, per_row as i32, self.table.ptr, self.ahead[0].ptr, self.ahead[1].ptr, self.scratch.hidden.ptr,
+            ins, ch, f.lookahead as i32, ratio, slope)?;
+        let shared = (BACK * f.lookahead_channels * 4) as u32;
+        start!(self.device, self.kernels.start, (per as u32, rows, 1), 256, shared;
+            args, tokens, per_row as i32, self.table.ptr, self.behind[0].ptr, self.behind[1].ptr, self.scratch.hidden.ptr,
+            self.noise.ptr, ins, ch, ratio)?;
+        Ok(end)
+    }
+
+    /// One Euler step of the `width` chunks that `current` describes; `whole`: they are all blocks of one utterance
+    /// and see each other.
+    fn step(&self, width: usize, whole: bool) -> Result<(), GpuError> {
+        let (f, k, s) = (&self.config, &self.kernels, &self.scratch);
+        let rows = width * 2 * f.block;
+        let (dim, inner, chunks) = (f.dim as i32, f.inner(), self.current.ptr);
+        let wide = padded(f.dit_in()) as i32;
+        let halo = (CONV_POS_KERNEL - 1) as i32;
+        start!(self.device, k.input, (f.block as u32, 2 * width as u32, 1), 128, 0;
+            chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, wide)?;
+        let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
+        let first = Conv { x: s.input.ptr, ldx: wide, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
+        self.gemm.conv(&self.input, Tile::N64T64, 0, first)?;
+        let position = Conv {
+            tiles: s.tiles.ptr,
+            hist_in: s.hist.ptr,
+            hist_out: if whole { 0 } else { s.hist.ptr },
+            ldx: dim,
+            ldo: dim,
+            lde: dim,
+            act: Act::Mish,
+            ..base
+        };
+        let neighbours = |x: u64, off: i64| match whole {
+            true => start!(self.device, k.neighbours, (halo as u32, 2 * width as u32, 1), 128, 0; x, s.hist.ptr, off, halo),
+            false => Ok(()),
+        };
+        neighbours(s.h0e.ptr, 0)?;
+        let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
+        self.gemm.conv(&self.positions[0], Tile::N64T64, 2 * width, one)?;
+        let off = i64::from(halo) * i64::from(dim);
+        neighbours(s.c1.ptr, off)?;
+        let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
+        self.gemm.conv(&self.positions[1], Tile::N64T64, 2 * width, two)?;
+
+        let d = f.dim as i64;
+        let stride = d * (6 * f.depth as i64 + 2);
+        let norm = |y: u64, gate: i64, shift: i64, scale: i64| {
+            start!(self.device, k.norm, (rows.div_ceil(8) as u32, 1, 1), 256, 0;
+                chunks, s.h.ptr, y, s.a.ptr, self.modulation.ptr, stride, gate * d, shift * d, scale * d, rows as i32,
+                LAYER_NORM_EPS as f32)
+        };
+        for (n, block) in self.blocks.iter().enumerate() {
+            let at = 6 * n as i64;
+            // The gate of the previous block's second half is applied on the way.
+            if n == 0 { norm(0, 0, at, at + 1)? } else { norm(s.heard.ptr, at - 1, at, at + 1)? };
+            self.linear(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
+            let threads = if self.gemm.elt == Elt::F32 { 256 } else { 128 };
+            let grid = (f.heads as u32, 2 * width as u32, 1);
+            if whole {
+                start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.rope.ptr, n as i32)?;
+            }
+            start!(self.device, k.attend, grid, threads, 0;
+                chunks, s.qkv.ptr, s.a.ptr, self.rope.ptr, n as i32, i32::from(!whole))?;
+            debug_assert_eq!(block.out.k, inner);
+            self.linear(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
+            norm(s.heard.ptr, at + 2, at + 3, at + 4)?;
+            self.linear(&block.up, rows, s.a.ptr, s.ff.ptr, true)?;
+            self.linear(&block.down, rows, s.ff.ptr, s.heard.ptr, false)?;
+        }
+        let at = 6 * f.depth as i64;
+        // The last layer stores scale before shift.
+        norm(s.heard.ptr, at - 1, at + 1, at)?;
+        let ld = padded(f.mel) as i32;
+        let last = Conv { x: s.a.ptr, ldx: dim, out: s.v.ptr, ldo: ld, ..base };
+        self.gemm.conv(&self.out, Tile::N64T64, 0, last)?;
+        let grid = ((f.block * f.mel).div_ceil(256) as u32, width as u32, 1);
+        start!(self.device, k.euler, grid, 256, 0;
+            chunks, s.v.ptr, self.deltas.ptr, f.guidance as f32, ld, self.bad.dev.ptr)
+    }
+
+    fn linear(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
+        let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+        match self.choices.get(&shape) {
+            Some(&tile) => self.own(l, tile, shape, x, y),
+            None => self.library(l, shape, x, y),
+        }
+    }
+
+    /// A product through cuBLASLt, or through our kernels where it does not serve.
+    fn library(&self, l: &Linear, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        match (&self.lt, &l.plain) {
+            (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
+            _ => self.own(l, Tile::N64T64, shape, x, y),
+        }
+    }
+
+    fn own(&self, l: &Linear, tile: Tile, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        let Shape { m: rows, gelu, .. } = shape;
+        let act = if gelu { Act::Gelu } else { Act::None };
+        let (n, k) = (l.n as i32, l.k as i32);
+        let p = Conv { x, ldx: k, oute: y, lde: n, ldo: n, rows: rows as i32, act, scale: 1.0, ..Conv::default() };
+        self.gemm.conv(&l.packed, tile, 0, p)
+    }
+
+    /// Makes plans and graphs for widths up to `most`.
+    pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
+        let last = WIDTHS.into_iter().find(|&w| w >= most).unwrap_or(WIDTH);
+        for width in WIDTHS.into_iter().filter(|&w| w <= last) {
+            self.prepare(width)?;
+            let idle = self.idle();
+            self.chunks[0].as_mut::<ChunkArgs>()[..width].fill(idle);
+            self.chunks[0].send(width * size_of::<ChunkArgs>())?;
+            self.device.copy(self.current.ptr, self.chunks[0].dev.ptr, width * size_of::<ChunkArgs>())?;
+            self.step(width, false)?;
+            self.device.sync()?;
+            let graph = self.device.capture(|| self.step(width, false))?;
+            self.graphs.insert(width, graph);
+        }
+        Ok(())
+    }
+
+    /// Plans for the products of one width: cuBLASLt's fastest, or a kernel of ours that beats it.
+    pub(super) fn prepare(&mut self, width: usize) -> Result<(), GpuError> {
+        let rows = width * 2 * self.config.block;
+        let Some(block) = self.blocks.first() else { return Ok(()) };
+        let s = &self.scratch;
+        let timer = Timer::new(&self.device)?;
+        let mut choices = Vec::new();
+        for (l, x, y, gelu) in [
+            (&block.qkv, s.a.ptr, s.qkv.ptr, false),
+            (&block.out, s.a.ptr, s.heard.ptr, false),
+            (&block.up, s.a.ptr, s.ff.ptr, true),
+            (&block.down, s.ff.ptr, s.heard.ptr, false),
+        ] {
+            let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+            let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
+            if lt.prepared(shape) || self.choices.contains_key(&shape) {
+                continue;
+            }
+            lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
+            let time = |run: &dyn Fn() -> Result<(), GpuError>| -> Result<f64, GpuError> {
+                // As part of a graph: gaps between launches made one by one would hide the difference.
+                let graph = self.device.capture(|| (0..TUNING).try_for_each(|_| run()))?;
+                let mut best = f64::INFINITY;
+                for _ in 0..3 {
+                    timer.mark(0)?;
+                    graph.launch()?;
+                    timer.mark(1)?;
+                    best = best.min(timer.seconds()?);
+                }
+                Ok(best)
+            };
+            let mut best = (time(&|| self.library(l, shape, x, y))?, None);
+            for tile in PLAIN {
+                let seconds = time(&|| self.own(l, tile, shape, x, y))?;
+                if seconds < best.0 {
+                    best = (seconds, Some(tile));
+                }
+            }
+            if let Some(tile) = best.1 {
+                choices.push((shape, tile));
+            }
+        }
+        self.choices.extend(choices);
+        Ok(())
+    }
+
+    /// Bytes of weights and tables.
+    pub(super) fn weight_bytes(&self) -> usize {
+        let linear = |l: &Linear| l.packed.w.bytes + l.plain.as_ref().map_or(0, |p| p.0.bytes);
+        let blocks: usize = self.blocks.iter().map(|b| linear(&b.qkv) + linear(&b.out) + linear(&b.up) + linear(&b.down)).sum();
+        blocks + self.modulation.bytes + self.noise.bytes + self.rope.bytes
+    }
+}
+
+/// The macros of flow.cu.
+pub(super) fn defines(f: &FlowConfig) -> Vec<(&'static str, i64)> {
+    vec![
+        ("HD", f.head_dim as i64),
+        ("HEADS", f.heads as i64),
+        ("DIM", f.dim as i64),
+        ("MEL", f.mel as i64),
+        ("BLOCK", f.block as i64),
+        ("LAYERS", f.depth as i64),
+        ("STEPS", EULER_STEPS as i64),
+    ]
+}
+
+/// `[positions][pairs]` cosines and sines.
+fn rope_table(frequencies: &[f32], positions: usize) -> Vec<[f32; 2]> {
+    (0..positions)
+        .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f).map(|a| [a.cos(), a.sin()]).collect::<Vec<_>>())
+        .collect()
+}
+
+/// The solver's times: `1 - cos(pi/2 * k/steps)`, in single precision as the reference computes them.
+pub(super) fn times() -> Vec<f32> {
+    (0..=EULER_STEPS).map(|k| 1.0 - (k as f32 / EULER_STEPS as f32 * 0.5 * PI).cos()).collect()
+}
+
+/// The times at which the network is evaluated: accumulated, as the reference does.
+fn evaluation_times(times: &[f32]) -> Vec<f32> {
+    let (mut t, mut dt) = (times[0], times[1] - times[0]);
+    let mut visited = Vec::with_capacity(EULER_STEPS);
+    for k in 1..times.len() {
+        visited.push(t);
+        t += dt;
+        dt = times.get(k + 1).map_or(dt, |next| next - t);
+    }
+    visited
+}
+
+/// `[step][6 * depth + 2][dim]`: what every modulation layer gives at each time, folded once.
+fn modulation(packer: &Packer, source: &dyn Source, f: &FlowConfig, times: &[f32]) -> Result<Buf, GpuError> {
+    let device = &packer.device;
+    let (dim, half) = (f.dim, TIME_EMBED / 2);
+    let rate = 10_000f64.ln() / (half - 1) as f64;
+    let mut waves = Vec::with_capacity(times.len() * TIME_EMBED);
+    for &t in times {
+        let angles: Vec<f32> = (0..half).map(|i| 1000.0 * t * (-(i as f64) * rate).exp() as f32).collect();
+        waves.extend(angles.iter().map(|a| a.sin()));
+        waves.extend(angles.iter().map(|a| a.cos()));
+    }
+    let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, &format!("{ROOT}.{key}"), shape);
+    let silu = |v: &mut f32| *v /= 1.0 + (-*v).exp();
+    let layer = |x: &[f32], name: &str, n: usize, k: usize| -> Result<Vec<f32>, GpuError> {
+        let (x, y) = (device.upload("times", x)?, device.zeros("times", times.len() * n * 4)?);
+        let (w, b) = (get(&format!("{name}.weight"), &[n, k])?, get(&format!("{name}.bias"), &[n])?);
+        packer.linear(&x, times.len(), &w, &b, k, y.ptr, n)?;
+        let mut out = vec![0f32; times.len() * n];
+        device.read(y.ptr, &mut out)?;
+        Ok(out)
+    };
+    let mut hidden = layer(&waves, "time_embed.time_mlp.0", dim, TIME_EMBED)?;
+    hidden.iter_mut().for_each(silu);
+    let mut active = layer(&hidden, "time_embed.time_mlp.2", dim, dim)?;
+    active.iter_mut().for_each(silu);
+    let active = device.upload("times", &active)?;
+    let stride = dim * (6 * f.depth + 2);
+    let out = device.zeros("modulation", times.len() * stride * 4)?;
+    for n in 0..=f.depth {
+        let (name, parts) = if n < f.depth { (format!("transformer_blocks.{n}.attn_norm.linear"), 6) } else { ("norm_out.linear".into(), 2) };
+        let (w, b) = (get(&format!("{name}.weight"), &[parts * dim, dim])?, get(&format!("{name}.bias"), &[parts * dim])?);
+        packer.linear(&active, times.len(), &w, &b, dim, out.ptr + (n * 6 * dim * 4) as u64, stride)?;
+    }
+    Ok(out)
+}

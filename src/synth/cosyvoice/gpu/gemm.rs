@@ -1,0 +1,212 @@
+//! Products and causal convolutions with packed weights: chooses the kernel of gemm.cu and fills its parameters.
+//!
+//! # Why
+//! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
+//! what else is decoded. cuBLASLt picks kernels by shape and cannot promise that; it serves the flow alone.
+
+use std::sync::Arc;
+
+use super::device::{Device, Elt, GpuError, Kernel, start};
+use super::weights::Packed;
+
+/// What happens to a result before it is stored; values are those of gemm.cu.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub(super) enum Act {
+    #[default]
+    None = 0,
+    Snake = 1,
+    Leaky = 2,
+    Mish = 3,
+    SiluGate = 4,
+    Gelu = 5,
+}
+
+/// `Conv` of gemm.cu. Null pointers leave a feature out.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Conv {
+    pub(super) x: u64,
+    pub(super) w: u64,
+    pub(super) bias: u64,
+    pub(super) tiles: u64,
+    pub(super) hist_in: u64,
+    pub(super) hist_out: u64,
+    pub(super) res: u64,
+    pub(super) post: u64,
+    pub(super) sum: u64,
+    pub(super) out: u64,
+    pub(super) oute: u64,
+    pub(super) alpha: u64,
+    pub(super) rowscale: u64,
+    pub(super) hist_off: i64,
+    pub(super) ldx: i32,
+    pub(super) ldo: i32,
+    pub(super) lde: i32,
+    pub(super) rows: i32,
+    pub(super) cin: i32,
+    pub(super) taps: i32,
+    pub(super) dil: i32,
+    pub(super) n: i32,
+    pub(super) group: i32,
+    pub(super) act: Act,
+    pub(super) scale: f32,
+    pub(super) slope: f32,
+    pub(super) eps: f32,
+    pub(super) kreal: i32,
+}
+
+/// Block shape of a convolution, outputs by positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tile {
+    N32T32,
+    N64T32,
+    N64T64,
+    N64T128,
+    N128T128,
+    N32T128,
+    /// Fixed order of sums, for many rows.
+    Split64,
+    Split128,
+}
+
+impl Tile {
+    /// Outputs and positions of a block.
+    fn shape(self) -> (usize, usize) {
+        match self {
+            Tile::N32T32 => (32, 32),
+            Tile::N64T32 => (64, 32),
+            Tile::N64T64 => (64, 64),
+            Tile::N64T128 => (64, 128),
+            Tile::N128T128 => (128, 128),
+            Tile::N32T128 => (32, 128),
+            Tile::Split64 => (64, 32),
+            Tile::Split128 => (128, 64),
+        }
+    }
+}
+
+/// Block shapes worth trying for a plain product.
+pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
+
+/// A tile table: `{sequence, first position, first row, length}` a block.
+pub(super) type TileEntry = [i32; 4];
+
+/// The kernels of gemm.cu.
+pub(super) struct Gemm {
+    device: Arc<Device>,
+    pub(super) elt: Elt,
+    conv: [Kernel; 8],
+    gemv: [Kernel; 5],
+    rms: Kernel,
+}
+
+/// Inputs up to which few rows need few registers.
+const SHORT: usize = 1024;
+/// Stages of weights in flight, as in gemm.cu.
+const STAGES: usize = 4;
+/// Dynamic shared memory that a convolution may take.
+const SHARED: u32 = 200 << 10;
+
+impl Gemm {
+    pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
+        let module = device.compile("gemm.cu", &[super::COMMON, super::GEMM], elt, &[])?;
+        let rms = module.kernel("row_rms", 0)?;
+        if elt == Elt::F32 {
+            let plain = module.kernel("conv_f32", SHARED)?;
+            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 5], rms });
+        }
+        let conv = |name: &'static str| module.kernel(name, SHARED);
+        Ok(Self {
+            device: device.clone(),
+            elt,
+            conv: [
+                conv("conv_32x32")?,
+                conv("conv_64x32")?,
+                conv("conv_64x64")?,
+                conv("conv_64x128")?,
+                conv("conv_128x128")?,
+                conv("conv_32x128")?,
+                conv("split_64x32")?,
+                conv("split_128x64")?,
+            ],
+            gemv: [
+                module.kernel("gemv_8", 0)?,
+                module.kernel("gemv_16", 0)?,
+                module.kernel("gemv_32", 0)?,
+                module.kernel("gemv_8s", 0)?,
+                module.kernel("gemv_16s", 0)?,
+            ],
+            rms,
+        })
+    }
+
+    /// Positions of a block of `tile`, which tile tables are cut by.
+    pub(super) fn positions(&self, tile: Tile) -> usize {
+        if self.elt == Elt::F32 { 64 } else { tile.shape().1 }
+    }
+
+    /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
+    pub(super) fn conv(&self, w: &Packed, tile: Tile, blocks: usize, p: Conv) -> Result<(), GpuError> {
+        let (outputs, positions) = if self.elt == Elt::F32 { (64, 64) } else { tile.shape() };
+        let p = Conv {
+            w: w.w.ptr,
+            bias: w.bias.as_ref().map_or(0, |b| b.ptr),
+            cin: w.cin as i32,
+            taps: w.taps as i32,
+            dil: w.dil as i32,
+            n: w.n as i32,
+            group: w.group as i32,
+            ..p
+        };
+        let halo = (w.taps - 1) * w.dil;
+        let blocks = if p.tiles == 0 { (p.rows as usize).div_ceil(positions) } else { blocks };
+        let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
+        if self.elt == Elt::F32 {
+            return start!(self.device, self.conv[0], grid, 256, ((64 + halo) * 17 * 4) as u32; p);
+        }
+        let threads = match tile {
+            Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 => 128,
+            Tile::Split64 => 512,
+            Tile::N64T128 | Tile::N128T128 | Tile::Split128 => 256,
+        };
+        let ring = if w.taps >= STAGES - 1 { 2 } else { STAGES };
+        // Four groups of warps have a ring of their own in the one that splits.
+        let groups = if tile == Tile::Split64 { 4 } else { 1 };
+        let shared = (groups * (STAGES * outputs * 128 + ring * (positions + halo) * 128)) as u32;
+        start!(self.device, self.conv[tile as usize], grid, threads, shared; p)
+    }
+
+    /// `p.rows` rows through `w` with an order of sums that does not depend on how many there are. With
+    /// `norm = (epsilon, width)` each row is divided by its root mean square; `rms` is room for one value a row.
+    pub(super) fn linear(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>, rms: u64) -> Result<(), GpuError> {
+        let rows = p.rows as usize;
+        let (eps, width) = norm.unwrap_or((0.0, 0));
+        if self.elt != Elt::F32 && rows <= 32 {
+            let p = Conv {
+                w: w.w.ptr,
+                bias: w.bias.as_ref().map_or(0, |b| b.ptr),
+                cin: w.cin as i32,
+                taps: 1,
+                dil: 1,
+                n: w.n as i32,
+                eps,
+                kreal: width as i32,
+                ..p
+            };
+            let short = if w.cin <= SHORT { 3 } else { 0 };
+            let kernel = self.gemv[if rows <= 8 { short } else if rows <= 16 { short + 1 } else { 2 }];
+            return start!(self.device, kernel, ((w.n / 16) as u32, 1, 1), 512, 0; p);
+        }
+        let mut p = p;
+        if norm.is_some() {
+            let (per, threads) = if self.elt == Elt::F32 { (1, 32) } else { (8, 512) };
+            let grid = (rows.div_ceil(per) as u32, 1, 1);
+            let (r, k, ldx, real) = (p.rows, w.cin as i32, p.ldx, width as i32);
+            start!(self.device, self.rms, grid, threads, 0; p.x, rms, r, k, ldx, real, eps)?;
+            p.rowscale = rms;
+        }
+        let many = w.n >= 2048 && rows > 64 || rows > 512;
+        self.conv(w, if many { Tile::Split128 } else { Tile::Split64 }, 0, p)
+    }
+}

@@ -1,0 +1,720 @@
+//! The vocoder on the device: pieces of many utterances, of any lengths, in one pass.
+//!
+//! Owns weights, scratch, and per slot the histories of every convolution. Rows of all utterances lie one after
+//! another at each rate; tile tables say which block of a launch belongs to whom.
+//!
+//! Operands are 16 bit with sums and the residual stream in single precision; F0 is computed in double.
+
+use std::sync::Arc;
+
+use super::device::{Buf, Device, GpuError, Kernel, Staging, start};
+use super::gemm::{Act, Conv, Gemm, Tile, TileEntry};
+use super::weights::{Packed, Packer, Piece, Source, padded};
+use crate::synth::cosyvoice::backend::SineNoise;
+use crate::synth::cosyvoice::checkpoint::Part;
+use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, HiftConfig, NOISE_SECONDS};
+use crate::synth::cosyvoice::noise::SineTable;
+
+/// Utterances of one pass.
+pub(super) const WIDTH: usize = 32;
+/// Frames of one utterance in one pass; more are cut.
+pub(super) const FRAMES: usize = 64;
+/// Frames the F0 network looks ahead.
+const F0_AHEAD: usize = 3;
+/// Frames that its later layers look back.
+const F0_KEEP: usize = 2;
+const F0_LAYERS: usize = 5;
+const POST_KERNEL: usize = 7;
+/// Slabs whose mel one pass may read for one utterance.
+const PAGES: usize = 8;
+/// Frames of tones kept.
+const RING: usize = 128;
+/// Frames of a pass below which blocks of its first products are short.
+const FEW_FRAMES: usize = 256;
+/// Values of a rate below which its blocks are short.
+const FEW_VALUES: usize = 132 * 128 * 128;
+/// Frames of a block of the F0 convolutions.
+const F0_TILE: usize = 16;
+
+/// `Voc` of hift.cu.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Voc {
+    f0_in: u64,
+    f0_out: u64,
+    post_in: u64,
+    post_out: u64,
+    tones: u64,
+    phase: u64,
+    frame0: i32,
+    f0_from: i32,
+    f0_to: i32,
+    from: i32,
+    to: i32,
+    total: i32,
+    last: i32,
+    f0_row: i32,
+    row: i32,
+    spec_row: i32,
+    top_row: i32,
+    pcm_row: i32,
+    page_first: i32,
+    live: i32,
+    page: [u64; PAGES],
+}
+
+/// What one utterance gives to a pass.
+pub(super) struct Excerpt<'a> {
+    pub(super) slot: usize,
+    /// Frames of the prompt, which come first in the slabs.
+    pub(super) frame0: usize,
+    /// Mel frames there are, the prompt's not counted.
+    pub(super) total: usize,
+    pub(super) last: bool,
+    /// Addresses of the utterance's slabs.
+    pub(super) slabs: &'a [u64],
+}
+
+/// Where a slot's stream stands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    done: usize,
+    f0_done: usize,
+    /// Which copy of the histories is current.
+    side: usize,
+}
+
+struct Layer {
+    conv: Packed,
+    hist: usize,
+    alpha: Buf,
+}
+
+struct ResBlock {
+    layers: Vec<[Layer; 2]>,
+}
+
+struct Stage {
+    up: Packed,
+    up_hist: usize,
+    rate: usize,
+    channels: usize,
+    down: Packed,
+    down_kernel: usize,
+    down_stride: usize,
+    source: ResBlock,
+    blocks: Vec<ResBlock>,
+}
+
+struct Kernels {
+    f0: Kernel,
+    f0_out: Kernel,
+    tone: Kernel,
+    spectrum: Kernel,
+    columns: Kernel,
+    frames: Kernel,
+    merge: Kernel,
+    samples: Kernel,
+}
+
+struct Scratch {
+    f0: [Buf; 2],
+    f0_hz: Buf,
+    spectrum: Buf,
+    columns: Buf,
+    frames: Buf,
+    x0: Buf,
+    up: Buf,
+    source: Buf,
+    x: Buf,
+    run: Buf,
+    sum: Buf,
+    act: Vec<Buf>,
+    mid: Buf,
+    next: Buf,
+    post: Buf,
+    pcm: Staging,
+}
+
+/// The model.
+pub(super) struct Hift {
+    device: Arc<Device>,
+    config: HiftConfig,
+    rate: usize,
+    gemm: Gemm,
+    kernels: Kernels,
+    f0: Vec<(Buf, Buf)>,
+    f0_out: (Buf, f32),
+    source_bias: f32,
+    hiss: Buf,
+    hiss_len: usize,
+    window: Buf,
+    basis: Buf,
+    pre: Packed,
+    stages: Vec<Stage>,
+    post: Packed,
+    post_hist: usize,
+    hist: [Buf; 2],
+    f0_hist: [Buf; 2],
+    post_keep: [Buf; 2],
+    tones: Buf,
+    phase: Buf,
+    places: Vec<Place>,
+    desc: Staging,
+    bad: Staging,
+    scratch: Scratch,
+    source_weights: Buf,
+    block_frames: usize,
+}
+
+/// Counts history rows while layers are loaded.
+struct Histories(usize);
+
+impl Histories {
+    fn room(&mut self, packed: &Packed) -> usize {
+        let at = self.0;
+        self.0 += (packed.taps - 1) * packed.dil * packed.cin;
+        at
+    }
+}
+
+impl Hift {
+    pub(super) fn load(
+        packer: &Packer,
+        source: &dyn Source,
+        config: &Config,
+        noise: SineNoise,
+        slots: usize,
+        x_offset: usize,
+    ) -> Result<Self, GpuError> {
+        let device = &packer.device;
+        let (h, elt, size) = (&config.hift, packer.elt, packer.elt.size());
+        let frame = h.frame_samples();
+        let cols = frame / h.hop;
+        let fits = h.upsample_rates.len() == 3
+            && h.resblock_kernels.len() <= 3
+            && h.f0_channels % 2 == 0
+            && h.mel == config.flow.mel
+            && h.look_right <= F0_AHEAD + 1;
+        if !fits {
+            return Err(GpuError::Model(format!("the vocoder's sizes do not fit the kernels: {h:?}")));
+        }
+        let get = |key: &str, shape: &[usize]| source.floats(Part::Hift, key, shape);
+        let mut f0 = Vec::with_capacity(F0_LAYERS);
+        for n in 0..F0_LAYERS {
+            let (cin, taps) = if n == 0 { (h.mel, F0_AHEAD + 1) } else { (h.f0_channels, F0_KEEP + 1) };
+            let (w, b) = source.convolution_f64(Part::Hift, &format!("f0_predictor.condnet.{}", 2 * n), [h.f0_channels, cin, taps])?;
+            let mut by_tap = vec![0f64; w.len()];
+            for (i, v) in w.iter().enumerate() {
+                let (o, c, tap) = (i / (cin * taps), i / taps % cin, i % taps);
+                by_tap[(tap * cin + c) * h.f0_channels + o] = *v;
+            }
+            f0.push((device.upload("weights", &by_tap)?, device.upload("weights", &b)?));
+        }
+        let f0_out = (
+            device.upload("weights", &get("f0_predictor.classifier.weight", &[1, h.f0_channels])?)?,
+            get("f0_predictor.classifier.bias", &[1])?[0],
+        );
+        let harmonics = h.harmonics + 1;
+        let weights = get("m_source.l_linear.weight", &[1, harmonics])?.into_owned();
+        let source_bias = get("m_source.l_linear.bias", &[1])?[0];
+        // The noise enters only as its weighted sum: one value a sample.
+        let mut table = SineTable::new(config, noise);
+        let hiss_len = (NOISE_SECONDS * config.sample_rate).min(super::flow::PAGES * config.flow.block * frame);
+        let hiss: Vec<f32> =
+            table.prefix(hiss_len).chunks_exact(harmonics).map(|u| u.iter().zip(&weights).map(|(u, w)| u * w).sum()).collect();
+
+        let mut histories = Histories(0);
+        let conv = |name: &str, n: usize, cin: usize, taps: usize, dil: usize| -> Result<Packed, GpuError> {
+            let (w, b) = source.convolution(Part::Hift, name, [n, cin, taps])?;
+            Ok(Packed { dil, ..packer.whole(&w, n, cin, taps, Some(&b))? })
+        };
+        let alpha = |name: &str, n: usize| -> Result<Buf, GpuError> {
+            let mut values = get(name, &[n])?.into_owned();
+            values.resize(padded(n), 0.0);
+            device.upload("weights", &values)
+        };
+        let resblock = |name: &str, n: usize, kernel: usize, dilations: &[usize], histories: &mut Histories| -> Result<ResBlock, GpuError> {
+            let mut layers = Vec::with_capacity(dilations.len());
+            for (d, &dilation) in dilations.iter().enumerate() {
+                let mut layer = |which: usize, dilation: usize| -> Result<Layer, GpuError> {
+                    let conv = conv(&format!("{name}.convs{which}.{d}"), n, n, kernel, dilation)?;
+                    let hist = histories.room(&conv);
+                    Ok(Layer { conv, hist, alpha: alpha(&format!("{name}.activations{which}.{d}.alpha"), n)? })
+                };
+                layers.push([layer(1, dilation)?, layer(2, 1)?]);
+            }
+            Ok(ResBlock { layers })
+        };
+        // Each frame's look-ahead lies in its row, so this is a plain product.
+        let taps = h.look_right + 1;
+        let (w, b) = source.convolution(Part::Hift, "conv_pre", [h.base_channels, h.mel, taps])?;
+        let pre = packer.whole(&by_column(&w, h.mel, taps), h.base_channels, h.mel * taps, 1, Some(&b))?;
+        let mut stages = Vec::with_capacity(h.upsample_rates.len());
+        for (i, (&rate, &kernel)) in h.upsample_rates.iter().zip(&h.upsample_kernels).enumerate() {
+            let channels = h.channels(i);
+            let cin = if i == 0 { h.base_channels } else { h.channels(i - 1) };
+            let (w, b) = source.convolution(Part::Hift, &format!("ups.{i}"), [channels, cin, kernel])?;
+            let up = upsample(packer, &w, &b, channels, cin, kernel, rate)?;
+            let up_hist = histories.room(&up);
+            let (down_kernel, down_stride) = h.source_down(i);
+            let rows = h.spectrum_rows();
+            let (w, b) = source.convolution(Part::Hift, &format!("source_downs.{i}"), [channels, rows, down_kernel])?;
+            let down = packer.whole(&by_column(&w, rows, down_kernel), channels, rows * down_kernel, 1, Some(&b))?;
+            let source_block =
+                resblock(&format!("source_resblocks.{i}"), channels, h.source_kernels[i], &h.source_dilations[i], &mut histories)?;
+            let count = h.resblock_kernels.len();
+            let mut blocks = Vec::with_capacity(count);
+            for (j, (&k, d)) in h.resblock_kernels.iter().zip(&h.resblock_dilations).enumerate() {
+                blocks.push(resblock(&format!("resblocks.{}", i * count + j), channels, k, d, &mut histories)?);
+            }
+            stages.push(Stage { up, up_hist, rate, channels: padded(channels), down, down_kernel, down_stride, source: source_block, blocks });
+        }
+        let post = conv("conv_post", h.spectrum_rows(), h.channels(stages.len() - 1), POST_KERNEL, 1)?;
+        let post_hist = histories.room(&post);
+
+        let module = device.compile("hift.cu", &[super::COMMON, super::HIFT], elt, &defines(config, x_offset))?;
+        let kernels = Kernels {
+            f0: module.kernel("voc_f0", 0)?,
+            f0_out: module.kernel("voc_f0_out", 0)?,
+            tone: module.kernel("voc_tone", 0)?,
+            spectrum: module.kernel("voc_spectrum", 0)?,
+            columns: module.kernel("voc_columns", 0)?,
+            frames: module.kernel("voc_frames", 0)?,
+            merge: module.kernel("voc_merge", 0)?,
+            samples: module.kernel("voc_samples", 0)?,
+        };
+        let most = WIDTH * FRAMES;
+        // Values of the widest rate: rows times channels.
+        let mut steps = 1;
+        let mut widest = 0;
+        for s in &stages {
+            steps *= s.rate;
+            widest = widest.max((most * steps + WIDTH) * s.channels);
+        }
+        let columns = stages.iter().scan(1, |n, s| { *n *= s.rate; Some((most * *n + WIDTH) * s.down.cin) }).max().unwrap_or(0);
+        let hist_elems = histories.0;
+        let f0_hist_bytes = 4 * F0_KEEP * h.f0_channels * 8;
+        let post_bytes = (cols + h.n_fft / h.hop) * h.spectrum_rows() * 4;
+        let twice = |what, bytes: usize| -> Result<[Buf; 2], GpuError> { Ok([device.zeros(what, bytes)?, device.zeros(what, bytes)?]) };
+        let f = |bytes: usize| device.zeros("activations", bytes);
+        let scratch = Scratch {
+            f0: twice("activations", (most + WIDTH * 8) * h.f0_channels * 8)?,
+            f0_hz: f((most + WIDTH * 8) * 4)?,
+            spectrum: f((most * cols + WIDTH * 32) * h.spectrum_rows() * 4)?,
+            columns: f(columns * size)?,
+            frames: f(most * pre.cin * size)?,
+            x0: f(most * pre.n * size)?,
+            up: f(widest * 4)?,
+            source: f(widest * 4)?,
+            x: f(widest * 4)?,
+            run: f(widest * 4)?,
+            sum: f(widest * 4)?,
+            act: (0..3).map(|_| f(widest * size)).collect::<Result<_, _>>()?,
+            mid: f(widest * size)?,
+            next: f(widest * size)?,
+            post: f((most * cols + WIDTH) * post.n * 4)?,
+            pcm: Staging::new(device, "samples", WIDTH * (FRAMES + 1) * frame * 4)?,
+        };
+        // Tables: pieces, then tiles of the F0 network and of every rate, then history addresses.
+        let tiles = (most + WIDTH * 8) / F0_TILE + WIDTH * 2 + (0..=stages.len()).map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 32 + WIDTH * 2).sum::<usize>();
+        let desc_bytes = WIDTH * size_of::<Voc>() + tiles * 16 + 2 * WIDTH * 8;
+        Ok(Self {
+            gemm: Gemm::new(device, elt)?,
+            kernels,
+            f0,
+            f0_out,
+            source_bias,
+            hiss: device.upload("noise", &hiss)?,
+            hiss_len,
+            window: device.upload("window", &hann(h.n_fft))?,
+            basis: device.upload("basis", &basis(h.n_fft))?,
+            pre,
+            stages,
+            post,
+            post_hist,
+            hist: twice("vocoder slots", slots * hist_elems * size)?,
+            f0_hist: twice("vocoder slots", slots * f0_hist_bytes)?,
+            post_keep: twice("vocoder slots", slots * post_bytes)?,
+            tones: device.zeros("vocoder slots", slots * RING * 8)?,
+            phase: device.zeros("vocoder slots", slots * harmonics * 8)?,
+            places: vec![Place::default(); slots],
+            desc: Staging::new(device, "pieces", desc_bytes)?,
+            bad: Staging::new(device, "flags", WIDTH * 4)?,
+            scratch,
+            source_weights: device.upload("weights", &weights)?,
+            block_frames: config.flow.block,
+            device: device.clone(),
+            config: h.clone(),
+            rate: config.sample_rate,
+        })
+    }
+
+    /// Frames the network withholds while the mel goes on.
+    fn ahead(&self) -> usize {
+        self.config.look_right.max(F0_AHEAD + 1)
+    }
+
+    /// Frames whose samples are withheld: the last of the network's is not complete without the next.
+    pub(super) fn hold_back(&self) -> usize {
+        self.ahead() + 1
+    }
+
+    /// Bytes of one slot.
+    pub(super) fn slot_bytes(&self) -> usize {
+        let slots = self.places.len().max(1);
+        let both = |b: &[Buf; 2]| b[0].bytes + b[1].bytes;
+        (both(&self.hist) + both(&self.f0_hist) + both(&self.post_keep) + self.tones.bytes + self.phase.bytes) / slots
+    }
+
+    /// The start of a stream.
+    pub(super) fn open(&mut self, slot: usize) -> Result<(), GpuError> {
+        self.places[slot] = Place::default();
+        let slots = self.places.len();
+        for b in [&self.hist[0], &self.f0_hist[0], &self.post_keep[0], &self.phase] {
+            let each = b.bytes / slots;
+            self.device.fill_zero(b.ptr + (slot * each) as u64, each)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a stream has given out everything.
+    pub(super) fn finished(&self, slot: usize, total: usize, last: bool) -> bool {
+        last && self.places[slot].done >= total
+    }
+
+    /// New samples of each piece, everything that is exact; `None` for one whose values are no longer finite.
+    pub(super) fn run(&mut self, pieces: &[Excerpt<'_>]) -> Result<Vec<Option<Vec<f32>>>, GpuError> {
+        let mut out: Vec<Option<Vec<f32>>> = pieces.iter().map(|_| Some(Vec::new())).collect();
+        loop {
+            let mut group = Vec::new();
+            for (i, p) in pieces.iter().enumerate() {
+                let done = self.places[p.slot].done;
+                let target = if p.last { p.total } else { p.total.saturating_sub(self.ahead()) };
+                if done < target && group.len() < WIDTH && out[i].is_some() {
+                    group.push((i, target.min(done + FRAMES)));
+                }
+            }
+            if group.is_empty() {
+                return Ok(out);
+            }
+            self.pass(pieces, &group, &mut out)?;
+        }
+    }
+
+    fn pass(&mut self, pieces: &[Excerpt<'_>], group: &[(usize, usize)], out: &mut [Option<Vec<f32>>]) -> Result<(), GpuError> {
+        let frame = self.config.frame_samples();
+        let slots = self.places.len();
+        let cols = frame / self.config.hop;
+        let reach = self.stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0);
+        let block = self.block_frames;
+        let mut vocs = vec![Voc::default(); WIDTH];
+        let mut hists = [vec![0u64; WIDTH], vec![0u64; WIDTH]];
+        let (mut f0_row, mut row, mut spec_row, mut top_row, mut pcm_row) = (0usize, 0usize, 0usize, 0usize, 0usize);
+        let mut samples = Vec::with_capacity(group.len());
+        for (n, &(i, to)) in group.iter().enumerate() {
+            let p = &pieces[i];
+            let place = self.places[p.slot];
+            let last = p.last && to == p.total;
+            let f0_to = if last { p.total } else { (to + 1).max(place.f0_done) };
+            let from = place.done;
+            let page_first = (p.frame0 + from.min(place.f0_done)) / block;
+            let mut page = [0u64; PAGES];
+            for (k, address) in page.iter_mut().enumerate() {
+                *address = p.slabs.get(page_first + k).copied().unwrap_or(0);
+            }
+            let part = |b: &Buf| b.ptr + (p.slot * (b.bytes / slots)) as u64;
+            let (side, other) = (place.side, 1 - place.side);
+            hists[0][n] = part(&self.hist[side]);
+            hists[1][n] = part(&self.hist[other]);
+            let count = if last { to * frame } else { (to - 1) * frame } - from.saturating_sub(1) * frame;
+            vocs[n] = Voc {
+                f0_in: part(&self.f0_hist[side]),
+                f0_out: part(&self.f0_hist[other]),
+                post_in: part(&self.post_keep[side]),
+                post_out: part(&self.post_keep[other]),
+                tones: part(&self.tones),
+                phase: part(&self.phase),
+                frame0: p.frame0 as i32,
+                f0_from: place.f0_done as i32,
+                f0_to: f0_to as i32,
+                from: from as i32,
+                to: to as i32,
+                total: p.total as i32,
+                last: i32::from(last),
+                f0_row: f0_row as i32,
+                row: row as i32,
+                spec_row: spec_row as i32,
+                top_row: top_row as i32,
+                pcm_row: pcm_row as i32,
+                page_first: page_first as i32,
+                live: 1,
+                page,
+            };
+            f0_row += f0_to - place.f0_done;
+            row += to - from;
+            spec_row += (to - from) * cols + reach + 1;
+            top_row += (to - from) * cols + usize::from(from == 0);
+            pcm_row += count;
+            samples.push(count);
+        }
+        // Short blocks while there are too few long ones to go round.
+        let low = if row < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 };
+        let mut shapes = vec![low];
+        let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); self.stages.len() + 2];
+        let mut steps = 1;
+        for (n, v) in vocs.iter().take(group.len()).enumerate() {
+            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, F0_TILE);
+            cut(&mut tables[1], n, v.row, (v.to - v.from) as usize, self.gemm.positions(low));
+        }
+        for (i, s) in self.stages.iter().enumerate() {
+            steps *= s.rate;
+            let top = i + 1 == self.stages.len();
+            let long = if s.channels >= 128 { Tile::N128T128 } else { Tile::N64T128 };
+            let shape = if row * steps * s.channels < FEW_VALUES { Tile::N64T32 } else { long };
+            shapes.push(shape);
+            for (n, v) in vocs.iter().take(group.len()).enumerate() {
+                let (start, len) = if top {
+                    (v.top_row, (v.to - v.from) as usize * steps + usize::from(v.from == 0))
+                } else {
+                    (v.row * steps as i32, (v.to - v.from) as usize * steps)
+                };
+                cut(&mut tables[i + 2], n, start, len, self.gemm.positions(shape));
+            }
+        }
+        // Everything into one transfer.
+        let base = self.desc.dev.ptr;
+        let words = self.desc.as_mut::<i32>();
+        let voc_words = size_of::<Voc>() / 4;
+        for (n, v) in vocs.iter().enumerate() {
+            // SAFETY: `Voc` is plain data without padding, a whole number of words.
+            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(v).cast::<i32>(), voc_words) };
+            words[n * voc_words..][..voc_words].copy_from_slice(bits);
+        }
+        let mut at = WIDTH * voc_words;
+        let mut hist = [0u64; 2];
+        for (side, list) in hists.iter().enumerate() {
+            hist[side] = base + 4 * at as u64;
+            for address in list {
+                words[at] = *address as i32;
+                words[at + 1] = (*address >> 32) as i32;
+                at += 2;
+            }
+        }
+        at = at.next_multiple_of(4);
+        let mut levels = Vec::with_capacity(tables.len());
+        for table in &tables {
+            levels.push((base + 4 * at as u64, table.len()));
+            for entry in table {
+                words[at..at + 4].copy_from_slice(entry);
+                at += 4;
+            }
+        }
+        self.desc.send(at * 4)?;
+        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
+        let spectrum_rows = vocs.iter().map(|v| (v.to - v.from) as usize * cols + reach + 1).max().unwrap_or(0);
+        self.network(group.len(), base, hist, &levels, &shapes, f0_row, row, spectrum_rows, reach)?;
+        self.bad.fetch(WIDTH * 4)?;
+        self.scratch.pcm.fetch(pcm_row * 4)?;
+        self.device.sync()?;
+        let pcm = self.scratch.pcm.as_mut::<f32>();
+        let flags = self.bad.as_mut::<i32>();
+        let mut start = 0;
+        for (n, (&(i, to), count)) in group.iter().zip(samples).enumerate() {
+            let p = &pieces[i];
+            let place = &mut self.places[p.slot];
+            *place = Place { done: to, f0_done: vocs[n].f0_to as usize, side: 1 - place.side };
+            match (&mut out[i], flags[n]) {
+                (Some(list), 0) => list.extend_from_slice(&pcm[start..start + count]),
+                (slot, _) => *slot = None,
+            }
+            start += count;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the sizes of one pass")]
+    fn network(
+        &self,
+        count: usize,
+        vocs: u64,
+        hist: [u64; 2],
+        levels: &[(u64, usize)],
+        shapes: &[Tile],
+        f0_rows: usize,
+        rows: usize,
+        spectrum: usize,
+        reach: usize,
+    ) -> Result<(), GpuError> {
+        let (k, s, h, d) = (&self.kernels, &self.scratch, &self.config, &self.device);
+        let n = count as u32;
+        if f0_rows > 0 {
+            for (layer, (w, b)) in self.f0.iter().enumerate() {
+                let (tiles, blocks) = levels[0];
+                let grid = (blocks as u32, h.f0_channels.div_ceil(32) as u32, 1);
+                let (from, to) = (s.f0[(layer + 1) % 2].ptr, s.f0[layer % 2].ptr);
+                start!(d, k.f0, grid, 128, 0; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
+            }
+            let last = s.f0[(F0_LAYERS - 1) % 2].ptr;
+            start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, self.f0_out.0.ptr, self.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;
+            start!(d, k.tone, (n, 1, 1), 128, 0;
+                vocs, s.f0_hz.ptr, self.source_weights.ptr, self.rate as f32, h.voiced_threshold as f32, h.sine_amp as f32, h.noise_std as f32)?;
+        }
+        start!(d, k.spectrum, (spectrum.div_ceil(128) as u32, n, 1), 128, 0;
+            vocs, self.hiss.ptr, self.hiss_len as i32, self.window.ptr, self.basis.ptr, self.source_bias, s.spectrum.ptr, reach as i32)?;
+        let wide = self.pre.cin as i32;
+        start!(d, k.frames, (FRAMES as u32, n, 1), 128, 0; vocs, s.frames.ptr, h.look_right as i32, wide)?;
+        let base = Conv { scale: 1.0, slope: h.slope as f32, ..Conv::default() };
+        let x0 = Conv { x: s.frames.ptr, ldx: wide, oute: s.x0.ptr, lde: self.pre.n as i32, rows: rows as i32, act: Act::Leaky, ..base };
+        self.gemm.conv(&self.pre, Tile::N64T64, 0, x0)?;
+        let mut x = (s.x0.ptr, self.pre.n as i32);
+        let mut steps = 1usize;
+        let with = |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
+        for (i, stage) in self.stages.iter().enumerate() {
+            let top = i + 1 == self.stages.len();
+            let (low, low_blocks) = levels[i + 1];
+            let (tiles, blocks) = levels[i + 2];
+            let c = stage.channels as i32;
+            let (low_tile, tile) = (shapes[i], shapes[i + 1]);
+            let up = Conv { x: x.0, ldx: x.1, out: s.up.ptr, ldo: stage.up.n as i32, tiles: low, ..base };
+            self.gemm.conv(&stage.up, low_tile, low_blocks, with(up, stage.up_hist))?;
+            steps *= stage.rate;
+            let bt = self.gemm.positions(tile) as i32;
+            let many = (blocks as u32, 8, 1);
+            start!(d, k.columns, many, 256, 0;
+                vocs, tiles, bt, s.spectrum.ptr, s.columns.ptr, stage.down_kernel as i32, stage.down_stride as i32,
+                stage.down.cin as i32, reach as i32, steps as i32)?;
+            let at = Conv { tiles, ldo: c, lde: c, ..base };
+            // What the source contributes, through its own residual block.
+            let first = &stage.source.layers[0][0];
+            let down = Conv { x: s.columns.ptr, ldx: stage.down.cin as i32, out: s.run.ptr, oute: s.act[0].ptr, act: Act::Snake, alpha: first.alpha.ptr, ..at };
+            self.gemm.conv(&stage.down, tile, blocks, down)?;
+            self.residual(&stage.source, tile, blocks, at, hist, s.act[0].ptr, s.run.ptr, Conv { out: s.source.ptr, ..at })?;
+            let alpha = |j: usize| stage.blocks.get(j).map_or(0, |b| b.layers[0][0].alpha.ptr);
+            let act = |j: usize| if j < stage.blocks.len() { s.act[j].ptr } else { 0 };
+            start!(d, k.merge, many, 256, 0;
+                vocs, tiles, bt, s.up.ptr, s.source.ptr, s.x.ptr, act(0), act(1), act(2), alpha(0), alpha(1), alpha(2), c,
+                i32::from(top), steps as i32)?;
+            let last = stage.blocks.len() - 1;
+            for (j, block) in stage.blocks.iter().enumerate() {
+                let end = Conv { sum: if j == 0 { 0 } else { s.sum.ptr }, ..at };
+                let end = if j < last {
+                    Conv { out: s.sum.ptr, ..end }
+                } else {
+                    let slope = if top { DEFAULT_LEAKY_SLOPE } else { h.slope } as f32;
+                    Conv { oute: s.next.ptr, act: Act::Leaky, slope, scale: 1.0 / stage.blocks.len() as f32, ..end }
+                };
+                self.residual(block, tile, blocks, at, hist, s.act[j].ptr, s.x.ptr, end)?;
+            }
+            x = (s.next.ptr, c);
+        }
+        let (tiles, blocks) = levels[levels.len() - 1];
+        let ld = self.post.n as i32;
+        let post = Conv { x: x.0, ldx: x.1, out: s.post.ptr, ldo: ld, tiles, ..base };
+        let tile = if shapes[shapes.len() - 1] == Tile::N64T32 { Tile::N32T32 } else { Tile::N32T128 };
+        self.gemm.conv(&self.post, tile, blocks, with(post, self.post_hist))?;
+        start!(d, k.samples, (32, n, 1), 256, 0;
+            vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)
+    }
+
+    /// One residual block: `act` holds its first activation, `x` what is added to; `end` says where the result goes.
+    #[expect(clippy::too_many_arguments, reason = "operands of one block")]
+    fn residual(
+        &self,
+        block: &ResBlock,
+        tile: Tile,
+        blocks: usize,
+        at: Conv,
+        hist: [u64; 2],
+        act: u64,
+        x: u64,
+        end: Conv,
+    ) -> Result<(), GpuError> {
+        let s = &self.scratch;
+        let c = at.ldo;
+        let with = |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
+        let mut res = x;
+        for (d, [one, two]) in block.layers.iter().enumerate() {
+            let first = Conv { x: act, ldx: c, oute: s.mid.ptr, act: Act::Snake, alpha: two.alpha.ptr, ..at };
+            self.gemm.conv(&one.conv, tile, blocks, with(first, one.hist))?;
+            let second = match block.layers.get(d + 1) {
+                Some([next, _]) => Conv { out: s.run.ptr, oute: act, act: Act::Snake, alpha: next.alpha.ptr, ..at },
+                None => end,
+            };
+            let second = Conv { x: s.mid.ptr, ldx: c, res, ..second };
+            self.gemm.conv(&two.conv, tile, blocks, with(second, two.hist))?;
+            res = s.run.ptr;
+        }
+        Ok(())
+    }
+}
+
+/// The macros of hift.cu; `x_offset`: where mel frames lie in a slab.
+pub(super) fn defines(config: &Config, x_offset: usize) -> Vec<(&'static str, i64)> {
+    let h = &config.hift;
+    vec![
+        ("MEL", h.mel as i64),
+        ("BLOCK", config.flow.block as i64),
+        ("X_OFFSET", x_offset as i64),
+        ("F0C", h.f0_channels as i64),
+        ("HARM", h.harmonics as i64 + 1),
+        ("FRAME", h.frame_samples() as i64),
+        ("NFFT", h.n_fft as i64),
+        ("HOP", h.hop as i64),
+        ("RING", RING as i64),
+    ]
+}
+
+/// Cuts `len` rows that start at `start` into blocks of `by`.
+fn cut(table: &mut Vec<TileEntry>, seq: usize, start: i32, len: usize, by: usize) {
+    table.extend((0..len).step_by(by).map(|t| [seq as i32, t as i32, start, len as i32]));
+}
+
+/// `[out][channels][taps]` to `[out][taps][channels]`.
+fn by_column(w: &[f32], channels: usize, taps: usize) -> Vec<f32> {
+    let mut out = vec![0f32; w.len()];
+    for (i, v) in w.iter().enumerate() {
+        let (o, c, tap) = (i / (channels * taps), i / taps % channels, i % taps);
+        out[(o * taps + tap) * channels + c] = *v;
+    }
+    out
+}
+
+/// "Repeat each step `rate` times, then convolve" as one convolution at the low rate with `rate` times the outputs:
+/// taps that fall on the same input step are added beforehand.
+fn upsample(packer: &Packer, w: &[f32], b: &[f32], n: usize, cin: usize, kernel: usize, rate: usize) -> Result<Packed, GpuError> {
+    let npad = padded(n);
+    let reach = (kernel - 1).div_ceil(rate);
+    let taps = reach + 1;
+    let mut values = vec![0f32; rate * npad * cin * taps];
+    for phase in 0..rate {
+        for j in 0..kernel {
+            // Position phase + j - (kernel - 1) of the repeated signal is step floor(that / rate).
+            let tap = (phase + j + reach * rate - (kernel - 1)) / rate;
+            for o in 0..n {
+                for c in 0..cin {
+                    values[((phase * npad + o) * cin + c) * taps + tap] += w[(o * cin + c) * kernel + j];
+                }
+            }
+        }
+    }
+    let mut bias = vec![0f32; rate * npad];
+    for phase in 0..rate {
+        bias[phase * npad..][..n].copy_from_slice(b);
+    }
+    packer.pack(&[Piece { values: &values, n: rate * npad, mul: 1, off: 0 }], rate * npad, cin, taps, Some(&bias), None)
+}
+
+/// Periodic Hann window.
+fn hann(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / n as f64).cos()) as f32).collect()
+}
+
+/// `[bins]` rows of cosines, then of negated sines, `n` values each.
+fn basis(n: usize) -> Vec<f32> {
+    let angle = |k: usize, i: usize| std::f64::consts::TAU * ((k * i) % n) as f64 / n as f64;
+    let bins = n / 2 + 1;
+    let cosines = (0..bins).flat_map(|k| (0..n).map(move |i| angle(k, i).cos() as f32));
+    let sines = (0..bins).flat_map(|k| (0..n).map(move |i| -angle(k, i).sin() as f32));
+    cosines.chain(sines).collect()
+}

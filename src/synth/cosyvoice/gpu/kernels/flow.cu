@@ -1,0 +1,411 @@
+// The flow: tokens to conditioning, and one Euler step of the transformer over ragged blocks.
+//
+// A chunk is one block of frames of one utterance (the last may be shorter); it takes two rows of `BLOCK` frames,
+// row 0 guided and row 1 not. Its keys and values, and its x and mu, live in a slab that the utterance keeps;
+// what came before is reached through the utterance's list of slabs.
+//
+// HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps.
+#ifndef HD
+#define HD 64
+#define HEADS 16
+#define DIM 1024
+#define MEL 80
+#define BLOCK 50
+#define LAYERS 22
+#define STEPS 10
+#define CIN 320
+#endif
+#define INNER (HD * HEADS)
+#define PAGES 64
+
+struct Chunk {
+    u64 hist;      // histories of the position convolutions: [step][row][2][HIST][DIM]
+    u64 cond;      // prompt mel, float [cond_frames][MEL]
+    u64 speaker;   // float [spk]
+    int step, frame0, frames, keys; // Euler step, first frame, frames that count, end of what may be seen
+    int key0, cond_frames, live, flag; // flag: where a value that is not finite is noted
+    u64 page[PAGES];
+};
+// Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..].
+DEV i64 kv_offset(int step, int layer, int row, int v, int head) {
+    return (((((i64)step * LAYERS + layer) * 2 + row) * 2 + v) * HEADS + head) * (BLOCK * HD);
+}
+#define X_OFFSET ((i64)STEPS * LAYERS * 4 * BLOCK * INNER * (i64)sizeof(elt))
+#define MU_OFFSET (X_OFFSET + (i64)BLOCK * MEL * 4)
+DEV float* chunk_x(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] + X_OFFSET); }
+DEV float* chunk_mu(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] + MU_OFFSET); }
+
+// First half of the pre-lookahead layer. tokens[row]: ids from two before the chunk's first to `look` past its
+// last; -1 where there is none. Hidden rows before the start of the prompt are zero.
+KERNEL flow_hidden(const Chunk* chunks, const int* tokens, int per_row, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
+    extern __shared__ __align__(16) unsigned char smem[];
+    float* e = (float*)smem;
+    dep_go();
+    dep_wait();
+    int t = blockIdx.x, r = blockIdx.y;
+    const int* id = tokens + (i64)r * per_row + t;
+    for (int i = threadIdx.x; i < (look + 1) * in; i += blockDim.x) {
+        int k = id[i / in];
+        e[i] = k < 0 ? 0.f : table[(i64)k * in + i % in];
+    }
+    __syncthreads();
+    bool before = chunks[r].frame0 / ratio + t - 2 < 0;
+    for (int c = threadIdx.x; c < ch; c += blockDim.x) {
+        float s = bias[c];
+        for (int k = 0; k < (look + 1) * in; k++) s = fmaf(e[k], w[(i64)k * ch + c], s);
+        hidden[((i64)r * gridDim.x + t) * ch + c] = before ? 0.f : (s >= 0.f ? s : s * slope);
+    }
+}
+
+// Second half, and the chunk's start: x is the noise of its frames, mu its conditioning.
+KERNEL flow_start(const Chunk* chunks, const int* tokens, int per_row, const float* table, const float* w, const float* bias, const float* hidden, const float* noise, int in, int ch, int ratio) {
+    extern __shared__ __align__(16) unsigned char smem[];
+    float* h = (float*)smem;
+    dep_go();
+    dep_wait();
+    int t = blockIdx.x, r = blockIdx.y, lane = threadIdx.x & 31;
+    const Chunk& c = chunks[r];
+    if (!c.live) return;
+    for (int i = threadIdx.x; i < 3 * ch; i += blockDim.x) h[i] = hidden[((i64)r * (gridDim.x + 2) + t) * ch + i];
+    __syncthreads();
+    int id = tokens[(i64)r * per_row + t + 2];
+    for (int o = threadIdx.x >> 5; o < in; o += blockDim.x >> 5) {
+        float s = 0.f;
+        for (int k = lane; k < 3 * ch; k += 32) s = fmaf(h[k], w[(i64)o * 3 * ch + k], s);
+        s = warp_sum(s);
+        if (lane < ratio) {
+            int f = t * ratio + lane;
+            chunk_mu(c)[f * MEL + o] = id < 0 ? 0.f : s + bias[o] + table[(i64)id * in + o];
+        }
+    }
+    for (int i = threadIdx.x; i < ratio * MEL; i += blockDim.x) {
+        int f = t * ratio + i / MEL;
+        chunk_x(c)[f * MEL + i % MEL] = noise[(i64)(c.frame0 + f) * MEL + i % MEL];
+    }
+}
+
+// The transformer's input rows [x, cond, mu, speaker], zeros for all but x in row 1; and where histories lie.
+KERNEL flow_input(const Chunk* chunks, elt* out, u64* hist, int spk, int hist_frames, int width) {
+    dep_go();
+    dep_wait();
+    int f = blockIdx.x, rr = blockIdx.y, g = rr & 1;
+    const Chunk& c = chunks[rr >> 1];
+    if (f == 0 && threadIdx.x == 0)
+        hist[rr] = c.hist + (((i64)c.step * 2 + g) * 2) * hist_frames * DIM * sizeof(elt);
+    elt* o = out + ((i64)rr * BLOCK + f) * width;
+    if (!c.live) {
+        for (int i = threadIdx.x; i < width; i += blockDim.x) o[i] = to_e(0.f);
+        return;
+    }
+    const float *x = chunk_x(c) + f * MEL, *mu = chunk_mu(c) + f * MEL;
+    int frame = c.frame0 + f;
+    const float* cond = c.cond && frame < c.cond_frames ? (const float*)c.cond + (i64)frame * MEL : nullptr;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float v = 0.f;
+        if (i < MEL) v = x[i];
+        else if (g == 0) {
+            if (i < 2 * MEL) v = cond ? cond[i - MEL] : 0.f;
+            else if (i < 3 * MEL) v = mu[i - 2 * MEL];
+            else if (i < 3 * MEL + spk) v = ((const float*)c.speaker)[i - 3 * MEL];
+        }
+        o[i] = to_e(v);
+    }
+}
+
+// Histories of blocks that are solved together: the end of each block's neighbour on the left, zeros for the first.
+KERNEL flow_neighbours(const elt* x, const u64* hist, i64 off, int frames) {
+    dep_go();
+    dep_wait();
+    int rr = blockIdx.y, f = blockIdx.x;
+    elt* o = (elt*)hist[rr] + off + (i64)f * DIM;
+    const elt* src = x + ((i64)(rr - 2) * BLOCK + BLOCK - frames + f) * DIM;
+    for (int i = threadIdx.x; i < DIM; i += blockDim.x) o[i] = rr < 2 ? to_e(0.f) : src[i];
+}
+
+// h += gate * y (unless y is null), then LayerNorm and modulation into a. One warp a row, sums in float.
+#define LN_WARPS 8
+#define PER ((DIM + 127) / 128)
+KERNEL __launch_bounds__(LN_WARPS * 32) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, int rows, float eps) {
+    dep_go();
+    dep_wait();
+    int row = blockIdx.x * LN_WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (row >= rows) return;
+    const float* m = mod + chunks[row / (2 * BLOCK)].step * step_stride;
+    float* hr = h + (i64)row * DIM;
+    float v[PER][4];
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int c = (i * 32 + lane) * 4;
+        if (c >= DIM) { v[i][0] = v[i][1] = v[i][2] = v[i][3] = 0.f; continue; }
+        float4 x = *(const float4*)(hr + c);
+        if (y) {
+            float4 gt = *(const float4*)(m + gate + c);
+            float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
+            x.x = fmaf(gt.x, p.x, x.x); x.y = fmaf(gt.y, p.y, x.y); x.z = fmaf(gt.z, q.x, x.z); x.w = fmaf(gt.w, q.y, x.w);
+            *(float4*)(hr + c) = x;
+        }
+        v[i][0] = x.x; v[i][1] = x.y; v[i][2] = x.z; v[i][3] = x.w;
+        sum += x.x + x.y + x.z + x.w;
+    }
+    float mean = warp_sum(sum) * (1.f / DIM), var = 0.f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        if ((i * 32 + lane) * 4 >= DIM) continue;
+#pragma unroll
+        for (int e = 0; e < 4; e++) { v[i][e] -= mean; var = fmaf(v[i][e], v[i][e], var); }
+    }
+    float inv = rsqrtf(warp_sum(var) * (1.f / DIM) + eps);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int c = (i * 32 + lane) * 4;
+        if (c >= DIM) continue;
+        float4 sc = *(const float4*)(m + scale + c), sh = *(const float4*)(m + shift + c);
+        elt* o = a + (i64)row * DIM + c;
+        store2(o, fmaf(v[i][0] * inv, 1.f + sc.x, sh.x), fmaf(v[i][1] * inv, 1.f + sc.y, sh.y));
+        store2(o + 2, fmaf(v[i][2] * inv, 1.f + sc.z, sh.z), fmaf(v[i][3] * inv, 1.f + sc.w, sh.w));
+    }
+}
+
+// x += dt * ((1 + guidance) v0 - guidance v1); says which chunk is no longer finite.
+KERNEL flow_euler(const Chunk* chunks, const float* v, const float* dt, float guidance, int ldv, int* bad) {
+    dep_go();
+    dep_wait();
+    const Chunk& c = chunks[blockIdx.y];
+    if (!c.live) return;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= BLOCK * MEL) return;
+    int f = i / MEL, m = i % MEL;
+    const float* r0 = v + ((i64)blockIdx.y * 2 * BLOCK + f) * ldv + m;
+    float d = (1.f + guidance) * r0[0] - guidance * r0[(i64)BLOCK * ldv];
+    float* x = chunk_x(c) + i;
+    float n = *x + dt[c.step] * d;
+    *x = n;
+    if (f < c.frames && !(fabsf(n) < 1e30f)) bad[c.flag] = 1;
+}
+
+// Rotates neighbouring channels of the first head; the others carry no position.
+DEV float2 rotate_pair(float2 v, float2 cs) { return make_float2(v.x * cs.x - v.y * cs.y, v.y * cs.x + v.x * cs.y); }
+
+// The chunk's own keys and values into its slab, in 16 byte pieces.
+DEV void append_kv(const Chunk& c, const elt* qkv, i64 row0, int layer, int g, int head, const float2* rope, int tid, int threads) {
+    elt* page = (elt*)c.page[c.frame0 / BLOCK];
+    elt* kd = page + kv_offset(c.step, layer, g, 0, head);
+    elt* vd = page + kv_offset(c.step, layer, g, 1, head);
+#if ELT != 0
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < BLOCK * (HD / 8); i += threads) {
+            int f = i / (HD / 8), q = i % (HD / 8);
+            const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + q * 8;
+            uint4 k = *(const uint4*)src, v = *(const uint4*)(src + INNER);
+            *(uint4*)(kd + f * HD + q * 8) = k;
+            *(uint4*)(vd + f * HD + q * 8) = v;
+        }
+        return;
+    }
+#endif
+    for (int i = tid; i < BLOCK * (HD / 2); i += threads) {
+        int f = i / (HD / 2), j = i % (HD / 2);
+        const elt* src = qkv + (row0 + f) * 3 * INNER + INNER + head * HD + 2 * j;
+        float2 k = load2(src);
+        if (head == 0) k = rotate_pair(k, rope[(i64)(c.frame0 + f) * (HD / 2) + j]);
+        store2(kd + f * HD + 2 * j, k.x, k.y);
+        float2 v = load2(src + INNER);
+        store2(vd + f * HD + 2 * j, v.x, v.y);
+    }
+}
+// Keys and values of all chunks before any attends: for whole utterances at once.
+KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int layer) {
+    dep_go();
+    dep_wait();
+    const Chunk& c = chunks[blockIdx.y >> 1];
+    if (!c.live) return;
+    append_kv(c, qkv, (i64)blockIdx.y * BLOCK, layer, blockIdx.y & 1, blockIdx.x, rope, threadIdx.x, blockDim.x);
+}
+
+#define KEY(c, j, v) ((const elt*)c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head) + ((j) % BLOCK) * HD)
+#if ELT != 0
+#define QT 64
+#define KT 64
+#define CPR (HD / 8)
+DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
+// One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention.
+KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
+    __shared__ __align__(128) elt q_s[QT * HD];
+    __shared__ __align__(128) elt k_s[2][KT * HD];
+    __shared__ __align__(128) elt v_s[2][KT * HD];
+    __shared__ u64 page_s[PAGES];
+    dep_go();
+    dep_wait();
+    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const Chunk& c = chunks[rr >> 1];
+    const i64 row0 = (i64)rr * BLOCK;
+    if (!c.live) {
+        for (int i = tid; i < BLOCK * CPR; i += 128) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const int keys = c.keys, key0 = c.key0, frame0 = c.frame0;
+    const i64 koff = kv_offset(c.step, layer, g, 0, head) * sizeof(elt);
+    constexpr int VOFF = HEADS * BLOCK * HD; // values lie this far behind keys
+    for (int i = tid; i * BLOCK < keys; i += 128) page_s[i] = c.page[i] + koff;
+    __syncthreads();
+    const int tiles = (keys - key0 + KT - 1) / KT;
+    const u32 kb = smem_addr(k_s), vb = smem_addr(v_s);
+    const int fr = tid / CPR, fq = tid % CPR;
+    auto fetch = [&](int t) {
+        u32 st = (t & 1) * KT * HD * 2;
+#pragma unroll
+        for (int r = fr; r < KT; r += 128 / CPR) {
+            int j = key0 + t * KT + r;
+            bool ok = j < keys;
+            j = ok ? j : key0;
+            int pg = j / BLOCK;
+            const elt* src = (const elt*)page_s[pg] + (j - pg * BLOCK) * HD + fq * 8;
+            cp16(kb + st + swz(r, fq), src, ok);
+            cp16(vb + st + swz(r, fq), src + VOFF, ok);
+        }
+        cp_commit();
+    };
+    // The first keys are old ones unless there are few: they travel while the new ones are stored.
+    const bool early = frame0 - key0 >= KT;
+    if (early) fetch(0);
+    if (append) append_kv(c, qkv, row0, layer, g, head, rope, tid, 128);
+    if (head != 0) {
+#pragma unroll 4
+        for (int i = tid; i < QT * CPR; i += 128) {
+            int f = i / CPR, q = i % CPR;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (f < BLOCK) v = *(const uint4*)(qkv + (row0 + f) * 3 * INNER + head * HD + q * 8);
+            *(uint4*)((char*)q_s + swz(f, q)) = v;
+        }
+    } else for (int i = tid; i < QT * (HD / 2); i += 128) {
+        int f = i / (HD / 2), j = i % (HD / 2);
+        u32 v = 0;
+        if (f < BLOCK) {
+            v = *(const u32*)(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
+            if (head == 0) { float2 r = rotate_pair(unpack2(v), rope[(i64)(frame0 + f) * (HD / 2) + j]); v = pack2(r.x, r.y); }
+        }
+        *(u32*)((char*)q_s + swz(f, j >> 2) + (j & 3) * 4) = v;
+    }
+    __threadfence_block();
+    __syncthreads();
+    if (!early) fetch(0);
+    uint4 qf[HD / 16];
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        ldm4(smem_addr(q_s) + swz(warp * 16 + (lane & 15), k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
+    float o[HD / 8][4] = {}, m0 = -1e30f, m1 = -1e30f, l0 = 0.f, l1 = 0.f;
+    const float sc = rsqrtf((float)HD) * 1.4426950408889634f;
+    for (int t = 0; t < tiles; t++) {
+        if (t + 1 < tiles) { fetch(t + 1); cp_wait<1>(); } else cp_wait<0>();
+        __syncthreads();
+        const u32 ks = kb + (t & 1) * KT * HD * 2, vs = vb + (t & 1) * KT * HD * 2;
+        float s[KT / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++)
+#pragma unroll
+            for (int n = 0; n < KT / 8; n += 2) {
+                u32 b0, b1, b2, b3;
+                ldm4(ks + swz(n * 8 + (lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
+                mma(s[n], qf[k], b0, b1);
+                mma(s[n + 1], qf[k], b2, b3);
+            }
+        const int left = keys - key0 - t * KT;
+        float n0 = m0, n1 = m1;
+#pragma unroll
+        for (int n = 0; n < KT / 8; n++) {
+            int j = n * 8 + (lane & 3) * 2;
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] = j + (e & 1) < left ? s[n][e] * sc : -1e30f;
+            n0 = fmaxf(n0, fmaxf(s[n][0], s[n][1]));
+            n1 = fmaxf(n1, fmaxf(s[n][2], s[n][3]));
+        }
+        n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
+        n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
+        float c0 = exp2f(m0 - n0), c1 = exp2f(m1 - n1);
+        m0 = n0; m1 = n1;
+        float a0 = 0.f, a1 = 0.f;
+#pragma unroll
+        for (int n = 0; n < KT / 8; n++) {
+            s[n][0] = exp2f(s[n][0] - m0); s[n][1] = exp2f(s[n][1] - m0);
+            s[n][2] = exp2f(s[n][2] - m1); s[n][3] = exp2f(s[n][3] - m1);
+            a0 += s[n][0] + s[n][1];
+            a1 += s[n][2] + s[n][3];
+        }
+        l0 = l0 * c0 + a0;
+        l1 = l1 * c1 + a1;
+#pragma unroll
+        for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+#pragma unroll
+        for (int k = 0; k < KT / 16; k++) {
+            uint4 p = make_uint4(pack2(s[2 * k][0], s[2 * k][1]), pack2(s[2 * k][2], s[2 * k][3]), pack2(s[2 * k + 1][0], s[2 * k + 1][1]), pack2(s[2 * k + 1][2], s[2 * k + 1][3]));
+#pragma unroll
+            for (int n = 0; n < HD / 8; n += 2) {
+                u32 b0, b1, b2, b3;
+                ldm4t(vs + swz(k * 16 + (lane & 7) + (((lane >> 3) & 1) << 3), n + (lane >> 4)), b0, b1, b2, b3);
+                mma(o[n], p, b0, b1);
+                mma(o[n + 1], p, b2, b3);
+            }
+        }
+        __syncthreads();
+    }
+    l0 += __shfl_xor_sync(~0u, l0, 1); l0 += __shfl_xor_sync(~0u, l0, 2);
+    l1 += __shfl_xor_sync(~0u, l1, 1); l1 += __shfl_xor_sync(~0u, l1, 2);
+    const float i0 = 1.f / l0, i1 = 1.f / l1;
+    const int f0 = warp * 16 + (lane >> 2), f1 = f0 + 8;
+#pragma unroll
+    for (int n = 0; n < HD / 8; n++) {
+        int d = head * HD + n * 8 + (lane & 3) * 2;
+        if (f0 < BLOCK) store2(out + (row0 + f0) * INNER + d, o[n][0] * i0, o[n][1] * i0);
+        if (f1 < BLOCK) store2(out + (row0 + f1) * INNER + d, o[n][2] * i1, o[n][3] * i1);
+    }
+}
+#else
+// Plain float: a warp a query, a lane a key.
+KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
+    __shared__ float q_s[8][HD];
+    dep_go();
+    dep_wait();
+    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const Chunk& c = chunks[rr >> 1];
+    const i64 row0 = (i64)rr * BLOCK;
+    if (!c.live) return;
+    if (append) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 256);
+    __threadfence_block();
+    __syncthreads();
+    const float sc = rsqrtf((float)HD);
+    for (int f = warp; f < BLOCK; f += 8) {
+        for (int j = lane; j < HD / 2; j += 32) {
+            float2 q = load2(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
+            if (head == 0) q = rotate_pair(q, rope[(i64)(c.frame0 + f) * (HD / 2) + j]);
+            q_s[warp][2 * j] = q.x * sc;
+            q_s[warp][2 * j + 1] = q.y * sc;
+        }
+        __syncwarp();
+        float m = -1e30f, l = 0.f, o[HD];
+#pragma unroll
+        for (int d = 0; d < HD; d++) o[d] = 0.f;
+        for (int j = c.key0 + lane; j < c.keys; j += 32) {
+            const float *k = KEY(c, j, 0), *v = KEY(c, j, 1);
+            float s = 0.f;
+#pragma unroll
+            for (int d = 0; d < HD; d++) s = fmaf(q_s[warp][d], k[d], s);
+            float n = fmaxf(m, s), cc = expf(m - n), e = expf(s - n);
+            m = n;
+            l = l * cc + e;
+#pragma unroll
+            for (int d = 0; d < HD; d++) o[d] = o[d] * cc + e * v[d];
+        }
+        float n = m;
+        for (int w = 16; w; w >>= 1) n = fmaxf(n, __shfl_xor_sync(~0u, n, w));
+        float e = expf(m - n), z = warp_sum(l * e);
+#pragma unroll
+        for (int d = 0; d < HD; d++) {
+            float v = warp_sum(o[d] * e);
+            if (lane == 0) out[(row0 + f) * INNER + head * HD + d] = v / z;
+        }
+        __syncwarp();
+    }
+}
+#endif

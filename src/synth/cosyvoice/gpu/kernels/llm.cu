@@ -1,0 +1,547 @@
+// The language model: embedding, attention over a slot's cache, and drawing.
+//
+// HD: width of a head; GROUP: query heads that share a key head; KVH: key heads.
+#ifndef HD
+#define HD 64
+#define GROUP 7
+#define KVH 2
+#endif
+#define SPEECH_BIT 0x80000000u
+#define RECENT 16
+#define TOKEN_NONE (-1)
+#define TOKEN_BAD (-2)
+#define TOKEN_END (-3)
+
+// What decoding knows about a slot; lives on the device for as long as the slot does.
+struct Seq {
+    int pos;          // position of the next input
+    u32 input;        // the next input: an id, with SPEECH_BIT for the speech table
+    int decoded;      // tokens out
+    int done;
+    u32 key[2];
+    int min_len, max_len;
+    int mask_to;      // first score past the mask before min_len
+    int forced;       // number of forced tokens, 0: none
+    int recent[RECENT]; // ring by decoded % RECENT
+};
+
+struct Llm {
+    const elt* text;
+    const elt* speech;
+    const float2* rope; // [position][HD/2] cos, sin
+    elt* cache;         // [slot][layer][2][KVH][positions][HD]
+    Seq* seq;           // [slot]
+    const int* forced;  // [slot][positions]
+    float* x;           // residual stream [rows][hidden]
+    elt* xe;            // the same, rounded
+    int* row_slot;
+    int* row_pos;
+    const int* slots;   // decode: slot of each row, -1 for none
+    const u32* ids;     // prefill: input of each row
+    i64 slot_stride, layer_stride;
+    int hidden, positions, rows;
+};
+
+// One row each: looks up the input and says where its key and value go.
+KERNEL llm_embed(const __grid_constant__ Llm p, int prefill) {
+    dep_go();
+    dep_wait();
+    int r = blockIdx.x;
+    u32 id;
+    if (prefill) {
+        id = p.ids[r];
+    } else {
+        int s = p.slots[r];
+        if (threadIdx.x == 0) { p.row_slot[r] = s; p.row_pos[r] = s < 0 ? 0 : p.seq[s].pos; }
+        id = s < 0 ? SPEECH_BIT : p.seq[s].input;
+    }
+    const elt* src = (id & SPEECH_BIT ? p.speech : p.text) + (i64)(id & ~SPEECH_BIT) * p.hidden;
+    for (int i = threadIdx.x; i < p.hidden; i += blockDim.x) {
+        elt v = src[i];
+        p.x[(i64)r * p.hidden + i] = to_f(v);
+        p.xe[(i64)r * p.hidden + i] = v;
+    }
+}
+
+// Rotates the pair (i, i + HD/2) of a head.
+DEV float2 rotate(float a, float b, float2 cs) { return make_float2(a * cs.x - b * cs.y, b * cs.x + a * cs.y); }
+
+// Keys and values of many positions into the cache, before any of them attends.
+KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
+    dep_go();
+    dep_wait();
+    int r = blockIdx.x, s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return;
+    const float* k = qkv + (i64)r * (GROUP + 2) * KVH * HD + GROUP * KVH * HD;
+    elt* base = p.cache + s * p.slot_stride + layer * p.layer_stride;
+    for (int i = threadIdx.x; i < KVH * HD / 2; i += blockDim.x) {
+        int h = i / (HD / 2), j = i % (HD / 2);
+        float2 v = rotate(k[h * HD + j], k[h * HD + j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+        elt* dst = base + ((i64)h * p.positions + pos) * HD;
+        dst[j] = to_e(v.x);
+        dst[j + HD / 2] = to_e(v.y);
+    }
+    for (int i = threadIdx.x; i < KVH * HD; i += blockDim.x)
+        base[((i64)(KVH + i / HD) * p.positions + pos) * HD + i % HD] = to_e(k[KVH * HD + i]);
+}
+
+#if ELT == 0
+// One position of one key head against its past. A key is read by LPK lanes, 8 values each; all GROUP query heads
+// use what was read. Warps and lane groups take keys in turn, so the order of sums depends on the position alone.
+#define WARPS 8
+#define AT_ONCE 4 // keys of a lane group between two updates of the running maximum
+#define LPK (HD / 8)
+#define KPW (32 / LPK)
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    __shared__ float q_s[GROUP][HD];
+    __shared__ float m_s[WARPS][GROUP], l_s[WARPS][GROUP];
+    __shared__ float o_s[WARPS][GROUP][HD];
+    __shared__ __align__(16) elt kv_s[2][HD];
+    dep_go();
+    dep_wait();
+    const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return;
+    const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
+    elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
+    elt* vc = kc + (i64)KVH * p.positions * HD;
+    const float scale = rsqrtf((float)HD);
+    for (int i = threadIdx.x; i < GROUP * HD / 2; i += blockDim.x) {
+        int g = i / (HD / 2), j = i % (HD / 2);
+        const float* q = row + (h * GROUP + g) * HD;
+        float2 v = rotate(q[j], q[j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+        q_s[g][j] = v.x * scale;
+        q_s[g][j + HD / 2] = v.y * scale;
+    }
+    if (append && threadIdx.x >= blockDim.x - HD) {
+        int i = threadIdx.x - (blockDim.x - HD);
+        const float* k = row + GROUP * KVH * HD + h * HD;
+        if (i < HD / 2) {
+            float2 v = rotate(k[i], k[i + HD / 2], p.rope[(i64)pos * (HD / 2) + i]);
+            elt a = to_e(v.x), b = to_e(v.y);
+            kv_s[0][i] = a; kv_s[0][i + HD / 2] = b;
+            kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + i + HD / 2] = b;
+        }
+        elt v = to_e(k[KVH * HD + i]);
+        kv_s[1][i] = v;
+        vc[(i64)pos * HD + i] = v;
+    }
+    __syncthreads();
+    const int sub = lane % LPK, grp = lane / LPK;
+    float m[GROUP], l[GROUP], o[GROUP][8];
+    // queries stay in shared memory: 7 heads of them and their sums would not fit the registers
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        m[g] = -1e30f; l[g] = 0.f;
+#pragma unroll
+        for (int e = 0; e < 8; e++) o[g][e] = 0.f;
+    }
+    for (int j0 = warp * KPW * AT_ONCE; j0 <= pos; j0 += WARPS * KPW * AT_ONCE) {
+        Eight kr[AT_ONCE], vr[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            int j = min(j0 + u * KPW + grp, pos);
+            bool fresh = append && j == pos;
+            kr[u] = load_raw(fresh ? kv_s[0] + sub * 8 : kc + (i64)j * HD + sub * 8);
+            vr[u] = load_raw(fresh ? kv_s[1] + sub * 8 : vc + (i64)j * HD + sub * 8);
+        }
+        float d[AT_ONCE][GROUP];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float k[8];
+            expand(kr[u], k);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                const float4* q = (const float4*)(q_s[g] + sub * 8);
+                float4 a = q[0], b = q[1];
+                d[u][g] = a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5] + b.z * k[6] + b.w * k[7];
+            }
+        }
+#pragma unroll
+        for (int w = LPK / 2; w; w >>= 1)
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+                for (int g = 0; g < GROUP; g++) d[u][g] += __shfl_xor_sync(~0u, d[u][g], w);
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float n = m[g];
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                if (j0 + u * KPW + grp > pos) d[u][g] = -1e30f;
+                n = fmaxf(n, d[u][g]);
+            }
+            float c = __expf(m[g] - n);
+            m[g] = n;
+            l[g] *= c;
+#pragma unroll
+            for (int t = 0; t < 8; t++) o[g][t] *= c;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                d[u][g] = d[u][g] > -1e29f ? __expf(d[u][g] - n) : 0.f;
+                l[g] += d[u][g];
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            float v[8];
+            expand(vr[u], v);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++)
+#pragma unroll
+                for (int t = 0; t < 8; t++) o[g][t] = fmaf(d[u][g], v[t], o[g][t]);
+        }
+    }
+    // lane groups of a warp, then warps
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+#pragma unroll
+        for (int w = LPK; w < 32; w <<= 1) {
+            float m2 = __shfl_xor_sync(~0u, m[g], w), l2 = __shfl_xor_sync(~0u, l[g], w);
+            float n = fmaxf(m[g], m2), c = __expf(m[g] - n), c2 = __expf(m2 - n);
+            l[g] = l[g] * c + l2 * c2;
+            m[g] = n;
+#pragma unroll
+            for (int t = 0; t < 8; t++) {
+                float o2 = __shfl_xor_sync(~0u, o[g][t], w);
+                o[g][t] = o[g][t] * c + o2 * c2;
+            }
+        }
+        if (grp == 0) {
+            if (sub == 0) { m_s[warp][g] = m[g]; l_s[warp][g] = l[g]; }
+#pragma unroll
+            for (int t = 0; t < 8; t++) o_s[warp][g][sub * 8 + t] = o[g][t];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP * HD; i += blockDim.x) {
+        int g = i / HD, d = i % HD;
+        float n = -1e30f;
+        for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
+        float a = 0.f, z = 0.f;
+        for (int w = 0; w < WARPS; w++) { float c = __expf(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[w][g][d]; }
+        out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
+    }
+}
+#else
+// One position of one key head against its past. The query heads that share the key head are the rows of a product
+// (16, of which GROUP count); each of the warps takes 16 keys in turn, so the order of sums depends on the position
+// alone.
+#define WARPS 8
+#define CPR (HD / 8)
+#define TILE_BYTES (16 * HD * 2)
+DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
+    extern __shared__ __align__(128) unsigned char smem[];
+    auto kv_s = (unsigned char(*)[2][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
+    __shared__ float m_s[WARPS][16], l_s[WARPS][16];
+    dep_go();
+    dep_wait();
+    const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int s = p.row_slot[r], pos = p.row_pos[r];
+    if (s < 0) return;
+    const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
+    elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
+    elt* vc = kc + (i64)KVH * p.positions * HD;
+    const u32 kb = smem_addr(kv_s[warp]);
+    auto fetch = [&](int j0, int buf) {
+#pragma unroll
+        for (int i = lane; i < 16 * CPR; i += 32) {
+            int rr = i / CPR, q = i % CPR, j = j0 + rr;
+            bool ok = j <= pos && !(append && j == pos);
+            i64 off = ok ? (i64)j * HD + q * 8 : 0;
+            cp16(kb + buf * 2 * TILE_BYTES + swz(rr, q), kc + off, ok);
+            cp16(kb + buf * 2 * TILE_BYTES + TILE_BYTES + swz(rr, q), vc + off, ok);
+        }
+        cp_commit();
+    };
+    const int step = WARPS * 16, first = warp * 16;
+    if (first <= pos) fetch(first, 0);
+    const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
+    for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
+        int g = i / (HD / 2), j = i % (HD / 2);
+        float2 v = make_float2(0.f, 0.f);
+        if (g < GROUP) {
+            const float* q = row + (h * GROUP + g) * HD;
+            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+        }
+        *(elt*)(q_s + swz(g, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
+        *(elt*)(q_s + swz(g, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
+    }
+    __syncthreads();
+    uint4 qf[HD / 16];
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        ldm4(smem_addr(q_s) + swz(lane & 15, k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
+    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4, and the unused lane / 4 + 8
+    float m8 = -1e30f, l8 = 0.f;
+    int buf = 0;
+    for (int j0 = first; j0 <= pos; j0 += step, buf ^= 1) {
+        if (j0 + step <= pos) { fetch(j0 + step, buf ^ 1); cp_wait<1>(); } else cp_wait<0>();
+        __syncwarp();
+        const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
+        if (append && pos - j0 < 16) {
+            // the new position itself: stored, and put where the others were copied to
+            const float* k = row + GROUP * KVH * HD + h * HD;
+            unsigned char *kt = kv_s[warp][buf][0], *vt = kv_s[warp][buf][1];
+            int rr = pos - j0;
+            for (int i = lane; i < HD / 2; i += 32) {
+                float2 v = rotate(k[i], k[i + HD / 2], p.rope[(i64)pos * (HD / 2) + i]);
+                elt a = to_e(v.x), b = to_e(v.y);
+                kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + i + HD / 2] = b;
+                *(elt*)(kt + swz(rr, i >> 3) + (i & 7) * 2) = a;
+                *(elt*)(kt + swz(rr, (i + HD / 2) >> 3) + (i & 7) * 2) = b;
+            }
+            for (int i = lane; i < HD; i += 32) {
+                elt v = to_e(k[KVH * HD + i]);
+                vc[(i64)pos * HD + i] = v;
+                *(elt*)(vt + swz(rr, i >> 3) + (i & 7) * 2) = v;
+            }
+            __syncwarp();
+        }
+        float sc[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 16; k++) {
+            u32 b0, b1, b2, b3;
+            ldm4(ks + swz((lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
+            mma(sc[0], qf[k], b0, b1);
+            mma(sc[1], qf[k], b2, b3);
+        }
+        float n = m, n8 = m8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > pos) sc[t][e] = -1e30f;
+                if (e < 2) n = fmaxf(n, sc[t][e]); else n8 = fmaxf(n8, sc[t][e]);
+            }
+        n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
+        n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2));
+        float c = exp2f(m - n), c8 = exp2f(m8 - n8);
+        m = n; m8 = n8;
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sc[t][e] = exp2f(sc[t][e] - (e < 2 ? n : n8));
+        l = l * c + (sc[0][0] + sc[0][1] + sc[1][0] + sc[1][1]);
+        l8 = l8 * c8 + (sc[0][2] + sc[0][3] + sc[1][2] + sc[1][3]);
+        uint4 pf = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
+#pragma unroll
+        for (int d = 0; d < HD / 8; d += 2) {
+            u32 b0, b1, b2, b3;
+            ldm4t(vs + swz((lane & 7) + (((lane >> 3) & 1) << 3), d + (lane >> 4)), b0, b1, b2, b3);
+            o[d][0] *= c; o[d][1] *= c; o[d][2] *= c8; o[d][3] *= c8;
+            o[d + 1][0] *= c; o[d + 1][1] *= c; o[d + 1][2] *= c8; o[d + 1][3] *= c8;
+            mma(o[d], pf, b0, b1);
+            mma(o[d + 1], pf, b2, b3);
+        }
+        __syncwarp();
+    }
+    l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
+    l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
+    __syncthreads();
+    // the warps' sums where their keys were: [warp][16][HD]
+    float* o_s = (float*)kv_s;
+#pragma unroll
+    for (int d = 0; d < HD / 8; d++) {
+        float* t = o_s + (warp * 16 + (lane >> 2)) * HD + d * 8 + (lane & 3) * 2;
+        *(float2*)t = make_float2(o[d][0], o[d][1]);
+        *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
+    }
+    if ((lane & 3) == 0) {
+        m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
+        m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP * HD; i += WARPS * 32) {
+        int g = i / HD, d = i % HD;
+        float n = -1e30f, a = 0.f, z = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
+        out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
+    }
+}
+#endif
+
+DEV u32 order_key(float x) { u32 u = __float_as_uint(x); return u & 0x80000000u ? ~u : u | 0x80000000u; }
+DEV void philox(u32 k0, u32 k1, u32 index, u32* out) {
+    u32 c0 = index, c1 = 0, c2 = 0, c3 = 0;
+#pragma unroll
+    for (int i = 0; i < 10; i++) {
+        u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;
+        u32 n0 = (u32)(b >> 32) ^ c1 ^ k0, n2 = (u32)(a >> 32) ^ c3 ^ k1;
+        c1 = (u32)b; c3 = (u32)a; c0 = n0; c2 = n2;
+        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+    out[0] = c0; out[1] = c1;
+}
+
+struct Draw {
+    float top_p, tau_count; // repeats at or above tau_count redraw
+    int top_k, window, speech_tokens;
+};
+#define DRAW_THREADS 1024
+#define DRAW_WARPS (DRAW_THREADS / 32)
+#define MAX_K 64
+// Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input.
+KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
+    extern __shared__ __align__(16) unsigned char smem[];
+    float* lp = (float*)smem;
+    __shared__ float red[DRAW_WARPS];
+    __shared__ double redd[DRAW_WARPS];
+    __shared__ u32 ck[DRAW_WARPS * MAX_K];
+    __shared__ int ci[DRAW_WARPS * MAX_K];
+    __shared__ int bad, chosen, redraw;
+    __shared__ double part[DRAW_THREADS];
+    dep_go();
+    dep_wait();
+    const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int s = p.slots[r];
+    if (s < 0) return;
+    Seq* q = p.seq + s;
+    const int round = counts[r];
+    if (q->done) {
+        __syncthreads();
+        if (tid == 0 && round < max_rounds) { tokens[r * max_rounds + round] = TOKEN_NONE; counts[r] = round + 1; }
+        return;
+    }
+    if (tid == 0) { bad = 0; redraw = 0; chosen = -1; }
+    __syncthreads();
+    const bool masked = q->decoded < q->min_len;
+    float mx = -__int_as_float(0x7f800000);
+    for (int i = tid; i < v; i += DRAW_THREADS) {
+        float x = logits[(i64)r * ld + i];
+        if (masked && i >= d.speech_tokens && i < q->mask_to) x = -__int_as_float(0x7f800000);
+        if (x != x) bad = 1;
+        lp[i] = x;
+        mx = fmaxf(mx, x);
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
+    if (lane == 0) red[warp] = mx;
+    __syncthreads();
+    mx = red[0];
+    for (int w = 1; w < DRAW_WARPS; w++) mx = fmaxf(mx, red[w]);
+    double z = 0;
+    for (int i = tid; i < v; i += DRAW_THREADS) z += exp((double)(lp[i] - mx));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) z += __shfl_xor_sync(~0u, z, o);
+    if (lane == 0) redd[warp] = z;
+    __syncthreads();
+    z = 0;
+    for (int w = 0; w < DRAW_WARPS; w++) z += redd[w];
+    const double lz = log(z);
+    const bool dead = bad || mx == -__int_as_float(0x7f800000);
+    for (int i = tid; i < v; i += DRAW_THREADS) lp[i] = (float)((double)(lp[i] - mx) - lz);
+    __syncthreads();
+    // each warp the best top_k of its part, in order of (probability, id)
+    const int per = (v + DRAW_WARPS - 1) / DRAW_WARPS, from = warp * per, to = min(v, from + per);
+    u32 lastk = 0xffffffffu; int lasti = -1; // what was taken last
+    u32 bk = 0; int bi = 0x7fffffff;
+    auto best = [&](u32 lk, int li) {
+        bk = 0; bi = 0x7fffffff;
+        for (int i = from + lane; i < to; i += 32) {
+            u32 k = order_key(lp[i]);
+            bool after = k < lk || (k == lk && i > li);
+            if (after && k > bk) { bk = k; bi = i; }
+        }
+    };
+    best(lastk, lasti);
+    for (int t = 0; t < d.top_k; t++) {
+        u32 k = __reduce_max_sync(~0u, bk);
+        int i = __reduce_min_sync(~0u, bk == k ? bi : 0x7fffffff);
+        if (lane == 0) { ck[warp * MAX_K + t] = k; ci[warp * MAX_K + t] = i; }
+        if (bk == k && bi == i && k != 0) best(k, i);
+        else if (k == 0) bk = 0;
+    }
+    __syncthreads();
+    u32 rnd[2];
+    philox(q->key[0], q->key[1], (u32)q->decoded, rnd);
+    const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
+    if (warp == 0 && !dead) {
+        // merge the sorted lists: each lane holds the head of one
+        int head = 0, n = 0, ids[2] = {-1, -1};
+        float pr[2] = {0.f, 0.f}, sum = 0.f;
+        while (n < d.top_k && sum < d.top_p) {
+            u32 k0 = head < d.top_k ? ck[lane * MAX_K + head] : 0;
+            int i0 = k0 ? ci[lane * MAX_K + head] : 0x7fffffff;
+            u32 k = __reduce_max_sync(~0u, k0);
+            if (k == 0) break;
+            int i = __reduce_min_sync(~0u, k0 == k ? i0 : 0x7fffffff);
+            if (k0 == k && i0 == i) head++;
+            float pb = expf(lp[i]);
+            sum += pb;
+            if (lane == (n & 31)) { ids[n >> 5] = i; pr[n >> 5] = pb; }
+            n++;
+        }
+        double total = 0;
+        for (int t = 0; t < n; t++) total += (double)__shfl_sync(~0u, t < 32 ? pr[0] : pr[1], t & 31);
+        double target = total * (double)u0, run = 0;
+        int id = -1;
+        for (int t = 0; t < n; t++) {
+            float w = __shfl_sync(~0u, t < 32 ? pr[0] : pr[1], t & 31);
+            int i = __shfl_sync(~0u, t < 32 ? ids[0] : ids[1], t & 31);
+            run += (double)w;
+            if (w > 0.f) { id = i; if (run > target) break; }
+        }
+        if (lane == 0) {
+            chosen = total > 0 ? id : -1;
+            int rep = 0, w = min(d.window, q->decoded);
+            for (int t = 1; t <= w; t++) rep += q->recent[(q->decoded - t) % RECENT] == chosen;
+            redraw = chosen >= 0 && !((float)rep < d.tau_count);
+        }
+    }
+    __syncthreads();
+    if (redraw) {
+        // from everything but that id, in order of id
+        const int n = (v + DRAW_THREADS - 1) / DRAW_THREADS, a = tid * n, b = min(v, a + n);
+        double mine = 0;
+        for (int i = a; i < b; i++) if (i != chosen) mine += exp((double)lp[i]);
+        part[tid] = mine;
+        __syncthreads();
+        if (tid == 0) {
+            double total = 0;
+            for (int t = 0; t < DRAW_THREADS; t++) total += part[t];
+            double target = total * (double)u1, run = 0;
+            int id = -1, t = 0;
+            if (total > 0) {
+                for (; t < DRAW_THREADS - 1 && run + part[t] <= target; t++) run += part[t];
+                for (; t < DRAW_THREADS; t++) {
+                    bool found = false;
+                    for (int i = t * n; i < min(v, t * n + n); i++) {
+                        double w = i == chosen ? 0 : exp((double)lp[i]);
+                        run += w;
+                        if (w > 0) { id = i; if (run > target) { found = true; break; } }
+                    }
+                    if (found) break;
+                }
+            }
+            chosen = id;
+        }
+        __syncthreads();
+    }
+    if (tid == 0) {
+        int id = chosen, tok;
+        if (dead || id < 0) {
+            tok = TOKEN_BAD;
+            q->done = 1;
+        } else {
+            if (q->forced > 0) id = p.forced[(i64)s * p.positions + min(q->decoded, q->forced - 1)];
+            if (id >= d.speech_tokens && q->forced == 0) {
+                tok = TOKEN_END;
+                q->done = 1;
+            } else {
+                tok = id;
+                q->recent[q->decoded % RECENT] = id;
+                q->decoded++;
+                q->input = (u32)id | SPEECH_BIT;
+                q->pos++;
+                if (q->decoded >= q->max_len || (q->forced > 0 && q->decoded >= q->forced) || q->pos >= p.positions) q->done = 1;
+            }
+        }
+        if (round < max_rounds) { tokens[r * max_rounds + round] = tok; counts[r] = round + 1; }
+    }
+}

@@ -1,0 +1,495 @@
+//! The language model on the device: fixed slots of cache, prefill of many prefixes at once, and decode rounds that
+//! need the host only for their result.
+//!
+//! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the drawn id
+//! becomes the next input there.
+//!
+//! # Why
+//! RMSNorm costs no pass of its own: its weights are folded into the product that follows, and its scale is a
+//! factor per row that the product finds out while it reads the row.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, start};
+use super::gemm::{Act, Conv, Gemm};
+use super::weights::{Packed, Packer, Piece, Source, padded};
+use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
+use crate::synth::cosyvoice::checkpoint::Part;
+use crate::synth::cosyvoice::config::LlmConfig;
+
+/// Widths that a decode graph is recorded for.
+pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
+/// Most rounds of one call.
+pub(super) const ROUNDS: usize = 32;
+/// Positions of one prefill pass.
+const PASS: usize = 4096;
+/// Warps of an attention block, each with two buffers of sixteen keys and values.
+const ATTEND_WARPS: usize = 8;
+const SPEECH_BIT: u32 = 0x8000_0000;
+const RECENT: usize = 16;
+
+/// `Seq` of llm.cu.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Seq {
+    pos: i32,
+    input: u32,
+    decoded: i32,
+    done: i32,
+    key: [u32; 2],
+    min_len: i32,
+    max_len: i32,
+    mask_to: i32,
+    forced: i32,
+    recent: [i32; RECENT],
+}
+
+/// `Llm` of llm.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    text: u64,
+    speech: u64,
+    rope: u64,
+    cache: u64,
+    seq: u64,
+    forced: u64,
+    x: u64,
+    xe: u64,
+    row_slot: u64,
+    row_pos: u64,
+    slots: u64,
+    ids: u64,
+    slot_stride: i64,
+    layer_stride: i64,
+    hidden: i32,
+    positions: i32,
+    rows: i32,
+}
+
+/// `Draw` of llm.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Draw {
+    top_p: f32,
+    tau_count: f32,
+    top_k: i32,
+    window: i32,
+    speech_tokens: i32,
+}
+
+struct Layer {
+    qkv: Packed,
+    out: Packed,
+    gate_up: Packed,
+    down: Packed,
+}
+
+/// What one decode call gave for one row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Drawn {
+    pub(super) tokens: Vec<u32>,
+    pub(super) eos: bool,
+    pub(super) bad: bool,
+}
+
+/// The model and its slots.
+pub(super) struct Llm {
+    device: Arc<Device>,
+    config: LlmConfig,
+    gemm: Gemm,
+    layers: Vec<Layer>,
+    head: Packed,
+    args: Args,
+    draw: Draw,
+    embed: Kernel,
+    append: Kernel,
+    attend: Kernel,
+    sample: Kernel,
+    qkv: Buf,
+    heard: Buf,
+    inner: Buf,
+    logits: Buf,
+    rms: Buf,
+    /// Slot of each row, then how many results each row has.
+    rows: Staging,
+    results: Staging,
+    /// Inputs, slots and positions of a prefill pass, then sequences of its slots.
+    prefix: Staging,
+    graphs: BTreeMap<usize, Graph>,
+    slots: usize,
+    owned: Vec<Buf>,
+}
+
+impl Llm {
+    /// Loads the model with room for `slots` sequences of `positions` each.
+    pub(super) fn load(
+        packer: &Packer,
+        source: &dyn Source,
+        config: &LlmConfig,
+        slots: usize,
+        positions: usize,
+    ) -> Result<Self, GpuError> {
+        let device = &packer.device;
+        let elt = packer.elt;
+        let (hidden, hd) = (config.hidden, config.head_dim);
+        let (queries, keys, inner) = (config.heads * hd, config.kv_heads * hd, config.intermediate);
+        if hd % 8 != 0 || hd > 256 || !(hd / 8).is_power_of_two() || hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
+            return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
+        }
+        if config.heads / config.kv_heads > 16 {
+            return Err(GpuError::Model("more than 16 query heads share a key head".into()));
+        }
+        if config.sampling.top_k > 64 || config.sampling.window > RECENT {
+            return Err(GpuError::Model("top_k above 64 or a window above 16 cannot be drawn from on the GPU".into()));
+        }
+        let floats = |key: &str, shape: &[usize]| source.floats(Part::Llm, key, shape);
+        let body = "llm.model.model";
+        let mut layers = Vec::with_capacity(config.layers);
+        for n in 0..config.layers {
+            let name = |part: &str| format!("{body}.layers.{n}.{part}");
+            let weight = |part: &str, rows: usize, cols: usize| floats(&name(&format!("{part}.weight")), &[rows, cols]);
+            let norm = floats(&name("input_layernorm.weight"), &[hidden])?;
+            let (q, k, v) = (
+                weight("self_attn.q_proj", queries, hidden)?,
+                weight("self_attn.k_proj", keys, hidden)?,
+                weight("self_attn.v_proj", keys, hidden)?,
+            );
+            let mut bias = Vec::with_capacity(queries + 2 * keys);
+            for (part, rows) in [("q", queries), ("k", keys), ("v", keys)] {
+                bias.extend_from_slice(&floats(&name(&format!("self_attn.{part}_proj.bias")), &[rows])?);
+            }
+            let piece = |values, n, mul, off| Piece { values, n, mul, off };
+            let qkv = packer.pack(
+                &[piece(&q, queries, 1, 0), piece(&k, keys, 1, queries), piece(&v, keys, 1, queries + keys)],
+                queries + 2 * keys,
+                hidden,
+                1,
+                Some(&bias),
+                Some(&norm),
+            )?;
+            let out = packer.whole(&weight("self_attn.o_proj", hidden, queries)?, hidden, queries, 1, None)?;
+            let norm = floats(&name("post_attention_layernorm.weight"), &[hidden])?;
+            let (gate, up) = (weight("mlp.gate_proj", inner, hidden)?, weight("mlp.up_proj", inner, hidden)?);
+            // A gate beside what it gates, so that one thread has both.
+            let both = [piece(&gate, inner, 2, 0), piece(&up, inner, 2, 1)];
+            let gate_up = packer.pack(&both, 2 * inner, hidden, 1, None, Some(&norm))?;
+            let down = packer.whole(&weight("mlp.down_proj", hidden, inner)?, hidden, inner, 1, None)?;
+            layers.push(Layer { qkv, out, gate_up, down });
+        }
+        let norm = floats(&format!("{body}.norm.weight"), &[hidden])?;
+        let speech_rows = config.speech_rows();
+        let head_values = floats("llm_decoder.weight", &[speech_rows, hidden])?;
+        let head_piece = [Piece { values: &head_values, n: speech_rows, mul: 1, off: 0 }];
+        let head = packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))?;
+        let text = packer.elements(&floats(&format!("{body}.embed_tokens.weight"), &[config.vocab, hidden])?)?;
+        let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
+        let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
+
+        let module = device.compile("llm.cu", &[super::COMMON, super::LLM], elt, &defines(config))?;
+        let size = elt.size();
+        let layer_stride = 2 * config.kv_heads * positions * hd;
+        let slot_stride = layer_stride * config.layers;
+        let cache = device.alloc("language model slots", slots * slot_stride * size)?;
+        let seq = device.zeros("sequences", slots * size_of::<Seq>())?;
+        let forced = device.zeros("forced tokens", slots * positions * 4)?;
+        let x = device.zeros("activations", PASS * hidden * 4)?;
+        let xe = device.zeros("activations", PASS * hidden * size)?;
+        let rows = Staging::new(device, "rows", 2 * 4 * WIDTHS[WIDTHS.len() - 1])?;
+        let row_slot = device.zeros("rows", PASS * 4)?;
+        let row_pos = device.zeros("rows", PASS * 4)?;
+        let prefix = Staging::new(device, "prefixes", 3 * 4 * PASS + slots * size_of::<Seq>())?;
+        let args = Args {
+            text: text.ptr,
+            speech: speech.ptr,
+            rope: rope.ptr,
+            cache: cache.ptr,
+            seq: seq.ptr,
+            forced: forced.ptr,
+            x: x.ptr,
+            xe: xe.ptr,
+            row_slot: row_slot.ptr,
+            row_pos: row_pos.ptr,
+            slots: rows.dev.ptr,
+            ids: prefix.dev.ptr,
+            slot_stride: slot_stride as i64,
+            layer_stride: layer_stride as i64,
+            hidden: hidden as i32,
+            positions: positions as i32,
+            rows: 0,
+        };
+        let ras = config.sampling;
+        Ok(Self {
+            gemm: Gemm::new(device, elt)?,
+            embed: module.kernel("llm_embed", 0)?,
+            append: module.kernel("llm_append", 0)?,
+            attend: module.kernel("llm_attend", 200 << 10)?,
+            sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
+            qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
+            heard: device.zeros("activations", PASS * queries * size)?,
+            inner: device.zeros("activations", PASS * inner * size)?,
+            logits: device.zeros("scores", WIDTHS[WIDTHS.len() - 1] * head.n * 4)?,
+            rms: device.zeros("activations", PASS * 4)?,
+            draw: Draw {
+                top_p: ras.top_p,
+                tau_count: ras.window as f32 * ras.tau,
+                top_k: ras.top_k as i32,
+                window: ras.window as i32,
+                speech_tokens: config.speech_tokens as i32,
+            },
+            results: Staging::new(device, "results", 4 * ROUNDS * WIDTHS[WIDTHS.len() - 1])?,
+            device: device.clone(),
+            config: config.clone(),
+            layers,
+            head,
+            args,
+            rows,
+            prefix,
+            graphs: BTreeMap::new(),
+            slots,
+            owned: vec![text, speech, rope, cache, seq, forced, x, xe, row_slot, row_pos],
+        })
+    }
+
+    /// Bytes of one slot's cache.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.args.slot_stride as usize * self.gemm.elt.size()
+    }
+
+    /// Bytes of everything but the cache.
+    pub(super) fn weight_bytes(&self) -> usize {
+        let packed = |p: &Packed| p.w.bytes;
+        let layers: usize = self.layers.iter().map(|l| packed(&l.qkv) + packed(&l.out) + packed(&l.gate_up) + packed(&l.down)).sum();
+        layers + packed(&self.head) + self.owned[0].bytes + self.owned[1].bytes
+    }
+
+    /// Runs whole prefixes. All but the last position goes through the network now; the last is the first input of
+    /// decoding. Prefixes must not be empty and ids must be in range.
+    pub(super) fn prefill(&mut self, rows: &[(usize, &[Embed], &Sampling)]) -> Result<(), GpuError> {
+        let mut at = 0usize;
+        let seqs = 3 * PASS;
+        for (n, (slot, prefix, sampling)) in rows.iter().enumerate() {
+            let seq = self.sequence(prefix, sampling);
+            let words = size_of::<Seq>() / 4;
+            // SAFETY: `Seq` is plain 32-bit words without padding.
+            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&seq).cast::<u32>(), words) };
+            self.prefix.as_mut::<u32>()[seqs + n * words..][..words].copy_from_slice(bits);
+            if let Some(forced) = &sampling.forced {
+                let to = self.args.forced + (*slot * self.args.positions as usize * 4) as u64;
+                let count = forced.len().min(self.args.positions as usize);
+                // SAFETY: the slot's part of the table is `positions` long and nothing uses it yet.
+                unsafe { cudarc::driver::result::memcpy_htod_sync(to, &forced[..count]) }
+                    .map_err(super::device::driver("copy to the device"))?;
+            }
+        }
+        let id = |e: &Embed| match *e {
+            Embed::Text(id) => id,
+            Embed::Speech(id) => id | SPEECH_BIT,
+        };
+        let send_sequences = |this: &Self| -> Result<(), GpuError> {
+            for (n, (slot, ..)) in rows.iter().enumerate() {
+                let (from, size) = (this.prefix.dev.ptr + (seqs * 4) as u64, size_of::<Seq>());
+                this.device.copy(this.args.seq + (slot * size) as u64, from + (n * size) as u64, size)?;
+            }
+            Ok(())
+        };
+        let mut sent = false;
+        for (slot, prefix, _) in rows {
+            let count = prefix.len().saturating_sub(1);
+            for (pos, e) in prefix[..count].iter().enumerate() {
+                let words = self.prefix.as_mut::<u32>();
+                words[at] = id(e);
+                words[PASS + at] = *slot as u32;
+                words[2 * PASS + at] = pos as u32;
+                at += 1;
+                if at == PASS {
+                    self.pass(at)?;
+                    if !sent {
+                        send_sequences(self)?;
+                        sent = true;
+                    }
+                    // The staging memory is written again.
+                    self.device.sync()?;
+                    at = 0;
+                }
+            }
+        }
+        self.pass(at)?;
+        if !sent {
+            send_sequences(self)?;
+        }
+        self.device.sync()
+    }
+
+    fn sequence(&self, prefix: &[Embed], s: &Sampling) -> Seq {
+        let first = match prefix.last() {
+            Some(Embed::Text(id)) => *id,
+            Some(Embed::Speech(id)) => id | SPEECH_BIT,
+            None => SPEECH_BIT,
+        };
+        let mask_to = match s.min_length {
+            MinLength::Intended => self.config.speech_rows(),
+            MinLength::Reference => self.config.speech_tokens + 1,
+        };
+        let clamp = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
+        Seq {
+            pos: prefix.len().saturating_sub(1) as i32,
+            input: first,
+            key: s.key,
+            min_len: clamp(s.min_len),
+            max_len: clamp(s.max_len),
+            mask_to: mask_to as i32,
+            forced: s.forced.as_ref().map_or(0, |f| f.len() as i32),
+            ..Seq::default()
+        }
+    }
+
+    /// Puts a slot behind `sequence`, of which all but the last position is in its cache.
+    pub(super) fn rewind(&mut self, slot: usize, sequence: &[Embed], sampling: &Sampling) -> Result<(), GpuError> {
+        let seq = self.sequence(sequence, sampling);
+        self.device.sync()?;
+        let to = self.args.seq + (slot * size_of::<Seq>()) as u64;
+        // SAFETY: the slot's record has that size, and nothing runs.
+        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }.map_err(super::device::driver("copy to the device"))
+    }
+
+    fn pass(&mut self, rows: usize) -> Result<(), GpuError> {
+        self.prefix.send(self.prefix.dev.bytes)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        self.device.copy(self.args.row_slot, self.prefix.dev.ptr + 4 * PASS as u64, rows * 4)?;
+        self.device.copy(self.args.row_pos, self.prefix.dev.ptr + 8 * PASS as u64, rows * 4)?;
+        self.network(rows, true)
+    }
+
+    /// All layers over `rows` rows; what they are is on the device.
+    fn network(&self, rows: usize, prefill: bool) -> Result<(), GpuError> {
+        let c = &self.config;
+        let args = Args { rows: rows as i32, ..self.args };
+        let grid = (rows as u32, 1, 1);
+        start!(self.device, self.embed, grid, 256, 0; args, i32::from(prefill))?;
+        let hidden = c.hidden as i32;
+        let width = (c.heads + 2 * c.kv_heads) * c.head_dim;
+        let norm = Some((c.rms_eps as f32, c.hidden));
+        let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
+        let residual = Conv { res: args.x, out: args.x, oute: args.xe, ldo: hidden, lde: hidden, ..base };
+        for (n, layer) in self.layers.iter().enumerate() {
+            let qkv = Conv { x: args.xe, ldx: hidden, out: self.qkv.ptr, ldo: width as i32, ..base };
+            self.gemm.linear(&layer.qkv, qkv, norm, self.rms.ptr)?;
+            if prefill {
+                start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
+            }
+            let heads = (rows as u32, c.kv_heads as u32, 1);
+            let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * 64 * c.head_dim * 2 } as u32;
+            start!(self.device, self.attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
+            let heard = Conv { x: self.heard.ptr, ldx: (c.heads * c.head_dim) as i32, ..residual };
+            self.gemm.linear(&layer.out, heard, None, 0)?;
+            let inner = c.intermediate as i32;
+            let gated = Conv { x: args.xe, ldx: hidden, oute: self.inner.ptr, lde: inner, act: Act::SiluGate, ..base };
+            self.gemm.linear(&layer.gate_up, gated, norm, self.rms.ptr)?;
+            self.gemm.linear(&layer.down, Conv { x: self.inner.ptr, ldx: inner, ..residual }, None, 0)?;
+        }
+        Ok(())
+    }
+
+    fn round(&self, width: usize) -> Result<(), GpuError> {
+        self.network(width, false)?;
+        let c = &self.config;
+        let ld = self.head.n as i32;
+        let head = Conv {
+            x: self.args.xe,
+            ldx: c.hidden as i32,
+            out: self.logits.ptr,
+            ldo: ld,
+            rows: width as i32,
+            scale: 1.0,
+            ..Conv::default()
+        };
+        self.gemm.linear(&self.head, head, Some((c.rms_eps as f32, c.hidden)), self.rms.ptr)?;
+        let scores = c.speech_rows();
+        let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
+        let shared = (scores * 4) as u32;
+        start!(self.device, self.sample, (width as u32, 1, 1), 1024, shared;
+            self.args, self.draw, self.logits.ptr, scores as i32, ld, self.results.dev.ptr, counts, ROUNDS as i32)
+    }
+
+    /// Records the rounds of every width.
+    pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
+        for width in WIDTHS.into_iter().filter(|&w| w < most * 2) {
+            self.blank();
+            self.rows.send(self.rows.dev.bytes)?;
+            self.round(width)?;
+            self.device.sync()?;
+            let graph = self.device.capture(|| self.round(width))?;
+            self.graphs.insert(width, graph);
+        }
+        Ok(())
+    }
+
+    fn blank(&mut self) {
+        let words = self.rows.as_mut::<i32>();
+        let most = WIDTHS[WIDTHS.len() - 1];
+        words[..most].fill(-1);
+        words[most..].fill(0);
+    }
+
+    /// `rounds` rounds for `slots`, one result each.
+    pub(super) fn decode(&mut self, slots: &[usize], rounds: usize) -> Result<Vec<Drawn>, GpuError> {
+        let rounds = rounds.min(ROUNDS);
+        let Some(width) = WIDTHS.into_iter().find(|&w| w >= slots.len()) else {
+            return Err(GpuError::Model(format!("{} rows are more than a decode step takes", slots.len())));
+        };
+        self.blank();
+        for (row, &slot) in slots.iter().enumerate() {
+            debug_assert!(slot < self.slots);
+            self.rows.as_mut::<i32>()[row] = slot as i32;
+        }
+        self.rows.send(self.rows.dev.bytes)?;
+        for _ in 0..rounds {
+            match self.graphs.get(&width).filter(|_| !self.device.traced()) {
+                Some(graph) => graph.launch()?,
+                None => self.round(width)?,
+            }
+        }
+        self.results.fetch(slots.len() * ROUNDS * 4)?;
+        self.device.sync()?;
+        let results = self.results.as_mut::<i32>();
+        Ok((0..slots.len())
+            .map(|row| {
+                let mut drawn = Drawn::default();
+                for &t in &results[row * ROUNDS..][..rounds] {
+                    match t {
+                        -1 => {}
+                        -2 => drawn.bad = true,
+                        -3 => drawn.eos = true,
+                        id => drawn.tokens.push(id as u32),
+                    }
+                }
+                drawn
+            })
+            .collect())
+    }
+
+    /// The scores of the last round: row `row`.
+    pub(super) fn scores(&self, row: usize) -> Result<Vec<f32>, GpuError> {
+        let mut out = vec![0f32; self.config.speech_rows()];
+        self.device.read(self.logits.ptr + (row * self.head.n * 4) as u64, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// The macros of llm.cu.
+pub(super) fn defines(config: &LlmConfig) -> Vec<(&'static str, i64)> {
+    let group = config.heads / config.kv_heads;
+    vec![("HD", config.head_dim as i64), ("GROUP", group as i64), ("KVH", config.kv_heads as i64)]
+}
+
+/// `[positions][dim / 2]` pairs of cosine and sine, angles in single precision as the reference computes them.
+fn rope_table(positions: usize, dim: usize, theta: f64) -> Vec<[f32; 2]> {
+    let frequencies: Vec<f32> = (0..dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32)).collect();
+    (0..positions)
+        .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f).map(|a| [a.cos(), a.sin()]).collect::<Vec<_>>())
+        .collect()
+}

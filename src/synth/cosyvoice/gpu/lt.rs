@@ -1,0 +1,212 @@
+//! Large products of the flow through cuBLASLt: one plan per shape, tuned when it is made.
+//!
+//! `y[m, n] = act(x[m, k] w[n, k]^T + bias[n])`, all row-major 16 bit, sums in single precision, never split over k.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result as lt, sys};
+
+use super::device::{Buf, Device, Elt, GpuError, Timer};
+
+/// Algorithms tried for each shape.
+const CANDIDATES: usize = 8;
+const WORKSPACE: usize = 32 << 20;
+
+/// Which product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// GELU (tanh form) after the bias.
+    pub(super) gelu: bool,
+}
+
+/// Operands of one product: device addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) x: u64,
+    pub(super) w: u64,
+    pub(super) bias: u64,
+    pub(super) y: u64,
+}
+
+struct Plan {
+    desc: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algo: sys::cublasLtMatmulAlgo_t,
+}
+
+/// The library and the plans made so far.
+pub(super) struct Lt {
+    device: Arc<Device>,
+    handle: sys::cublasLtHandle_t,
+    kind: sys::cudaDataType,
+    plans: HashMap<Shape, Plan>,
+    workspace: Buf,
+}
+
+// SAFETY: the handle and the descriptors may be used from any thread; the model uses them from one at a time.
+unsafe impl Send for Lt {}
+
+fn blas(e: cudarc::cublaslt::result::CublasError) -> GpuError {
+    GpuError::Blas(e.to_string())
+}
+
+impl Lt {
+    pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
+        device.bind()?;
+        let kind = match elt {
+            Elt::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+            Elt::F16 => sys::cudaDataType::CUDA_R_16F,
+            Elt::F32 => return Err(GpuError::Model("single precision products do not go through cuBLASLt".into())),
+        };
+        let workspace = device.alloc("cuBLASLt workspace", WORKSPACE)?;
+        Ok(Self { device: device.clone(), handle: lt::create_handle().map_err(blas)?, kind, plans: HashMap::new(), workspace })
+    }
+
+    /// Whether there is a plan for `shape`.
+    pub(super) fn prepared(&self, shape: Shape) -> bool {
+        self.plans.contains_key(&shape)
+    }
+
+    /// Makes the plan for `shape` and picks the fastest of the library's proposals on real operands.
+    pub(super) fn prepare(&mut self, shape: Shape, on: Operands) -> Result<(), GpuError> {
+        if self.plans.contains_key(&shape) {
+            return Ok(());
+        }
+        let Shape { m, n, k, gelu } = shape;
+        let epilogue = if gelu {
+            sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS
+        } else {
+            sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS
+        };
+        use sys::cublasLtMatmulDescAttributes_t as D;
+        use sys::cublasLtMatmulPreferenceAttributes_t as P;
+        // SAFETY: descriptors are created and filled with values of the documented types and sizes; the result
+        // array holds as many entries as are asked for.
+        let (desc, layouts, found) = unsafe {
+            let desc = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
+                .map_err(blas)?;
+            let set = |what, value: *const std::ffi::c_void, size| lt::set_matmul_desc_attribute(desc, what, value, size).map_err(blas);
+            let transposed = 1i32;
+            set(D::CUBLASLT_MATMUL_DESC_TRANSA, (&raw const transposed).cast(), 4)?;
+            set(D::CUBLASLT_MATMUL_DESC_EPILOGUE, (&raw const epilogue).cast(), 4)?;
+            set(D::CUBLASLT_MATMUL_DESC_BIAS_POINTER, (&raw const on.bias).cast(), 8)?;
+            let layout = |rows: usize, cols: usize| {
+                lt::create_matrix_layout(self.kind, rows as u64, cols as u64, rows as i64).map_err(blas)
+            };
+            let layouts = [layout(k, n)?, layout(k, m)?, layout(n, m)?];
+            let pref = lt::create_matmul_pref().map_err(blas)?;
+            let size = WORKSPACE;
+            let set = |what, value: *const std::ffi::c_void, size| lt::set_matmul_pref_attribute(pref, what, value, size).map_err(blas);
+            set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const size).cast(), 8)?;
+            // No partial sums over k: their order would follow the shape.
+            let none = 0u32;
+            set(P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const none).cast(), 4)?;
+            let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![std::mem::zeroed(); CANDIDATES];
+            let mut count = 0i32;
+            let code = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc,
+                layouts[0],
+                layouts[1],
+                layouts[2],
+                layouts[2],
+                pref,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &raw mut count,
+            );
+            let _ = lt::destroy_matmul_pref(pref);
+            code.result().map_err(blas)?;
+            found.truncate(count.max(0) as usize);
+            (desc, layouts, found)
+        };
+        let timer = Timer::new(&self.device)?;
+        let mut best: Option<(f64, sys::cublasLtMatmulAlgo_t)> = None;
+        for candidate in &found {
+            let plan = Plan { desc, layouts, algo: candidate.algo };
+            if self.run_plan(&plan, on).is_err() || self.device.sync().is_err() {
+                continue;
+            }
+            let mut times = [0f64; 3];
+            for time in &mut times {
+                timer.mark(0)?;
+                for _ in 0..4 {
+                    self.run_plan(&plan, on)?;
+                }
+                timer.mark(1)?;
+                *time = timer.seconds()?;
+            }
+            times.sort_by(f64::total_cmp);
+            if best.as_ref().is_none_or(|(t, _)| times[1] < *t) {
+                best = Some((times[1], candidate.algo));
+            }
+        }
+        let Some((_, algo)) = best else {
+            return Err(GpuError::Blas(format!("no algorithm for {shape:?}")));
+        };
+        self.plans.insert(shape, Plan { desc, layouts, algo });
+        Ok(())
+    }
+
+    /// Starts a product whose plan was made.
+    pub(super) fn run(&self, shape: Shape, on: Operands) -> Result<(), GpuError> {
+        match self.plans.get(&shape) {
+            Some(plan) => self.run_plan(plan, on),
+            None => Err(GpuError::Blas(format!("no plan for {shape:?}"))),
+        }
+    }
+
+    fn run_plan(&self, plan: &Plan, on: Operands) -> Result<(), GpuError> {
+        let (one, zero) = (1f32, 0f32);
+        let bias = on.bias;
+        // SAFETY: the descriptors are alive; operands have the plan's sizes by the caller's contract.
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                plan.desc,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                (&raw const bias).cast(),
+                8,
+            )
+            .map_err(blas)?;
+            lt::matmul(
+                self.handle,
+                plan.desc,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                on.w as *const _,
+                plan.layouts[0],
+                on.x as *const _,
+                plan.layouts[1],
+                on.y as *const _,
+                plan.layouts[2],
+                on.y as *mut _,
+                plan.layouts[2],
+                &raw const plan.algo,
+                self.workspace.ptr as *mut _,
+                WORKSPACE,
+                self.device.stream.cu_stream().cast(),
+            )
+            .map_err(blas)?;
+        }
+        self.device.note("cublasLt", 0)
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: each was created once and is destroyed once.
+        unsafe {
+            for plan in self.plans.values() {
+                let _ = lt::destroy_matmul_desc(plan.desc);
+                for layout in plan.layouts {
+                    let _ = lt::destroy_matrix_layout(layout);
+                }
+            }
+            let _ = lt::destroy_handle(self.handle);
+        }
+    }
+}

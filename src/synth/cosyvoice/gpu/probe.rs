@@ -1,0 +1,163 @@
+//! What the GPU engine shows of itself: the outputs that every backend has. Stages that are fused away are not shown.
+
+use std::sync::Arc;
+
+use super::hift::Excerpt;
+use super::slots::Stream;
+use super::{GpuBackend, Job, flow, poisoned};
+use crate::synth::SynthError;
+use crate::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength, Sampling, VoiceHandle};
+use crate::synth::cosyvoice::config::EULER_STEPS;
+use crate::synth::cosyvoice::cpu;
+use crate::synth::cosyvoice::noise;
+use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmProbe, Probe, Values};
+
+/// Stands for the voice of a question.
+const VOICE: VoiceHandle = VoiceHandle(u32::MAX);
+
+impl GpuBackend {
+    /// The slot that no caller has.
+    fn spare(&self) -> usize {
+        self.caps.slots as usize
+    }
+
+    fn sampling(forced: Option<Arc<[u32]>>) -> Sampling {
+        Sampling { key: [0, 0], min_len: 0, max_len: u32::MAX, min_length: MinLength::Intended, forced }
+    }
+
+    fn solve(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError> {
+        let voice = self.make_voice(&Arc::new(prompt.clone()))?;
+        let frames = voice.frames;
+        self.voices.insert(VOICE, voice);
+        let slot = self.spare();
+        let hist = self.hist_of(slot);
+        self.device.fill_zero(hist, self.flow.hist_bytes)?;
+        let mut stream = Stream::new(prompt.tokens.clone(), &[], &self.config.flow, self.config.token_mel_ratio, end);
+        let (mut mel, mut from, mut out) = (Vec::new(), 0, frames);
+        for (n, &to) in cuts.iter().enumerate() {
+            let chunk = tokens.get(from..to).ok_or_else(|| SynthError::Input("a cut is past the tokens".into()))?;
+            stream.push(chunk, n + 1 == cuts.len());
+            from = to;
+            while stream.pending() > 0 {
+                let job = Job { voice: VOICE, hist, stream: &mut stream };
+                if self.advance(&mut [job], EULER_STEPS, usize::MAX)?.into_iter().flatten().next().is_some() {
+                    return Err(poisoned());
+                }
+            }
+            // Read before the next push: a full solve at the end replaces nothing that was out.
+            if stream.done > out {
+                mel.extend(self.read_mel(&stream.slabs, out, stream.done)?);
+                out = stream.done;
+            }
+        }
+        stream.free(&mut self.slabs);
+        self.voices.remove(&VOICE);
+        let width = self.config.flow.mel;
+        Ok(Values { shape: vec![mel.len() / width, width], data: mel })
+    }
+}
+
+impl Probe for GpuBackend {
+    fn llm(&mut self, prefix: &[Embed], forced: &[u32]) -> Result<LlmProbe, SynthError> {
+        let mut ids = forced.iter().copied();
+        let mut all = Vec::new();
+        let mut count = 0;
+        self.llm_decode(prefix, &mut |scores: &[f32], _: &[u32]| {
+            all.extend_from_slice(scores);
+            count += 1;
+            ids.next()
+        })?;
+        let rows = self.config.llm.speech_rows();
+        Ok(LlmProbe { scores: Values { shape: vec![count, rows], data: all }, ..LlmProbe::default() })
+    }
+
+    fn llm_feed(&mut self, feed: Feed<'_>) -> Result<(), SynthError> {
+        let Some(mut sequence) = feed(None) else { return Ok(()) };
+        let slot = self.spare();
+        let sampling = Self::sampling(None);
+        self.llm.prefill(&[(slot, &sequence, &sampling)])?;
+        loop {
+            self.llm.decode(&[slot], 1)?;
+            let scores = self.llm.scores(0)?;
+            let Some(next) = feed(Some(&scores)) else { return Ok(()) };
+            sequence.extend(next);
+            self.llm.rewind(slot, &sequence, &sampling)?;
+        }
+    }
+
+    fn times(&self) -> Vec<f32> {
+        flow::times()
+    }
+
+    fn flow_noise(&mut self, frames: usize) -> Result<Values, SynthError> {
+        let (mel, all) = (self.config.flow.mel, self.config.noise_frames());
+        let table = noise::flow_table(&self.config);
+        let data = table.chunks_exact(all).flat_map(|row| row[..frames.min(all)].iter().copied()).collect();
+        Ok(Values { shape: vec![mel, frames.min(all)], data })
+    }
+
+    fn angles(&self, _frames: usize) -> Option<Values> {
+        None
+    }
+
+    fn speaker(&mut self, raw: &[f32]) -> Result<Option<Values>, SynthError> {
+        let data = self.flow.project(raw);
+        Ok(Some(Values { shape: vec![1, data.len()], data }))
+    }
+
+    fn look_ahead(&mut self, _tokens: &[u32], _last: bool) -> Result<Option<Values>, SynthError> {
+        Ok(None)
+    }
+
+    fn dit(&mut self, _input: &DitInput) -> Result<DitProbe, SynthError> {
+        Ok(DitProbe::default())
+    }
+
+    fn mel(&mut self, prompt: &FlowPrompt, tokens: &[u32], streaming: bool) -> Result<Values, SynthError> {
+        let end = if streaming { FinalChunk::Causal } else { FinalChunk::Reference };
+        self.solve(prompt, tokens, &[tokens.len()], end)
+    }
+
+    fn mel_chunks(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError> {
+        self.solve(prompt, tokens, cuts, end)
+    }
+
+    fn respeed(&mut self, mel: &Values, speed: f32) -> Result<Values, SynthError> {
+        let width = self.config.flow.mel;
+        let data = cpu::respeed(&mel.data, width, speed).map_err(|e| SynthError::Utterance(e.to_string()))?;
+        Ok(Values { shape: vec![data.len() / width, width], data })
+    }
+
+    fn hift(&mut self, mel: &Values, last: bool) -> Result<HiftProbe, SynthError> {
+        let frames = mel.data.len() / self.config.flow.mel;
+        let wave = self.wave(mel, &[frames], last)?;
+        Ok(HiftProbe { wave, ..HiftProbe::default() })
+    }
+
+    fn hift_chunks(&mut self, mel: &Values, cuts: &[usize]) -> Result<Values, SynthError> {
+        self.wave(mel, cuts, true)
+    }
+}
+
+impl GpuBackend {
+    fn wave(&mut self, mel: &Values, cuts: &[usize], ends: bool) -> Result<Values, SynthError> {
+        let width = self.config.flow.mel;
+        let frames = mel.data.len() / width;
+        let mut padded = mel.data.clone();
+        padded.resize(frames.next_multiple_of(self.config.flow.block) * width, 0.0);
+        let buf = self.device.upload("a mel", &padded)?;
+        let slabs = self.pages_of(&buf, frames);
+        let slot = self.spare();
+        self.hift.open(slot)?;
+        let mut wave = Vec::new();
+        for (n, &total) in cuts.iter().enumerate() {
+            let last = ends && n + 1 == cuts.len();
+            let excerpt = Excerpt { slot, frame0: 0, total, last, slabs: &slabs };
+            match self.hift.run(&[excerpt])?.pop().flatten() {
+                Some(pcm) => wave.extend(pcm),
+                None => return Err(SynthError::Utterance("a sample is not a number".into())),
+            }
+        }
+        Ok(Values::vector(wave))
+    }
+}

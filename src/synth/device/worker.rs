@@ -1,0 +1,471 @@
+//! The loop of one device thread: plan, do, record.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc::error::TrySendError, watch};
+
+use super::{LOADING, Loader, Phase, lock};
+use crate::clock;
+use crate::sched::{
+    Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler,
+};
+use crate::synth::{Caps, Memory, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+
+/// How often gauges are brought up to date.
+const GAUGES: Duration = Duration::from_millis(250);
+
+/// How often full sinks are tried again while nothing else happens.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// What the handle and the device thread share.
+#[derive(Default)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// `None` until the voice is loaded, and after it failed.
+    pub(super) sched: Option<Scheduler>,
+    pub(super) caps: Option<Caps>,
+    pub(super) voices: Vec<VoiceInfo>,
+    pub(super) memory: Memory,
+    /// Voices were added or removed.
+    pub(super) refresh: bool,
+    pub(super) stop: bool,
+    /// Something happened since the last plan.
+    poked: bool,
+    payloads: HashMap<JobId, Payload>,
+    /// Accepted, and their need of memory not yet asked.
+    fresh: Vec<JobId>,
+    /// Their sinks were full.
+    blocked: Vec<JobId>,
+    /// Ended, with events that their sinks had no room for.
+    leaving: Vec<Payload>,
+}
+
+/// What the scheduler need not know of a job.
+struct Payload {
+    utterance: Arc<Utterance>,
+    sink: SpeechSink,
+    /// Waits for room in the sink.
+    outbox: VecDeque<SpeechEvent>,
+    /// Samples since it was last opened.
+    position: usize,
+    /// Samples handed to the sink or the outbox. A displaced utterance starts again and makes the same audio
+    /// again; what had been given is not given twice.
+    given: usize,
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Changes the state and has the thread look at it.
+    pub(super) fn poke(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        change(&mut state);
+        state.poked = true;
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.state().sched.is_some()
+    }
+
+    pub(super) fn knows(&self, line: LineId) -> bool {
+        self.state().sched.as_ref().is_some_and(|sched| sched.knows(line))
+    }
+
+    pub(super) fn has_work(&self, line: LineId) -> bool {
+        self.state().sched.as_ref().is_some_and(|sched| sched.has_work(line))
+    }
+
+    pub(super) fn note(&self, now: Instant, line: LineId, note: LineNote) {
+        self.poke(|state| {
+            if let Some(sched) = &mut state.sched {
+                sched.note(now, line, note);
+            }
+        });
+    }
+
+    pub(super) fn submit(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
+        let now = clock::now();
+        let spec = JobSpec {
+            line: utterance.line,
+            class: utterance.class,
+            token: utterance.token.clone(),
+            tenant: utterance.tenant.clone(),
+            chars: utterance.text.chars().count().try_into().unwrap_or(u32::MAX),
+        };
+        let mut state = self.state();
+        let Some(sched) = &mut state.sched else {
+            return Err(Refused { reason: RefusedReason::NotReady, retry_after: LOADING });
+        };
+        let job = sched.submit(now, spec)?;
+        let payload = Payload {
+            utterance: Arc::new(utterance.clone()),
+            sink: sink.clone(),
+            outbox: VecDeque::new(),
+            position: 0,
+            given: 0,
+        };
+        state.payloads.insert(job, payload);
+        state.fresh.push(job);
+        state.poked = true;
+        drop(state);
+        self.wake.notify_one();
+        Ok(())
+    }
+}
+
+/// The body of a device thread, until it is stopped or the device fails.
+pub(super) fn run(shared: &Shared, loader: Loader, config: Config, phase: &watch::Sender<Phase>) {
+    let end = match load(shared, loader, config) {
+        Ok(mut synth) => {
+            phase.send_replace(Phase::Ready);
+            let result = Worker { shared, synth: &mut *synth, gauges: clock::now(), preemptions: 0 }.work();
+            // Dropping a model may take a while and may fail as the device does; nobody waits for it.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(synth)));
+            result
+        }
+        Err(error) => Err(error),
+    };
+    let (end, reason) = match end {
+        Ok(()) => (Phase::Stopped, "the speech engine was shut down".to_string()),
+        Err(error) => {
+            tracing::error!(%error, "speech device failed");
+            (Phase::Failed(error.to_string()), error.to_string())
+        }
+    };
+    let mut state = shared.state();
+    state.sched = None;
+    state.voices.clear();
+    let payloads: Vec<Payload> = state.payloads.drain().map(|(_, payload)| payload).collect();
+    state.leaving.clear();
+    drop(state);
+    phase.send_replace(end);
+    for payload in payloads {
+        // overflow: drops; closing the sink tells the same
+        let _ = payload
+            .sink
+            .try_send(SpeechEvent::End { utterance: payload.utterance.id, how: UtteranceEnd::Failed(reason.clone()) });
+    }
+}
+
+fn load(shared: &Shared, loader: Loader, config: Config) -> Result<Box<dyn Synthesizer>, SynthError> {
+    let mut synth = guarded(loader)?;
+    let seeds = guarded(|| synth.warm_up())?;
+    let caps = synth.caps().clone();
+    let memory = synth.memory();
+    let limits = Limits {
+        slots: caps.slots.max(1),
+        width: caps.width,
+        rounds: caps.rounds,
+        parks: caps.parks,
+        memory: memory.total,
+        seeds,
+    };
+    tracing::info!(engine = caps.name, device = %caps.device, slots = caps.slots, ?seeds, "voice loaded");
+    let mut state = shared.state();
+    state.sched = Some(Scheduler::new(config, limits));
+    state.voices = synth.voices();
+    state.caps = Some(caps);
+    state.memory = memory;
+    drop(state);
+    Ok(synth)
+}
+
+struct Worker<'a> {
+    shared: &'a Shared,
+    synth: &'a mut dyn Synthesizer,
+    gauges: Instant,
+    preemptions: u64,
+}
+
+impl Worker<'_> {
+    fn work(&mut self) -> Result<(), SynthError> {
+        loop {
+            let mut state = self.shared.state();
+            if state.stop {
+                return Ok(());
+            }
+            if std::mem::take(&mut state.refresh) {
+                drop(state);
+                guarded(|| {
+                    self.synth.refresh_voices();
+                    Ok(())
+                })?;
+                self.shared.state().voices = self.synth.voices();
+                continue;
+            }
+            if !state.fresh.is_empty() {
+                self.size(state);
+                continue;
+            }
+            state.poked = false;
+            state.drain();
+            let now = clock::now();
+            let Some(sched) = &mut state.sched else { return Ok(()) };
+            let plan = sched.plan(now);
+            self.measure(&state, now);
+            match plan {
+                Plan::Open { slot, job } => self.open(state, slot, job)?,
+                Plan::Displace { slot, job } => {
+                    if let Some(payload) = state.payloads.get_mut(&job) {
+                        payload.position = 0;
+                    }
+                    drop(state);
+                    self.close(slot)?;
+                }
+                Plan::Park { slot, .. } => {
+                    drop(state);
+                    guarded(|| {
+                        self.synth.park(slot);
+                        Ok(())
+                    })?;
+                }
+                Plan::End { job, slot, how } => {
+                    if let Some(slot) = slot {
+                        drop(state);
+                        self.close(slot)?;
+                        state = self.shared.state();
+                    }
+                    state.end(job, how);
+                    state.memory = self.synth.memory();
+                }
+                Plan::Run(step) => {
+                    drop(state);
+                    self.step(&step)?;
+                }
+                Plan::Idle { until } => self.sleep(state, until),
+            }
+        }
+    }
+
+    /// Asks the voice what new utterances will hold.
+    fn size(&self, mut state: MutexGuard<'_, State>) {
+        let fresh = std::mem::take(&mut state.fresh);
+        let wanted: Vec<(JobId, Arc<Utterance>)> =
+            fresh.iter().filter_map(|job| Some((*job, state.payloads.get(job)?.utterance.clone()))).collect();
+        drop(state);
+        let sizes: Vec<(JobId, u64)> = wanted.iter().map(|(job, u)| (*job, self.synth.memory_needed(u))).collect();
+        let mut state = self.shared.state();
+        if let Some(sched) = &mut state.sched {
+            sizes.into_iter().for_each(|(job, bytes)| sched.sized(job, bytes));
+        }
+    }
+
+    fn open(&mut self, state: MutexGuard<'_, State>, slot: Slot, job: JobId) -> Result<(), SynthError> {
+        let utterance = state.payloads.get(&job).map(|payload| payload.utterance.clone());
+        drop(state);
+        let result = match utterance {
+            Some(utterance) => guarded(|| Ok(self.synth.open(slot, &utterance)))?,
+            None => Err(SynthError::Utterance("it was forgotten".into())),
+        };
+        let result = match result {
+            Ok(ready) => Ok(ready),
+            Err(error @ SynthError::Device(_)) => return Err(error),
+            Err(SynthError::Memory { .. }) => Err(OpenError::Memory),
+            Err(error) => Err(OpenError::Failed(error.to_string())),
+        };
+        if let Some(sched) = &mut self.shared.state().sched {
+            sched.opened(job, result);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) -> Result<(), SynthError> {
+        guarded(|| {
+            self.synth.close(slot);
+            Ok(())
+        })
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), SynthError> {
+        let start = clock::now();
+        let mut progress = Vec::with_capacity(step.slots.len());
+        guarded(|| self.synth.run(step, &mut progress))?;
+        let now = clock::now();
+        let took = now - start;
+        metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
+        let memory = self.synth.memory();
+        let mut state = self.shared.state();
+        state.memory = memory;
+        let outcomes: Vec<Outcome> = progress.iter().map(outcome).collect();
+        let deliveries: Vec<_> = match &state.sched {
+            Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
+            None => return Ok(()),
+        };
+        // Audio first: `record` ends what is done, and its end must come after its audio.
+        for (job, progress) in deliveries {
+            state.deliver(job, progress);
+        }
+        if let Some(sched) = &mut state.sched {
+            sched.record(now, took, step, &outcomes);
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, state: MutexGuard<'_, State>, until: Option<Instant>) {
+        let idle = |state: &mut State| !state.poked && !state.stop;
+        // Nobody tells when a full sink has room again.
+        let full = !state.leaving.is_empty() || !state.blocked.is_empty();
+        let until = if full { Some(clock::now() + RETRY) } else { until };
+        match until {
+            Some(until) => {
+                let wait = until.saturating_duration_since(clock::now());
+                drop(self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner));
+            }
+            None => drop(self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    fn measure(&mut self, state: &State, now: Instant) {
+        if now < self.gauges {
+            return;
+        }
+        self.gauges = now + GAUGES;
+        let Some(sched) = &state.sched else { return };
+        let load = sched.load(now);
+        let device = state.caps.as_ref().map(|caps| caps.device.clone()).unwrap_or_default();
+        let depth = |class: &'static str, jobs: u32, open: u32| {
+            metrics::gauge!("antiphon_scheduler_queue_depth", "class" => class, "device" => device.clone())
+                .set(f64::from(jobs.saturating_sub(open)));
+        };
+        depth("live", load.live, load.live_open);
+        depth("batch", load.batch, load.batch_open);
+        let memory = |part: &'static str, bytes: u64| {
+            metrics::gauge!("voice_gpu_memory_bytes", "device" => device.clone(), "part" => part).set(bytes as f64);
+        };
+        if state.memory.total > 0 {
+            memory("utterances", state.memory.used);
+            memory("total", state.memory.total);
+        }
+        if let Some(slack) = load.slack {
+            metrics::histogram!("antiphon_slack_seconds").record(slack);
+        }
+        metrics::counter!("antiphon_preemptions_total").increment(load.preemptions - self.preemptions);
+        self.preemptions = load.preemptions;
+    }
+}
+
+impl State {
+    /// Hands the audio of one progress to its sink.
+    fn deliver(&mut self, job: JobId, progress: Progress) {
+        let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { return };
+        let start = payload.position;
+        payload.position += progress.pcm.len();
+        if payload.position <= payload.given {
+            return;
+        }
+        let mut pcm = progress.pcm;
+        pcm.drain(..payload.given.saturating_sub(start));
+        payload.given = payload.position;
+        let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
+        if !payload.outbox.is_empty() {
+            payload.outbox.push_back(event);
+            return;
+        }
+        // overflow: retained and the job waits, where nobody listens as it comes; the utterance fails otherwise
+        match payload.sink.try_send(event) {
+            Ok(()) => {}
+            Err(TrySendError::Closed(_)) => sched.end(job, JobEnd::Cancelled),
+            Err(TrySendError::Full(event)) if sched.may_wait(job) => {
+                payload.outbox.push_back(event);
+                sched.block(job, true);
+                self.blocked.push(job);
+            }
+            Err(TrySendError::Full(_)) => {
+                sched.end(job, JobEnd::Failed("its listener takes no more audio".into()));
+            }
+        }
+    }
+
+    /// Tells the sink that `job` is over, after all of its audio.
+    fn end(&mut self, job: JobId, how: JobEnd) {
+        let Some(mut payload) = self.payloads.remove(&job) else { return };
+        let how = match how {
+            JobEnd::Done => UtteranceEnd::Done,
+            JobEnd::Cancelled => UtteranceEnd::Cancelled,
+            JobEnd::Failed(reason) => UtteranceEnd::Failed(reason),
+        };
+        metrics::counter!("voice_requests_total", "class" => payload.utterance.class.label(), "outcome" => how.label())
+            .increment(1);
+        if how == UtteranceEnd::Cancelled {
+            payload.outbox.clear();
+        }
+        payload.outbox.push_back(SpeechEvent::End { utterance: payload.utterance.id, how });
+        if !payload.flush() {
+            self.leaving.push(payload);
+        }
+    }
+
+    /// Tries again what sinks had no room for.
+    fn drain(&mut self) {
+        self.leaving.retain_mut(|payload| !payload.flush());
+        let blocked = std::mem::take(&mut self.blocked);
+        for job in blocked {
+            let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { continue };
+            if payload.flush() {
+                sched.block(job, false);
+                if payload.sink.is_closed() {
+                    sched.end(job, JobEnd::Cancelled);
+                }
+            } else {
+                self.blocked.push(job);
+            }
+        }
+    }
+}
+
+impl Payload {
+    /// Whether the outbox is empty now.
+    fn flush(&mut self) -> bool {
+        while let Some(event) = self.outbox.pop_front() {
+            // overflow: retained
+            match self.sink.try_send(event) {
+                Ok(()) => {}
+                Err(TrySendError::Full(event)) => {
+                    self.outbox.push_front(event);
+                    return false;
+                }
+                Err(TrySendError::Closed(_)) => self.outbox.clear(),
+            }
+        }
+        true
+    }
+}
+
+fn outcome(progress: &Progress) -> Outcome {
+    Outcome {
+        slot: progress.slot,
+        ready: progress.ready,
+        samples: progress.pcm.len() as u64,
+        decoded: progress.decoded_samples,
+        done: progress.done,
+        failed: progress.failed.as_ref().map(ToString::to_string),
+    }
+}
+
+/// A panic inside a voice ends its device, not the process.
+fn guarded<T>(call: impl FnOnce() -> Result<T, SynthError>) -> Result<T, SynthError> {
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|panic| Err(SynthError::Device(format!("it panicked: {}", message(&*panic)))))
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

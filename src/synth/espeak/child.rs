@@ -1,0 +1,320 @@
+//! One `espeak-ng` process: start, text in, PCM at 24 kHz out, end.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{self, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rubato::audioadapter_buffers::direct::InterleavedSlice;
+use rubato::{Fft, FixedSync, Resampler, WindowFunction};
+
+use super::voices::missing;
+use super::{Manner, STALLED};
+use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
+use crate::synth::{Progress, Slot, Stage, Stages, SynthError};
+
+/// Most bytes one step takes from one child: a second of speech, so that the step stays bounded.
+const READ_LIMIT: usize = 44_100;
+/// A WAV header is 44 bytes; one that does not reach its data by here is something else.
+const HEADER_LIMIT: usize = 4096;
+
+pub(super) struct Child {
+    process: process::Child,
+    stdin: Option<ChildStdin>,
+    stdout: UnixStream,
+    /// What was read and not yet converted; before `wav` is known, the header.
+    bytes: Vec<u8>,
+    wav: Option<Converter>,
+    ended: bool,
+    /// Since when reads have brought nothing.
+    silent_since: Option<Instant>,
+}
+
+impl Child {
+    /// Starts a process that loads its voice and then waits for text.
+    pub(super) fn start(program: &Path, manner: &Manner) -> Result<Self, SynthError> {
+        let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
+        let (ours, theirs) = UnixStream::pair().map_err(broken)?;
+        ours.set_nonblocking(true).map_err(broken)?;
+        let mut process = Command::new(program)
+            .args(["--stdout", "--stdin", "-b", "1", "-s"])
+            .arg(manner.words_per_minute.to_string())
+            .arg("-v")
+            .arg(&manner.voice)
+            .stdin(Stdio::piped())
+            .stdout(OwnedFd::from(theirs))
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| missing(program, &e))?;
+        let stdin = process.stdin.take();
+        Ok(Self { process, stdin, stdout: ours, bytes: Vec::new(), wav: None, ended: false, silent_since: None })
+    }
+
+    /// Hands over the text. It fits the pipe, so this does not block.
+    pub(super) fn say(&mut self, text: &str) -> io::Result<()> {
+        let mut stdin = self.stdin.take().ok_or(ErrorKind::BrokenPipe)?;
+        // The program reads to the end of its input: dropping the pipe is what starts it.
+        stdin.write_all(text.as_bytes())
+    }
+
+    /// Takes what is there; waits up to `wait` for the first byte.
+    pub(super) fn read(&mut self, slot: Slot, now: Instant, wait: Option<Duration>) -> Progress {
+        let result = self.fill(now, wait).and_then(|()| self.convert());
+        let (pcm, failed) = match result {
+            Ok(pcm) => (pcm, None),
+            Err(reason) => (Vec::new(), Some(SynthError::Utterance(format!("espeak-ng: {reason}")))),
+        };
+        let done = self.ended && failed.is_none() && self.bytes.is_empty();
+        let ready = if done || failed.is_some() { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) };
+        let decoded_samples = self.wav.as_ref().map_or(0, |wav| wav.given);
+        Progress { slot, ready, pcm, done, decoded_samples, failed }
+    }
+
+    fn fill(&mut self, now: Instant, wait: Option<Duration>) -> Result<(), String> {
+        if self.ended {
+            return Ok(());
+        }
+        let before = self.bytes.len();
+        if wait.is_some() {
+            self.stdout
+                .set_nonblocking(false)
+                .and_then(|()| self.stdout.set_read_timeout(wait))
+                .map_err(|e| e.to_string())?;
+        }
+        let mut chunk = [0; 16 << 10];
+        while self.bytes.len() - before < READ_LIMIT {
+            match self.stdout.read(&mut chunk) {
+                Ok(0) => {
+                    self.ended = true;
+                    break;
+                }
+                Ok(n) => self.bytes.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+                Err(e) => return Err(e.to_string()),
+            }
+            if wait.is_some() {
+                // Waited once for the first bytes; the rest is for the next step.
+                break;
+            }
+        }
+        if wait.is_some() {
+            self.stdout.set_nonblocking(true).map_err(|e| e.to_string())?;
+        }
+        if self.bytes.len() > before || self.ended {
+            self.silent_since = None;
+            return Ok(());
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        if now.saturating_duration_since(since) > STALLED {
+            return Err(format!("gave no audio for {STALLED:?}"));
+        }
+        Ok(())
+    }
+
+    fn convert(&mut self) -> Result<Vec<f32>, String> {
+        if self.wav.is_none() {
+            match parse_header(&self.bytes)? {
+                Some((rate, data)) => {
+                    self.bytes.drain(..data);
+                    self.wav = Some(Converter::new(rate)?);
+                }
+                None if self.ended => {
+                    // Nothing to say (punctuation only) is no audio at all; a killed program is a failure.
+                    let status = self.process.wait().map_err(|e| e.to_string())?;
+                    if !status.success() {
+                        return Err(format!("ended with {status}"));
+                    }
+                    self.bytes.clear();
+                    return Ok(Vec::new());
+                }
+                None => return Ok(Vec::new()),
+            }
+        }
+        let Some(wav) = &mut self.wav else { return Ok(Vec::new()) };
+        let whole = self.bytes.len() / 2 * 2;
+        wav.input.extend(self.bytes[..whole].chunks_exact(2).map(|b| from_i16(i16::from_le_bytes([b[0], b[1]]))));
+        self.bytes.drain(..whole);
+        if self.ended {
+            self.bytes.clear();
+            let status = self.process.wait().map_err(|e| e.to_string())?;
+            if !status.success() {
+                return Err(format!("ended with {status}"));
+            }
+        }
+        wav.take(self.ended)
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.stdin = None;
+        // An error means that it has ended already.
+        let _ = self.process.kill();
+    }
+
+    /// Whether the process still runs; reaps it when not.
+    pub(super) fn is_alive(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    pub(super) fn wait(&mut self) {
+        let _ = self.process.wait();
+    }
+}
+
+/// Sample rate and offset of the data, once they are there.
+fn parse_header(bytes: &[u8]) -> Result<Option<(u32, usize)>, String> {
+    let le32 = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let le16 = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    if bytes.len() < 12 {
+        return Ok(None);
+    }
+    if &bytes[..4] != b"RIFF" || &bytes[8..12] != b"WAVE" {
+        return Err("its output is not a WAV stream".into());
+    }
+    let (mut at, mut rate) = (12, None);
+    while at < HEADER_LIMIT {
+        let (Some(id), Some(size)) = (bytes.get(at..at + 4), le32(at + 4)) else { return Ok(None) };
+        match (id, rate) {
+            (b"data", Some(rate)) => return Ok(Some((rate, at + 8))),
+            (b"data", None) => return Err("its WAV stream has data before a format".into()),
+            (b"fmt ", _) => {
+                let (Some(format), Some(channels), Some(hertz), Some(bits)) =
+                    (le16(at + 8), le16(at + 10), le32(at + 12), le16(at + 22))
+                else {
+                    return Ok(None);
+                };
+                if (format, channels, bits) != (1, 1, 16) || !(8_000..=48_000).contains(&hertz) {
+                    return Err(format!(
+                        "its WAV format {format} with {channels} channels of {bits} bits at {hertz} Hz is not supported"
+                    ));
+                }
+                rate = Some(hertz);
+            }
+            _ => {}
+        }
+        // Chunks are padded to even lengths; `size` is 32 bits, so this does not overflow.
+        at += 8 + size as usize + (size & 1) as usize;
+    }
+    Err("its WAV stream has no data".into())
+}
+
+/// Any rate to 24 kHz, in whole frames, without the resampler's delay.
+struct Converter {
+    input: Vec<f32>,
+    output: Vec<f32>,
+    resampler: Option<Fft<f32>>,
+    rate: u32,
+    /// Samples that went in, at `rate`.
+    taken: u64,
+    /// Samples of delay still to be cut from the front.
+    delay: usize,
+    /// Samples that came out of the resampler after the cut.
+    made: u64,
+    /// Samples given away.
+    given: u64,
+}
+
+impl Converter {
+    fn new(rate: u32) -> Result<Self, String> {
+        let resampler = if rate == RATE {
+            None
+        } else {
+            let block = rate as usize / 50;
+            let window = WindowFunction::BlackmanHarris2;
+            let fft = Fft::new_custom(rate as usize, RATE as usize, block, 1, 1, window, FixedSync::Both);
+            Some(fft.map_err(|e| e.to_string())?)
+        };
+        let delay = resampler.as_ref().map_or(0, |r| r.output_delay());
+        Ok(Self { input: Vec::new(), output: Vec::new(), resampler, rate, taken: 0, delay, made: 0, given: 0 })
+    }
+
+    fn take(&mut self, last: bool) -> Result<Vec<f32>, String> {
+        let Some(resampler) = &mut self.resampler else {
+            self.output.append(&mut self.input);
+            return Ok(self.give(last));
+        };
+        let block = resampler.input_frames_next();
+        let mut made = vec![0.0; resampler.output_frames_max()];
+        let mut used = 0;
+        loop {
+            let real = (self.input.len() - used).min(block);
+            let wanted = (self.taken * u64::from(RATE)).div_ceil(u64::from(self.rate));
+            // At the end silence is pushed until all that went in has come out.
+            if real < block && !(last && (real > 0 || self.made < wanted)) {
+                break;
+            }
+            let mut padded = self.input[used..used + real].to_vec();
+            padded.resize(block, 0.0);
+            let frames = made.len();
+            let from = InterleavedSlice::new(&padded, 1, block).map_err(|e| e.to_string())?;
+            let mut to = InterleavedSlice::new_mut(&mut made, 1, frames).map_err(|e| e.to_string())?;
+            let (_, count) = resampler.process_into_buffer(&from, &mut to, None).map_err(|e| e.to_string())?;
+            used += real;
+            self.taken += real as u64;
+            let cut = self.delay.min(count);
+            self.delay -= cut;
+            self.output.extend_from_slice(&made[cut..count]);
+            self.made += (count - cut) as u64;
+        }
+        self.input.drain(..used);
+        if last {
+            let wanted = (self.taken * u64::from(RATE)).div_ceil(u64::from(self.rate));
+            let surplus = self.made.saturating_sub(wanted) as usize;
+            self.output.truncate(self.output.len().saturating_sub(surplus));
+        }
+        Ok(self.give(last))
+    }
+
+    fn give(&mut self, last: bool) -> Vec<f32> {
+        let whole = if last { self.output.len() } else { self.output.len() / FRAME_SAMPLES * FRAME_SAMPLES };
+        self.given += whole as u64;
+        self.output.drain(..whole).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resampling_keeps_length_and_a_sine() {
+        let mut converter = Converter::new(22_050).expect("builds");
+        let phase = |n: usize, rate: f64| (n as f64 * 440.0 / rate).fract() * std::f64::consts::TAU;
+        let mut out = Vec::new();
+        for chunk in (0..22_050).collect::<Vec<_>>().chunks(777) {
+            converter.input.extend(chunk.iter().map(|&n| phase(n, 22_050.0).sin() as f32));
+            let frames = converter.take(false).expect("converts");
+            assert_eq!(frames.len() % FRAME_SAMPLES, 0);
+            out.extend(frames);
+        }
+        out.extend(converter.take(true).expect("converts"));
+        assert_eq!(out.len(), 24_000);
+        // The filter's delay is not a whole number of samples: fit the phase, then nothing else may be left.
+        let middle = 1_200..22_800;
+        let project = |wave: fn(f64) -> f64| {
+            2.0 * middle.clone().map(|n| f64::from(out[n]) * wave(phase(n, 24_000.0))).sum::<f64>()
+                / middle.len() as f64
+        };
+        let (sine, cosine) = (project(f64::sin), project(f64::cos));
+        assert!((sine.hypot(cosine) - 1.0).abs() < 1e-3, "gain {}", sine.hypot(cosine));
+        assert!(cosine.abs() < 0.1, "more than a sample late: {cosine}");
+        let fitted = |n: usize| sine * phase(n, 24_000.0).sin() + cosine * phase(n, 24_000.0).cos();
+        let error = middle.clone().map(|n| (f64::from(out[n]) - fitted(n)).abs()).fold(0.0, f64::max);
+        assert!(error < 1e-3, "{error}");
+    }
+
+    #[test]
+    fn a_header_is_found_byte_by_byte_and_nonsense_refused() {
+        let mut wav = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0".to_vec();
+        wav.extend(22_050u32.to_le_bytes());
+        wav.extend(44_100u32.to_le_bytes());
+        wav.extend(b"\x02\0\x10\0LIST\x03\0\0\0abc\0data\xff\xff\xff\x7f");
+        for len in 0..wav.len() {
+            assert_eq!(parse_header(&wav[..len]), Ok(None), "{len} bytes");
+        }
+        assert_eq!(parse_header(&wav), Ok(Some((22_050, wav.len()))));
+        assert!(parse_header(b"not a wave file at all").is_err());
+    }
+}

@@ -1,0 +1,130 @@
+use super::*;
+use crate::audio::FRAME_SAMPLES;
+use crate::turn::{Class, LineId, TurnToken, UtteranceId};
+
+pub(crate) fn utterance(text: &str) -> Utterance {
+    Utterance {
+        id: UtteranceId::next(),
+        line: LineId::next(),
+        class: Class::Live,
+        token: TurnToken::forever(),
+        text: text.into(),
+        voice: None,
+        language: None,
+        instructions: None,
+        seed: 0,
+        speed: 1.0,
+        tenant: "".into(),
+    }
+}
+
+/// All audio of one utterance, by steps as a scheduler would run them.
+pub(crate) fn speak(voice: &mut dyn Synthesizer, utterance: Utterance) -> Vec<f32> {
+    let slot = Slot(1);
+    voice.open(slot, &utterance).expect("opens");
+    let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
+    let mut pcm = Vec::new();
+    for _ in 0..10_000 {
+        let mut out = Vec::new();
+        voice.run(&step, &mut out).expect("runs");
+        let progress = out.pop().expect("one slot, one progress");
+        assert!(progress.failed.is_none(), "{:?}", progress.failed);
+        assert!(progress.done || progress.pcm.len().is_multiple_of(FRAME_SAMPLES));
+        pcm.extend(progress.pcm);
+        if progress.done {
+            voice.close(slot);
+            return pcm;
+        }
+    }
+    panic!("not done after 10,000 steps");
+}
+
+/// `None` (and a visible note) where the program is not installed.
+fn espeak() -> Option<Espeak> {
+    match Espeak::new(Config::default()) {
+        Ok(espeak) => Some(espeak),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_same_text_gives_the_same_audio() {
+    let Some(mut voice) = espeak() else { return };
+    let first = speak(&mut voice, utterance("Hello there, how are you today?"));
+    assert!(first.len() > 24_000, "{} samples", first.len());
+    assert!(first.iter().any(|s| s.abs() > 0.1));
+    assert_eq!(first, speak(&mut voice, utterance("Hello there, how are you today?")));
+}
+
+#[test]
+fn voices_languages_and_speed_change_the_audio() {
+    let Some(mut voice) = espeak() else { return };
+    let text = "Guten Tag, zusammen.";
+    let plain = speak(&mut voice, utterance(text));
+    let german = speak(&mut voice, Utterance { voice: Some("de".into()), ..utterance(text) });
+    let tagged = speak(&mut voice, Utterance { language: Some("de-DE".into()), ..utterance(text) });
+    let woman = speak(&mut voice, Utterance { voice: Some("de+f3".into()), ..utterance(text) });
+    let fast = speak(&mut voice, Utterance { speed: 2.0, ..utterance(text) });
+    assert_ne!(plain, german);
+    assert_eq!(german, tagged);
+    assert_ne!(german, woman);
+    assert!(fast.len() < plain.len() * 3 / 4, "{} of {}", fast.len(), plain.len());
+}
+
+#[test]
+fn nothing_to_say_ends_at_once() {
+    let Some(mut voice) = espeak() else { return };
+    for text in ["", "   ", "\u{7}\u{1b}"] {
+        let pcm = speak(&mut voice, utterance(text));
+        assert!(pcm.iter().all(|s| s.abs() < 0.01), "{text:?} is audible");
+    }
+}
+
+#[test]
+fn bad_requests_say_what_to_change() {
+    let Some(mut voice) = espeak() else { return };
+    let long = utterance(&"a".repeat(MAX_TEXT + 1));
+    assert!(matches!(voice.open(Slot(0), &long), Err(SynthError::Input(m)) if m.contains("split")));
+    let nobody = Utterance { voice: Some("nobody".into()), ..utterance("x") };
+    assert!(matches!(voice.open(Slot(0), &nobody), Err(SynthError::UnknownVoice { .. })));
+    let stopped = Utterance { speed: 0.0, ..utterance("x") };
+    assert!(matches!(voice.open(Slot(0), &stopped), Err(SynthError::Input(_))));
+}
+
+#[test]
+fn text_is_never_a_command() {
+    assert_eq!(plain("[[[x"), "[ [ [x\n");
+    assert_eq!(plain("a\u{1}b\nc"), "a b c\n");
+}
+
+#[test]
+fn a_missing_program_names_the_package() {
+    let config = Config { program: "espeak-ng-that-is-not-there".into(), ..Config::default() };
+    let Err(error) = Espeak::new(config) else { panic!("it is there") };
+    assert!(error.to_string().contains("apt-get install espeak-ng"), "{error}");
+}
+
+#[test]
+fn closing_kills_the_child_and_a_killed_child_fails_one_utterance() {
+    let Some(mut voice) = espeak() else { return };
+    let long = "This is a long sentence that takes a while. ".repeat(200);
+    voice.open(Slot(0), &utterance(&long)).expect("opens");
+    voice.open(Slot(1), &utterance(&long)).expect("opens");
+    voice.close(Slot(0));
+    assert!(!voice.open.contains_key(&Slot(0)));
+    voice.open.get_mut(&Slot(1)).expect("open").kill();
+    let step = Step { stage: Stage::Vocode, slots: vec![Slot(1)], rounds: 1 };
+    for _ in 0..10_000 {
+        let mut out = Vec::new();
+        voice.run(&step, &mut out).expect("the device goes on");
+        if out[0].failed.is_some() {
+            assert!(speak(&mut voice, utterance("still here")).len() > 4_800);
+            return;
+        }
+        assert!(!out[0].done, "a killed child is not a finished one");
+    }
+    panic!("the death of the child went unnoticed");
+}

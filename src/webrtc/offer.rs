@@ -1,0 +1,367 @@
+//! Reads the lines of an offer that decide whether it can be answered at all, before the WebRTC stack sees it.
+//!
+//! Owns no state. The stack negotiates; this refuses early, with a message that says what to change.
+//!
+//! # Why
+//! The stack's own errors name its internals, and it stops at the first candidate it cannot read. Here candidates
+//! are taken out and judged one by one: a browser may offer kinds (mDNS names, TCP) that simply do not concern us.
+//! The formats of the audio section are cut down to the one Opus and the one kind of telephone event that will be
+//! agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would answer a browser's
+//! telephone events at 8 and at 48 kHz with the same payload type twice.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::WebRtcError;
+
+/// An offer that is worth trying.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    /// The description without its candidates, lines ended by CR LF.
+    pub(super) text: String,
+    /// The candidates' attribute values: `candidate:...`.
+    pub(super) candidates: Vec<String>,
+    /// The peer's ICE fragment.
+    pub(super) fragment: String,
+    /// The peer's ICE password.
+    pub(super) password: String,
+    /// Whether the peer asks for Opus with in-band error correction (RFC 7587 section 6.1).
+    pub(super) opus_fec: bool,
+    /// Whether there is a section for data channels.
+    pub(super) channels: bool,
+}
+
+/// Remote candidates of one generation; a browser has a dozen.
+pub(super) const MAX_CANDIDATES: usize = 64;
+/// RFC 7587 section 4.1.
+const OPUS_CLOCK: u32 = 48_000;
+/// No offer for one audio section and one data channel comes near.
+const MAX_LINES: usize = 4096;
+
+impl Offer {
+    /// Reads `sdp`.
+    ///
+    /// # Errors
+    /// [`WebRtcError::BadOffer`]: what to change.
+    pub(super) fn read(sdp: &str) -> Result<Self, WebRtcError> {
+        let mut offer = Self {
+            text: String::with_capacity(sdp.len() + 64),
+            candidates: Vec::new(),
+            fragment: String::new(),
+            password: String::new(),
+            opus_fec: false,
+            channels: false,
+        };
+        let mut audio: Option<Audio> = None;
+        let mut in_audio = false;
+        let mut fingerprint = false;
+        for (number, line) in sdp.lines().map(str::trim_end).filter(|line| !line.is_empty()).enumerate() {
+            if number == 0 && line != "v=0" {
+                return Err(bad("not an SDP offer: the first line must be `v=0`"));
+            }
+            if number == MAX_LINES {
+                return Err(bad("the offer has too many lines"));
+            }
+            if !is_line(line) {
+                return Err(bad(format!("line {} of the offer is not `x=value`", number + 1)));
+            }
+            if let Some(section) = line.strip_prefix("m=") {
+                offer.channels |= section.starts_with("application ") && !section.starts_with("application 0 ");
+                in_audio = audio.is_none() && is_audio(section);
+                if in_audio {
+                    audio = Some(Audio::default());
+                }
+            } else if let Some(attribute) = line.strip_prefix("a=") {
+                if attribute.starts_with("candidate:") {
+                    if offer.candidates.len() < MAX_CANDIDATES {
+                        offer.candidates.push(attribute.to_owned());
+                    }
+                    continue;
+                }
+                let (name, value) = attribute.split_once(':').unwrap_or((attribute, ""));
+                match name {
+                    "end-of-candidates" => continue,
+                    "ice-ufrag" if offer.fragment.is_empty() => value.clone_into(&mut offer.fragment),
+                    "ice-pwd" if offer.password.is_empty() => value.clone_into(&mut offer.password),
+                    "fingerprint" => fingerprint = true,
+                    _ => {}
+                }
+                if in_audio && let Some(audio) = &mut audio {
+                    audio.attribute(name, value);
+                }
+            }
+            offer.text.push_str(line);
+            offer.text.push_str("\r\n");
+        }
+        if offer.text.is_empty() {
+            return Err(bad("the offer is empty"));
+        }
+        let Some(audio) = audio else {
+            return Err(bad("the offer has no audio section: add an audio transceiver (sendrecv or recvonly)"));
+        };
+        let Some(opus) = audio.opus else {
+            return Err(bad("the audio section does not offer Opus: add `opus/48000/2`"));
+        };
+        if audio.deaf {
+            return Err(bad("the offer will not receive audio: make the audio section sendrecv or recvonly"));
+        }
+        check_credentials(&offer.fragment, &offer.password).map_err(bad)?;
+        if !fingerprint {
+            return Err(bad("the offer has no DTLS fingerprint"));
+        }
+        offer.opus_fec = audio.fec.contains(&opus);
+        let events = audio.events.iter().max_by_key(|(_, clock)| *clock == OPUS_CLOCK).map(|(number, _)| *number);
+        offer.text = reduced(&offer.text, &[Some(opus), events]);
+        Ok(offer)
+    }
+
+    /// The same offer with the ICE credentials of a restart.
+    pub(super) fn restarted(&self, fragment: &str, password: &str) -> Self {
+        let mut text = String::with_capacity(self.text.len());
+        for line in self.text.lines() {
+            if line.starts_with("a=ice-ufrag:") {
+                text.push_str("a=ice-ufrag:");
+                text.push_str(fragment);
+            } else if line.starts_with("a=ice-pwd:") {
+                text.push_str("a=ice-pwd:");
+                text.push_str(password);
+            } else {
+                text.push_str(line);
+            }
+            text.push_str("\r\n");
+        }
+        Self {
+            text,
+            candidates: Vec::new(),
+            fragment: fragment.to_owned(),
+            password: password.to_owned(),
+            opus_fec: self.opus_fec,
+            channels: self.channels,
+        }
+    }
+}
+
+/// What the first audio section says.
+#[derive(Default)]
+struct Audio {
+    opus: Option<u8>,
+    /// Payload types and clock rates of telephone events.
+    events: Vec<(u8, u32)>,
+    /// Payload types whose `fmtp` asks for in-band error correction.
+    fec: Vec<u8>,
+    deaf: bool,
+}
+
+impl Audio {
+    fn attribute(&mut self, name: &str, value: &str) {
+        match name {
+            "rtpmap" => {
+                let Some((payload_type, encoding)) = payload_type(value) else { return };
+                match encoding.to_ascii_lowercase().split_once('/') {
+                    Some(("opus", "48000/2")) => {
+                        self.opus.get_or_insert(payload_type);
+                    }
+                    Some(("telephone-event", clock)) => self.events.extend(clock.parse().map(|at| (payload_type, at))),
+                    _ => {}
+                }
+            }
+            "fmtp" => {
+                if let Some((payload_type, parameters)) = payload_type(value)
+                    && parameters.split(';').any(|parameter| parameter.trim() == "useinbandfec=1")
+                {
+                    self.fec.push(payload_type);
+                }
+            }
+            "sendonly" | "inactive" => self.deaf = true,
+            _ => {}
+        }
+    }
+}
+
+/// Whether `line` has the shape of SDP: one letter, `=`, text (RFC 8866 section 5).
+pub(super) fn is_line(line: &str) -> bool {
+    line.get(1..2) == Some("=") && !line.contains('\0')
+}
+
+fn payload_type(value: &str) -> Option<(u8, &str)> {
+    let (number, rest) = value.split_once(' ')?;
+    Some((number.parse().ok()?, rest))
+}
+
+/// `text` with only `kept` of the formats in its first audio section.
+fn reduced(text: &str, kept: &[Option<u8>]) -> String {
+    let keeps = |number: &str| number.parse().is_ok_and(|number| kept.contains(&Some(number)));
+    let mut result = String::with_capacity(text.len());
+    let (mut found, mut inside) = (false, false);
+    for line in text.lines() {
+        if let Some(section) = line.strip_prefix("m=") {
+            inside = !found && is_audio(section);
+            found |= inside;
+            if inside {
+                // Media, port and protocol; then the formats.
+                for (index, word) in line.split_ascii_whitespace().enumerate() {
+                    if index < 3 || keeps(word) {
+                        result.push_str(if index == 0 { "" } else { " " });
+                        result.push_str(word);
+                    }
+                }
+                result.push_str("\r\n");
+                continue;
+            }
+        }
+        let attribute = line.strip_prefix("a=").and_then(|attribute| attribute.split_once(':'));
+        if let Some(("rtpmap" | "fmtp" | "rtcp-fb", value)) = attribute {
+            let number = value.split(' ').next().unwrap_or_default();
+            if inside && number != "*" && !keeps(number) {
+                continue;
+            }
+        }
+        result.push_str(line);
+        result.push_str("\r\n");
+    }
+    result
+}
+
+/// An `m=` line's value that offers audio; port 0 declines.
+fn is_audio(section: &str) -> bool {
+    section.starts_with("audio ") && !section.starts_with("audio 0 ")
+}
+
+/// RFC 8839 section 5.4.
+///
+/// # Errors
+/// What is wrong with them.
+pub(super) fn check_credentials(fragment: &str, password: &str) -> Result<(), &'static str> {
+    // Wider than the grammar, as some stacks are; what could break our lines is not let through.
+    let harmless = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !(4..=256).contains(&fragment.len()) || !harmless(fragment) {
+        return Err("`ice-ufrag` must be there and have 4 to 256 characters");
+    }
+    if !(22..=256).contains(&password.len()) || !harmless(password) {
+        return Err("`ice-pwd` must be there and have 22 to 256 characters");
+    }
+    Ok(())
+}
+
+/// What to do with a peer's candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Candidate {
+    /// Reachable, perhaps: check it.
+    Usable,
+    /// Well formed, but not for this gateway: another transport, component or family, or an mDNS name.
+    Foreign,
+    /// Not a candidate.
+    Malformed,
+}
+
+/// Judges `candidate:...` for a gateway whose port is bound at `local`.
+pub(super) fn judge(candidate: &str, local: SocketAddr) -> Candidate {
+    let mut words = candidate.strip_prefix("candidate:").unwrap_or(candidate).split_ascii_whitespace();
+    let (Some(foundation), Some(component), Some(transport), Some(priority)) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Candidate::Malformed;
+    };
+    let (Some(address), Some(port), Some("typ"), Some(_)) = (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Candidate::Malformed;
+    };
+    let (Ok(component), Ok(_), Ok(port)) = (component.parse::<u16>(), priority.parse::<u32>(), port.parse::<u16>())
+    else {
+        return Candidate::Malformed;
+    };
+    if foundation.is_empty() || foundation.len() > 32 || candidate.len() > 512 {
+        return Candidate::Malformed;
+    }
+    let Ok(ip) = address.parse::<IpAddr>() else {
+        // A name: an mDNS one stands for a host that will show itself by its own checks.
+        return Candidate::Foreign;
+    };
+    let reachable = ip.is_ipv4() == local.is_ipv4() || (ip.is_ipv4() && local.ip().is_unspecified());
+    if component == 1 && transport.eq_ignore_ascii_case("udp") && port != 0 && !ip.is_unspecified() && reachable {
+        Candidate::Usable
+    } else {
+        Candidate::Foreign
+    }
+}
+
+fn bad(message: impl Into<String>) -> WebRtcError {
+    WebRtcError::BadOffer(message.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFER: &str = "v=0\r\no=- 1 2 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\na=fingerprint:sha-256 AA\r\n\
+        m=audio 9 UDP/TLS/RTP/SAVPF 111 0\r\nc=IN IP4 0.0.0.0\r\na=ice-ufrag:abcd\r\n\
+        a=ice-pwd:0123456789012345678901\r\na=sendrecv\r\na=rtpmap:111 opus/48000/2\r\n\
+        a=fmtp:111 minptime=10;useinbandfec=1\r\na=candidate:1 1 udp 1 127.0.0.1 9 typ host\r\n";
+
+    #[test]
+    fn candidates_are_taken_out() {
+        let offer = Offer::read(OFFER).expect("good");
+        assert_eq!(offer.candidates, ["candidate:1 1 udp 1 127.0.0.1 9 typ host"]);
+        assert!(!offer.text.contains("candidate"));
+        assert!(offer.opus_fec);
+        assert_eq!(offer.fragment, "abcd");
+    }
+
+    #[test]
+    fn one_opus_and_the_telephone_events_of_its_clock_are_left() {
+        let formats = "a=rtpmap:111 opus/48000/2\r\na=rtpmap:8 PCMA/8000\r\na=rtpmap:126 telephone-event/8000\r\n\
+            a=rtpmap:110 telephone-event/48000\r\na=fmtp:126 0-15\r\na=rtcp-fb:* nack\r\na=rtcp-fb:8 nack\r\n";
+        let sdp = OFFER.replace("SAVPF 111 0", "SAVPF 126 111 8 110").replace("a=rtpmap:111 opus/48000/2\r\n", formats);
+        let text = Offer::read(&sdp).expect("good").text;
+        assert!(text.contains("m=audio 9 UDP/TLS/RTP/SAVPF 111 110\r\n"), "{text}");
+        assert!(!text.contains("126") && !text.contains("PCMA") && !text.contains("fb:8"), "{text}");
+        assert!(text.contains("a=rtcp-fb:* nack\r\n") && text.contains("a=rtpmap:110 "), "{text}");
+    }
+
+    #[test]
+    fn each_refusal_says_what_to_change() {
+        let cases = [
+            ("", "empty"),
+            ("hello", "v=0"),
+            ("v=0\r\nnonsense", "line 2"),
+            (&OFFER.replace("m=audio", "m=video"), "audio section"),
+            (&OFFER.replace("m=audio 9", "m=audio 0"), "audio section"),
+            (&OFFER.replace("opus/48000/2", "pcmu/8000"), "Opus"),
+            (&OFFER.replace("a=sendrecv", "a=sendonly"), "recvonly"),
+            (&OFFER.replace("a=ice-ufrag:abcd", "a=ice-ufrag:a"), "ice-ufrag"),
+            (&OFFER.replace("a=ice-pwd:", "a=ice-pw:"), "ice-pwd"),
+            (&OFFER.replace("a=fingerprint", "a=fingerprin"), "fingerprint"),
+        ];
+        for (sdp, word) in cases {
+            let error = Offer::read(sdp).expect_err(word).to_string();
+            assert!(error.contains(word), "{error:?} should name {word:?}");
+        }
+    }
+
+    #[test]
+    fn candidates_are_judged_one_by_one() {
+        let v4 = "127.0.0.1:1".parse().expect("address");
+        let cases = [
+            ("candidate:1 1 udp 1 10.0.0.1 9 typ host", Candidate::Usable),
+            ("1 1 UDP 1 10.0.0.1 9 typ srflx raddr 0.0.0.0 rport 0", Candidate::Usable),
+            ("candidate:1 2 udp 1 10.0.0.1 9 typ host", Candidate::Foreign),
+            ("candidate:1 1 tcp 1 10.0.0.1 9 typ host tcptype active", Candidate::Foreign),
+            ("candidate:1 1 udp 1 f00.local 9 typ host", Candidate::Foreign),
+            ("candidate:1 1 udp 1 ::1 9 typ host", Candidate::Foreign),
+            ("candidate:1 1 udp x 10.0.0.1 9 typ host", Candidate::Malformed),
+            ("candidate:1 1 udp 1 10.0.0.1 70000 typ host", Candidate::Malformed),
+            ("candidate:", Candidate::Malformed),
+        ];
+        for (candidate, expected) in cases {
+            assert_eq!(judge(candidate, v4), expected, "{candidate}");
+        }
+    }
+
+    #[test]
+    fn a_restart_changes_only_the_credentials() {
+        let offer = Offer::read(OFFER).expect("good");
+        let restarted = offer.restarted("wxyz", "abcdefghijklmnopqrstuv");
+        assert!(restarted.text.contains("a=ice-ufrag:wxyz\r\n"));
+        assert_eq!(restarted.text.lines().count(), offer.text.lines().count());
+        assert!(Offer::read(&restarted.text).is_ok());
+    }
+}

@@ -1,0 +1,137 @@
+//! A text turn becomes speech on live calls of both kinds, and can be interrupted.
+
+use std::time::Duration;
+
+use antiphon_loadgen::call::{Call, End, now};
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::{correlate, listen};
+use serde_json::json;
+
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+
+/// As the product promises: recognisable, by aligned correlation with the same sentence made directly.
+async fn hears_the_sentence(rig: &Rig, call: &Call, limit: f32) {
+    let asked = rig.speak(call, SENTENCE).await;
+    let (onset, end) = hear_turn(call, asked).await;
+    let heard = call.ear().heard();
+    let recording = heard.clip_between(asked, end + Duration::from_millis(200));
+    let found = correlate::correlate(&recording, &rig.reference(SENTENCE).await).expect("comparable rates");
+    assert!(found.value > limit, "{:?} {:?}: {found:?}", call.leg(), call.codec());
+    let stalls = listen::stalls(&heard, onset, end, Duration::from_millis(100));
+    assert!(stalls.is_empty(), "{stalls:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_hears_the_turn() {
+    let rig = Rig::start().await;
+    let call = rig.browser("silent").await;
+    assert_eq!(call.codec(), Codec::Opus);
+    hears_the_sentence(&rig, &call, 0.9).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_telephone_hears_the_turn_in_every_codec() {
+    let rig = Rig::start().await;
+    for (codec, limit) in [(Codec::Pcmu, 0.8), (Codec::Pcma, 0.8), (Codec::G722, 0.8), (Codec::Opus, 0.9)] {
+        let call = rig.telephone("silent", codec).await;
+        assert_eq!(call.codec(), codec);
+        hears_the_sentence(&rig, &call, limit).await;
+        assert_eq!(call.hang_up().await, End::Local);
+    }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_agent_greets_and_reads_keys_aloud() {
+    let rig = Rig::start().await;
+    let called = now();
+    let call = rig.telephone("demo", Codec::Pcmu).await;
+    hear_turn(&call, called).await;
+    let pressed = now();
+    call.press("7").await.expect("keys go out");
+    hear_turn(&call, pressed).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interruption_silences_the_call_and_says_what_was_heard() {
+    let rig = Rig::start().await;
+    for call in [rig.telephone("silent", Codec::Pcmu).await, rig.browser("silent").await] {
+        let id = call.id().expect("named").to_owned();
+        let handle = rig.app.gateway().calls.get(&id.as_str().into()).expect("live");
+        let mut events = handle.events();
+        let text = SENTENCE.repeat(6);
+        let asked = rig.speak(&call, &text).await;
+        call.onset(asked, PATIENCE).await.expect("speech is heard");
+        // Let some of it sound: what was heard is then neither nothing nor all.
+        call.ear().wait(PATIENCE, |heard| (heard.clip_between(asked, now()).duration() > Duration::from_secs(2)).then_some(())).await;
+        let (status, body) = rig.post(&format!("/v1/calls/{id}/interrupt"), json!({})).await;
+        assert_eq!(status, 202, "{body}");
+        let cut = now();
+        call.silence(cut, Duration::from_secs(1), PATIENCE).await.expect("it is silent");
+        let heard = loop {
+            match events.recv().await.expect("the call lives") {
+                antiphon::call::CallEvent::Interrupted { heard, .. } => break heard,
+                _ => continue,
+            }
+        };
+        assert!(heard.words > 0 && heard.sent_ms > 500, "{heard:?}");
+        assert!(text.starts_with(heard.text.trim_end()) && heard.text.len() < text.len(), "{heard:?}");
+        call.hang_up().await;
+    }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_are_listed_shown_and_ended_over_http() {
+    let rig = Rig::start().await;
+    let call = rig.browser("silent").await;
+    let id = call.id().expect("named").to_owned();
+    let (status, list) = rig.get("/v1/calls").await;
+    assert_eq!((status, &list["calls"][0]["id"]), (200, &json!(id)));
+    let (status, shown) = rig.get(&format!("/v1/calls/{id}")).await;
+    assert_eq!((status, &shown["leg"]), (200, &json!("webrtc")));
+    let ended = rig.client.delete(format!("{}/v1/calls/{id}", rig.http)).send().await.expect("HTTP");
+    assert_eq!(ended.status(), 204);
+    assert!(call.ended(PATIENCE).await.is_some(), "the browser is told");
+    let (status, error) = rig.get(&format!("/v1/calls/{id}x")).await;
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("not_found")));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_gateway_calls_a_telephone() {
+    use antiphon_loadgen::sip;
+    let rig = Rig::start().await;
+    let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
+    let uri = caller.uri();
+    let answering = tokio::spawn(caller.answer(PATIENCE));
+    let (status, body) = rig.post("/v1/calls", json!({ "to": uri, "agent": "demo" })).await;
+    assert_eq!(status, 201, "{body}");
+    let call = answering.await.expect("no panic").expect("answered");
+    hear_turn(&call, call.setup().answered).await;
+    let id = body["id"].as_str().expect("an id").to_owned();
+    let ended = rig.client.delete(format!("{}/v1/calls/{id}", rig.http)).send().await.expect("HTTP");
+    assert_eq!(ended.status(), 204);
+    assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_lets_the_turn_end_and_refuses_new_calls() {
+    let rig = Rig::with(|config| config.call.drain_grace_s = 30).await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    call.onset(asked, PATIENCE).await.expect("speech is heard");
+    let (http, client) = (rig.http.clone(), rig.client.clone());
+    let drain = tokio::spawn(rig.app.drain());
+    assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    let heard = call.ear().heard();
+    let spoken = listen::speech_time(&heard, asked, now());
+    assert!(spoken > Duration::from_secs(2), "the turn was cut at {spoken:?}");
+    drain.await.expect("no panic");
+    assert!(client.get(format!("{http}/healthz")).send().await.is_err(), "nobody listens any more");
+}

@@ -1,0 +1,83 @@
+//! `/v1/audio/speech` and its WebSocket sibling.
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+use super::support::{Rig, SENTENCE};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_format_is_served_and_bad_requests_say_what_to_change() {
+    let rig = Rig::start().await;
+    for (format, magic) in [("wav", &b"RIFF"[..]), ("flac", b"fLaC"), ("opus", b"OggS")] {
+        let body = json!({ "model": "tts-1", "voice": "alloy", "input": SENTENCE, "response_format": format });
+        let response = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
+        assert_eq!(response.status(), 200);
+        let bytes = response.bytes().await.expect("a body");
+        assert!(bytes.starts_with(magic) && bytes.len() > 4_000, "{format}: {} bytes", bytes.len());
+    }
+    for (body, param) in [
+        (json!({ "input": "x", "response_format": "mp3" }), "response_format"),
+        (json!({ "input": " " }), "input"),
+        (json!({ "input": "x".repeat(5_000) }), "input"),
+        (json!({ "input": "x", "speed": 9 }), "speed"),
+    ] {
+        let (status, error) = rig.post("/v1/audio/speech", body).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{error}");
+    }
+    let (status, error) = rig.post("/v1/audio/speech", json!({ "input": "Hello.", "voice": "no-such-voice" })).await;
+    assert_eq!(status, 400, "{error}");
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sse_carries_the_same_audio() {
+    let rig = Rig::start().await;
+    let body = json!({ "input": SENTENCE, "response_format": "pcm", "stream_format": "sse" });
+    let response = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
+    let text = response.text().await.expect("a body");
+    let mut pcm = Vec::new();
+    let mut done = false;
+    for line in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
+        let event: Value = serde_json::from_str(line).expect("JSON");
+        match event["type"].as_str() {
+            Some("speech.audio.delta") => {
+                use base64::Engine;
+                let audio = event["audio"].as_str().expect("base64");
+                pcm.extend(base64::engine::general_purpose::STANDARD.decode(audio).expect("base64"));
+            }
+            Some("speech.audio.done") => done = event["usage"].is_object(),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(done);
+    assert_eq!(pcm.len(), 2 * rig.reference(SENTENCE).await.pcm.len());
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn text_that_is_being_written_is_spoken_over_the_socket() {
+    let rig = Rig::start().await;
+    let url = format!("{}/v1/audio/speech/stream", rig.http.replace("http", "ws"));
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("upgraded");
+    let mut send = async |value: Value| socket.send(Message::text(value.to_string())).await.expect("sent");
+    send(json!({ "type": "session.config", "response_format": "pcm" })).await;
+    for word in SENTENCE.split_inclusive(' ') {
+        send(json!({ "type": "input.text", "text": word })).await;
+    }
+    send(json!({ "type": "input.done" })).await;
+    let mut bytes = 0;
+    loop {
+        match socket.next().await.expect("open").expect("sound") {
+            Message::Binary(audio) => bytes += audio.len(),
+            Message::Text(text) if text.contains("audio.done") => break,
+            Message::Text(text) => assert!(text.contains("session.created"), "{text}"),
+            _ => {}
+        }
+    }
+    assert!(bytes > 48_000, "{bytes}");
+    socket.send(Message::text(json!({ "type": "nonsense" }).to_string())).await.expect("sent");
+    let answer = socket.next().await.expect("open").expect("sound").into_text().expect("text");
+    assert!(answer.contains("\"error\""), "{answer}");
+    rig.app.drain().await;
+}

@@ -1,0 +1,106 @@
+//! A gateway of its own for each test, and what a caller of it says and hears.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use antiphon::app::App;
+use antiphon::config::Config;
+use antiphon::server::speech::{Manner, Speaker};
+use antiphon_loadgen::call::{Call, now};
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::heard::Clip;
+use antiphon_loadgen::{rtc, sip};
+use serde_json::{Value, json};
+
+/// Longest wait for anything: tests run beside others on few cores.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any pause inside a turn.
+pub(crate) const TURN_PAUSE: Duration = Duration::from_millis(1_500);
+/// A sentence with enough sound to compare.
+pub(crate) const SENTENCE: &str = "The quick brown fox jumps over the lazy dog, and then it rests.";
+
+/// A running gateway on free ports.
+pub(crate) struct Rig {
+    pub(crate) app: App,
+    pub(crate) http: String,
+    pub(crate) client: reqwest::Client,
+}
+
+impl Rig {
+    pub(crate) async fn start() -> Rig {
+        Rig::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
+        // A second call says that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut config = Config::default();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        config.http.bind = any;
+        config.sip.udp = Some(any);
+        config.sip.tcp = Some(any);
+        config.call.drain_grace_s = 2;
+        change(&mut config);
+        let app = App::start(config).await.expect("the gateway starts");
+        app.ready().await;
+        assert!(app.gateway().is_ready(), "some voice works");
+        let http = format!("http://{}", app.http());
+        Rig { app, http, client: reqwest::Client::new() }
+    }
+
+    pub(crate) fn sip_udp(&self) -> SocketAddr {
+        self.app.gateway().sip.as_ref().and_then(|sip| sip.local_udp()).expect("SIP listens")
+    }
+
+    pub(crate) async fn telephone(&self, agent: &str, codec: Codec) -> Call {
+        let config = sip::Config { codecs: vec![codec], ..sip::Config::default() };
+        let caller = sip::Caller::bind(config).await.expect("free ports");
+        caller.call(&format!("sip:{agent}@{}", self.sip_udp())).await.expect("the telephone call is answered")
+    }
+
+    pub(crate) async fn browser(&self, agent: &str) -> Call {
+        let config = rtc::Config { agent: Some(agent.to_owned()), ..rtc::Config::new(self.http.clone()) };
+        rtc::Caller::connect(config).await.expect("the browser call is answered")
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        let response = self.client.post(format!("{}{path}", self.http)).json(&body).send().await.expect("HTTP");
+        let status = response.status().as_u16();
+        (status, response.json().await.unwrap_or(Value::Null))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
+        let response = self.client.get(format!("{}{path}", self.http)).send().await.expect("HTTP");
+        let status = response.status().as_u16();
+        (status, response.json().await.unwrap_or(Value::Null))
+    }
+
+    /// Speaks a turn; the instant is the one before the request left.
+    pub(crate) async fn speak(&self, call: &Call, text: &str) -> Instant {
+        let asked = now();
+        let id = call.id().expect("the answer names the call");
+        let (status, body) = self.post(&format!("/v1/calls/{id}/turns"), json!({ "text": text })).await;
+        assert_eq!(status, 202, "{body}");
+        asked
+    }
+
+    /// `text` synthesised directly.
+    pub(crate) async fn reference(&self, text: &str) -> Clip {
+        let manner =
+            Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
+        let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
+        speaker.add([text.to_owned()]);
+        let mut pcm = Vec::new();
+        while let Some(piece) = speaker.next().await.expect("speech") {
+            pcm.extend(piece);
+        }
+        Clip { rate: antiphon::audio::RATE, pcm }
+    }
+}
+
+/// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.
+pub(crate) async fn hear_turn(call: &Call, asked: Instant) -> (Instant, Instant) {
+    let onset = call.onset(asked, PATIENCE).await.expect("speech is heard");
+    let end = call.silence(onset, TURN_PAUSE, PATIENCE).await.expect("the turn ends");
+    (onset, end)
+}

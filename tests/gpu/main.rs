@@ -1,0 +1,202 @@
+//! The GPU engine against the golden kit, and its promises about batches and failures. Where there is no GPU every
+//! test says so and passes.
+
+use std::path::Path;
+
+use antiphon::synth::cosyvoice::config::Config;
+use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
+use antiphon::synth::cosyvoice::selftest::{self, Kit};
+
+/// The kit lies beside this file's package, which is also where tests run.
+const KIT: &str = "tests/golden/cosyvoice3";
+
+/// Whether a device is there; says so if not.
+fn device() -> bool {
+    match gpu::absent() {
+        Some(reason) => {
+            println!("skipped: {reason}");
+            false
+        }
+        None => true,
+    }
+}
+
+#[test]
+fn every_kernel_compiles_for_hopper() {
+    let config = Config::load(&Path::new(KIT).join("checkpoint")).expect("the kit's sizes");
+    match gpu::compile_all(&config, "sm_90a") {
+        Some(result) => result.expect("kernels compile"),
+        None => println!("skipped: no run-time compiler (libnvrtc) here"),
+    }
+}
+
+fn selftest(precision: Precision, limits: &[(&str, f64)]) {
+    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
+    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), precision).expect("the model loads");
+    let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
+    println!("{report}");
+    assert!(report.passed(), "first: {:?}", report.first_failure());
+}
+
+#[test]
+fn single_precision_is_within_the_kits_tolerances() {
+    if device() {
+        selftest(Precision::EXACT, &[]);
+    }
+}
+
+#[test]
+fn working_precision_is_within_its_stated_tolerances() {
+    if device() {
+        selftest(Precision::default(), &[("llm", 0.1), ("flow", 0.1), ("hift", 0.1), ("e2e", 0.5)]);
+    }
+}
+
+/// Sizes of the 0.5B model.
+fn full() -> Config {
+    use antiphon::synth::cosyvoice::config::{FlowConfig, HiftConfig, LlmConfig, RasConfig};
+    let three = |v: [usize; 3]| vec![v.to_vec(), v.to_vec(), v.to_vec()];
+    Config {
+        sample_rate: 24000,
+        token_rate: 25,
+        token_mel_ratio: 2,
+        llm: LlmConfig {
+            hidden: 896,
+            layers: 24,
+            heads: 14,
+            kv_heads: 2,
+            head_dim: 64,
+            intermediate: 4864,
+            rms_eps: 1e-6,
+            rope_theta: 1e6,
+            vocab: 151_936,
+            tied: true,
+            speech_tokens: 6561,
+            mix_ratio: [5, 15],
+            sampling: RasConfig { top_p: 0.8, top_k: 25, window: 10, tau: 0.1 },
+        },
+        flow: FlowConfig {
+            input: 80,
+            mel: 80,
+            speaker: 192,
+            vocab: 6561,
+            lookahead: 3,
+            lookahead_channels: 1024,
+            dim: 1024,
+            depth: 22,
+            heads: 16,
+            head_dim: 64,
+            ff_mult: 2,
+            spk_dim: 80,
+            block: 50,
+            left_blocks: None,
+            guidance: 0.7,
+        },
+        hift: HiftConfig {
+            mel: 80,
+            base_channels: 512,
+            harmonics: 8,
+            sine_amp: 0.1,
+            noise_std: 0.003,
+            voiced_threshold: 10.0,
+            upsample_rates: vec![8, 5, 3],
+            upsample_kernels: vec![16, 11, 7],
+            n_fft: 16,
+            hop: 4,
+            resblock_kernels: vec![3, 7, 11],
+            resblock_dilations: three([1, 3, 5]),
+            source_kernels: vec![7, 7, 11],
+            source_dilations: three([1, 3, 5]),
+            slope: 0.1,
+            limit: 0.99,
+            look_right: 4,
+            f0_channels: 512,
+        },
+    }
+}
+
+#[test]
+#[ignore = "measures; run it on a quiet device"]
+fn stage_costs() {
+    if !device() {
+        return;
+    }
+    for cost in gpu::bench::ceilings(0).expect("ceilings") {
+        println!("{cost}");
+    }
+    let options = antiphon::synth::cosyvoice::backend::Options::default();
+    let source = gpu::bench::random_source(1);
+    let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
+    println!("{}", backend.device_name());
+    for (what, bytes) in backend.inventory() {
+        println!("{what:<24} {:>9.1} MB", bytes as f64 / 1e6);
+    }
+    for cost in backend.stage_costs(&gpu::bench::Effort::default()).expect("the stages run") {
+        println!("{cost}");
+    }
+}
+
+/// What each kernel costs inside its stage.
+#[test]
+#[ignore = "measures; run it on a quiet device"]
+fn kernel_costs() {
+    if !device() {
+        return;
+    }
+    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(60 << 30), ..Default::default() };
+    let source = gpu::bench::random_source(1);
+    let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
+    for width in [1, 32] {
+        let effort = gpu::bench::Effort { widths: vec![width], ..Default::default() };
+        for (stage, kernels) in backend.kernel_costs(&effort).expect("the stages run") {
+            println!("-- {stage}, width {width}");
+            for k in kernels {
+                println!("{k}");
+            }
+        }
+    }
+}
+
+/// The same seeds give the same tokens alone and inside a batch of 64, to the bit.
+#[test]
+fn tokens_do_not_depend_on_the_batch() {
+    use antiphon::synth::Slot;
+    use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Sampling, SlotRequest};
+    if !device() {
+        return;
+    }
+    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
+    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(4 << 30), ..selftest::options(&kit) };
+    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
+    let config = backend.config().clone();
+    let prompt = FlowPrompt { tokens: vec![1; 30], mel: vec![0.0; 60 * config.flow.mel], speaker: vec![1.0; config.flow.speaker] };
+    let voice = backend.add_voice(std::sync::Arc::new(prompt)).expect("a voice");
+    let mut speak = |slots: &[u32]| {
+        for &n in slots {
+            // Lengths differ, so that rows of a pass are not alike.
+            let mut prefix = vec![Embed::Speech(config.llm.control(0))];
+            prefix.extend((0..20 + n).map(|i| Embed::Text((i * 13 + n) % 900)));
+            prefix.push(Embed::Speech(config.llm.control(2)));
+            let sampling = Sampling { key: [n, 7], min_len: 60, max_len: 60, min_length: MinLength::Intended, forced: None };
+            backend.open(Slot(n), SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
+        }
+        let all: Vec<Slot> = slots.iter().map(|&n| Slot(n)).collect();
+        backend.prefill(&all, &mut Vec::new()).expect("prefill");
+        let mut tokens = vec![Vec::new(); slots.len()];
+        for rounds in [1, 7, 32, 32] {
+            let mut out = Vec::new();
+            backend.decode(&all, rounds, &mut out).expect("decode");
+            for (list, d) in tokens.iter_mut().zip(out) {
+                assert!(d.failed.is_none(), "{:?}", d.failed);
+                list.extend(d.tokens);
+            }
+        }
+        tokens
+    };
+    let together = speak(&(0..64).collect::<Vec<_>>());
+    assert!(together.iter().all(|t| t.len() == 60));
+    for n in [0, 5, 33, 63] {
+        assert_eq!(speak(&[n])[0], together[n as usize], "slot {n}");
+    }
+    assert_eq!(speak(&(0..20).collect::<Vec<_>>()), together[..20], "a batch of 20");
+}

@@ -1,0 +1,10 @@
+//! Simulations in virtual time: calls with real machines, codecs and packets on a fake engine, and the
+//! scheduler on a device of recorded costs. No socket and no clock.
+
+mod barge_in;
+mod keys;
+mod limits;
+mod pacing;
+mod sched;
+mod turns;
+mod world;

@@ -1,0 +1,95 @@
+use antiphon::call::machine::Action;
+use antiphon::call::{CallConfig, CallEvent, EndReason, LineState};
+use antiphon::media::leg::{Codec, LegEvent};
+
+use super::world::{MS, World, format};
+
+#[test]
+fn a_continuous_leg_never_pauses_and_speech_waits_at_most_a_frame() {
+    let mut world = World::with(CallConfig::default(), format(Codec::Pcmu, true));
+    world.run(1_003 * MS);
+    assert_eq!(world.packets.len(), 51);
+    world.say("Hello there, caller.");
+    world.run(2_000 * MS);
+    let times = world.packets.iter().map(|(at, _)| (*at - world.start).as_millis()).collect::<Vec<_>>();
+    assert!(times.windows(2).all(|pair| pair[1] - pair[0] == 20));
+    let first = world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).unwrap();
+    // Ready at 1,013 ms, next slot at 1,020 ms.
+    assert_eq!(first, 1_020 * MS);
+}
+
+#[test]
+fn hold_freezes_speech_tells_the_engine_and_goes_on_where_it_stopped() {
+    let mut world = World::new();
+    world.say("Exactly forty characters are said here..");
+    world.run(500 * MS);
+    world.handle.hold().unwrap();
+    world.run(2_000 * MS);
+    assert_eq!(world.asked, [Action::Hold(true)]);
+    let frozen = world.packets.len();
+    assert_eq!(frozen, 25);
+    assert!(world.handle.info().held);
+    world.handle.resume().unwrap();
+    world.run(3_000 * MS);
+    assert_eq!(world.packets.len(), 101);
+    assert_eq!(world.handle.info().underruns, 0);
+    let notes = world.engine.notes();
+    assert!(
+        matches!(
+            notes[..],
+            [LineState::Anchored { .. }, LineState::Held, LineState::Resumed, LineState::Anchored { .. }]
+        ),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn a_peer_that_holds_us_gets_nothing_and_then_the_rest() {
+    let mut world = World::with(CallConfig::default(), format(Codec::Pcmu, true));
+    world.say("Exactly forty characters are said here..");
+    world.run(500 * MS);
+    world.leg(LegEvent::Held(true));
+    let before = world.packets.len();
+    world.run(2_000 * MS);
+    assert_eq!(world.packets.len(), before);
+    world.leg(LegEvent::Held(false));
+    world.run(3_000 * MS);
+    // 100 frames and what the resampler still held of the last one.
+    assert_eq!(world.audible().len(), 101);
+    assert!(world.events.iter().any(|(_, e)| *e == CallEvent::Held { held: true, by_peer: true }));
+}
+
+#[test]
+fn a_codec_change_in_mid_call_keeps_the_call_speaking() {
+    let mut world = World::new();
+    world.say("Exactly forty characters are said here..");
+    world.run(500 * MS);
+    world.leg(LegEvent::Format(format(Codec::Opus, false)));
+    world.run(3_000 * MS);
+    assert_eq!(world.handle.info().codec, "opus");
+    let sequences = world.packets.iter().map(|(_, packet)| packet.sequence).collect::<Vec<_>>();
+    assert!(sequences.windows(2).all(|pair| pair[1] == pair[0].wrapping_add(1)));
+    assert_eq!(world.packets.len(), 101);
+    assert!(
+        world.events.iter().any(|(_, e)| matches!(e, CallEvent::TurnEnded { heard, .. } if heard.sent_ms == 2_000))
+    );
+    // The same format again changes nothing.
+    let before = world.packets.len();
+    world.leg(LegEvent::Format(format(Codec::Opus, false)));
+    world.run(100 * MS);
+    assert_eq!(world.packets.len(), before);
+}
+
+#[test]
+fn a_transfer_that_was_accepted_ends_the_call() {
+    let mut world = World::new();
+    world.handle.transfer("sip:other@example.com", false).unwrap();
+    world.settle();
+    assert!(matches!(world.asked[..], [Action::Transfer { attended: false, .. }]));
+    world.machine.handle_transferred(Err("603 Decline".into()));
+    world.settle();
+    assert_eq!(world.ended(), None);
+    world.machine.handle_transferred(Ok(()));
+    world.settle();
+    assert_eq!(world.ended(), Some(EndReason::Transferred));
+}

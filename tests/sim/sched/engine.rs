@@ -1,0 +1,255 @@
+//! A fake engine with recorded step costs. It has the stages and the state of the real one and no arithmetic;
+//! its "audio" is a running number per utterance, so that lost, doubled or reordered audio shows.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use antiphon::sched::{Limits, Outcome, Slot, Stage, Stages, Step};
+use serde::Deserialize;
+
+use super::rng::Rng;
+
+/// One speech token is 40 ms.
+pub const TOKEN: u64 = 960;
+const EULER: u32 = 10;
+/// Bytes one token's state holds.
+pub const TOKEN_BYTES: u64 = 1_000;
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Costs {
+    pub slots: u32,
+    pub width: [u32; 4],
+    pub rounds: [u32; 4],
+    launch: f64,
+    #[serde(default)]
+    prefill: Vec<(f64, f64)>,
+    #[serde(default)]
+    decode: Vec<(f64, f64)>,
+    #[serde(default)]
+    flow: Vec<(f64, f64)>,
+    vocode: Vec<(f64, f64)>,
+    pub tokens: Hop,
+    /// Bytes for utterances; 0 is without limit.
+    #[serde(default)]
+    pub memory: u64,
+    #[serde(default)]
+    pub parks: bool,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hop {
+    pub first: u32,
+    pub hop: u32,
+}
+
+impl Costs {
+    pub fn named(name: &str) -> Self {
+        let all: BTreeMap<String, Costs> = toml::from_str(include_str!("costs.toml")).expect("costs.toml");
+        all.get(name).unwrap_or_else(|| panic!("no engine `{name}` in costs.toml")).clone()
+    }
+
+    fn table(&self, stage: Stage) -> &[(f64, f64)] {
+        match stage {
+            Stage::Prefill => &self.prefill,
+            Stage::Decode => &self.decode,
+            Stage::Flow => &self.flow,
+            Stage::Vocode => &self.vocode,
+        }
+    }
+
+    pub fn step(&self, stage: Stage, width: usize, rounds: u32) -> Duration {
+        let table = self.table(stage);
+        let width = width as f64;
+        let after = table.iter().position(|(w, _)| *w >= width).unwrap_or(table.len() - 1);
+        let (w1, c1) = table[after];
+        let (w0, c0) = if after == 0 { (0.0, c1) } else { table[after - 1] };
+        let ms = c0 + (c1 - c0) * ((width - w0) / (w1 - w0)).clamp(0.0, 1.0);
+        Duration::from_secs_f64((self.launch + ms * f64::from(rounds)) / 1e3)
+    }
+
+    pub fn limits(&self) -> Limits {
+        let seed = |stage: Stage| {
+            if self.width[stage as usize] == 0 { Duration::ZERO } else { self.step(stage, 1, 1) }
+        };
+        Limits {
+            slots: self.slots,
+            width: self.width,
+            rounds: self.rounds,
+            parks: self.parks,
+            memory: self.memory,
+            seeds: Stage::ALL.map(seed),
+        }
+    }
+
+    fn has(&self, stage: Stage) -> bool {
+        self.width[stage as usize] > 0
+    }
+
+    pub fn bytes(&self, tokens: u32) -> u64 {
+        if self.memory == 0 { 0 } else { u64::from(tokens) * TOKEN_BYTES }
+    }
+}
+
+struct State {
+    tokens: u32,
+    prefilled: bool,
+    decoded: u32,
+    /// Tokens that have become mel.
+    flowed: u32,
+    /// Tokens in the chunk that flows, and its Euler steps so far.
+    chunk: Option<(u32, u32)>,
+    /// A chunk of mel that waits for the vocoder, in tokens.
+    mel: u32,
+    /// Tokens that have become audio.
+    voiced: u32,
+    parked: bool,
+}
+
+pub struct Engine {
+    pub costs: Costs,
+    open: HashMap<Slot, State>,
+    rng: Rng,
+    pub busy: Duration,
+    pub resumed: u64,
+}
+
+impl Engine {
+    pub fn new(costs: Costs, seed: u64) -> Self {
+        Self { costs, open: HashMap::new(), rng: Rng::new(seed), busy: Duration::ZERO, resumed: 0 }
+    }
+
+    pub fn open(&mut self, slot: Slot, tokens: u32) -> Stages {
+        let simple = !self.costs.has(Stage::Prefill);
+        let state = State {
+            tokens: tokens.max(1),
+            prefilled: simple,
+            decoded: if simple { tokens.max(1) } else { 0 },
+            flowed: if simple { tokens.max(1) } else { 0 },
+            chunk: None,
+            mel: 0,
+            voiced: 0,
+            parked: false,
+        };
+        let ready = ready(&self.costs, &state);
+        assert!(self.open.insert(slot, state).is_none(), "{slot:?} was open");
+        self.check_memory();
+        ready
+    }
+
+    pub fn close(&mut self, slot: Slot) {
+        assert!(self.open.remove(&slot).is_some(), "{slot:?} was not open");
+    }
+
+    pub fn park(&mut self, slot: Slot) {
+        assert!(self.costs.parks);
+        self.open.get_mut(&slot).expect("open").parked = true;
+    }
+
+    /// What utterances hold, all counted at their largest.
+    pub fn memory(&self) -> u64 {
+        self.open.values().filter(|s| !s.parked).map(|s| self.costs.bytes(s.tokens)).sum()
+    }
+
+    fn check_memory(&self) {
+        assert!(self.costs.memory == 0 || self.memory() <= self.costs.memory, "memory overcommitted");
+    }
+
+    /// How long the step takes and what it does.
+    pub fn run(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
+        let stage = step.stage;
+        assert!(
+            !step.slots.is_empty() && step.slots.len() <= self.costs.width[stage as usize] as usize,
+            "width of {step:?}"
+        );
+        assert!(step.rounds >= 1 && step.rounds <= self.costs.rounds[stage as usize], "rounds of {step:?}");
+        let mut outcomes = Vec::new();
+        let mut rounds = 0;
+        for &slot in &step.slots {
+            let state = self.open.get_mut(&slot).unwrap_or_else(|| panic!("{slot:?} of {step:?} is not open"));
+            self.resumed += u64::from(state.parked);
+            state.parked = false;
+            assert!(ready(&self.costs, state).has(stage), "{slot:?} cannot {stage:?}");
+            let (used, samples) = advance(&self.costs, state, stage, step.rounds);
+            rounds = rounds.max(used);
+            let done = state.voiced == state.tokens;
+            outcomes.push(Outcome {
+                slot,
+                ready: ready(&self.costs, state),
+                samples,
+                decoded: u64::from(state.decoded) * TOKEN,
+                done,
+                failed: None,
+            });
+        }
+        self.check_memory();
+        // A few percent of noise, as devices have.
+        let took = self.costs.step(stage, step.slots.len(), rounds).mul_f64(0.97 + 0.06 * self.rng.unit());
+        self.busy += took;
+        (took, outcomes)
+    }
+}
+
+fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
+    let hop = if from == 0 { costs.tokens.first } else { costs.tokens.hop };
+    hop.min(state.tokens - from)
+}
+
+fn ready(costs: &Costs, state: &State) -> Stages {
+    let mut ready = Stages::NONE;
+    if !state.prefilled {
+        return ready.with(Stage::Prefill);
+    }
+    if state.decoded < state.tokens {
+        ready = ready.with(Stage::Decode);
+    }
+    let chunk = next_chunk(costs, state, state.flowed);
+    let flows = state.chunk.is_some() || chunk > 0 && state.decoded >= state.flowed + chunk;
+    if flows && state.mel == 0 {
+        ready = ready.with(Stage::Flow);
+    }
+    let simple = !costs.has(Stage::Flow);
+    if state.mel > 0 || simple && state.voiced < state.tokens {
+        ready = ready.with(Stage::Vocode);
+    }
+    ready
+}
+
+/// Rounds used and samples made.
+fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32, u64) {
+    match stage {
+        Stage::Prefill => {
+            state.prefilled = true;
+            (1, 0)
+        }
+        Stage::Decode => {
+            // Stops where the next chunk is complete.
+            let wanted = state.flowed + next_chunk(costs, state, state.flowed);
+            let left = if state.decoded < wanted { wanted - state.decoded } else { state.tokens - state.decoded };
+            let used = rounds.min(left);
+            state.decoded += used;
+            (used, 0)
+        }
+        Stage::Flow => {
+            let (tokens, steps) = state.chunk.unwrap_or((next_chunk(costs, state, state.flowed), 0));
+            let used = rounds.min(EULER - steps);
+            state.chunk = Some((tokens, steps + used));
+            if steps + used == EULER {
+                state.chunk = None;
+                state.flowed += tokens;
+                state.mel = tokens;
+            }
+            (used, 0)
+        }
+        Stage::Vocode => {
+            let tokens = if costs.has(Stage::Flow) {
+                std::mem::take(&mut state.mel)
+            } else {
+                next_chunk(costs, state, state.voiced)
+            };
+            state.voiced += tokens;
+            (1, u64::from(tokens) * TOKEN)
+        }
+    }
+}

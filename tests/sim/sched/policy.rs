@@ -1,0 +1,158 @@
+//! The policies that are compared: ours, and two that everybody knows.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use antiphon::sched::{
+    Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage,
+    Stages, Step,
+};
+use antiphon::turn::LineId;
+
+/// What the world asks of a scheduler.
+pub trait Policy {
+    fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused>;
+    fn sized(&mut self, job: JobId, bytes: u64);
+    fn note(&mut self, now: Instant, line: LineId, note: LineNote);
+    fn plan(&mut self, now: Instant) -> Plan;
+    fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
+    fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
+    /// Jobs, open slots and bytes it believes in, at the end.
+    fn remains(&self, now: Instant) -> (u32, u32, u64);
+}
+
+impl Policy for Scheduler {
+    fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused> {
+        self.submit(now, spec)
+    }
+
+    fn sized(&mut self, job: JobId, bytes: u64) {
+        self.sized(job, bytes);
+    }
+
+    fn note(&mut self, now: Instant, line: LineId, note: LineNote) {
+        self.note(now, line, note);
+    }
+
+    fn plan(&mut self, now: Instant) -> Plan {
+        self.plan(now)
+    }
+
+    fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>) {
+        self.opened(job, result);
+    }
+
+    fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
+        self.record(now, took, step, outcomes);
+    }
+
+    fn remains(&self, now: Instant) -> (u32, u32, u64) {
+        let load = self.load(now);
+        (load.live + load.batch, load.live_open + load.batch_open, load.memory)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Ours,
+    Fifo,
+    ShortestFirst,
+}
+
+impl Kind {
+    pub fn build(self, config: &Config, limits: Limits) -> Box<dyn Policy> {
+        match self {
+            Kind::Ours => Box::new(Scheduler::new(config.clone(), limits)),
+            Kind::Fifo => Box::new(Simple::new(limits, |_, order| order)),
+            Kind::ShortestFirst => Box::new(Simple::new(limits, |spec, _| u64::from(spec.chars))),
+        }
+    }
+}
+
+/// Continuous batching as engines without classes do it: slots are given out in one fixed order, and the stages
+/// take turns, each with all that is ready for it. As efficient as the engine allows; no deadlines, no admission;
+/// memory is taken to be enough.
+struct Simple {
+    limits: Limits,
+    order: fn(&JobSpec, u64) -> u64,
+    next: u64,
+    /// In order.
+    waiting: BTreeMap<(u64, JobId), JobSpec>,
+    open: BTreeMap<(u64, JobId), (Slot, Stages, JobSpec)>,
+    turn: usize,
+    opening: Option<((u64, JobId), Slot, JobSpec)>,
+    ended: Vec<(JobId, Option<Slot>, JobEnd)>,
+}
+
+impl Simple {
+    fn new(limits: Limits, order: fn(&JobSpec, u64) -> u64) -> Self {
+        let (waiting, open) = (BTreeMap::new(), BTreeMap::new());
+        Self { limits, order, next: 0, waiting, open, turn: 0, opening: None, ended: Vec::new() }
+    }
+
+    fn free(&self) -> Option<Slot> {
+        let taken = |slot: Slot| self.open.values().any(|(s, ..)| *s == slot);
+        (0..self.limits.slots).map(Slot).find(|slot| !taken(*slot))
+    }
+}
+
+impl Policy for Simple {
+    fn submit(&mut self, _: Instant, spec: JobSpec) -> Result<JobId, Refused> {
+        let id = JobId(self.next);
+        self.next += 1;
+        self.waiting.insert(((self.order)(&spec, id.0), id), spec);
+        Ok(id)
+    }
+
+    fn sized(&mut self, _: JobId, _: u64) {}
+
+    fn note(&mut self, _: Instant, _: LineId, _: LineNote) {}
+
+    fn plan(&mut self, _: Instant) -> Plan {
+        if let Some((job, slot, how)) = self.ended.pop() {
+            return Plan::End { job, slot, how };
+        }
+        if let Some(slot) = self.free() {
+            // Lines are heard in order: the first of each line that is not open yet may open.
+            let busy = |line: LineId| self.open.values().any(|(_, _, spec)| spec.line == line);
+            let first = |id: JobId, line: LineId| self.waiting.iter().all(|((_, o), s)| s.line != line || *o >= id);
+            let next = self.waiting.iter().find(|((_, id), spec)| !busy(spec.line) && first(*id, spec.line));
+            if let Some((key, spec)) = next.map(|(key, spec)| (*key, spec.clone())) {
+                self.waiting.remove(&key);
+                self.opening = Some((key, slot, spec));
+                return Plan::Open { slot, job: key.1 };
+            }
+        }
+        let any = |stage: Stage| self.open.values().any(|(_, ready, _)| ready.has(stage));
+        let Some(stage) = (1..=4).map(|n| Stage::ALL[(self.turn + n) % 4]).find(|stage| any(*stage)) else {
+            return Plan::Idle { until: None };
+        };
+        self.turn = stage as usize;
+        let most = self.limits.width[stage as usize] as usize;
+        let slots =
+            self.open.values().filter(|(_, ready, _)| ready.has(stage)).map(|(slot, ..)| *slot).take(most).collect();
+        Plan::Run(Step { stage, slots, rounds: self.limits.rounds[stage as usize] })
+    }
+
+    fn opened(&mut self, _: JobId, result: Result<Stages, OpenError>) {
+        if let (Some((key, slot, spec)), Ok(ready)) = (self.opening.take(), result) {
+            self.open.insert(key, (slot, ready, spec));
+        }
+    }
+
+    fn record(&mut self, _: Instant, _: Duration, _: &Step, outcomes: &[Outcome]) {
+        for outcome in outcomes {
+            let Some((key, state)) = self.open.iter_mut().find(|(_, state)| state.0 == outcome.slot) else { continue };
+            state.1 = outcome.ready;
+            let key = *key;
+            if outcome.done {
+                self.open.remove(&key);
+                self.ended.push((key.1, Some(outcome.slot), JobEnd::Done));
+            }
+        }
+    }
+
+    fn remains(&self, _: Instant) -> (u32, u32, u64) {
+        ((self.waiting.len() + self.open.len()) as u32, self.open.len() as u32, 0)
+    }
+}

@@ -1,0 +1,427 @@
+//! Virtual time: arrivals, listeners, and the loop of the device thread.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use antiphon::audio::duration_of;
+use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Plan, Refused, Step};
+use antiphon::turn::{Class, Epoch, LineId};
+
+use super::engine::{Engine, TOKEN};
+use super::policy::Policy;
+
+/// From audio made to its first packet on the wire, and to the note that says so.
+const SEND: Duration = Duration::from_millis(2);
+/// What opening a slot costs the device thread.
+const OPEN: Duration = Duration::from_micros(50);
+
+/// Any instant serves as zero; one for all worlds.
+pub fn zero() -> Instant {
+    static ZERO: OnceLock<Instant> = OnceLock::new();
+    *ZERO.get_or_init(antiphon::clock::now)
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Utterances of these token counts on one line, at once.
+    Turn {
+        line: u64,
+        class: Class,
+        tenant: &'static str,
+        tokens: Vec<u32>,
+    },
+    /// Barge-in or hang-up by epoch only.
+    Interrupt {
+        line: u64,
+    },
+    Note {
+        line: u64,
+        note: LineNote,
+    },
+}
+
+/// A turn's listener.
+struct Listener {
+    epoch: Epoch,
+    /// Of the turn that speaks now: accepted at, and whether it has sounded.
+    accepted: Instant,
+    sounded: bool,
+    class: Class,
+    dry: Option<Instant>,
+    held: Option<Instant>,
+    /// Unfinished utterances of the turn.
+    left: u32,
+}
+
+struct Utterance {
+    line: u64,
+    tokens: u32,
+    /// Audio tokens of this opening, and those given to the listener.
+    position: u32,
+    given: u32,
+    epoch: antiphon::turn::TurnToken,
+    class: Class,
+    submitted: Instant,
+    ran: bool,
+    /// Steps without any live work since this live job could have run.
+    behind_batch: u32,
+}
+
+#[derive(Default)]
+pub struct Report {
+    pub first_audio: Vec<Duration>,
+    pub underruns: Vec<Duration>,
+    pub refused: u32,
+    pub turns: u32,
+    pub live_samples: u64,
+    pub batch_samples: u64,
+    pub done: u32,
+    pub cancelled: u32,
+    pub submitted: u32,
+    pub steps: u64,
+    /// Most steps without live work that a first audio waited for after it was submitted.
+    pub most_behind_batch: u32,
+    pub displaced: u32,
+    pub parked: u32,
+    /// Width of steps by device time, per stage: seconds and slot-seconds.
+    pub widths: [(f64, f64); 4],
+    /// Device seconds that live work alone would have taken in the same steps.
+    pub live_busy: f64,
+    /// Device seconds of steps.
+    pub busy: f64,
+    /// Seconds that were measured.
+    pub seconds: f64,
+}
+
+impl Report {
+    pub fn quantile(&self, q: f64) -> Duration {
+        let mut all = self.first_audio.clone();
+        all.sort();
+        all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or_default()
+    }
+}
+
+pub struct World {
+    pub now: Instant,
+    pub engine: Engine,
+    policy: Box<dyn Policy>,
+    events: BinaryHeap<Reverse<(Instant, u64)>>,
+    bodies: HashMap<u64, Event>,
+    next: u64,
+    listeners: BTreeMap<u64, Listener>,
+    jobs: BTreeMap<JobId, Utterance>,
+    slots: HashMap<antiphon::sched::Slot, JobId>,
+    pub report: Report,
+    /// Counted only from here on, so that what is learned at the start does not blur a measurement.
+    pub measure_from: Instant,
+    /// Batch utterances are topped up to this many.
+    pub backlog: usize,
+    pub backlog_tokens: u32,
+    backlog_jobs: usize,
+    pub trace: bool,
+}
+
+impl World {
+    pub fn new(engine: Engine, policy: Box<dyn Policy>) -> Self {
+        Self {
+            now: zero(),
+            engine,
+            policy,
+            events: BinaryHeap::new(),
+            bodies: HashMap::new(),
+            next: 0,
+            listeners: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            slots: HashMap::new(),
+            report: Report::default(),
+            measure_from: zero(),
+            backlog: 0,
+            backlog_tokens: 125,
+            backlog_jobs: 0,
+            trace: false,
+        }
+    }
+
+    pub fn at(&mut self, at: Duration, event: Event) {
+        self.events.push(Reverse((zero() + at, self.next)));
+        self.bodies.insert(self.next, event);
+        self.next += 1;
+    }
+
+    /// Runs until `end`, or until nothing is left to do.
+    pub fn run(&mut self, end: Duration) {
+        let end = zero() + end;
+        while self.now < end {
+            self.handle_events(self.now);
+            self.top_up();
+            match self.policy.plan(self.now) {
+                Plan::Open { slot, job } => {
+                    let tokens = self.jobs[&job].tokens;
+                    self.slots.insert(slot, job);
+                    self.jobs.get_mut(&job).expect("known").position = 0;
+                    let ready = self.engine.open(slot, tokens);
+                    self.pass(OPEN);
+                    self.policy.opened(job, Ok(ready));
+                }
+                Plan::Displace { slot, job } => {
+                    assert_eq!(self.slots.remove(&slot), Some(job));
+                    assert_eq!(self.jobs[&job].class, Class::Batch, "live work is never displaced");
+                    self.engine.close(slot);
+                    self.report.displaced += 1;
+                }
+                Plan::Park { slot, job } => {
+                    assert_eq!(self.slots.get(&slot), Some(&job));
+                    self.engine.park(slot);
+                    self.report.parked += 1;
+                }
+                Plan::End { job, slot, how } => self.end(job, slot, how),
+                Plan::Run(step) => self.step(&step),
+                Plan::Idle { until } => {
+                    let event = self.events.peek().map(|Reverse((at, _))| *at);
+                    let Some(next) = until.into_iter().chain(event).min() else { break };
+                    self.now = next.max(self.now + Duration::from_nanos(1)).min(end);
+                }
+            }
+        }
+    }
+
+    /// Nothing may be left: no job, no slot, no byte.
+    pub fn assert_empty(&self) {
+        assert_eq!(self.policy.remains(self.now), (0, 0, 0), "the scheduler remembers work");
+        assert!(self.jobs.is_empty(), "jobs lost: {:?}", self.jobs.keys());
+        assert_eq!(self.engine.memory(), 0);
+        assert!(self.slots.is_empty());
+        assert_eq!(self.report.done + self.report.cancelled, self.report.submitted);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.handle_events(until);
+        self.now = until;
+    }
+
+    fn handle_events(&mut self, until: Instant) {
+        while let Some(Reverse((at, id))) = self.events.peek().copied() {
+            if at > until {
+                return;
+            }
+            self.events.pop();
+            let event = self.bodies.remove(&id).expect("scheduled");
+            self.handle(at, event);
+        }
+    }
+
+    fn handle(&mut self, at: Instant, event: Event) {
+        if self.trace {
+            println!("{:?} {event:?}", at - zero());
+        }
+        match event {
+            Event::Turn { line, class, tenant, tokens } => self.turn(at, line, class, tenant, &tokens),
+            Event::Interrupt { line } => {
+                if let Some(listener) = self.listeners.get_mut(&line) {
+                    listener.epoch.raise();
+                    listener.dry = None;
+                    listener.left = 0;
+                }
+            }
+            Event::Note { line, note } => {
+                if let Some(listener) = self.listeners.get_mut(&line) {
+                    match note {
+                        LineNote::Held => drop(listener.held.get_or_insert(at)),
+                        LineNote::Resumed => {
+                            if let (Some(since), Some(dry)) = (listener.held.take(), &mut listener.dry) {
+                                *dry += at - since;
+                            }
+                        }
+                        LineNote::Closed | LineNote::Interrupted => listener.dry = None,
+                        LineNote::Anchored { .. } | LineNote::Unpaced => {}
+                    }
+                }
+                self.policy.note(at, LineId(line), note);
+            }
+        }
+    }
+
+    fn turn(&mut self, at: Instant, line: u64, class: Class, tenant: &'static str, tokens: &[u32]) {
+        let listener = self.listeners.entry(line).or_insert_with(|| Listener {
+            epoch: Epoch::default(),
+            accepted: at,
+            sounded: false,
+            class,
+            dry: None,
+            held: None,
+            left: 0,
+        });
+        if listener.left == 0 {
+            listener.accepted = at;
+            listener.sounded = false;
+        }
+        self.report.turns += u32::from(class == Class::Live);
+        for &tokens in tokens {
+            let token = listener.epoch.token();
+            // 15 characters a second, 25 tokens a second.
+            let chars = tokens * 15 / 25 + 1;
+            let spec = JobSpec { line: LineId(line), class, token: token.clone(), tenant: tenant.into(), chars };
+            match self.policy.submit(at, spec) {
+                Ok(job) => {
+                    self.policy.sized(job, self.engine.costs.bytes(tokens));
+                    self.report.submitted += 1;
+                    listener.left += 1;
+                    let utterance = Utterance {
+                        line,
+                        tokens,
+                        position: 0,
+                        given: 0,
+                        epoch: token,
+                        class,
+                        submitted: at,
+                        ran: false,
+                        behind_batch: 0,
+                    };
+                    self.jobs.insert(job, utterance);
+                }
+                Err(Refused { retry_after, .. }) => {
+                    assert!(retry_after >= Duration::from_secs(1));
+                    self.report.refused += 1;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn top_up(&mut self) {
+        while self.backlog_jobs < self.backlog {
+            // A lane a sentence: the order of a book is restored where it is stored.
+            self.next += 1;
+            let line = 1 << 40 | self.next;
+            self.turn(self.now, line, Class::Batch, "book", &[self.backlog_tokens]);
+            self.backlog_jobs += 1;
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let jobs: Vec<JobId> = step.slots.iter().map(|slot| self.slots[slot]).collect();
+        for job in &jobs {
+            let utterance = self.jobs.get_mut(job).expect("known");
+            assert!(!utterance.epoch.is_stale(), "work for nobody: {job:?}");
+            utterance.ran = true;
+        }
+        let live = jobs.iter().any(|job| self.jobs[job].class == Class::Live);
+        self.count_waiting(live);
+        let (took, outcomes) = self.engine.run(step);
+        if self.trace {
+            println!("{:?} {step:?} {jobs:?} took {took:?}", self.now - zero());
+        }
+        self.pass(took);
+        self.report.steps += 1;
+        if self.now >= self.measure_from {
+            let seconds = took.as_secs_f64();
+            let (total, slots) = &mut self.report.widths[step.stage as usize];
+            *total += seconds;
+            *slots += seconds * step.slots.len() as f64;
+            self.report.busy += seconds;
+            let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
+            if live > 0 {
+                let costs = &self.engine.costs;
+                let share =
+                    costs.step(step.stage, live, 1).as_secs_f64() / costs.step(step.stage, jobs.len(), 1).as_secs_f64();
+                self.report.live_busy += seconds * share;
+            }
+        }
+        let now = self.now;
+        for outcome in &outcomes {
+            let job = self.slots[&outcome.slot];
+            self.audio(now, job, outcome.samples);
+        }
+        self.policy.record(now, took, step, &outcomes);
+    }
+
+    /// Counts, for every first audio that somebody waits for, the steps without live work since it was submitted.
+    fn count_waiting(&mut self, live: bool) {
+        let mut seen = std::collections::HashSet::new();
+        for utterance in self.jobs.values_mut() {
+            let front = seen.insert(utterance.line);
+            let listener = self.listeners.get(&utterance.line);
+            let waits = listener.is_some_and(|l| l.dry.is_none() && l.held.is_none());
+            if !front || utterance.class != Class::Live || utterance.ran || !waits || utterance.submitted > self.now {
+                continue;
+            }
+            utterance.behind_batch = if live { 0 } else { utterance.behind_batch + 1 };
+            self.report.most_behind_batch = self.report.most_behind_batch.max(utterance.behind_batch);
+        }
+    }
+
+    fn audio(&mut self, now: Instant, job: JobId, samples: u64) {
+        let utterance = self.jobs.get_mut(&job).expect("known");
+        let start = utterance.position;
+        utterance.position += (samples / TOKEN) as u32;
+        let fresh = utterance.position.saturating_sub(utterance.given.max(start));
+        utterance.given = utterance.given.max(utterance.position);
+        if fresh == 0 {
+            return;
+        }
+        let first = self.jobs.iter().find(|(_, u)| u.line == self.jobs[&job].line).map(|(id, _)| *id);
+        assert_eq!(first, Some(job), "audio of a line out of order");
+        let utterance = &self.jobs[&job];
+        if utterance.epoch.is_stale() {
+            return;
+        }
+        let samples = u64::from(fresh) * TOKEN;
+        let measured = now >= self.measure_from;
+        match utterance.class {
+            Class::Live if measured => self.report.live_samples += samples,
+            Class::Batch if measured => self.report.batch_samples += samples,
+            _ => {}
+        }
+        let line = utterance.line;
+        let listener = self.listeners.get_mut(&line).expect("known");
+        if listener.class == Class::Batch {
+            return;
+        }
+        let heard = now + SEND;
+        match listener.dry {
+            Some(dry) if dry >= heard || listener.held.is_some() => listener.dry = Some(dry + duration_of(samples)),
+            dry => {
+                if listener.sounded && listener.accepted >= self.measure_from {
+                    self.report.underruns.push(heard - dry.unwrap_or(heard));
+                }
+                let clock = listener.held.unwrap_or(heard);
+                listener.dry = Some(clock + duration_of(samples));
+                self.events.push(Reverse((heard, self.next)));
+                let note = LineNote::Anchored { at: heard };
+                self.bodies.insert(self.next, Event::Note { line, note });
+                self.next += 1;
+            }
+        }
+        if !listener.sounded {
+            listener.sounded = true;
+            if listener.accepted >= self.measure_from {
+                self.report.first_audio.push(heard - listener.accepted);
+            }
+        }
+    }
+
+    fn end(&mut self, job: JobId, slot: Option<antiphon::sched::Slot>, how: JobEnd) {
+        if let Some(slot) = slot {
+            assert_eq!(self.slots.remove(&slot), Some(job));
+            self.engine.close(slot);
+        }
+        let utterance = self.jobs.remove(&job).expect("ended twice");
+        match how {
+            JobEnd::Done => {
+                assert_eq!(utterance.given, utterance.tokens, "audio lost or doubled");
+                self.report.done += 1;
+            }
+            JobEnd::Cancelled => self.report.cancelled += 1,
+            JobEnd::Failed(reason) => panic!("{job:?} failed: {reason}"),
+        }
+        if utterance.class == Class::Batch && utterance.line >= 1 << 40 {
+            self.backlog_jobs -= 1;
+            self.listeners.remove(&utterance.line);
+        } else if let Some(listener) = self.listeners.get_mut(&utterance.line) {
+            listener.left = listener.left.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+use std::time::Duration;
+
+use antiphon::call::event::{Cause, Heard, Precision};
+use antiphon::call::{
+    CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
+};
+use antiphon::media::leg::Codec;
+
+use super::world::{MS, World, format};
+
+fn ended(events: &[CallEvent]) -> Vec<(String, TurnHow, Heard)> {
+    events
+        .iter()
+        .filter_map(|event| match event {
+            CallEvent::TurnEnded { turn, how, heard } => Some((turn.to_string(), how.clone(), heard.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_turn_sounds_as_soon_as_its_first_audio_is_there() {
+    let mut world = World::new();
+    let turn = world.say("Hello there, this is a test.");
+    world.run(5_000 * MS);
+    assert_eq!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })), Some(10 * MS));
+    let events = world.take_events();
+    assert_eq!(events[0], CallEvent::Connected);
+    assert_eq!(events[1], CallEvent::TurnStarted { turn: turn.clone() });
+    assert_eq!(events[2], CallEvent::FirstAudio { turn: turn.clone(), after: 10 * MS, immediate: true });
+    let heard = Heard {
+        text: "Hello there, this is a test.".into(),
+        words: 6,
+        sent_ms: 28 * 50,
+        acked_ms: 0,
+        precision: Precision::Exact,
+    };
+    assert_eq!(events[3], CallEvent::TurnEnded { turn, how: TurnHow::Done, heard });
+    // 70 frames of speech and one that empties the codec's delay.
+    assert_eq!(world.packets.len(), 71);
+    assert!(world.packets[0].1.marker);
+    let info = world.handle.info();
+    assert_eq!((info.turns, info.underruns, info.packets_sent, info.backlog_bytes), (1, 0, 71, 0));
+    assert_eq!(info.first_audio_ms, Some(10.0));
+}
+
+#[test]
+fn every_codec_speaks() {
+    for codec in [Codec::Opus, Codec::G722, Codec::Pcma, Codec::Pcmu] {
+        let mut world = World::with(CallConfig::default(), format(codec, false));
+        world.say("Hello there.");
+        world.run(2_000 * MS);
+        assert_eq!(world.packets.len(), 31, "{codec:?}");
+        let ticks = world.packets[30].1.timestamp.wrapping_sub(world.packets[0].1.timestamp);
+        assert_eq!(ticks, 30 * codec.frame_ticks());
+    }
+}
+
+#[test]
+fn sentences_and_turns_follow_one_another_without_a_gap_and_in_order() {
+    let mut world = World::new();
+    world.say("The first sentence is here. The second sentence follows it.");
+    world.say("A second turn comes after.");
+    world.run(10_000 * MS);
+    assert_eq!(
+        world.engine.submitted(),
+        ["The first sentence is here.", "The second sentence follows it.", "A second turn comes after."]
+    );
+    let timestamps = world.packets.iter().map(|(_, packet)| packet.timestamp).collect::<Vec<_>>();
+    assert!(timestamps.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == 160));
+    let turns = ended(&world.take_events());
+    assert_eq!(turns.len(), 2);
+    assert!(turns.iter().all(|(_, how, _)| *how == TurnHow::Done));
+}
+
+#[test]
+fn streamed_text_sounds_before_it_is_complete() {
+    let mut world = World::new();
+    for word in "Well, let me see what I can find for you, ".split_inclusive(' ') {
+        world.push(word, false);
+        world.run(20 * MS);
+    }
+    world.run(20 * MS);
+    assert_eq!(world.engine.submitted(), ["Well, let me see what I can find for you,"]);
+    assert!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).is_some());
+    world.push("and here is the rest", false);
+    world.push(".", true);
+    world.run(5_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!(turns.len(), 1);
+    assert_eq!(turns[0].2.text, "Well, let me see what I can find for you, and here is the rest.");
+}
+
+#[test]
+fn a_slow_writer_causes_no_underrun_but_a_slow_engine_does() {
+    let mut world = World::new();
+    world.push("This is the first sentence of a turn. Then", false);
+    world.run(6_000 * MS);
+    world.push(" comes another one, much later.", true);
+    world.run(6_000 * MS);
+    assert_eq!(world.handle.info().underruns, 0);
+    let mut world = World::new();
+    world.engine.set_speed(10 * MS, 1.5);
+    world.say("This is spoken too slowly.");
+    world.run(6_000 * MS);
+    let info = world.handle.info();
+    assert!(info.underruns >= 4, "{}", info.underruns);
+    let gaps = world.events.iter().filter_map(|(_, event)| match event {
+        CallEvent::Underrun { gap, .. } => Some(*gap),
+        _ => None,
+    });
+    assert!(gaps.clone().all(|gap| gap == 100 * MS), "{:?}", gaps.collect::<Vec<_>>());
+}
+
+#[test]
+fn marks_fire_when_what_is_before_them_was_sent() {
+    let mut world = World::new();
+    world.handle.mark("start").unwrap();
+    world.settle();
+    assert_eq!(world.when(|e| *e == CallEvent::Mark { name: "start".into(), played: true }), Some(Duration::ZERO));
+    world.say("Exactly forty characters are said here..");
+    world.handle.mark("end").unwrap();
+    world.run(5_000 * MS);
+    // 2 s of speech: the last frame leaves 1.98 s after the first.
+    assert_eq!(world.when(|e| matches!(e, CallEvent::Mark { name, .. } if name == "end")), Some(1_990 * MS));
+}
+
+#[test]
+fn a_turn_ahead_goes_before_those_that_wait_and_loses_none() {
+    let mut world = World::new();
+    world.say("The turn that is sounding now.");
+    world.say("The turn that was waiting.");
+    world.run(500 * MS);
+    world.speak(TurnRequest { ahead: true, ..TurnRequest::new("The urgent turn.") }).unwrap();
+    world.run(10_000 * MS);
+    let heard = ended(&world.take_events()).into_iter().map(|(_, _, heard)| heard.text).collect::<Vec<_>>();
+    assert_eq!(heard, ["The turn that is sounding now.", "The urgent turn.", "The turn that was waiting."]);
+    assert_eq!(world.handle.info().underruns, 0);
+}
+
+#[test]
+fn a_preemptible_turn_gives_way_to_the_next() {
+    let mut world = World::new();
+    let style = Style { preemptible: true, ..Style::default() };
+    world.speak(TurnRequest { style, ..TurnRequest::new("Please hold while I look this up for you.") }).unwrap();
+    world.run(500 * MS);
+    world.say("Found it.");
+    world.run(5_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!(turns[0].1, TurnHow::Interrupted(Cause::Preempted));
+    assert_eq!(turns[1].2.text, "Found it.");
+}
+
+#[test]
+fn a_refusal_is_told_at_once_or_tried_again() {
+    let mut world = World::new();
+    world.engine.refuse(1);
+    let refused = world.speak(TurnRequest::new("Nobody will hear this."));
+    assert!(matches!(refused, Err(SpeakError::Refused { .. })), "{refused:?}");
+    assert_eq!(world.handle.info().backlog_bytes, 0);
+    // Accepted work is not lost: the second sentence is refused twice and spoken all the same.
+    world.say("This sentence is taken by the engine. This one is refused at first. And a third one.");
+    world.run(10_000 * MS);
+    world.say("One. Two. Three. Four. Five sentences fill the window. Six are too many for it. Seven too.");
+    world.engine.refuse(2);
+    world.run(20_000 * MS);
+    let turns = ended(&world.take_events());
+    assert!(turns.iter().all(|(_, how, _)| *how == TurnHow::Done), "{turns:?}");
+    assert!(turns[1].2.text.ends_with("Seven too."));
+    // Refused for good: the turn ends and says so.
+    world.engine.refuse(1_000);
+    world.push("A stream that is refused for ever. And more", false);
+    world.run(20_000 * MS);
+    let turns = ended(&world.take_events());
+    assert!(matches!(turns[..], [(_, TurnHow::Refused { .. }, _)]), "{turns:?}");
+}
+
+#[test]
+fn one_bad_sentence_costs_only_itself() {
+    let mut world = World::new();
+    world.engine.fail_on("unspeakable");
+    world.say("This can be spoken well. This is unspeakable for some reason. This can be spoken, too.");
+    world.run(10_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!(turns[0].1, TurnHow::Failed("cannot say that".into()));
+    assert_eq!(turns[0].2.text, "This can be spoken well. This can be spoken, too.");
+}
+
+#[test]
+fn nothing_to_say_is_refused() {
+    let mut world = World::new();
+    assert_eq!(world.speak(TurnRequest::new(" ... ")), Err(SpeakError::Empty));
+    let style = Style { speed: f32::NAN, ..Style::default() };
+    assert!(matches!(world.speak(TurnRequest { style, ..TurnRequest::new("Hi.") }), Err(SpeakError::Invalid(_))));
+    assert_eq!(world.handle.info().backlog_bytes, 0);
+}
+
+#[test]
+fn finish_ends_the_call_behind_its_last_words() {
+    let mut world = World::new();
+    world.say("Goodbye and thank you.");
+    world.handle.finish(EndReason::HungUp).unwrap();
+    world.settle();
+    assert_eq!(world.speak(TurnRequest::new("Too late.")), Err(SpeakError::Draining));
+    world.run(5_000 * MS);
+    assert_eq!(world.ended(), Some(EndReason::HungUp));
+    let last = world.packets.last().unwrap().0;
+    let end = world.when(|e| matches!(e, CallEvent::Ended(_))).unwrap();
+    assert!(end >= last - world.start + 100 * MS && end < last - world.start + 200 * MS);
+    assert_eq!(ended(&world.take_events())[0].1, TurnHow::Done);
+    assert_eq!(world.machine.deadline(), None);
+}
+
+#[test]
+fn clips_and_streamed_audio_sound_in_their_turn() {
+    let mut world = World::new();
+    let mut wav = std::io::Cursor::new(Vec::new());
+    let spec = hound::WavSpec {
+        channels: 1,
+        sample_rate: 24_000,
+        bits_per_sample: 16,
+        sample_format: hound::SampleFormat::Int,
+    };
+    let mut writer = hound::WavWriter::new(&mut wav, spec).unwrap();
+    (0..24_000).for_each(|n| writer.write_sample(if n / 12 % 2 == 0 { 9_000i16 } else { -9_000 }).unwrap());
+    writer.finalize().unwrap();
+    use base64::Engine as _;
+    let source =
+        format!("data:audio/wav;base64,{}", base64::engine::general_purpose::STANDARD.encode(wav.into_inner()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let handle = world.handle.clone();
+    let request = PlayRequest { id: None, source, times: 2, interruptible: None, preemptible: false };
+    // Loading needs a runtime's blocking thread; the answer needs the world.
+    let (answer, ()) = runtime.block_on(async {
+        let mut play = Box::pin(handle.play(request));
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut play => break (answer, ()),
+                () = tokio::task::yield_now() => world.settle(),
+            }
+        }
+    });
+    answer.unwrap();
+    world.handle.inject_audio(vec![5_000; 8_000], 8_000).unwrap();
+    world.handle.inject_audio(vec![5_000; 4_000], 8_000).unwrap();
+    world.handle.mark("all").unwrap();
+    world.run(5_000 * MS);
+    // 2 x 1 s of clip, 1.5 s of stream.
+    assert_eq!(world.when(|e| matches!(e, CallEvent::Mark { .. })), Some(3_480 * MS));
+    assert!(world.handle.inject_audio(vec![0; 10], 11_025).is_err());
+}
+
+#[test]
+fn naming_another_turn_closes_the_open_one() {
+    let mut world = World::new();
+    let delta = |id: &str, token: &str| TextDelta {
+        id: Some(id.into()),
+        token: token.into(),
+        last: false,
+        style: Style::default(),
+    };
+    world.handle.push_text(delta("one", "An unfinished sentence")).unwrap();
+    world.handle.push_text(delta("two", "Another unfinished sentence")).unwrap();
+    world.run(5_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!(turns.len(), 1);
+    assert_eq!((turns[0].0.as_str(), turns[0].2.text.as_str()), ("one", "An unfinished sentence"));
+}

@@ -1,0 +1,334 @@
+//! One call in virtual time. Time moves to the earliest of: the machine's deadline, the engine's next chunk,
+//! the end of the step.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use antiphon::call::handle::Command;
+use antiphon::call::machine::{Action, Machine};
+use antiphon::call::{
+    CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, LineState, Refusal, SpeakError, Speech,
+    TextDelta, TurnId, TurnRequest,
+};
+use antiphon::clock;
+use antiphon::media::leg::{Codec, InPacket, LegEvent, MediaFormat, OutPacket};
+use antiphon::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+/// Milliseconds of speech that the fake engine makes of one character.
+pub(crate) const MS_PER_CHAR: u64 = 50;
+
+pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// An engine that takes `first` to begin and makes speech at `rtf` of real time, one utterance after the other.
+#[derive(Debug)]
+pub(crate) struct Fake(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    now: Instant,
+    first: Duration,
+    rtf: f64,
+    busy_until: Instant,
+    queue: Vec<(Instant, Utterance, SpeechSink, SpeechEvent)>,
+    refusals: u32,
+    fail: Option<String>,
+    submitted: Vec<String>,
+    notes: Vec<LineState>,
+    cancelled: u32,
+}
+
+impl Fake {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().expect("no test thread panicked in it")
+    }
+
+    pub(crate) fn set_speed(&self, first: Duration, rtf: f64) {
+        let mut state = self.lock();
+        (state.first, state.rtf) = (first, rtf);
+    }
+
+    /// Refuses the next `n` submissions.
+    pub(crate) fn refuse(&self, n: u32) {
+        self.lock().refusals = n;
+    }
+
+    /// Fails utterances that contain `text`.
+    pub(crate) fn fail_on(&self, text: &str) {
+        self.lock().fail = Some(text.to_owned());
+    }
+
+    pub(crate) fn submitted(&self) -> Vec<String> {
+        self.lock().submitted.clone()
+    }
+
+    pub(crate) fn notes(&self) -> Vec<LineState> {
+        self.lock().notes.clone()
+    }
+
+    /// Utterances that the engine found cancelled.
+    pub(crate) fn cancelled(&self) -> u32 {
+        self.lock().cancelled
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.lock().queue.iter().map(|(at, ..)| *at).min()
+    }
+
+    fn advance(&self, now: Instant) {
+        let mut state = self.lock();
+        state.now = now;
+        state.queue.sort_by_key(|(at, ..)| *at);
+        let due = state.queue.iter().take_while(|(at, ..)| *at <= now).count();
+        for (_, utterance, sink, event) in state.queue.drain(..due).collect::<Vec<_>>() {
+            if utterance.token.is_stale() {
+                if matches!(event, SpeechEvent::End { .. }) {
+                    state.cancelled += 1;
+                }
+                continue;
+            }
+            sink.try_send(event).expect("the call keeps up");
+        }
+    }
+}
+
+impl Speech for Fake {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        if state.refusals > 0 {
+            state.refusals -= 1;
+            return Err(Refusal { retry_after: 100 * MS, reason: "full".into() });
+        }
+        state.submitted.push(utterance.text.clone());
+        let id = utterance.id;
+        let mut at = state.now.max(state.busy_until) + state.first;
+        if state.fail.as_ref().is_some_and(|text| utterance.text.contains(text)) {
+            let how = UtteranceEnd::Failed("cannot say that".into());
+            state.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how }));
+            return Ok(());
+        }
+        let samples = utterance.text.chars().count() as u64 * MS_PER_CHAR * 24;
+        let pcm = (0..samples).map(|n| 0.5 * (n as f32 * 0.1).sin()).collect::<Vec<_>>();
+        // Chunks of 200 ms.
+        for chunk in pcm.chunks(4_800) {
+            let event = SpeechEvent::Audio { utterance: id, pcm: chunk.to_vec() };
+            state.queue.push((at, utterance.clone(), sink.clone(), event));
+            at += Duration::from_secs_f64(chunk.len() as f64 / 24_000.0 * state.rtf);
+        }
+        state.busy_until = at;
+        state.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how: UtteranceEnd::Done }));
+        Ok(())
+    }
+
+    fn note(&self, _line: LineId, note: LineState) {
+        self.lock().notes.push(note);
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) now: Instant,
+    pub(crate) start: Instant,
+    pub(crate) machine: Machine,
+    pub(crate) handle: CallHandle,
+    pub(crate) engine: Arc<Fake>,
+    pub(crate) packets: Vec<(Instant, OutPacket)>,
+    pub(crate) events: Vec<(Instant, CallEvent)>,
+    pub(crate) asked: Vec<Action>,
+    commands: mpsc::Receiver<Command>,
+    speech: mpsc::Receiver<SpeechEvent>,
+    sent: u16,
+}
+
+pub(crate) fn format(codec: Codec, continuous: bool) -> MediaFormat {
+    MediaFormat { codec, payload_type: 0, telephone_event: Some((101, 8_000)), opus_fec: true, continuous }
+}
+
+impl World {
+    /// A browser-like call: quiet between turns, connected at once.
+    pub(crate) fn new() -> Self {
+        Self::with(CallConfig::default(), format(Codec::Pcmu, false))
+    }
+
+    pub(crate) fn with(config: CallConfig, format: MediaFormat) -> Self {
+        let mut world = Self::unconnected(config, format);
+        world.leg(LegEvent::Connected);
+        world
+    }
+
+    pub(crate) fn unconnected(config: CallConfig, format: MediaFormat) -> Self {
+        let now = clock::now();
+        let state = State {
+            now,
+            first: 10 * MS,
+            rtf: 0.1,
+            busy_until: now,
+            queue: Vec::new(),
+            refusals: 0,
+            fail: None,
+            submitted: Vec::new(),
+            notes: Vec::new(),
+            cancelled: 0,
+        };
+        let engine = Arc::new(Fake(Mutex::new(state)));
+        let meta = CallMeta {
+            id: CallId::random(),
+            direction: Direction::Inbound,
+            from: "sip:a@example.com".into(),
+            to: "sip:b@example.com".into(),
+            agent: "demo".into(),
+            headers: BTreeMap::new(),
+            tenant: "".into(),
+        };
+        let (machine, handle, commands, speech) =
+            Machine::detached(meta, config, ("test", &format), engine.clone(), now).expect("codecs");
+        Self {
+            now,
+            start: now,
+            machine,
+            handle,
+            engine,
+            packets: Vec::new(),
+            events: Vec::new(),
+            asked: Vec::new(),
+            commands,
+            speech,
+            sent: 0,
+        }
+    }
+
+    /// Lets everything happen that is due now.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            self.engine.advance(self.now);
+            let mut busy = false;
+            while let Ok(command) = self.commands.try_recv() {
+                self.machine.handle_command(self.now, command);
+                busy = true;
+            }
+            while let Ok(event) = self.speech.try_recv() {
+                self.machine.handle_speech(self.now, event);
+                busy = true;
+            }
+            while let Some(action) = self.machine.poll(self.now) {
+                busy = true;
+                match action {
+                    Action::Send(packet) => self.packets.push((self.now, packet)),
+                    Action::Event(event) => self.events.push((self.now, event)),
+                    other => self.asked.push(other),
+                }
+            }
+            if !busy {
+                return;
+            }
+        }
+    }
+
+    /// Lets `time` pass.
+    pub(crate) fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        loop {
+            self.settle();
+            let next = self.machine.deadline().into_iter().chain(self.engine.next()).min();
+            match next.filter(|next| *next <= until) {
+                Some(next) => self.now = self.now.max(next),
+                None => break,
+            }
+        }
+        self.now = until;
+        self.settle();
+    }
+
+    pub(crate) fn leg(&mut self, event: LegEvent) {
+        self.machine.handle_leg(self.now, event);
+        self.settle();
+    }
+
+    /// Drives a question to its answer.
+    pub(crate) fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
+        let mut question = pin!(question);
+        for _ in 0..4 {
+            if let Poll::Ready(answer) = question.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                self.settle();
+                return answer;
+            }
+            self.settle();
+        }
+        panic!("no answer");
+    }
+
+    pub(crate) fn speak(&mut self, turn: TurnRequest) -> Result<TurnId, SpeakError> {
+        let handle = self.handle.clone();
+        self.ask(handle.speak(turn))
+    }
+
+    pub(crate) fn say(&mut self, text: &str) -> TurnId {
+        self.speak(TurnRequest::new(text)).expect("a turn that is taken")
+    }
+
+    pub(crate) fn push(&mut self, token: &str, last: bool) {
+        let delta = TextDelta { id: None, token: token.into(), last, style: Default::default() };
+        self.handle.push_text(delta).expect("a piece that is taken");
+        self.settle();
+    }
+
+    /// The caller sends 20 ms of sound.
+    pub(crate) fn hear(&mut self, payload: Vec<u8>) {
+        let packet = InPacket {
+            payload_type: 0,
+            marker: false,
+            sequence: self.sent,
+            timestamp: u32::from(self.sent) * 160,
+            ssrc: 9,
+            arrived: self.now,
+            payload: Bytes::from(payload),
+        };
+        self.sent += 1;
+        self.leg(LegEvent::Rtp(packet));
+    }
+
+    /// The caller speaks (a recorded voice) or is silent for `time`, in real pace.
+    pub(crate) fn caller(&mut self, speaks: bool, time: Duration) {
+        let mut voice = hound::WavReader::open("tests/data/speech-8k.wav").expect("the recording");
+        let pcm = voice.samples::<i16>().map(Result::unwrap).collect::<Vec<_>>();
+        for frame in pcm.chunks_exact(160).cycle().take((time.as_millis() / 20) as usize) {
+            let mut payload = vec![0xff; 160];
+            if speaks {
+                antiphon::media::encode::mu_law_into(frame, &mut payload);
+            }
+            self.hear(payload);
+            self.run(20 * MS);
+        }
+    }
+
+    pub(crate) fn take_events(&mut self) -> Vec<CallEvent> {
+        std::mem::take(&mut self.events).into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// When the first event that `wanted` accepts came, since the beginning.
+    pub(crate) fn when(&self, wanted: impl Fn(&CallEvent) -> bool) -> Option<Duration> {
+        self.events.iter().find(|(_, event)| wanted(event)).map(|(at, _)| *at - self.start)
+    }
+
+    /// Packets of speech that are not silence, with their times since the beginning.
+    pub(crate) fn audible(&self) -> Vec<(Duration, &OutPacket)> {
+        let audible =
+            |packet: &OutPacket| packet.payload_type == 0 && packet.payload.iter().any(|byte| byte & 0x7f < 0x70);
+        self.packets
+            .iter()
+            .filter(|(_, packet)| audible(packet))
+            .map(|(at, packet)| (*at - self.start, packet))
+            .collect()
+    }
+
+    pub(crate) fn ended(&self) -> Option<EndReason> {
+        self.events.iter().find_map(|(_, event)| match event {
+            CallEvent::Ended(reason) => Some(*reason),
+            _ => None,
+        })
+    }
+}
