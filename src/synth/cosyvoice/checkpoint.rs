@@ -356,6 +356,7 @@ fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
     bytes.chunks_exact(N).filter_map(|c| c.try_into().ok())
 }
 
+/// The bytes as floats in place, where the machine's order and their alignment allow it.
 fn aligned(bytes: &[u8]) -> Option<&[f32]> {
     if cfg!(target_endian = "big") { None } else { bytemuck::try_cast_slice(bytes).ok() }
 }

@@ -39,7 +39,10 @@ pub(super) struct SlotState {
 }
 
 /// Refuses ids that the tables do not have.
-pub(in crate::synth::cosyvoice) fn check(request: &SlotRequest, config: &Config) -> std::result::Result<(), SynthError> {
+pub(in crate::synth::cosyvoice) fn check(
+    request: &SlotRequest,
+    config: &Config,
+) -> std::result::Result<(), SynthError> {
     let llm = &config.llm;
     for id in &request.prefix {
         let (id, rows) = match *id {
