@@ -227,6 +227,10 @@ impl World {
                 }
             }
             Event::Note { line, note } => {
+                // A line that has not spoken yet has no listener who could hold; only what it is may be said before.
+                if !self.listeners.contains_key(&line) && note != LineNote::Unpaced {
+                    return;
+                }
                 if let Some(listener) = self.listeners.get_mut(&line) {
                     match note {
                         LineNote::Held => drop(listener.held.get_or_insert(at)),
