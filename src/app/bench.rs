@@ -280,7 +280,17 @@ impl Level {
     pub fn header() -> String {
         format!(
             "{:>9} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>8} {:>7}",
-            "listeners", "turns", "p50 ms", "p95 ms", "p99 ms", "RTF p95", "audio s/s", "chars/s", "underruns", "refused", "GB"
+            "listeners",
+            "turns",
+            "p50 ms",
+            "p95 ms",
+            "p99 ms",
+            "RTF p95",
+            "audio s/s",
+            "chars/s",
+            "underruns",
+            "refused",
+            "GB"
         )
     }
 }

@@ -89,7 +89,7 @@ impl App {
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
         let (incoming, ringing) = mpsc::channel(RINGING);
         let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
-            Some(Arc::new(Endpoint::start(config.sip.clone(), config.rtp.clone(), incoming).await?))
+            Some(Arc::new(Endpoint::start(config.sip.clone(), config.rtp, incoming).await?))
         } else {
             None
         };

@@ -28,9 +28,9 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware;
 use axum::routing::{get, post};
+pub use listen::serve;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
-pub use listen::serve;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::agent::Agents;

@@ -41,7 +41,8 @@ pub fn init(log: &Log) -> Result<(), String> {
     // writes whole messages, credentials included, at `info`. What the operator writes comes later and so
     // overrides this.
     let quiet = "rsipstack=warn,rtc=error,rtc_dtls=error,rtc_ice=error,rtc_srtp=error,rtc_sctp=error,webrtc=error";
-    let filter = EnvFilter::try_new(format!("{quiet},{}", log.level)).map_err(|e| format!("[log] level `{}`: {e}", log.level))?;
+    let filter = EnvFilter::try_new(format!("{quiet},{}", log.level))
+        .map_err(|e| format!("[log] level `{}`: {e}", log.level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a subscriber is there already.
     let _ = match log.format {

@@ -67,7 +67,11 @@ async fn an_interruption_silences_the_call_and_says_what_was_heard() {
         let asked = rig.speak(&call, &text).await;
         call.onset(asked, PATIENCE).await.expect("speech is heard");
         // Let some of it sound: what was heard is then neither nothing nor all.
-        call.ear().wait(PATIENCE, |heard| (heard.clip_between(asked, now()).duration() > Duration::from_secs(2)).then_some(())).await;
+        call.ear()
+            .wait(PATIENCE, |heard| {
+                (heard.clip_between(asked, now()).duration() > Duration::from_secs(2)).then_some(())
+            })
+            .await;
         let (status, body) = rig.post(&format!("/v1/calls/{id}/interrupt"), json!({})).await;
         assert_eq!(status, 202, "{body}");
         let cut = now();

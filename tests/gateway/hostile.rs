@@ -49,7 +49,8 @@ async fn bad_http(rig: &Rig, id: &str) {
     let request = rig.client.post(&turns).header("content-type", "application/json").body(vec![b' '; 2 << 20]);
     assert_eq!(request.send().await.expect("HTTP").status(), 413);
     assert_eq!(rig.get("/v1/nothing").await.0, 404);
-    for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n", &[0xff; 4096]] {
+    for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n", &[0xff; 4096]]
+    {
         let mut stream = TcpStream::connect(rig.app.http()).await.expect("open");
         stream.write_all(garbage).await.expect("taken");
         let mut answer = Vec::new();

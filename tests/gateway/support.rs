@@ -86,8 +86,7 @@ impl Rig {
 
     /// `text` synthesised directly.
     pub(crate) async fn reference(&self, text: &str) -> Clip {
-        let manner =
-            Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
+        let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
         let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
         speaker.add([text.to_owned()]);
         let mut pcm = Vec::new();
