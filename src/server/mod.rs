@@ -25,9 +25,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
 use axum::routing::{get, post};
+use error::ApiError;
 pub use listen::serve;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
@@ -81,7 +82,7 @@ impl whip::AcceptCall for Gateway {
         leg: WebRtcLeg,
         agent: Option<String>,
         session: &SessionId,
-    ) -> Result<String, error::ApiError> {
+    ) -> Result<String, ApiError> {
         let id = CallId::random();
         let agent = agent.unwrap_or_else(|| self.default_agent.to_string());
         let meta = CallMeta {
@@ -113,6 +114,13 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
         .route("/v1/audio/speech/stream", get(speech_socket::stream))
         .with_state(gateway.clone())
         .merge(whip::router(whip::WhipState { gateway: gateway.webrtc.clone(), accept: gateway, cors: Vec::new() }))
+        .fallback(async |uri: Uri| {
+            ApiError::new(StatusCode::NOT_FOUND, "unknown_route", format!("there is no route {uri}; see /openapi.json"))
+        })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
+            let message = format!("{uri} does not take {method}; see /openapi.json");
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+        })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(tokens, auth::require))
         .layer(cors(&config.cors))

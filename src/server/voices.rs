@@ -1,13 +1,12 @@
 //! `/v1/audio/voices`: list, enrol and remove voices. What they do is [`crate::voice::api`]'s.
 
-use std::sync::Arc;
-
 use axum::extract::multipart::{Multipart, MultipartError};
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use axum::{Json, Router};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Gateway;
@@ -21,7 +20,7 @@ const MAX_BODY: usize = MAX_BYTES + (1 << 20);
 
 pub(super) fn router() -> Router<Gateway> {
     Router::new()
-        .route("/v1/audio/voices", get(list).post(add))
+        .route("/v1/audio/voices", get(list).post(add).delete(remove_named))
         .route("/v1/audio/voices/{name}", delete(remove))
         .layer(DefaultBodyLimit::max(MAX_BODY))
 }
@@ -79,9 +78,17 @@ fn malformed(error: MultipartError) -> ApiError {
     ApiError::new(error.status(), "invalid_form", error.body_text())
 }
 
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+async fn remove_named(State(gateway): State<Gateway>, Query(named): Query<Named>) -> Result<StatusCode, ApiError> {
+    remove(State(gateway), Path(named.name)).await
+}
+
 async fn remove(State(gateway): State<Gateway>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
-    let voices: Arc<_> = gateway.voices.clone();
-    voices.remove(&name)?;
+    gateway.voices.remove(&name)?;
     gateway.engine.refresh_voices();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,7 @@
 //! The whole gateway on loopback, called by the synthetic telephone and browser of the load generator.
 
 mod agents;
+mod api;
 mod calls;
 mod hostile;
 mod interop;

@@ -1,0 +1,94 @@
+//! The description of the API against the API, batch jobs and voices over HTTP.
+
+use std::time::Duration;
+
+use antiphon_loadgen::call::now;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::support::{PATIENCE, Rig, SENTENCE};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_described_route_is_there() {
+    let rig = Rig::start().await;
+    let (status, api) = rig.get("/openapi.json").await;
+    assert_eq!(status, 200);
+    for (path, operations) in api["paths"].as_object().expect("paths") {
+        for method in operations.as_object().expect("operations").keys() {
+            // This one would end the test's gateway, that one never ends.
+            if path == "/v1/admin/drain" || path == "/v1/events" {
+                continue;
+            }
+            let url = format!("{}{}", rig.http, path.replace("{id}", "x").replace("{name}", "x"));
+            let method = Method::from_bytes(method.to_uppercase().as_bytes()).expect("a method");
+            let response = rig.client.request(method.clone(), url).send().await.expect("HTTP");
+            let status = response.status().as_u16();
+            let body: Value = response.json().await.unwrap_or(Value::Null);
+            let code = body["error"]["code"].as_str().unwrap_or("");
+            assert!(status != 405 && code != "unknown_route", "{method} {path}: {status} {body}");
+        }
+    }
+    let (status, error) = rig.get("/v2").await;
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("unknown_route")));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_job_is_accepted_finished_and_heard() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rig = Rig::with(|config| {
+        config.batch.database = folder.path().join("jobs.sqlite");
+        config.batch.audio_dir = folder.path().join("audio");
+    })
+    .await;
+    let body = json!({ "items": [SENTENCE, "And that is all."], "response_format": "wav" });
+    let (status, job) = rig.post("/v1/audio/speech/batch", body).await;
+    assert_eq!((status, &job["total"]), (202, &json!(2)), "{job}");
+    let id = job["id"].as_str().expect("an id").to_owned();
+    let begun = now();
+    loop {
+        let (status, job) = rig.get(&format!("/v1/jobs/{id}")).await;
+        assert_eq!(status, 200);
+        if job["state"] == "done" {
+            break;
+        }
+        assert!(now() - begun < PATIENCE, "{job}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let whole = rig.client.get(format!("{}/v1/jobs/{id}/audio", rig.http)).send().await.expect("HTTP");
+    assert_eq!(whole.headers()["content-type"], "audio/wav");
+    let whole = whole.bytes().await.expect("a body").len();
+    let first = rig.client.get(format!("{}/v1/jobs/{id}/audio?item=0", rig.http)).send().await.expect("HTTP");
+    let first = first.bytes().await.expect("a body").len();
+    assert!(first > 48_000 && whole > first, "{first} of {whole}");
+    let (status, error) = rig.post("/v1/audio/speech/batch", json!({ "items": [] })).await;
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_job")));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn voices_are_listed_and_enrolment_without_a_checkpoint_says_what_it_needs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rig = Rig::with(|config| config.engine.voices = folder.path().to_owned()).await;
+    let (status, list) = rig.get("/v1/audio/voices").await;
+    assert_eq!(status, 200);
+    assert!(!list["voices"].as_array().expect("a list").is_empty());
+    let boundary = "b0undary";
+    let mut body = String::new();
+    for (name, value) in [("name", "anna"), ("ref_text", "Hello."), ("audio_sample", "not a recording")] {
+        body.push_str(&format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n"));
+    }
+    body.push_str(&format!("--{boundary}--\r\n"));
+    let response = rig
+        .client
+        .post(format!("{}/v1/audio/voices", rig.http))
+        .header("content-type", format!("multipart/form-data; boundary={boundary}"))
+        .body(body)
+        .send()
+        .await
+        .expect("HTTP");
+    assert_eq!(response.status(), 501);
+    let gone = rig.client.delete(format!("{}/v1/audio/voices/nobody", rig.http)).send().await.expect("HTTP");
+    assert_eq!(gone.status(), 404);
+    rig.app.drain().await;
+}
