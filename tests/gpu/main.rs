@@ -32,7 +32,8 @@ fn every_kernel_compiles_for_hopper() {
 
 fn selftest(precision: Precision, limits: &[(&str, f64)]) {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), precision).expect("the model loads");
+    let mut backend =
+        GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), precision).expect("the model loads");
     let working = precision != Precision::EXACT;
     let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
     println!("{report}");
@@ -146,7 +147,8 @@ fn kernel_costs() {
     if !device() {
         return;
     }
-    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(60 << 30), ..Default::default() };
+    let options =
+        antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(60 << 30), ..Default::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
     for width in [1, 32] {
@@ -169,10 +171,19 @@ fn tokens_do_not_depend_on_the_batch() {
         return;
     }
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let options = antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(4 << 30), ..selftest::options(&kit) };
-    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
+    let options = antiphon::synth::cosyvoice::backend::Options {
+        slots: Some(64),
+        memory: Some(4 << 30),
+        ..selftest::options(&kit)
+    };
+    let mut backend =
+        GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
     let config = backend.config().clone();
-    let prompt = FlowPrompt { tokens: vec![1; 30], mel: vec![0.0; 60 * config.flow.mel], speaker: vec![1.0; config.flow.speaker] };
+    let prompt = FlowPrompt {
+        tokens: vec![1; 30],
+        mel: vec![0.0; 60 * config.flow.mel],
+        speaker: vec![1.0; config.flow.speaker],
+    };
     let voice = backend.add_voice(std::sync::Arc::new(prompt)).expect("a voice");
     let mut speak = |slots: &[u32]| {
         for &n in slots {
@@ -180,7 +191,8 @@ fn tokens_do_not_depend_on_the_batch() {
             let mut prefix = vec![Embed::Speech(config.llm.control(0))];
             prefix.extend((0..20 + n).map(|i| Embed::Text((i * 13 + n) % 900)));
             prefix.push(Embed::Speech(config.llm.control(2)));
-            let sampling = Sampling { key: [n, 7], min_len: 60, max_len: 60, min_length: MinLength::Intended, forced: None };
+            let sampling =
+                Sampling { key: [n, 7], min_len: 60, max_len: 60, min_length: MinLength::Intended, forced: None };
             backend.open(Slot(n), SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
         }
         let all: Vec<Slot> = slots.iter().map(|&n| Slot(n)).collect();

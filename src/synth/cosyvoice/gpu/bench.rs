@@ -84,7 +84,15 @@ pub struct KernelCost {
 impl fmt::Display for KernelCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = self.seconds * 1e6 / self.count.max(1) as f64;
-        write!(f, "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us", self.name, self.blocks, self.count, each, self.seconds * 1e6)
+        write!(
+            f,
+            "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us",
+            self.name,
+            self.blocks,
+            self.count,
+            each,
+            self.seconds * 1e6
+        )
     }
 }
 
@@ -115,7 +123,8 @@ fn median(mut times: Vec<f64>) -> f64 {
 pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
     let device = Device::open(ordinal)?;
     let module = device.compile("setup.cu", &[super::COMMON, super::SETUP], Elt::Bf16, &[])?;
-    let (fill, copy, convert) = (module.kernel("random_fill", 0)?, module.kernel("copy_ceiling", 0)?, module.kernel("convert", 0)?);
+    let (fill, copy, convert) =
+        (module.kernel("random_fill", 0)?, module.kernel("copy_ceiling", 0)?, module.kernel("convert", 0)?);
     let timer = Timer::new(&device)?;
     let count = 1usize << 29;
     let (a, b) = (device.alloc("ceilings", count * 4)?, device.alloc("ceilings", count * 4)?);
@@ -128,13 +137,20 @@ pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
         timer.mark(1)?;
         times.push(timer.seconds()?);
     }
-    let mut out = vec![Cost { stage: "copy", width: 1, seconds: median(times), flops: 0.0, bytes: 2.0 * 4.0 * count as f64 }];
+    let mut out =
+        vec![Cost { stage: "copy", width: 1, seconds: median(times), flops: 0.0, bytes: 2.0 * 4.0 * count as f64 }];
     let mut lt = super::lt::Lt::new(&device, Elt::Bf16)?;
     let n = 8192usize;
     start!(device, convert, ((n * n).div_ceil(256) as u32, 1, 1), 256, 0; a.ptr, b.ptr, (n * n) as i64)?;
     let (x, w) = (b.ptr, b.ptr + (n * n * 2) as u64);
     start!(device, convert, ((n * n).div_ceil(256) as u32, 1, 1), 256, 0; a.ptr + (n * n * 4) as u64, w, (n * n) as i64)?;
-    for (m, n, k) in [(8192usize, 8192usize, 8192usize), (3200, 3072, 1024), (3200, 2048, 1024), (100, 3072, 1024), (100, 1024, 1024)] {
+    for (m, n, k) in [
+        (8192usize, 8192usize, 8192usize),
+        (3200, 3072, 1024),
+        (3200, 2048, 1024),
+        (100, 3072, 1024),
+        (100, 1024, 1024),
+    ] {
         let shape = Shape { m, n, k, gelu: false };
         let on = Operands { x, w, bias: x, y: a.ptr };
         lt.prepare(shape, on)?;
@@ -148,7 +164,13 @@ pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
             times.push(timer.seconds()? / 8.0);
         }
         let flops = 2.0 * (m * n * k) as f64;
-        out.push(Cost { stage: "product", width: m, seconds: median(times), flops, bytes: 2.0 * (m * k + n * k + m * n) as f64 });
+        out.push(Cost {
+            stage: "product",
+            width: m,
+            seconds: median(times),
+            flops,
+            bytes: 2.0 * (m * k + n * k + m * n) as f64,
+        });
     }
     Ok(out)
 }
@@ -187,7 +209,8 @@ impl GpuBackend {
     fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let visible = effort.visible;
         let c = self.config.llm.clone();
-        let active = c.layers * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
+        let active = c.layers
+            * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
             + c.hidden * c.speech_rows();
         let size = 2.0;
         let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
@@ -212,7 +235,13 @@ impl GpuBackend {
                 times.push(from.elapsed().as_secs_f64());
             }
             let flops = 2.0 * (active - c.hidden * c.speech_rows()) as f64 * (count * visible) as f64;
-            out.push(Cost { stage: "prefill", width: count, seconds: median(times), flops, bytes: active as f64 * size });
+            out.push(Cost {
+                stage: "prefill",
+                width: count,
+                seconds: median(times),
+                flops,
+                bytes: active as f64 * size,
+            });
         }
         for first in (0..slots).step_by(32) {
             let rows: Vec<(usize, &[Embed], &Sampling)> =
@@ -228,7 +257,13 @@ impl GpuBackend {
                 times.push(from.elapsed().as_secs_f64() / effort.rounds as f64);
             }
             let flops = 2.0 * active as f64 * width as f64;
-            out.push(Cost { stage: "decode", width, seconds: median(times), flops, bytes: active as f64 * size + kv * width as f64 });
+            out.push(Cost {
+                stage: "decode",
+                width,
+                seconds: median(times),
+                flops,
+                bytes: active as f64 * size + kv * width as f64,
+            });
         }
         Ok(())
     }
@@ -252,7 +287,8 @@ impl GpuBackend {
             let mut held = Vec::new();
             for n in 0..width {
                 // Every chunk sees blocks of its own, so that nothing is read from a cache that would not be.
-                let mut stream = Stream::new(prompt.tokens.clone(), &[], &f, self.config.token_mel_ratio, self.options.final_chunk);
+                let mut stream =
+                    Stream::new(prompt.tokens.clone(), &[], &f, self.config.token_mel_ratio, self.options.final_chunk);
                 for _ in 0..=before {
                     match self.slabs.take() {
                         Ok(slab) => stream.slabs.push(slab),
@@ -290,7 +326,13 @@ impl GpuBackend {
             let seen = ((before + 1) * block) as f64;
             let flops = rows * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
             let kv = 2.0 * 2.0 * (f.depth * inner) as f64 * 2.0 * width as f64 * seen;
-            out.push(Cost { stage: "flow step", width, seconds: median(times), flops, bytes: 2.0 * linear as f64 + kv });
+            out.push(Cost {
+                stage: "flow step",
+                width,
+                seconds: median(times),
+                flops,
+                bytes: 2.0 * linear as f64 + kv,
+            });
         }
         Ok(())
     }

@@ -97,9 +97,8 @@ impl Elt {
 /// Why there is no GPU engine here, in one line; `None` when one can be tried.
 pub fn absent() -> Option<String> {
     // SAFETY: these only try to open a shared library.
-    let (driver, nvrtc, lt) = unsafe {
-        (sys::is_culib_present(), rtc_sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present())
-    };
+    let (driver, nvrtc, lt) =
+        unsafe { (sys::is_culib_present(), rtc_sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present()) };
     let missing = |what: &str| Some(format!("no GPU engine: {what} cannot be opened"));
     if !driver {
         return missing("the NVIDIA driver (libcuda.so.1)");
@@ -180,7 +179,14 @@ impl Device {
             )));
         }
         let suffix = if major == 9 { "a" } else { "" };
-        Ok(Arc::new(Self { ctx, stream, name, arch: format!("sm_{major}{minor}{suffix}"), overlap: major >= 9, trace: Mutex::default() }))
+        Ok(Arc::new(Self {
+            ctx,
+            stream,
+            name,
+            arch: format!("sm_{major}{minor}{suffix}"),
+            overlap: major >= 9,
+            trace: Mutex::default(),
+        }))
     }
 
     /// Makes the device current on this thread.
@@ -294,9 +300,11 @@ impl Device {
             numAttrs: u32::from(self.overlap),
         };
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
-        unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.0, args.as_ptr().cast_mut().cast(), std::ptr::null_mut()) }
-            .result()
-            .map_err(driver("start a kernel"))?;
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, kernel.0, args.as_ptr().cast_mut().cast(), std::ptr::null_mut())
+        }
+        .result()
+        .map_err(driver("start a kernel"))?;
         self.note(kernel.1, u64::from(grid.0) * u64::from(grid.1) * u64::from(grid.2))
     }
 
@@ -365,9 +373,14 @@ pub(super) fn compile(
     let text = CString::new(sources.join("\n")).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(unit).map_err(|e| failed(e.to_string()))?;
     let program = rtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
-    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DELT={}", elt.define())];
+    let mut options =
+        vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DELT={}", elt.define())];
     // Only what needs 64 bits gets them: index arithmetic is cheaper without.
-    options.extend(defines.iter().map(|(k, v)| if i32::try_from(*v).is_ok() { format!("-D{k}={v}") } else { format!("-D{k}={v}ll") }));
+    options.extend(
+        defines
+            .iter()
+            .map(|(k, v)| if i32::try_from(*v).is_ok() { format!("-D{k}={v}") } else { format!("-D{k}={v}ll") }),
+    );
     // SAFETY: `program` was just created and is destroyed once, below, on every path.
     unsafe {
         let built = rtc::compile_program(program, &options);
@@ -449,7 +462,8 @@ impl Staging {
     pub(super) fn new(device: &Arc<Device>, what: &'static str, bytes: usize) -> Result<Self, GpuError> {
         let dev = device.zeros(what, bytes)?;
         // SAFETY: a plain allocation, freed in `drop`.
-        let host = unsafe { cu::malloc_host(bytes.max(256), 0) }.map_err(driver("allocate page-locked memory"))?.cast::<u8>();
+        let host =
+            unsafe { cu::malloc_host(bytes.max(256), 0) }.map_err(driver("allocate page-locked memory"))?.cast::<u8>();
         // SAFETY: `host` has that many bytes.
         unsafe { std::ptr::write_bytes(host, 0, bytes) };
         Ok(Self { host, dev })
@@ -519,7 +533,8 @@ impl Timer {
 
     pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
         // SAFETY: events and stream are alive.
-        unsafe { cu::event::record(self.events[which], self.device.stream.cu_stream()) }.map_err(driver("record an event"))
+        unsafe { cu::event::record(self.events[which], self.device.stream.cu_stream()) }
+            .map_err(driver("record an event"))
     }
 
     /// Seconds between the two marks; waits for the second.

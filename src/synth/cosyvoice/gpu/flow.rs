@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::f32::consts::PI;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, Timer, start};
+use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, Timer, start};
 use super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::lt::{Lt, Operands, Shape};
 use super::weights::{Packed, Packer, Piece, Source, padded};
@@ -170,7 +170,10 @@ impl Flow {
         for n in 0..f.depth {
             let name = |part: &str| format!("{ROOT}.transformer_blocks.{n}.{part}");
             blocks.push(Block {
-                qkv: linear(&[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)], dim)?,
+                qkv: linear(
+                    &[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)],
+                    dim,
+                )?,
                 out: linear(&[(name("attn.to_out.0"), dim)], inner)?,
                 up: linear(&[(name("ff.ff.0.0"), ff)], dim)?,
                 down: linear(&[(name("ff.ff.2"), dim)], ff)?,
@@ -195,7 +198,8 @@ impl Flow {
         let deltas: Vec<f32> = (0..EULER_STEPS).map(|k| times[k + 1] - visited[k]).collect();
         let modulation = modulation(packer, source, f, &visited)?;
         let noise_frames = config.noise_frames();
-        let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
+        let rope =
+            rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
         let table = noise::flow_table(config);
         // Frames after the table's end are only ever padding of a last block.
         let mut by_frame = vec![0f32; (noise_frames + f.block) * f.mel];
@@ -447,7 +451,9 @@ impl Flow {
             ..base
         };
         let neighbours = |x: u64, off: i64| match whole {
-            true => start!(self.device, k.neighbours, (halo as u32, 2 * width as u32, 1), 128, 0; x, s.hist.ptr, off, halo),
+            true => {
+                start!(self.device, k.neighbours, (halo as u32, 2 * width as u32, 1), 128, 0; x, s.hist.ptr, off, halo)
+            }
             false => Ok(()),
         };
         neighbours(s.h0e.ptr, 0)?;
@@ -468,7 +474,11 @@ impl Flow {
         for (n, block) in self.blocks.iter().enumerate() {
             let at = 6 * n as i64;
             // The gate of the previous block's second half is applied on the way.
-            if n == 0 { norm(0, 0, at, at + 1)? } else { norm(s.heard.ptr, at - 1, at, at + 1)? };
+            if n == 0 {
+                norm(0, 0, at, at + 1)?
+            } else {
+                norm(s.heard.ptr, at - 1, at, at + 1)?
+            };
             self.linear(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
             let threads = if self.gemm.elt == Elt::F32 { 256 } else { 128 };
             let grid = (f.heads as u32, 2 * width as u32, 1);
@@ -584,7 +594,8 @@ impl Flow {
     /// Bytes of weights and tables.
     pub(super) fn weight_bytes(&self) -> usize {
         let linear = |l: &Linear| l.packed.w.bytes + l.plain.as_ref().map_or(0, |p| p.0.bytes);
-        let blocks: usize = self.blocks.iter().map(|b| linear(&b.qkv) + linear(&b.out) + linear(&b.up) + linear(&b.down)).sum();
+        let blocks: usize =
+            self.blocks.iter().map(|b| linear(&b.qkv) + linear(&b.out) + linear(&b.up) + linear(&b.down)).sum();
         blocks + self.modulation.bytes + self.noise.bytes + self.rope.bytes
     }
 }
@@ -655,8 +666,13 @@ fn modulation(packer: &Packer, source: &dyn Source, f: &FlowConfig, times: &[f32
     let stride = dim * (6 * f.depth + 2);
     let out = device.zeros("modulation", times.len() * stride * 4)?;
     for n in 0..=f.depth {
-        let (name, parts) = if n < f.depth { (format!("transformer_blocks.{n}.attn_norm.linear"), 6) } else { ("norm_out.linear".into(), 2) };
-        let (w, b) = (get(&format!("{name}.weight"), &[parts * dim, dim])?, get(&format!("{name}.bias"), &[parts * dim])?);
+        let (name, parts) = if n < f.depth {
+            (format!("transformer_blocks.{n}.attn_norm.linear"), 6)
+        } else {
+            ("norm_out.linear".into(), 2)
+        };
+        let (w, b) =
+            (get(&format!("{name}.weight"), &[parts * dim, dim])?, get(&format!("{name}.bias"), &[parts * dim])?);
         packer.linear(&active, times.len(), &w, &b, dim, out.ptr + (n * 6 * dim * 4) as u64, stride)?;
     }
     Ok(out)

@@ -195,7 +195,13 @@ impl Gemm {
                 ..p
             };
             let short = if w.cin <= SHORT { 3 } else { 0 };
-            let kernel = self.gemv[if rows <= 8 { short } else if rows <= 16 { short + 1 } else { 2 }];
+            let kernel = self.gemv[if rows <= 8 {
+                short
+            } else if rows <= 16 {
+                short + 1
+            } else {
+                2
+            }];
             return start!(self.device, kernel, ((w.n / 16) as u32, 1, 1), 512, 0; p);
         }
         let mut p = p;

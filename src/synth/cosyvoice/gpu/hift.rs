@@ -205,7 +205,11 @@ impl Hift {
         let mut f0 = Vec::with_capacity(F0_LAYERS);
         for n in 0..F0_LAYERS {
             let (cin, taps) = if n == 0 { (h.mel, F0_AHEAD + 1) } else { (h.f0_channels, F0_KEEP + 1) };
-            let (w, b) = source.convolution_f64(Part::Hift, &format!("f0_predictor.condnet.{}", 2 * n), [h.f0_channels, cin, taps])?;
+            let (w, b) = source.convolution_f64(
+                Part::Hift,
+                &format!("f0_predictor.condnet.{}", 2 * n),
+                [h.f0_channels, cin, taps],
+            )?;
             let mut by_tap = vec![0f64; w.len()];
             for (i, v) in w.iter().enumerate() {
                 let (o, c, tap) = (i / (cin * taps), i / taps % cin, i % taps);
@@ -223,8 +227,11 @@ impl Hift {
         // The noise enters only as its weighted sum: one value a sample.
         let mut table = SineTable::new(config, noise);
         let hiss_len = (NOISE_SECONDS * config.sample_rate).min(super::flow::PAGES * config.flow.block * frame);
-        let hiss: Vec<f32> =
-            table.prefix(hiss_len).chunks_exact(harmonics).map(|u| u.iter().zip(&weights).map(|(u, w)| u * w).sum()).collect();
+        let hiss: Vec<f32> = table
+            .prefix(hiss_len)
+            .chunks_exact(harmonics)
+            .map(|u| u.iter().zip(&weights).map(|(u, w)| u * w).sum())
+            .collect();
 
         let mut histories = Histories(0);
         let conv = |name: &str, n: usize, cin: usize, taps: usize, dil: usize| -> Result<Packed, GpuError> {
@@ -236,7 +243,12 @@ impl Hift {
             values.resize(padded(n), 0.0);
             device.upload("weights", &values)
         };
-        let resblock = |name: &str, n: usize, kernel: usize, dilations: &[usize], histories: &mut Histories| -> Result<ResBlock, GpuError> {
+        let resblock = |name: &str,
+                        n: usize,
+                        kernel: usize,
+                        dilations: &[usize],
+                        histories: &mut Histories|
+         -> Result<ResBlock, GpuError> {
             let mut layers = Vec::with_capacity(dilations.len());
             for (d, &dilation) in dilations.iter().enumerate() {
                 let mut layer = |which: usize, dilation: usize| -> Result<Layer, GpuError> {
@@ -263,14 +275,29 @@ impl Hift {
             let rows = h.spectrum_rows();
             let (w, b) = source.convolution(Part::Hift, &format!("source_downs.{i}"), [channels, rows, down_kernel])?;
             let down = packer.whole(&by_column(&w, rows, down_kernel), channels, rows * down_kernel, 1, Some(&b))?;
-            let source_block =
-                resblock(&format!("source_resblocks.{i}"), channels, h.source_kernels[i], &h.source_dilations[i], &mut histories)?;
+            let source_block = resblock(
+                &format!("source_resblocks.{i}"),
+                channels,
+                h.source_kernels[i],
+                &h.source_dilations[i],
+                &mut histories,
+            )?;
             let count = h.resblock_kernels.len();
             let mut blocks = Vec::with_capacity(count);
             for (j, (&k, d)) in h.resblock_kernels.iter().zip(&h.resblock_dilations).enumerate() {
                 blocks.push(resblock(&format!("resblocks.{}", i * count + j), channels, k, d, &mut histories)?);
             }
-            stages.push(Stage { up, up_hist, rate, channels: padded(channels), down, down_kernel, down_stride, source: source_block, blocks });
+            stages.push(Stage {
+                up,
+                up_hist,
+                rate,
+                channels: padded(channels),
+                down,
+                down_kernel,
+                down_stride,
+                source: source_block,
+                blocks,
+            });
         }
         let post = conv("conv_post", h.spectrum_rows(), h.channels(stages.len() - 1), POST_KERNEL, 1)?;
         let post_hist = histories.room(&post);
@@ -294,11 +321,20 @@ impl Hift {
             steps *= s.rate;
             widest = widest.max((most * steps + WIDTH) * s.channels);
         }
-        let columns = stages.iter().scan(1, |n, s| { *n *= s.rate; Some((most * *n + WIDTH) * s.down.cin) }).max().unwrap_or(0);
+        let columns = stages
+            .iter()
+            .scan(1, |n, s| {
+                *n *= s.rate;
+                Some((most * *n + WIDTH) * s.down.cin)
+            })
+            .max()
+            .unwrap_or(0);
         let hist_elems = histories.0;
         let f0_hist_bytes = 4 * F0_KEEP * h.f0_channels * 8;
         let post_bytes = (cols + h.n_fft / h.hop) * h.spectrum_rows() * 4;
-        let twice = |what, bytes: usize| -> Result<[Buf; 2], GpuError> { Ok([device.zeros(what, bytes)?, device.zeros(what, bytes)?]) };
+        let twice = |what, bytes: usize| -> Result<[Buf; 2], GpuError> {
+            Ok([device.zeros(what, bytes)?, device.zeros(what, bytes)?])
+        };
         let f = |bytes: usize| device.zeros("activations", bytes);
         let scratch = Scratch {
             f0: twice("activations", (most + WIDTH * 8) * h.f0_channels * 8)?,
@@ -319,7 +355,11 @@ impl Hift {
             pcm: Staging::new(device, "samples", WIDTH * (FRAMES + 1) * frame * 4)?,
         };
         // Tables: pieces, then tiles of the F0 network and of every rate, then history addresses.
-        let tiles = (most + WIDTH * 8) / F0_TILE + WIDTH * 2 + (0..=stages.len()).map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 32 + WIDTH * 2).sum::<usize>();
+        let tiles = (most + WIDTH * 8) / F0_TILE
+            + WIDTH * 2
+            + (0..=stages.len())
+                .map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 32 + WIDTH * 2)
+                .sum::<usize>();
         let desc_bytes = WIDTH * size_of::<Voc>() + tiles * 16 + 2 * WIDTH * 8;
         Ok(Self {
             gemm: Gemm::new(device, elt)?,
@@ -404,7 +444,12 @@ impl Hift {
         }
     }
 
-    fn pass(&mut self, pieces: &[Excerpt<'_>], group: &[(usize, usize)], out: &mut [Option<Vec<f32>>]) -> Result<(), GpuError> {
+    fn pass(
+        &mut self,
+        pieces: &[Excerpt<'_>],
+        group: &[(usize, usize)],
+        out: &mut [Option<Vec<f32>>],
+    ) -> Result<(), GpuError> {
         let frame = self.config.frame_samples();
         let slots = self.places.len();
         let cols = frame / self.config.hop;
@@ -567,11 +612,20 @@ impl Hift {
         let wide = self.pre.cin as i32;
         start!(d, k.frames, (FRAMES as u32, n, 1), 128, 0; vocs, s.frames.ptr, h.look_right as i32, wide)?;
         let base = Conv { scale: 1.0, slope: h.slope as f32, ..Conv::default() };
-        let x0 = Conv { x: s.frames.ptr, ldx: wide, oute: s.x0.ptr, lde: self.pre.n as i32, rows: rows as i32, act: Act::Leaky, ..base };
+        let x0 = Conv {
+            x: s.frames.ptr,
+            ldx: wide,
+            oute: s.x0.ptr,
+            lde: self.pre.n as i32,
+            rows: rows as i32,
+            act: Act::Leaky,
+            ..base
+        };
         self.gemm.conv(&self.pre, Tile::N64T64, 0, x0)?;
         let mut x = (s.x0.ptr, self.pre.n as i32);
         let mut steps = 1usize;
-        let with = |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
+        let with =
+            |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
         for (i, stage) in self.stages.iter().enumerate() {
             let top = i + 1 == self.stages.len();
             let (low, low_blocks) = levels[i + 1];
@@ -589,9 +643,26 @@ impl Hift {
             let at = Conv { tiles, ldo: c, lde: c, ..base };
             // What the source contributes, through its own residual block.
             let first = &stage.source.layers[0][0];
-            let down = Conv { x: s.columns.ptr, ldx: stage.down.cin as i32, out: s.run.ptr, oute: s.act[0].ptr, act: Act::Snake, alpha: first.alpha.ptr, ..at };
+            let down = Conv {
+                x: s.columns.ptr,
+                ldx: stage.down.cin as i32,
+                out: s.run.ptr,
+                oute: s.act[0].ptr,
+                act: Act::Snake,
+                alpha: first.alpha.ptr,
+                ..at
+            };
             self.gemm.conv(&stage.down, tile, blocks, down)?;
-            self.residual(&stage.source, tile, blocks, at, hist, s.act[0].ptr, s.run.ptr, Conv { out: s.source.ptr, ..at })?;
+            self.residual(
+                &stage.source,
+                tile,
+                blocks,
+                at,
+                hist,
+                s.act[0].ptr,
+                s.run.ptr,
+                Conv { out: s.source.ptr, ..at },
+            )?;
             let alpha = |j: usize| stage.blocks.get(j).map_or(0, |b| b.layers[0][0].alpha.ptr);
             let act = |j: usize| if j < stage.blocks.len() { s.act[j].ptr } else { 0 };
             start!(d, k.merge, many, 256, 0;
@@ -634,7 +705,8 @@ impl Hift {
     ) -> Result<(), GpuError> {
         let s = &self.scratch;
         let c = at.ldo;
-        let with = |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
+        let with =
+            |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
         let mut res = x;
         for (d, [one, two]) in block.layers.iter().enumerate() {
             let first = Conv { x: act, ldx: c, oute: s.mid.ptr, act: Act::Snake, alpha: two.alpha.ptr, ..at };
@@ -684,7 +756,15 @@ fn by_column(w: &[f32], channels: usize, taps: usize) -> Vec<f32> {
 
 /// "Repeat each step `rate` times, then convolve" as one convolution at the low rate with `rate` times the outputs:
 /// taps that fall on the same input step are added beforehand.
-fn upsample(packer: &Packer, w: &[f32], b: &[f32], n: usize, cin: usize, kernel: usize, rate: usize) -> Result<Packed, GpuError> {
+fn upsample(
+    packer: &Packer,
+    w: &[f32],
+    b: &[f32],
+    n: usize,
+    cin: usize,
+    kernel: usize,
+    rate: usize,
+) -> Result<Packed, GpuError> {
     let npad = padded(n);
     let reach = (kernel - 1).div_ceil(rate);
     let taps = reach + 1;

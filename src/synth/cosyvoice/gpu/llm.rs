@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, Graph, GpuError, Kernel, Staging, start};
+use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Gemm};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
@@ -135,7 +135,14 @@ impl Llm {
         let elt = packer.elt;
         let (hidden, hd) = (config.hidden, config.head_dim);
         let (queries, keys, inner) = (config.heads * hd, config.kv_heads * hd, config.intermediate);
-        if hd % 8 != 0 || hd > 256 || !(hd / 8).is_power_of_two() || hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
+        if hd % 8 != 0
+            || hd > 256
+            || !(hd / 8).is_power_of_two()
+            || hidden % 32 != 0
+            || inner % 32 != 0
+            || queries % 32 != 0
+            || keys % 16 != 0
+        {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
         }
         if config.heads / config.kv_heads > 16 {
@@ -260,7 +267,8 @@ impl Llm {
     /// Bytes of everything but the cache.
     pub(super) fn weight_bytes(&self) -> usize {
         let packed = |p: &Packed| p.w.bytes;
-        let layers: usize = self.layers.iter().map(|l| packed(&l.qkv) + packed(&l.out) + packed(&l.gate_up) + packed(&l.down)).sum();
+        let layers: usize =
+            self.layers.iter().map(|l| packed(&l.qkv) + packed(&l.out) + packed(&l.gate_up) + packed(&l.down)).sum();
         layers + packed(&self.head) + self.owned[0].bytes + self.owned[1].bytes
     }
 
@@ -351,7 +359,8 @@ impl Llm {
         self.device.sync()?;
         let to = self.args.seq + (slot * size_of::<Seq>()) as u64;
         // SAFETY: the slot's record has that size, and nothing runs.
-        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }.map_err(super::device::driver("copy to the device"))
+        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }
+            .map_err(super::device::driver("copy to the device"))
     }
 
     fn pass(&mut self, rows: usize) -> Result<(), GpuError> {

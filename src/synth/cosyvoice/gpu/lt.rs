@@ -63,7 +63,13 @@ impl Lt {
             Elt::F32 => return Err(GpuError::Model("single precision products do not go through cuBLASLt".into())),
         };
         let workspace = device.alloc("cuBLASLt workspace", WORKSPACE)?;
-        Ok(Self { device: device.clone(), handle: lt::create_handle().map_err(blas)?, kind, plans: HashMap::new(), workspace })
+        Ok(Self {
+            device: device.clone(),
+            handle: lt::create_handle().map_err(blas)?,
+            kind,
+            plans: HashMap::new(),
+            workspace,
+        })
     }
 
     /// Whether there is a plan for `shape`.
@@ -87,9 +93,12 @@ impl Lt {
         // SAFETY: descriptors are created and filled with values of the documented types and sizes; the result
         // array holds as many entries as are asked for.
         let (desc, layouts, found) = unsafe {
-            let desc = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
-                .map_err(blas)?;
-            let set = |what, value: *const std::ffi::c_void, size| lt::set_matmul_desc_attribute(desc, what, value, size).map_err(blas);
+            let desc =
+                lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
+                    .map_err(blas)?;
+            let set = |what, value: *const std::ffi::c_void, size| {
+                lt::set_matmul_desc_attribute(desc, what, value, size).map_err(blas)
+            };
             let transposed = 1i32;
             set(D::CUBLASLT_MATMUL_DESC_TRANSA, (&raw const transposed).cast(), 4)?;
             set(D::CUBLASLT_MATMUL_DESC_EPILOGUE, (&raw const epilogue).cast(), 4)?;
@@ -100,7 +109,9 @@ impl Lt {
             let layouts = [layout(k, n)?, layout(k, m)?, layout(n, m)?];
             let pref = lt::create_matmul_pref().map_err(blas)?;
             let size = WORKSPACE;
-            let set = |what, value: *const std::ffi::c_void, size| lt::set_matmul_pref_attribute(pref, what, value, size).map_err(blas);
+            let set = |what, value: *const std::ffi::c_void, size| {
+                lt::set_matmul_pref_attribute(pref, what, value, size).map_err(blas)
+            };
             set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const size).cast(), 8)?;
             // No partial sums over k: their order would follow the shape.
             let none = 0u32;

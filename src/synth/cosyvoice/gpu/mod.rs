@@ -33,8 +33,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use self::device::{Elt, GpuError, absent, count};
 use self::device::Device;
+pub use self::device::{Elt, GpuError, absent, count};
 use self::flow::{ChunkArgs, ChunkRun, Flow};
 use self::hift::{Excerpt, Hift};
 use self::llm::Llm;
@@ -43,7 +43,8 @@ use self::slots::{Next, Prefix, SlotState, Stream, Voice};
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
 use super::backend::{
-    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded, VoiceHandle,
+    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded,
+    VoiceHandle,
 };
 use super::checkpoint::Checkpoint;
 use super::config::{Config, EULER_STEPS};
@@ -95,7 +96,7 @@ impl Default for Precision {
 /// What does not compile.
 pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> {
     device::can_compile().then(|| {
-        let units: [(&'static str, &str, Vec<(&str, i64)>); 5] = [
+        let units = [
             ("setup.cu", SETUP, Vec::new()),
             ("gemm.cu", GEMM, Vec::new()),
             ("llm.cu", LLM, llm::defines(&config.llm)),
@@ -232,9 +233,13 @@ impl GpuBackend {
         let flow = &self.config.flow;
         let input = |text: String| Err(SynthError::Input(text));
         if prompt.speaker.len() != flow.speaker {
-            return input(format!("the voice's speaker vector has {} values, the model wants {}", prompt.speaker.len(), flow.speaker));
+            return input(format!(
+                "the voice's speaker vector has {} values, the model wants {}",
+                prompt.speaker.len(),
+                flow.speaker
+            ));
         }
-        if prompt.mel.len() % flow.mel != 0 {
+        if !prompt.mel.len().is_multiple_of(flow.mel) {
             return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
         }
         if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
@@ -282,7 +287,13 @@ impl GpuBackend {
     }
 
     /// Runs one Euler step of a full solve.
-    fn whole_step(&mut self, voice: VoiceHandle, tokens: &[u32], next: &Next, own: &[Slab]) -> Result<bool, SynthError> {
+    fn whole_step(
+        &mut self,
+        voice: VoiceHandle,
+        tokens: &[u32],
+        next: &Next,
+        own: &[Slab],
+    ) -> Result<bool, SynthError> {
         let block = self.config.flow.block;
         let scratch = self.device.alloc("a full solve", own.len() * self.flow.hist_bytes)?;
         let Some(voice) = self.voices.get(&voice) else { return Ok(false) };
@@ -299,7 +310,12 @@ impl GpuBackend {
     }
 
     /// Runs Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns what failed.
-    fn advance(&mut self, streams: &mut [Job<'_>], rounds: usize, limit: usize) -> Result<Vec<Option<SynthError>>, SynthError> {
+    fn advance(
+        &mut self,
+        streams: &mut [Job<'_>],
+        rounds: usize,
+        limit: usize,
+    ) -> Result<Vec<Option<SynthError>>, SynthError> {
         let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
         let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
         for _ in 0..rounds.min(flow::ROUNDS) {
@@ -354,7 +370,8 @@ impl GpuBackend {
         let frames = self.shared_frames(&voice.prompt);
         let hist = self.device.zeros("a voice", self.flow.hist_bytes)?;
         let tokens = voice.prompt.tokens.clone();
-        let mut stream = Stream::new(tokens, &[], &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
+        let mut stream =
+            Stream::new(tokens, &[], &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
         while stream.done < frames {
             let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
             if let Some(e) = self.advance(&mut [job], EULER_STEPS, frames)?.into_iter().flatten().next() {
@@ -389,7 +406,9 @@ impl GpuBackend {
     fn pages_of(&self, mel: &device::Buf, frames: usize) -> Vec<u64> {
         let block = self.config.flow.block;
         let bytes = block * self.config.flow.mel * 4;
-        (0..frames.div_ceil(block)).map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64)).collect()
+        (0..frames.div_ceil(block))
+            .map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64))
+            .collect()
     }
 
     /// The mel of a slot that is played at another speed, once all of it is there.
@@ -397,7 +416,8 @@ impl GpuBackend {
         let Some(state) = self.slots.get(&slot) else { return Ok(()) };
         let Some(voice) = self.voices.get(&state.voice) else { return Ok(()) };
         let mel = self.read_mel(&state.stream.slabs, voice.frames, state.stream.done)?;
-        let mel = cpu::respeed(&mel, self.config.flow.mel, state.request.speed).map_err(|e| SynthError::Utterance(e.to_string()))?;
+        let mel = cpu::respeed(&mel, self.config.flow.mel, state.request.speed)
+            .map_err(|e| SynthError::Utterance(e.to_string()))?;
         let frames = mel.len() / self.config.flow.mel;
         // A pass may read to the end of the last block.
         let mut padded = mel;
@@ -456,7 +476,10 @@ impl Backend for GpuBackend {
             return Err(SynthError::Utterance(format!("slot {} is past the {} there are", slot.0, self.caps.slots)));
         }
         if request.prefix.len() + request.sampling.max_len as usize > self.caps.positions as usize {
-            return Err(SynthError::Input(format!("the text is too long: split it (over {} positions)", self.caps.positions)));
+            return Err(SynthError::Input(format!(
+                "the text is too long: split it (over {} positions)",
+                self.caps.positions
+            )));
         }
         cpu::check_request(&request, &self.config)?;
         let voice = request.voice;
@@ -464,7 +487,8 @@ impl Backend for GpuBackend {
         let entry = self.voices.get_mut(&voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
         let shared = entry.prefix.as_ref().map_or(&[][..], |p| &p.slabs);
         let tokens = entry.prompt.tokens.clone();
-        let stream = Stream::new(tokens, shared, &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
+        let stream =
+            Stream::new(tokens, shared, &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
         match &entry.prefix {
             Some(prefix) => self.device.copy(hist, prefix.hist.ptr, self.flow.hist_bytes)?,
             None => self.device.fill_zero(hist, self.flow.hist_bytes)?,
@@ -543,16 +567,21 @@ impl Backend for GpuBackend {
             return refuse("tokens were pushed after the last".into());
         }
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.config.flow.vocab) {
-            return Err(SynthError::Input(format!("speech token {token} is past the model's {}", self.config.flow.vocab)));
+            return Err(SynthError::Input(format!(
+                "speech token {token} is past the model's {}",
+                self.config.flow.vocab
+            )));
         }
         let all = state.stream.tokens.len() + tokens.len();
         let settled = all.saturating_sub(self.config.flow.lookahead);
-        if !last && settled % self.config.block_tokens() != 0 {
+        if !last && !settled.is_multiple_of(self.config.block_tokens()) {
             return refuse(format!("{all} tokens less the look-ahead are no whole blocks"));
         }
         if all * self.config.token_mel_ratio > limit {
             let seconds = limit / self.config.frame_rate();
-            return Err(SynthError::Input(format!("the utterance is longer than the engine's {seconds} s; split the text")));
+            return Err(SynthError::Input(format!(
+                "the utterance is longer than the engine's {seconds} s; split the text"
+            )));
         }
         state.stream.push(tokens, last);
         Ok(())
@@ -615,7 +644,13 @@ impl Backend for GpuBackend {
         }
         let excerpts: Vec<Excerpt<'_>> = lists
             .iter()
-            .map(|(slot, slabs, frame0, total, last)| Excerpt { slot: *slot, frame0: *frame0, total: *total, last: *last, slabs })
+            .map(|(slot, slabs, frame0, total, last)| Excerpt {
+                slot: *slot,
+                frame0: *frame0,
+                total: *total,
+                last: *last,
+                slabs,
+            })
             .collect();
         let pcm = self.hift.run(&excerpts)?;
         let mut results = excerpts.iter().zip(pcm);

@@ -25,7 +25,13 @@ impl GpuBackend {
         Sampling { key: [0, 0], min_len: 0, max_len: u32::MAX, min_length: MinLength::Intended, forced }
     }
 
-    fn solve(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError> {
+    fn solve(
+        &mut self,
+        prompt: &FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: FinalChunk,
+    ) -> Result<Values, SynthError> {
         let voice = self.make_voice(&Arc::new(prompt.clone()))?;
         let frames = voice.frames;
         self.voices.insert(VOICE, voice);
@@ -124,7 +130,13 @@ impl Probe for GpuBackend {
         self.solve(prompt, tokens, &[tokens.len()], end)
     }
 
-    fn mel_chunks(&mut self, prompt: &FlowPrompt, tokens: &[u32], cuts: &[usize], end: FinalChunk) -> Result<Values, SynthError> {
+    fn mel_chunks(
+        &mut self,
+        prompt: &FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: FinalChunk,
+    ) -> Result<Values, SynthError> {
         self.solve(prompt, tokens, cuts, end)
     }
 

@@ -82,7 +82,13 @@ pub(super) struct Next {
 
 impl Stream {
     /// A stream behind `tokens`, whose first blocks may be shared.
-    pub(super) fn new(tokens: Vec<u32>, shared: &[Slab], config: &FlowConfig, ratio: usize, final_chunk: FinalChunk) -> Self {
+    pub(super) fn new(
+        tokens: Vec<u32>,
+        shared: &[Slab],
+        config: &FlowConfig,
+        ratio: usize,
+        final_chunk: FinalChunk,
+    ) -> Self {
         Self {
             tokens,
             last: false,

@@ -50,7 +50,9 @@ pub struct Random {
 
 impl Random {
     fn values(&self, key: &str, count: usize, deviation: f32, mean: f32) -> Vec<f32> {
-        let start = key.bytes().fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let start = key
+            .bytes()
+            .fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         // Two uniform values a draw; their spread is what matters, not their shape.
         let scale = deviation * 3f32.sqrt() / 32768.0;
         let mut out = Vec::with_capacity(count + 3);
@@ -76,7 +78,9 @@ impl Source for Random {
         let (deviation, mean) = match () {
             () if key.ends_with("alpha") => (0.2, 1.0),
             () if key.ends_with("norm.weight") => (0.05, 1.0),
-            () if key.contains("embed") && shape.len() == 2 && !key.contains("proj") && !key.contains("time") => (1.0, 0.0),
+            () if key.contains("embed") && shape.len() == 2 && !key.contains("proj") && !key.contains("time") => {
+                (1.0, 0.0)
+            }
             () if shape.len() == 1 => (0.02, 0.0),
             () if key.contains("norm.linear") || key.contains("norm_out") => (0.3 / (fan as f32).sqrt(), 0.0),
             () => (1.0 / (fan as f32).sqrt(), 0.0),
@@ -89,7 +93,10 @@ impl Source for Random {
         // Residual branches add up over a stage; half their natural gain keeps the sum near one.
         let gain = if name.contains("resblocks") { 0.4 } else { 0.8 };
         let direction = self.values(name, shape[0] * row, 1.0, 0.0);
-        Ok((fold_weight_norm(&vec![gain; shape[0]], &direction, row), self.values(&format!("{name}.bias"), shape[0], 0.02, 0.0)))
+        Ok((
+            fold_weight_norm(&vec![gain; shape[0]], &direction, row),
+            self.values(&format!("{name}.bias"), shape[0], 0.02, 0.0),
+        ))
     }
 }
 
@@ -174,7 +181,7 @@ impl Packer {
     ) -> Result<Packed, GpuError> {
         let coutg = n / groups;
         let merge = if groups == 1 { 1 } else { (64 / coutg.min(64)).min(groups) };
-        if groups > 1 && (coutg * merge % 64 != 0 || groups % merge != 0) {
+        if groups > 1 && (!(coutg * merge).is_multiple_of(64) || !groups.is_multiple_of(merge)) {
             return Err(GpuError::Model(format!("{groups} groups of {coutg} channels cannot be laid out")));
         }
         let (npad, cinpad) = (padded(n), padded(cin * merge));
@@ -206,7 +213,14 @@ impl Packer {
     }
 
     /// One plain operand.
-    pub(super) fn whole(&self, values: &[f32], n: usize, cin: usize, taps: usize, bias: Option<&[f32]>) -> Result<Packed, GpuError> {
+    pub(super) fn whole(
+        &self,
+        values: &[f32],
+        n: usize,
+        cin: usize,
+        taps: usize,
+        bias: Option<&[f32]>,
+    ) -> Result<Packed, GpuError> {
         self.pack(&[Piece { values, n, mul: 1, off: 0 }], n, cin, taps, bias, None)
     }
 
@@ -221,7 +235,17 @@ impl Packer {
     }
 
     /// `y[m * stride..][n] = x w^T + bias`, exact to single precision; for what is folded at load.
-    pub(super) fn linear(&self, x: &Buf, m: usize, w: &[f32], bias: &[f32], k: usize, y: u64, stride: usize) -> Result<(), GpuError> {
+    #[expect(clippy::too_many_arguments, reason = "the sizes and places of one product")]
+    pub(super) fn linear(
+        &self,
+        x: &Buf,
+        m: usize,
+        w: &[f32],
+        bias: &[f32],
+        k: usize,
+        y: u64,
+        stride: usize,
+    ) -> Result<(), GpuError> {
         let n = bias.len();
         let (w, bias) = (self.device.upload("a weight", w)?, self.device.upload("a bias", bias)?);
         let grid = ((m * n * 32).div_ceil(256) as u32, 1, 1);
