@@ -263,7 +263,7 @@ impl OpusBody {
         for frame in frames.chunks_exact(self.frame) {
             let packet = self.encoder.encode_vec_float(frame, OPUS_PACKET).map_err(opus_failed)?;
             if let Some(held) = self.held.replace(packet) {
-                let end = if self.packets % OPUS_PAGE == 0 {
+                let end = if self.packets.is_multiple_of(OPUS_PAGE) {
                     PacketWriteEndInfo::EndPage
                 } else {
                     PacketWriteEndInfo::NormalPacket
