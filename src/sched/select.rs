@@ -89,7 +89,8 @@ impl Scheduler {
             .map(|(tenant, _)| *tenant)
             .min_by(|a, b| self.tenants.time(*a).total_cmp(&self.tenants.time(*b)))?;
         let id = *self.batch_waiting.get(&tenant)?.front()?;
-        if !self.fits(self.jobs.get(&id)?.memory) {
+        let job = self.jobs.get(&id)?;
+        if !self.fits(job.memory) || !self.is_front(job) && !self.front_is_open(job) {
             return None;
         }
         let slot = self.slots.iter().position(Option::is_none)?;
@@ -116,7 +117,8 @@ impl Scheduler {
         let batch = batch.filter(|(_, job)| !job.is_live());
         let parks = self.limits.parks && !slot_short;
         let victim = batch.filter(|(_, job)| !parks || matches!(job.state, State::Open(_)));
-        let (id, _) = victim.min_by_key(|(_, job)| job.samples.max(job.decoded))?;
+        // A front that gave up what it needs while its successor keeps it could never go on, nor could the successor.
+        let (id, _) = victim.min_by_key(|(_, job)| (self.is_front(job), job.samples.max(job.decoded)))?;
         let job = self.jobs.get_mut(&id)?;
         let slot = job.slot()?;
         self.preemptions += 1;
@@ -163,6 +165,10 @@ impl Scheduler {
         };
         let line = self.lines.get(&job.spec.line)?;
         let front = line.jobs.front() == Some(&id);
+        if !front && matches!(job.state, State::Parked(_)) && !self.front_is_open(job) {
+            // For the same reason as in `displace`: the front comes back first.
+            return None;
+        }
         let mut stages = Stages::NONE;
         for stage in Stage::ALL {
             let sounds = matches!(stage, Stage::Flow | Stage::Vocode);
@@ -223,6 +229,11 @@ impl Scheduler {
         } else {
             (COMFORT, due)
         }
+    }
+
+    fn front_is_open(&self, job: &Job) -> bool {
+        let front = self.lines.get(&job.spec.line).and_then(|line| line.jobs.front());
+        front.and_then(|id| self.jobs.get(id)).is_some_and(|front| matches!(front.state, State::Open(_)))
     }
 
     /// Samples that the jobs before `job` on its line hold as tokens.

@@ -10,17 +10,17 @@ use serde::Deserialize;
 use super::rng::Rng;
 
 /// One speech token is 40 ms.
-pub const TOKEN: u64 = 960;
+pub(super) const TOKEN: u64 = 960;
 const EULER: u32 = 10;
 /// Bytes one token's state holds.
-pub const TOKEN_BYTES: u64 = 1_000;
+pub(super) const TOKEN_BYTES: u64 = 1_000;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Costs {
-    pub slots: u32,
-    pub width: [u32; 4],
-    pub rounds: [u32; 4],
+pub(super) struct Costs {
+    pub(super) slots: u32,
+    pub(super) width: [u32; 4],
+    pub(super) rounds: [u32; 4],
     launch: f64,
     #[serde(default)]
     prefill: Vec<(f64, f64)>,
@@ -29,23 +29,23 @@ pub struct Costs {
     #[serde(default)]
     flow: Vec<(f64, f64)>,
     vocode: Vec<(f64, f64)>,
-    pub tokens: Hop,
+    pub(super) tokens: Hop,
     /// Bytes for utterances; 0 is without limit.
     #[serde(default)]
-    pub memory: u64,
+    pub(super) memory: u64,
     #[serde(default)]
-    pub parks: bool,
+    pub(super) parks: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Hop {
-    pub first: u32,
-    pub hop: u32,
+pub(super) struct Hop {
+    pub(super) first: u32,
+    pub(super) hop: u32,
 }
 
 impl Costs {
-    pub fn named(name: &str) -> Self {
+    pub(super) fn named(name: &str) -> Self {
         let all: BTreeMap<String, Costs> = toml::from_str(include_str!("costs.toml")).expect("costs.toml");
         all.get(name).unwrap_or_else(|| panic!("no engine `{name}` in costs.toml")).clone()
     }
@@ -59,7 +59,7 @@ impl Costs {
         }
     }
 
-    pub fn step(&self, stage: Stage, width: usize, rounds: u32) -> Duration {
+    pub(super) fn step(&self, stage: Stage, width: usize, rounds: u32) -> Duration {
         let table = self.table(stage);
         let width = width as f64;
         let after = table.iter().position(|(w, _)| *w >= width).unwrap_or(table.len() - 1);
@@ -69,7 +69,7 @@ impl Costs {
         Duration::from_secs_f64((self.launch + ms * f64::from(rounds)) / 1e3)
     }
 
-    pub fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> Limits {
         let seed = |stage: Stage| {
             if self.width[stage as usize] == 0 { Duration::ZERO } else { self.step(stage, 1, 1) }
         };
@@ -87,7 +87,7 @@ impl Costs {
         self.width[stage as usize] > 0
     }
 
-    pub fn bytes(&self, tokens: u32) -> u64 {
+    pub(super) fn bytes(&self, tokens: u32) -> u64 {
         if self.memory == 0 { 0 } else { u64::from(tokens) * TOKEN_BYTES }
     }
 }
@@ -107,20 +107,20 @@ struct State {
     parked: bool,
 }
 
-pub struct Engine {
-    pub costs: Costs,
+pub(super) struct Engine {
+    pub(super) costs: Costs,
     open: HashMap<Slot, State>,
     rng: Rng,
-    pub busy: Duration,
-    pub resumed: u64,
+    pub(super) busy: Duration,
+    pub(super) resumed: u64,
 }
 
 impl Engine {
-    pub fn new(costs: Costs, seed: u64) -> Self {
+    pub(super) fn new(costs: Costs, seed: u64) -> Self {
         Self { costs, open: HashMap::new(), rng: Rng::new(seed), busy: Duration::ZERO, resumed: 0 }
     }
 
-    pub fn open(&mut self, slot: Slot, tokens: u32) -> Stages {
+    pub(super) fn open(&mut self, slot: Slot, tokens: u32) -> Stages {
         let simple = !self.costs.has(Stage::Prefill);
         let state = State {
             tokens: tokens.max(1),
@@ -138,17 +138,17 @@ impl Engine {
         ready
     }
 
-    pub fn close(&mut self, slot: Slot) {
+    pub(super) fn close(&mut self, slot: Slot) {
         assert!(self.open.remove(&slot).is_some(), "{slot:?} was not open");
     }
 
-    pub fn park(&mut self, slot: Slot) {
+    pub(super) fn park(&mut self, slot: Slot) {
         assert!(self.costs.parks);
         self.open.get_mut(&slot).expect("open").parked = true;
     }
 
     /// What utterances hold, all counted at their largest.
-    pub fn memory(&self) -> u64 {
+    pub(super) fn memory(&self) -> u64 {
         self.open.values().filter(|s| !s.parked).map(|s| self.costs.bytes(s.tokens)).sum()
     }
 
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// How long the step takes and what it does.
-    pub fn run(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
+    pub(super) fn run(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
         let stage = step.stage;
         assert!(
             !step.slots.is_empty() && step.slots.len() <= self.costs.width[stage as usize] as usize,

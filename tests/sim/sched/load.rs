@@ -54,8 +54,8 @@ fn run(costs: &Costs, kind: Kind, rate: f64, backlog: usize, seed: u64) -> Repor
     let end = Duration::from_secs_f64(WARM + MEASURED);
     // Two utterances of 95 tokens on average.
     let turn = 2.0 * 95.0 / TOKENS;
-    while rate > 0.0 {
-        at += rng.gap(rate / turn);
+    loop {
+        at += rng.gap(rate.max(1e-9) / turn);
         if at > end {
             break;
         }

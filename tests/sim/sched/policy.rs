@@ -10,7 +10,7 @@ use antiphon::sched::{
 use antiphon::turn::LineId;
 
 /// What the world asks of a scheduler.
-pub trait Policy {
+pub(super) trait Policy {
     fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused>;
     fn sized(&mut self, job: JobId, bytes: u64);
     fn note(&mut self, now: Instant, line: LineId, note: LineNote);
@@ -53,14 +53,14 @@ impl Policy for Scheduler {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     Ours,
     Fifo,
     ShortestFirst,
 }
 
 impl Kind {
-    pub fn build(self, config: &Config, limits: Limits) -> Box<dyn Policy> {
+    pub(super) fn build(self, config: &Config, limits: Limits) -> Box<dyn Policy> {
         match self {
             Kind::Ours => Box::new(Scheduler::new(config.clone(), limits)),
             Kind::Fifo => Box::new(Simple::new(limits, |_, order| order)),

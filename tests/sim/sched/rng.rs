@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 #[derive(Clone)]
-pub struct Rng(u64);
+pub(super) struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,21 +19,21 @@ impl Rng {
     }
 
     /// In 0..1.
-    pub fn unit(&mut self) -> f64 {
+    pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// In `low..=high`.
-    pub fn range(&mut self, low: u64, high: u64) -> u64 {
+    pub(super) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    pub fn chance(&mut self, probability: f64) -> bool {
+    pub(super) fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
 
     /// The gap to the next event of a Poisson process.
-    pub fn gap(&mut self, per_second: f64) -> Duration {
+    pub(super) fn gap(&mut self, per_second: f64) -> Duration {
         Duration::from_secs_f64(-(1.0 - self.unit()).ln() / per_second)
     }
 }

@@ -18,13 +18,13 @@ const SEND: Duration = Duration::from_millis(2);
 const OPEN: Duration = Duration::from_micros(50);
 
 /// Any instant serves as zero; one for all worlds.
-pub fn zero() -> Instant {
+pub(super) fn zero() -> Instant {
     static ZERO: OnceLock<Instant> = OnceLock::new();
     *ZERO.get_or_init(antiphon::clock::now)
 }
 
 #[derive(Clone, Debug)]
-pub enum Event {
+pub(super) enum Event {
     /// Utterances of these token counts on one line, at once.
     Turn {
         line: u64,
@@ -70,42 +70,42 @@ struct Utterance {
 }
 
 #[derive(Default)]
-pub struct Report {
-    pub first_audio: Vec<Duration>,
-    pub underruns: Vec<Duration>,
-    pub refused: u32,
-    pub turns: u32,
-    pub live_samples: u64,
-    pub batch_samples: u64,
-    pub done: u32,
-    pub cancelled: u32,
-    pub submitted: u32,
-    pub steps: u64,
+pub(super) struct Report {
+    pub(super) first_audio: Vec<Duration>,
+    pub(super) underruns: Vec<Duration>,
+    pub(super) refused: u32,
+    pub(super) turns: u32,
+    pub(super) live_samples: u64,
+    pub(super) batch_samples: u64,
+    pub(super) done: u32,
+    pub(super) cancelled: u32,
+    pub(super) submitted: u32,
+    pub(super) steps: u64,
     /// Most steps without live work that a first audio waited for after it was submitted.
-    pub most_behind_batch: u32,
-    pub displaced: u32,
-    pub parked: u32,
+    pub(super) most_behind_batch: u32,
+    pub(super) displaced: u32,
+    pub(super) parked: u32,
     /// Width of steps by device time, per stage: seconds and slot-seconds.
-    pub widths: [(f64, f64); 4],
+    pub(super) widths: [(f64, f64); 4],
     /// Device seconds that live work alone would have taken in the same steps.
-    pub live_busy: f64,
+    pub(super) live_busy: f64,
     /// Device seconds of steps.
-    pub busy: f64,
+    pub(super) busy: f64,
     /// Seconds that were measured.
-    pub seconds: f64,
+    pub(super) seconds: f64,
 }
 
 impl Report {
-    pub fn quantile(&self, q: f64) -> Duration {
+    pub(super) fn quantile(&self, q: f64) -> Duration {
         let mut all = self.first_audio.clone();
         all.sort();
         all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or_default()
     }
 }
 
-pub struct World {
-    pub now: Instant,
-    pub engine: Engine,
+pub(super) struct World {
+    pub(super) now: Instant,
+    pub(super) engine: Engine,
     policy: Box<dyn Policy>,
     events: BinaryHeap<Reverse<(Instant, u64)>>,
     bodies: HashMap<u64, Event>,
@@ -113,18 +113,18 @@ pub struct World {
     listeners: BTreeMap<u64, Listener>,
     jobs: BTreeMap<JobId, Utterance>,
     slots: HashMap<antiphon::sched::Slot, JobId>,
-    pub report: Report,
+    pub(super) report: Report,
     /// Counted only from here on, so that what is learned at the start does not blur a measurement.
-    pub measure_from: Instant,
+    pub(super) measure_from: Instant,
     /// Batch utterances are topped up to this many.
-    pub backlog: usize,
-    pub backlog_tokens: u32,
+    pub(super) backlog: usize,
+    pub(super) backlog_tokens: u32,
     backlog_jobs: usize,
-    pub trace: bool,
+    pub(super) trace: bool,
 }
 
 impl World {
-    pub fn new(engine: Engine, policy: Box<dyn Policy>) -> Self {
+    pub(super) fn new(engine: Engine, policy: Box<dyn Policy>) -> Self {
         Self {
             now: zero(),
             engine,
@@ -144,14 +144,14 @@ impl World {
         }
     }
 
-    pub fn at(&mut self, at: Duration, event: Event) {
+    pub(super) fn at(&mut self, at: Duration, event: Event) {
         self.events.push(Reverse((zero() + at, self.next)));
         self.bodies.insert(self.next, event);
         self.next += 1;
     }
 
     /// Runs until `end`, or until nothing is left to do.
-    pub fn run(&mut self, end: Duration) {
+    pub(super) fn run(&mut self, end: Duration) {
         let end = zero() + end;
         while self.now < end {
             self.handle_events(self.now);
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// Nothing may be left: no job, no slot, no byte.
-    pub fn assert_empty(&self) {
+    pub(super) fn assert_empty(&self) {
         assert_eq!(self.policy.remains(self.now), (0, 0, 0), "the scheduler remembers work");
         assert!(self.jobs.is_empty(), "jobs lost: {:?}", self.jobs.keys());
         assert_eq!(self.engine.memory(), 0);
