@@ -187,7 +187,9 @@ impl Scheduler {
         let lead = line.lead(now);
         let ahead = job.decoded.saturating_sub(job.samples);
         let limit = self.config.max_lead();
-        if line.paced && lead + duration_of(ahead) >= limit {
+        // A chunk may need more tokens than the lead limit has room for: then decoding is the only way to sound.
+        let can_wait = !front || stages.has(Stage::Flow) || stages.has(Stage::Vocode);
+        if line.paced && can_wait && lead + duration_of(ahead) >= limit {
             // Enough tokens for now: only what makes sound of them.
             stages = [Stage::Flow, Stage::Vocode]
                 .iter()
@@ -455,4 +457,44 @@ impl Scheduler {
 /// The furthest stage of the set: what is nearest to sound goes first.
 fn last(stages: Stages) -> Option<Stage> {
     Stage::ALL.into_iter().rev().find(|stage| stages.has(*stage))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::{Config, JobSpec, Limits, Outcome};
+    use crate::turn::{LineId, TurnToken};
+
+    /// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
+    /// short of the next chunk and the listener ran dry for ever.
+    #[test]
+    fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
+        let now = crate::clock::now();
+        let limits = Limits {
+            slots: 2,
+            width: [1, 2, 2, 2],
+            rounds: [1; 4],
+            parks: false,
+            memory: 0,
+            seeds: [Duration::from_millis(1); 4],
+        };
+        let mut sched = Scheduler::new(Config::default(), limits);
+        let spec =
+            JobSpec { line: LineId(1), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
+        let job = sched.submit(now, spec).expect("an idle device takes it");
+        let Plan::Open { slot, job: opened } = sched.plan(now) else { panic!("it opens first") };
+        assert_eq!(opened, job);
+        let decodes = Stages::NONE.with(Stage::Decode);
+        sched.opened(job, Ok(decodes));
+        let step = Step { stage: Stage::Decode, slots: vec![slot], rounds: 1 };
+        assert_eq!(sched.plan(now), Plan::Run(step.clone()));
+        let decoded = crate::audio::samples_in(Config::default().max_lead());
+        let outcome = Outcome { slot, ready: decodes, samples: 0, decoded, done: false, failed: None };
+        sched.record(now, Duration::from_millis(1), &step, std::slice::from_ref(&outcome));
+        assert_eq!(sched.plan(now), Plan::Run(step.clone()), "the chunk is not complete yet");
+        let complete = Outcome { ready: decodes.with(Stage::Flow), ..outcome };
+        sched.record(now, Duration::from_millis(1), &step, &[complete]);
+        let Plan::Run(next) = sched.plan(now) else { panic!("there is work") };
+        assert_eq!(next.stage, Stage::Flow);
+    }
 }

@@ -77,12 +77,7 @@ impl Gateway {
 }
 
 impl whip::AcceptCall for Gateway {
-    async fn accept(
-        &self,
-        leg: WebRtcLeg,
-        agent: Option<String>,
-        session: &SessionId,
-    ) -> Result<String, ApiError> {
+    async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, session: &SessionId) -> Result<String, ApiError> {
         let id = CallId::random();
         let agent = agent.unwrap_or_else(|| self.default_agent.to_string());
         let meta = CallMeta {
