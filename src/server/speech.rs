@@ -277,7 +277,6 @@ pub struct Speaker {
     open: usize,
     index: u64,
     started: Instant,
-    ended: &'static str,
 }
 
 impl Speaker {
@@ -298,7 +297,6 @@ impl Speaker {
             open: 0,
             index: 0,
             started: clock::now(),
-            ended: "cancelled",
         }
     }
 
@@ -320,7 +318,6 @@ impl Speaker {
         loop {
             self.submit()?;
             if self.open == 0 {
-                self.ended = "done";
                 return Ok(None);
             }
             let Some(event) = self.events.recv().await else { return Err(SpeechError::Closed) };
@@ -328,7 +325,6 @@ impl Speaker {
                 SpeechEvent::Audio { pcm, .. } => return Ok(Some(pcm)),
                 SpeechEvent::End { how, .. } => {
                     self.open -= 1;
-                    self.ended = how.label();
                     match how {
                         UtteranceEnd::Done => {}
                         UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
@@ -361,10 +357,9 @@ impl Speaker {
             };
             self.index += 1;
             self.open += 1;
-            self.engine.submit(utterance, self.sink.clone()).map_err(|refused| {
-                self.ended = "refused";
-                SpeechError::Refused { retry_after: refused.retry_after }
-            })?;
+            self.engine
+                .submit(utterance, self.sink.clone())
+                .map_err(|refused| SpeechError::Refused { retry_after: refused.retry_after })?;
         }
         Ok(())
     }
@@ -374,7 +369,6 @@ impl Drop for Speaker {
     fn drop(&mut self) {
         self.epoch.raise();
         self.engine.note(self.line, LineNote::Closed);
-        metrics::counter!("voice_requests_total", "class" => "live", "outcome" => self.ended).increment(1);
         let took = clock::now().saturating_duration_since(self.started);
         metrics::histogram!("voice_request_duration_seconds").record(took.as_secs_f64());
     }
