@@ -147,7 +147,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         seed: 1,
     };
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
-    super::block_on(async {
+    let results = super::block_on(async {
         engine.ready().await;
         let mut devices = Vec::new();
         for device in engine.status() {
@@ -161,5 +161,8 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         println!("{}", Level::header());
         let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
-    })
+    });
+    // A device thread that still computes while the process ends would have its driver taken away under it.
+    engine.shutdown();
+    results
 }

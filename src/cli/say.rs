@@ -102,7 +102,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         eprintln!("{reason}");
     }
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
-    super::block_on(async {
+    let outcome = super::block_on(async {
         engine.ready().await;
         for device in engine.status() {
             if let Phase::Failed(reason) = device.phase {
@@ -129,7 +129,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         }
         bar.finish();
         Ok(())
-    })
+    });
+    // A device thread that still computes while the process ends would have its driver taken away under it.
+    engine.shutdown();
+    outcome
 }
 
 enum Out {

@@ -47,7 +47,11 @@ async fn bad_http(rig: &Rig, id: &str) {
     let request = rig.client.post(&turns).body("text");
     assert_eq!(request.send().await.expect("HTTP").status(), 415);
     let request = rig.client.post(&turns).header("content-type", "application/json").body(vec![b' '; 2 << 20]);
-    assert_eq!(request.send().await.expect("HTTP").status(), 413);
+    // The gateway answers before it has read it all, and closes; what the client sees of that is a matter of timing.
+    match request.send().await {
+        Ok(response) => assert_eq!(response.status(), 413),
+        Err(error) => assert!(error.is_request(), "{error}"),
+    }
     assert_eq!(rig.get("/v1/nothing").await.0, 404);
     for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n", &[0xff; 4096]]
     {

@@ -37,12 +37,12 @@ costs() {
 
 bench() {
     run="./antiphon bench --engine cosyvoice3 --device cuda:0 --model random-full --speech-seconds 8"
-    # Alone, first hop of ten tokens and of twenty-five; then calls that talk, closed and open loop; then throughput.
-    $run --voice random-k10 --concurrency 1 --json "$1/alone-k10.json"
-    $run --voice random --concurrency 1 --json "$1/alone-k25.json"
-    $run --voice random-k10 --concurrency 50,100,200,300 --json "$1/talk.json"
-    $run --voice random-k10 --concurrency 120 --arrivals 12.5 --json "$1/open.json"
-    $run --voice random-k10 --throughput --concurrency 64,200 --json "$1/throughput.json"
+    # Alone and as fast as it comes, first hop of ten tokens, then of twenty-five; calls that talk in real time, each
+    # turn after the last; the same with turns that arrive by chance.
+    $run --voice random-k10 --throughput --seconds 10 --concurrency 1,16,64,128 --json "$1/throughput.json"
+    $run --voice random --throughput --seconds 10 --concurrency 1 --json "$1/alone-k25.json"
+    $run --voice random-k10 --seconds 12 --concurrency 50,100,150,200 --json "$1/talk.json"
+    $run --voice random-k10 --seconds 15 --concurrency 100 --arrivals 10 --json "$1/open.json"
 }
 
 case ${1:-} in

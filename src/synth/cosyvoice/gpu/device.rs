@@ -424,7 +424,7 @@ impl Module {
 pub(super) struct Buf {
     pub(super) ptr: u64,
     pub(super) bytes: usize,
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
 }
 
 impl Drop for Buf {

@@ -198,7 +198,8 @@ impl Llm {
         let size = elt.size();
         let layer_stride = 2 * config.kv_heads * positions * hd;
         let slot_stride = layer_stride * config.layers;
-        let cache = device.alloc("language model slots", slots * slot_stride * size)?;
+        // Attention reads whole tiles: what lies past the end counts for nothing, but it must be a number.
+        let cache = device.zeros("language model slots", slots * slot_stride * size)?;
         let seq = device.zeros("sequences", slots * size_of::<Seq>())?;
         let forced = device.zeros("forced tokens", slots * positions * 4)?;
         let x = device.zeros("activations", PASS * hidden * 4)?;
@@ -257,6 +258,12 @@ impl Llm {
             slots,
             owned: vec![text, speech, rope, cache, seq, forced, x, xe, row_slot, row_pos],
         })
+    }
+
+    /// Clears a slot whose values became no numbers, so that its next utterance does not read them.
+    pub(super) fn scrub(&self, slot: usize) -> Result<(), GpuError> {
+        let bytes = self.slot_bytes();
+        self.device.fill_zero(self.args.cache + (slot * bytes) as u64, bytes)
     }
 
     /// Bytes of one slot's cache.

@@ -295,7 +295,7 @@ impl GpuBackend {
         own: &[Slab],
     ) -> Result<bool, SynthError> {
         let block = self.config.flow.block;
-        let scratch = self.device.alloc("a full solve", own.len() * self.flow.hist_bytes)?;
+        let scratch = self.device.zeros("a full solve", own.len() * self.flow.hist_bytes)?;
         let Some(voice) = self.voices.get(&voice) else { return Ok(false) };
         let runs: Vec<ChunkRun> = (0..own.len())
             .map(|n| {
@@ -495,7 +495,16 @@ impl Backend for GpuBackend {
         }
         self.hift.open(slot.0 as usize)?;
         entry.holds += 1;
-        let state = SlotState { voice, request, prefilled: false, emitted: 0, ended: None, stream, stretched: None };
+        let state = SlotState {
+            voice,
+            request,
+            prefilled: false,
+            emitted: 0,
+            ended: None,
+            stream,
+            stretched: None,
+            poisoned: false,
+        };
         self.slots.insert(slot, state);
         Ok(())
     }
@@ -547,6 +556,7 @@ impl Backend for GpuBackend {
             let sampling = &state.request.sampling;
             let forced = sampling.forced.as_ref().map_or(u32::MAX, |f| f.len() as u32);
             if drawn.bad {
+                state.poisoned = true;
                 result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
             } else if drawn.eos {
                 state.ended = Some(End::Eos);
@@ -608,14 +618,16 @@ impl Backend for GpuBackend {
         }
         .into_iter();
         for ((slot, state), before) in taken.into_iter().zip(before) {
-            let Some(state) = state else {
+            let Some(mut state) = state else {
                 out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
                 continue;
             };
             let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
             let frames = state.stream.done.max(prompt) - before.max(prompt);
             let pending = state.stream.pending() as u32;
-            out.push(Flowed { slot, frames: frames as u32, pending, failed: failures.next().flatten() });
+            let failed = failures.next().flatten();
+            state.poisoned |= failed.is_some();
+            out.push(Flowed { slot, frames: frames as u32, pending, failed });
             self.slots.insert(slot, state);
         }
         Ok(())
@@ -669,6 +681,12 @@ impl Backend for GpuBackend {
 
     fn close(&mut self, slot: Slot) {
         if let Some(mut state) = self.slots.remove(&slot) {
+            if state.poisoned {
+                let slabs = state.stream.own().try_for_each(|slab| self.slabs.scrub(slab));
+                if let Err(error) = slabs.and_then(|()| self.llm.scrub(slot.0 as usize)) {
+                    tracing::error!(%error, slot = slot.0, "a slot could not be cleared");
+                }
+            }
             state.stream.free(&mut self.slabs);
             self.drop_hold(state.voice);
         }

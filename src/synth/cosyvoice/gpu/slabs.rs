@@ -28,7 +28,8 @@ impl Slabs {
         if count == 0 {
             return Err(GpuError::Memory { what: "one block of the flow", bytes: size as u64, free: budget });
         }
-        let memory = device.alloc("flow slabs", size * count)?;
+        // The last block of an utterance is read to its end, where nothing was written: it must be numbers.
+        let memory = device.zeros("flow slabs", size * count)?;
         // Taken from the end: low numbers first.
         Ok(Self { memory, size, free: (0..count as Slab).rev().collect(), count })
     }
@@ -42,6 +43,11 @@ impl Slabs {
     pub(super) fn put(&mut self, slab: Slab) {
         debug_assert!(!self.free.contains(&slab));
         self.free.push(slab);
+    }
+
+    /// Clears a slab whose values became no numbers, so that its next owner does not read them.
+    pub(super) fn scrub(&self, slab: Slab) -> Result<(), GpuError> {
+        self.memory.device.fill_zero(self.address(slab), self.size)
     }
 
     /// Where it lies.

@@ -41,6 +41,8 @@ pub(super) struct SlotState {
     pub(super) stream: Stream,
     /// A finished mel at another speed: its frames and where they lie.
     pub(super) stretched: Option<(Buf, usize)>,
+    /// A value of it became no number: its memory is cleared before others get it.
+    pub(super) poisoned: bool,
 }
 
 /// The flow of one utterance.
@@ -200,6 +202,12 @@ impl Stream {
         for slab in self.window.take().and_then(|w| w.whole).into_iter().flatten() {
             slabs.put(slab);
         }
+    }
+
+    /// The slabs that are this utterance's own.
+    pub(super) fn own(&self) -> impl Iterator<Item = Slab> {
+        let whole = self.window.as_ref().and_then(|w| w.whole.as_ref());
+        self.slabs.iter().skip(self.shared).chain(whole.into_iter().flatten()).copied()
     }
 
     /// The slabs of a finished prefix, now the caller's.
