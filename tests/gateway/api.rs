@@ -35,12 +35,7 @@ async fn every_described_route_is_there() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_job_is_accepted_finished_and_heard() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let rig = Rig::with(|config| {
-        config.batch.database = folder.path().join("jobs.sqlite");
-        config.batch.audio_dir = folder.path().join("audio");
-    })
-    .await;
+    let rig = Rig::start().await;
     let body = json!({ "items": [SENTENCE, "And that is all."], "response_format": "wav" });
     let (status, job) = rig.post("/v1/audio/speech/batch", body).await;
     assert_eq!((status, &job["total"]), (202, &json!(2)), "{job}");

@@ -24,6 +24,8 @@ pub(crate) struct Rig {
     pub(crate) app: App,
     pub(crate) http: String,
     pub(crate) client: reqwest::Client,
+    /// Of the jobs that a test may make.
+    _folder: tempfile::TempDir,
 }
 
 impl Rig {
@@ -40,12 +42,15 @@ impl Rig {
         config.sip.udp = Some(any);
         config.sip.tcp = Some(any);
         config.call.drain_grace_s = 2;
+        let folder = tempfile::tempdir().expect("a folder");
+        config.batch.database = folder.path().join("jobs.sqlite");
+        config.batch.audio_dir = folder.path().join("audio");
         change(&mut config);
         let app = App::start(config).await.expect("the gateway starts");
         app.ready().await;
         assert!(app.gateway().is_ready(), "some voice works");
         let http = format!("http://{}", app.http());
-        Rig { app, http, client: reqwest::Client::new() }
+        Rig { app, http, client: reqwest::Client::new(), _folder: folder }
     }
 
     pub(crate) fn sip_udp(&self) -> SocketAddr {
