@@ -4,12 +4,12 @@
 //! [`Secret`] names. A value that parsed is usable: ranges are checked while it is read.
 
 use std::{
-    fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     str::FromStr,
 };
 
+pub use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// `[sip]`: where the gateway listens and whom it hears.
@@ -177,30 +177,6 @@ impl CodecName {
             CodecName::Pcmu => sdp::Codec::Pcmu,
             CodecName::Pcma => sdp::Codec::Pcma,
         }
-    }
-}
-
-/// Something that must not be shown. Read from a plain string; composing `{ env }` and `{ file }` is the
-/// work of whoever reads the whole configuration.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a value.
-    pub fn new(value: impl Into<String>) -> Secret {
-        Secret(value.into())
-    }
-
-    /// The value itself; for computing, never for printing.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
     }
 }
 

@@ -29,7 +29,7 @@ use super::backend::{
     VoiceHandle,
 };
 use super::checkpoint::{Part, TensorFile, find};
-use super::config::{Config, EULER_STEPS};
+use super::config::{Config, EULER_STEPS, FlowConfig};
 use super::noise::SineTable;
 use crate::synth::{Memory, Slot, SynthError};
 
@@ -131,28 +131,6 @@ impl CpuBackend {
         let flow = &self.config.flow;
         (EULER_STEPS * flow.depth * 2 * 2 * flow.inner() * 4) as u64
     }
-
-    fn check_voice(&self, prompt: &FlowPrompt) -> Result<(), SynthError> {
-        let flow = &self.config.flow;
-        let input = |text: String| Err(SynthError::Input(text));
-        if prompt.speaker.len() != flow.speaker {
-            return input(format!(
-                "the voice's speaker vector has {} values, the model wants {}",
-                prompt.speaker.len(),
-                flow.speaker
-            ));
-        }
-        if !prompt.mel.len().is_multiple_of(flow.mel) {
-            return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
-        }
-        if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
-            return input(format!("the voice holds speech token {token}, the model knows {}", flow.vocab));
-        }
-        if prompt.tokens.is_empty() || prompt.mel.is_empty() {
-            return input("the voice holds no speech tokens or no mel".into());
-        }
-        Ok(())
-    }
 }
 
 /// A candle error is the device's: shapes were checked before.
@@ -178,7 +156,7 @@ impl Backend for CpuBackend {
     }
 
     fn add_voice(&mut self, prompt: Arc<FlowPrompt>) -> Result<VoiceHandle, SynthError> {
-        self.check_voice(&prompt)?;
+        check_voice(&prompt, &self.config.flow)?;
         let handle = VoiceHandle(self.next_voice);
         self.next_voice += 1;
         let prompt = Arc::new(self.flow.prompt(&prompt).map_err(device)?);
@@ -368,4 +346,26 @@ fn ending(id: u32, emitted: usize, config: &super::config::LlmConfig, max_len: u
     } else {
         None
     }
+}
+
+/// Whether a voice prompt fits the model; the same on every device.
+pub(in crate::synth::cosyvoice) fn check_voice(prompt: &FlowPrompt, flow: &FlowConfig) -> Result<(), SynthError> {
+    let input = |text: String| Err(SynthError::Input(text));
+    if prompt.speaker.len() != flow.speaker {
+        return input(format!(
+            "the voice's speaker vector has {} values, the model wants {}",
+            prompt.speaker.len(),
+            flow.speaker
+        ));
+    }
+    if !prompt.mel.len().is_multiple_of(flow.mel) {
+        return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
+    }
+    if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
+        return input(format!("the voice holds speech token {token}, the model knows {}", flow.vocab));
+    }
+    if prompt.tokens.is_empty() || prompt.mel.is_empty() {
+        return input("the voice holds no speech tokens or no mel".into());
+    }
+    Ok(())
 }

@@ -230,27 +230,10 @@ impl GpuBackend {
     }
 
     fn make_voice(&self, prompt: &Arc<FlowPrompt>) -> Result<Voice, SynthError> {
-        let flow = &self.config.flow;
-        let input = |text: String| Err(SynthError::Input(text));
-        if prompt.speaker.len() != flow.speaker {
-            return input(format!(
-                "the voice's speaker vector has {} values, the model wants {}",
-                prompt.speaker.len(),
-                flow.speaker
-            ));
-        }
-        if !prompt.mel.len().is_multiple_of(flow.mel) {
-            return input(format!("the voice's mel is not made of frames of {} values", flow.mel));
-        }
-        if let Some(token) = prompt.tokens.iter().find(|&&t| t as usize >= flow.vocab) {
-            return input(format!("the voice holds speech token {token}, the model knows {}", flow.vocab));
-        }
-        if prompt.tokens.is_empty() || prompt.mel.is_empty() {
-            return input("the voice holds no speech tokens or no mel".into());
-        }
+        cpu::check_voice(prompt, &self.config.flow)?;
         Ok(Voice {
             prompt: prompt.clone(),
-            frames: prompt.mel.len() / flow.mel,
+            frames: prompt.mel.len() / self.config.flow.mel,
             cond: self.device.upload("a voice", &prompt.mel)?,
             speaker: self.device.upload("a voice", &self.flow.project(&prompt.speaker))?,
             prefix: None,
