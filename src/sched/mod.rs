@@ -289,13 +289,16 @@ impl Scheduler {
         if let Some((job, slot, how)) = self.ended.pop_front() {
             return Plan::End { job, slot, how };
         }
-        if let Some(plan) = self.place_live() {
+        if let Some(plan) = self.place_live(now) {
             return plan;
         }
         self.rest(now);
         let candidates = self.candidates(now);
         let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
-        if !urgent && let Some(plan) = self.place_batch() {
+        let starving = self.batch_starves(now);
+        if (!urgent || starving)
+            && let Some(plan) = self.place_batch(starving)
+        {
             return plan;
         }
         match self.select(now, &candidates) {
