@@ -17,14 +17,14 @@ mod child;
 mod voices;
 
 use std::collections::{HashMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::child::Child;
 use self::voices::Catalogue;
 use super::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::turn::Utterance;
+use crate::turn::{Class, Utterance};
 
 /// Words a minute at speed 1.0: the program's own default.
 const WORDS_PER_MINUTE: f32 = 175.0;
@@ -34,6 +34,8 @@ const RATE_LIMITS: (f32, f32) = (80.0, 450.0);
 pub const MAX_TEXT: usize = 48 << 10;
 /// How long a step waits for the first byte when no slot has any.
 const WAIT: Duration = Duration::from_millis(2);
+/// Starts batch children at the lowest priority; where it is missing they have the normal one.
+const NICE: &str = "nice";
 /// A child that gives nothing for so long is taken for dead.
 const STALLED: Duration = Duration::from_secs(5);
 
@@ -120,10 +122,10 @@ impl Espeak {
         let count =
             |warm: &VecDeque<(Manner, Child)>, manner: &Manner| warm.iter().filter(|(m, _)| m == manner).count();
         while count(&self.warm, &default) < for_default {
-            self.warm.push_front((default.clone(), Child::start(&self.config.program, &default)?));
+            self.warm.push_front((default.clone(), Child::start(&self.config.program, &default, None)?));
         }
         if *wanted != default && places > for_default && count(&self.warm, wanted) == 0 {
-            self.warm.push_back((wanted.clone(), Child::start(&self.config.program, wanted)?));
+            self.warm.push_back((wanted.clone(), Child::start(&self.config.program, wanted, None)?));
         }
         while self.warm.len() > places {
             // The manner wanted longest ago goes first; those of the default stand before all others.
@@ -143,7 +145,7 @@ impl Espeak {
             }
             self.dead.push(child);
         }
-        Child::start(&self.config.program, manner)
+        Child::start(&self.config.program, manner, None)
     }
 
     fn bury(&mut self, mut child: Child) {
@@ -170,18 +172,26 @@ impl Synthesizer for Espeak {
             )));
         }
         let manner = self.manner(utterance.voice.as_deref(), utterance.language.as_deref(), utterance.speed)?;
-        let mut child = self.take(&manner)?;
+        let mut child = match utterance.class {
+            Class::Live => self.take(&manner)?,
+            // A child computes as soon as it has its text, whatever steps are run: batch must give way by itself.
+            Class::Batch => {
+                Child::start(&self.config.program, &manner, Some(Path::new(NICE))).or_else(|_| self.take(&manner))?
+            }
+        };
         if child.say(&plain(&utterance.text)).is_err() {
             // It died between the check and now: one new one, and if that fails too the program is broken.
             self.bury(child);
-            child = Child::start(&self.config.program, &manner)?;
+            child = Child::start(&self.config.program, &manner, None)?;
             child.say(&plain(&utterance.text)).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
         }
         if let Some(old) = self.open.insert(slot, child) {
             self.bury(old);
         }
         // The next one starts while this one speaks. That it could not be is no fault of this utterance.
-        if let Err(error) = self.keep_warm(&manner) {
+        if utterance.class == Class::Live
+            && let Err(error) = self.keep_warm(&manner)
+        {
             tracing::warn!(%error, "no espeak-ng process could be kept ready");
         }
         Ok(Stages::NONE.with(Stage::Vocode))

@@ -34,11 +34,21 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts a process that loads its voice and then waits for text.
-    pub(super) fn start(program: &Path, manner: &Manner) -> Result<Self, SynthError> {
+    ///
+    /// `nice` is the program by which it gives way to everything else on the machine, for work that nobody waits for.
+    pub(super) fn start(program: &Path, manner: &Manner, nice: Option<&Path>) -> Result<Self, SynthError> {
         let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         ours.set_nonblocking(true).map_err(broken)?;
-        let mut process = Command::new(program)
+        let mut command = match nice {
+            Some(nice) => {
+                let mut command = Command::new(nice);
+                command.args(["-n", "19"]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let mut process = command
             .args(["--stdout", "--stdin", "-b", "1", "-s"])
             .arg(manner.words_per_minute.to_string())
             .arg("-v")
