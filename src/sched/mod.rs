@@ -334,12 +334,13 @@ impl Scheduler {
         self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
         let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
         let stage = step.stage as usize;
-        let mut batch_ran = false;
+        let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
             let Some(Some(id)) = self.slots.get(outcome.slot.0 as usize).copied() else { continue };
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             self.tenants.charge(job.tenant, share);
             batch_ran |= !job.is_live();
+            batch_done |= !job.is_live() && outcome.done;
             job.ready = outcome.ready;
             job.decoded = outcome.decoded;
             job.service += took;
@@ -366,8 +367,13 @@ impl Scheduler {
         if batch_ran {
             let aged = self.batch_grant.is_some_and(|grant| now >= grant);
             let pause = took.as_secs_f64() / self.config.batch_min_share.max(1e-3);
-            // What a starving lane was granted keeps it aged; only work that live left over feeds it.
-            self.batch_grant = if aged { Some(now + Duration::from_secs_f64(pause)) } else { None };
+            // What a starving lane was granted keeps it aged; only a sentence that it finishes in what live work left
+            // over feeds it: one that is displaced on the way has gained nothing.
+            if aged {
+                self.batch_grant = Some(now + Duration::from_secs_f64(pause));
+            } else if batch_done {
+                self.batch_grant = None;
+            }
             self.batch_hungry = None;
         }
     }

@@ -41,9 +41,6 @@ const NEAR: u32 = 4;
 const RESUME: f64 = 0.75;
 /// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
-/// One in this many stays free of decoding ahead while batch starves, so that lines that begin need not take what it
-/// was given.
-const AHEAD_RESERVE: u32 = 8;
 
 /// A job that could be in the next step.
 #[derive(Debug)]
@@ -65,7 +62,7 @@ pub(super) struct Candidate {
 
 impl Scheduler {
     /// A slot for the most urgent live job without one, or the displacement that it needs. What only decodes ahead of
-    /// its turn takes nothing from batch and not the last slot; while batch starves it leaves room for one of its jobs.
+    /// its turn takes nothing from batch and not the last slot; while batch starves none begins.
     pub(super) fn place_live(&mut self, now: Instant) -> Option<Plan> {
         let least = self.tenants.least();
         let key = |id: &JobId| {
@@ -78,10 +75,9 @@ impl Scheduler {
         let needed = self.jobs.get(&id)?.memory;
         let free = self.slots.iter().position(Option::is_none);
         let front = self.jobs.get(&id).is_some_and(|job| self.is_front(job));
-        let spare = self.slots.iter().filter(|slot| slot.is_none()).count() as u32;
+        let spare = self.slots.iter().filter(|slot| slot.is_none()).count();
         let starving = self.batch_grant.is_some() || self.batch_starves(now);
-        let kept = if starving { (self.limits.slots / AHEAD_RESERVE).max(1) } else { 1 };
-        if !front && spare <= kept {
+        if !front && (starving || spare < 2 || !self.fits(needed)) {
             return None;
         }
         if let Some(free) = free

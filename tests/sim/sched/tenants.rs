@@ -94,7 +94,7 @@ fn a_rate_limit_holds_over_any_minute_and_says_when_to_come_back() {
     let config = Config { tenant_default: tenant(1.0, PER_MINUTE, 0), ..Config::default() };
     let mut sched = Scheduler::new(config, Costs::named("simple").limits());
     let submit = |sched: &mut Scheduler, now, line: u64| {
-        let (line, class) = (LineId(line), if line % 2 == 0 { Class::Live } else { Class::Batch });
+        let (line, class) = (LineId(line), if line.is_multiple_of(2) { Class::Live } else { Class::Batch });
         let spec = JobSpec { line, class, token: TurnToken::forever(), tenant: "one".into(), chars: CHARS };
         let result = sched.submit(now, spec);
         // Only the limit is looked at here: the work itself is given up at once.
