@@ -3,7 +3,10 @@
 mod agents;
 mod api;
 mod calls;
+mod cancel;
 mod hostile;
 mod interop;
 mod speech;
+mod stand_in;
 mod support;
+mod watched;

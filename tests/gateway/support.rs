@@ -4,8 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use antiphon::app::App;
+use antiphon::app::engines::{self, Choice};
 use antiphon::config::Config;
 use antiphon::server::speech::{Manner, Speaker};
+use antiphon::synth::device::Engine;
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::heard::Clip;
@@ -34,6 +36,14 @@ impl Rig {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
+        let choice = engines::choose(&Config::default().engine).expect("some voice works");
+        let rig = Rig::with_voices(change, choice).await;
+        assert!(rig.app.gateway().is_ready(), "some voice works");
+        rig
+    }
+
+    /// With voices of the test's own, which may be broken.
+    pub(crate) async fn with_voices(change: impl FnOnce(&mut Config), voices: Choice) -> Rig {
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = Config::default();
@@ -46,9 +56,8 @@ impl Rig {
         config.batch.database = folder.path().join("jobs.sqlite");
         config.batch.audio_dir = folder.path().join("audio");
         change(&mut config);
-        let app = App::start(config).await.expect("the gateway starts");
+        let app = App::start_with(config, voices).await.expect("the gateway starts");
         app.ready().await;
-        assert!(app.gateway().is_ready(), "some voice works");
         let http = format!("http://{}", app.http());
         Rig { app, http, client: reqwest::Client::new(), _folder: folder }
     }
@@ -91,8 +100,13 @@ impl Rig {
 
     /// `text` synthesised directly.
     pub(crate) async fn reference(&self, text: &str) -> Clip {
+        Self::spoken_by(&self.app.gateway().engine, text).await
+    }
+
+    /// `text` synthesised by `engine`.
+    pub(crate) async fn spoken_by(engine: &Engine, text: &str) -> Clip {
         let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
-        let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
+        let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add([text.to_owned()]);
         let mut pcm = Vec::new();
         while let Some(piece) = speaker.next().await.expect("speech") {
