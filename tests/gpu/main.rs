@@ -56,6 +56,33 @@ fn working_precision_is_within_its_stated_tolerances() {
     }
 }
 
+/// A row's results are the same bits however many rows are multiplied with it, by every kernel that may be chosen.
+#[test]
+fn products_do_not_depend_on_the_batch() {
+    use gpu::products::{Size, disagreements};
+    if !device() {
+        return;
+    }
+    for (n, k) in [(1152, 896), (896, 4864), (192, 64), (64, 128)] {
+        let found = disagreements(0, Size { n, k }).expect("the products run");
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+/// What each way of running the language model's products costs.
+#[test]
+#[ignore = "measures; run it on a quiet device"]
+fn product_costs() {
+    use gpu::products::{Size, costs};
+    if !device() {
+        return;
+    }
+    let sizes = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6784, 896)].map(|(n, k)| Size { n, k });
+    for cost in costs(0, &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the products run") {
+        println!("{cost}");
+    }
+}
+
 /// Sizes of the 0.5B model.
 fn full() -> Config {
     use antiphon::synth::cosyvoice::config::{FlowConfig, HiftConfig, LlmConfig, RasConfig};

@@ -135,6 +135,8 @@ pub(super) struct Device {
     arch: String,
     /// Whether launches may start before the one before them has ended.
     overlap: bool,
+    /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
+    pub(super) hopper: bool,
     trace: Mutex<Trace>,
 }
 
@@ -185,6 +187,7 @@ impl Device {
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
+            hopper: major == 9,
             trace: Mutex::default(),
         }))
     }
@@ -229,9 +232,20 @@ impl Device {
     /// Memory that holds `values`.
     pub(super) fn upload<T: Copy>(self: &Arc<Self>, what: &'static str, values: &[T]) -> Result<Buf, GpuError> {
         let buf = self.alloc(what, std::mem::size_of_val(values))?;
-        // SAFETY: the buffer has just been made as large as `values`; the copy is complete when it returns.
-        unsafe { cu::memcpy_htod_sync(buf.ptr, values) }.map_err(driver("copy to the device"))?;
+        self.write(buf.ptr, values)?;
         Ok(buf)
+    }
+
+    /// Copies `values` to `ptr`, after everything that was started before; returns when they are there.
+    ///
+    /// # Why
+    /// The driver's blocking copy runs on the default stream, which ours does not wait for, and for few bytes of
+    /// pageable memory it returns before they have arrived: a kernel started next may read what was there before.
+    pub(super) fn write<T: Copy>(&self, ptr: u64, values: &[T]) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: callers pass ranges of buffers they own; `values` outlives the copy, which is waited for.
+        unsafe { cu::memcpy_htod_async(ptr, values, self.stream.cu_stream()) }.map_err(driver("copy to the device"))?;
+        self.sync()
     }
 
     /// Sets `bytes` bytes at `ptr` to zero, in the order of the stream.
@@ -282,11 +296,34 @@ impl Device {
         shared: u32,
         args: &[*const c_void],
     ) -> Result<(), GpuError> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_clusters(kernel, 1, grid, block, shared, args) }
+    }
+
+    /// As [`Self::launch`]; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub(super) unsafe fn launch_clusters(
+        &self,
+        kernel: Kernel,
+        cluster: u32,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: u32,
+        args: &[*const c_void],
+    ) -> Result<(), GpuError> {
+        use sys::CUlaunchAttributeID as Id;
+        use sys::CUlaunchAttributeValue as Value;
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut size = Value { pad: [0; 64] };
+        size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let overlap = Value { programmaticStreamSerializationAllowed: 1 };
+        // Neither exists before Hopper, where there is one block a cluster.
+        let mut attributes = [
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, overlap),
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, size),
+        ];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -296,8 +333,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream.cu_stream(),
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(self.overlap) * if cluster > 1 { 2 } else { 1 },
         };
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe {

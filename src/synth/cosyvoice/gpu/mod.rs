@@ -25,6 +25,7 @@ mod hift;
 mod llm;
 mod lt;
 mod probe;
+pub mod products;
 mod slabs;
 mod slots;
 mod weights;
@@ -53,7 +54,9 @@ use crate::synth::{Memory, Slot, SynthError};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const SETUP: &str = include_str!("kernels/setup.cu");
+const PRODUCT: &str = include_str!("kernels/product.cuh");
 const GEMM: &str = include_str!("kernels/gemm.cu");
+const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const FLOW: &str = include_str!("kernels/flow.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
@@ -97,15 +100,16 @@ impl Default for Precision {
 pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> {
     device::can_compile().then(|| {
         let units = [
-            ("setup.cu", SETUP, Vec::new()),
-            ("gemm.cu", GEMM, Vec::new()),
-            ("llm.cu", LLM, llm::defines(&config.llm)),
-            ("flow.cu", FLOW, flow::defines(&config.flow)),
-            ("hift.cu", HIFT, hift::defines(config, 0)),
+            ("setup.cu", vec![COMMON, SETUP], Vec::new()),
+            ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
+            ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
+            ("llm.cu", vec![COMMON, LLM], llm::defines(&config.llm)),
+            ("flow.cu", vec![COMMON, FLOW], flow::defines(&config.flow)),
+            ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
         ];
         for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
-            for (unit, source, defines) in &units {
-                device::compile(unit, &[COMMON, source], elt, defines, arch)?;
+            for (unit, sources, defines) in &units {
+                device::compile(unit, sources, elt, defines, arch)?;
             }
         }
         Ok(())
