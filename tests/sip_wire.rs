@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use sip_support::{
     event, limited, loopback,
     raw::{Raw, answers_options, answers_options_tcp, body, header, sdp},
-    start, within,
+    start, transfer, within,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -250,7 +250,7 @@ async fn transfer_follows_the_peers_progress() {
     let (mut raw, mut leg) = call(&endpoint, &mut calls, "transfer", 4_000).await;
     for (progress, ends) in [("503 Service Unavailable", false), ("200 OK", true)] {
         let (result, ()) = limited(async {
-            tokio::join!(leg.transfer("sip:other@127.0.0.1:9", false), async {
+            tokio::join!(transfer(&mut leg, "sip:other@127.0.0.1:9", false), async {
                 let refer = raw.expect("REFER").await;
                 assert_eq!(header(&refer, "Refer-To"), Some("<sip:other@127.0.0.1:9>"));
                 raw.answer(&refer, "202 Accepted", "").await;
@@ -277,7 +277,7 @@ async fn attended_transfer_offers_the_consultation_to_be_replaced() {
     let to = format!("sip:expert@{}", target.local_udp().expect("bound"));
     let (result, (), mut consultation) = limited(async {
         tokio::join!(
-            leg.transfer(&to, true),
+            transfer(&mut leg, &to, true),
             async {
                 let refer = raw.expect("REFER").await;
                 let refer_to = header(&refer, "Refer-To").expect("Refer-To");

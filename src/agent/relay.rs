@@ -253,9 +253,14 @@ impl Relay {
             CallEvent::Underrun { turn, gap } => info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64})),
             CallEvent::Flow { open } => Some(ToAgent::Flow { state: if *open { "resume" } else { "pause" } }),
             CallEvent::Error(description) => Some(ToAgent::Error { description: description.clone() }),
-            CallEvent::Transferred(outcome) => {
-                Some(ToAgent::Transfer { accepted: outcome.is_ok(), reason: outcome.as_ref().err().cloned() })
+            CallEvent::TransferAccepted => Some(ToAgent::Transfer { accepted: true, reason: None }),
+            CallEvent::Transferred(Err(reason)) => {
+                Some(ToAgent::Transfer { accepted: false, reason: Some(reason.clone()) })
             }
+            CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
+            CallEvent::TransferFailed(reason) => Some(ToAgent::Error {
+                description: format!("the transfer failed, the caller is still here: {reason}"),
+            }),
             CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
         }
     }

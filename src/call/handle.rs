@@ -290,7 +290,8 @@ impl CallHandle {
         self.send(Command::Hold(false))
     }
 
-    /// Hands the peer over to `to`; the outcome comes as [`CallEvent::Transferred`].
+    /// Hands the peer over to `to`; the peer's answer comes as [`CallEvent::TransferAccepted`]
+    /// or [`CallEvent::Transferred`], its late failure as [`CallEvent::TransferFailed`].
     ///
     /// # Errors
     /// The call takes no more commands.
