@@ -344,6 +344,13 @@ impl CallHandle {
         if self.has_ended() {
             return Err(SpeakError::Ended);
         }
+        let limit = self.shared.backlog.limit();
+        if bytes > limit {
+            // It would not fit into an empty queue either: waiting for room would be waiting for ever.
+            return Err(SpeakError::Invalid(format!(
+                "{bytes} bytes of text are more than the {limit} that may wait in one call; send it in parts"
+            )));
+        }
         if self.shared.backlog.take(bytes) { Ok(()) } else { Err(SpeakError::Busy) }
     }
 

@@ -108,6 +108,11 @@ impl Raw {
 
     /// Answers a request that came to us.
     pub(crate) async fn answer(&self, request: &str, status: &str, headers: &str) {
+        self.answer_with(request, status, headers, "").await;
+    }
+
+    /// The same with a body; `headers` name its type.
+    pub(crate) async fn answer_with(&self, request: &str, status: &str, headers: &str, body: &str) {
         let mut out = format!("SIP/2.0 {status}\r\n");
         for line in request.split("\r\n") {
             let name = line.split(':').next().unwrap_or_default();
@@ -116,7 +121,8 @@ impl Raw {
                 out.push_str("\r\n");
             }
         }
-        out.push_str(&format!("Contact: <sip:raw@{}>\r\n{headers}Content-Length: 0\r\n\r\n", self.local));
+        let (local, length) = (&self.local, body.len());
+        out.push_str(&format!("Contact: <sip:raw@{local}>\r\n{headers}Content-Length: {length}\r\n\r\n{body}"));
         self.send(&out).await;
     }
 
