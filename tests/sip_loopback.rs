@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
-    sip::{CodecName, DialError, DialRequest, Endpoint, Secret, SipConfig, SipError, TrunkConfig, User},
+    sip::{CodecName, DialError, DialRequest, Endpoint, Secret, SipConfig, SipError, TlsConfig, TrunkConfig, User},
 };
 use sip_support::{
     Pair, event, hold, limited, loopback, packet, pair, pair_with, speak_until_heard, start, transfer, within,
@@ -270,6 +270,49 @@ async fn trunk_chooses_codecs_and_encryption() {
             assert_eq!(report.lost, 0);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_go_out_over_tls_to_whom_the_configured_authority_vouches_for() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sip");
+    let (cert, key) = (folder.join("test-only-cert.pem"), folder.join("test-only-key.pem"));
+    let tls = TlsConfig { bind: ([127, 0, 0, 1], 0).into(), cert: cert.clone(), key: key.clone() };
+    let (b, mut calls) = start(SipConfig { tls: Some(tls), ..loopback() }).await;
+    let host = b.local_tls().expect("bound");
+    let trunk: TrunkConfig =
+        toml::from_str(&format!("name = \"t\"\nhost = \"{host}\"\ntransport = \"tls\"\nsrtp = \"required\""))
+            .expect("valid");
+    let request = DialRequest { to: "demo".to_owned(), ..DialRequest::default() };
+
+    let trusting = SipConfig { trunk: vec![trunk.clone()], tls_roots: Some(cert), ..loopback() };
+    let (a, _) = start(trusting).await;
+    let answer = async {
+        let call = calls.recv().await.expect("a call");
+        assert_eq!(call.user, "demo");
+        call.accept().await.expect("accepted")
+    };
+    let (caller, mut called) = limited(async { tokio::join!(a.dial(request.clone()), answer) }).await;
+    let mut caller = caller.expect("answered");
+    caller.attach().await.expect("attaches");
+    called.attach().await.expect("attaches");
+    assert!(caller.encrypted() && called.encrypted());
+    speak_until_heard(&mut caller, &mut called).await;
+    hold(&mut caller, true).await.expect("held over the stream");
+    // Requests of the called side come back on the same stream: nothing listens for others.
+    hold(&mut called, true).await.expect("held over the stream");
+    called.hang_up().await;
+    assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+
+    // Nobody vouches for a certificate that the system's authorities have not signed.
+    let (stranger, _) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    let refused = limited(stranger.dial(request)).await;
+    assert!(refused.is_err(), "an unknown certificate is not trusted");
+    assert!(calls.try_recv().is_err());
+    // A file without a certificate is a mistake of the configuration.
+    let (sender, _receiver) = tokio::sync::mpsc::channel(1);
+    let config = SipConfig { tls_roots: Some(key), ..loopback() };
+    let error = Endpoint::start(config, antiphon::sip::RtpConfig::default(), sender).await.err().expect("refused");
+    assert!(error.to_string().contains("tls_roots"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -78,6 +78,8 @@ pub struct Machine {
     started: Instant,
     connected: Option<Instant>,
     last_activity: Instant,
+    /// When it was polled last: now, for what needs no better.
+    polled: Instant,
     /// When the last frame of speech left.
     last_spoken: Option<Instant>,
     barge_in: Option<PendingBargeIn>,
@@ -144,6 +146,7 @@ impl Machine {
             started: now,
             connected: None,
             last_activity: now,
+            polled: now,
             last_spoken: None,
             barge_in: None,
             held: false,
@@ -279,6 +282,7 @@ impl Machine {
             // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
             SpeechEvent::Audio { utterance, pcm } => {
                 if let Some(part) = self.line.part(utterance) {
+                    part.made.get_or_insert(now);
                     part.receive(pcm);
                 }
             }
@@ -313,6 +317,7 @@ impl Machine {
 
     /// The next thing to do now.
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
+        self.polled = now;
         loop {
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
@@ -500,6 +505,17 @@ impl Machine {
         self.shared.stats.speaking.store(self.line.front().is_some_and(|front| front.sounded), Relaxed);
         if !turn.silent {
             self.meters.turn_ended(&how);
+            tracing::trace!(
+                target: "antiphon::spans",
+                kind = "turn",
+                call = %self.shared.meta.id,
+                turn = %turn.id,
+                leg = self.shared.leg,
+                codec = self.format.codec.label(),
+                outcome = how.label(),
+                accepted_us = age(self.polled, turn.accepted),
+                sent_ms = heard.sent_ms,
+            );
             self.event(CallEvent::TurnEnded { turn: turn.id, how, heard });
         }
     }
@@ -513,6 +529,11 @@ impl Machine {
             self.event(CallEvent::Flow { open });
         }
     }
+}
+
+/// Microseconds from `at` to `now`.
+fn age(now: Instant, at: Instant) -> u64 {
+    now.saturating_duration_since(at).as_micros() as u64
 }
 
 impl Drop for Machine {

@@ -20,7 +20,7 @@ use std::{
     ops::ControlFlow,
     pin::Pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rsipstack::{
@@ -34,7 +34,7 @@ use rsipstack::{
 use sdp::{Agreed, Negotiator};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
-    time::timeout,
+    time::{sleep_until, timeout},
 };
 use tracing::{debug, info};
 
@@ -42,6 +42,7 @@ use super::{
     body::{self, Body},
     endpoint::Shared,
     refer::{self, Outcome, Transfer},
+    timer::{Due, SessionTimer},
 };
 use crate::{
     clock,
@@ -75,6 +76,8 @@ pub(super) struct Session {
     /// The call's place under `max_calls`.
     pub(super) slot: OwnedSemaphorePermit,
     pub(super) peer: IpAddr,
+    /// What the INVITE and its answer settled of RFC 4028.
+    pub(super) timer: Option<SessionTimer>,
 }
 
 /// The running part of a session.
@@ -87,6 +90,8 @@ struct Running {
     exchange: Option<Pin<Box<dyn Future<Output = Done> + Send>>>,
     /// Whether the leg wants the peer held, where that waits for another exchange.
     wanted: Option<bool>,
+    /// Our refresh is due and waits for another exchange.
+    refresh: bool,
     referral: Option<Pin<Box<dyn Future<Output = Result<Box<Transfer>, String>> + Send>>>,
     transfer: Option<Box<Transfer>>,
     /// What a NOTIFY said before the answer to our REFER was here (RFC 6665 section 4.1.2.4 allows that).
@@ -95,8 +100,15 @@ struct Running {
 
 /// The end of a re-INVITE of ours.
 struct Done {
-    hold: bool,
+    why: Why,
     response: Option<Response>,
+}
+
+/// What a re-INVITE of ours is for. Every one refreshes the session, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Hold(bool),
+    Refresh,
 }
 
 type Flow = ControlFlow<Ending>;
@@ -133,6 +145,7 @@ impl Session {
                 answer_due: false,
                 exchange: None,
                 wanted: None,
+                refresh: false,
                 referral: None,
                 transfer: None,
                 early: None,
@@ -164,6 +177,7 @@ impl Running {
                     self.on_referred(result).await
                 }
                 control = self.session.controls.recv() => self.on_control(control).await,
+                () = until(self.session.timer.map(|timer| timer.deadline())) => self.on_timer(),
             };
             if let ControlFlow::Break(ending) = flow {
                 return ending;
@@ -238,6 +252,15 @@ impl Running {
             handle.reply(StatusCode::RequestPending).await.ok();
             return ControlFlow::Continue(());
         }
+        let timer = match SessionTimer::asked(request, clock::now()) {
+            Ok(timer) => timer,
+            Err((status, headers)) => {
+                handle.respond(status, Some(headers), None).await.ok();
+                return ControlFlow::Continue(());
+            }
+        };
+        let timed = timer.map(|timer| timer.answer_headers(request)).unwrap_or_default();
+        let with_body = || body::sdp_headers().into_iter().chain(timed.clone()).collect::<Vec<_>>();
         let offer = match body::description(request) {
             Ok(offer) => offer,
             Err(refusal) => {
@@ -248,18 +271,20 @@ impl Running {
         let Some(offer) = offer else {
             if request.method == Method::Update {
                 // A refresh of the target or of a session timer.
-                handle.reply(StatusCode::OK).await.ok();
+                handle.respond(StatusCode::OK, Some(timed), None).await.ok();
             } else {
                 let ours = self.session.negotiator.offer().to_string();
-                let sent = handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(ours.into_bytes())).await;
+                let sent = handle.respond(StatusCode::OK, Some(with_body()), Some(ours.into_bytes())).await;
                 self.answer_due = sent.is_ok();
             }
+            self.session.timer = timer;
             return ControlFlow::Continue(());
         };
         match self.session.negotiator.answer(&offer) {
             Ok((answer, agreed)) => {
                 let body = answer.to_string().into_bytes();
-                handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(body)).await.ok();
+                handle.respond(StatusCode::OK, Some(with_body()), Some(body)).await.ok();
+                self.session.timer = timer;
                 self.signal(Signal::Media(Box::new(agreed))).await;
             }
             Err(error) => {
@@ -301,22 +326,51 @@ impl Running {
         if !self.connected || self.exchange.is_some() || self.answer_due {
             return;
         }
-        let Some(hold) = self.wanted.take() else { return };
-        self.session.negotiator.set_holding(hold);
+        let why = match (self.wanted.take(), std::mem::take(&mut self.refresh)) {
+            (Some(hold), _) => Why::Hold(hold),
+            (None, true) => Why::Refresh,
+            (None, false) => return,
+        };
+        if let Why::Hold(hold) = why {
+            self.session.negotiator.set_holding(hold);
+        }
         let offer = self.session.negotiator.offer().to_string().into_bytes();
         let dialog = self.session.dialog.clone();
+        let mut headers = body::sdp_headers();
+        if let Some(timer) = &mut self.session.timer {
+            timer.begun(clock::now());
+            headers.extend(timer.request_headers());
+        }
         self.exchange = Some(Box::pin(async move {
-            let asked = dialog.reinvite_with_glare_retry(Some(body::sdp_headers()), Some(offer), GLARE);
+            let asked = dialog.reinvite_with_glare_retry(Some(headers), Some(offer), GLARE);
             let response = timeout(ANSWER, asked).await.ok().and_then(Result::ok).flatten();
-            Done { hold, response }
+            Done { why, response }
         }));
     }
 
+    /// A refresh is due, ours or theirs.
+    fn on_timer(&mut self) -> Flow {
+        let now = clock::now();
+        match self.session.timer.as_mut().and_then(|timer| Some((timer.due(now)?, timer))) {
+            Some((Due::Expired, _)) => ControlFlow::Break(Ending::Ours(LegEnd::Lost, "session expired")),
+            Some((Due::Refresh, timer)) => {
+                timer.begun(now);
+                self.refresh = true;
+                ControlFlow::Continue(())
+            }
+            None => ControlFlow::Continue(()),
+        }
+    }
+
     async fn on_done(&mut self, done: Done) -> Flow {
-        let Done { hold, response } = done;
+        let Done { why, response } = done;
+        let accepted = response.as_ref().filter(|r| r.status_code.kind() == StatusCodeKind::Successful);
+        if let Some(accepted) = accepted {
+            self.session.timer = SessionTimer::answered(accepted, clock::now());
+        }
         let result = match &response {
             None => Err("the peer does not answer".to_owned()),
-            Some(response) if response.status_code.kind() == StatusCodeKind::Successful => {
+            Some(response) if accepted.is_some() => {
                 match body::description(response) {
                     Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
                     Ok(None) => Err("the peer accepted without an answer".to_owned()),
@@ -331,13 +385,21 @@ impl Running {
                 Ok(())
             }
             Err(reason) => {
-                self.session.negotiator.set_holding(!hold);
+                if let Why::Hold(hold) = why {
+                    self.session.negotiator.set_holding(!hold);
+                }
                 Err(reason)
             }
         };
-        // A wish that was overtaken is answered with the one that did.
-        if self.wanted.is_none() {
-            self.signal(Signal::HoldAnswered(hold, outcome)).await;
+        match why {
+            // A wish that was overtaken is answered with the one that did.
+            Why::Hold(hold) if self.wanted.is_none() => self.signal(Signal::HoldAnswered(hold, outcome)).await,
+            Why::Hold(_) => {}
+            Why::Refresh => {
+                if let Err(reason) = outcome {
+                    debug!(id = %self.session.dialog.id(), reason, "the session was not refreshed");
+                }
+            }
         }
         // RFC 3261 section 12.2.1.2: these say that the dialog is gone.
         if response.is_some_and(|response| matches!(response.status_code.code(), 408 | 481)) {
@@ -437,6 +499,13 @@ impl Running {
             bye(&dialog, states, connected, reason).await;
             shared.dialogs.remove_dialog(&dialog.id());
         }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => pending().await,
     }
 }
 

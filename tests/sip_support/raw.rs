@@ -47,6 +47,11 @@ impl Raw {
         }
     }
 
+    /// Where it can be called.
+    pub(crate) fn uri(&self) -> String {
+        format!("sip:raw@{}", self.local)
+    }
+
     /// A request of this dialog; `headers` are whole lines.
     pub(crate) fn request(&mut self, method: &str, headers: &str, body: &str) -> String {
         if !matches!(method, "ACK" | "CANCEL") {
@@ -118,6 +123,10 @@ impl Raw {
             let name = line.split(':').next().unwrap_or_default();
             if ["Via", "From", "To", "Call-ID", "CSeq"].contains(&name) {
                 out.push_str(line);
+                // The answer to a first INVITE makes a dialog.
+                if name == "To" && !line.contains(";tag=") && !status.starts_with("100") {
+                    out.push_str(";tag=raw");
+                }
                 out.push_str("\r\n");
             }
         }
