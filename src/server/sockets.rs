@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::Gateway;
 use super::error::ApiError;
 use crate::agent::frames::MAX_FRAME;
-use crate::agent::relay::{LINK_FRAMES, Link};
+use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
 use crate::call::CallId;
 
 /// A peer that takes no bytes for this long is gone.
@@ -35,7 +35,7 @@ pub(super) async fn attach(
 
 async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
     let (to, mut outbox) = mpsc::channel(LINK_FRAMES);
-    let (inbox, from) = mpsc::channel(LINK_FRAMES);
+    let (inbox, from) = mpsc::channel(LINK_INBOX);
     if gateway.agents.attach(&id, Link { to, from }).is_err() {
         let _ =
             write(&mut socket, r#"{"type":"error","description":"the call cannot be attached to now"}"#.into()).await;

@@ -10,6 +10,7 @@
 //!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
+mod trace;
 mod worker;
 
 use std::collections::HashMap;

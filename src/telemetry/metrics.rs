@@ -67,4 +67,6 @@ fn describe() {
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
     describe_gauge!("antiphon_batch_jobs", "Batch jobs by state");
+    describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
+    describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
 }

@@ -5,5 +5,13 @@ mod api;
 mod calls;
 mod hostile;
 mod interop;
+mod late;
+#[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
+#[path = "../sip_support/raw.rs"]
+mod raw;
 mod speech;
 mod support;
+mod voice;
+
+/// How long the raw telephone waits for a message.
+const LIMIT: std::time::Duration = support::PATIENCE;

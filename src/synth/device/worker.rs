@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc::error::TrySendError, watch};
 
+use super::trace::Trace;
 use super::{LOADING, Loader, Phase, lock};
 use crate::clock;
 use crate::sched::{
@@ -61,6 +62,7 @@ struct Payload {
     /// Samples handed to the sink or the outbox. A displaced utterance starts again and makes the same audio
     /// again; what had been given is not given twice.
     given: usize,
+    trace: Trace,
 }
 
 impl Shared {
@@ -117,6 +119,7 @@ impl Shared {
             outbox: VecDeque::new(),
             position: 0,
             given: 0,
+            trace: Trace::default(),
         };
         state.payloads.insert(job, payload);
         state.fresh.push(job);
@@ -307,6 +310,9 @@ impl Worker<'_> {
         };
         // Audio first: `record` ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
+            if let Some(payload) = state.payloads.get_mut(&job) {
+                payload.trace.ran(step.stage, start, now);
+            }
             state.deliver(job, progress);
         }
         if let Some(sched) = &mut state.sched {
@@ -370,6 +376,7 @@ impl State {
         let mut pcm = progress.pcm;
         pcm.drain(..payload.given.saturating_sub(start));
         payload.given = payload.position;
+        payload.trace.tell(payload.utterance.id, clock::now());
         let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
         if !payload.outbox.is_empty() {
             payload.outbox.push_back(event);
