@@ -147,11 +147,11 @@ impl Scheduler {
         if self.live_lines == 0 {
             return Ok(());
         }
-        let over = self.live_lines + 1 > self.limits.slots
-            || self.predicted_load(self.live_lines + 1) > self.config.load_limit
-            || self.predicted_first_audio() > self.promise()
-            || !self.has_memory_for(spec.chars);
+        let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
+        let (promise, memory) = (self.promise(), self.has_memory_for(spec.chars));
+        let over = self.live_lines + 1 > self.limits.slots || load > self.config.load_limit || first > promise || !memory;
         if over {
+            tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded, self.until_a_line_ends(now));
         }
         Ok(())

@@ -23,6 +23,8 @@ use crate::synth::cosyvoice::noise;
 pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64];
 /// Most chunks of one step.
 pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
+/// Chunks of a round up to which blocks of one utterance run side by side: a wider round costs in proportion.
+pub(super) const PAYS: usize = 16;
 /// Most Euler steps of one call.
 pub(super) const ROUNDS: usize = EULER_STEPS;
 /// Blocks that one utterance may have, prompt included.
