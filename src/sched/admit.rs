@@ -115,7 +115,7 @@ impl Learned {
         }
     }
 
-    fn seconds_of(&self, chars: u32) -> f64 {
+    pub(super) fn seconds_of(&self, chars: u32) -> f64 {
         // 15 characters a second is a common speaking rate, until the voice is known.
         f64::from(chars) * self.samples_per_char.map_or(1.0 / 15.0, |s| s / f64::from(crate::audio::RATE))
     }
