@@ -107,6 +107,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 
 fn engine(args: &Args) -> Result<Value, Failure> {
     let mut config = super::load(args.config.as_deref())?;
+    crate::telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     if let Some(kind) = args.engine {
         config.engine.kind = kind;
     }

@@ -115,7 +115,7 @@ impl Learned {
         }
     }
 
-    fn seconds_of(&self, chars: u32) -> f64 {
+    pub(super) fn seconds_of(&self, chars: u32) -> f64 {
         // 15 characters a second is a common speaking rate, until the voice is known.
         f64::from(chars) * self.samples_per_char.map_or(1.0 / 15.0, |s| s / f64::from(crate::audio::RATE))
     }
@@ -147,11 +147,11 @@ impl Scheduler {
         if self.live_lines == 0 {
             return Ok(());
         }
-        let over = self.live_lines + 1 > self.limits.slots
-            || self.predicted_load(self.live_lines + 1) > self.config.load_limit
-            || self.predicted_first_audio() > self.promise()
-            || !self.has_memory_for(spec.chars);
+        let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
+        let (promise, memory) = (self.promise(), self.has_memory_for(spec.chars));
+        let over = self.live_lines + 1 > self.limits.slots || load > self.config.load_limit || first > promise || !memory;
         if over {
+            tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded, self.until_a_line_ends(now));
         }
         Ok(())

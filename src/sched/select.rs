@@ -131,14 +131,22 @@ impl Scheduler {
         Some(Plan::Displace { slot, job: id })
     }
 
-    /// Lines that reached their lead limit rest until part of it is used up.
+    /// Lines that reached their lead limit rest until part of it is used up. While memory is short, one whose
+    /// utterance is nearly made does not: an utterance holds its memory until its last sample is made, however
+    /// little is missing.
     pub(super) fn rest(&mut self, now: Instant) {
         let limit = self.config.max_lead();
+        let short = self.limits.memory > 0 && self.reserved() > self.limits.memory / 2;
         for id in self.slots.iter().flatten() {
             let Some(job) = self.jobs.get(id) else { continue };
             let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
             let lead = line.lead(now);
-            line.resting = line.paced && (lead >= limit || line.resting && lead > limit.mul_f64(RESUME));
+            if line.jobs.front() == Some(id) {
+                let left = self.learned.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
+                line.finishing = short && job.samples > 0 && lead < 2 * limit && left <= limit.as_secs_f64();
+            }
+            let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
+            line.resting = line.paced && !line.finishing && resting;
         }
     }
 
@@ -188,8 +196,9 @@ impl Scheduler {
         let ahead = job.decoded.saturating_sub(job.samples);
         let limit = self.config.max_lead();
         // A chunk may need more tokens than the lead limit has room for: then decoding is the only way to sound.
+        let finishing = front && line.finishing;
         let can_wait = !front || stages.has(Stage::Flow) || stages.has(Stage::Vocode);
-        if line.paced && can_wait && lead + duration_of(ahead) >= limit {
+        if line.paced && !finishing && can_wait && lead + duration_of(ahead) >= limit {
             // Enough tokens for now: only what makes sound of them.
             stages = [Stage::Flow, Stage::Vocode]
                 .iter()
@@ -199,7 +208,11 @@ impl Scheduler {
         let stage = last(stages)?;
         let dry = line.dry_at();
         let (rank, due) = self.urgency(now, job, front, lead, dry, line.is_held());
-        let rank = if !line.paced && lead >= limit { SURPLUS } else { rank };
+        let rank = match rank {
+            COMFORT if finishing && !line.is_held() => RESERVE,
+            _ if !line.paced && lead >= limit => SURPLUS,
+            rank => rank,
+        };
         let lag = if rank == FIRST { self.lag(job, least) } else { Duration::ZERO };
         Some(Candidate { job: id, slot, rank, key: due + lag, share: 0.0, dry, stage, stages })
     }

@@ -87,6 +87,12 @@ pub trait Synthesizer: Send {
     /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
 
+    /// Rounds that the last [`Self::run`] really ran, for voices that may run fewer than asked: what steps cost is
+    /// learned from it. `None`: as many as asked.
+    fn rounds_run(&self) -> Option<u32> {
+        None
+    }
+
     /// Frees `slot`. Never fails; work for it stops at once.
     fn close(&mut self, slot: Slot);
 

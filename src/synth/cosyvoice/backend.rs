@@ -139,7 +139,7 @@ pub struct Flowed {
     pub slot: Slot,
     /// New mel frames that `vocode` can use.
     pub frames: u32,
-    /// Euler steps still to be run for the tokens pushed so far.
+    /// Rounds still to be run for the tokens pushed so far; 0: everything is out.
     pub pending: u32,
     /// This slot cannot go on.
     pub failed: Option<SynthError>,
@@ -218,12 +218,18 @@ pub trait Backend: Send {
     /// A token out of range, no whole block, a push after the last, an utterance past the noise table, no memory.
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError>;
 
-    /// Runs up to `rounds` Euler steps for each slot, window by window. A window is one or more whole blocks, or
-    /// the rest at the end; which, is the backend's choice.
+    /// Runs up to `rounds` Euler steps for each slot. A window is one or more whole blocks, or the rest at the end;
+    /// which, and whether a slot's windows follow one another or run a step apart, is the backend's choice.
     ///
     /// # Errors
     /// The device failed.
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError>;
+
+    /// Rounds of [`Self::flow`] after which nothing that was pushed is left to do for `slot`, if it is not slowed
+    /// down by others: more are of no use. At most so many; not known: `u32::MAX`.
+    fn flow_rounds(&self, _slot: Slot) -> u32 {
+        u32::MAX
+    }
 
     /// Turns all new mel frames of each slot into samples, as far as exactness allows.
     ///

@@ -58,6 +58,8 @@ pub struct CosyVoice<B> {
     voices: BTreeMap<String, Known>,
     jobs: BTreeMap<Slot, Job>,
     forced: Option<u32>,
+    /// Rounds of the last step.
+    ran: u32,
 }
 
 struct Known {
@@ -126,6 +128,7 @@ impl<B: Backend> CosyVoice<B> {
             voices: BTreeMap::new(),
             jobs: BTreeMap::new(),
             forced: None,
+            ran: 1,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -245,8 +248,28 @@ impl<B: Backend> CosyVoice<B> {
         Ok(())
     }
 
+    /// Rounds of `step` that are of use. A step ends as soon as a slot that nobody has heard yet has the tokens of its
+    /// first chunk, so that this chunk does not wait for others; else when no slot needs more for its next one.
+    fn useful_rounds(&self, step: &Step) -> u32 {
+        let jobs = step.slots.iter().filter_map(|slot| Some((*slot, self.jobs.get(slot)?)));
+        let useful = match step.stage {
+            Stage::Decode => {
+                let need = |run: &Run| run.hops.wanted().saturating_sub(run.tokens.len() as u32).max(1);
+                let mute = |job: &Job| job.before == 0 && job.now.frames == 0 && job.now.pending == 0;
+                let silent = jobs.clone().filter(|(_, job)| mute(job));
+                let first = silent.map(|(_, job)| need(&job.now)).min();
+                first.or_else(|| jobs.map(|(_, job)| need(&job.now)).max())
+            }
+            Stage::Flow => jobs.map(|(slot, _)| self.backend.flow_rounds(slot).max(1)).max(),
+            Stage::Prefill | Stage::Vocode => None,
+        };
+        step.rounds.min(useful.unwrap_or(step.rounds))
+    }
+
     fn run_stage(&mut self, step: &Step, results: &mut BTreeMap<Slot, Outcome>) -> Result<(), SynthError> {
         let slots = &step.slots;
+        let rounds = self.useful_rounds(step);
+        self.ran = rounds;
         match step.stage {
             Stage::Prefill => {
                 for slot in slots {
@@ -265,7 +288,7 @@ impl<B: Backend> CosyVoice<B> {
             }
             Stage::Decode => {
                 let mut out: Vec<Decoded> = Vec::with_capacity(slots.len());
-                self.backend.decode(slots, step.rounds, &mut out)?;
+                self.backend.decode(slots, rounds, &mut out)?;
                 for result in out {
                     let outcome = results.entry(result.slot).or_default();
                     outcome.failed = result.failed;
@@ -280,7 +303,7 @@ impl<B: Backend> CosyVoice<B> {
             }
             Stage::Flow => {
                 let mut out: Vec<Flowed> = Vec::with_capacity(slots.len());
-                self.backend.flow(slots, step.rounds, &mut out)?;
+                self.backend.flow(slots, rounds, &mut out)?;
                 for result in out {
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
                         job.now.frames += result.frames;
@@ -438,6 +461,10 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
             out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
         }
         Ok(())
+    }
+
+    fn rounds_run(&self) -> Option<u32> {
+        Some(self.ran)
     }
 
     fn close(&mut self, slot: Slot) {

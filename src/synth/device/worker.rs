@@ -299,6 +299,8 @@ impl Worker<'_> {
         guarded(|| self.synth.run(step, &mut progress))?;
         let now = clock::now();
         let took = now - start;
+        // What was not run has no cost and made nothing.
+        let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
         metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
         let memory = self.synth.memory();
         let mut state = self.shared.state();

@@ -10,6 +10,7 @@ use super::device::{GpuError, Timer, start};
 use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::lt::{Operands, Shape};
+use super::slabs::Pool;
 use super::slots::{Next, Stream};
 use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;

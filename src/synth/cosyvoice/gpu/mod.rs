@@ -39,7 +39,7 @@ pub use self::device::{Elt, GpuError, absent, count};
 use self::flow::{ChunkArgs, ChunkRun, Flow};
 use self::hift::{Excerpt, Hift};
 use self::llm::Llm;
-use self::slabs::{Slab, Slabs};
+use self::slabs::{Pool, Slab, Slabs};
 use self::slots::{Next, Prefix, SlotState, Stream, Voice};
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
@@ -307,27 +307,31 @@ impl GpuBackend {
         let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
         for _ in 0..rounds.min(flow::ROUNDS) {
             let mut round = Vec::with_capacity(streams.len());
+            // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
+            let mut spare = flow::PAYS.saturating_sub(streams.len());
             for (n, job) in streams.iter_mut().enumerate() {
                 if failed[n].is_some() {
                     continue;
                 }
-                let next = match job.stream.next(limit, &mut self.slabs) {
-                    Ok(Some(next)) => next,
-                    Ok(None) => continue,
+                let chunks = match job.stream.next(limit, 1 + spare, &mut self.slabs) {
+                    Ok(chunks) => chunks,
                     Err(e) => {
                         failed[n] = Some(e);
                         continue;
                     }
                 };
-                if let Some(own) = &next.whole {
-                    if self.whole_step(job.voice, &job.stream.tokens, &next, own)? {
-                        failed[n] = Some(poisoned());
+                spare -= chunks.len().saturating_sub(1);
+                for next in chunks {
+                    if let Some(own) = &next.whole {
+                        if self.whole_step(job.voice, &job.stream.tokens, &next, own)? {
+                            failed[n] = Some(poisoned());
+                        }
+                        continue;
                     }
-                    continue;
+                    let Some(voice) = self.voices.get(&job.voice) else { continue };
+                    let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
+                    round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
                 }
-                let Some(voice) = self.voices.get(&job.voice) else { continue };
-                let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
-                round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
             }
             if round.is_empty() {
                 continue;
@@ -618,6 +622,10 @@ impl Backend for GpuBackend {
             self.slots.insert(slot, state);
         }
         Ok(())
+    }
+
+    fn flow_rounds(&self, slot: Slot) -> u32 {
+        self.slots.get(&slot).map_or(0, |state| state.stream.pending() as u32)
     }
 
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
