@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use antiphon::synth::cosyvoice::backend::Options;
+use antiphon::synth::cosyvoice::backend::{self, Backend, Options};
+use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
@@ -230,4 +231,193 @@ fn given_tokens_are_spoken_without_the_language_model() {
     let ready = engine.open_tokens(Slot(0), None, &tokens).expect("opens");
     assert!(ready.has(Stage::Flow) && !ready.has(Stage::Prefill));
     assert_eq!(run(&mut engine, [(Slot(0), ready)].into(), eager)[&Slot(0)].len(), 95 * 960);
+}
+
+/// Parking is not being scheduled: between any two steps, also between two Euler steps of a window, with others at
+/// work meanwhile. Giving the slot up and starting again from the text gives the same audio as well.
+#[test]
+fn an_utterance_left_alone_between_any_two_steps_goes_on_to_the_bit() {
+    let mut engine = engine();
+    let text = utterance("Left alone and taken up again.", 11);
+    let alone = speak(&mut engine, &text);
+    let ready = engine.open(Slot(0), &text).expect("opens");
+    let (mut ready, mut pcm, mut out) = (ready, Vec::new(), Vec::new());
+    let mut steps = [0; 4];
+    while !ready.is_empty() {
+        engine.park(Slot(0));
+        let other = utterance("Hm?", steps.iter().sum::<u64>());
+        let opened = engine.open(Slot(1), &other).expect("opens");
+        // Every few steps a whole other utterance; else one that is given up in the middle.
+        if steps.iter().sum::<u64>().is_multiple_of(8) {
+            run(&mut engine, [(Slot(1), opened)].into(), eager);
+        } else {
+            engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(1)], rounds: 1 }, &mut out).expect("works");
+        }
+        engine.close(Slot(1));
+        out.clear();
+        let stage = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)).expect("something is ready");
+        engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 1 }, &mut out).expect("works");
+        let progress = out.pop().expect("one result");
+        assert!(progress.failed.is_none());
+        pcm.extend(progress.pcm);
+        ready = progress.ready;
+        steps[stage as usize] += 1;
+    }
+    engine.close(Slot(0));
+    assert!(steps[Stage::Flow as usize] >= 20, "several windows of ten Euler steps: {steps:?}");
+    assert_eq!(pcm, alone);
+    let given_up = engine.open(Slot(0), &text).expect("opens");
+    assert!(given_up.has(Stage::Prefill));
+    for stage in [Stage::Prefill, Stage::Decode] {
+        engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 2 }, &mut out).expect("works");
+    }
+    engine.close(Slot(0));
+    assert_eq!(speak(&mut engine, &text), alone);
+}
+
+/// A backend whose `prepare_voice` fails as told; everything else is the CPU's.
+struct Short {
+    cpu: CpuBackend,
+    error: fn() -> Option<SynthError>,
+}
+
+impl Backend for Short {
+    fn caps(&self) -> &backend::BackendCaps {
+        self.cpu.caps()
+    }
+
+    fn hold_back(&self) -> u32 {
+        self.cpu.hold_back()
+    }
+
+    fn add_voice(&mut self, prompt: Arc<backend::FlowPrompt>) -> Result<backend::VoiceHandle, SynthError> {
+        self.cpu.add_voice(prompt)
+    }
+
+    fn prepare_voice(&mut self, voice: backend::VoiceHandle) -> Result<(), SynthError> {
+        // The second of the checkpoint's two.
+        if voice.0 == 1
+            && let Some(error) = (self.error)()
+        {
+            return Err(error);
+        }
+        self.cpu.prepare_voice(voice)
+    }
+
+    fn release_voice(&mut self, voice: backend::VoiceHandle) {
+        self.cpu.release_voice(voice);
+    }
+
+    fn open(&mut self, slot: Slot, request: backend::SlotRequest) -> Result<(), SynthError> {
+        self.cpu.open(slot, request)
+    }
+
+    fn prefill(&mut self, slots: &[Slot], out: &mut Vec<backend::Prefilled>) -> Result<(), SynthError> {
+        self.cpu.prefill(slots, out)
+    }
+
+    fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<backend::Decoded>) -> Result<(), SynthError> {
+        self.cpu.decode(slots, rounds, out)
+    }
+
+    fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
+        self.cpu.flow_push(slot, tokens, last)
+    }
+
+    fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<backend::Flowed>) -> Result<(), SynthError> {
+        self.cpu.flow(slots, rounds, out)
+    }
+
+    fn vocode(&mut self, slots: &[Slot], out: &mut Vec<backend::Vocoded>) -> Result<(), SynthError> {
+        self.cpu.vocode(slots, out)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.cpu.close(slot);
+    }
+
+    fn memory(&self) -> antiphon::synth::Memory {
+        self.cpu.memory()
+    }
+
+    fn memory_needed(&self, extent: backend::Extent) -> u64 {
+        self.cpu.memory_needed(extent)
+    }
+}
+
+fn short(error: fn() -> Option<SynthError>) -> CosyVoice<Short> {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
+    CosyVoice::new(Short { cpu, error }, checkpoint(), config, Settings::default()).expect("a voice")
+}
+
+#[test]
+fn a_voice_without_memory_ends_its_utterance_and_no_other() {
+    let mut engine = short(|| Some(SynthError::Memory { needed: 2, free: 1 }));
+    engine.warm_up().expect("other voices are warm");
+    let names: Vec<String> = engine.voices().into_iter().map(|v| v.name).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    let mut out = Vec::new();
+    let mut failed = 0;
+    for (n, name) in names.iter().enumerate() {
+        let slot = Slot(n as u32);
+        engine.open(slot, &Utterance { voice: Some(name.clone()), ..utterance("One two.", 1) }).expect("opens");
+        engine.run(&Step { stage: Stage::Prefill, slots: vec![slot], rounds: 1 }, &mut out).expect("the device works");
+        let progress = out.pop().expect("one result");
+        match progress.failed {
+            Some(error) => {
+                assert!(matches!(error, SynthError::Memory { .. }), "{error}");
+                assert!(progress.ready.is_empty());
+                failed += 1;
+            }
+            None => assert!(progress.ready.has(Stage::Decode)),
+        }
+        engine.close(slot);
+    }
+    assert_eq!(failed, 1, "only the voice that has no memory");
+}
+
+#[test]
+fn a_device_that_fails_under_one_voice_fails_as_a_device() {
+    let mut engine = short(|| Some(SynthError::Device("gone".into())));
+    assert!(matches!(engine.warm_up(), Err(SynthError::Device(_))));
+}
+
+#[test]
+fn a_row_that_is_no_number_ends_alone() {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let mut cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
+    let made = random::voice(&config, "voice", 40, 5);
+    let mut prompt = backend::FlowPrompt { tokens: made.tokens, mel: made.mel, speaker: made.speaker };
+    let good = cpu.add_voice(Arc::new(prompt.clone())).expect("a voice");
+    prompt.mel[3] = f32::NAN;
+    let bad = cpu.add_voice(Arc::new(prompt)).expect("its shape is right");
+    let empty = cpu.memory();
+    let mut speak = |voices: &[backend::VoiceHandle]| {
+        let slots: Vec<Slot> = (0..voices.len() as u32).map(Slot).collect();
+        for (&slot, &voice) in slots.iter().zip(voices) {
+            let sampling = backend::Sampling {
+                key: [0; 2],
+                min_len: 0,
+                max_len: 0,
+                min_length: backend::MinLength::Intended,
+                forced: None,
+            };
+            let request = backend::SlotRequest { voice, prefix: Vec::new(), sampling, speed: 1.0 };
+            cpu.open(slot, request).expect("opens");
+            cpu.flow_push(slot, &[1, 2, 3, 4, 5, 6, 7, 8], true).expect("tokens");
+        }
+        let (mut flowed, mut pcm) = (Vec::new(), Vec::new());
+        cpu.flow(&slots, 100, &mut flowed).expect("the device works");
+        cpu.vocode(&slots, &mut pcm).expect("the device works");
+        slots.iter().for_each(|&slot| cpu.close(slot));
+        let failed: Vec<bool> = flowed.iter().map(|f| f.failed.is_some()).collect();
+        (failed, pcm.remove(0).pcm)
+    };
+    let (failed, alone) = speak(&[good]);
+    assert_eq!(failed, [false]);
+    let (failed, beside) = speak(&[good, bad, good]);
+    assert_eq!(failed, [false, true, false]);
+    assert_eq!(beside, alone);
+    assert_eq!(cpu.memory(), empty);
 }

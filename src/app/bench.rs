@@ -4,6 +4,7 @@
 //! audio that comes after what was there has been played is an underrun. `talk` has every listener play in real
 //! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,9 @@ use crate::turn::{Class, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd
 
 /// Events that may wait for a listener: more than the lead limit can produce in 20 ms pieces.
 const SINK: usize = 1_024;
+
+/// How often the devices' memory is looked at.
+const SAMPLING: Duration = Duration::from_millis(50);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -68,8 +72,12 @@ pub struct Level {
     pub refused: u64,
     /// Turns that failed.
     pub failed: u64,
-    /// Device memory of utterances at the end of the level, in bytes.
+    /// Device memory of utterances when it was most, in bytes.
     pub memory_used: u64,
+    /// What all devices' memory was used for at that moment, in bytes.
+    pub memory_parts: BTreeMap<&'static str, u64>,
+    /// Seconds of audio that each device made.
+    pub by_device: Vec<f64>,
 }
 
 #[derive(Default)]
@@ -110,7 +118,21 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         tasks.spawn(listener.listen(start));
     }
     let mut all = Tally::default();
-    while let Some(Ok(tally)) = tasks.join_next().await {
+    let mut memory = Fullest::default();
+    let made = |engine: &Engine| engine.status().iter().map(|device| device.produced).collect::<Vec<u64>>();
+    let before = made(engine);
+    let mut tick = tokio::time::interval(SAMPLING);
+    loop {
+        let tally = tokio::select! {
+            done = tasks.join_next() => match done {
+                Some(Ok(tally)) => tally,
+                _ => break,
+            },
+            _ = tick.tick() => {
+                memory.look(engine);
+                continue;
+            }
+        };
         all.first.extend(tally.first);
         all.rtf.extend(tally.rtf);
         all.samples += tally.samples;
@@ -135,7 +157,35 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         underrun_ms: all.gap.as_secs_f64() * 1e3,
         refused: all.refused,
         failed: all.failed,
-        memory_used: engine.status().iter().map(|device| device.memory.used).sum(),
+        memory_used: memory.used,
+        memory_parts: memory.parts,
+        by_device: made(engine)
+            .into_iter()
+            .zip(before)
+            .map(|(after, before)| audio::duration_of(after - before).as_secs_f64())
+            .collect(),
+    }
+}
+
+/// The devices' memory when utterances held most of it.
+#[derive(Default)]
+struct Fullest {
+    used: u64,
+    parts: BTreeMap<&'static str, u64>,
+}
+
+impl Fullest {
+    fn look(&mut self, engine: &Engine) {
+        let status = engine.status();
+        let used = status.iter().map(|device| device.memory.used).sum();
+        if used < self.used && !self.parts.is_empty() {
+            return;
+        }
+        self.used = used;
+        self.parts.clear();
+        for (part, bytes) in status.into_iter().flat_map(|device| device.parts) {
+            *self.parts.entry(part).or_default() += bytes;
+        }
     }
 }
 

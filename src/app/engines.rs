@@ -55,9 +55,9 @@ fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
     if let Some(voice) = &config.voice {
         settings.voice.clone_from(voice);
     }
-    // Made here rather than on the device thread, so that a missing program is known before anything starts.
-    let espeak = Espeak::new(settings)?;
-    let loader: Loader = Box::new(|| Ok(Box::new(espeak)));
+    // Tried here, not only on the device thread, so that a missing program is known before anything starts.
+    drop(Espeak::new(settings.clone())?);
+    let loader: Loader = Box::new(move || Ok(Box::new(Espeak::new(settings.clone())?)));
     Ok(Choice { loaders: vec![loader], reasons: vec!["espeak-ng speaks".into()] })
 }
 
@@ -80,12 +80,12 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         let (model, options, settings) = (model.clone(), options.clone(), settings.clone());
         let loader: Loader = Box::new(move || match place {
             Place::Cpu => {
-                let mut voice = CosyVoice::load_cpu(&model, options, settings)?;
+                let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
             }
             Place::Cuda(ordinal) => {
-                let mut voice = CosyVoice::load_gpu(&model, ordinal, options, precision, settings)?;
+                let mut voice = CosyVoice::load_gpu(&model, ordinal, options.clone(), precision, settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
             }

@@ -161,9 +161,29 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         }
         println!("{}", Level::header());
         let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
+        print_devices(&devices, &levels);
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
     });
     // A device thread that still computes while the process ends would have its driver taken away under it.
     engine.shutdown();
     results
+}
+
+/// Which device made how much, and what the memory was used for when utterances held most of it.
+fn print_devices(devices: &[Value], levels: &[Level]) {
+    let Some(fullest) = levels.iter().max_by_key(|level| level.memory_used) else { return };
+    if devices.len() > 1 {
+        for level in levels {
+            let all: f64 = level.by_device.iter().sum();
+            let share = |made: &f64| format!("{:.0} %", 100.0 * made / all.max(f64::MIN_POSITIVE));
+            let shares: Vec<String> = level.by_device.iter().map(share).collect();
+            println!("{:>9} listeners: by device {}", level.listeners, shares.join(", "));
+        }
+    }
+    if !fullest.memory_parts.is_empty() {
+        println!("device memory with {} listeners, MB:", fullest.listeners);
+        for (part, bytes) in &fullest.memory_parts {
+            println!("{part:>16} {:>10.1}", *bytes as f64 / 1e6);
+        }
+    }
 }

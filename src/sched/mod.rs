@@ -253,11 +253,24 @@ impl Scheduler {
 
     /// Says how many bytes `job` will hold at its largest.
     pub fn sized(&mut self, job: JobId, bytes: u64) {
-        let limit = self.limits.memory;
         let Some(state) = self.jobs.get_mut(&job) else { return };
         state.memory = bytes;
         self.learned.sized(bytes, state.spec.chars);
-        // It would wait for ever, and everybody else behind it.
+        self.refuse_too_large(job);
+    }
+
+    /// What open utterances may hold changed: voices came or went.
+    pub fn limit_memory(&mut self, bytes: u64) {
+        self.limits.memory = bytes;
+        self.memory_short = false;
+        let closed: Vec<JobId> = self.jobs.iter().filter(|(_, job)| job.slot().is_none()).map(|(id, _)| *id).collect();
+        closed.into_iter().for_each(|job| self.refuse_too_large(job));
+    }
+
+    /// A job that needs more than there is would wait for ever, and everybody else behind it.
+    fn refuse_too_large(&mut self, job: JobId) {
+        let limit = self.limits.memory;
+        let Some(bytes) = self.jobs.get(&job).map(|state| state.memory) else { return };
         if limit > 0 && bytes > limit {
             let reason =
                 format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");

@@ -156,5 +156,8 @@ fn device_json(status: &DeviceStatus) -> Value {
         "slackSeconds": status.load.slack,
         "memoryUsed": status.memory.used,
         "memoryTotal": status.memory.total,
+        "memoryParts": status.parts.iter().copied().collect::<BTreeMap<_, _>>(),
+        "failures": status.failures,
+        "retryInSeconds": status.retry_in.map(|wait| wait.as_secs_f64()),
     })
 }

@@ -98,11 +98,19 @@ pub trait Synthesizer: Send {
 
     /// Moves the state of `slot` out of device memory so that others can use it; the next step that names the
     /// slot brings it back with identical results. Voices that cannot do so do nothing and say so in [`Caps::parks`].
+    /// A slot that no step names for a while needs no such call: its state stays, on the device, between any two
+    /// steps.
     fn park(&mut self, _slot: Slot) {}
 
     /// Device memory for utterances. `total == 0`: does not apply.
     fn memory(&self) -> Memory {
         Memory::default()
+    }
+
+    /// Everything that the device's memory is used for, by part, metric labels; they add up to what the driver
+    /// reports. Empty: not known.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// What `utterance` will hold at its largest, for admission. `0`: does not apply.

@@ -47,7 +47,9 @@ pub fn recorder() -> &'static PrometheusHandle {
 fn describe() {
     describe_counter!("voice_requests_total", "Speech requests by class and outcome");
     describe_histogram!("voice_request_duration_seconds", Unit::Seconds, "From acceptance to the last sample");
-    describe_gauge!("voice_gpu_memory_bytes", Unit::Bytes, "Device memory by device and part");
+    describe_gauge!("voice_gpu_memory_bytes", Unit::Bytes, "Device memory by device and part; the parts add up");
+    describe_gauge!("antiphon_device_up", "Whether a speech device works");
+    describe_counter!("antiphon_device_failures_total", "Times a speech device failed and was loaded again");
     describe_histogram!(
         "antiphon_first_audio_seconds",
         Unit::Seconds,

@@ -272,13 +272,18 @@ impl<B: Backend> CosyVoice<B> {
         self.ran = rounds;
         match step.stage {
             Stage::Prefill => {
-                for slot in slots {
-                    if let Some(job) = self.jobs.get(slot) {
-                        self.backend.prepare_voice(job.voice)?;
+                let mut able = Vec::with_capacity(slots.len());
+                for &slot in slots {
+                    let Some(job) = self.jobs.get(&slot) else { continue };
+                    match self.backend.prepare_voice(job.voice) {
+                        Ok(()) => able.push(slot),
+                        Err(error @ SynthError::Device(_)) => return Err(error),
+                        // No memory for this voice, or it cannot be spoken with: others can.
+                        Err(error) => results.entry(slot).or_default().failed = Some(error),
                     }
                 }
-                let mut out: Vec<Prefilled> = Vec::with_capacity(slots.len());
-                self.backend.prefill(slots, &mut out)?;
+                let mut out: Vec<Prefilled> = Vec::with_capacity(able.len());
+                self.backend.prefill(&able, &mut out)?;
                 for result in out {
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
                         job.now.prefilled = result.failed.is_none();
@@ -480,6 +485,10 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         self.backend.memory()
     }
 
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        self.backend.memory_parts()
+    }
+
     fn memory_needed(&self, utterance: &Utterance) -> u64 {
         let Ok(segments) = self.segments(utterance) else { return 0 };
         let need = |segment: &Segment| {
@@ -492,9 +501,13 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
     }
 
     fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
-        let handles: Vec<VoiceHandle> = self.voices.values().map(|k| k.handle).collect();
-        for handle in handles {
-            self.backend.prepare_voice(handle)?;
+        let handles: Vec<(String, VoiceHandle)> = self.voices.iter().map(|(n, k)| (n.clone(), k.handle)).collect();
+        for (name, handle) in handles {
+            match self.backend.prepare_voice(handle) {
+                Ok(()) => {}
+                Err(error @ SynthError::Device(_)) => return Err(error),
+                Err(error) => tracing::warn!("voice `{name}` cannot be prepared: {error}"),
+            }
         }
         let mut times = [Duration::ZERO; 4];
         if self.voices.is_empty() {

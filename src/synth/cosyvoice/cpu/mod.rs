@@ -118,13 +118,18 @@ impl CpuBackend {
         }
     }
 
-    fn used(&self) -> u64 {
-        let voices: u64 = self.voices.values().filter_map(|v| v.prefix.as_ref()).map(Prefix::bytes).sum();
+    /// Bytes of what voices share.
+    fn shared(&self) -> u64 {
+        self.voices.values().filter_map(|v| v.prefix.as_ref()).map(Prefix::bytes).sum()
+    }
+
+    /// Bytes of slots.
+    fn held(&self) -> u64 {
         let slots: u64 = self.slots.values().map(|s| s.bytes(&self.config)).sum();
         // Slots count the prefix they share as their own until it is taken off here.
         let shared: u64 =
             self.slots.values().filter_map(|s| self.voices.get(&s.voice)?.prefix.as_ref()).map(Prefix::bytes).sum();
-        voices + slots.saturating_sub(shared)
+        slots.saturating_sub(shared)
     }
 
     fn frame_bytes(&self) -> u64 {
@@ -236,8 +241,7 @@ impl Backend for CpuBackend {
     }
 
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
-        let used = self.used();
-        let total = self.memory().total;
+        let Memory { total, used } = self.memory();
         let frame_bytes = self.frame_bytes();
         let state = self.slots.get_mut(&slot).ok_or_else(not_open)?;
         let refuse = |text: String| Err(SynthError::Utterance(text));
@@ -310,10 +314,14 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn park(&mut self, _slot: Slot) {}
-
     fn memory(&self) -> Memory {
-        Memory { total: self.options.memory.unwrap_or(DEFAULT_MEMORY), used: self.used() }
+        let total = self.options.memory.unwrap_or(DEFAULT_MEMORY).saturating_sub(self.shared());
+        // Nothing left is not the same as no limit.
+        Memory { total: total.max(1), used: self.held() }
+    }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        vec![("utterances", self.held()), ("voices", self.shared())]
     }
 
     fn memory_needed(&self, extent: Extent) -> u64 {
