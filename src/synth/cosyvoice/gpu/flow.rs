@@ -34,7 +34,7 @@ const BACK: usize = 3;
 /// Positions of a block of each pre-lookahead kernel, and outputs of the second; as in flow.cu.
 const HIDDEN_ROWS: usize = 9;
 const START_ROWS: usize = 5;
-const START_OUTPUTS: usize = 16;
+const START_OUTPUTS: usize = 8;
 /// Queries of an attention block, and keys of its tiles; as in flow.cu.
 const QUERIES: usize = 64;
 /// Dynamic shared memory that attention may take.
@@ -162,6 +162,7 @@ impl Flow {
             && dim % 64 == 0
             && f.input == f.mel
             && f.lookahead_channels % 4 == 0
+            && f.input % 4 == 0
             && inner % 32 == 0
             && f.block % config.token_mel_ratio == 0;
         if !fits {
@@ -442,7 +443,7 @@ impl Flow {
         let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
         let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
         let rows = starters.len() as u32;
-        let shared = (HIDDEN_ROWS * (f.lookahead + 1) * f.input * 4) as u32;
+        let shared = ((HIDDEN_ROWS + f.lookahead) * f.input * 4) as u32;
         let grid = ((per + back).div_ceil(HIDDEN_ROWS) as u32, rows, f.lookahead_channels.div_ceil(256) as u32);
         let slope = DEFAULT_LEAKY_SLOPE as f32;
         start!(self.device, self.kernels.hidden, grid, 64, shared;
@@ -499,7 +500,9 @@ impl Flow {
 
         let d = f.dim as i64;
         let stride = d * (6 * f.depth as i64 + 2);
+        let size = self.gemm.elt.size();
         let norm = |y: u64, gate: i64, shift: i64, scale: i64| {
+            self.device.expect(0.0, (rows * f.dim * (if y == 0 { 4 } else { 8 + size } + size)) as f64);
             start!(self.device, k.norm, (rows as u32, 1, 1), 128, 0;
                 chunks, s.h.ptr, y, s.a.ptr, self.modulation.ptr, stride, gate * d, shift * d, scale * d,
                 LAYER_NORM_EPS as f32)

@@ -42,14 +42,16 @@ DEV float* chunk_mu(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] +
 #define HT 9
 KERNEL __launch_bounds__(64) flow_hidden(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
     extern __shared__ __align__(16) unsigned char smem[];
+    // Embeddings of HT positions and those that the last looks ahead to: position t starts at t * in.
     float* e = (float*)smem;
     dep_go();
     dep_wait();
     const int t0 = blockIdx.x * HT, r = blockIdx.y, here = min(HT, count - t0), width = (look + 1) * in;
-    for (int i = threadIdx.x; i < HT * width; i += blockDim.x) {
-        int t = i / width, k = i % width;
-        int id = t < here ? tokens[(i64)r * per_row + t0 + t + k / in] : -1;
-        e[i] = id < 0 ? 0.f : table[(i64)id * in + k % in];
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < (HT + look) * in; i += blockDim.x * 4) {
+        int t = i / in;
+        int id = t < here + look ? tokens[(i64)r * per_row + t0 + t] : -1;
+        *(float4*)(e + i) = id < 0 ? make_float4(0.f, 0.f, 0.f, 0.f) : *(const float4*)(table + (i64)id * in + i % in);
     }
     __syncthreads();
     const int c = (blockIdx.z * blockDim.x + threadIdx.x) * 4;
@@ -58,12 +60,12 @@ KERNEL __launch_bounds__(64) flow_hidden(const Chunk* chunks, const int* tokens,
     float4 s[HT];
 #pragma unroll
     for (int t = 0; t < HT; t++) s[t] = b;
-#pragma unroll 8
+#pragma unroll 16
     for (int k = 0; k < width; k++) {
         const float4 v = *(const float4*)(w + (i64)k * ch + c);
 #pragma unroll
         for (int t = 0; t < HT; t++) {
-            float x = e[t * width + k];
+            float x = e[t * in + k];
             s[t].x = fmaf(x, v.x, s[t].x); s[t].y = fmaf(x, v.y, s[t].y); s[t].z = fmaf(x, v.z, s[t].z); s[t].w = fmaf(x, v.w, s[t].w);
         }
     }
@@ -81,7 +83,7 @@ KERNEL __launch_bounds__(64) flow_hidden(const Chunk* chunks, const int* tokens,
 // Second half, and the chunk's start: x is the noise of its frames, mu its conditioning. A block computes ST
 // positions by SO outputs.
 #define ST 5
-#define SO 16
+#define SO 8
 KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, const float* hidden, const float* noise, int in, int ch, int ratio) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* h = (float*)smem;
@@ -90,13 +92,14 @@ KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens,
     const int t0 = blockIdx.x * ST, r = blockIdx.y, lane = threadIdx.x & 31, here = min(ST, count - t0);
     const Chunk& c = chunks[r];
     if (!c.live) return;
-    for (int i = threadIdx.x; i < (ST + 2) * ch; i += blockDim.x)
-        h[i] = i < (here + 2) * ch ? hidden[((i64)r * (count + 2) + t0) * ch + i] : 0.f;
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < (ST + 2) * ch; i += blockDim.x * 4)
+        *(float4*)(h + i) = i < (here + 2) * ch ? *(const float4*)(hidden + ((i64)r * (count + 2) + t0) * ch + i) : make_float4(0.f, 0.f, 0.f, 0.f);
     __syncthreads();
     const int o1 = min(in, (int)(blockIdx.z + 1) * SO);
     for (int o = blockIdx.z * SO + (threadIdx.x >> 5); o < o1; o += blockDim.x >> 5) {
         float s[ST] = {};
-#pragma unroll 8
+#pragma unroll 16
         for (int k = lane; k < 3 * ch; k += 32) {
             float v = w[(i64)o * 3 * ch + k];
 #pragma unroll
@@ -289,6 +292,13 @@ DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); 
 // One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention. G groups of four
 // warps share the tiles, so that few chunks still use the whole device; their sums are put together at the end.
 #define TILE_BYTES (KT * HD * 2)
+DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+// Weights of a softmax need no bounds.
+#if ELT == 1
+DEV u32 pack_weights(float lo, float hi) { return pack2(lo, hi); }
+#else
+DEV u32 pack_weights(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+#endif
 #define O_LD (HD + 4)
 template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -316,6 +326,23 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
     const elt* own_k = qkv + (row0 - frame0) * 3 * INNER + INNER + head * HD + fq * 8;
     auto fetch = [&](int t, int stage) {
         const u32 st = stage * TILE_BYTES;
+        const int first = key0 + t * KT;
+        if (first + KT <= min(own, keys)) {
+            // Nearly all tiles: whole, and from slabs.
+            const int pg = first / BLOCK, rest = first - pg * BLOCK;
+#pragma unroll
+            for (int r = fr; r < KT; r += 128 / CPR) {
+                int x = rest + r, p = pg;
+#pragma unroll
+                for (int q = BLOCK; q < KT + BLOCK; q += BLOCK)
+                    if (rest + r >= q) { x -= BLOCK; p++; }
+                const elt* k = (const elt*)page_s[p] + x * HD + fq * 8;
+                cp16(kb + st + swz(r, fq), k, true);
+                cp16(vb + st + swz(r, fq), k + VOFF, true);
+            }
+            cp_commit();
+            return;
+        }
 #pragma unroll
         for (int r = fr; r < KT; r += 128 / CPR) {
             int j = key0 + t * KT + r;
@@ -399,23 +426,25 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         // Scores are scaled inside the exponential.
         n0 = fmaxf(m0, n0 * sc);
         n1 = fmaxf(m1, n1 * sc);
-        float c0 = exp2f(m0 - n0), c1 = exp2f(m1 - n1);
+        float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
         m0 = n0; m1 = n1;
         float a0 = 0.f, a1 = 0.f;
 #pragma unroll
         for (int n = 0; n < KT / 8; n++) {
-            s[n][0] = exp2f(fmaf(s[n][0], sc, -m0)); s[n][1] = exp2f(fmaf(s[n][1], sc, -m0));
-            s[n][2] = exp2f(fmaf(s[n][2], sc, -m1)); s[n][3] = exp2f(fmaf(s[n][3], sc, -m1));
+            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
+            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
             a0 += s[n][0] + s[n][1];
             a1 += s[n][2] + s[n][3];
         }
         l0 = l0 * c0 + a0;
         l1 = l1 * c1 + a1;
+        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
 #pragma unroll
-        for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+        }
 #pragma unroll
         for (int k = 0; k < KT / 16; k++) {
-            uint4 p = make_uint4(pack2(s[2 * k][0], s[2 * k][1]), pack2(s[2 * k][2], s[2 * k][3]), pack2(s[2 * k + 1][0], s[2 * k + 1][1]), pack2(s[2 * k + 1][2], s[2 * k + 1][3]));
+            uint4 p = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]));
 #pragma unroll
             for (int n = 0; n < HD / 8; n += 2) {
                 u32 b0, b1, b2, b3;
@@ -463,7 +492,7 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         for (int q = 0; q < G; q++) m = fmaxf(m, ml[q * QT + f].x);
 #pragma unroll
         for (int q = 0; q < G; q++) {
-            float w = exp2f(ml[q * QT + f].x - m);
+            float w = power2(ml[q * QT + f].x - m);
             float2 x = *(const float2*)(sums + (q * QT + f) * O_LD + d);
             l = fmaf(w, ml[q * QT + f].y, l);
             v.x = fmaf(w, x.x, v.x);
@@ -472,7 +501,7 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         store2(out + (row0 + f) * INNER + head * HD + d, v.x / l, v.y / l);
     }
 }
-KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
+KERNEL __launch_bounds__(128, 4) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
 KERNEL __launch_bounds__(256) flow_attend_2(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<2>(chunks, qkv, out, rope, layer, append); }
 KERNEL __launch_bounds__(512) flow_attend_4(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<4>(chunks, qkv, out, rope, layer, append); }
 #else
