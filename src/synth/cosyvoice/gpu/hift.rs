@@ -37,8 +37,8 @@ const PAGES: usize = 8;
 const RING: usize = 128;
 /// Frames of a pass below which blocks of its first products are short.
 const FEW_FRAMES: usize = 256;
-/// Blocks that keep most of a device busy.
-const ENOUGH_BLOCKS: usize = 90;
+/// Blocks that keep a device busy: two a multiprocessor.
+const ENOUGH_BLOCKS: usize = 264;
 /// Frames of a short block of the F0 convolutions; a long one has twice as many.
 const F0_TILE: usize = 16;
 /// Frames of a pass from which its blocks are long.
