@@ -100,6 +100,48 @@ fn a_random_checkpoint_verifies_and_speaks() {
     assert_ne!(pcm, speak(&mut engine, &utterance("Hello there, how are you?", 8)), "another seed, other audio");
 }
 
+/// A long step used to decode on while the listener waited for a chunk whose tokens were there.
+#[test]
+fn a_decode_step_ends_with_the_tokens_of_a_first_chunk() {
+    let mut engine = engine();
+    engine.force_length(Some(100));
+    let long = engine.caps().rounds[Stage::Decode as usize];
+    let mut out = Vec::new();
+    let ready = engine.open(Slot(0), &utterance("One two three four five six.", 1)).expect("opens");
+    assert!(ready.has(Stage::Prefill));
+    engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(0)], rounds: 1 }, &mut out).expect("device works");
+    let mut ran = 0;
+    loop {
+        out.clear();
+        engine.run(&Step { stage: Stage::Decode, slots: vec![Slot(0)], rounds: long }, &mut out).expect("works");
+        ran += engine.rounds_run().expect("it says so");
+        if out[0].ready.has(Stage::Flow) {
+            break;
+        }
+        assert!(ran < 100, "no chunk came");
+    }
+    // One step fewer would not have been enough; tokens that are dropped as silence may ask for another step.
+    let tokens = out[0].decoded_samples / 960;
+    assert!(tokens <= u64::from(ran), "{tokens} tokens of {ran} rounds");
+    // What is left of a second slot's step runs no longer than the silent one needs.
+    let second = engine.open(Slot(1), &utterance("One two three four five six.", 2)).expect("opens");
+    assert!(second.has(Stage::Prefill));
+    out.clear();
+    engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(1)], rounds: 1 }, &mut out).expect("device works");
+    let mut both = 0;
+    for _ in 0..100 {
+        out.clear();
+        engine
+            .run(&Step { stage: Stage::Decode, slots: vec![Slot(0), Slot(1)], rounds: long }, &mut out)
+            .expect("works");
+        both += engine.rounds_run().expect("it says so");
+        if out[1].ready.has(Stage::Flow) {
+            break;
+        }
+    }
+    assert!(both <= ran + 3, "{both} rounds beside another, {ran} alone");
+}
+
 #[test]
 fn audio_does_not_depend_on_company_nor_on_how_steps_are_cut() {
     let mut engine = engine();

@@ -167,9 +167,24 @@ impl Drop for Device {
 #[derive(Clone, Copy)]
 pub(super) struct Kernel(sys::CUfunction, &'static str);
 
-/// When each launch ended, while someone looks: what was started, how many blocks, and the event behind it.
+/// When each launch ended, while someone looks: what was started, and the event behind it.
 #[derive(Default)]
-struct Trace(Option<Vec<(&'static str, u64, sys::CUevent)>>);
+struct Trace {
+    list: Option<Vec<(Launch, sys::CUevent)>>,
+    /// Least work of the next launch: operations and bytes.
+    next: (f64, f64),
+}
+
+/// One timed launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    pub(super) name: &'static str,
+    pub(super) blocks: u64,
+    pub(super) seconds: f64,
+    /// Floating-point operations and bytes that it cannot do without; 0: nobody said.
+    pub(super) flops: f64,
+    pub(super) bytes: f64,
+}
 
 // SAFETY: events may be used from any thread; the lock orders their use.
 unsafe impl Send for Trace {}
@@ -398,35 +413,38 @@ impl Device {
 
     /// Whether launches are being timed one by one; recorded graphs would hide them.
     pub(super) fn traced(&self) -> bool {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.is_some()
+    }
+
+    /// Says what the next launch cannot do without: operations, and bytes read and written.
+    pub(super) fn expect(&self, flops: f64, bytes: f64) {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).next = (flops, bytes);
     }
 
     /// Notes the end of what was started last, while someone looks.
     pub(super) fn note(&self, name: &'static str, blocks: u64) -> Result<(), GpuError> {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(list) = &mut trace.0 else { return Ok(()) };
+        let (flops, bytes) = std::mem::take(&mut trace.next);
+        let Some(list) = &mut trace.list else { return Ok(()) };
         let event = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"))?;
-        list.push((name, blocks, event));
+        list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
         // SAFETY: event and stream are alive.
         unsafe { cu::event::record(event, self.stream.cu_stream()) }.map_err(driver("record an event"))
     }
 
-    /// Runs `work` with every launch timed: name, blocks and seconds, in order.
-    pub(super) fn timed<E: From<GpuError>>(
-        &self,
-        work: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Vec<(&'static str, u64, f64)>, E> {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(Vec::new());
+    /// Runs `work` with every launch timed, in order.
+    pub(super) fn timed<E: From<GpuError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Vec<Launch>, E> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list = Some(Vec::new());
         let done = self.note("", 0).map_err(E::from).and_then(|()| work());
-        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.take().unwrap_or_default();
+        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.take().unwrap_or_default();
         self.sync()?;
         let mut out = Vec::with_capacity(list.len());
         for pair in list.windows(2) {
             // SAFETY: both events were recorded and have passed.
-            let ms = unsafe { cu::event::elapsed(pair[0].2, pair[1].2) }.map_err(driver("read a timer"))?;
-            out.push((pair[1].0, pair[1].1, f64::from(ms) * 1e-3));
+            let ms = unsafe { cu::event::elapsed(pair[0].1, pair[1].1) }.map_err(driver("read a timer"))?;
+            out.push(Launch { seconds: f64::from(ms) * 1e-3, ..pair[1].0 });
         }
-        for (.., event) in list {
+        for (_, event) in list {
             // SAFETY: created by `note`, destroyed only here.
             let _ = unsafe { cu::event::destroy(event) };
         }

@@ -33,10 +33,16 @@ pub(super) const PAGES: usize = 64;
 const BACK: usize = 3;
 /// Positions of a block of each pre-lookahead kernel, and outputs of the second; as in flow.cu.
 const HIDDEN_ROWS: usize = 9;
+const HIDDEN_PARTS: usize = 4;
 const START_ROWS: usize = 5;
-const START_OUTPUTS: usize = 16;
+const START_OUTPUTS: usize = 8;
 /// Queries of an attention block, and keys of its tiles; as in flow.cu.
 const QUERIES: usize = 64;
+/// Rows of a block of a product of few rows, and warps that share its inputs; as in flow.cu.
+const PRODUCT_ROWS: usize = 56;
+const PRODUCT_WARPS: usize = 8;
+/// Rows up to which those are tried.
+const FEW_ROWS: usize = 400;
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
 /// Of the device that widths were tuned on.
@@ -82,6 +88,15 @@ struct Block {
     down: Linear,
 }
 
+/// A kernel of ours for a product.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// One of gemm.cu.
+    Tile(Tile),
+    /// For few rows: so many times 16 outputs a block.
+    Few(usize),
+}
+
 /// One of a block's products.
 type Pick = fn(&Block) -> &Linear;
 
@@ -95,6 +110,8 @@ struct Kernels {
     attend: [Kernel; 3],
     append: Kernel,
     neighbours: Kernel,
+    /// Products of few rows, blocks of 16, 32 and 48 outputs; none in single precision.
+    products: Vec<Kernel>,
 }
 
 /// The model.
@@ -105,7 +122,7 @@ pub(super) struct Flow {
     gemm: Gemm,
     lt: Option<Lt>,
     /// Products that a kernel of ours does faster than cuBLASLt, found when they were prepared.
-    choices: HashMap<Shape, Tile>,
+    choices: HashMap<Shape, Choice>,
     kernels: Kernels,
     input: Packed,
     positions: [Packed; 2],
@@ -162,6 +179,7 @@ impl Flow {
             && dim % 64 == 0
             && f.input == f.mel
             && f.lookahead_channels % 4 == 0
+            && f.input % 4 == 0
             && inner % 32 == 0
             && f.block % config.token_mel_ratio == 0;
         if !fits {
@@ -262,6 +280,13 @@ impl Flow {
             },
             append: module.kernel("flow_append", 0)?,
             neighbours: module.kernel("flow_neighbours", 0)?,
+            products: match elt {
+                Elt::F32 => Vec::new(),
+                _ => ["flow_product_16", "flow_product_32", "flow_product_48"]
+                    .into_iter()
+                    .map(|name| module.kernel(name, ATTEND_SHARED))
+                    .collect::<Result<_, _>>()?,
+            },
         };
         let rows = WIDTH * 2 * f.block;
         let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
@@ -442,10 +467,11 @@ impl Flow {
         let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
         let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
         let rows = starters.len() as u32;
-        let shared = (HIDDEN_ROWS * (f.lookahead + 1) * f.input * 4) as u32;
+        let sums = (HIDDEN_PARTS - 1) * HIDDEN_ROWS * 256;
+        let shared = ((sums + (HIDDEN_ROWS + f.lookahead) * f.input) * 4) as u32;
         let grid = ((per + back).div_ceil(HIDDEN_ROWS) as u32, rows, f.lookahead_channels.div_ceil(256) as u32);
         let slope = DEFAULT_LEAKY_SLOPE as f32;
-        start!(self.device, self.kernels.hidden, grid, 64, shared;
+        start!(self.device, self.kernels.hidden, grid, 64 * HIDDEN_PARTS as u32, shared;
             args, tokens, per_row as i32, (per + back) as i32, self.table.ptr, self.ahead[0].ptr, self.ahead[1].ptr, self.scratch.hidden.ptr,
             ins, ch, f.lookahead as i32, ratio, slope)?;
         let shared = ((START_ROWS + BACK - 1) * f.lookahead_channels * 4) as u32;
@@ -499,7 +525,9 @@ impl Flow {
 
         let d = f.dim as i64;
         let stride = d * (6 * f.depth as i64 + 2);
+        let size = self.gemm.elt.size();
         let norm = |y: u64, gate: i64, shift: i64, scale: i64| {
+            self.device.expect(0.0, (rows * f.dim * (if y == 0 { 4 } else { 8 + size } + size)) as f64);
             start!(self.device, k.norm, (rows as u32, 1, 1), 128, 0;
                 chunks, s.h.ptr, y, s.a.ptr, self.modulation.ptr, stride, gate * d, shift * d, scale * d,
                 LAYER_NORM_EPS as f32)
@@ -554,7 +582,7 @@ impl Flow {
     fn linear(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
         match self.choices.get(&shape) {
-            Some(&tile) => self.own(l, tile, shape, x, y),
+            Some(&choice) => self.chosen(l, choice, shape, x, y),
             None => self.library(l, shape, x, y),
         }
     }
@@ -565,6 +593,26 @@ impl Flow {
             (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
             _ => self.own(l, Tile::N64T64, shape, x, y),
         }
+    }
+
+    fn chosen(&self, l: &Linear, choice: Choice, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        match choice {
+            Choice::Tile(tile) => self.own(l, tile, shape, x, y),
+            Choice::Few(tiles) => self.few(l, tiles, shape, x, y),
+        }
+    }
+
+    /// A product of few rows.
+    fn few(&self, l: &Linear, tiles: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        let Shape { m, n, k, gelu } = shape;
+        let (Some(kernel), Some(bias)) = (self.kernels.products.get(tiles - 1), &l.packed.bias) else {
+            return self.library(l, shape, x, y);
+        };
+        self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
+        let grid = (n.div_ceil(16 * tiles) as u32, m.div_ceil(PRODUCT_ROWS) as u32, 1);
+        let shared = (PRODUCT_WARPS * PRODUCT_ROWS * (16 * tiles + 8) * 4) as u32;
+        start!(self.device, *kernel, grid, 32 * PRODUCT_WARPS as u32, shared;
+            x, l.packed.w.ptr, bias.ptr, y, m as i32, n as i32, k as i32, i32::from(gelu))
     }
 
     fn own(&self, l: &Linear, tile: Tile, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
@@ -627,14 +675,17 @@ impl Flow {
                 Ok(best)
             };
             let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
-            for tile in PLAIN.into_iter().chain([Tile::Split64, Tile::Split128]) {
-                let seconds = time(&|l| self.own(l, tile, shape, x, y))?;
+            // Blocks of outputs that divide what there are, and inputs in groups of 32.
+            let few = (1..=self.kernels.products.len()).filter(|t| rows <= FEW_ROWS && l.n % (16 * t) == 0);
+            let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).map(Choice::Few);
+            for choice in PLAIN.into_iter().map(Choice::Tile).chain(few) {
+                let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
                 if seconds < best.0 {
-                    best = (seconds, Some(tile));
+                    best = (seconds, Some(choice));
                 }
             }
-            if let Some(tile) = best.1 {
-                choices.push((shape, tile));
+            if let Some(choice) = best.1 {
+                choices.push((shape, choice));
             }
         }
         self.choices.extend(choices);

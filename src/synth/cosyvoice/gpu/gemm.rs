@@ -263,9 +263,28 @@ impl Gemm {
             shared = shared.max(Self::shared(w, tile));
             outputs = w.n;
         }
-        let (wide, _) = tile.shape();
+        let (wide, positions) = tile.shape();
+        self.expect(convs, blocks * positions);
         let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
         start!(self.device, *kernel, grid, Self::threads(tile), shared; all)
+    }
+
+    /// Says what convolutions over at most `rows` positions cannot do without.
+    fn expect(&self, convs: &[(&Packed, Conv)], rows: usize) {
+        if !self.device.traced() {
+            return;
+        }
+        let (mut flops, mut bytes) = (0.0, 0.0);
+        for (w, p) in convs {
+            let rows = if p.rows > 0 { p.rows as usize } else { rows };
+            let results = rows * w.n;
+            // Inputs once; what is added, and what is stored, where there is any.
+            let singles = [p.res, p.post, p.sum, p.out].iter().filter(|ptr| **ptr != 0).count();
+            let per = 4 * singles + if p.oute != 0 { self.elt.size() } else { 0 };
+            flops += 2.0 * (results * w.cin * w.taps) as f64;
+            bytes += (w.w.bytes + rows * w.cin * self.elt.size() + results * per) as f64;
+        }
+        self.device.expect(flops, bytes);
     }
 
     /// `p` with what its weights say.
@@ -304,6 +323,7 @@ impl Gemm {
     pub(super) fn conv(&self, w: &Packed, tile: Tile, blocks: usize, p: Conv) -> Result<(), GpuError> {
         let (outputs, positions) = if self.elt == Elt::F32 { (64, 64) } else { tile.shape() };
         let p = Self::filled(w, p);
+        self.expect(&[(w, p)], blocks * positions);
         let blocks = if p.tiles == 0 { (p.rows as usize).div_ceil(positions) } else { blocks };
         let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
         if self.elt == Elt::F32 {

@@ -38,40 +38,61 @@ DEV float* chunk_mu(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] +
 // First half of the pre-lookahead layer. tokens[row]: ids from two before the chunk's first to `look` past its
 // last; -1 where there is none. Hidden rows before the start of the prompt are zero.
 //
-// A block computes HT positions by 4 channels a thread, so that weights are read once for all of them.
+// A block computes HT positions by 256 channels: four of them a thread, and a quarter of the sum.
 #define HT 9
-KERNEL __launch_bounds__(64) flow_hidden(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
+#define HPARTS 4
+KERNEL __launch_bounds__(64 * HPARTS) flow_hidden(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
     extern __shared__ __align__(16) unsigned char smem[];
-    float* e = (float*)smem;
+    // Sums of all parts but the first; then embeddings of HT positions and those that the last looks ahead to:
+    // position t starts at t * in.
+    float4* sums = (float4*)smem;
+    float* e = (float*)(sums + (HPARTS - 1) * HT * 64);
     dep_go();
     dep_wait();
     const int t0 = blockIdx.x * HT, r = blockIdx.y, here = min(HT, count - t0), width = (look + 1) * in;
-    for (int i = threadIdx.x; i < HT * width; i += blockDim.x) {
-        int t = i / width, k = i % width;
-        int id = t < here ? tokens[(i64)r * per_row + t0 + t + k / in] : -1;
-        e[i] = id < 0 ? 0.f : table[(i64)id * in + k % in];
+    const int part = threadIdx.x >> 6, lane = threadIdx.x & 63, c = (blockIdx.z * 64 + lane) * 4;
+    for (int i = threadIdx.x * 4; i < (HT + look) * in; i += blockDim.x * 4) {
+        int t = i / in;
+        int id = t < here + look ? tokens[(i64)r * per_row + t0 + t] : -1;
+        *(float4*)(e + i) = id < 0 ? make_float4(0.f, 0.f, 0.f, 0.f) : *(const float4*)(table + (i64)id * in + i % in);
     }
     __syncthreads();
-    const int c = (blockIdx.z * blockDim.x + threadIdx.x) * 4;
-    if (c >= ch) return;
-    const float4 b = *(const float4*)(bias + c);
     float4 s[HT];
 #pragma unroll
-    for (int t = 0; t < HT; t++) s[t] = b;
-#pragma unroll 8
-    for (int k = 0; k < width; k++) {
-        const float4 v = *(const float4*)(w + (i64)k * ch + c);
+    for (int t = 0; t < HT; t++) s[t] = make_float4(0.f, 0.f, 0.f, 0.f);
+    const int k0 = width * part / HPARTS, k1 = width * (part + 1) / HPARTS;
+    constexpr int BATCH = 16;
+    for (int k = k0; c < ch && k < k1; k += BATCH) {
+        float4 v[BATCH];
 #pragma unroll
-        for (int t = 0; t < HT; t++) {
-            float x = e[t * width + k];
-            s[t].x = fmaf(x, v.x, s[t].x); s[t].y = fmaf(x, v.y, s[t].y); s[t].z = fmaf(x, v.z, s[t].z); s[t].w = fmaf(x, v.w, s[t].w);
+        for (int j = 0; j < BATCH; j++) v[j] = *(const float4*)(w + (i64)min(k + j, k1 - 1) * ch + c);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            if (k + j >= k1) break;
+#pragma unroll
+            for (int t = 0; t < HT; t++) {
+                float x = e[t * in + k + j];
+                s[t].x = fmaf(x, v[j].x, s[t].x); s[t].y = fmaf(x, v[j].y, s[t].y); s[t].z = fmaf(x, v[j].z, s[t].z); s[t].w = fmaf(x, v[j].w, s[t].w);
+            }
         }
     }
+    if (part > 0)
+#pragma unroll
+        for (int t = 0; t < HT; t++) sums[((part - 1) * HT + t) * 64 + lane] = s[t];
+    __syncthreads();
+    if (part > 0 || c >= ch) return;
+    const float4 b = *(const float4*)(bias + c);
     const int first = chunks[r].frame0 / ratio + t0 - 2;
 #pragma unroll
     for (int t = 0; t < HT; t++) {
         if (t >= here) break;
         float4 v = s[t];
+#pragma unroll
+        for (int q = 0; q < HPARTS - 1; q++) {
+            float4 o = sums[(q * HT + t) * 64 + lane];
+            v.x += o.x; v.y += o.y; v.z += o.z; v.w += o.w;
+        }
+        v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
         v.x = v.x >= 0.f ? v.x : v.x * slope; v.y = v.y >= 0.f ? v.y : v.y * slope; v.z = v.z >= 0.f ? v.z : v.z * slope; v.w = v.w >= 0.f ? v.w : v.w * slope;
         if (first + t < 0) v = make_float4(0.f, 0.f, 0.f, 0.f);
         *(float4*)(hidden + ((i64)r * count + t0 + t) * ch + c) = v;
@@ -81,7 +102,7 @@ KERNEL __launch_bounds__(64) flow_hidden(const Chunk* chunks, const int* tokens,
 // Second half, and the chunk's start: x is the noise of its frames, mu its conditioning. A block computes ST
 // positions by SO outputs.
 #define ST 5
-#define SO 16
+#define SO 8
 KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, const float* hidden, const float* noise, int in, int ch, int ratio) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* h = (float*)smem;
@@ -90,13 +111,14 @@ KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens,
     const int t0 = blockIdx.x * ST, r = blockIdx.y, lane = threadIdx.x & 31, here = min(ST, count - t0);
     const Chunk& c = chunks[r];
     if (!c.live) return;
-    for (int i = threadIdx.x; i < (ST + 2) * ch; i += blockDim.x)
-        h[i] = i < (here + 2) * ch ? hidden[((i64)r * (count + 2) + t0) * ch + i] : 0.f;
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < (ST + 2) * ch; i += blockDim.x * 4)
+        *(float4*)(h + i) = i < (here + 2) * ch ? *(const float4*)(hidden + ((i64)r * (count + 2) + t0) * ch + i) : make_float4(0.f, 0.f, 0.f, 0.f);
     __syncthreads();
     const int o1 = min(in, (int)(blockIdx.z + 1) * SO);
     for (int o = blockIdx.z * SO + (threadIdx.x >> 5); o < o1; o += blockDim.x >> 5) {
         float s[ST] = {};
-#pragma unroll 8
+#pragma unroll 16
         for (int k = lane; k < 3 * ch; k += 32) {
             float v = w[(i64)o * 3 * ch + k];
 #pragma unroll
@@ -280,6 +302,84 @@ KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int 
     append_kv(c, qkv, (i64)blockIdx.y * BLOCK, layer, blockIdx.y & 1, blockIdx.x, rope, threadIdx.x, blockDim.x);
 }
 
+#if ELT != 0
+// y = act(x w^T + bias) for few rows: a block has 16*MT outputs of 56 rows, and its eight warps share the inputs' axis.
+// Operands go from the cache straight into registers, D groups of 32 inputs at a time; the weights' first groups
+// travel before the step before has ended. Weights are packed as in gemm.cu.
+#define PRODUCT_WARPS 8
+#define PRODUCT_NT 7
+template <int MT, int D> DEV void product(const elt* x, const uint4* w, const float* bias, elt* y, int rows, int n, int k, int activate) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    constexpr int BN = 16 * MT, BT = 8 * PRODUCT_NT, LD = BN + 8;
+    dep_go();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    const int groups = k >> 5, per = (groups + PRODUCT_WARPS - 1) / PRODUCT_WARPS;
+    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups), t0 = blockIdx.y * BT, n0 = blockIdx.x * BN;
+    const uint4* wp = w + (i64)(n0 >> 4) * groups * 64 + lane;
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    uint4 a[D][MT][2], b[D][PRODUCT_NT];
+    auto load_w = [&](int d, int at) {
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) a[d][i][h] = at < k1 ? __ldg(wp + ((i64)i * groups + at) * 64 + h * 32) : none;
+    };
+#pragma unroll
+    for (int d = 0; d < D; d++) load_w(d, k0 + d);
+    dep_wait();
+    const uint4* xp[PRODUCT_NT];
+#pragma unroll
+    for (int j = 0; j < PRODUCT_NT; j++) xp[j] = (const uint4*)(x + (i64)min(t0 + j * 8 + g, rows - 1) * k) + t4;
+    auto load_x = [&](int d, int at) {
+#pragma unroll
+        for (int j = 0; j < PRODUCT_NT; j++) b[d][j] = at < k1 ? xp[j][at * 4] : none;
+    };
+#pragma unroll
+    for (int d = 0; d < D; d++) load_x(d, k0 + d);
+    float acc[MT][PRODUCT_NT][4] = {};
+    for (int at = k0; at < k1; at += D) {
+#pragma unroll
+        for (int d = 0; d < D; d++) {
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < PRODUCT_NT; j++) {
+                    mma(acc[i][j], a[d][i][0], b[d][j].x, b[d][j].y);
+                    mma(acc[i][j], a[d][i][1], b[d][j].z, b[d][j].w);
+                }
+            if (at + D < k1) { load_w(d, at + D + d); load_x(d, at + D + d); }
+        }
+    }
+    float* part = (float*)smem;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < PRODUCT_NT; j++) {
+            float* v = acc[i][j];
+            float* o = part + (warp * BT + j * 8 + 2 * t4) * LD + i * 16 + 2 * g;
+            *(float2*)o = make_float2(v[0], v[2]);
+            *(float2*)(o + LD) = make_float2(v[1], v[3]);
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BT * BN / 2; i += 32 * PRODUCT_WARPS) {
+        int t = i / (BN / 2), c = i % (BN / 2) * 2;
+        if (t0 + t >= rows) continue;
+        float2 s = *(const float2*)(bias + n0 + c);
+#pragma unroll
+        for (int q = 0; q < PRODUCT_WARPS; q++) {
+            float2 v = *(const float2*)(part + (q * BT + t) * LD + c);
+            s.x += v.x;
+            s.y += v.y;
+        }
+        if (activate) { s.x = gelu(s.x); s.y = gelu(s.y); }
+        store2(y + (i64)(t0 + t) * n + n0 + c, s.x, s.y);
+    }
+}
+KERNEL __launch_bounds__(256) flow_product_16(const elt* x, const uint4* w, const float* bias, elt* y, int rows, int n, int k, int activate) { product<1, 4>(x, w, bias, y, rows, n, k, activate); }
+KERNEL __launch_bounds__(256) flow_product_32(const elt* x, const uint4* w, const float* bias, elt* y, int rows, int n, int k, int activate) { product<2, 3>(x, w, bias, y, rows, n, k, activate); }
+KERNEL __launch_bounds__(256) flow_product_48(const elt* x, const uint4* w, const float* bias, elt* y, int rows, int n, int k, int activate) { product<3, 2>(x, w, bias, y, rows, n, k, activate); }
+#endif
+
 #define KEY(c, j, v) ((const elt*)c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head) + ((j) % BLOCK) * HD)
 #if ELT != 0
 #define QT 64
@@ -289,6 +389,13 @@ DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); 
 // One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention. G groups of four
 // warps share the tiles, so that few chunks still use the whole device; their sums are put together at the end.
 #define TILE_BYTES (KT * HD * 2)
+DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+// Weights of a softmax need no bounds.
+#if ELT == 1
+DEV u32 pack_weights(float lo, float hi) { return pack2(lo, hi); }
+#else
+DEV u32 pack_weights(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+#endif
 #define O_LD (HD + 4)
 template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -316,6 +423,23 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
     const elt* own_k = qkv + (row0 - frame0) * 3 * INNER + INNER + head * HD + fq * 8;
     auto fetch = [&](int t, int stage) {
         const u32 st = stage * TILE_BYTES;
+        const int first = key0 + t * KT;
+        if (first + KT <= min(own, keys)) {
+            // Nearly all tiles: whole, and from slabs.
+            const int pg = first / BLOCK, rest = first - pg * BLOCK;
+#pragma unroll
+            for (int r = fr; r < KT; r += 128 / CPR) {
+                int x = rest + r, p = pg;
+#pragma unroll
+                for (int q = BLOCK; q < KT + BLOCK; q += BLOCK)
+                    if (rest + r >= q) { x -= BLOCK; p++; }
+                const elt* k = (const elt*)page_s[p] + x * HD + fq * 8;
+                cp16(kb + st + swz(r, fq), k, true);
+                cp16(vb + st + swz(r, fq), k + VOFF, true);
+            }
+            cp_commit();
+            return;
+        }
 #pragma unroll
         for (int r = fr; r < KT; r += 128 / CPR) {
             int j = key0 + t * KT + r;
@@ -399,23 +523,25 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         // Scores are scaled inside the exponential.
         n0 = fmaxf(m0, n0 * sc);
         n1 = fmaxf(m1, n1 * sc);
-        float c0 = exp2f(m0 - n0), c1 = exp2f(m1 - n1);
+        float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
         m0 = n0; m1 = n1;
         float a0 = 0.f, a1 = 0.f;
 #pragma unroll
         for (int n = 0; n < KT / 8; n++) {
-            s[n][0] = exp2f(fmaf(s[n][0], sc, -m0)); s[n][1] = exp2f(fmaf(s[n][1], sc, -m0));
-            s[n][2] = exp2f(fmaf(s[n][2], sc, -m1)); s[n][3] = exp2f(fmaf(s[n][3], sc, -m1));
+            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
+            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
             a0 += s[n][0] + s[n][1];
             a1 += s[n][2] + s[n][3];
         }
         l0 = l0 * c0 + a0;
         l1 = l1 * c1 + a1;
+        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
 #pragma unroll
-        for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+        }
 #pragma unroll
         for (int k = 0; k < KT / 16; k++) {
-            uint4 p = make_uint4(pack2(s[2 * k][0], s[2 * k][1]), pack2(s[2 * k][2], s[2 * k][3]), pack2(s[2 * k + 1][0], s[2 * k + 1][1]), pack2(s[2 * k + 1][2], s[2 * k + 1][3]));
+            uint4 p = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]));
 #pragma unroll
             for (int n = 0; n < HD / 8; n += 2) {
                 u32 b0, b1, b2, b3;
@@ -463,7 +589,7 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         for (int q = 0; q < G; q++) m = fmaxf(m, ml[q * QT + f].x);
 #pragma unroll
         for (int q = 0; q < G; q++) {
-            float w = exp2f(ml[q * QT + f].x - m);
+            float w = power2(ml[q * QT + f].x - m);
             float2 x = *(const float2*)(sums + (q * QT + f) * O_LD + d);
             l = fmaf(w, ml[q * QT + f].y, l);
             v.x = fmaf(w, x.x, v.x);
@@ -472,7 +598,7 @@ template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, 
         store2(out + (row0 + f) * INNER + head * HD + d, v.x / l, v.y / l);
     }
 }
-KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
+KERNEL __launch_bounds__(128, 4) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
 KERNEL __launch_bounds__(256) flow_attend_2(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<2>(chunks, qkv, out, rope, layer, append); }
 KERNEL __launch_bounds__(512) flow_attend_4(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<4>(chunks, qkv, out, rope, layer, append); }
 #else

@@ -121,26 +121,26 @@ DEV void conv_mma(const Conv& p) {
         }
         const u32 wb = wbase + slot * WSTAGE + wn * MT * 2048 + lane * 16;
         slot = slot == ST - 1 ? 0 : slot + 1;
-        const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
+        const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2);
+        // Past the last channel both operands are zeros: no branch keeps the second half's operands from being read
+        // while the first is multiplied.
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            if (k < k32) {
-                uint4 b[NT], a[MT];
+            uint4 b[NT], a[MT];
 #pragma unroll
-                for (int j = 0; j < NT; j++) b[j] = lds(xb + swizzle(r0 + j * 8, k * 4 + (lane & 3)));
+            for (int j = 0; j < NT; j++) b[j] = lds(xb + swizzle(r0 + j * 8, k * 4 + (lane & 3)));
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024);
+            for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024);
 #pragma unroll
-                for (int i = 0; i < MT; i++)
+            for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].x, b[j].y);
+                for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].x, b[j].y);
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024 + 512);
+            for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024 + 512);
 #pragma unroll
-                for (int i = 0; i < MT; i++)
+            for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].z, b[j].w);
-            }
+                for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].z, b[j].w);
         }
         if (++tap == p.taps) {
             tap = 0;
@@ -189,7 +189,7 @@ KERNEL __launch_bounds__(128) conv_32x32(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(128) conv_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, DEEP>(p); }
 KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 2, false>(p); }
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
-KERNEL __launch_bounds__(256) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
+KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
 // Up to three convolutions of equal outputs and positions side by side.
 struct Three { Conv p[3]; };

@@ -57,9 +57,21 @@ DEV float mel_at(const Voc& v, int f, int m) {
 #define F0_STAGES 4
 #define FX_LD (FC + 4)
 #define FW_LD (FN + 4)
-DEV void dmma(double* c, double a, double b) {
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
+// 16 x 8 += 16 x 16 by 16 x 8. a[i]: row lane/4 + 8*(i%2), column lane%4 + 4*(i/2); b[i]: row lane%4 + 4*i, column
+// lane/4; c: rows lane/4 (first two) and 8 more, columns 2*(lane%4) and the next.
+#if __CUDA_ARCH__ >= 900
+DEV void dmma(double* c, const double* a, const double* b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};"
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
 }
+#else
+DEV void dmma(double* c, const double* a, const double* b) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[i % 2 * 2]), "+d"(c[i % 2 * 2 + 1]) : "d"(a[i]), "d"(b[i / 2]));
+}
+#endif
 // A block computes 16*MT frames by 32 channels. Weights of one (64 channels, tap) are a stage of a ring.
 template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -70,7 +82,8 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
     dep_go();
     const int4 s = tiles[blockIdx.x];
     const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = (warp & 1) * 8 * MT, nw = (warp >> 1) * 16;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = MT == 1 ? 0 : (warp & 1) * 16, nw = MT == 1 ? warp * 8 : (warp >> 1) * 16;
+    constexpr int NN = MT; // groups of 8 channels of a warp
     const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
     const u32 wb = smem_addr(ws);
     auto fetch = [&](int it) {
@@ -111,7 +124,7 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
         }
     };
     take(0);
-    double acc[MT][2][2] = {};
+    double acc[NN][4] = {};
     for (int it = 0; it < iters; it++) {
         const int chunk = it / taps, tap = it % taps;
         cp_wait<F0_STAGES - 2>();
@@ -131,28 +144,31 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
         }
         fetch(it + F0_STAGES - 1);
         const double* wt = ws + it % F0_STAGES * WSTAGE;
-#pragma unroll 8
-        for (int k = 0; k < FC; k += 4) {
-            double b0 = wt[(k + (lane & 3)) * FW_LD + nw + (lane >> 2)], b1 = wt[(k + (lane & 3)) * FW_LD + nw + 8 + (lane >> 2)];
 #pragma unroll
-            for (int m = 0; m < MT; m++) {
-                double a = xs[(tw + m * 8 + (lane >> 2) + tap) * FX_LD + k + (lane & 3)];
-                dmma(acc[m][0], a, b0);
-                dmma(acc[m][1], a, b1);
+        for (int k = 0; k < FC; k += 16) {
+            double a[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) a[i] = xs[(tw + (lane >> 2) + i % 2 * 8 + tap) * FX_LD + k + i / 2 * 4 + (lane & 3)];
+#pragma unroll
+            for (int j = 0; j < NN; j++) {
+                double b[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) b[i] = wt[(k + i * 4 + (lane & 3)) * FW_LD + nw + j * 8 + (lane >> 2)];
+                dmma(acc[j], a, b);
             }
         }
     }
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
+    for (int m = 0; m < 2; m++) {
         const int t = t0 + tw + m * 8 + (lane >> 2);
         if (t >= s.w) continue;
 #pragma unroll
-        for (int j = 0; j < 2; j++)
+        for (int j = 0; j < NN; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int n = n0 + nw + j * 8 + (lane & 3) * 2 + e;
                 if (n >= F0C) continue;
-                double y = acc[m][j][e] + (double)bias[n];
+                double y = acc[j][m * 2 + e] + (double)bias[n];
                 out[(i64)(s.z + t) * F0C + n] = y > 0 ? y : expm1(y);
             }
     }
