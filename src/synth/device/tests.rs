@@ -386,3 +386,35 @@ fn pauses_double_up_to_the_most() {
     let pauses: Vec<u64> = [1, 2, 3, 6, 7, 8, 40, u32::MAX].map(|n| recovery.pause(n).as_secs()).to_vec();
     assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60, 60]);
 }
+
+#[tokio::test]
+async fn lines_go_to_the_device_with_the_most_room_and_stay_there() {
+    let scripts: Vec<Arc<Script>> = (0..3).map(|_| Arc::default()).collect();
+    let engine = engine_of(&scripts.iter().collect::<Vec<_>>(), NEVER);
+    engine.ready().await;
+    let epoch = Epoch::default();
+    let mut sinks = Vec::new();
+    let mut lines = Vec::new();
+    for n in 1..=9 {
+        let (sink, events) = mpsc::channel(1024);
+        let utterance = Utterance { token: epoch.token(), ..long() };
+        lines.push(utterance.line);
+        engine.submit(utterance, sink).expect("accepted");
+        sinks.push(events);
+        let live: Vec<u32> = engine.status().iter().map(|d| d.load.live).collect();
+        assert_eq!(live.iter().sum::<u32>(), n);
+        assert!(live.iter().max() <= live.iter().min().map(|least| least + 1).as_ref(), "{live:?}");
+    }
+    // What a line says next goes where it speaks, however much room there is elsewhere.
+    let (sink, events) = mpsc::channel(1024);
+    let place = lock(&engine.inner.places)[&lines[0]].device;
+    engine.submit(Utterance { line: lines[0], token: epoch.token(), ..long() }, sink).expect("accepted");
+    sinks.push(events);
+    assert_eq!(engine.status()[place].load.live, 4);
+    epoch.raise();
+    lines.into_iter().for_each(|line| engine.note(line, LineNote::Closed));
+    for events in sinks {
+        assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
+    }
+    engine.shutdown();
+}
