@@ -286,13 +286,17 @@ async fn calls_go_out_over_tls_to_whom_the_configured_authority_vouches_for() {
 
     let trusting = SipConfig { trunk: vec![trunk.clone()], tls_roots: Some(cert), ..loopback() };
     let (a, _) = start(trusting).await;
-    let answer = async {
-        let call = calls.recv().await.expect("a call");
-        assert_eq!(call.user, "demo");
-        call.accept().await.expect("accepted")
+    let mut dialling = tokio::spawn({
+        let (a, request) = (a.clone(), request.clone());
+        async move { a.dial(request).await.expect("answered") }
+    });
+    let call = tokio::select! {
+        call = limited(calls.recv()) => call.expect("a call"),
+        leg = &mut dialling => panic!("not called: {:?}", leg.err()),
     };
-    let (caller, mut called) = limited(async { tokio::join!(a.dial(request.clone()), answer) }).await;
-    let mut caller = caller.expect("answered");
+    assert_eq!(call.user, "demo");
+    let mut called = limited(call.accept()).await.expect("accepted");
+    let mut caller = limited(dialling).await.expect("answered");
     caller.attach().await.expect("attaches");
     called.attach().await.expect("attaches");
     assert!(caller.encrypted() && called.encrypted());

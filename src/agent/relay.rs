@@ -262,9 +262,9 @@ impl Relay {
                 Some(ToAgent::Transfer { accepted: false, reason: Some(reason.clone()) })
             }
             CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
-            CallEvent::TransferFailed(reason) => Some(ToAgent::Error {
-                description: format!("the transfer failed, the caller is still here: {reason}"),
-            }),
+            CallEvent::TransferFailed(reason) => {
+                Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
+            }
             CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
         }
     }

@@ -236,16 +236,7 @@ impl Turn {
 
 impl Part {
     fn new(text: String, state: PartState, audio: Audio) -> Self {
-        Self {
-            utterance: UtteranceId::next(),
-            text,
-            state,
-            audio,
-            pushed: 0,
-            received: 0,
-            submitted: None,
-            made: None,
-        }
+        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0, submitted: None, made: None }
     }
 
     pub(super) fn receive(&mut self, pcm: Vec<f32>) {

@@ -85,8 +85,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         // The table is the output; the log only speaks of trouble.
         config.log.level = "warn".into();
     }
-    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     on_loopback(&mut config);
+    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::failed(format!("{}: {e}", args.out.display())))?;
     super::block_on(async move {
         let app = App::start(config).await.map_err(super::serve::failure)?;
@@ -100,7 +100,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     })
 }
 
-/// Free loopback ports, no tokens, an agent that leaves the talking to the demo.
+/// Free loopback ports, no tokens, no traces, an agent that leaves the talking to the demo.
 fn on_loopback(config: &mut Config) {
     let any = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
     config.http.bind = any;
@@ -111,6 +111,8 @@ fn on_loopback(config: &mut Config) {
     config.sip.users.clear();
     config.sip.trunk.clear();
     config.sip.public_ip = None;
+    // Over before a collector would have taken a trace.
+    config.log.otlp = None;
     config.webrtc.bind_port = 0;
     config.webrtc.bind_ip = None;
     config.webrtc.public_ip = None;

@@ -19,8 +19,7 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_name() {
 
 #[test]
 fn the_environment_overrides_the_file() {
-    let config =
-        load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
+    let config = load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
     assert_eq!(config.http.bind.port(), 2);
 }
 

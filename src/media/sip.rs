@@ -27,18 +27,14 @@ use bytes::{Bytes, BytesMut};
 use metrics::{Counter, counter, gauge, histogram};
 use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
-use tokio::{
-    net::UdpSocket,
-    sync::mpsc,
-    time::sleep_until,
-};
+use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
 use self::{latch::Latch, ports::PortPair, srtp::Protection};
 use super::{
     leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
     rtcp::{Heard, Rtcp},
 };
-use crate::clock;
+use crate::clock::{self, Sparse};
 
 /// Larger datagrams than any audio packet are cut, and then refused as malformed or unauthentic.
 const MAX_DATAGRAM: usize = 2_048;
@@ -107,6 +103,7 @@ pub struct SipLeg {
     events: VecDeque<LegEvent>,
     over: Option<LegEnd>,
     counters: Counters,
+    told: Sparse,
 }
 
 struct Sockets {
@@ -164,6 +161,7 @@ impl SipLeg {
             events: VecDeque::new(),
             over: None,
             counters: Counters::new(),
+            told: Sparse::new(),
         })
     }
 
@@ -293,7 +291,7 @@ impl SipLeg {
             return self.on_rtcp(datagram, from);
         }
         let Some(packet) = self.open(datagram) else {
-            self.counters.malformed.increment(1);
+            self.malformed(from);
             return;
         };
         let now = clock::now();
@@ -330,6 +328,13 @@ impl SipLeg {
         }
     }
 
+    fn malformed(&self, from: SocketAddr) {
+        self.counters.malformed.increment(1);
+        if let Some(missed) = self.told.admit(clock::now()) {
+            tracing::info!(%from, missed, "malformed RTP or RTCP was dropped");
+        }
+    }
+
     fn open(&mut self, datagram: &[u8]) -> Option<rtc_rtp::Packet> {
         if datagram.len() < 12 || datagram[0] >> 6 != 2 {
             return None;
@@ -347,7 +352,7 @@ impl SipLeg {
             None => Ok(Bytes::copy_from_slice(datagram)),
         };
         let Ok(plain) = opened else {
-            self.counters.malformed.increment(1);
+            self.malformed(from);
             return;
         };
         // Without protection only the host that the media is with may report.
@@ -358,7 +363,7 @@ impl SipLeg {
         }
         let now = clock::now();
         match self.rtcp.on_rtcp(now, clock::wall(), &plain) {
-            Err(_) => self.counters.malformed.increment(1),
+            Err(_) => self.malformed(from),
             Ok(heard) => {
                 self.heard = now;
                 self.rtcp_source = Some(from);

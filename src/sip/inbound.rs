@@ -40,7 +40,7 @@ use super::{
     timer::SessionTimer,
 };
 use crate::{
-    clock,
+    clock::{self, Sparse},
     media::{
         leg::Codec,
         sip::{SipLeg, codec},
@@ -132,7 +132,10 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let admitted = match admit(shared, &tx, source) {
         Ok(admitted) => admitted,
         Err(refusal) => {
-            debug!(%source, status = %refusal.status, "INVITE refused");
+            static LINES: Sparse = Sparse::new();
+            if let Some(missed) = LINES.admit(clock::now()) {
+                info!(%source, status = %refusal.status, missed, "INVITE refused");
+            }
             reply(&mut tx, refusal.status, refusal.headers).await;
             return;
         }

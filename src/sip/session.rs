@@ -139,18 +139,17 @@ impl Session {
     pub(super) async fn run(self) {
         // The state may have been taken from the stream already, by whoever waited for the ACK.
         let confirmed = self.dialog.state().is_confirmed();
-        let mut running =
-            Running {
-                connected: false,
-                answer_due: false,
-                exchange: None,
-                wanted: None,
-                refresh: false,
-                referral: None,
-                transfer: None,
-                early: None,
-                session: self,
-            };
+        let mut running = Running {
+            connected: false,
+            answer_due: false,
+            exchange: None,
+            wanted: None,
+            refresh: false,
+            referral: None,
+            transfer: None,
+            early: None,
+            session: self,
+        };
         if confirmed {
             running.on_confirmed().await;
         }
@@ -310,9 +309,10 @@ impl Running {
                     "another transfer is under way"
                 } else {
                     let (shared, dialog) = (self.session.shared.clone(), self.session.dialog.clone());
-                    self.referral = Some(Box::pin(async move {
-                        Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new)
-                    }));
+                    self.referral =
+                        Some(Box::pin(
+                            async move { Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new) },
+                        ));
                     return ControlFlow::Continue(());
                 };
                 self.signal(Signal::TransferAnswered(Err(reason.to_owned()))).await;
@@ -370,13 +370,11 @@ impl Running {
         }
         let result = match &response {
             None => Err("the peer does not answer".to_owned()),
-            Some(response) if accepted.is_some() => {
-                match body::description(response) {
-                    Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
-                    Ok(None) => Err("the peer accepted without an answer".to_owned()),
-                    Err(refusal) => Err(refusal.reason),
-                }
-            }
+            Some(response) if accepted.is_some() => match body::description(response) {
+                Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
+                Ok(None) => Err("the peer accepted without an answer".to_owned()),
+                Err(refusal) => Err(refusal.reason),
+            },
             Some(response) => Err(format!("the peer refused: {}", response.status_code)),
         };
         let outcome = match result {

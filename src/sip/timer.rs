@@ -100,11 +100,7 @@ impl SessionTimer {
 
     /// What is due now.
     pub(super) fn due(&self, now: Instant) -> Option<Due> {
-        if now >= self.expires() {
-            Some(Due::Expired)
-        } else {
-            (self.ours && now >= self.next).then_some(Due::Refresh)
-        }
+        if now >= self.expires() { Some(Due::Expired) } else { (self.ours && now >= self.next).then_some(Due::Refresh) }
     }
 
     /// A refresh was begun: what it brings is waited for before another.

@@ -334,10 +334,8 @@ fn attribute(key: &str, value: Value) -> Value {
 
 fn document(spans: Vec<Value>) -> Value {
     let version = env!("CARGO_PKG_VERSION");
-    let resource = [
-        attribute("service.name", Value::from("antiphon")),
-        attribute("service.version", Value::from(version)),
-    ];
+    let resource =
+        [attribute("service.name", Value::from("antiphon")), attribute("service.version", Value::from(version))];
     json!({ "resourceSpans": [{
         "resource": { "attributes": resource },
         "scopeSpans": [{ "scope": { "name": "antiphon", "version": version }, "spans": spans }],

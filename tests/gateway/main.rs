@@ -11,7 +11,9 @@ mod late;
 mod raw;
 mod speech;
 mod support;
+mod traces;
 mod voice;
+mod watch;
 
 /// How long the raw telephone waits for a message.
 const LIMIT: std::time::Duration = support::PATIENCE;

@@ -34,6 +34,7 @@ impl Rig {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
+        super::watch::Watch::start();
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut config = Config::default();
