@@ -5,5 +5,7 @@ mod api;
 mod calls;
 mod hostile;
 mod interop;
+mod loadgen;
 mod speech;
 mod support;
+mod voices;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc::error::TrySendError, watch};
+use tokio::sync::{mpsc::error::TrySendError, oneshot, watch};
 
 use super::{LOADING, Loader, Phase, lock};
 use crate::clock;
@@ -36,8 +36,8 @@ pub(super) struct State {
     pub(super) caps: Option<Caps>,
     pub(super) voices: Vec<VoiceInfo>,
     pub(super) memory: Memory,
-    /// Voices were added or removed.
-    pub(super) refresh: bool,
+    /// Voices were added or removed; these are told when the thread has looked.
+    pub(super) refresh: Vec<oneshot::Sender<()>>,
     pub(super) stop: bool,
     /// Something happened since the last plan.
     poked: bool,
@@ -198,13 +198,18 @@ impl Worker<'_> {
             if state.stop {
                 return Ok(());
             }
-            if std::mem::take(&mut state.refresh) {
+            if !state.refresh.is_empty() {
+                let waiting = std::mem::take(&mut state.refresh);
                 drop(state);
                 guarded(|| {
                     self.synth.refresh_voices();
                     Ok(())
                 })?;
                 self.shared.state().voices = self.synth.voices();
+                for waiting in waiting {
+                    // Whoever asked may have gone.
+                    let _ = waiting.send(());
+                }
                 continue;
             }
             if !state.fresh.is_empty() {
