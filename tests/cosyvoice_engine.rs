@@ -253,6 +253,33 @@ fn voices_come_and_go_while_running() {
 }
 
 #[test]
+fn one_voice_under_many_names_is_prepared_once() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let settings = Settings { voice_dirs: vec![dir.path().into()], ..Settings::default() };
+    let mut engine = Engine::load_cpu(checkpoint(), Options::default(), settings).expect("loads");
+    engine.warm_up().expect("warm");
+    let before = engine.backend_mut().prefixes();
+    assert_eq!(before, 2, "the two voices of the checkpoint");
+    for name in ["anna", "berta"] {
+        let file = dir.path().join(format!("{name}.safetensors"));
+        std::fs::copy(checkpoint().join("voices/random.safetensors"), &file).expect("copied");
+    }
+    engine.refresh_voices();
+    let say = |engine: &mut Engine, voice: &str| {
+        let utterance = Utterance { voice: Some(voice.into()), ..utterance("The same.", 3) };
+        speak(engine, &utterance)
+    };
+    let (anna, berta) = (say(&mut engine, "anna"), say(&mut engine, "berta"));
+    assert_eq!(anna, berta);
+    assert_eq!(engine.backend_mut().prefixes(), before, "the same voice is already there");
+    // As long as one name is left, so is what was computed.
+    std::fs::remove_file(dir.path().join("anna.safetensors")).expect("removed");
+    engine.refresh_voices();
+    assert_eq!(say(&mut engine, "berta"), berta);
+    assert_eq!(engine.backend_mut().prefixes(), before);
+}
+
+#[test]
 fn memory_is_accounted_and_given_back() {
     let mut engine = engine();
     engine.warm_up().expect("warm");

@@ -70,7 +70,7 @@ async fn add(State(gateway): State<Gateway>, mut body: Multipart) -> Result<Resp
     let added = tokio::task::spawn_blocking(move || voices.add(form, clock::wall())).await.map_err(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "enrolment_failed", "the enrolment failed unexpectedly")
     })??;
-    gateway.engine.refresh_voices();
+    gateway.engine.refresh_voices().await;
     Ok((StatusCode::CREATED, Json(added)).into_response())
 }
 
@@ -89,6 +89,6 @@ async fn remove_named(State(gateway): State<Gateway>, Query(named): Query<Named>
 
 async fn remove(State(gateway): State<Gateway>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     gateway.voices.remove(&name)?;
-    gateway.engine.refresh_voices();
+    gateway.engine.refresh_voices().await;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
@@ -61,6 +61,8 @@ impl Recovery {
 
 /// What clients are told to wait while no device is ready.
 const LOADING: Duration = Duration::from_secs(2);
+/// The longest that anybody waits for devices to look for voices.
+const REFRESHED: Duration = Duration::from_secs(5);
 /// Placements remembered before those of forgotten lines are dropped.
 const PLACES: usize = 4096;
 
@@ -256,11 +258,20 @@ impl Engine {
         }
     }
 
-    /// Has every device look for new and removed voices, soon.
-    pub fn refresh_voices(&self) {
-        for device in &self.inner.devices {
-            device.shared.poke(|state| state.refresh = true);
-        }
+    /// Has every device look for new and removed voices. Returns when those that are ready have looked: within a
+    /// step or two, at most after [`REFRESHED`]. A device that still loads looks when it is loaded.
+    pub async fn refresh_voices(&self) {
+        let look = |device: &Device| {
+            let (told, looked) = oneshot::channel();
+            device.shared.poke(|state| {
+                state.refresh.retain(|waiting| !waiting.is_closed());
+                state.refresh.push(told);
+            });
+            device.shared.is_ready().then_some(looked)
+        };
+        let ready: Vec<_> = self.inner.devices.iter().filter_map(look).collect();
+        // An error means that the device stopped meanwhile and speaks with no voice at all.
+        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(ready)).await;
     }
 
     /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code.

@@ -6,6 +6,7 @@ mod calls;
 mod hostile;
 mod interop;
 mod late;
+mod loadgen;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip_support/raw.rs"]
 mod raw;
@@ -13,6 +14,7 @@ mod speech;
 mod support;
 mod traces;
 mod voice;
+mod voices;
 mod watch;
 
 /// How long the raw telephone waits for a message.

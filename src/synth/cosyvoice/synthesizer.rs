@@ -64,6 +64,8 @@ pub struct CosyVoice<B> {
 
 struct Known {
     voice: Arc<Voice>,
+    /// What the voice is, whatever it is called.
+    id: String,
     handle: VoiceHandle,
 }
 
@@ -176,16 +178,31 @@ impl<B: Backend> CosyVoice<B> {
         Ok(job.ready(self.backend.hold_back()))
     }
 
+    /// The same voice under another name, or enrolled again, shares the flow prefix of the first.
     fn take_voice(&mut self, name: String, voice: Voice) {
-        let prompt =
-            FlowPrompt { tokens: voice.tokens.clone(), mel: voice.mel.clone(), speaker: voice.speaker.clone() };
-        match self.backend.add_voice(Arc::new(prompt)) {
+        let id = voice.content_id();
+        let there = self.voices.values().find(|known| known.id == id).map(|known| known.handle);
+        let added = match there {
+            Some(handle) => Ok(handle),
+            None => self.backend.add_voice(Arc::new(FlowPrompt {
+                tokens: voice.tokens.clone(),
+                mel: voice.mel.clone(),
+                speaker: voice.speaker.clone(),
+            })),
+        };
+        match added {
             Ok(handle) => {
-                if let Some(old) = self.voices.insert(name, Known { voice: Arc::new(voice), handle }) {
-                    self.backend.release_voice(old.handle);
-                }
+                let old = self.voices.insert(name, Known { voice: Arc::new(voice), id, handle });
+                self.release(old);
             }
             Err(error) => tracing::warn!("voice `{name}`: {error}"),
+        }
+    }
+
+    /// Gives a voice up when the last of its names is gone.
+    fn release(&mut self, old: Option<Known>) {
+        if let Some(old) = old.filter(|old| self.voices.values().all(|known| known.handle != old.handle)) {
+            self.backend.release_voice(old.handle);
         }
     }
 
@@ -525,9 +542,8 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         let scan = self.folders.scan(&self.config);
         scan.refused.iter().for_each(|r| tracing::warn!("{r}"));
         for name in scan.removed {
-            if let Some(known) = self.voices.remove(&name) {
-                self.backend.release_voice(known.handle);
-            }
+            let known = self.voices.remove(&name);
+            self.release(known);
         }
         for (name, voice) in scan.changed {
             self.take_voice(name, voice);

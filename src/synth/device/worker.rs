@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc::error::TrySendError, watch};
+use tokio::sync::{mpsc::error::TrySendError, oneshot, watch};
 
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
@@ -42,8 +42,8 @@ pub(super) struct State {
     pub(super) failures: u32,
     /// When a failed device is loaded again.
     pub(super) retry_at: Option<Instant>,
-    /// Voices were added or removed.
-    pub(super) refresh: bool,
+    /// Voices were added or removed; these are told when the thread has looked.
+    pub(super) refresh: Vec<oneshot::Sender<()>>,
     pub(super) stop: bool,
     /// Something happened since the last plan.
     poked: bool,
@@ -275,7 +275,8 @@ impl Worker<'_> {
             if state.stop {
                 return Ok(());
             }
-            if std::mem::take(&mut state.refresh) {
+            if !state.refresh.is_empty() {
+                let waiting = std::mem::take(&mut state.refresh);
                 drop(state);
                 guarded(|| {
                     self.synth.refresh_voices();
@@ -285,6 +286,11 @@ impl Worker<'_> {
                 let mut state = self.shared.state();
                 state.voices = voices;
                 state.remember(memory);
+                drop(state);
+                for waiting in waiting {
+                    // Whoever asked may have gone.
+                    let _ = waiting.send(());
+                }
                 continue;
             }
             if !state.fresh.is_empty() {

@@ -57,6 +57,7 @@ pub struct CpuBackend {
     noise: SineTable,
     voices: BTreeMap<VoiceHandle, VoiceEntry>,
     next_voice: u32,
+    prefixes: u32,
     slots: BTreeMap<Slot, SlotState>,
 }
 
@@ -100,6 +101,7 @@ impl CpuBackend {
             noise,
             voices: BTreeMap::new(),
             next_voice: 0,
+            prefixes: 0,
             slots: BTreeMap::new(),
         })
     }
@@ -107,6 +109,11 @@ impl CpuBackend {
     /// The sizes.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How many flow prefixes were computed so far: one for each voice that was ever prepared, whatever its names.
+    pub fn prefixes(&self) -> u32 {
+        self.prefixes
     }
 
     fn drop_hold(&mut self, voice: VoiceHandle) {
@@ -172,6 +179,7 @@ impl Backend for CpuBackend {
     fn prepare_voice(&mut self, voice: VoiceHandle) -> Result<(), SynthError> {
         let Some(entry) = self.voices.get_mut(&voice).filter(|v| v.prefix.is_none()) else { return Ok(()) };
         entry.prefix = Some(self.flow.prefix(&entry.prompt).map_err(device)?);
+        self.prefixes += 1;
         Ok(())
     }
 
