@@ -13,6 +13,8 @@ use crate::synth::tone::Tone;
 pub struct Choice {
     /// One a device.
     pub loaders: Vec<Loader>,
+    /// The default voice, where it is not what speaks anyway: for agents with `overload = "default_voice"`.
+    pub stand_in: Option<Loader>,
     /// For the log: what speaks, and why.
     pub reasons: Vec<String>,
 }
@@ -47,7 +49,7 @@ pub fn choose_with(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice,
 
 fn tone(reason: String) -> Choice {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
-    Choice { loaders: vec![loader], reasons: vec![reason] }
+    Choice { loaders: vec![loader], stand_in: None, reasons: vec![reason] }
 }
 
 fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
@@ -58,7 +60,7 @@ fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
     // Tried here, not only on the device thread, so that a missing program is known before anything starts.
     drop(Espeak::new(settings.clone())?);
     let loader: Loader = Box::new(move || Ok(Box::new(Espeak::new(settings.clone())?)));
-    Ok(Choice { loaders: vec![loader], reasons: vec!["espeak-ng speaks".into()] })
+    Ok(Choice { loaders: vec![loader], stand_in: None, reasons: vec!["espeak-ng speaks".into()] })
 }
 
 fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthError> {
@@ -92,7 +94,16 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         });
         loader
     });
-    Ok(Choice { loaders: loaders.collect(), reasons: vec![reason] })
+    let mut reasons = vec![reason];
+    // The default voice needs neither model nor device; it is loaded only where an agent wants it.
+    let stand_in = Espeak::new(espeak::Config::default()).map(|voice| {
+        let loader: Loader = Box::new(|| Ok(Box::new(voice)));
+        loader
+    });
+    if let Err(error) = &stand_in {
+        reasons.push(format!("no default voice stands in where CosyVoice3 cannot speak: {error}"));
+    }
+    Ok(Choice { loaders: loaders.collect(), stand_in: stand_in.ok(), reasons })
 }
 
 /// Where a network computes.

@@ -63,6 +63,8 @@ pub(super) struct Turn {
     pub(super) trouble: Option<TurnHow>,
     /// Refusals in a row.
     pub(super) refusals: u32,
+    /// The engine refused or failed it and another voice took over: the whole rest of it is that voice's.
+    pub(super) stand_in: bool,
     /// Bytes of its text that the backlog counts.
     pub(super) bytes: usize,
     /// Streamed audio: no events are told of it.
@@ -130,6 +132,7 @@ impl Turn {
             sounded: false,
             trouble: None,
             refusals: 0,
+            stand_in: false,
             bytes: 0,
             silent: false,
         }

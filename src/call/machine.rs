@@ -295,6 +295,13 @@ impl Machine {
                     self.refused(now, utterance, retry_after);
                     return;
                 }
+                if let UtteranceEnd::Failed(reason) = &how
+                    && self.rescue(utterance)
+                {
+                    tracing::warn!(%reason, "an utterance failed; the default voice speaks it");
+                    return;
+                }
+                let Some(part) = self.line.part(utterance) else { return };
                 part.state = PartState::Ended;
                 if how == UtteranceEnd::Done {
                     let (text, samples) = (std::mem::take(&mut part.text), part.received());

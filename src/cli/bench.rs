@@ -18,6 +18,8 @@ use crate::voice;
 /// About eight seconds of speech at the default voice's pace.
 const TEXT: &str = "The meeting has been moved to Thursday at a quarter past three in the large room on the second \
     floor, so please bring the printed figures and a pen.";
+/// Enough batch utterances to fill the widest steps of any engine and have some to spare.
+const BACKLOG: u32 = 64;
 /// Speech tokens a second.
 const TOKENS: f64 = 25.0;
 
@@ -41,6 +43,12 @@ pub(super) struct Args {
     /// Open loop: turns begin at this rate a second over all listeners, whatever the engine does.
     #[arg(long, value_name = "RATE")]
     arrivals: Option<f64>,
+    /// Batch utterances that always wait beside the listeners.
+    #[arg(long, value_name = "N")]
+    batch: Option<u32>,
+    /// Measure each level without and with the batch backlog (64 unless --batch says otherwise), and that alone.
+    #[arg(long)]
+    side_by_side: bool,
     /// Take audio as fast as it comes instead of in real time.
     #[arg(long)]
     throughput: bool,
@@ -145,6 +153,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         text: args.text.clone(),
         voice: args.voice.clone(),
         paced: !args.throughput,
+        batch: args.batch.unwrap_or(if args.side_by_side { BACKLOG } else { 0 }),
         seed: 1,
     };
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
@@ -160,6 +169,18 @@ fn engine(args: &Args) -> Result<Value, Failure> {
             devices.push(json!({ "engine": caps.name, "device": caps.device, "memoryTotal": device.memory.total }));
         }
         println!("{}", Level::header());
+        if args.side_by_side {
+            let report = bench::side_by_side(&engine, &plan, |level| println!("{level}")).await;
+            for pair in &report.pairs {
+                println!(
+                    "{} listeners: p95 first audio with batch is {:.2} of that without; batch gets {:.1} % of what it makes alone",
+                    pair.live.listeners,
+                    pair.first_p95_ratio,
+                    pair.batch_share * 100.0
+                );
+            }
+            return Ok(json!({ "devices": devices, "arrivals": plan.arrivals, "sideBySide": report }));
+        }
         let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
         print_devices(&devices, &levels);
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))

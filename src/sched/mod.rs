@@ -308,7 +308,10 @@ impl Scheduler {
         self.rest(now);
         let candidates = self.candidates(now);
         let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
-        if !urgent && let Some(plan) = self.place_batch() {
+        let starving = self.batch_starves(now);
+        if (!urgent || starving)
+            && let Some(plan) = self.place_batch(starving)
+        {
             return plan;
         }
         match self.select(now, &candidates) {

@@ -190,6 +190,22 @@ impl Engine {
         Err(refused)
     }
 
+    /// Whether a new live line would be taken on now, by some device.
+    ///
+    /// # Errors
+    /// None would, and when to ask again.
+    pub fn has_room(&self) -> Result<(), Refused> {
+        let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
+        for device in &self.inner.devices {
+            match device.shared.has_room() {
+                Ok(()) => return Ok(()),
+                Err(error) if error.reason != RefusedReason::NotReady => refused = error,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
+    }
+
     /// Follows the listener of `line`. Unknown lines are ignored.
     pub fn note(&self, line: LineId, note: LineNote) {
         let now = clock::now();

@@ -3,6 +3,7 @@
 mod agents;
 mod api;
 mod calls;
+mod cancel;
 mod hostile;
 mod interop;
 mod late;
@@ -11,11 +12,13 @@ mod loadgen;
 #[path = "../sip_support/raw.rs"]
 mod raw;
 mod speech;
+mod stand_in;
 mod support;
 mod traces;
 mod voice;
 mod voices;
 mod watch;
+mod watched;
 
 /// How long the raw telephone waits for a message.
 const LIMIT: std::time::Duration = support::PATIENCE;

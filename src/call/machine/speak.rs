@@ -42,7 +42,17 @@ impl Machine {
                 speed: turn.style.speed,
                 tenant: self.shared.meta.tenant.clone(),
             };
-            match self.speech.submit(utterance, self.sink.clone()) {
+            let taken = if turn.stand_in {
+                self.speech.stand_in(utterance, self.sink.clone())
+            } else {
+                self.speech.submit(utterance.clone(), self.sink.clone()).or_else(|refusal| {
+                    // What the first engine says of when to come back counts, not what the other does.
+                    self.speech.stand_in(utterance, self.sink.clone()).map_err(|_| refusal)?;
+                    turn.stand_in = true;
+                    Ok(())
+                })
+            };
+            match taken {
                 Ok(()) => {
                     part.state = PartState::Submitted;
                     part.submitted = Some(now);
@@ -54,6 +64,31 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// A part that the engine failed at is spoken from its beginning by another voice, where there is one. What was
+    /// heard of it already is heard again: the sentence is whole, and nobody can say where a broken one stopped.
+    pub(super) fn rescue(&mut self, utterance: UtteranceId) -> bool {
+        let Some(turn) = self.line.turn_of(utterance) else { return false };
+        let Some(part) = turn.parts.iter().find(|part| part.utterance == utterance) else { return false };
+        if turn.stand_in {
+            return false;
+        }
+        let again = Utterance {
+            id: utterance,
+            line: self.line_id,
+            class: Class::Live,
+            token: turn.epoch.token(),
+            text: part.text.clone(),
+            voice: None,
+            language: turn.style.language.clone(),
+            instructions: None,
+            seed: turn.style.seed,
+            speed: turn.style.speed,
+            tenant: self.shared.meta.tenant.clone(),
+        };
+        turn.stand_in = self.speech.stand_in(again, self.sink.clone()).is_ok();
+        turn.stand_in
     }
 
     /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.

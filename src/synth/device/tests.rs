@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::mpsc;
@@ -415,6 +416,152 @@ async fn lines_go_to_the_device_with_the_most_room_and_stay_there() {
     lines.into_iter().for_each(|line| engine.note(line, LineNote::Closed));
     for events in sinks {
         assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
+    }
+    engine.shutdown();
+}
+
+/// The tone on a device with room for two utterances, in slots or in memory.
+struct Small {
+    tone: Tone,
+    caps: Caps,
+    /// Utterances that memory has room for; 0: it has for all.
+    memory: u64,
+    open: HashSet<Slot>,
+    parked: HashSet<Slot>,
+    taken_away: Arc<AtomicU32>,
+}
+
+impl Small {
+    fn loader(slots: u32, memory: u64, taken_away: &Arc<AtomicU32>) -> Loader {
+        let taken_away = taken_away.clone();
+        Box::new(move || {
+            let (tone, taken_away) = (Tone::new(), taken_away.clone());
+            let caps = Caps { slots, parks: memory > 0, ..tone.caps().clone() };
+            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away }))
+        })
+    }
+}
+
+impl Synthesizer for Small {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.tone.voices()
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        self.open.insert(slot);
+        self.tone.open(slot, utterance)
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        step.slots.iter().for_each(|slot| drop(self.parked.remove(slot)));
+        let resident = self.open.len() - self.parked.len();
+        assert!(self.memory == 0 || resident as u64 <= self.memory, "{resident} utterances in memory");
+        let first = out.len();
+        self.tone.run(step, out)?;
+        // What is over no longer counts as taken away when its slot is closed.
+        out[first..]
+            .iter()
+            .filter(|progress| progress.done)
+            .for_each(|progress| drop(self.open.remove(&progress.slot)));
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.parked.remove(&slot);
+        self.taken_away.fetch_add(u32::from(self.open.remove(&slot)), Ordering::SeqCst);
+        self.tone.close(slot);
+    }
+
+    fn park(&mut self, slot: Slot) {
+        self.parked.insert(slot);
+        self.taken_away.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { total: self.memory, used: (self.open.len() - self.parked.len()) as u64 }
+    }
+
+    fn memory_needed(&self, _: &Utterance) -> u64 {
+        u64::from(self.memory > 0)
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        self.tone.warm_up()
+    }
+}
+
+/// The audio of two batch utterances from which live ones take slots, or memory, in their middle.
+async fn disturbed(slots: u32, memory: u64) -> (Vec<Vec<f32>>, u32) {
+    let taken_away = Arc::new(AtomicU32::new(0));
+    let engine = Engine::start(vec![Small::loader(slots, memory, &taken_away)], Config::default()).expect("starts");
+    engine.ready().await;
+    let mut batch = Vec::new();
+    for _ in 0..2 {
+        let (sink, mut events) = mpsc::channel(1);
+        engine.submit(Utterance { class: Class::Batch, ..utterance(&"word ".repeat(300)) }, sink).expect("accepted");
+        let mut heard = Vec::new();
+        // Some of it comes; then it stands, because nobody reads on.
+        while heard.len() < 24_000 {
+            let Some(SpeechEvent::Audio { pcm, .. }) = events.recv().await else { panic!("no audio") };
+            heard.extend(pcm);
+        }
+        batch.push((events, heard));
+    }
+    let epoch = Epoch::default();
+    let mut live = Vec::new();
+    for _ in 0..2 {
+        let (sink, mut events) = mpsc::channel(1_024);
+        // Longer than any lead, so that both stay open until they are cancelled.
+        let long = Utterance { token: epoch.token(), ..utterance(&"word ".repeat(300)) };
+        engine.submit(long, sink).expect("accepted");
+        let Some(SpeechEvent::Audio { .. }) = events.recv().await else { panic!("live speech waits for batch") };
+        live.push(events);
+    }
+    epoch.raise();
+    let mut all = Vec::new();
+    for (mut events, mut heard) in batch {
+        loop {
+            match events.recv().await {
+                Some(SpeechEvent::Audio { pcm, .. }) => heard.extend(pcm),
+                Some(SpeechEvent::End { how, .. }) => break assert_eq!(how, UtteranceEnd::Done),
+                None => panic!("no end"),
+            }
+        }
+        all.push(heard);
+    }
+    engine.shutdown();
+    (all, taken_away.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn a_displaced_or_parked_utterance_sounds_as_one_that_nobody_disturbed() {
+    let mut tone = Tone::new();
+    let reference = crate::synth::espeak::tests::speak(&mut tone, utterance(&"word ".repeat(300)));
+    for (name, slots, memory) in [("displaced", 3, 0), ("parked", 8, 2)] {
+        let (batch, taken_away) = disturbed(slots, memory).await;
+        // Two slots or two utterances' memory for live ones are closed at their cancelling, too.
+        assert!(taken_away > 2, "{name}: nothing was taken from batch");
+        for heard in batch {
+            assert!(heard == reference, "{name}: {} samples, {} expected", heard.len(), reference.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_that_left_ends_the_work_before_any_audio() {
+    let engine = engine();
+    engine.ready().await;
+    assert_eq!(engine.has_room(), Ok(()));
+    let (sink, events) = mpsc::channel(4);
+    let long = Utterance { class: Class::Batch, ..utterance(&"word ".repeat(300)) };
+    engine.submit(long, sink).expect("accepted");
+    drop(events);
+    while engine.status()[0].load.batch > 0 {
+        tokio::task::yield_now().await;
     }
     engine.shutdown();
 }

@@ -92,6 +92,13 @@ impl Shared {
         self.state().sched.as_ref().is_some_and(|sched| sched.knows(line))
     }
 
+    pub(super) fn has_room(&self) -> Result<(), Refused> {
+        match &self.state().sched {
+            Some(sched) => sched.has_room(clock::now()),
+            None => Err(Refused { reason: RefusedReason::NotReady, retry_after: LOADING }),
+        }
+    }
+
     pub(super) fn has_work(&self, line: LineId) -> bool {
         self.state().sched.as_ref().is_some_and(|sched| sched.has_work(line))
     }
@@ -481,6 +488,10 @@ impl State {
     /// Hands the audio of one progress to its sink.
     fn deliver(&mut self, job: JobId, progress: Progress) {
         let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { return };
+        if payload.sink.is_closed() {
+            // Also where the step made no audio: a language model would go on for the whole utterance.
+            return sched.end(job, JobEnd::Cancelled);
+        }
         let start = payload.position;
         payload.position += progress.pcm.len();
         if payload.position <= payload.given {
