@@ -96,8 +96,8 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     });
     let mut reasons = vec![reason];
     // The default voice needs neither model nor device; it is loaded only where an agent wants it.
-    let stand_in = Espeak::new(espeak::Config::default()).map(|voice| {
-        let loader: Loader = Box::new(|| Ok(Box::new(voice)));
+    let stand_in = Espeak::new(espeak::Config::default()).map(|_| {
+        let loader: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
         loader
     });
     if let Err(error) = &stand_in {

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
+use crate::synth::{Progress, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
 fn engine() -> Engine {
@@ -457,16 +458,13 @@ impl Synthesizer for Small {
     }
 
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
-        step.slots.iter().for_each(|slot| drop(self.parked.remove(slot)));
+        self.parked.retain(|slot| !step.slots.contains(slot));
         let resident = self.open.len() - self.parked.len();
         assert!(self.memory == 0 || resident as u64 <= self.memory, "{resident} utterances in memory");
         let first = out.len();
         self.tone.run(step, out)?;
         // What is over no longer counts as taken away when its slot is closed.
-        out[first..]
-            .iter()
-            .filter(|progress| progress.done)
-            .for_each(|progress| drop(self.open.remove(&progress.slot)));
+        self.open.retain(|slot| !out[first..].iter().any(|progress| progress.done && progress.slot == *slot));
         Ok(())
     }
 

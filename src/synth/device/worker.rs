@@ -213,6 +213,8 @@ impl Shared {
         state.voices.clear();
         state.fresh.clear();
         state.blocked.clear();
+        // Nothing will look now; a voice that is loaded again finds what there is.
+        state.refresh.clear();
         state.memory = Memory::default();
         for (part, _) in std::mem::take(&mut state.parts) {
             state.gauge(part, 0);
@@ -263,7 +265,6 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
     state.memory = memory;
     state.parts = parts;
     state.retry_at = None;
-    state.refresh = false;
     drop(state);
     Ok(synth)
 }
