@@ -272,9 +272,20 @@ impl Device {
     /// Memory that holds `values`.
     pub(super) fn upload<T: Copy>(self: &Arc<Self>, what: &'static str, values: &[T]) -> Result<Buf, GpuError> {
         let buf = self.alloc(what, std::mem::size_of_val(values))?;
-        // SAFETY: the buffer has just been made as large as `values`; the copy is complete when it returns.
-        unsafe { cu::memcpy_htod_sync(buf.ptr, values) }.map_err(driver("copy to the device"))?;
+        self.write(buf.ptr, values)?;
         Ok(buf)
+    }
+
+    /// Copies `values` to `ptr`, after everything that was started before; returns when they are there.
+    ///
+    /// # Why
+    /// The driver's blocking copy runs on the default stream, which ours does not wait for, and for few bytes of
+    /// pageable memory it returns before they have arrived: a kernel started next may read what was there before.
+    pub(super) fn write<T: Copy>(&self, ptr: u64, values: &[T]) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: callers pass ranges of buffers they own; `values` outlives the copy, which is waited for.
+        unsafe { cu::memcpy_htod_async(ptr, values, self.stream.cu_stream()) }.map_err(driver("copy to the device"))?;
+        self.sync()
     }
 
     /// Sets `bytes` bytes at `ptr` to zero, in the order of the stream.

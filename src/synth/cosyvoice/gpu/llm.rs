@@ -292,9 +292,7 @@ impl Llm {
             if let Some(forced) = &sampling.forced {
                 let to = self.args.forced + (*slot * self.args.positions as usize * 4) as u64;
                 let count = forced.len().min(self.args.positions as usize);
-                // SAFETY: the slot's part of the table is `positions` long and nothing uses it yet.
-                unsafe { cudarc::driver::result::memcpy_htod_sync(to, &forced[..count]) }
-                    .map_err(super::device::driver("copy to the device"))?;
+                self.device.write(to, &forced[..count])?;
             }
         }
         let id = |e: &Embed| match *e {
@@ -362,11 +360,7 @@ impl Llm {
     /// Puts a slot behind `sequence`, of which all but the last position is in its cache.
     pub(super) fn rewind(&mut self, slot: usize, sequence: &[Embed], sampling: &Sampling) -> Result<(), GpuError> {
         let seq = self.sequence(sequence, sampling);
-        self.device.sync()?;
-        let to = self.args.seq + (slot * size_of::<Seq>()) as u64;
-        // SAFETY: the slot's record has that size, and nothing runs.
-        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }
-            .map_err(super::device::driver("copy to the device"))
+        self.device.write(self.args.seq + (slot * size_of::<Seq>()) as u64, &[seq])
     }
 
     fn pass(&mut self, rows: usize) -> Result<(), GpuError> {
