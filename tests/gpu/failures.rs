@@ -11,7 +11,7 @@ use antiphon::synth::cosyvoice::backend::{
 };
 use antiphon::synth::cosyvoice::gpu::{Fault, GpuBackend, Precision};
 use antiphon::synth::cosyvoice::selftest::{self, Kit};
-use antiphon::synth::cosyvoice::{CosyVoice, Settings, random};
+use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
 use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{Class, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
@@ -314,16 +314,21 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
     if !device() {
         return;
     }
-    let dir = tempfile::tempdir().expect("temp dir");
-    random::write(dir.path(), random::Size::Tiny, 1, |_, _| ()).expect("a checkpoint");
+    let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
+    let (dir, voices) = (kit.checkpoint_dir(), tempfile::tempdir().expect("temp dir"));
+    let sizes = config::Config::load(&dir).expect("sizes");
+    let voice = random::voice(&sizes, "voice", 40, 5).to_bytes();
+    std::fs::write(voices.path().join("voice.safetensors"), voice).expect("written");
     let fault = Arc::new(std::sync::Mutex::new(None));
     let loads = Arc::new(AtomicU32::new(0));
     let loader: Loader = {
-        let (dir, fault, loads) = (dir.path().to_path_buf(), fault.clone(), loads.clone());
+        let settings = Settings { voice_dirs: vec![voices.path().to_path_buf()], ..Settings::default() };
+        let (fault, loads) = (fault.clone(), loads.clone());
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
             let options = Options { slots: Some(8), memory: Some(2 << 30), ..Options::default() };
-            let mut voice = CosyVoice::load_gpu(&dir, 0, options, Precision::default(), Settings::default())?;
+            let backend = GpuBackend::load(&dir, 0, options, Precision::default())?;
+            let mut voice = CosyVoice::new(backend, &dir, sizes.clone(), settings.clone())?;
             voice.force_length(Some(60));
             Ok(Box::new(Breakable { voice, fault: fault.clone() }))
         })
@@ -333,6 +338,7 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
     let stop = AtomicBool::new(false);
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
         engine.ready().await;
+        assert_eq!(engine.status()[0].phase, Phase::Ready);
         let (clean, how) = speak(&engine).await;
         assert_eq!(how, UtteranceEnd::Done);
         assert!(clean.len() > 24_000);

@@ -1,17 +1,17 @@
 //! The GPU engine at full size: against the CPU engine, and its memory against the driver's account of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use antiphon::synth::Slot;
 use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
-use antiphon::synth::cosyvoice::config::EULER_STEPS;
+use antiphon::synth::cosyvoice::config::{Config, EULER_STEPS};
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Part, Precision};
 use antiphon::synth::cosyvoice::probe::{Probe, Values};
 use antiphon::synth::cosyvoice::random;
 
-use super::{device, full};
+use super::{KIT, device, full};
 
 /// Speech tokens of the comparison: two seconds behind a prompt of three.
 const SPOKEN: usize = 50;
@@ -55,10 +55,9 @@ struct Outputs {
     wave: Values,
 }
 
-fn outputs<B: Probe>(backend: &mut B, mel: Option<&Values>) -> Outputs {
-    let config = full();
-    let voice = random::voice(&config, "compared", PROMPT, 5);
-    let spoken = random::voice(&config, "spoken", SPOKEN, 6).tokens;
+fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> Outputs {
+    let voice = random::voice(config, "compared", PROMPT, 5);
+    let spoken = random::voice(config, "spoken", SPOKEN, 6).tokens;
     let mut prefix = vec![Embed::Speech(config.llm.control(0))];
     prefix.extend((0..40u32).map(|i| Embed::Text(i * 3571 % config.llm.vocab as u32)));
     prefix.push(Embed::Speech(config.llm.control(2)));
@@ -71,29 +70,30 @@ fn outputs<B: Probe>(backend: &mut B, mel: Option<&Values>) -> Outputs {
     Outputs { scores, mel: made, f0: vocoder.f0.expect("both show F0"), wave: vocoder.wave }
 }
 
-/// Teacher-forced scores, mel, F0 and samples at full size. Tolerances are shares of the expected values' root mean
-/// square, of the largest and of the root mean square difference.
-#[test]
-#[ignore = "needs 16 GB of memory and some CPU cores"]
-fn full_size_agrees_with_the_cpu() {
-    if !device() {
-        return;
-    }
-    let dir = checkpoint();
+/// Largest and root mean square difference that are allowed for scores, mel, F0 and samples, as shares of the root
+/// mean square of what is expected.
+type Limits = [(f64, f64); 4];
+
+const SINGLE: (&str, Precision, Limits) =
+    ("single", Precision::EXACT, [(1e-3, 1e-4), (1e-3, 1e-4), (1e-3, 1e-4), (1e-2, 1e-3)]);
+
+fn working() -> (&'static str, Precision, Limits) {
+    ("working", Precision::default(), [(0.15, 0.03), (0.05, 0.01), (1e-3, 1e-4), (0.10, 0.02)])
+}
+
+/// Teacher-forced scores, mel, F0 and samples of the checkpoint in `dir` on the GPU against the CPU.
+fn agrees(dir: &Path) {
+    let config = Config::load(dir).expect("sizes");
     let expected = {
-        let mut cpu = CpuBackend::load(&dir, Options::default()).expect("the CPU engine loads");
-        outputs(&mut cpu, None)
+        let mut cpu = CpuBackend::load(dir, Options::default()).expect("the CPU engine loads");
+        outputs(&mut cpu, &config, None)
     };
     let mut wrong = Vec::new();
-    let precisions = [
-        ("single", Precision::EXACT, [(1e-3, 1e-4), (1e-3, 1e-4), (1e-3, 1e-4), (1e-2, 1e-3)]),
-        ("working", Precision::default(), [(0.15, 0.03), (0.05, 0.01), (1e-3, 1e-4), (0.10, 0.02)]),
-    ];
     println!("{:<8} {:<8} {:>10} {:>10} {:>10}  max and rms allowed", "", "", "max", "rms", "of");
-    for (name, precision, limits) in precisions {
+    for (name, precision, limits) in [SINGLE, working()] {
         let options = Options { slots: Some(8), memory: Some(8 << 30), ..Options::default() };
-        let mut backend = GpuBackend::load(&dir, 0, options, precision).expect("the GPU engine loads");
-        let actual = outputs(&mut backend, Some(&expected.mel));
+        let mut backend = GpuBackend::load(dir, 0, options, precision).expect("the GPU engine loads");
+        let actual = outputs(&mut backend, &config, Some(&expected.mel));
         let pairs = [
             ("scores", &expected.scores, &actual.scores),
             ("mel", &expected.mel, &actual.mel),
@@ -106,10 +106,38 @@ fn full_size_agrees_with_the_cpu() {
             println!("{name:<8} {what:<8} {:>10.2e} {:>10.2e} {:>10.2e}  {most:.1e} {rms:.1e}", d.max, d.rms, d.scale);
             if d.max > most || d.rms > rms {
                 wrong.push((name, what));
+                println!("  by tenths: {}", by_tenths(expected, actual));
             }
         }
     }
     assert!(wrong.is_empty(), "past their tolerances: {wrong:?}");
+}
+
+/// Where along time two results differ: the root mean square difference of each tenth.
+fn by_tenths(expected: &Values, actual: &Values) -> String {
+    let size = expected.data.len().div_ceil(10).max(1);
+    let part = |(e, a): (&[f32], &[f32])| {
+        let squares: f64 = e.iter().zip(a).map(|(e, a)| f64::from(e - a).powi(2)).sum();
+        format!("{:.1e}", (squares / e.len() as f64).sqrt())
+    };
+    let parts: Vec<String> = expected.data.chunks(size).zip(actual.data.chunks(size)).map(part).collect();
+    parts.join(" ")
+}
+
+#[test]
+#[ignore = "needs 16 GB of memory and some CPU cores"]
+fn full_size_agrees_with_the_cpu() {
+    if device() {
+        agrees(&checkpoint());
+    }
+}
+
+/// The same lengths at the kit's sizes: tells a fault of length from one of width.
+#[test]
+fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
+    if device() {
+        agrees(&Path::new(KIT).join("checkpoint"));
+    }
 }
 
 /// The parts of the device's memory add up to what the driver says is used, with 200 utterances resident.
