@@ -134,10 +134,10 @@ fn charts(out: &mut String, report: &Report) {
             ours("generator", |l| l.generator.map_or(f64::NAN, |u| u.cores)),
         ];
         out.push_str(&chart::lines("Cores in use", "calls", "cores", &cores, None, false));
-        let memory = [
-            ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.rss as f64 / 1e6)),
-            ours("device", |l| if l.metrics.gpu_memory > 0.0 { l.metrics.gpu_memory / 1e6 } else { f64::NAN }),
-        ];
+        let mut memory = vec![ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.rss as f64 / 1e6))];
+        if levels.iter().any(|l| l.metrics.gpu_memory > 0.0) {
+            memory.push(ours("device", |l| l.metrics.gpu_memory / 1e6));
+        }
         out.push_str(&chart::lines("Memory", "calls", "MB", &memory, None, false));
     }
     let stages: Vec<(String, Vec<(String, f64)>)> = levels
