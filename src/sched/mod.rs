@@ -148,6 +148,8 @@ pub struct Load {
     pub live: u32,
     /// Batch jobs that have not ended.
     pub batch: u32,
+    /// Live lines that may have unfinished work at once, whatever the device could compute.
+    pub places: u32,
     /// Live jobs in slots.
     pub live_open: u32,
     /// Batch jobs in slots.
@@ -408,6 +410,7 @@ impl Scheduler {
             live: self.live_jobs,
             batch: self.jobs.len() as u32 - self.live_jobs,
             load: self.predicted_load(self.live_lines),
+            places: self.config.max_live.min(self.limits.slots),
             memory: self.reserved(),
             preemptions: self.preemptions,
             ..Load::default()

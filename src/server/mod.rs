@@ -176,6 +176,7 @@ fn device_json(status: &DeviceStatus) -> Value {
         "state": phase,
         "error": error,
         "live": status.load.live,
+        "places": status.load.places,
         "batch": status.load.batch,
         "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
         "load": status.load.load,
