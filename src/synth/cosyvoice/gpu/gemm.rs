@@ -118,7 +118,14 @@ impl Gemm {
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
-            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], three: [plain; 3], gemv: [plain; 5], rms });
+            return Ok(Self {
+                device: device.clone(),
+                elt,
+                conv: [plain; 8],
+                three: [plain; 3],
+                gemv: [plain; 5],
+                rms,
+            });
         }
         let conv = |name: &'static str| module.kernel(name, SHARED);
         Ok(Self {

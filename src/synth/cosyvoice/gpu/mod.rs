@@ -56,6 +56,7 @@ const SETUP: &str = include_str!("kernels/setup.cu");
 const GEMM: &str = include_str!("kernels/gemm.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const FLOW: &str = include_str!("kernels/flow.cu");
+const FEW: &str = include_str!("kernels/few.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
 
 /// Utterances open at once unless told otherwise.
@@ -101,6 +102,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
             ("gemm.cu", GEMM, Vec::new()),
             ("llm.cu", LLM, llm::defines(&config.llm)),
             ("flow.cu", FLOW, flow::defines(&config.flow)),
+            ("few.cu", FEW, Vec::new()),
             ("hift.cu", HIFT, hift::defines(config, 0)),
         ];
         for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
