@@ -557,8 +557,13 @@ mod tests {
             };
             let mut sched = Scheduler::new(Config::default(), limits);
             sched.learned.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
-            let spec =
-                JobSpec { line: LineId(1), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
+            let spec = JobSpec {
+                line: LineId(1),
+                class: Class::Live,
+                token: TurnToken::forever(),
+                tenant: "".into(),
+                chars: 100,
+            };
             let job = sched.submit(now, spec).expect("an idle device takes it");
             sched.sized(job, 60);
             let Plan::Open { slot, .. } = sched.plan(now) else { panic!("it opens first") };

@@ -38,7 +38,7 @@ const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
 /// Queries of an attention block, and keys of its tiles; as in flow.cu.
 const QUERIES: usize = 64;
-/// Rows of a block of a product of few rows, and warps that share its inputs; as in flow.cu.
+/// Rows of a block of a product of few rows, and warps that share its inputs; as in few.cu.
 const PRODUCT_ROWS: usize = 56;
 const PRODUCT_WARPS: usize = 8;
 /// Rows up to which those are tried.
@@ -262,7 +262,7 @@ impl Flow {
         );
 
         let x_offset = EULER_STEPS * f.depth * 4 * f.block * inner * size;
-        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW], elt, &defines(f))?;
+        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW, super::FEW], elt, &defines(f))?;
         let kernels = Kernels {
             hidden: module.kernel("flow_hidden", ATTEND_SHARED)?,
             start: module.kernel("flow_start", ATTEND_SHARED)?,
@@ -292,7 +292,8 @@ impl Flow {
         let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
         let tiles: Vec<[i32; 4]> =
             (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
-        let halves: Vec<[i32; 4]> = tiles.iter().flat_map(|t| [[t[0], 0, t[2], t[3]], [t[0], 32, t[2], t[3]]]).collect();
+        let halves: Vec<[i32; 4]> =
+            tiles.iter().flat_map(|t| [[t[0], 0, t[2], t[3]], [t[0], 32, t[2], t[3]]]).collect();
         let scratch = Scratch {
             input: act(padded(f.dit_in()), size)?,
             hist: device.zeros("activations", WIDTH * 2 * 8)?,

@@ -541,9 +541,8 @@ impl Hift {
             steps *= s.rate;
             let top = i + 1 == self.stages.len();
             // The largest blocks of which there are enough for the residual blocks, which run side by side.
-            let few = |(n, t): (usize, usize)| {
-                BLOCKS * s.channels.div_ceil(n) * (row * steps).div_ceil(t) < ENOUGH_BLOCKS
-            };
+            let few =
+                |(n, t): (usize, usize)| BLOCKS * s.channels.div_ceil(n) * (row * steps).div_ceil(t) < ENOUGH_BLOCKS;
             let shape = match s.channels {
                 128.. if !few((128, 128)) => Tile::N128T128,
                 _ if !few((64, 128)) => Tile::N64T128,

@@ -72,6 +72,7 @@ const GEMM: &str = include_str!("kernels/gemm.cu");
 const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const FLOW: &str = include_str!("kernels/flow.cu");
+const FEW: &str = include_str!("kernels/few.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
 
 /// Utterances open at once unless told otherwise.
@@ -118,6 +119,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
             ("llm.cu", vec![COMMON, LLM], llm::defines(&config.llm)),
             ("flow.cu", vec![COMMON, FLOW], flow::defines(&config.flow)),
+            ("few.cu", vec![COMMON, FEW], Vec::new()),
             ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
         ];
         for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
