@@ -28,7 +28,7 @@ pub(super) fn prefix(kit: &Kit, with_speech: bool) -> Result<Vec<Embed>, KitErro
 }
 
 /// The best id below `limit` that is not among `excluded`.
-pub(super) fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
+fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
     let allowed = |id: &usize| !excluded.contains(&(*id as u32));
     let ids = (0..limit.min(scores.len())).filter(allowed);
     ids.fold(None, |best: Option<usize>, id| match best {
@@ -39,9 +39,16 @@ pub(super) fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
 }
 
 /// Whether `other` scores as well as `id` within [`MARGIN`].
-pub(super) fn is_tie(scores: &[f32], id: u32, other: u32) -> bool {
+fn is_tie(scores: &[f32], id: u32, other: u32) -> bool {
     let of = |id: u32| scores.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     of(id) - of(other) < MARGIN
+}
+
+/// The kit's draw: the best id below `limit` that is not among `excluded`, or `want` where that is allowed and as
+/// good as equal.
+pub(super) fn settle(scores: &[f32], limit: usize, excluded: &[u32], want: Option<u32>) -> u32 {
+    let id = best(scores, limit, excluded);
+    want.filter(|&want| !excluded.contains(&want) && is_tie(scores, id, want)).unwrap_or(id)
 }
 
 /// The last `window` of `ids`.
@@ -50,11 +57,7 @@ pub(super) fn recent(ids: &[u32], window: usize) -> &[u32] {
 }
 
 /// The scores before each of `tokens`, which are fed whatever the scores say.
-fn scores_along<B: Testable>(
-    backend: &mut B,
-    prefix: &[Embed],
-    tokens: &[u32],
-) -> Result<Vec<Vec<f32>>, KitError> {
+fn scores_along<B: Testable>(backend: &mut B, prefix: &[Embed], tokens: &[u32]) -> Result<Vec<Vec<f32>>, KitError> {
     let mut rows = Vec::with_capacity(tokens.len());
     backend.llm_decode(prefix, &mut |scores, ids| {
         let next = *tokens.get(ids.len())?;
@@ -150,12 +153,7 @@ fn one_pass<B: Testable>(
 }
 
 /// Text in pieces, in the reference's order.
-fn bistream<B: Testable>(
-    kit: &Kit,
-    backend: &mut B,
-    report: &mut Report,
-    window: usize,
-) -> Result<(), KitError> {
+fn bistream<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report, window: usize) -> Result<(), KitError> {
     let llm = &kit.config.llm;
     let prompt_text = kit.ids("llm", "prompt_text")?;
     let text = kit.ids("llm", "text")?;
@@ -186,8 +184,7 @@ fn bistream<B: Testable>(
             if finishing.get() && spoken >= wanted.len() {
                 return Some(eos);
             }
-            let id = best(scores, limit, recent(items, window));
-            Some(wanted.get(spoken).copied().filter(|&want| is_tie(scores, id, want)).unwrap_or(id))
+            Some(settle(scores, limit, recent(items, window), wanted.get(spoken).copied()))
         };
         let mut draw = Draw { min_length: MinLength::Reference, choose: &mut choose };
         let mut tokens = Vec::new();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Tolerance::{Abs, AbsOrRms, Exact};
 use super::derive;
 use super::kit::{Kit, KitError};
-use super::llm::{best, is_tie, prefix, recent};
+use super::llm::{prefix, recent, settle};
 use super::{Report, Testable, check, whole};
 use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, MinLength, Sampling, SlotRequest};
 use crate::synth::cosyvoice::probe::Values;
@@ -40,9 +40,7 @@ pub(super) fn end_to_end<B: Testable>(
         if thinned.len() >= expected.len() {
             return None;
         }
-        let id = best(scores, limit, recent(ids, window));
-        // Between two that are as good as equal the kit decides.
-        let id = expected.get(thinned.len()).copied().filter(|&want| is_tie(scores, id, want)).unwrap_or(id);
+        let id = settle(scores, limit, recent(ids, window), expected.get(thinned.len()).copied());
         if thinner.keeps(id) {
             thinned.push(id);
         }
