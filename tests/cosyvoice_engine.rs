@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use antiphon::synth::cosyvoice::backend::{self, Backend, Options};
+use antiphon::synth::cosyvoice::backend::{self, Backend, LanguageModel, Options};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
-use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer};
+use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
 use antiphon::turn::{Class, LineId, TurnToken, Utterance, UtteranceId};
 
 type Engine = CosyVoice<CpuBackend>;
@@ -489,4 +489,76 @@ fn a_row_that_is_no_number_ends_alone() {
     assert_eq!(failed, [false, true, false]);
     assert_eq!(beside, alone);
     assert_eq!(cpu.memory(), empty);
+}
+
+/// Speaks a text that comes in `pieces`, each given when there is nothing else to do. Also how many samples were out
+/// before the last piece.
+fn speak_streamed(engine: &mut Engine, pieces: &[&str], order: TextOrder) -> Result<(Vec<f32>, usize), SynthError> {
+    let slot = Slot(0);
+    let mut ready = engine.open_streamed(slot, &utterance("", 3), order)?;
+    let (mut pcm, mut early, mut out) = (Vec::new(), 0, Vec::new());
+    let mut left = pieces.iter();
+    for _ in 0..100_000 {
+        let Some(stage) = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)) else {
+            let piece = left.next().expect("there is text left while it waits");
+            let last = left.as_slice().is_empty();
+            if last {
+                early = pcm.len();
+            }
+            ready = engine.append(slot, piece, last)?;
+            continue;
+        };
+        engine.run(&Step { stage, slots: vec![slot], rounds: 4 }, &mut out)?;
+        let progress = out.pop().expect("one result");
+        if let Some(error) = progress.failed {
+            return Err(error);
+        }
+        pcm.extend(progress.pcm);
+        ready = progress.ready;
+        if progress.done {
+            engine.close(slot);
+            return Ok((pcm, early));
+        }
+    }
+    panic!("no end");
+}
+
+#[test]
+fn a_text_is_spoken_while_it_is_written() {
+    let mut engine = engine();
+    let text = "Here is a longer sentence, which somebody writes while somebody else listens to what is already there, \
+                and so on until at last it ends.";
+    let (half, rest) = text.split_at(80);
+    let (pcm, early) = speak_streamed(&mut engine, &[half, rest], TextOrder::Fixed).expect("speaks");
+    assert!(early >= 480 && early < pcm.len(), "{early} of {} samples before the text was complete", pcm.len());
+    // The same words, cut elsewhere, even inside words.
+    let letters: Vec<&str> = text.split_inclusive(|c: char| "aeiou".contains(c)).collect();
+    let (again, _) = speak_streamed(&mut engine, &letters, TextOrder::Fixed).expect("speaks");
+    assert_eq!(pcm, again, "what is heard does not depend on how the text came");
+}
+
+#[test]
+fn a_streamed_text_without_words_is_silence() {
+    let mut engine = engine();
+    let (pcm, _) = speak_streamed(&mut engine, &[" ", "\n"], TextOrder::Fixed).expect("ends");
+    assert!(pcm.is_empty());
+    let ready = engine.open(Slot(0), &utterance("A whole one.", 1)).expect("opens");
+    assert!(!ready.is_empty());
+    assert!(engine.append(Slot(0), "more", true).is_err(), "a whole text has no more");
+}
+
+#[test]
+fn the_other_language_model_is_a_choice() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    random::write(dir.path(), Size::Tiny, 1, |_, _| ()).expect("written");
+    let other = tempfile::tempdir().expect("temp dir");
+    random::write(other.path(), Size::Tiny, 2, |_, _| ()).expect("written");
+    let options = Options { llm: LanguageModel::Reinforced, ..Options::default() };
+    let missing = Engine::load_cpu(dir.path(), options.clone(), Settings::default()).err().expect("there is none");
+    assert!(missing.to_string().contains("llm.rl"), "{missing}");
+    std::fs::copy(other.path().join("llm.pt"), dir.path().join("llm.rl.pt")).expect("copied");
+    let text = utterance("Which of the two speaks?", 5);
+    let plain = speak(&mut engine(), &text);
+    let tuned = speak(&mut Engine::load_cpu(dir.path(), options, Settings::default()).expect("loads"), &text);
+    assert_ne!(plain, tuned);
 }

@@ -69,6 +69,7 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     };
     let (places, reason) = places(&config.device, gpu::absent(), gpu::count())?;
     let options = Options {
+        llm: config.llm.parse().map_err(|e| SynthError::Input(format!("[engine] llm: {e}")))?,
         final_chunk: if config.final_chunk == "reference" { FinalChunk::Reference } else { FinalChunk::Causal },
         ..Options::default()
     };

@@ -11,6 +11,7 @@ use crate::app::engines;
 use crate::call::bench::Departures;
 use crate::config::EngineKind;
 use crate::media;
+use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::random;
 use crate::synth::device::{Engine, Phase};
 use crate::voice;
@@ -34,6 +35,9 @@ pub(super) struct Args {
     /// Where CosyVoice3 computes: auto, cpu, cuda:N, cuda:all.
     #[arg(long)]
     device: Option<String>,
+    /// Which of the checkpoint's language models: llm, or llm.rl.
+    #[arg(long)]
+    llm: Option<LanguageModel>,
     /// Listeners at once.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     concurrency: Vec<u32>,
@@ -121,6 +125,9 @@ fn engine(args: &Args) -> Result<Value, Failure> {
     }
     if let Some(device) = &args.device {
         config.engine.device.clone_from(device);
+    }
+    if let Some(llm) = args.llm {
+        config.engine.llm = llm.to_string();
     }
     if args.voice.is_some() {
         config.engine.voice.clone_from(&args.voice);

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use crate::agent::builtin::Builtin;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
+use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::telemetry::Log;
 
 /// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.
@@ -58,6 +59,8 @@ pub struct Engine {
     pub kind: EngineKind,
     /// Checkpoint directory of CosyVoice3.
     pub model: Option<PathBuf>,
+    /// Which of the checkpoint's language models speaks: `llm` or `llm.rl`.
+    pub llm: String,
     /// Where voice files live.
     pub voices: PathBuf,
     /// Name of the voice when a turn names none.
@@ -75,6 +78,7 @@ impl Default for Engine {
         Self {
             kind: EngineKind::Auto,
             model: None,
+            llm: "llm".into(),
             voices: PathBuf::from("voices"),
             voice: None,
             device: "auto".into(),
@@ -160,6 +164,7 @@ impl Config {
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
+        self.engine.llm.parse::<LanguageModel>().map_err(|e| format!("[engine] llm: {e}"))?;
         let device = &self.engine.device;
         let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
         if !(cuda || device == "auto" || device == "cpu") {

@@ -11,6 +11,7 @@ pub mod tone;
 
 use std::time::Duration;
 
+pub use self::cosyvoice::bistream::Order as TextOrder;
 pub use crate::sched::{Slot, Stage, Stages, Step};
 use crate::turn::Utterance;
 
@@ -80,6 +81,24 @@ pub trait Synthesizer: Send {
     /// # Errors
     /// Bad text, an unknown voice, or no memory: this utterance fails, the others are untouched.
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError>;
+
+    /// As [`Self::open`] for a text that is still being written: `utterance.text` is what there is of it, the rest
+    /// comes by [`Self::append`]. While the slot has nothing to run and is not done, it waits for text.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; or this voice speaks whole texts only.
+    fn open_streamed(&mut self, _slot: Slot, _utterance: &Utterance, _order: TextOrder) -> Result<Stages, SynthError> {
+        Err(SynthError::Input("this voice speaks whole texts only".into()))
+    }
+
+    /// Goes on with the text of a slot opened by [`Self::open_streamed`]; after `last` none follows. Returns what the
+    /// slot can run now.
+    ///
+    /// # Errors
+    /// The slot is not streamed, or its text has ended.
+    fn append(&mut self, _slot: Slot, _text: &str, _last: bool) -> Result<Stages, SynthError> {
+        Err(SynthError::Input("the slot speaks a whole text".into()))
+    }
 
     /// Runs `step` to its end and appends one [`Progress`] per slot of the step to `out`.
     ///

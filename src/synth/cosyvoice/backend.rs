@@ -285,9 +285,48 @@ pub enum SineNoise {
     Formula,
 }
 
+/// Which of a checkpoint's language models speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LanguageModel {
+    /// `llm.pt`.
+    #[default]
+    Plain,
+    /// `llm.rl.pt`: the same network, tuned by reinforcement.
+    Reinforced,
+}
+
+impl LanguageModel {
+    /// The name of its file without the ending.
+    pub fn stem(self) -> &'static str {
+        match self {
+            LanguageModel::Plain => "llm",
+            LanguageModel::Reinforced => "llm.rl",
+        }
+    }
+}
+
+impl std::str::FromStr for LanguageModel {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [LanguageModel::Plain, LanguageModel::Reinforced]
+            .into_iter()
+            .find(|llm| llm.stem() == name)
+            .ok_or_else(|| format!("language model `{name}`: expected llm or llm.rl"))
+    }
+}
+
+impl std::fmt::Display for LanguageModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.stem())
+    }
+}
+
 /// How a backend is built, besides its checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
+    /// See [`LanguageModel`].
+    pub llm: LanguageModel,
     /// See [`FinalChunk`].
     pub final_chunk: FinalChunk,
     /// See [`SineNoise`].

@@ -4,22 +4,26 @@
 //! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
 //! and thinning belong to the job.
 
+mod streamed;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::streamed::TextStream;
 use super::backend::{
     Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
 };
 use super::config::Config;
+use super::probe::Probe;
 use super::prompt::{self, LlmInput};
 use super::sample;
 use super::schedule::{HopPlan, Hops};
 use super::text::{self, Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
-use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo};
 use crate::turn::Utterance;
 use crate::voice::file::Voice;
 
@@ -78,6 +82,8 @@ struct Job {
     /// Samples of segments that are done.
     before: u64,
     now: Run,
+    /// Where the text comes from while it is being written; such a job has one segment.
+    text: Option<TextStream>,
 }
 
 /// A segment to come.
@@ -102,7 +108,7 @@ struct Run {
     finished: bool,
 }
 
-impl<B: Backend> CosyVoice<B> {
+impl<B: Backend + Probe> CosyVoice<B> {
     /// Wraps a loaded backend; reads tokenizer and voices of the checkpoint in `dir`.
     ///
     /// # Errors
@@ -172,7 +178,15 @@ impl<B: Backend> CosyVoice<B> {
             Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
         self.backend.prepare_voice(handle)?;
         self.backend.open(slot, SlotRequest { voice: handle, prefix: Vec::new(), sampling, speed: 1.0 })?;
-        let job = Job { voice: handle, prompt_tokens, speed: 1.0, segments: VecDeque::new(), before: 0, now: run };
+        let job = Job {
+            voice: handle,
+            prompt_tokens,
+            speed: 1.0,
+            segments: VecDeque::new(),
+            before: 0,
+            now: run,
+            text: None,
+        };
         let job = self.jobs.entry(slot).insert_entry(job).into_mut();
         push(&mut self.backend, slot, &mut job.now)?;
         Ok(job.ready(self.backend.hold_back()))
@@ -309,8 +323,15 @@ impl<B: Backend> CosyVoice<B> {
                 }
             }
             Stage::Decode => {
-                let mut out: Vec<Decoded> = Vec::with_capacity(slots.len());
-                self.backend.decode(slots, rounds, &mut out)?;
+                let (streamed, whole): (Vec<Slot>, Vec<Slot>) =
+                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| j.text.is_some()));
+                for slot in streamed {
+                    results.entry(slot).or_default().failed = self.decode_streamed(slot)?;
+                }
+                let mut out: Vec<Decoded> = Vec::with_capacity(whole.len());
+                if !whole.is_empty() {
+                    self.backend.decode(&whole, rounds, &mut out)?;
+                }
                 for result in out {
                     let outcome = results.entry(result.slot).or_default();
                     outcome.failed = result.failed;
@@ -401,7 +422,7 @@ impl Job {
         if !run.prefilled {
             return stages.with(Stage::Prefill);
         }
-        if !run.decoded {
+        if !run.decoded && !self.text.as_ref().is_some_and(TextStream::is_waiting) {
             stages = stages.with(Stage::Decode);
         }
         if run.pending > 0 {
@@ -434,7 +455,7 @@ fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), Sy
     Ok(())
 }
 
-impl<B: Backend> Synthesizer for CosyVoice<B> {
+impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -457,12 +478,21 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
         let now = Run::new(&self.settings, &self.config, prompt_tokens);
         let silent = segments.is_empty();
-        self.jobs.insert(slot, Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now });
+        let job = Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now, text: None };
+        self.jobs.insert(slot, job);
         if let Err(error) = self.start_segment(slot) {
             self.close(slot);
             return Err(error);
         }
         Ok(if silent { Stages::NONE.with(Stage::Vocode) } else { Stages::NONE.with(Stage::Prefill) })
+    }
+
+    fn open_streamed(&mut self, slot: Slot, utterance: &Utterance, order: TextOrder) -> Result<Stages, SynthError> {
+        self.open_text(slot, utterance, order)
+    }
+
+    fn append(&mut self, slot: Slot, text: &str, last: bool) -> Result<Stages, SynthError> {
+        self.append_text(slot, text, last)
     }
 
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
@@ -509,8 +539,8 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
     fn memory_needed(&self, utterance: &Utterance) -> u64 {
         let Ok(segments) = self.segments(utterance) else { return 0 };
         let need = |segment: &Segment| {
-            let text = segment.input.min_len / 2;
-            let tokens = self.forced.unwrap_or((text * USUAL_TOKENS).min(segment.input.max_len));
+            let usual = segment.input.spoken * USUAL_TOKENS;
+            let tokens = self.forced.unwrap_or(usual.min(segment.input.max_len));
             let positions = segment.input.prefix.len() as u32 + tokens;
             self.backend.memory_needed(Extent { positions, frames: tokens * self.config.token_mel_ratio as u32 })
         };
@@ -551,7 +581,7 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
     }
 }
 
-impl<B: Backend> CosyVoice<B> {
+impl<B: Backend + Probe> CosyVoice<B> {
     /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
     fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
         let utterance = Utterance {

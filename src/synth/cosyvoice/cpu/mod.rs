@@ -77,7 +77,7 @@ impl CpuBackend {
         let config = Config::load(dir)?;
         // One map at a time: what has been copied out of a file need not stay resident.
         let open = |part: Part| TensorFile::open(&find(dir, part.stem()));
-        let llm = Llm::load(&open(Part::Llm)?, &config.llm)?;
+        let llm = Llm::load(&TensorFile::open(&find(dir, options.llm.stem()))?, &config.llm)?;
         let flow = Flow::load(&open(Part::Flow)?, &config)?;
         let hift = Hift::load(&open(Part::Hift)?, &config)?;
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).max(1);

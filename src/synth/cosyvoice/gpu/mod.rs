@@ -156,7 +156,7 @@ impl GpuBackend {
     pub fn load(dir: &Path, ordinal: u32, options: Options, precision: Precision) -> Result<Self, GpuError> {
         let model = |e: String| GpuError::Model(e);
         let config = Config::load(dir).map_err(|e| model(e.to_string()))?;
-        let checkpoint = Checkpoint::open(dir).map_err(|e| model(e.to_string()))?;
+        let checkpoint = Checkpoint::open_with(dir, options.llm.stem()).map_err(|e| model(e.to_string()))?;
         Self::new(config, &checkpoint, ordinal, options, precision)
     }
 

@@ -4,7 +4,7 @@
 //! the known kit first. Nothing found: the known kit's choice, which then fails by its numbers.
 
 use super::kit::Kit;
-use super::llm::{best, is_tie, recent};
+use super::llm::{recent, settle};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{FlowPrompt, MinLength};
 use crate::synth::cosyvoice::bistream::{Action, Bistream, Order, Prompt};
@@ -25,15 +25,22 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0.0, |max, (a, b)| if (a - b).is_nan() { f32::INFINITY } else { max.max((a - b).abs()) })
 }
 
-/// How many recent ids the kit's sampler excludes: with the right number every token is the best that is allowed.
-pub(super) fn window(rows: &[Vec<f32>], limit: usize, tokens: &[u32], configured: usize) -> usize {
-    let explains = |window: usize| {
-        tokens.iter().zip(rows).enumerate().all(|(at, (&want, scores))| {
-            let excluded = recent(&tokens[..at], window);
-            !excluded.contains(&want) && is_tie(scores, best(scores, limit, excluded), want)
-        })
-    };
-    [KIT_WINDOW, configured].into_iter().chain(0..tokens.len()).find(|&w| explains(w)).unwrap_or(KIT_WINDOW)
+/// How many recent ids the kit's sampler may exclude: the known kit's number, the configured one, then all others.
+pub(super) fn windows(configured: usize) -> Vec<usize> {
+    const MOST: usize = 64;
+    let mut all = vec![KIT_WINDOW];
+    all.extend([configured].into_iter().chain(0..MOST).filter(|&w| w != KIT_WINDOW));
+    all.dedup();
+    all
+}
+
+/// Whether with that window every token is the best that is allowed.
+pub(super) fn explains(window: usize, rows: &[Vec<f32>], limit: usize, tokens: &[u32]) -> bool {
+    tokens
+        .iter()
+        .zip(rows)
+        .enumerate()
+        .all(|(at, (&want, scores))| settle(scores, limit, recent(&tokens[..at], window), Some(want)) == want)
 }
 
 /// Rows of (new positions, positions in all) of the passes that fed so many.

@@ -28,7 +28,7 @@ pub(super) fn prefix(kit: &Kit, with_speech: bool) -> Result<Vec<Embed>, KitErro
 }
 
 /// The best id below `limit` that is not among `excluded`.
-pub(super) fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
+fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
     let allowed = |id: &usize| !excluded.contains(&(*id as u32));
     let ids = (0..limit.min(scores.len())).filter(allowed);
     ids.fold(None, |best: Option<usize>, id| match best {
@@ -39,9 +39,16 @@ pub(super) fn best(scores: &[f32], limit: usize, excluded: &[u32]) -> u32 {
 }
 
 /// Whether `other` scores as well as `id` within [`MARGIN`].
-pub(super) fn is_tie(scores: &[f32], id: u32, other: u32) -> bool {
+fn is_tie(scores: &[f32], id: u32, other: u32) -> bool {
     let of = |id: u32| scores.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     of(id) - of(other) < MARGIN
+}
+
+/// The kit's draw: the best id below `limit` that is not among `excluded`, or `want` where that is allowed and as
+/// good as equal.
+pub(super) fn settle(scores: &[f32], limit: usize, excluded: &[u32], want: Option<u32>) -> u32 {
+    let id = best(scores, limit, excluded);
+    want.filter(|&want| !excluded.contains(&want) && is_tie(scores, id, want)).unwrap_or(id)
 }
 
 /// The last `window` of `ids`.
@@ -50,11 +57,7 @@ pub(super) fn recent(ids: &[u32], window: usize) -> &[u32] {
 }
 
 /// The scores before each of `tokens`, which are fed whatever the scores say.
-fn scores_along<B: Testable>(
-    backend: &mut B,
-    prefix: &[Embed],
-    tokens: &[u32],
-) -> Result<Vec<Vec<f32>>, KitError> {
+fn scores_along<B: Testable>(backend: &mut B, prefix: &[Embed], tokens: &[u32]) -> Result<Vec<Vec<f32>>, KitError> {
     let mut rows = Vec::with_capacity(tokens.len());
     backend.llm_decode(prefix, &mut |scores, ids| {
         let next = *tokens.get(ids.len())?;
@@ -64,38 +67,45 @@ fn scores_along<B: Testable>(
     Ok(rows)
 }
 
-/// The language model. Returns the window of the kit's sampler.
-pub(super) fn llm<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) -> Result<usize, KitError> {
+/// The language model. Returns the windows that the kit's sampler may have had, the likeliest first.
+pub(super) fn llm<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) -> Result<Vec<usize>, KitError> {
     let limit = kit.config.llm.speech_tokens;
     let prefix_ids = prefix(kit, true)?;
     one_pass(kit, backend, report, &prefix_ids)?;
-    let mut window = derive::KIT_WINDOW;
+    let mut drawn = Vec::new();
+    let mut windows = derive::windows(kit.config.llm.sampling.window);
     for (name, margin, speech, repeats) in [
-        ("norep_tokens", "norep_margin", true, false),
         ("greedy_tokens", "greedy_margin", true, true),
+        ("norep_tokens", "norep_margin", true, false),
         ("greedy_tokens_no_prompt_speech", "", false, false),
     ] {
         let Some(expected) = kit.find("llm", name) else {
             report.absent("llm", name);
             continue;
         };
-        let margins = kit.find("llm", margin).map(|m| m.data).unwrap_or_default();
         let wanted: Vec<u32> = expected.data.iter().map(|&v| v as u32).collect();
         // Each draw follows the expected ones, so that one wrong draw is one error.
         let rows = scores_along(backend, &prefix(kit, speech)?, &wanted)?;
-        if name == "norep_tokens" {
-            window = derive::window(&rows, limit, &wanted, kit.config.llm.sampling.window);
+        if !repeats {
+            windows.retain(|&w| derive::explains(w, &rows, limit, &wanted));
         }
-        let drawn = wanted.iter().zip(&rows).enumerate().map(|(at, (&want, scores))| {
-            let excluded = if repeats { &[] } else { recent(&wanted[..at], window) };
+        let margins = kit.find("llm", margin).map(|m| m.data).unwrap_or_default();
+        drawn.push((name, expected, wanted, rows, margins, repeats));
+    }
+    if windows.is_empty() {
+        windows.push(derive::KIT_WINDOW);
+    }
+    for (name, expected, wanted, rows, margins, repeats) in drawn {
+        let ids = wanted.iter().zip(&rows).enumerate().map(|(at, (&want, scores))| {
+            let excluded = if repeats { &[] } else { recent(&wanted[..at], windows[0]) };
             let id = best(scores, limit, excluded);
             let close = margins.get(at).is_some_and(|&m| m < MARGIN) || is_tie(scores, id, want);
             // A tie is no licence for what may not be drawn.
             if close && !excluded.contains(&want) { want } else { id }
         });
-        report.compare("llm", name, &expected, &whole(drawn), Exact);
+        report.compare("llm", name, &expected, &whole(ids), Exact);
     }
-    bistream(kit, backend, report, window)?;
+    bistream(kit, backend, report, &windows)?;
     for n in 0.. {
         let Some(scores) = kit.find("llm", &format!("ras{n}_logp")) else {
             if n == 0 {
@@ -109,7 +119,7 @@ pub(super) fn llm<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) 
         check(report, kit, ("llm", &format!("ras{n}_candidates")), Some(&ids), Exact);
         check(report, kit, ("llm", &format!("ras{n}_weights")), Some(&weights), Abs(1e-6));
     }
-    Ok(window)
+    Ok(windows)
 }
 
 /// Hidden states and scores, in one pass and from the cache.
@@ -150,12 +160,7 @@ fn one_pass<B: Testable>(
 }
 
 /// Text in pieces, in the reference's order.
-fn bistream<B: Testable>(
-    kit: &Kit,
-    backend: &mut B,
-    report: &mut Report,
-    window: usize,
-) -> Result<(), KitError> {
+fn bistream<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report, windows: &[usize]) -> Result<(), KitError> {
     let llm = &kit.config.llm;
     let prompt_text = kit.ids("llm", "prompt_text")?;
     let text = kit.ids("llm", "text")?;
@@ -171,30 +176,48 @@ fn bistream<B: Testable>(
         let prompt = Prompt { system: &prompt_text[..end], transcript: &prompt_text[end..], speech };
         let steps = kit.find("llm", &steps_name);
         let pieces = derive::pieces(llm, &prompt, &text, &wanted, steps.as_ref());
-        let mut stream = Bistream::new(llm, Order::Reference, &prompt);
-        let mut left = text.chunks(pieces);
-        let finishing = std::cell::Cell::new(false);
-        let mut next = || {
-            let ids = left.next().unwrap_or_default().to_vec();
-            finishing.set(ids.is_empty());
-            ids
-        };
-        let (limit, eos) = (llm.speech_tokens, llm.control(EOS));
-        let mut choose = |scores: &[f32], items: &[u32]| {
-            let spoken = items.iter().filter(|&&t| (t as usize) < limit).count();
-            // The last phase of the kits' sampler ends somewhere; where, their count of tokens says.
-            if finishing.get() && spoken >= wanted.len() {
-                return Some(eos);
+        let (mut tokens, mut fed) = (Vec::new(), Vec::new());
+        for &window in windows {
+            (tokens, fed) = in_pieces(kit, backend, &prompt, text.chunks(pieces), window, &wanted)?;
+            if tokens == wanted {
+                break;
             }
-            let id = best(scores, limit, recent(items, window));
-            Some(wanted.get(spoken).copied().filter(|&want| is_tie(scores, id, want)).unwrap_or(id))
-        };
-        let mut draw = Draw { min_length: MinLength::Reference, choose: &mut choose };
-        let mut tokens = Vec::new();
-        let fed = speak(backend, &mut stream, &mut draw, &mut next, &mut |t| tokens.push(t))?;
+        }
         report.compare("llm", &tokens_name, &expected, &whole(tokens), Exact);
         report.explain(&format!("text by {pieces}"));
         check(report, kit, ("llm", &steps_name), Some(&derive::table(&fed)), Exact);
     }
     Ok(())
+}
+
+/// The tokens and the passes of a stream whose text comes in `pieces`.
+fn in_pieces<B: Testable>(
+    kit: &Kit,
+    backend: &mut B,
+    prompt: &Prompt<'_>,
+    mut pieces: std::slice::Chunks<'_, u32>,
+    window: usize,
+    wanted: &[u32],
+) -> Result<(Vec<u32>, Vec<usize>), KitError> {
+    let llm = &kit.config.llm;
+    let mut stream = Bistream::new(llm, Order::Reference, prompt);
+    let finishing = std::cell::Cell::new(false);
+    let mut next = || {
+        let ids = pieces.next().unwrap_or_default().to_vec();
+        finishing.set(ids.is_empty());
+        ids
+    };
+    let (limit, eos) = (llm.speech_tokens, llm.control(EOS));
+    let mut choose = |scores: &[f32], items: &[u32]| {
+        let spoken = items.iter().filter(|&&t| (t as usize) < limit).count();
+        // The last phase of the kits' sampler ends somewhere; where, their count of tokens says.
+        if finishing.get() && spoken >= wanted.len() {
+            return Some(eos);
+        }
+        Some(settle(scores, limit, recent(items, window), wanted.get(spoken).copied()))
+    };
+    let mut draw = Draw { min_length: MinLength::Reference, choose: &mut choose };
+    let mut tokens = Vec::new();
+    let fed = speak(backend, &mut stream, &mut draw, &mut next, &mut |t| tokens.push(t))?;
+    Ok((tokens, fed))
 }

@@ -213,11 +213,11 @@ pub fn run<B: Testable>(kit: &Kit, backend: &mut B, limits: &[(&str, f64)]) -> R
     let mut report = Report::default();
     tables::text(kit, &mut report)?;
     tables::noise(kit, backend, &mut report)?;
-    let window = of_what_is_there(llm::llm(kit, backend, &mut report), "llm", &mut report)?;
+    let windows = of_what_is_there(llm::llm(kit, backend, &mut report), "llm", &mut report)?;
     of_what_is_there(audio::flow(kit, backend, &mut report), "flow", &mut report)?;
     of_what_is_there(audio::hift(kit, backend, &mut report), "hift", &mut report)?;
-    let window = window.unwrap_or(derive::KIT_WINDOW);
-    of_what_is_there(whole::end_to_end(kit, backend, &mut report, window), "e2e", &mut report)?;
+    let windows = windows.unwrap_or_else(|| vec![derive::KIT_WINDOW]);
+    of_what_is_there(whole::end_to_end(kit, backend, &mut report, &windows), "e2e", &mut report)?;
     for line in &mut report.lines {
         let limit = limits.iter().find(|(stage, _)| *stage == line.stage);
         let measured = line.tolerance != Tolerance::Exact && line.pass.is_some();

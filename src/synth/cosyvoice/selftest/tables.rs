@@ -89,7 +89,11 @@ pub(super) fn noise<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report
         }
         None => report.absent("noise", "noise_head"),
     }
-    if kit.has(NATIVE) { native(kit, report) } else { report.absent("noise", "native tables") }
+    if kit.has(NATIVE) {
+        native(kit, report)
+    } else {
+        report.absent("noise", "native tables")
+    }
     // The generator itself, against its published first output for seed 5489.
     let first = MersenneTwister::new(5489).next_u32();
     report.compare("noise", "mt19937", &whole([3_499_211_612 >> 8]), &whole([first >> 8]), Exact);
