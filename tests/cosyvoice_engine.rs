@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use antiphon::synth::cosyvoice::backend::{self, Backend, LanguageModel, Options};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
+use antiphon::synth::cosyvoice::probe::{self, Probe};
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
 use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
@@ -411,6 +412,71 @@ impl Backend for Short {
 
     fn memory_needed(&self, extent: backend::Extent) -> u64 {
         self.cpu.memory_needed(extent)
+    }
+}
+
+impl Probe for Short {
+    fn llm(&mut self, prefix: &[backend::Embed], forced: &[u32]) -> Result<probe::LlmProbe, SynthError> {
+        self.cpu.llm(prefix, forced)
+    }
+
+    fn llm_feed(&mut self, feed: probe::Feed<'_>) -> Result<(), SynthError> {
+        self.cpu.llm_feed(feed)
+    }
+
+    fn times(&self) -> Vec<f32> {
+        self.cpu.times()
+    }
+
+    fn flow_noise(&mut self, frames: usize) -> Result<probe::Values, SynthError> {
+        self.cpu.flow_noise(frames)
+    }
+
+    fn angles(&self, frames: usize) -> Option<probe::Values> {
+        self.cpu.angles(frames)
+    }
+
+    fn speaker(&mut self, raw: &[f32]) -> Result<Option<probe::Values>, SynthError> {
+        self.cpu.speaker(raw)
+    }
+
+    fn look_ahead(&mut self, tokens: &[u32], last: bool) -> Result<Option<probe::Values>, SynthError> {
+        self.cpu.look_ahead(tokens, last)
+    }
+
+    fn dit(&mut self, input: &probe::DitInput) -> Result<probe::DitProbe, SynthError> {
+        self.cpu.dit(input)
+    }
+
+    fn mel(
+        &mut self,
+        prompt: &backend::FlowPrompt,
+        tokens: &[u32],
+        streaming: bool,
+    ) -> Result<probe::Values, SynthError> {
+        self.cpu.mel(prompt, tokens, streaming)
+    }
+
+    fn mel_chunks(
+        &mut self,
+        prompt: &backend::FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: backend::FinalChunk,
+    ) -> Result<probe::Values, SynthError> {
+        self.cpu.mel_chunks(prompt, tokens, cuts, end)
+    }
+
+    fn respeed(&mut self, mel: &probe::Values, speed: f32) -> Result<probe::Values, SynthError> {
+        self.cpu.respeed(mel, speed)
+    }
+
+    fn hift(&mut self, mel: &probe::Values, last: bool) -> Result<probe::HiftProbe, SynthError> {
+        self.cpu.hift(mel, last)
+    }
+
+    fn hift_chunks(&mut self, mel: &probe::Values, cuts: &[usize]) -> Result<probe::Values, SynthError> {
+        self.cpu.hift_chunks(mel, cuts)
     }
 }
 

@@ -118,8 +118,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
             ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
             ("llm.cu", vec![COMMON, LLM], llm::defines(&config.llm)),
-            ("flow.cu", vec![COMMON, FLOW], flow::defines(&config.flow)),
-            ("few.cu", vec![COMMON, FEW], Vec::new()),
+            ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
             ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
         ];
         for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
