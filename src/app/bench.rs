@@ -5,7 +5,7 @@
 //! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes. A backlog
 //! of batch utterances may wait beside them all the time; side by side, each level is measured without and with it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ use crate::turn::{Class, Epoch, LineId, SpeechEvent, TurnToken, Utterance, Utter
 const SINK: usize = 1_024;
 /// The backlog of one level is gone before the next begins; it is given up on after this.
 const CLEAR: Duration = Duration::from_secs(10);
+
+/// How often the devices' memory is looked at.
+const SAMPLING: Duration = Duration::from_millis(50);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -78,8 +81,12 @@ pub struct Level {
     pub batch: u32,
     /// Seconds of batch audio made per second.
     pub batch_audio_per_second: f64,
-    /// Device memory of utterances at the end of the level, in bytes.
+    /// Device memory of utterances when it was most, in bytes.
     pub memory_used: u64,
+    /// What all devices' memory was used for at that moment, in bytes.
+    pub memory_parts: BTreeMap<&'static str, u64>,
+    /// Seconds of audio that each device made.
+    pub by_device: Vec<f64>,
 }
 
 #[derive(Default)]
@@ -163,7 +170,21 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
     }
     let backlog = tokio::spawn(backlog(engine.clone(), plan.clone(), from, until));
     let mut all = Tally::default();
-    while let Some(Ok(tally)) = tasks.join_next().await {
+    let mut memory = Fullest::default();
+    let made = |engine: &Engine| engine.status().iter().map(|device| device.produced).collect::<Vec<u64>>();
+    let before = made(engine);
+    let mut tick = tokio::time::interval(SAMPLING);
+    loop {
+        let tally = tokio::select! {
+            done = tasks.join_next() => match done {
+                Some(Ok(tally)) => tally,
+                _ => break,
+            },
+            _ = tick.tick() => {
+                memory.look(engine);
+                continue;
+            }
+        };
         all.first.extend(tally.first);
         all.rtf.extend(tally.rtf);
         all.samples += tally.samples;
@@ -174,7 +195,6 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         all.refused += tally.refused;
         all.failed += tally.failed;
     }
-    let memory_used = engine.status().iter().map(|device| device.memory.used).sum();
     let batch_samples = backlog.await.unwrap_or_default();
     let seconds = plan.time.as_secs_f64();
     Level {
@@ -192,7 +212,35 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         failed: all.failed,
         batch: plan.batch,
         batch_audio_per_second: audio::duration_of(batch_samples).as_secs_f64() / seconds,
-        memory_used,
+        memory_used: memory.used,
+        memory_parts: memory.parts,
+        by_device: made(engine)
+            .into_iter()
+            .zip(before)
+            .map(|(after, before)| audio::duration_of(after - before).as_secs_f64())
+            .collect(),
+    }
+}
+
+/// The devices' memory when utterances held most of it.
+#[derive(Default)]
+struct Fullest {
+    used: u64,
+    parts: BTreeMap<&'static str, u64>,
+}
+
+impl Fullest {
+    fn look(&mut self, engine: &Engine) {
+        let status = engine.status();
+        let used = status.iter().map(|device| device.memory.used).sum();
+        if used < self.used && !self.parts.is_empty() {
+            return;
+        }
+        self.used = used;
+        self.parts.clear();
+        for (part, bytes) in status.into_iter().flat_map(|device| device.parts) {
+            *self.parts.entry(part).or_default() += bytes;
+        }
     }
 }
 

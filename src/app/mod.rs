@@ -14,6 +14,7 @@ use self::engines::Choice;
 use crate::agent::Agents;
 use crate::agent::config::Overload;
 use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::clock;
 use crate::config::Config;
 use crate::server::jobs::Jobs;
 use crate::server::{self, Gateway};
@@ -22,7 +23,7 @@ use crate::synth::device::Engine;
 use crate::telemetry;
 use crate::voice::api::Service;
 use crate::voice::enrol::{Enroller, Options};
-use crate::voice::store::Store;
+use crate::voice::store::{REFRESH, Store};
 
 /// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
 const RINGING: usize = 256;
@@ -129,9 +130,10 @@ impl App {
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: grace,
         };
-        tokio::spawn(answer(gateway.clone(), ringing));
-        let router = server::router(gateway.clone(), &config.http);
         let (stop, stopped) = watch::channel(false);
+        tokio::spawn(answer(gateway.clone(), ringing));
+        tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
+        let router = server::router(gateway.clone(), &config.http);
         let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
         Ok(Self { gateway, http, stop, served, grace })
     }
@@ -193,6 +195,23 @@ fn voices(config: &Config) -> Service {
     // Enrolment is rare and calls are not: it gets half the cores.
     let threads = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
     Service::new(Store::open(&config.engine.voices), enroller, Options { threads, ..Options::default() })
+}
+
+/// Makes voices that others put into the folder (`antiphon voice add` beside a running gateway) speak without a restart.
+async fn watch_voices(voices: Arc<Service>, engine: Engine, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // Also when the application was dropped without being drained.
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(REFRESH) => {}
+        }
+        let voices = voices.clone();
+        // A folder may lie on a disk that takes its time.
+        let looked = tokio::task::spawn_blocking(move || voices.store().refresh(clock::now())).await;
+        if looked.unwrap_or(false) {
+            engine.refresh_voices().await;
+        }
+    }
 }
 
 async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {

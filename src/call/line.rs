@@ -82,6 +82,10 @@ pub(super) struct Part {
     pushed: u64,
     /// Samples that came.
     received: u64,
+    /// When it was handed to the engine.
+    pub(super) submitted: Option<Instant>,
+    /// When the first of its audio came.
+    pub(super) made: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,7 +239,7 @@ impl Turn {
 
 impl Part {
     fn new(text: String, state: PartState, audio: Audio) -> Self {
-        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0 }
+        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0, submitted: None, made: None }
     }
 
     pub(super) fn receive(&mut self, pcm: Vec<f32>) {

@@ -115,7 +115,7 @@ impl Learned {
         }
     }
 
-    fn seconds_of(&self, chars: u32) -> f64 {
+    pub(super) fn seconds_of(&self, chars: u32) -> f64 {
         // 15 characters a second is a common speaking rate, until the voice is known.
         f64::from(chars) * self.samples_per_char.map_or(1.0 / 15.0, |s| s / f64::from(crate::audio::RATE))
     }
@@ -165,11 +165,14 @@ impl Scheduler {
         }
         // One slot is left for batch that has starved for its patience.
         let slots = self.limits.slots - u32::from(self.limits.slots > 1);
-        let over = self.live_lines + 1 > slots
-            || self.predicted_load(self.live_lines + 1) > self.config.load_limit
-            || self.predicted_first_audio() > self.promise()
-            || !self.has_memory_for(chars);
-        if over { refuse(RefusedReason::Overloaded) } else { Ok(()) }
+        let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
+        let (promise, memory) = (self.promise(), self.has_memory_for(chars));
+        let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
+        if over {
+            tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
+            return refuse(RefusedReason::Overloaded);
+        }
+        Ok(())
     }
 
     /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as

@@ -149,14 +149,23 @@ impl Scheduler {
         Some(Plan::Displace { slot, job: id })
     }
 
-    /// Lines that reached their lead limit rest until part of it is used up.
+    /// Lines that reached their lead limit rest until part of it is used up. While memory is short, one whose
+    /// utterance can be finished within twice that limit does not: an utterance holds its memory until its last
+    /// sample is made, so few at a time and each to its end hold less than all of them side by side.
     pub(super) fn rest(&mut self, now: Instant) {
         let limit = self.config.max_lead();
+        let short = self.limits.memory > 0 && self.reserved() > self.limits.memory / 2;
         for id in self.slots.iter().flatten() {
             let Some(job) = self.jobs.get(id) else { continue };
             let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
             let lead = line.lead(now);
-            line.resting = line.paced && (lead >= limit || line.resting && lead > limit.mul_f64(RESUME));
+            if line.jobs.front() == Some(id) {
+                let left = self.learned.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
+                let left = Duration::from_secs_f64(left.clamp(0.0, 60.0));
+                line.finishing = (short && job.samples > 0 && lead + left <= 2 * limit).then_some(left);
+            }
+            let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
+            line.resting = line.paced && line.finishing.is_none() && resting;
         }
     }
 
@@ -206,8 +215,9 @@ impl Scheduler {
         let ahead = job.decoded.saturating_sub(job.samples);
         let limit = self.config.max_lead();
         // A chunk may need more tokens than the lead limit has room for: then decoding is the only way to sound.
+        let finishing = line.finishing.filter(|_| front && !line.is_held());
         let can_wait = !front || stages.has(Stage::Flow) || stages.has(Stage::Vocode);
-        if line.paced && can_wait && lead + duration_of(ahead) >= limit {
+        if line.paced && finishing.is_none() && can_wait && lead + duration_of(ahead) >= limit {
             // Enough tokens for now: only what makes sound of them.
             stages = [Stage::Flow, Stage::Vocode]
                 .iter()
@@ -217,7 +227,12 @@ impl Scheduler {
         let stage = last(stages)?;
         let dry = line.dry_at();
         let (rank, due) = self.urgency(now, job, front, lead, dry, line.is_held());
-        let rank = if !line.paced && lead >= limit { SURPLUS } else { rank };
+        let (rank, due) = match (rank, finishing) {
+            // Behind all that are at their reserve, and what is nearest to its end first.
+            (COMFORT, Some(left)) => (RESERVE, now + self.reserve() + left),
+            _ if !line.paced && lead >= limit => (SURPLUS, due),
+            _ => (rank, due),
+        };
         let lag = if rank == FIRST { self.lag(job, least) } else { Duration::ZERO };
         Some(Candidate { job: id, slot, rank, key: due + lag, share: 0.0, dry, stage, stages })
     }
@@ -524,5 +539,43 @@ mod tests {
         sched.record(now, Duration::from_millis(1), &step, &[complete]);
         let Plan::Run(next) = sched.plan(now) else { panic!("there is work") };
         assert_eq!(next.stage, Stage::Flow);
+    }
+    /// Seen with 200 listeners: most of the memory was held by utterances of which the last half second was missing,
+    /// resting at their lead limit, and new turns were refused.
+    #[test]
+    fn a_line_goes_on_past_its_lead_limit_when_that_frees_memory() {
+        let after_most_of_it = |memory: u64| {
+            let now = crate::clock::now();
+            let limits = Limits {
+                slots: 2,
+                width: [1, 2, 2, 2],
+                rounds: [1; 4],
+                parks: false,
+                memory,
+                seeds: [Duration::from_millis(1); 4],
+            };
+            let mut sched = Scheduler::new(Config::default(), limits);
+            sched.learned.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
+            let spec = JobSpec {
+                line: LineId(1),
+                class: Class::Live,
+                token: TurnToken::forever(),
+                tenant: "".into(),
+                chars: 100,
+            };
+            let job = sched.submit(now, spec).expect("an idle device takes it");
+            sched.sized(job, 60);
+            let Plan::Open { slot, .. } = sched.plan(now) else { panic!("it opens first") };
+            let ready = Stages::NONE.with(Stage::Vocode);
+            sched.opened(job, Ok(ready));
+            let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
+            assert_eq!(sched.plan(now), Plan::Run(step.clone()));
+            let samples = crate::audio::samples_in(Duration::from_millis(7_400));
+            let outcome = Outcome { slot, ready, samples, decoded: samples, done: false, failed: None };
+            sched.record(now, Duration::from_millis(1), &step, &[outcome]);
+            sched.plan(now)
+        };
+        assert!(matches!(after_most_of_it(1_000), Plan::Idle { .. }), "there is memory enough: it rests");
+        assert!(matches!(after_most_of_it(100), Plan::Run(_)), "memory is short: it is finished");
     }
 }

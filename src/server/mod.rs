@@ -176,11 +176,15 @@ fn device_json(status: &DeviceStatus) -> Value {
         "state": phase,
         "error": error,
         "live": status.load.live,
+        "places": status.load.places,
         "batch": status.load.batch,
         "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
         "load": status.load.load,
         "slackSeconds": status.load.slack,
         "memoryUsed": status.memory.used,
         "memoryTotal": status.memory.total,
+        "memoryParts": status.parts.iter().copied().collect::<BTreeMap<_, _>>(),
+        "failures": status.failures,
+        "retryInSeconds": status.retry_in.map(|wait| wait.as_secs_f64()),
     })
 }

@@ -25,11 +25,11 @@ fn agents(config: &mut Config) {
 
 /// `first` speaks, `espeak-ng` stands in; `None` where that is not installed.
 async fn rig(change: impl FnOnce(&mut Config), first: Loader) -> Option<Rig> {
-    let Ok(voice) = Espeak::new(espeak::Config::default()) else {
+    if Espeak::new(espeak::Config::default()).is_err() {
         println!("SKIPPED: espeak-ng is not installed");
         return None;
     };
-    let stand_in: Loader = Box::new(|| Ok(Box::new(voice)));
+    let stand_in: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
     let choice = Choice { loaders: vec![first], stand_in: Some(stand_in), reasons: Vec::new() };
     let change = |config: &mut Config| {
         agents(config);

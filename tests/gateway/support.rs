@@ -36,26 +36,23 @@ impl Rig {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
-        let choice = engines::choose(&Config::default().engine).expect("some voice works");
-        let rig = Rig::with_voices(change, choice).await;
+        let (config, folder) = configured(change);
+        let choice = engines::choose(&config.engine).expect("some voice works");
+        let rig = Rig::begin(config, folder, choice).await;
         assert!(rig.app.gateway().is_ready(), "some voice works");
         rig
     }
 
     /// With voices of the test's own, which may be broken.
     pub(crate) async fn with_voices(change: impl FnOnce(&mut Config), voices: Choice) -> Rig {
+        let (config, folder) = configured(change);
+        Rig::begin(config, folder, voices).await
+    }
+
+    async fn begin(config: Config, folder: tempfile::TempDir, voices: Choice) -> Rig {
+        super::watch::Watch::start();
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut config = Config::default();
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        config.http.bind = any;
-        config.sip.udp = Some(any);
-        config.sip.tcp = Some(any);
-        config.call.drain_grace_s = 2;
-        let folder = tempfile::tempdir().expect("a folder");
-        config.batch.database = folder.path().join("jobs.sqlite");
-        config.batch.audio_dir = folder.path().join("audio");
-        change(&mut config);
         let app = App::start_with(config, voices).await.expect("the gateway starts");
         app.ready().await;
         let http = format!("http://{}", app.http());
@@ -114,6 +111,21 @@ impl Rig {
         }
         Clip { rate: antiphon::audio::RATE, pcm }
     }
+}
+
+/// The defaults on free ports with what `change` changes, and the folder of its jobs.
+fn configured(change: impl FnOnce(&mut Config)) -> (Config, tempfile::TempDir) {
+    let mut config = Config::default();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    config.http.bind = any;
+    config.sip.udp = Some(any);
+    config.sip.tcp = Some(any);
+    config.call.drain_grace_s = 2;
+    let folder = tempfile::tempdir().expect("a folder");
+    config.batch.database = folder.path().join("jobs.sqlite");
+    config.batch.audio_dir = folder.path().join("audio");
+    change(&mut config);
+    (config, folder)
 }
 
 /// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.

@@ -36,7 +36,7 @@ impl Watch {
 
     pub(crate) fn loader(self: &Arc<Self>) -> Loader {
         let watch = self.clone();
-        Box::new(move || Ok(Box::new(Watched { tone: Tone::new(), watch })))
+        Box::new(move || Ok(Box::new(Watched { tone: Tone::new(), watch: watch.clone() })))
     }
 
     fn open(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, (TurnToken, u32)>> {

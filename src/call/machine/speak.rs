@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{Action, Machine};
+use super::{Action, Machine, age};
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::call::CallEvent;
 use crate::call::ear::to_narrow;
 use crate::call::event::TurnHow;
 use crate::call::info::{MediaFrame, TapDirection};
-use crate::call::line::{PartState, Turn};
+use crate::call::line::{Part, PartState, Turn};
 use crate::call::speech::LineState;
 use crate::media::leg::OutPacket;
 use crate::media::playout::{Body, Departure, Frame};
@@ -55,6 +55,7 @@ impl Machine {
             match taken {
                 Ok(()) => {
                     part.state = PartState::Submitted;
+                    part.submitted = Some(now);
                     turn.refusals = 0;
                 }
                 Err(refusal) => {
@@ -177,6 +178,27 @@ impl Machine {
         }));
     }
 
+    fn trace_first_audio(&mut self, now: Instant, owner: UtteranceId) {
+        if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
+            return;
+        }
+        let Some(turn) = self.line.turn_of(owner) else { return };
+        let part = turn.parts.iter().find(|part| part.utterance == owner);
+        let at = |field: fn(&Part) -> Option<Instant>| part.and_then(field).map(|at| age(now, at));
+        tracing::trace!(
+            target: "antiphon::spans",
+            kind = "first",
+            call = %self.shared.meta.id,
+            turn = %turn.id,
+            leg = self.shared.leg,
+            codec = self.format.codec.label(),
+            utterance = %owner,
+            accepted_us = age(now, turn.accepted),
+            submitted_us = at(|part| part.submitted),
+            made_us = at(|part| part.made),
+        );
+    }
+
     fn speech_left(&mut self, now: Instant, owner: UtteranceId, anchored: Option<Instant>, underrun: Option<Duration>) {
         if let Some(at) = anchored {
             self.speech.note(self.line_id, LineState::Anchored { at });
@@ -189,6 +211,7 @@ impl Machine {
                 (now.saturating_duration_since(turn.accepted), turn.immediate, turn.silent);
             self.shared.stats.speaking.store(true, Relaxed);
             if !silent {
+                self.trace_first_audio(now, owner);
                 if immediate {
                     self.meters.first_audio(&self.shared.stats, after);
                 }

@@ -6,10 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::device::{GpuError, Timer, start};
+use super::device::{GpuError, Launch, Timer, start};
 use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::lt::{Operands, Shape};
+use super::slabs::Pool;
 use super::slots::{Next, Stream};
 use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;
@@ -77,8 +78,10 @@ pub struct KernelCost {
     pub blocks: u64,
     /// Launches.
     pub count: usize,
-    /// Seconds of all of them, the gaps between launches included.
+    /// Seconds of all of them, the gaps between launches and some 4.5 us each for timing it included.
     pub seconds: f64,
+    /// Seconds that the operations or the bytes of all of them take at least, whichever is more; 0: not counted.
+    pub floor: f64,
 }
 
 impl fmt::Display for KernelCost {
@@ -86,25 +89,31 @@ impl fmt::Display for KernelCost {
         let each = self.seconds * 1e6 / self.count.max(1) as f64;
         write!(
             f,
-            "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us",
+            "{:<16} {:>6} blocks {:>5} x {:>8.2} us (floor {:>7.2}) = {:>9.1} us",
             self.name,
             self.blocks,
             self.count,
             each,
+            self.floor * 1e6 / self.count.max(1) as f64,
             self.seconds * 1e6
         )
     }
 }
 
-fn by_kernel(timed: Vec<(&'static str, u64, f64)>) -> Vec<KernelCost> {
+/// What an H200 was seen to reach (`ceilings`): operations a second on 16 bit tensor cores, bytes a second.
+const PEAK: (f64, f64) = (7.0e14, 3.98e12);
+
+fn by_kernel(timed: Vec<Launch>) -> Vec<KernelCost> {
     let mut out: Vec<KernelCost> = Vec::new();
-    for (name, blocks, seconds) in timed {
+    for Launch { name, blocks, seconds, flops, bytes } in timed {
+        let floor = (flops / PEAK.0).max(bytes / PEAK.1);
         match out.iter_mut().find(|k| k.name == name && k.blocks == blocks) {
             Some(k) => {
                 k.count += 1;
                 k.seconds += seconds;
+                k.floor += floor;
             }
-            None => out.push(KernelCost { name, blocks, count: 1, seconds }),
+            None => out.push(KernelCost { name, blocks, count: 1, seconds, floor }),
         }
     }
     out.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -201,7 +210,15 @@ impl GpuBackend {
         // Once before: what is measured is not the first of its kind.
         self.stage_costs(&once)?;
         all.push(("language model", by_kernel(device.timed(|| self.llm_costs(&once, &mut out))?)));
-        all.push(("flow", by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?)));
+        let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?);
+        // What attention reads, only this knows: earlier keys and values, then the chunk's own row by row.
+        let (block, inner) = (self.config.flow.block, self.config.flow.inner());
+        let frames = 2 * (effort.visible / block * block) + 6 * block;
+        let bytes = effort.widths.first().map_or(0, |w| w * 2 * frames * inner * 2);
+        for k in flow.iter_mut().filter(|k| k.name.starts_with("flow_attend")) {
+            k.floor = k.count as f64 * bytes as f64 / PEAK.1;
+        }
+        all.push(("flow", flow));
         all.push(("vocoder", by_kernel(device.timed(|| self.vocoder_costs(&once, &mut out))?)));
         Ok(all)
     }
