@@ -80,6 +80,9 @@ pub(super) struct Session {
     pub(super) timer: Option<SessionTimer>,
 }
 
+/// What runs beside the loop.
+type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// The running part of a session.
 struct Running {
     session: Session,
@@ -87,12 +90,12 @@ struct Running {
     /// Our 2xx carried an offer: the ACK brings the answer.
     answer_due: bool,
     /// A re-INVITE of ours.
-    exchange: Option<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    exchange: Option<Work<Done>>,
     /// Whether the leg wants the peer held, where that waits for another exchange.
     wanted: Option<bool>,
     /// Our refresh is due and waits for another exchange.
     refresh: bool,
-    referral: Option<Pin<Box<dyn Future<Output = Result<Box<Transfer>, String>> + Send>>>,
+    referral: Option<Work<Result<Box<Transfer>, String>>>,
     transfer: Option<Box<Transfer>>,
     /// What a NOTIFY said before the answer to our REFER was here (RFC 6665 section 4.1.2.4 allows that).
     early: Option<Outcome>,
@@ -508,7 +511,7 @@ async fn until(deadline: Option<Instant>) {
 }
 
 /// What is under way, if anything; else nothing, for ever.
-async fn under_way<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+async fn under_way<T>(work: &mut Option<Work<T>>) -> T {
     match work {
         Some(work) => work.await,
         None => pending().await,

@@ -53,7 +53,9 @@ impl SessionTimer {
     /// # Errors
     /// The interval is too short; the response to send with its headers.
     pub(super) fn asked(request: &Request, now: Instant) -> Result<Option<Self>, (StatusCode, Vec<Header>)> {
-        let Some((seconds, refresher)) = read(&request.header_value("Session-Expires")) else { return Ok(None) };
+        let Some((seconds, refresher)) = read(request.header_value("Session-Expires").as_deref()) else {
+            return Ok(None);
+        };
         let theirs = request.header_contains_token("Supported", "timer");
         if seconds < MIN_SE && theirs {
             let least = Header::MinSE(MIN_SE.to_string().into());
@@ -65,7 +67,7 @@ impl SessionTimer {
 
     /// What the peer's answer to our request settles, `None` where it names no interval: then there is no timer.
     pub(super) fn answered(response: &Response, now: Instant) -> Option<Self> {
-        let (seconds, refresher) = read(&response.header_value("Session-Expires"))?;
+        let (seconds, refresher) = read(response.header_value("Session-Expires").as_deref())?;
         // Left out by mistake, it is ours: refreshing without need harms nobody.
         Some(Self::new(seconds.max(1), refresher != Some(Role::Uas), now))
     }
@@ -121,8 +123,8 @@ enum Role {
 }
 
 /// `1800;refresher=uac`. What cannot be read is as if it were not there.
-fn read(value: &Option<String>) -> Option<(u64, Option<Role>)> {
-    let mut parts = value.as_deref()?.split(';').map(str::trim);
+fn read(value: Option<&str>) -> Option<(u64, Option<Role>)> {
+    let mut parts = value?.split(';').map(str::trim);
     let seconds = parts.next()?.parse().ok()?;
     let refresher = parts.find_map(|part| {
         let (name, value) = part.split_once('=')?;

@@ -82,7 +82,7 @@ fn a_codec_change_in_mid_call_keeps_the_call_speaking() {
 
 fn asked_to_transfer() -> World {
     let mut world = World::new();
-    world.handle.transfer("sip:other@example.com", false).unwrap();
+    world.handle.transfer("sip:other@example.com", false).expect("the call lives");
     world.settle();
     assert!(matches!(world.asked[..], [Action::Transfer { attended: false, .. }]));
     world
