@@ -285,7 +285,8 @@ mod tests {
 
     #[test]
     fn charts_of_nothing_are_still_charts() {
-        for chart in [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[], 1.0)]
+        for chart in
+            [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[], 1.0)]
         {
             assert!(chart.contains("</svg>") && !chart.contains("NaN"), "{chart}");
         }

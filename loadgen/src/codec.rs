@@ -187,14 +187,13 @@ impl Encoder {
     pub fn new(codec: Codec) -> Result<Encoder, CodecError> {
         Ok(match codec.telephone() {
             None => {
-                let mut encoder = opus::Encoder::new(Encoder::rate_of(codec), opus::Channels::Mono, opus::Application::Voip)?;
+                let mut encoder =
+                    opus::Encoder::new(Encoder::rate_of(codec), opus::Channels::Mono, opus::Application::Voip)?;
                 encoder.set_complexity(5)?;
                 encoder.set_bitrate(opus::Bitrate::Bits(32_000))?;
                 Encoder { kind: EncoderKind::Opus(Box::new(encoder)), codec }
             }
-            Some(kind) => {
-                Encoder { kind: EncoderKind::Telephone(audio_codec::create_encoder(kind)), codec }
-            }
+            Some(kind) => Encoder { kind: EncoderKind::Telephone(audio_codec::create_encoder(kind)), codec },
         })
     }
 

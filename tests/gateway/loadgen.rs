@@ -14,8 +14,8 @@ use antiphon_loadgen::exchange::{Plan, Trigger};
 use antiphon_loadgen::ladder::{self, Options};
 use antiphon_loadgen::load::Behaviour;
 use antiphon_loadgen::report::{Limits, Report};
-use antiphon_loadgen::{gateway, html, sip, size};
 use antiphon_loadgen::sip::{Caller, Config, Credentials, Transport};
+use antiphon_loadgen::{gateway, html, sip, size};
 
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
@@ -69,8 +69,7 @@ async fn a_telephone_says_who_it_is() {
     .await;
     let target = format!("sip:demo@{}", rig.sip_udp());
     let call = async |password: Option<&str>| {
-        let credentials =
-            password.map(|p| Credentials { username: "alice".to_owned(), password: p.to_owned() });
+        let credentials = password.map(|p| Credentials { username: "alice".to_owned(), password: p.to_owned() });
         Caller::bind(Config { credentials, ..Config::default() }).await.expect("free ports").call(&target).await
     };
     let known = call(Some("open sesame")).await.expect("answered");
@@ -108,7 +107,7 @@ async fn the_knee_is_where_it_was_predicted() {
     // Only refusals count: this is about the places, not about how punctual a busy machine is.
     let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
     let options = Options {
-        levels: vec![5, 10],
+        levels: vec![3, 5, 10],
         most: 16,
         duration: Duration::from_secs(6),
         open_loop: false,

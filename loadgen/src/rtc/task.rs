@@ -12,10 +12,10 @@ use webrtc::peer_connection::RTCPeerConnectionState;
 use super::peer::received;
 use super::{Config, OPUS, Parts, Session};
 use crate::call::{Call, CallError, Command, End, Leg, Setup, Status};
+use crate::clock;
 use crate::codec::Codec;
 use crate::heard::{Ear, PayloadTypes, Recorder};
 use crate::speak::Speaker;
-use crate::clock;
 
 /// Texts that nobody has taken yet; more are dropped.
 const TEXTS: usize = 256;
