@@ -1,6 +1,9 @@
 //! The GPU engine against the golden kit, and its promises about batches and failures. Where there is no GPU every
 //! test says so and passes.
 
+mod failures;
+mod full_size;
+
 use std::path::Path;
 
 use antiphon::synth::cosyvoice::config::Config;
@@ -53,6 +56,33 @@ fn single_precision_is_within_the_kits_tolerances() {
 fn working_precision_is_within_its_stated_tolerances() {
     if device() {
         selftest(Precision::default(), &[("llm", 0.06), ("flow", 0.01), ("hift", 0.002), ("e2e", 0.5)]);
+    }
+}
+
+/// A row's results are the same bits however many rows are multiplied with it, by every kernel that may be chosen.
+#[test]
+fn products_do_not_depend_on_the_batch() {
+    use gpu::products::{Size, disagreements};
+    if !device() {
+        return;
+    }
+    for (n, k) in [(1152, 896), (896, 4864), (192, 64), (64, 128)] {
+        let found = disagreements(0, Size { n, k }).expect("the products run");
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+/// What each way of running the language model's products costs.
+#[test]
+#[ignore = "measures; run it on a quiet device"]
+fn product_costs() {
+    use gpu::products::{Size, costs};
+    if !device() {
+        return;
+    }
+    let sizes = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6784, 896)].map(|(n, k)| Size { n, k });
+    for cost in costs(0, &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the products run") {
+        println!("{cost}");
     }
 }
 

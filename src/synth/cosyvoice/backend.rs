@@ -13,7 +13,7 @@
 //! - Frames of complete blocks equal those of one call over the whole utterance (section 10 of the reference's
 //!   description): K,V per (Euler step, layer, guidance row), both position-convolution histories per step, the
 //!   pre-lookahead history and the vocoder's histories are carried.
-//! - A parked slot continues with identical results.
+//! - A slot that was left alone between two calls, or parked, continues with identical results.
 
 use std::sync::Arc;
 
@@ -240,11 +240,18 @@ pub trait Backend: Send {
     /// Frees a slot; nothing happens if it is not open.
     fn close(&mut self, slot: Slot);
 
-    /// Moves a slot's state out of device memory; the next call that names it brings it back.
-    fn park(&mut self, slot: Slot);
+    /// Moves a slot's state out of device memory; the next call that names it brings it back. Called only where
+    /// [`BackendCaps::parks`] says so. A slot that is merely not named by calls for a while needs nothing: its state
+    /// stays, and it goes on with identical results.
+    fn park(&mut self, _slot: Slot) {}
 
-    /// Bytes for slots and voices in all, and in use.
+    /// Bytes that slots may hold in all, voices' own taken off, and what they hold.
     fn memory(&self) -> crate::synth::Memory;
+
+    /// Everything that the device's memory is used for, by part; empty where that is not known.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// What a slot of that extent and voice will hold at its largest.
     fn memory_needed(&self, extent: Extent) -> u64;
@@ -278,9 +285,48 @@ pub enum SineNoise {
     Formula,
 }
 
+/// Which of a checkpoint's language models speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LanguageModel {
+    /// `llm.pt`.
+    #[default]
+    Plain,
+    /// `llm.rl.pt`: the same network, tuned by reinforcement.
+    Reinforced,
+}
+
+impl LanguageModel {
+    /// The name of its file without the ending.
+    pub fn stem(self) -> &'static str {
+        match self {
+            LanguageModel::Plain => "llm",
+            LanguageModel::Reinforced => "llm.rl",
+        }
+    }
+}
+
+impl std::str::FromStr for LanguageModel {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [LanguageModel::Plain, LanguageModel::Reinforced]
+            .into_iter()
+            .find(|llm| llm.stem() == name)
+            .ok_or_else(|| format!("language model `{name}`: expected llm or llm.rl"))
+    }
+}
+
+impl std::fmt::Display for LanguageModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.stem())
+    }
+}
+
 /// How a backend is built, besides its checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
+    /// See [`LanguageModel`].
+    pub llm: LanguageModel,
     /// See [`FinalChunk`].
     pub final_chunk: FinalChunk,
     /// See [`SineNoise`].

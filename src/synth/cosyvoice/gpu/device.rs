@@ -12,6 +12,8 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use cudarc::nvrtc::result as rtc;
 use cudarc::nvrtc::sys as rtc_sys;
 
+use super::faults::Faults;
+use super::ledger::{Ledger, Part};
 use crate::synth::SynthError;
 
 /// Why something on the device did not work.
@@ -135,7 +137,30 @@ pub(super) struct Device {
     arch: String,
     /// Whether launches may start before the one before them has ended.
     overlap: bool,
+    /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
+    pub(super) hopper: bool,
     trace: Mutex<Trace>,
+    /// Unloaded when the device is dropped: nothing that was loaded on it is used after it.
+    modules: Mutex<Vec<Loaded>>,
+    pub(super) ledger: Ledger,
+    pub(super) faults: Faults,
+}
+
+/// A loaded module's handle.
+struct Loaded(sys::CUmodule);
+
+// SAFETY: a module handle may be used from any thread; it is only unloaded, by the last owner of the device.
+unsafe impl Send for Loaded {}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Errors mean that the device is lost, and its modules with it.
+        let _ = self.bind();
+        for module in self.modules.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // SAFETY: loaded by `compile`, unloaded only here; buffers and kernels that hold this device are gone.
+            let _ = unsafe { cu::module::unload(module.0) };
+        }
+    }
 }
 
 /// A kernel of a loaded module, and its name.
@@ -167,7 +192,7 @@ unsafe impl Send for Trace {}
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
 
-/// Kernels of one source, compiled for this device.
+/// Kernels of one source, compiled for this device, which unloads them.
 pub(super) struct Module {
     module: sys::CUmodule,
     unit: &'static str,
@@ -194,14 +219,27 @@ impl Device {
             )));
         }
         let suffix = if major == 9 { "a" } else { "" };
-        Ok(Arc::new(Self {
+        let this = Self {
             ctx,
             stream,
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
+            hopper: major == 9,
             trace: Mutex::default(),
-        }))
+            modules: Mutex::default(),
+            ledger: Ledger::default(),
+            faults: Faults::default(),
+        };
+        this.settle(Part::Context)?;
+        Ok(Arc::new(this))
+    }
+
+    /// Books what the driver took by itself since the last time under `part`.
+    pub(super) fn settle(&self, part: Part) -> Result<(), GpuError> {
+        let (free, total) = self.memory()?;
+        self.ledger.settle(part, total.saturating_sub(free));
+        Ok(())
     }
 
     /// Makes the device current on this thread.
@@ -218,19 +256,27 @@ impl Device {
 
     /// Waits for everything that was started.
     pub(super) fn sync(&self) -> Result<(), GpuError> {
+        self.faults.call("wait for the device")?;
         self.stream.synchronize().map_err(driver("wait for the device"))
     }
 
     /// Uninitialised memory.
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
         self.bind()?;
+        self.faults.call("allocate memory")?;
+        let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
+        if self.faults.no_memory() {
+            return Err(short());
+        }
         // SAFETY: a plain allocation; `Buf` frees it once.
-        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|_| GpuError::Memory {
-            what,
-            bytes: bytes as u64,
-            free: self.memory().map_or(0, |m| m.0),
+        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|e| match e.0 {
+            // Any other error is the device's, and is not answered by asking for less.
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short(),
+            _ => driver("allocate memory")(e),
         })?;
-        Ok(Buf { ptr, bytes, device: self.clone() })
+        let part = Part::of(what);
+        self.ledger.add(part, bytes as u64);
+        Ok(Buf { ptr, bytes, part, device: self.clone() })
     }
 
     /// Memory of zeros.
@@ -244,16 +290,33 @@ impl Device {
     /// Memory that holds `values`.
     pub(super) fn upload<T: Copy>(self: &Arc<Self>, what: &'static str, values: &[T]) -> Result<Buf, GpuError> {
         let buf = self.alloc(what, std::mem::size_of_val(values))?;
-        // SAFETY: the buffer has just been made as large as `values`; the copy is complete when it returns.
-        unsafe { cu::memcpy_htod_sync(buf.ptr, values) }.map_err(driver("copy to the device"))?;
+        self.write(buf.ptr, values)?;
         Ok(buf)
+    }
+
+    /// Copies `values` to `ptr`, after everything that was started before; returns when they are there.
+    ///
+    /// # Why
+    /// The driver's blocking copy runs on the default stream, which ours does not wait for, and for few bytes of
+    /// pageable memory it returns before they have arrived: a kernel started next may read what was there before.
+    pub(super) fn write<T: Copy>(&self, ptr: u64, values: &[T]) -> Result<(), GpuError> {
+        self.bind()?;
+        // SAFETY: callers pass ranges of buffers they own; `values` outlives the copy, which is waited for.
+        unsafe { cu::memcpy_htod_async(ptr, values, self.stream.cu_stream()) }.map_err(driver("copy to the device"))?;
+        self.sync()
     }
 
     /// Sets `bytes` bytes at `ptr` to zero, in the order of the stream.
     pub(super) fn fill_zero(&self, ptr: u64, bytes: usize) -> Result<(), GpuError> {
+        self.fill(ptr, 0, bytes)
+    }
+
+    /// Sets `bytes` bytes at `ptr` to `value`, in the order of the stream.
+    pub(super) fn fill(&self, ptr: u64, value: u8, bytes: usize) -> Result<(), GpuError> {
         self.bind()?;
         // SAFETY: callers pass ranges of buffers they own.
-        unsafe { sys::cuMemsetD8Async(ptr, 0, bytes, self.stream.cu_stream()).result() }.map_err(driver("clear memory"))
+        unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.stream.cu_stream()).result() }
+            .map_err(driver("set memory"))
     }
 
     /// Copies between two ranges of the device, in the order of the stream.
@@ -281,6 +344,7 @@ impl Device {
         let image = compile(unit, sources, elt, defines, &self.arch)?;
         // SAFETY: the image is a complete module that the compiler made for this device.
         let module = unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(driver("load a module"))?;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(Loaded(module));
         Ok(Module { module, unit })
     }
 
@@ -297,11 +361,35 @@ impl Device {
         shared: u32,
         args: &[*const c_void],
     ) -> Result<(), GpuError> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_clusters(kernel, 1, grid, block, shared, args) }
+    }
+
+    /// As [`Self::launch`]; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub(super) unsafe fn launch_clusters(
+        &self,
+        kernel: Kernel,
+        cluster: u32,
+        grid: (u32, u32, u32),
+        block: u32,
+        shared: u32,
+        args: &[*const c_void],
+    ) -> Result<(), GpuError> {
+        use sys::CUlaunchAttributeID as Id;
+        use sys::CUlaunchAttributeValue as Value;
+        self.faults.call("start a kernel")?;
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut size = Value { pad: [0; 64] };
+        size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let overlap = Value { programmaticStreamSerializationAllowed: 1 };
+        // Neither exists before Hopper, where there is one block a cluster.
+        let mut attributes = [
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, overlap),
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, size),
+        ];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -311,8 +399,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream.cu_stream(),
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(self.overlap) * if cluster > 1 { 2 } else { 1 },
         };
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe {
@@ -426,7 +514,7 @@ impl Module {
     pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
-        // SAFETY: the module is loaded and stays so for the life of the process.
+        // SAFETY: the module is loaded and stays so for the life of the device.
         let function = unsafe { cu::module::get_function(self.module, c) }.map_err(|e| missing(e.to_string()))?;
         if shared > 48 << 10 {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -442,11 +530,13 @@ impl Module {
 pub(super) struct Buf {
     pub(super) ptr: u64,
     pub(super) bytes: usize,
+    part: Part,
     pub(super) device: Arc<Device>,
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
+        self.device.ledger.sub(self.part, self.bytes as u64);
         // Failing here means that the device is lost, and its memory with it.
         let _ = self.device.bind();
         // SAFETY: allocated by `Device::alloc`, freed only here; the driver waits for work that uses it.

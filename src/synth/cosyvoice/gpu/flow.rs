@@ -692,14 +692,6 @@ impl Flow {
         self.choices.extend(choices);
         Ok(())
     }
-
-    /// Bytes of weights and tables.
-    pub(super) fn weight_bytes(&self) -> usize {
-        let linear = |l: &Linear| l.packed.w.bytes + l.plain.as_ref().map_or(0, |p| p.0.bytes);
-        let blocks: usize =
-            self.blocks.iter().map(|b| linear(&b.qkv) + linear(&b.out) + linear(&b.up) + linear(&b.down)).sum();
-        blocks + self.modulation.bytes + self.noise.bytes + self.rope.bytes
-    }
 }
 
 /// The macros of flow.cu.

@@ -2,7 +2,7 @@
 //!
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
-//! what else is decoded. cuBLASLt picks kernels by shape and cannot promise that; it serves the flow alone.
+//! what else is decoded; on Hopper many rows go through warpgroup products ([`Gemm::wide`]) that sum in the same order. cuBLASLt picks kernels by shape and cannot promise that; it serves the flow alone.
 
 use std::sync::Arc;
 
@@ -92,7 +92,23 @@ pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, T
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
-/// The kernels of gemm.cu.
+/// How a product of many rows is cut into blocks (wide.cu). Every way gives the same sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wide {
+    /// 128 outputs by 64 rows.
+    N128T64,
+    /// 128 outputs by 128 rows.
+    N128T128,
+    /// 128 outputs by 64 rows for a cluster of four, each with a quarter of the inputs.
+    Four,
+    /// The same for a cluster of eight.
+    Eight,
+}
+
+/// All of them, for measuring.
+pub(super) const WIDE: [Wide; 4] = [Wide::N128T64, Wide::N128T128, Wide::Four, Wide::Eight];
+
+/// The kernels of gemm.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
@@ -101,20 +117,27 @@ pub(super) struct Gemm {
     three: [Kernel; 3],
     gemv: [Kernel; 5],
     rms: Kernel,
+    wide: Option<[Kernel; 3]>,
 }
 
+/// Most rows that go through `gemv`.
+pub(super) const NARROW: usize = 32;
 /// Inputs up to which few rows need few registers.
 const SHORT: usize = 1024;
+/// Multiprocessors of the card that block shapes are chosen for.
+const MULTIPROCESSORS: usize = 132;
 /// Stages of weights in flight, as in gemm.cu.
 const STAGES: usize = 4;
 /// The same for small blocks.
 const DEEP: usize = 8;
 /// Dynamic shared memory that a convolution may take.
 const SHARED: u32 = 200 << 10;
+/// And a product of wide.cu, beside what it takes statically.
+const WIDE_SHARED: u32 = 217 << 10;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        let module = device.compile("gemm.cu", &[super::COMMON, super::GEMM], elt, &[])?;
+        let module = device.compile("gemm.cu", &[super::COMMON, super::PRODUCT, super::GEMM], elt, &[])?;
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
@@ -125,6 +148,7 @@ impl Gemm {
                 three: [plain; 3],
                 gemv: [plain; 5],
                 rms,
+                wide: None,
             });
         }
         let conv = |name: &'static str| module.kernel(name, SHARED);
@@ -150,7 +174,68 @@ impl Gemm {
                 module.kernel("gemv_16s", 0)?,
             ],
             rms,
+            wide: None,
         })
+    }
+
+    /// As [`Self::new`], with the products for many rows where the device has them.
+    pub(super) fn with_wide(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
+        let mut this = Self::new(device, elt)?;
+        if device.hopper && elt != Elt::F32 {
+            let module = device.compile("wide.cu", &[super::COMMON, super::PRODUCT, super::WIDE], elt, &[])?;
+            let kernel = |name: &'static str| module.kernel(name, WIDE_SHARED);
+            this.wide = Some([kernel("wide_128x64")?, kernel("wide_128x128")?, kernel("wide_shared")?]);
+        }
+        Ok(this)
+    }
+
+    /// Whether `rows` rows of operands `columns` wide are to be tiled, for [`Self::wide`]; else [`Self::linear`].
+    pub(super) fn tiled(&self, rows: usize) -> bool {
+        self.wide.is_some() && rows > NARROW
+    }
+
+    /// As [`Self::linear`], to the bit, for tiled operands (common.cuh): `p.ldx` and `p.lde` are the rows that there
+    /// is room for, a multiple of 128. Only where [`Self::tiled`], for inputs in multiples of 64.
+    pub(super) fn wide(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>, how: Wide) -> Result<(), GpuError> {
+        let Some(kernels) = self.wide else {
+            return Err(GpuError::Model("tiled products need a Hopper device".into()));
+        };
+        let (eps, width) = norm.unwrap_or((0.0, 0));
+        let p = Conv {
+            w: w.w.ptr,
+            bias: w.bias.as_ref().map_or(0, |b| b.ptr),
+            cin: w.cin as i32,
+            n: w.n as i32,
+            eps,
+            kreal: width as i32,
+            ..p
+        };
+        let (kernel, rows, stages, cluster) = match how {
+            Wide::N128T64 => (kernels[0], 64, 4, 1),
+            Wide::N128T128 => (kernels[1], 128, 6, 1),
+            Wide::Four => (kernels[2], 64, 3, 4),
+            Wide::Eight => (kernels[2], 64, 4, 8u32),
+        };
+        // A ring of stages of 64 inputs, and where blocks share, a padded table of sums for each part of a block.
+        let sums = if cluster > 1 { 16 / cluster as usize * rows * (128 + 4) * 4 } else { 0 };
+        let shared = (1024 + stages * (128 + rows) * 128 + sums) as u32;
+        let grid = (cluster, (p.rows as usize).div_ceil(rows) as u32, w.n.div_ceil(128) as u32);
+        let args: [*const std::ffi::c_void; 2] =
+            [std::ptr::from_ref(&p).cast(), std::ptr::from_ref(&(stages as i32)).cast()];
+        // SAFETY: the kernels' parameters are a `Conv` and an integer; pointers are to buffers of the calling model.
+        unsafe { self.device.launch_clusters(kernel, cluster, grid, 288, shared, &args) }
+    }
+
+    /// The fastest way to cut `rows` rows through `w`, as measured on an H200 (tests/gpu/LOG.md).
+    pub(super) fn cut(w: &Packed, rows: usize) -> Wide {
+        let blocks = |tall: usize| w.n.div_ceil(128) * rows.div_ceil(tall);
+        if blocks(64) * 2 <= MULTIPROCESSORS {
+            if blocks(64) * 8 <= MULTIPROCESSORS || w.cin > SHORT && blocks(64) * 4 < MULTIPROCESSORS {
+                return Wide::Eight;
+            }
+            return Wide::Four;
+        }
+        if blocks(128) >= MULTIPROCESSORS / 2 { Wide::N128T128 } else { Wide::N128T64 }
     }
 
     /// Positions of a block of `tile`, which tile tables are cut by.
@@ -253,7 +338,7 @@ impl Gemm {
     pub(super) fn linear(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>, rms: u64) -> Result<(), GpuError> {
         let rows = p.rows as usize;
         let (eps, width) = norm.unwrap_or((0.0, 0));
-        if self.elt != Elt::F32 && rows <= 32 {
+        if self.elt != Elt::F32 && rows <= NARROW {
             let p = Conv {
                 w: w.w.ptr,
                 bias: w.bias.as_ref().map_or(0, |b| b.ptr),
@@ -266,24 +351,38 @@ impl Gemm {
                 ..p
             };
             let short = if w.cin <= SHORT { 3 } else { 0 };
-            let kernel = self.gemv[if rows <= 8 {
+            let which = if rows <= 8 {
                 short
             } else if rows <= 16 {
                 short + 1
             } else {
                 2
-            }];
-            return start!(self.device, kernel, ((w.n / 16) as u32, 1, 1), 512, 0; p);
+            };
+            // As many blocks as run at once, each with as many tiles of outputs as any other.
+            let (tiles, at_once) = (w.n / 16, if which > 2 { 2 * MULTIPROCESSORS } else { MULTIPROCESSORS });
+            let grid = tiles.div_ceil(tiles.div_ceil(at_once));
+            return start!(self.device, self.gemv[which], (grid as u32, 1, 1), 512, 0; p);
         }
-        let mut p = p;
-        if norm.is_some() {
+        let many = w.n >= 2048 && rows > 64 || rows > 512;
+        self.split(w, p, norm, rms, if many { Tile::Split128 } else { Tile::Split64 })
+    }
+
+    /// As [`Self::linear`] for many rows, by a given block shape that splits.
+    pub(super) fn split(
+        &self,
+        w: &Packed,
+        mut p: Conv,
+        norm: Option<(f32, usize)>,
+        rms: u64,
+        tile: Tile,
+    ) -> Result<(), GpuError> {
+        if let Some((eps, width)) = norm {
             let (per, threads) = if self.elt == Elt::F32 { (1, 32) } else { (8, 512) };
-            let grid = (rows.div_ceil(per) as u32, 1, 1);
+            let grid = ((p.rows as usize).div_ceil(per) as u32, 1, 1);
             let (r, k, ldx, real) = (p.rows, w.cin as i32, p.ldx, width as i32);
             start!(self.device, self.rms, grid, threads, 0; p.x, rms, r, k, ldx, real, eps)?;
             p.rowscale = rms;
         }
-        let many = w.n >= 2048 && rows > 64 || rows > 512;
-        self.conv(w, if many { Tile::Split128 } else { Tile::Split64 }, 0, p)
+        self.conv(w, tile, 0, p)
     }
 }

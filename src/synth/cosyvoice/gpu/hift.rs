@@ -413,11 +413,22 @@ impl Hift {
         self.ahead() + 1
     }
 
-    /// Bytes of one slot.
-    pub(super) fn slot_bytes(&self) -> usize {
-        let slots = self.places.len().max(1);
-        let both = |b: &[Buf; 2]| b[0].bytes + b[1].bytes;
-        (both(&self.hist) + both(&self.f0_hist) + both(&self.post_keep) + self.tones.bytes + self.phase.bytes) / slots
+    /// Where the convolution histories of a slot lie, and their bytes.
+    pub(super) fn histories(&self, slot: usize) -> Vec<(u64, usize)> {
+        let slots = self.places.len();
+        self.hist.iter().map(|b| (b.ptr + (slot * (b.bytes / slots)) as u64, b.bytes / slots)).collect()
+    }
+
+    /// F0 in Hz of the first `count` frames that the last pass looked at.
+    pub(super) fn last_f0(&self, count: usize) -> Result<Vec<f32>, GpuError> {
+        let mut out = vec![0f32; count];
+        self.device.read(self.scratch.f0_hz.ptr, &mut out)?;
+        Ok(out)
+    }
+
+    /// Frames of a slot whose F0 is known.
+    pub(super) fn f0_done(&self, slot: usize) -> usize {
+        self.places[slot].f0_done
     }
 
     /// The start of a stream.

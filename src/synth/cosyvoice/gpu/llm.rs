@@ -24,8 +24,12 @@ pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 25
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
 const PASS: usize = 4096;
-/// Warps of an attention block, each with two buffers of sixteen keys and values.
+/// Warps of an attention block, each with buffers of sixteen keys and values: two, or four for few rows.
 const ATTEND_WARPS: usize = 8;
+/// Rows up to which an attention block may have a multiprocessor to itself.
+const FEW: usize = 32;
+/// Scores of a row that can be drawn from, as in llm.cu.
+const DRAWN: usize = 8192;
 const SPEECH_BIT: u32 = 0x8000_0000;
 const RECENT: usize = 16;
 
@@ -66,6 +70,7 @@ struct Args {
     hidden: i32,
     positions: i32,
     rows: i32,
+    tiled_rows: i32,
 }
 
 /// `Draw` of llm.cu.
@@ -99,6 +104,8 @@ pub(super) struct Llm {
     device: Arc<Device>,
     config: LlmConfig,
     gemm: Gemm,
+    /// Whether every product's inputs come in the pieces of tiled operands.
+    tileable: bool,
     layers: Vec<Layer>,
     head: Packed,
     args: Args,
@@ -106,6 +113,8 @@ pub(super) struct Llm {
     embed: Kernel,
     append: Kernel,
     attend: Kernel,
+    /// As `attend`, with more under way; for few rows.
+    attend_deep: Kernel,
     sample: Kernel,
     qkv: Buf,
     heard: Buf,
@@ -119,6 +128,7 @@ pub(super) struct Llm {
     prefix: Staging,
     graphs: BTreeMap<usize, Graph>,
     slots: usize,
+    #[expect(dead_code, reason = "buffers that are used by address")]
     owned: Vec<Buf>,
 }
 
@@ -144,6 +154,9 @@ impl Llm {
             || keys % 16 != 0
         {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
+        }
+        if config.speech_rows() > DRAWN {
+            return Err(GpuError::Model(format!("more than {DRAWN} speech ids cannot be drawn from on the GPU")));
         }
         if config.heads / config.kv_heads > 16 {
             return Err(GpuError::Model("more than 16 query heads share a key head".into()));
@@ -226,13 +239,16 @@ impl Llm {
             hidden: hidden as i32,
             positions: positions as i32,
             rows: 0,
+            tiled_rows: 0,
         };
         let ras = config.sampling;
         Ok(Self {
-            gemm: Gemm::new(device, elt)?,
+            gemm: Gemm::with_wide(device, elt)?,
+            tileable: hidden % 64 == 0 && inner % 64 == 0 && queries % 64 == 0,
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
             attend: module.kernel("llm_attend", 200 << 10)?,
+            attend_deep: module.kernel(if elt == Elt::F32 { "llm_attend" } else { "llm_attend_deep" }, 200 << 10)?,
             sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
             heard: device.zeros("activations", PASS * queries * size)?,
@@ -262,21 +278,19 @@ impl Llm {
 
     /// Clears a slot whose values became no numbers, so that its next utterance does not read them.
     pub(super) fn scrub(&self, slot: usize) -> Result<(), GpuError> {
-        let bytes = self.slot_bytes();
-        self.device.fill_zero(self.args.cache + (slot * bytes) as u64, bytes)
+        let (at, bytes) = self.slot_range(slot);
+        self.device.fill_zero(at, bytes)
     }
 
     /// Bytes of one slot's cache.
-    pub(super) fn slot_bytes(&self) -> usize {
+    fn slot_bytes(&self) -> usize {
         self.args.slot_stride as usize * self.gemm.elt.size()
     }
 
-    /// Bytes of everything but the cache.
-    pub(super) fn weight_bytes(&self) -> usize {
-        let packed = |p: &Packed| p.w.bytes;
-        let layers: usize =
-            self.layers.iter().map(|l| packed(&l.qkv) + packed(&l.out) + packed(&l.gate_up) + packed(&l.down)).sum();
-        layers + packed(&self.head) + self.owned[0].bytes + self.owned[1].bytes
+    /// Where a slot's cache lies, and its bytes.
+    pub(super) fn slot_range(&self, slot: usize) -> (u64, usize) {
+        let bytes = self.slot_bytes();
+        (self.args.cache + (slot * bytes) as u64, bytes)
     }
 
     /// Runs whole prefixes. All but the last position goes through the network now; the last is the first input of
@@ -293,9 +307,7 @@ impl Llm {
             if let Some(forced) = &sampling.forced {
                 let to = self.args.forced + (*slot * self.args.positions as usize * 4) as u64;
                 let count = forced.len().min(self.args.positions as usize);
-                // SAFETY: the slot's part of the table is `positions` long and nothing uses it yet.
-                unsafe { cudarc::driver::result::memcpy_htod_sync(to, &forced[..count]) }
-                    .map_err(super::device::driver("copy to the device"))?;
+                self.device.write(to, &forced[..count])?;
             }
         }
         let id = |e: &Embed| match *e {
@@ -363,11 +375,7 @@ impl Llm {
     /// Puts a slot behind `sequence`, of which all but the last position is in its cache.
     pub(super) fn rewind(&mut self, slot: usize, sequence: &[Embed], sampling: &Sampling) -> Result<(), GpuError> {
         let seq = self.sequence(sequence, sampling);
-        self.device.sync()?;
-        let to = self.args.seq + (slot * size_of::<Seq>()) as u64;
-        // SAFETY: the slot's record has that size, and nothing runs.
-        unsafe { cudarc::driver::result::memcpy_htod_sync(to, &[seq]) }
-            .map_err(super::device::driver("copy to the device"))
+        self.device.write(self.args.seq + (slot * size_of::<Seq>()) as u64, &[seq])
     }
 
     fn pass(&mut self, rows: usize) -> Result<(), GpuError> {
@@ -383,31 +391,49 @@ impl Llm {
     /// All layers over `rows` rows; what they are is on the device.
     fn network(&self, rows: usize, prefill: bool) -> Result<(), GpuError> {
         let c = &self.config;
-        let args = Args { rows: rows as i32, ..self.args };
+        let tiled = self.tiled(rows);
+        let args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
         let grid = (rows as u32, 1, 1);
         start!(self.device, self.embed, grid, 256, 0; args, i32::from(prefill))?;
         let hidden = c.hidden as i32;
         let width = (c.heads + 2 * c.kv_heads) * c.head_dim;
         let norm = Some((c.rms_eps as f32, c.hidden));
+        // Of tiled operands the leading dimension is their height.
+        let ld = |width: usize| if tiled { PASS as i32 } else { width as i32 };
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
-        let residual = Conv { res: args.x, out: args.x, oute: args.xe, ldo: hidden, lde: hidden, ..base };
+        let residual = Conv { res: args.x, out: args.x, oute: args.xe, ldo: hidden, lde: ld(c.hidden), ..base };
+        let (attend, ring) = if rows <= FEW { (self.attend_deep, 4) } else { (self.attend, 2) };
+        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * ring * 32 * c.head_dim * 2 } as u32;
         for (n, layer) in self.layers.iter().enumerate() {
-            let qkv = Conv { x: args.xe, ldx: hidden, out: self.qkv.ptr, ldo: width as i32, ..base };
-            self.gemm.linear(&layer.qkv, qkv, norm, self.rms.ptr)?;
+            let qkv = Conv { x: args.xe, ldx: ld(c.hidden), out: self.qkv.ptr, ldo: width as i32, ..base };
+            self.product(&layer.qkv, qkv, norm)?;
             if prefill {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
             let heads = (rows as u32, c.kv_heads as u32, 1);
-            let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * 64 * c.head_dim * 2 } as u32;
-            start!(self.device, self.attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
-            let heard = Conv { x: self.heard.ptr, ldx: (c.heads * c.head_dim) as i32, ..residual };
-            self.gemm.linear(&layer.out, heard, None, 0)?;
-            let inner = c.intermediate as i32;
-            let gated = Conv { x: args.xe, ldx: hidden, oute: self.inner.ptr, lde: inner, act: Act::SiluGate, ..base };
-            self.gemm.linear(&layer.gate_up, gated, norm, self.rms.ptr)?;
-            self.gemm.linear(&layer.down, Conv { x: self.inner.ptr, ldx: inner, ..residual }, None, 0)?;
+            start!(self.device, attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
+            self.product(&layer.out, Conv { x: self.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual }, None)?;
+            let inner = ld(c.intermediate);
+            let gated =
+                Conv { x: args.xe, ldx: ld(c.hidden), oute: self.inner.ptr, lde: inner, act: Act::SiluGate, ..base };
+            self.product(&layer.gate_up, gated, norm)?;
+            self.product(&layer.down, Conv { x: self.inner.ptr, ldx: inner, ..residual }, None)?;
         }
         Ok(())
+    }
+
+    /// Whether activations of `rows` rows are tiled.
+    fn tiled(&self, rows: usize) -> bool {
+        self.tileable && self.gemm.tiled(rows)
+    }
+
+    fn product(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>) -> Result<(), GpuError> {
+        let rows = p.rows as usize;
+        if self.tiled(rows) {
+            self.gemm.wide(w, p, norm, Gemm::cut(w, rows))
+        } else {
+            self.gemm.linear(w, p, norm, self.rms.ptr)
+        }
     }
 
     fn round(&self, width: usize) -> Result<(), GpuError> {
@@ -416,14 +442,14 @@ impl Llm {
         let ld = self.head.n as i32;
         let head = Conv {
             x: self.args.xe,
-            ldx: c.hidden as i32,
+            ldx: if self.tiled(width) { PASS as i32 } else { c.hidden as i32 },
             out: self.logits.ptr,
             ldo: ld,
             rows: width as i32,
             scale: 1.0,
             ..Conv::default()
         };
-        self.gemm.linear(&self.head, head, Some((c.rms_eps as f32, c.hidden)), self.rms.ptr)?;
+        self.product(&self.head, head, Some((c.rms_eps as f32, c.hidden)))?;
         let scores = c.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;

@@ -84,6 +84,14 @@ DEV void expand(const Eight& r, float* v) {
 #endif
 }
 
+// Where (row, column) lies among tiled activations of `rows` rows (wide.cu): [64 columns][row][64 values]. The values
+// of a row are in the order in which a product's fragments take them: of 32, the pair 4t + q is word t of piece q of
+// four. Pieces of 16 bytes change places with the row, so that eight rows' pieces use all banks.
+DEV i64 tiled(int rows, int row, int col) {
+    int pair = (col & 31) >> 1, piece = ((col >> 5) & 1) * 4 + (pair & 3);
+    return ((i64)(col >> 6) * rows + row) * 64 + ((piece ^ (row & 7)) << 3) + (pair >> 2) * 2 + (col & 1);
+}
+
 DEV float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);

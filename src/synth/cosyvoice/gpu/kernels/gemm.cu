@@ -9,70 +9,7 @@
 // for each of two products, so that it reads its part of a position in one piece. The order of tiles is
 // [output tile][64 channels][tap][16 channels].
 //
-// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it.
-
-enum { ACT_NONE = 0, ACT_SNAKE = 1, ACT_LEAKY = 2, ACT_MISH = 3, ACT_SILU_GATE = 4, ACT_GELU = 5 };
-
-struct Conv {
-    const elt* x;        // [rows, ldx]
-    const elt* w;        // packed
-    const float* bias;   // [outputs] or null
-    const int4* tiles;   // {sequence, first position, first row, length} per block, or null: one sequence of `rows`
-    const u64* hist_in;  // per sequence, or null
-    const u64* hist_out; // per sequence, or null
-    const float* res;    // added before the activation: [rows, ldo]
-    const float* post;   // added after the activation: [rows, ldo]
-    const float* sum;    // running sum: (v + sum) * scale
-    float* out;          // [rows, ldo] or null
-    elt* oute;           // activated, [rows, lde] or null
-    const float* alpha;  // snake
-    const float* rowscale; // per row, or null
-    i64 hist_off;        // elements into the history
-    int ldx, ldo, lde, rows;
-    int cin, taps, dil;  // channels per group, padded to 32
-    int n, group;        // outputs padded to 16; outputs per group
-    int act;
-    float scale, slope;
-    float eps;           // > 0: root mean square of the input row, over `kreal` values
-    int kreal;
-};
-
-DEV float activate(int act, float slope, float alpha, float v) {
-    switch (act) {
-        case ACT_SNAKE: return snake(v, alpha);
-        case ACT_LEAKY: return v >= 0.f ? v : v * slope;
-        case ACT_MISH: return mish(v);
-        case ACT_GELU: return gelu(v);
-        default: return v;
-    }
-}
-
-// Outputs n and n+1 of one row.
-DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) {
-    a *= rs;
-    b *= rs;
-    if (p.act == ACT_SILU_GATE) {
-        p.oute[(i64)row * p.lde + (n >> 1)] = to_e(a * sigmoid(a) * b);
-        return;
-    }
-    if (p.bias) { float2 v = *(const float2*)(p.bias + n); a += v.x; b += v.y; }
-    i64 o = (i64)row * p.ldo + n;
-    if (p.res) { float2 v = *(const float2*)(p.res + o); a += v.x; b += v.y; }
-    if (p.sum) { float2 v = *(const float2*)(p.sum + o); a = (a + v.x) * p.scale; b = (b + v.y) * p.scale; }
-    float fa = a, fb = b;
-    if (p.act != ACT_NONE) {
-        float2 al = p.alpha ? *(const float2*)(p.alpha + n) : make_float2(1.f, 1.f);
-        fa = activate(p.act, p.slope, al.x, a);
-        fb = activate(p.act, p.slope, al.y, b);
-    }
-    if (p.post) {
-        float2 v = *(const float2*)(p.post + o);
-        a = fa + v.x; b = fb + v.y;
-        fa = a; fb = b;
-    }
-    if (p.out) *(float2*)(p.out + o) = make_float2(a, b);
-    if (p.oute) store2(p.oute + (i64)row * p.lde + n, fa, fb);
-}
+// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it. Continues product.cuh.
 
 struct Span { int seq, t0, row0, len; };
 DEV Span span_of(const Conv& p, int bt) {
@@ -80,21 +17,12 @@ DEV Span span_of(const Conv& p, int bt) {
     return {0, (int)blockIdx.x * bt, 0, p.rows};
 }
 
-#define SPLITS 16
-#define SPLIT_CHUNKS(cin) ((((cin) + 63) / 64 + SPLITS - 1) / SPLITS)
-
 #if ELT != 0
 #define STAGES 4
 // Small blocks run few at a time: each has more in flight, or it waits for the cache at every stage.
 #define DEEP 8
 // One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
 DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
-DEV uint4 lds(u32 addr) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr));
-    return v;
-}
-
 // A block computes 16*MT*WN outputs of 8*NT*WT positions with WN x WT warps. Weights of one (64 channels, tap) are
 // a stage of a ring; positions of 64 channels stay for all their taps.
 template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES>
@@ -271,7 +199,8 @@ KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) 
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
 
 // Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. Four groups of four warps each take
-// four of the sixteen parts of the inputs' axis and keep a sum a part; all parts are then added in order.
+// four of the sixteen parts of the inputs' axis and keep a sum a part; all parts are then added in order. All groups
+// go the same number of steps, the last with less to do, so that barriers are the whole block's.
 #define GROUPS 4
 #define PARTS (SPLITS / GROUPS)
 #define SPLIT_STAGE (64 * 128 + 32 * 128)
@@ -305,7 +234,6 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
             cp16(dst + swizzle(r, xq), ok ? xsrc + (i64)j * 16 * p.ldx + c * 64 : p.x, ok);
         }
     };
-    auto sync = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(grp + 1) : "memory"); };
     for (int j = 0; j < STAGES - 1; j++) if (c0 + j < c1) fetch_w(c0 + j);
     dep_wait();
     for (int j = 0; j < STAGES - 1; j++) {
@@ -323,9 +251,10 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
 #pragma unroll
                 for (int e = 0; e < 4; e++) tot[part][i][j][e] = 0.f;
 #pragma unroll 1
-        for (int q = 0; q < per && c < c1; q++, c++) {
+        for (int q = 0; q < per; q++, c++) {
             cp_wait<STAGES - 2>();
-            sync();
+            __syncthreads();
+            if (c >= c1) continue;
             if (c + STAGES - 1 < c1) { fetch_w(c + STAGES - 1); fetch_x(c + STAGES - 1); }
             cp_commit();
             const u32 st = base + (c - c0) % STAGES * SPLIT_STAGE, wb = st + wn * 4096 + lane * 16, xb = st + 64 * 128;
@@ -376,24 +305,19 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
     }
 }
 
-DEV float squares(uint4 u, float s) {
-    float2 v = unpack2(u.x); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
-    v = unpack2(u.y); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
-    v = unpack2(u.z); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
-    v = unpack2(u.w); s = fmaf(v.x, v.x, s); s = fmaf(v.y, v.y, s);
-    return s;
-}
-
-// Few rows: a block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis.
+// Few rows: a block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis. Then
+// the next 16 outputs, whose first weights are on their way while the sums of these are added up.
 // U: groups of 32 inputs in flight.
 template <int NT, int U> DEV void gemv(const Conv& p) {
-    __shared__ float red[SPLITS][NT][4][32];
+    constexpr int BUFS = NT <= 2 ? 2 : 1;
+    __shared__ float red[BUFS][SPLITS][NT][4][32];
     __shared__ float sq[SPLITS][NT * 8];
     dep_go();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5;
+    const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5, tiles = p.n >> 4, step = gridDim.x;
     const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
     const uint4* w = (const uint4*)p.w + ((i64)blockIdx.x * groups) * 64 + lane;
+    const i64 jump = (i64)step * groups * 64;
     const uint4 none = make_uint4(0, 0, 0, 0);
     uint4 a[U][2];
 #pragma unroll
@@ -406,59 +330,72 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
     const uint4* x[NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) x[j] = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
-    float acc[NT][4] = {}, ss[NT] = {};
-    for (int k = k0; k < k1; k += U) {
-        uint4 b[U][NT], f[U][2];
+    float inv[2] = {1.f, 1.f};
+    bool first = true;
+    for (int tile = blockIdx.x, buf = 0; tile < tiles; tile += step, w += jump, buf ^= BUFS - 1) {
+        const int n = tile * 16 + 2 * g, t = warp * 8 + 2 * t4;
+        Added add[2];
+        if (warp < NT)
 #pragma unroll
-        for (int u = 0; u < U; u++)
+            for (int h = 0; h < 2; h++) add[h] = added(p, n, min(t + h, p.rows - 1));
+        float acc[NT][4] = {}, ss[NT] = {};
+        for (int k = k0; k < k1; k += U) {
+            const bool last = k + U >= k1, on = !last || tile + step < tiles;
+            const uint4* ahead = last ? w + jump : w;
+            const int from = last ? k0 : k + U;
+            uint4 b[U][NT], f[U][2];
 #pragma unroll
-            for (int j = 0; j < NT; j++) b[u][j] = k + u < k1 ? x[j][(k + u) * 4] : none;
+            for (int u = 0; u < U; u++)
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            bool ok = k + u + U < k1;
-            f[u][0] = a[u][0]; f[u][1] = a[u][1];
-            a[u][0] = ok ? __ldg(w + (i64)(k + u + U) * 64) : none;
-            a[u][1] = ok ? __ldg(w + (i64)(k + u + U) * 64 + 32) : none;
+                for (int j = 0; j < NT; j++) b[u][j] = k + u < k1 ? x[j][(k + u) * 4] : none;
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                bool ok = on && from + u < k1;
+                f[u][0] = a[u][0]; f[u][1] = a[u][1];
+                a[u][0] = ok ? __ldg(ahead + (i64)(from + u) * 64) : none;
+                a[u][1] = ok ? __ldg(ahead + (i64)(from + u) * 64 + 32) : none;
+            }
+#pragma unroll
+            for (int u = 0; u < U; u++)
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    mma(acc[j], f[u][0], b[u][j].x, b[u][j].y);
+                    mma(acc[j], f[u][1], b[u][j].z, b[u][j].w);
+                    if (first && p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
+                }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++)
+        for (int j = 0; j < NT; j++) {
 #pragma unroll
-            for (int j = 0; j < NT; j++) {
-                mma(acc[j], f[u][0], b[u][j].x, b[u][j].y);
-                mma(acc[j], f[u][1], b[u][j].z, b[u][j].w);
-                if (p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
+            for (int e = 0; e < 4; e++) red[buf][warp][j][e][lane] = acc[j][e];
+            if (first && p.eps > 0.f) {
+                float v = ss[j];
+                v += __shfl_xor_sync(~0u, v, 1);
+                v += __shfl_xor_sync(~0u, v, 2);
+                if (t4 == 0) sq[warp][j * 8 + g] = v;
             }
-    }
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) red[warp][j][e][lane] = acc[j][e];
-        if (p.eps > 0.f) {
-            float v = ss[j];
-            v += __shfl_xor_sync(~0u, v, 1);
-            v += __shfl_xor_sync(~0u, v, 2);
-            if (t4 == 0) sq[warp][j * 8 + g] = v;
         }
-    }
-    __syncthreads();
-    // one warp a column group; a lane sums its own two outputs of two positions
-    for (int j = warp; j < NT; j += SPLITS) {
-        float v[4] = {}, inv[2] = {1.f, 1.f};
+        __syncthreads();
+        // one warp a column group; a lane sums its own two outputs of two positions
+        if (warp < NT) {
+            float v[4] = {};
 #pragma unroll
-        for (int q = 0; q < SPLITS; q++)
+            for (int q = 0; q < SPLITS; q++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) v[e] += red[q][j][e][lane];
-        if (p.eps > 0.f)
+                for (int e = 0; e < 4; e++) v[e] += red[buf][q][warp][e][lane];
+            if (first && p.eps > 0.f)
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float z = 0.f;
+                for (int h = 0; h < 2; h++) {
+                    float z = 0.f;
 #pragma unroll
-                for (int q = 0; q < SPLITS; q++) z += sq[q][j * 8 + 2 * t4 + h];
-                inv[h] = rsqrtf(z / p.kreal + p.eps);
-            }
-        int n = blockIdx.x * 16 + 2 * g, t = j * 8 + 2 * t4;
-        if (t < p.rows) epilogue(p, n, t, v[0], v[2], inv[0]);
-        if (t + 1 < p.rows) epilogue(p, n, t + 1, v[1], v[3], inv[1]);
+                    for (int q = 0; q < SPLITS; q++) z += sq[q][t + h];
+                    inv[h] = rsqrtf(z / p.kreal + p.eps);
+                }
+            if (t < p.rows) epilogue(p, n, t, v[0], v[2], inv[0], add[0]);
+            if (t + 1 < p.rows) epilogue(p, n, t + 1, v[1], v[3], inv[1], add[1]);
+        }
+        first = false;
+        if (BUFS == 1) __syncthreads();
     }
 }
 KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1, 5>(p); }

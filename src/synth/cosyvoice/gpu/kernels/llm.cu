@@ -40,12 +40,17 @@ struct Llm {
     const u32* ids;     // prefill: input of each row
     i64 slot_stride, layer_stride;
     int hidden, positions, rows;
+    int tiled_rows;     // height of tiled activations (common.cuh), 0: rows lie one after another
 };
+DEV i64 place(const Llm& p, int row, int col, int width) {
+    return p.tiled_rows ? tiled(p.tiled_rows, row, col) : (i64)row * width + col;
+}
 
 // One row each: looks up the input and says where its key and value go.
 KERNEL llm_embed(const __grid_constant__ Llm p, int prefill) {
-    dep_go();
+    // What comes after may look at slots and positions before its own wait: they must be those of this round.
     dep_wait();
+    dep_go();
     int r = blockIdx.x;
     u32 id;
     if (prefill) {
@@ -59,7 +64,7 @@ KERNEL llm_embed(const __grid_constant__ Llm p, int prefill) {
     for (int i = threadIdx.x; i < p.hidden; i += blockDim.x) {
         elt v = src[i];
         p.x[(i64)r * p.hidden + i] = to_f(v);
-        p.xe[(i64)r * p.hidden + i] = v;
+        p.xe[place(p, r, i, p.hidden)] = v;
     }
 }
 
@@ -231,16 +236,25 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
 #define CPR (HD / 8)
 #define TILE_BYTES (16 * HD * 2)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
-KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+// RING: tiles of keys and values a warp has under way or in use. While decoding, all but the position itself was
+// there before the round, so that it is fetched while the products before are still running.
+template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, int layer, int append) {
     __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
     extern __shared__ __align__(128) unsigned char smem[];
-    auto kv_s = (unsigned char(*)[2][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
+    auto kv_s = (unsigned char(*)[RING][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
     __shared__ float m_s[WARPS][16], l_s[WARPS][16];
     dep_go();
-    dep_wait();
     const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int s = p.row_slot[r], pos = p.row_pos[r];
-    if (s < 0) return;
+    int s, pos = 0;
+    if (append) {
+        s = __ldcg(p.slots + r);
+        if (s >= 0) pos = __ldcg(&p.seq[s].pos);
+    } else {
+        dep_wait();
+        s = p.row_slot[r];
+        pos = p.row_pos[r];
+    }
+    if (s < 0) { dep_wait(); return; }
     const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
     elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
     elt* vc = kc + (i64)KVH * p.positions * HD;
@@ -254,10 +268,14 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
             cp16(kb + buf * 2 * TILE_BYTES + swz(rr, q), kc + off, ok);
             cp16(kb + buf * 2 * TILE_BYTES + TILE_BYTES + swz(rr, q), vc + off, ok);
         }
-        cp_commit();
     };
     const int step = WARPS * 16, first = warp * 16;
-    if (first <= pos) fetch(first, 0);
+#pragma unroll
+    for (int i = 0; i < RING - 1; i++) {
+        if (first + i * step <= pos) fetch(first + i * step, i);
+        cp_commit();
+    }
+    if (append) dep_wait();
     const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
     for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
         int g = i / (HD / 2), j = i % (HD / 2);
@@ -277,8 +295,10 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
     float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4, and the unused lane / 4 + 8
     float m8 = -1e30f, l8 = 0.f;
     int buf = 0;
-    for (int j0 = first; j0 <= pos; j0 += step, buf ^= 1) {
-        if (j0 + step <= pos) { fetch(j0 + step, buf ^ 1); cp_wait<1>(); } else cp_wait<0>();
+    for (int j0 = first, next = RING - 1; j0 <= pos; j0 += step) {
+        if (j0 + (RING - 1) * step <= pos) fetch(j0 + (RING - 1) * step, next);
+        cp_commit();
+        cp_wait<RING - 1>();
         __syncwarp();
         const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
         if (append && pos - j0 < 16) {
@@ -337,6 +357,8 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
             mma(o[d + 1], pf, b2, b3);
         }
         __syncwarp();
+        buf = buf == RING - 1 ? 0 : buf + 1;
+        next = next == RING - 1 ? 0 : next + 1;
     }
     l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
     l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
@@ -361,8 +383,15 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
         for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
-        out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
+        out[place(p, r, (h * GROUP + g) * HD + d, GROUP * KVH * HD)] = to_e(a / z);
     }
+}
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    attend<2>(p, qkv, out, layer, append);
+}
+// for few rows: a block has a multiprocessor to itself
+KERNEL __launch_bounds__(WARPS * 32) llm_attend_deep(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+    attend<4>(p, qkv, out, layer, append);
 }
 #endif
 
@@ -385,142 +414,186 @@ struct Draw {
 };
 #define DRAW_THREADS 1024
 #define DRAW_WARPS (DRAW_THREADS / 32)
+#define DRAW_PER 8 // scores of a thread
 #define MAX_K 64
-// Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input.
+#define NEG_INF (-__int_as_float(0x7f800000))
+DEV float warp_max(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+    return v;
+}
+DEV double warp_sum(double v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+// Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input. At most
+// DRAW_THREADS * DRAW_PER scores.
 KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* lp = (float*)smem;
     __shared__ float red[DRAW_WARPS];
     __shared__ double redd[DRAW_WARPS];
-    __shared__ u32 ck[DRAW_WARPS * MAX_K];
-    __shared__ int ci[DRAW_WARPS * MAX_K];
-    __shared__ int bad, chosen, redraw;
-    __shared__ double part[DRAW_THREADS];
-    dep_go();
+    __shared__ __align__(16) u64 best[DRAW_WARPS * MAX_K]; // (order of the score, -id), [place in its warp][warp]
+    __shared__ int order[MAX_K];
+    __shared__ int chosen, redraw, hit, last;
+    // The next round's inputs are made here, so nothing of it may start before this ends.
     dep_wait();
     const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const int s = p.slots[r];
     if (s < 0) return;
     Seq* q = p.seq + s;
-    const int round = counts[r];
+    const int round = counts[r], decoded = q->decoded;
     if (q->done) {
         __syncthreads();
         if (tid == 0 && round < max_rounds) { tokens[r * max_rounds + round] = TOKEN_NONE; counts[r] = round + 1; }
         return;
     }
-    if (tid == 0) { bad = 0; redraw = 0; chosen = -1; }
-    __syncthreads();
-    const bool masked = q->decoded < q->min_len;
-    float mx = -__int_as_float(0x7f800000);
-    for (int i = tid; i < v; i += DRAW_THREADS) {
-        float x = logits[(i64)r * ld + i];
-        if (masked && i >= d.speech_tokens && i < q->mask_to) x = -__int_as_float(0x7f800000);
-        if (x != x) bad = 1;
-        lp[i] = x;
-        mx = fmaxf(mx, x);
+    if (tid < MAX_K) order[tid] = -1;
+    if (tid == 0) { redraw = 0; chosen = -1; hit = v; last = -1; }
+    const bool masked = decoded < q->min_len;
+    float x[DRAW_PER], mx = NEG_INF;
+    int bad = 0;
+#pragma unroll
+    for (int m = 0; m < DRAW_PER; m++) {
+        int i = tid + m * DRAW_THREADS;
+        x[m] = NEG_INF;
+        if (i < v) {
+            x[m] = logits[(i64)r * ld + i];
+            if (masked && i >= d.speech_tokens && i < q->mask_to) x[m] = NEG_INF;
+            bad |= x[m] != x[m];
+            mx = fmaxf(mx, x[m]);
+        }
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, o));
+    mx = warp_max(mx);
     if (lane == 0) red[warp] = mx;
-    __syncthreads();
-    mx = red[0];
-    for (int w = 1; w < DRAW_WARPS; w++) mx = fmaxf(mx, red[w]);
+    bad = __syncthreads_or(bad);
+    mx = warp_max(red[lane]);
+    const bool dead = bad || mx == NEG_INF;
     double z = 0;
-    for (int i = tid; i < v; i += DRAW_THREADS) z += exp((double)(lp[i] - mx));
 #pragma unroll
-    for (int o = 16; o; o >>= 1) z += __shfl_xor_sync(~0u, z, o);
+    for (int m = 0; m < DRAW_PER; m++) if (tid + m * DRAW_THREADS < v) z += exp((double)(x[m] - mx));
+    z = warp_sum(z);
     if (lane == 0) redd[warp] = z;
     __syncthreads();
-    z = 0;
-    for (int w = 0; w < DRAW_WARPS; w++) z += redd[w];
-    const double lz = log(z);
-    const bool dead = bad || mx == -__int_as_float(0x7f800000);
-    for (int i = tid; i < v; i += DRAW_THREADS) lp[i] = (float)((double)(lp[i] - mx) - lz);
-    __syncthreads();
-    // each warp the best top_k of its part, in order of (probability, id)
-    const int per = (v + DRAW_WARPS - 1) / DRAW_WARPS, from = warp * per, to = min(v, from + per);
-    u32 lastk = 0xffffffffu; int lasti = -1; // what was taken last
-    u32 bk = 0; int bi = 0x7fffffff;
-    auto best = [&](u32 lk, int li) {
-        bk = 0; bi = 0x7fffffff;
-        for (int i = from + lane; i < to; i += 32) {
-            u32 k = order_key(lp[i]);
-            bool after = k < lk || (k == lk && i > li);
-            if (after && k > bk) { bk = k; bi = i; }
+    const double lz = log(warp_sum(redd[lane]));
+    u32 key[DRAW_PER];
+#pragma unroll
+    for (int m = 0; m < DRAW_PER; m++) {
+        int i = tid + m * DRAW_THREADS;
+        key[m] = 0;
+        if (i < v) {
+            float l = (float)((double)(x[m] - mx) - lz);
+            lp[i] = l;
+            key[m] = order_key(l);
         }
-    };
-    best(lastk, lasti);
-    for (int t = 0; t < d.top_k; t++) {
-        u32 k = __reduce_max_sync(~0u, bk);
-        int i = __reduce_min_sync(~0u, bk == k ? bi : 0x7fffffff);
-        if (lane == 0) { ck[warp * MAX_K + t] = k; ci[warp * MAX_K + t] = i; }
-        if (bk == k && bi == i && k != 0) best(k, i);
-        else if (k == 0) bk = 0;
     }
-    __syncthreads();
+    // Each warp puts the best of its scores in order, some at a time; a score's place among all warps' is the number
+    // of better ones, and it is right unless a warp's last one so far is among the top_k.
+    for (int have = 0, more = 1; more;) {
+        const int to = min(have ? have * 2 : 4, d.top_k);
+        for (int t = have; t < to; t++) {
+            u32 top = 0;
+            int at = 0;
+#pragma unroll
+            for (int m = 0; m < DRAW_PER; m++) if (key[m] > top) { top = key[m]; at = m; }
+            u32 all = __reduce_max_sync(~0u, top);
+            u32 mine = top == all && top ? (u32)(tid + at * DRAW_THREADS) : 0x7fffffffu;
+            u32 id = __reduce_min_sync(~0u, mine);
+#pragma unroll
+            for (int m = 0; m < DRAW_PER; m++) if (m == at && mine == id) key[m] = 0;
+            if (lane == 0) best[t * DRAW_WARPS + warp] = (u64)all << 32 | (u32)~id;
+        }
+        have = to;
+        __syncthreads();
+        more = 0;
+        for (int c = tid; c < have * DRAW_WARPS; c += DRAW_THREADS) {
+            const u64 own = best[c];
+            int rank = 0;
+#pragma unroll 8
+            for (int o = 0; o < have * DRAW_WARPS; o += 2) {
+                ulonglong2 two = *(const ulonglong2*)(best + o);
+                rank += (two.x > own) + (two.y > own);
+            }
+            if (own >> 32 && rank < d.top_k) {
+                order[rank] = (int)~(u32)own;
+                more |= have < d.top_k && c / DRAW_WARPS == have - 1;
+            }
+        }
+        more = __syncthreads_or(more);
+    }
     u32 rnd[2];
-    philox(q->key[0], q->key[1], (u32)q->decoded, rnd);
+    philox(q->key[0], q->key[1], (u32)decoded, rnd);
     const float u0 = (rnd[0] >> 8) * (1.f / 16777216.f), u1 = (rnd[1] >> 8) * (1.f / 16777216.f);
     if (warp == 0 && !dead) {
-        // merge the sorted lists: each lane holds the head of one
-        int head = 0, n = 0, ids[2] = {-1, -1};
-        float pr[2] = {0.f, 0.f}, sum = 0.f;
-        while (n < d.top_k && sum < d.top_p) {
-            u32 k0 = head < d.top_k ? ck[lane * MAX_K + head] : 0;
-            int i0 = k0 ? ci[lane * MAX_K + head] : 0x7fffffff;
-            u32 k = __reduce_max_sync(~0u, k0);
-            if (k == 0) break;
-            int i = __reduce_min_sync(~0u, k0 == k ? i0 : 0x7fffffff);
-            if (k0 == k && i0 == i) head++;
-            float pb = expf(lp[i]);
-            sum += pb;
-            if (lane == (n & 31)) { ids[n >> 5] = i; pr[n >> 5] = pb; }
-            n++;
+        int ids[2];
+        float pr[2], sum = 0.f;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            ids[h] = order[lane + h * 32];
+            pr[h] = ids[h] < 0 ? 0.f : expf(lp[ids[h]]);
         }
-        double total = 0;
-        for (int t = 0; t < n; t++) total += (double)__shfl_sync(~0u, t < 32 ? pr[0] : pr[1], t & 31);
-        double target = total * (double)u0, run = 0;
+        // in turn, while less than top_p is taken
+        double total = 0, run[2] = {0, 0};
+        int n = 0;
+        for (; n < d.top_k && sum < d.top_p; n++) {
+            if (__shfl_sync(~0u, n < 32 ? ids[0] : ids[1], n & 31) < 0) break;
+            float w = __shfl_sync(~0u, n < 32 ? pr[0] : pr[1], n & 31);
+            sum += w;
+            total += (double)w;
+            if (lane == (n & 31)) run[n >> 5] = total;
+        }
+        const double target = total * (double)u0;
         int id = -1;
-        for (int t = 0; t < n; t++) {
-            float w = __shfl_sync(~0u, t < 32 ? pr[0] : pr[1], t & 31);
-            int i = __shfl_sync(~0u, t < 32 ? ids[0] : ids[1], t & 31);
-            run += (double)w;
-            if (w > 0.f) { id = i; if (run > target) break; }
+#pragma unroll
+        for (int h = 1; h >= 0; h--) {
+            const bool in = lane + h * 32 < n && pr[h] > 0.f;
+            const u32 any = __ballot_sync(~0u, in), past = __ballot_sync(~0u, in && run[h] > target);
+            // the first past the target, else the last that counts
+            const int got = past ? __ffs(past) - 1 : any && id < 0 ? 31 - __clz(any) : -1;
+            const int candidate = __shfl_sync(~0u, ids[h], got < 0 ? 0 : got);
+            if (got >= 0) id = candidate;
         }
+        const bool same = lane < min(d.window, decoded) && q->recent[(decoded - 1 - lane) % RECENT] == id;
+        const int rep = __popc(__ballot_sync(~0u, same));
         if (lane == 0) {
             chosen = total > 0 ? id : -1;
-            int rep = 0, w = min(d.window, q->decoded);
-            for (int t = 1; t <= w; t++) rep += q->recent[(q->decoded - t) % RECENT] == chosen;
             redraw = chosen >= 0 && !((float)rep < d.tau_count);
         }
     }
     __syncthreads();
     if (redraw) {
-        // from everything but that id, in order of id
-        const int n = (v + DRAW_THREADS - 1) / DRAW_THREADS, a = tid * n, b = min(v, a + n);
+        // from everything but that id, in order of id: the thread in whose share the target falls looks for it
+        const int no = chosen, n = (v + DRAW_THREADS - 1) / DRAW_THREADS, a = min(v, tid * n), b = min(v, a + n);
         double mine = 0;
-        for (int i = a; i < b; i++) if (i != chosen) mine += exp((double)lp[i]);
-        part[tid] = mine;
-        __syncthreads();
-        if (tid == 0) {
-            double total = 0;
-            for (int t = 0; t < DRAW_THREADS; t++) total += part[t];
-            double target = total * (double)u1, run = 0;
-            int id = -1, t = 0;
-            if (total > 0) {
-                for (; t < DRAW_THREADS - 1 && run + part[t] <= target; t++) run += part[t];
-                for (; t < DRAW_THREADS; t++) {
-                    bool found = false;
-                    for (int i = t * n; i < min(v, t * n + n); i++) {
-                        double w = i == chosen ? 0 : exp((double)lp[i]);
-                        run += w;
-                        if (w > 0) { id = i; if (run > target) { found = true; break; } }
-                    }
-                    if (found) break;
-                }
-            }
-            chosen = id;
+        for (int i = a; i < b; i++) if (i != no) mine += exp((double)lp[i]);
+        double upto = mine;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            double t = __shfl_up_sync(~0u, upto, o);
+            if (lane >= o) upto += t;
         }
+        if (lane == 31) redd[warp] = upto;
+        __syncthreads();
+        double before = 0, total = 0;
+        for (int w = 0; w < DRAW_WARPS; w++) {
+            if (w < warp) before += redd[w];
+            total += redd[w];
+        }
+        const double target = total * (double)u1;
+        if (mine > 0 && total > 0) {
+            double run = before + (upto - mine);
+            int found = v, some = -1;
+            for (int i = a; i < b; i++) {
+                double w = i == no ? 0 : exp((double)lp[i]);
+                run += w;
+                if (w > 0) { some = i; if (run > target) { found = i; break; } }
+            }
+            atomicMin(&hit, found);
+            atomicMax(&last, some);
+        }
+        __syncthreads();
+        if (tid == 0) chosen = hit < v ? hit : last;
         __syncthreads();
     }
     if (tid == 0) {
@@ -529,17 +602,17 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
             tok = TOKEN_BAD;
             q->done = 1;
         } else {
-            if (q->forced > 0) id = p.forced[(i64)s * p.positions + min(q->decoded, q->forced - 1)];
+            if (q->forced > 0) id = p.forced[(i64)s * p.positions + min(decoded, q->forced - 1)];
             if (id >= d.speech_tokens && q->forced == 0) {
                 tok = TOKEN_END;
                 q->done = 1;
             } else {
                 tok = id;
-                q->recent[q->decoded % RECENT] = id;
-                q->decoded++;
+                q->recent[decoded % RECENT] = id;
+                q->decoded = decoded + 1;
                 q->input = (u32)id | SPEECH_BIT;
                 q->pos++;
-                if (q->decoded >= q->max_len || (q->forced > 0 && q->decoded >= q->forced) || q->pos >= p.positions) q->done = 1;
+                if (decoded + 1 >= q->max_len || (q->forced > 0 && decoded + 1 >= q->forced) || q->pos >= p.positions) q->done = 1;
             }
         }
         if (round < max_rounds) { tokens[r * max_rounds + round] = tok; counts[r] = round + 1; }
