@@ -52,6 +52,8 @@ pub(super) struct Candidate {
     key: Instant,
     /// Batch: the tenant's virtual time, then order of arrival.
     share: f64,
+    /// Not for its listener but to free memory: it does not make a first audio wait.
+    finishing: bool,
     /// When its listener runs dry, if there is one.
     dry: Option<Instant>,
     /// What it would run by itself.
@@ -206,7 +208,17 @@ impl Scheduler {
         if !job.is_live() {
             let stage = last(stages)?;
             let share = self.tenants.time(job.tenant);
-            return Some(Candidate { job: id, slot, rank: BATCH, key: now, share, dry: None, stage, stages });
+            return Some(Candidate {
+                job: id,
+                slot,
+                rank: BATCH,
+                key: now,
+                share,
+                finishing: false,
+                dry: None,
+                stage,
+                stages,
+            });
         }
         if line.resting {
             return None;
@@ -227,14 +239,14 @@ impl Scheduler {
         let stage = last(stages)?;
         let dry = line.dry_at();
         let (rank, due) = self.urgency(now, job, front, lead, dry, line.is_held());
-        let (rank, due) = match (rank, finishing) {
+        let (rank, due, finishing) = match (rank, finishing) {
             // Behind all that are at their reserve, and what is nearest to its end first.
-            (COMFORT, Some(left)) => (RESERVE, now + self.reserve() + left),
-            _ if !line.paced && lead >= limit => (SURPLUS, due),
-            _ => (rank, due),
+            (COMFORT, Some(left)) => (RESERVE, now + self.reserve() + left, true),
+            _ if !line.paced && lead >= limit => (SURPLUS, due, false),
+            _ => (rank, due, false),
         };
         let lag = if rank == FIRST { self.lag(job, least) } else { Duration::ZERO };
-        Some(Candidate { job: id, slot, rank, key: due + lag, share: 0.0, dry, stage, stages })
+        Some(Candidate { job: id, slot, rank, key: due + lag, share: 0.0, finishing, dry, stage, stages })
     }
 
     fn urgency(
@@ -360,7 +372,7 @@ impl Scheduler {
             if members.len() >= most || wider > budget {
                 break;
             }
-            let hurried = head.rank <= FIRST && other.rank > RESERVE;
+            let hurried = head.rank <= FIRST && (other.rank > RESERVE || other.finishing);
             let near = other.dry.is_some_and(|dry| dry.saturating_duration_since(now) < near);
             // Where batch may cost more than that, live work that could wait may as well: it frees its slot sooner.
             let ride = if near { NEAR_RIDE } else { LIVE_RIDE }.max(self.config.batch_ride);
