@@ -327,7 +327,9 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
             let options = Options { slots: Some(8), memory: Some(2 << 30), ..Options::default() };
-            let backend = GpuBackend::load(&dir, 0, options, Precision::default())?;
+            // Which of several kernels does a product is found by timing when a model is loaded in 16 bits, and they
+            // round differently: to the bit is promised within one load, and here.
+            let backend = GpuBackend::load(&dir, 0, options, Precision::EXACT)?;
             let mut voice = CosyVoice::new(backend, &dir, sizes.clone(), settings.clone())?;
             voice.force_length(Some(60));
             Ok(Box::new(Breakable { voice, fault: fault.clone() }))
