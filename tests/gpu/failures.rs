@@ -306,8 +306,9 @@ async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     panic!("no end");
 }
 
-/// A trapped kernel leaves the driver's context of no use: the device thread tells its lines, drops the model with
-/// the context, and loads it again in the same process. To be run alone: a context is shared by all of a process.
+/// A device that is lost tells its lines and is loaded again. After an error of the real driver its lines are told as
+/// well; whether the same process gets a context that works is printed, not promised: the driver's own documentation
+/// asks for a new process. To be run alone: a context is shared by all of a process.
 #[test]
 #[ignore = "breaks the process's context; run it alone"]
 fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
@@ -327,7 +328,9 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
             let options = Options { slots: Some(8), memory: Some(2 << 30), ..Options::default() };
-            let backend = GpuBackend::load(&dir, 0, options, Precision::default())?;
+            // Which of several kernels does a product is found by timing when a model is loaded in 16 bits, and they
+            // round differently: to the bit is promised within one load, and here.
+            let backend = GpuBackend::load(&dir, 0, options, Precision::EXACT)?;
             let mut voice = CosyVoice::new(backend, &dir, sizes.clone(), settings.clone())?;
             voice.force_length(Some(60));
             Ok(Box::new(Breakable { voice, fault: fault.clone() }))
@@ -342,16 +345,24 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         let (clean, how) = speak(&engine).await;
         assert_eq!(how, UtteranceEnd::Done);
         assert!(clean.len() > 24_000);
-        for (n, lost) in [Fault::Lost(5), Fault::Trap, Fault::Trap].into_iter().enumerate() {
+        for (n, lost) in [Fault::Lost(5), Fault::Lost(50), Fault::Trap].into_iter().enumerate() {
             *fault.lock().expect("unpoisoned") = Some(lost);
             let (_, how) = speak(&engine).await;
             let UtteranceEnd::Failed(reason) = how else { panic!("{lost:?}: {how:?}") };
             println!("{lost:?}: {reason}");
             assert!(reason.contains("device failed") && reason.contains("CUDA"), "{reason}");
-            while engine.status()[0].phase != Phase::Ready {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            let wait = async {
+                while engine.status()[0].phase != Phase::Ready {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let back = tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok();
             let status = &engine.status()[0];
+            println!("{lost:?}: back {back}, {:?}, {} failures", status.phase, status.failures);
+            if lost == Fault::Trap {
+                break;
+            }
+            assert!(back, "{lost:?}");
             assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
             let (again, how) = speak(&engine).await;
             assert_eq!(how, UtteranceEnd::Done);
@@ -359,6 +370,7 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    engine.shutdown();
     assert!(stop.load(Ordering::Relaxed));
+    // Not joined: the driver may not let go of a broken context.
+    drop(engine);
 }

@@ -75,10 +75,10 @@ fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> 
 type Limits = [(f64, f64); 4];
 
 const SINGLE: (&str, Precision, Limits) =
-    ("single", Precision::EXACT, [(1e-3, 1e-4), (1e-3, 1e-4), (1e-3, 1e-4), (1e-2, 1e-3)]);
+    ("single", Precision::EXACT, [(1e-4, 1e-5), (1e-4, 1e-5), (1e-3, 1e-4), (1e-3, 1e-4)]);
 
 fn working() -> (&'static str, Precision, Limits) {
-    ("working", Precision::default(), [(0.15, 0.03), (0.05, 0.01), (1e-3, 1e-4), (0.10, 0.02)])
+    ("working", Precision::default(), [(0.06, 0.01), (0.01, 0.002), (1e-3, 1e-4), (0.03, 0.005)])
 }
 
 /// Teacher-forced scores, mel, F0 and samples of the checkpoint in `dir` on the GPU against the CPU.

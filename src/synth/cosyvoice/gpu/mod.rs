@@ -11,7 +11,8 @@
 //! # Failures
 //! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
 //! result says so, its memory is cleared and given back. A driver call that fails ends the device
-//! ([`SynthError::Device`]); dropping the backend releases the context, and a new one can be loaded in its place.
+//! ([`SynthError::Device`]); dropping the backend releases the context, and a new one is loaded in its place. After an
+//! error that the driver reports of a kernel the new one has not been seen to work: that takes a new process.
 //!
 //! # Why
 //! - Nothing is moved out of device memory (`parks` is false). An utterance that is not scheduled keeps its state and
