@@ -144,6 +144,13 @@ pub(super) struct Device {
 #[derive(Clone, Copy)]
 pub(super) struct Kernel(sys::CUfunction, &'static str);
 
+impl Kernel {
+    /// The same kernel; launches are listed under `name` unless that is empty.
+    pub(super) fn called(self, name: &'static str) -> Self {
+        Self(self.0, if name.is_empty() { self.1 } else { name })
+    }
+}
+
 /// When each launch ended, while someone looks: what was started, how many blocks, and the event behind it.
 #[derive(Default)]
 struct Trace(Option<Vec<(&'static str, u64, sys::CUevent)>>);

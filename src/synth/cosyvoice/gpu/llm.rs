@@ -195,13 +195,19 @@ impl Llm {
             let both = [piece(&gate, inner, 2, 0), piece(&up, inner, 2, 1)];
             let gate_up = packer.pack(&both, 2 * inner, hidden, 1, None, Some(&norm))?;
             let down = packer.whole(&weight("mlp.down_proj", hidden, inner)?, hidden, inner, 1, None)?;
-            layers.push(Layer { qkv, out, gate_up, down });
+            let called = |name, w: Packed| Packed { name, ..w };
+            layers.push(Layer {
+                qkv: called("qkv", qkv),
+                out: called("out", out),
+                gate_up: called("gate-up", gate_up),
+                down: called("down", down),
+            });
         }
         let norm = floats(&format!("{body}.norm.weight"), &[hidden])?;
         let speech_rows = config.speech_rows();
         let head_values = floats("llm_decoder.weight", &[speech_rows, hidden])?;
         let head_piece = [Piece { values: &head_values, n: speech_rows, mul: 1, off: 0 }];
-        let head = packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))?;
+        let head = Packed { name: "head", ..packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))? };
         let text = packer.elements(&floats(&format!("{body}.embed_tokens.weight"), &[config.vocab, hidden])?)?;
         let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
         let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
