@@ -2,7 +2,9 @@
 //!
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
-//! what else is decoded; on Hopper many rows go through warpgroup products ([`Gemm::wide`]) that sum in the same order. cuBLASLt picks kernels by shape and cannot promise that; it serves the flow alone.
+//! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
+//! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
+//! the flow alone.
 
 use std::sync::Arc;
 
@@ -201,7 +203,7 @@ impl Gemm {
         let grid = (cluster, (p.rows as usize).div_ceil(64) as u32, w.n.div_ceil(128) as u32);
         let args = [std::ptr::from_ref(&p).cast::<std::ffi::c_void>()];
         // SAFETY: the kernels' only parameter is a `Conv`; its pointers are to buffers of the calling model.
-        unsafe { self.device.launch_clusters(kernel.called(w.name), cluster, grid, 256, WIDE_SHARED, &args) }
+        unsafe { self.device.launch(kernel.called(w.name), cluster, grid, 256, WIDE_SHARED, &args) }
     }
 
     /// The fastest way to cut `rows` rows through `w`, as measured on an H200 (tests/gpu/LOG.md).

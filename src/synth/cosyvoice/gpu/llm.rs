@@ -28,7 +28,7 @@ const PASS: usize = 4096;
 const ATTEND_WARPS: usize = 8;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const FEW: usize = 32;
-/// Scores of a row that can be drawn from, as in llm.cu.
+/// Scores of a row that can be drawn from, as in draw.cu.
 const DRAWN: usize = 8192;
 const SPEECH_BIT: u32 = 0x8000_0000;
 const RECENT: usize = 16;
@@ -73,7 +73,7 @@ struct Args {
     tiled_rows: i32,
 }
 
-/// `Draw` of llm.cu.
+/// `Draw` of draw.cu.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Draw {
@@ -212,7 +212,7 @@ impl Llm {
         let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
         let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
 
-        let module = device.compile("llm.cu", &[super::COMMON, super::LLM], elt, &defines(config))?;
+        let module = device.compile("llm.cu", &[super::COMMON, super::LLM, super::DRAW], elt, &defines(config))?;
         let size = elt.size();
         let layer_stride = 2 * config.kv_heads * positions * hd;
         let slot_stride = layer_stride * config.layers;
