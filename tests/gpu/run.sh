@@ -31,6 +31,7 @@ unpack() {
 parity() { ./gpu --nocapture --test-threads=1; }
 
 costs() {
+    ./gpu --nocapture --ignored product_costs
     ./gpu --nocapture --ignored stage_costs
     ./gpu --nocapture --ignored kernel_costs
 }
