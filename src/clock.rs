@@ -1,5 +1,6 @@
 //! The one place that reads time. Everything else is told `now`.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The monotonic clock, for deadlines and measurements.
@@ -13,4 +14,45 @@ pub fn now() -> Instant {
 pub fn wall() -> Duration {
     // A clock set before 1970 is reported as 1970 rather than refused.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// How often a kind of event that strangers can cause makes a log line.
+const SPARSE: Duration = Duration::from_secs(1);
+
+/// Lets the first of many alike events through and then one a second, so that whoever floods a socket with
+/// rubbish is seen in the log and cannot fill it.
+#[derive(Debug, Default)]
+pub struct Sparse(Mutex<(Option<Instant>, u64)>);
+
+impl Sparse {
+    /// One that has let nothing through.
+    pub const fn new() -> Self {
+        Self(Mutex::new((None, 0)))
+    }
+
+    /// `Some(missed)`: tell of this one, and that so many before it were not told of.
+    pub fn admit(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.0.is_some_and(|last| now.saturating_duration_since(last) < SPARSE) {
+            state.1 += 1;
+            return None;
+        }
+        state.0 = Some(now);
+        Some(std::mem::take(&mut state.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_a_second_is_told_of_and_the_rest_counted() {
+        let (sparse, start) = (Sparse::new(), now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(sparse.admit(at(0)), Some(0));
+        assert_eq!((sparse.admit(at(1)), sparse.admit(at(999))), (None, None));
+        assert_eq!(sparse.admit(at(1_000)), Some(2));
+        assert_eq!(sparse.admit(at(9_000)), Some(0));
+    }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use antiphon::synth::cosyvoice::backend::Options;
+use antiphon::synth::cosyvoice::backend::{self, Backend, LanguageModel, Options};
+use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
+use antiphon::synth::cosyvoice::probe::{self, Probe};
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
-use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer};
+use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
 use antiphon::turn::{Class, LineId, TurnToken, Utterance, UtteranceId};
 
 type Engine = CosyVoice<CpuBackend>;
@@ -97,6 +99,48 @@ fn a_random_checkpoint_verifies_and_speaks() {
     assert!((0.005..0.7).contains(&rms), "rms {rms}");
     assert_eq!(pcm, speak(&mut engine, &utterance("Hello there, how are you?", 7)), "same seed, same audio");
     assert_ne!(pcm, speak(&mut engine, &utterance("Hello there, how are you?", 8)), "another seed, other audio");
+}
+
+/// A long step used to decode on while the listener waited for a chunk whose tokens were there.
+#[test]
+fn a_decode_step_ends_with_the_tokens_of_a_first_chunk() {
+    let mut engine = engine();
+    engine.force_length(Some(100));
+    let long = engine.caps().rounds[Stage::Decode as usize];
+    let mut out = Vec::new();
+    let ready = engine.open(Slot(0), &utterance("One two three four five six.", 1)).expect("opens");
+    assert!(ready.has(Stage::Prefill));
+    engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(0)], rounds: 1 }, &mut out).expect("device works");
+    let mut ran = 0;
+    loop {
+        out.clear();
+        engine.run(&Step { stage: Stage::Decode, slots: vec![Slot(0)], rounds: long }, &mut out).expect("works");
+        ran += engine.rounds_run().expect("it says so");
+        if out[0].ready.has(Stage::Flow) {
+            break;
+        }
+        assert!(ran < 100, "no chunk came");
+    }
+    // One step fewer would not have been enough; tokens that are dropped as silence may ask for another step.
+    let tokens = out[0].decoded_samples / 960;
+    assert!(tokens <= u64::from(ran), "{tokens} tokens of {ran} rounds");
+    // What is left of a second slot's step runs no longer than the silent one needs.
+    let second = engine.open(Slot(1), &utterance("One two three four five six.", 2)).expect("opens");
+    assert!(second.has(Stage::Prefill));
+    out.clear();
+    engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(1)], rounds: 1 }, &mut out).expect("device works");
+    let mut both = 0;
+    for _ in 0..100 {
+        out.clear();
+        engine
+            .run(&Step { stage: Stage::Decode, slots: vec![Slot(0), Slot(1)], rounds: long }, &mut out)
+            .expect("works");
+        both += engine.rounds_run().expect("it says so");
+        if out[1].ready.has(Stage::Flow) {
+            break;
+        }
+    }
+    assert!(both <= ran + 3, "{both} rounds beside another, {ran} alone");
 }
 
 #[test]
@@ -210,6 +254,33 @@ fn voices_come_and_go_while_running() {
 }
 
 #[test]
+fn one_voice_under_many_names_is_prepared_once() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let settings = Settings { voice_dirs: vec![dir.path().into()], ..Settings::default() };
+    let mut engine = Engine::load_cpu(checkpoint(), Options::default(), settings).expect("loads");
+    engine.warm_up().expect("warm");
+    let before = engine.backend_mut().prefixes();
+    assert_eq!(before, 2, "the two voices of the checkpoint");
+    for name in ["anna", "berta"] {
+        let file = dir.path().join(format!("{name}.safetensors"));
+        std::fs::copy(checkpoint().join("voices/random.safetensors"), &file).expect("copied");
+    }
+    engine.refresh_voices();
+    let say = |engine: &mut Engine, voice: &str| {
+        let utterance = Utterance { voice: Some(voice.into()), ..utterance("The same.", 3) };
+        speak(engine, &utterance)
+    };
+    let (anna, berta) = (say(&mut engine, "anna"), say(&mut engine, "berta"));
+    assert_eq!(anna, berta);
+    assert_eq!(engine.backend_mut().prefixes(), before, "the same voice is already there");
+    // As long as one name is left, so is what was computed.
+    std::fs::remove_file(dir.path().join("anna.safetensors")).expect("removed");
+    engine.refresh_voices();
+    assert_eq!(say(&mut engine, "berta"), berta);
+    assert_eq!(engine.backend_mut().prefixes(), before);
+}
+
+#[test]
 fn memory_is_accounted_and_given_back() {
     let mut engine = engine();
     engine.warm_up().expect("warm");
@@ -230,4 +301,330 @@ fn given_tokens_are_spoken_without_the_language_model() {
     let ready = engine.open_tokens(Slot(0), None, &tokens).expect("opens");
     assert!(ready.has(Stage::Flow) && !ready.has(Stage::Prefill));
     assert_eq!(run(&mut engine, [(Slot(0), ready)].into(), eager)[&Slot(0)].len(), 95 * 960);
+}
+
+/// Parking is not being scheduled: between any two steps, also between two Euler steps of a window, with others at
+/// work meanwhile. Giving the slot up and starting again from the text gives the same audio as well.
+#[test]
+fn an_utterance_left_alone_between_any_two_steps_goes_on_to_the_bit() {
+    let mut engine = engine();
+    let text = utterance("Left alone and taken up again.", 11);
+    let alone = speak(&mut engine, &text);
+    let ready = engine.open(Slot(0), &text).expect("opens");
+    let (mut ready, mut pcm, mut out) = (ready, Vec::new(), Vec::new());
+    let mut steps = [0; 4];
+    while !ready.is_empty() {
+        engine.park(Slot(0));
+        let other = utterance("Hm?", steps.iter().sum::<u64>());
+        let opened = engine.open(Slot(1), &other).expect("opens");
+        // Every few steps a whole other utterance; else one that is given up in the middle.
+        if steps.iter().sum::<u64>().is_multiple_of(8) {
+            run(&mut engine, [(Slot(1), opened)].into(), eager);
+        } else {
+            engine.run(&Step { stage: Stage::Prefill, slots: vec![Slot(1)], rounds: 1 }, &mut out).expect("works");
+        }
+        engine.close(Slot(1));
+        out.clear();
+        let stage = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)).expect("something is ready");
+        engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 1 }, &mut out).expect("works");
+        let progress = out.pop().expect("one result");
+        assert!(progress.failed.is_none());
+        pcm.extend(progress.pcm);
+        ready = progress.ready;
+        steps[stage as usize] += 1;
+    }
+    engine.close(Slot(0));
+    assert!(steps[Stage::Flow as usize] >= 20, "several windows of ten Euler steps: {steps:?}");
+    assert_eq!(pcm, alone);
+    let given_up = engine.open(Slot(0), &text).expect("opens");
+    assert!(given_up.has(Stage::Prefill));
+    for stage in [Stage::Prefill, Stage::Decode] {
+        engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 2 }, &mut out).expect("works");
+    }
+    engine.close(Slot(0));
+    assert_eq!(speak(&mut engine, &text), alone);
+}
+
+/// A backend whose `prepare_voice` fails as told; everything else is the CPU's.
+struct Short {
+    cpu: CpuBackend,
+    error: fn() -> Option<SynthError>,
+}
+
+impl Backend for Short {
+    fn caps(&self) -> &backend::BackendCaps {
+        self.cpu.caps()
+    }
+
+    fn hold_back(&self) -> u32 {
+        self.cpu.hold_back()
+    }
+
+    fn add_voice(&mut self, prompt: Arc<backend::FlowPrompt>) -> Result<backend::VoiceHandle, SynthError> {
+        self.cpu.add_voice(prompt)
+    }
+
+    fn prepare_voice(&mut self, voice: backend::VoiceHandle) -> Result<(), SynthError> {
+        // The second of the checkpoint's two.
+        if voice.0 == 1
+            && let Some(error) = (self.error)()
+        {
+            return Err(error);
+        }
+        self.cpu.prepare_voice(voice)
+    }
+
+    fn release_voice(&mut self, voice: backend::VoiceHandle) {
+        self.cpu.release_voice(voice);
+    }
+
+    fn open(&mut self, slot: Slot, request: backend::SlotRequest) -> Result<(), SynthError> {
+        self.cpu.open(slot, request)
+    }
+
+    fn prefill(&mut self, slots: &[Slot], out: &mut Vec<backend::Prefilled>) -> Result<(), SynthError> {
+        self.cpu.prefill(slots, out)
+    }
+
+    fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<backend::Decoded>) -> Result<(), SynthError> {
+        self.cpu.decode(slots, rounds, out)
+    }
+
+    fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
+        self.cpu.flow_push(slot, tokens, last)
+    }
+
+    fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<backend::Flowed>) -> Result<(), SynthError> {
+        self.cpu.flow(slots, rounds, out)
+    }
+
+    fn vocode(&mut self, slots: &[Slot], out: &mut Vec<backend::Vocoded>) -> Result<(), SynthError> {
+        self.cpu.vocode(slots, out)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.cpu.close(slot);
+    }
+
+    fn memory(&self) -> antiphon::synth::Memory {
+        self.cpu.memory()
+    }
+
+    fn memory_needed(&self, extent: backend::Extent) -> u64 {
+        self.cpu.memory_needed(extent)
+    }
+}
+
+impl Probe for Short {
+    fn llm(&mut self, prefix: &[backend::Embed], forced: &[u32]) -> Result<probe::LlmProbe, SynthError> {
+        self.cpu.llm(prefix, forced)
+    }
+
+    fn llm_feed(&mut self, feed: probe::Feed<'_>) -> Result<(), SynthError> {
+        self.cpu.llm_feed(feed)
+    }
+
+    fn times(&self) -> Vec<f32> {
+        self.cpu.times()
+    }
+
+    fn flow_noise(&mut self, frames: usize) -> Result<probe::Values, SynthError> {
+        self.cpu.flow_noise(frames)
+    }
+
+    fn angles(&self, frames: usize) -> Option<probe::Values> {
+        self.cpu.angles(frames)
+    }
+
+    fn speaker(&mut self, raw: &[f32]) -> Result<Option<probe::Values>, SynthError> {
+        self.cpu.speaker(raw)
+    }
+
+    fn look_ahead(&mut self, tokens: &[u32], last: bool) -> Result<Option<probe::Values>, SynthError> {
+        self.cpu.look_ahead(tokens, last)
+    }
+
+    fn dit(&mut self, input: &probe::DitInput) -> Result<probe::DitProbe, SynthError> {
+        self.cpu.dit(input)
+    }
+
+    fn mel(
+        &mut self,
+        prompt: &backend::FlowPrompt,
+        tokens: &[u32],
+        streaming: bool,
+    ) -> Result<probe::Values, SynthError> {
+        self.cpu.mel(prompt, tokens, streaming)
+    }
+
+    fn mel_chunks(
+        &mut self,
+        prompt: &backend::FlowPrompt,
+        tokens: &[u32],
+        cuts: &[usize],
+        end: backend::FinalChunk,
+    ) -> Result<probe::Values, SynthError> {
+        self.cpu.mel_chunks(prompt, tokens, cuts, end)
+    }
+
+    fn respeed(&mut self, mel: &probe::Values, speed: f32) -> Result<probe::Values, SynthError> {
+        self.cpu.respeed(mel, speed)
+    }
+
+    fn hift(&mut self, mel: &probe::Values, last: bool) -> Result<probe::HiftProbe, SynthError> {
+        self.cpu.hift(mel, last)
+    }
+
+    fn hift_chunks(&mut self, mel: &probe::Values, cuts: &[usize]) -> Result<probe::Values, SynthError> {
+        self.cpu.hift_chunks(mel, cuts)
+    }
+}
+
+fn short(error: fn() -> Option<SynthError>) -> CosyVoice<Short> {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
+    CosyVoice::new(Short { cpu, error }, checkpoint(), config, Settings::default()).expect("a voice")
+}
+
+#[test]
+fn a_voice_without_memory_ends_its_utterance_and_no_other() {
+    let mut engine = short(|| Some(SynthError::Memory { needed: 2, free: 1 }));
+    engine.warm_up().expect("other voices are warm");
+    let names: Vec<String> = engine.voices().into_iter().map(|v| v.name).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    let mut out = Vec::new();
+    let mut failed = 0;
+    for (n, name) in names.iter().enumerate() {
+        let slot = Slot(n as u32);
+        engine.open(slot, &Utterance { voice: Some(name.clone()), ..utterance("One two.", 1) }).expect("opens");
+        engine.run(&Step { stage: Stage::Prefill, slots: vec![slot], rounds: 1 }, &mut out).expect("the device works");
+        let progress = out.pop().expect("one result");
+        match progress.failed {
+            Some(error) => {
+                assert!(matches!(error, SynthError::Memory { .. }), "{error}");
+                assert!(progress.ready.is_empty());
+                failed += 1;
+            }
+            None => assert!(progress.ready.has(Stage::Decode)),
+        }
+        engine.close(slot);
+    }
+    assert_eq!(failed, 1, "only the voice that has no memory");
+}
+
+#[test]
+fn a_device_that_fails_under_one_voice_fails_as_a_device() {
+    let mut engine = short(|| Some(SynthError::Device("gone".into())));
+    assert!(matches!(engine.warm_up(), Err(SynthError::Device(_))));
+}
+
+#[test]
+fn a_row_that_is_no_number_ends_alone() {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let mut cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
+    let made = random::voice(&config, "voice", 40, 5);
+    let mut prompt = backend::FlowPrompt { tokens: made.tokens, mel: made.mel, speaker: made.speaker };
+    let good = cpu.add_voice(Arc::new(prompt.clone())).expect("a voice");
+    prompt.mel[3] = f32::NAN;
+    let bad = cpu.add_voice(Arc::new(prompt)).expect("its shape is right");
+    let empty = cpu.memory();
+    let mut speak = |voices: &[backend::VoiceHandle]| {
+        let slots: Vec<Slot> = (0..voices.len() as u32).map(Slot).collect();
+        for (&slot, &voice) in slots.iter().zip(voices) {
+            let sampling = backend::Sampling {
+                key: [0; 2],
+                min_len: 0,
+                max_len: 0,
+                min_length: backend::MinLength::Intended,
+                forced: None,
+            };
+            let request = backend::SlotRequest { voice, prefix: Vec::new(), sampling, speed: 1.0 };
+            cpu.open(slot, request).expect("opens");
+            cpu.flow_push(slot, &[1, 2, 3, 4, 5, 6, 7, 8], true).expect("tokens");
+        }
+        let (mut flowed, mut pcm) = (Vec::new(), Vec::new());
+        cpu.flow(&slots, 100, &mut flowed).expect("the device works");
+        cpu.vocode(&slots, &mut pcm).expect("the device works");
+        slots.iter().for_each(|&slot| cpu.close(slot));
+        let failed: Vec<bool> = flowed.iter().map(|f| f.failed.is_some()).collect();
+        (failed, pcm.remove(0).pcm)
+    };
+    let (failed, alone) = speak(&[good]);
+    assert_eq!(failed, [false]);
+    let (failed, beside) = speak(&[good, bad, good]);
+    assert_eq!(failed, [false, true, false]);
+    assert_eq!(beside, alone);
+    assert_eq!(cpu.memory(), empty);
+}
+
+/// Speaks a text that comes in `pieces`, each given when there is nothing else to do. Also how many samples were out
+/// before the last piece.
+fn speak_streamed(engine: &mut Engine, pieces: &[&str], order: TextOrder) -> Result<(Vec<f32>, usize), SynthError> {
+    let slot = Slot(0);
+    let mut ready = engine.open_streamed(slot, &utterance("", 3), order)?;
+    let (mut pcm, mut early, mut out) = (Vec::new(), 0, Vec::new());
+    let mut left = pieces.iter();
+    for _ in 0..100_000 {
+        let Some(stage) = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)) else {
+            let piece = left.next().expect("there is text left while it waits");
+            let last = left.as_slice().is_empty();
+            if last {
+                early = pcm.len();
+            }
+            ready = engine.append(slot, piece, last)?;
+            continue;
+        };
+        engine.run(&Step { stage, slots: vec![slot], rounds: 4 }, &mut out)?;
+        let progress = out.pop().expect("one result");
+        if let Some(error) = progress.failed {
+            return Err(error);
+        }
+        pcm.extend(progress.pcm);
+        ready = progress.ready;
+        if progress.done {
+            engine.close(slot);
+            return Ok((pcm, early));
+        }
+    }
+    panic!("no end");
+}
+
+#[test]
+fn a_text_is_spoken_while_it_is_written() {
+    let mut engine = engine();
+    let text = "Here is a longer sentence, which somebody writes while somebody else listens to what is already there, \
+                and so on until at last it ends.";
+    let (half, rest) = text.split_at(80);
+    let (pcm, early) = speak_streamed(&mut engine, &[half, rest], TextOrder::Fixed).expect("speaks");
+    assert!(early >= 480 && early < pcm.len(), "{early} of {} samples before the text was complete", pcm.len());
+    // The same words, cut elsewhere, even inside words.
+    let letters: Vec<&str> = text.split_inclusive(|c: char| "aeiou".contains(c)).collect();
+    let (again, _) = speak_streamed(&mut engine, &letters, TextOrder::Fixed).expect("speaks");
+    assert_eq!(pcm, again, "what is heard does not depend on how the text came");
+}
+
+#[test]
+fn a_streamed_text_without_words_is_silence() {
+    let mut engine = engine();
+    let (pcm, _) = speak_streamed(&mut engine, &[" ", "\n"], TextOrder::Fixed).expect("ends");
+    assert!(pcm.is_empty());
+    let ready = engine.open(Slot(0), &utterance("A whole one.", 1)).expect("opens");
+    assert!(!ready.is_empty());
+    assert!(engine.append(Slot(0), "more", true).is_err(), "a whole text has no more");
+}
+
+#[test]
+fn the_other_language_model_is_a_choice() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    random::write(dir.path(), Size::Tiny, 1, |_, _| ()).expect("written");
+    let other = tempfile::tempdir().expect("temp dir");
+    random::write(other.path(), Size::Tiny, 2, |_, _| ()).expect("written");
+    let options = Options { llm: LanguageModel::Reinforced, ..Options::default() };
+    let missing = Engine::load_cpu(dir.path(), options.clone(), Settings::default()).err().expect("there is none");
+    assert!(missing.to_string().contains("llm.rl"), "{missing}");
+    std::fs::copy(other.path().join("llm.pt"), dir.path().join("llm.rl.pt")).expect("copied");
+    let text = utterance("Which of the two speaks?", 5);
+    let plain = speak(&mut engine(), &text);
+    let tuned = speak(&mut Engine::load_cpu(dir.path(), options, Settings::default()).expect("loads"), &text);
+    assert_ne!(plain, tuned);
 }

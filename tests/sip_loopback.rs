@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
-    sip::{CodecName, DialError, DialRequest, Endpoint, Secret, SipConfig, SipError, TrunkConfig, User},
+    sip::{CodecName, DialError, DialRequest, Endpoint, Secret, SipConfig, SipError, TlsConfig, TrunkConfig, User},
 };
-use sip_support::{Pair, event, limited, loopback, packet, pair, pair_with, speak_until_heard, start, within};
+use sip_support::{
+    Pair, event, hold, limited, loopback, packet, pair, pair_with, speak_until_heard, start, transfer, within,
+};
 
 fn to(endpoint: &Endpoint) -> DialRequest {
     let port = endpoint.local_udp().expect("bound").port();
@@ -64,7 +66,7 @@ async fn called_side_can_end_and_dropping_a_leg_hangs_up() {
 async fn calls_run_over_tcp() {
     let Pair { mut caller, mut called, at: _at, .. } = pair_with(loopback(), loopback(), ";transport=tcp").await;
     speak_until_heard(&mut caller, &mut called).await;
-    caller.hold(true).await.expect("held over the stream");
+    hold(&mut caller, true).await.expect("held over the stream");
     called.hang_up().await;
     assert_eq!(closed(&mut caller).await, LegEnd::Remote);
 }
@@ -166,23 +168,23 @@ async fn hold_and_resume_are_seen_by_the_other_side() {
     let Pair { mut caller, mut called, at: _at, .. } = pair().await;
     for holder_is_caller in [true, false] {
         let (holder, held) = if holder_is_caller { (&mut caller, &mut called) } else { (&mut called, &mut caller) };
-        limited(holder.hold(true)).await.expect("held");
+        hold(holder, true).await.expect("held");
         assert_eq!(event(held, |e| matches!(e, LegEvent::Held(_))).await, LegEvent::Held(true));
         // Nothing is sent by who is held, and that is no error.
         held.send(packet(held, 1, b"unheard")).await.expect("up");
-        limited(holder.hold(false)).await.expect("resumed");
+        hold(holder, false).await.expect("resumed");
         assert_eq!(event(held, |e| matches!(e, LegEvent::Held(_))).await, LegEvent::Held(false));
         speak_until_heard(held, holder).await;
     }
     caller.hang_up().await;
-    assert_eq!(limited(caller.hold(true)).await, Err("the call is over".to_owned()));
+    assert_eq!(hold(&mut caller, true).await, Err("the call is over".to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_sides_may_hold_at_once() {
     let Pair { mut caller, mut called, at: _at, .. } = pair().await;
     // Glare: each may be refused with 491 and tries again, so both get there.
-    let (first, second) = limited(async { tokio::join!(caller.hold(true), called.hold(true)) }).await;
+    let (first, second) = limited(async { tokio::join!(hold(&mut caller, true), hold(&mut called, true)) }).await;
     assert!(first.is_ok() || second.is_ok(), "{first:?} {second:?}");
     caller.hang_up().await;
     assert_eq!(closed(&mut called).await, LegEnd::Remote);
@@ -252,8 +254,8 @@ async fn trunk_chooses_codecs_and_encryption() {
     speak_until_heard(&mut caller, &mut called).await;
     speak_until_heard(&mut called, &mut caller).await;
     // The keys survive a re-INVITE.
-    limited(caller.hold(true)).await.expect("held");
-    limited(caller.hold(false)).await.expect("resumed");
+    hold(&mut caller, true).await.expect("held");
+    hold(&mut caller, false).await.expect("resumed");
     speak_until_heard(&mut caller, &mut called).await;
     // Reports are protected too. Each side sends its own while it is listened to.
     let listening = async {
@@ -271,11 +273,58 @@ async fn trunk_chooses_codecs_and_encryption() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_go_out_over_tls_to_whom_the_configured_authority_vouches_for() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sip");
+    let (cert, key) = (folder.join("test-only-cert.pem"), folder.join("test-only-key.pem"));
+    let tls = TlsConfig { bind: ([127, 0, 0, 1], 0).into(), cert: cert.clone(), key: key.clone() };
+    let (b, mut calls) = start(SipConfig { tls: Some(tls), ..loopback() }).await;
+    let host = b.local_tls().expect("bound");
+    let trunk: TrunkConfig =
+        toml::from_str(&format!("name = \"t\"\nhost = \"{host}\"\ntransport = \"tls\"\nsrtp = \"required\""))
+            .expect("valid");
+    let request = DialRequest { to: "demo".to_owned(), ..DialRequest::default() };
+
+    let trusting = SipConfig { trunk: vec![trunk.clone()], tls_roots: Some(cert), ..loopback() };
+    let (a, _) = start(trusting).await;
+    let mut dialling = tokio::spawn({
+        let (a, request) = (a.clone(), request.clone());
+        async move { a.dial(request).await.expect("answered") }
+    });
+    let call = tokio::select! {
+        call = limited(calls.recv()) => call.expect("a call"),
+        leg = &mut dialling => panic!("not called: {:?}", leg.err()),
+    };
+    assert_eq!(call.user, "demo");
+    let mut called = limited(call.accept()).await.expect("accepted");
+    let mut caller = limited(dialling).await.expect("answered");
+    caller.attach().await.expect("attaches");
+    called.attach().await.expect("attaches");
+    assert!(caller.encrypted() && called.encrypted());
+    speak_until_heard(&mut caller, &mut called).await;
+    hold(&mut caller, true).await.expect("held over the stream");
+    // Requests of the called side come back on the same stream: nothing listens for others.
+    hold(&mut called, true).await.expect("held over the stream");
+    called.hang_up().await;
+    assert_eq!(closed(&mut caller).await, LegEnd::Remote);
+
+    // Nobody vouches for a certificate that the system's authorities have not signed.
+    let (stranger, _) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    let refused = limited(stranger.dial(request)).await;
+    assert!(refused.is_err(), "an unknown certificate is not trusted");
+    assert!(calls.try_recv().is_err());
+    // A file without a certificate is a mistake of the configuration.
+    let (sender, _receiver) = tokio::sync::mpsc::channel(1);
+    let config = SipConfig { tls_roots: Some(key), ..loopback() };
+    let error = Endpoint::start(config, antiphon::sip::RtpConfig::default(), sender).await.err().expect("refused");
+    assert!(error.to_string().contains("tls_roots"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transfer_that_the_peer_declines_leaves_the_call_up() {
     let Pair { mut caller, mut called, at: _at, .. } = pair().await;
-    let error = limited(caller.transfer("sip:somebody@127.0.0.1", false)).await.expect_err("declined");
+    let error = transfer(&mut caller, "sip:somebody@127.0.0.1", false).await.expect_err("declined");
     assert!(error.contains("603"), "{error}");
-    assert!(limited(caller.transfer("not an address", false)).await.is_err());
+    assert!(transfer(&mut caller, "not an address", false).await.is_err());
     speak_until_heard(&mut caller, &mut called).await;
 }
 

@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 
 use antiphon::{
     media::leg::{Codec, LegEnd, LegEvent, MediaLeg},
-    sip::{Endpoint, IncomingCall, SipConfig, SipError, TlsConfig, User},
+    sip::{DialRequest, Endpoint, IncomingCall, SipConfig, SipError, TlsConfig, User},
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use sip_support::{
     event, limited, loopback,
     raw::{Raw, answers_options, answers_options_tcp, body, header, sdp},
-    start, within,
+    start, transfer, within,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -204,6 +204,89 @@ async fn requests_in_a_dialog_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_timers_of_the_caller_are_answered_and_followed() {
+    let (endpoint, mut calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "timer").await;
+    let wishes = "Supported: timer\r\nRequire: timer\r\nSession-Expires: 1800;refresher=uac\r\n";
+    let invite = raw.request("INVITE", wishes, &sdp(4_000, ""));
+    raw.send(&invite).await;
+    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    let ok = raw.expect("SIP/2.0 200").await;
+    raw.ack("").await;
+    assert_eq!(header(&ok, "Session-Expires"), Some("1800;refresher=uac"));
+    assert_eq!(header(&ok, "Require"), Some("timer"));
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    // Refreshes, with and without a description; the task may change hands, and the interval.
+    let short = "Supported: timer\r\nSession-Expires: 20;refresher=uac\r\n";
+    let refused = raw.ask("UPDATE", short, "", "SIP/2.0 422").await;
+    assert_eq!(header(&refused, "Min-SE"), Some("90"));
+    let ok = raw.ask("UPDATE", &short.replace("20;", "120;"), "", "SIP/2.0 200").await;
+    assert_eq!(header(&ok, "Session-Expires"), Some("120;refresher=uac"));
+    let ours = "Supported: timer\r\nSession-Expires: 240;refresher=uas\r\n";
+    let ok = raw.ask("INVITE", ours, &sdp(4_000, ""), "SIP/2.0 200").await;
+    raw.ack("").await;
+    assert_eq!(header(&ok, "Session-Expires"), Some("240;refresher=uas"));
+    // Without the header there is no timer any more.
+    let ok = raw.ask("UPDATE", "", "", "SIP/2.0 200").await;
+    assert_eq!(header(&ok, "Session-Expires"), None);
+    // Who demands reliable provisional responses gets none; the answer is what counts.
+    let mut strict = self::raw(&endpoint, "100rel").await;
+    let invite = strict.request("INVITE", "Require: 100rel\r\n", &sdp(4_002, ""));
+    strict.send(&invite).await;
+    let incoming = limited(calls.recv()).await.expect("a call");
+    incoming.ringing();
+    let mut leg = limited(incoming.accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    let mut next = strict.expect("SIP/2.0").await;
+    while next.starts_with("SIP/2.0 100") {
+        next = strict.expect("SIP/2.0").await;
+    }
+    assert!(next.starts_with("SIP/2.0 200"), "{next}");
+    strict.ack("").await;
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
+    let (endpoint, _calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "uac").await;
+    let request = DialRequest { to: raw.uri(), ..DialRequest::default() };
+    let dialling = tokio::spawn({
+        let endpoint = endpoint.clone();
+        async move { endpoint.dial(request).await }
+    });
+    let invite = raw.expect("INVITE").await;
+    let supported = header(&invite, "Supported").expect("Supported");
+    assert!(supported.contains("timer") && supported.contains("100rel"), "{invite}");
+    // The answer comes early and reliably, and not again.
+    let reliable = "Require: 100rel\r\nRSeq: 7\r\nContent-Type: application/sdp\r\n";
+    raw.answer_with(&invite, "183 Session Progress", reliable, &sdp(4_000, "")).await;
+    let prack = raw.expect("PRACK").await;
+    assert!(header(&prack, "RAck").is_some_and(|rack| rack.starts_with("7 ") && rack.ends_with("INVITE")), "{prack}");
+    raw.answer(&prack, "200 OK", "").await;
+    raw.answer(&invite, "200 OK", "Require: timer\r\nSession-Expires: 4;refresher=uac\r\n").await;
+    raw.expect("ACK").await;
+    let mut leg = limited(dialling).await.expect("runs").expect("answered");
+    leg.attach().await.expect("attaches");
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    assert_eq!(leg.format().codec, Codec::Pcmu);
+    // Our refresh: the same session, and the same interval.
+    let refresh = raw.expect("INVITE").await;
+    assert_eq!(header(&refresh, "Session-Expires"), Some("4;refresher=uac"));
+    assert!(body(&refresh).contains("m=audio "), "{refresh}");
+    let theirs = "Require: timer\r\nSession-Expires: 3;refresher=uas\r\nContent-Type: application/sdp\r\n";
+    raw.answer_with(&refresh, "200 OK", theirs, &sdp(4_000, "")).await;
+    raw.expect("ACK").await;
+    // They never refresh it: it ends before its time is over.
+    let bye = raw.expect("BYE").await;
+    assert!(header(&bye, "Reason").is_some_and(|reason| reason.contains("session expired")), "{bye}");
+    raw.answer(&bye, "200 OK", "").await;
+    assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Lost));
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_dialog_are_answered() {
     let (endpoint, _calls) = endpoint().await;
     for (method, headers, content, status) in [
@@ -214,7 +297,8 @@ async fn requests_without_a_dialog_are_answered() {
         ("INFO", "", "", "481"),
         ("DANCE", "", "", "501"),
         ("OPTIONS", "Require: nonsense\r\n", "", "420"),
-        ("INVITE", "Require: 100rel\r\n", "", "420"),
+        ("INVITE", "Require: timer, nonsense\r\n", "", "420"),
+        ("INVITE", "Supported: timer\r\nSession-Expires: 60\r\n", "", "422"),
         ("INVITE", "Content-Type: text/plain\r\n", "hello", "415"),
         ("INVITE", "", "v=0\r\nnonsense\r\n", "400"),
         ("INVITE", "Content-Length: 9999\r\n", "", "400"),
@@ -250,7 +334,7 @@ async fn transfer_follows_the_peers_progress() {
     let (mut raw, mut leg) = call(&endpoint, &mut calls, "transfer", 4_000).await;
     for (progress, ends) in [("503 Service Unavailable", false), ("200 OK", true)] {
         let (result, ()) = limited(async {
-            tokio::join!(leg.transfer("sip:other@127.0.0.1:9", false), async {
+            tokio::join!(transfer(&mut leg, "sip:other@127.0.0.1:9", false), async {
                 let refer = raw.expect("REFER").await;
                 assert_eq!(header(&refer, "Refer-To"), Some("<sip:other@127.0.0.1:9>"));
                 raw.answer(&refer, "202 Accepted", "").await;
@@ -277,7 +361,7 @@ async fn attended_transfer_offers_the_consultation_to_be_replaced() {
     let to = format!("sip:expert@{}", target.local_udp().expect("bound"));
     let (result, (), mut consultation) = limited(async {
         tokio::join!(
-            leg.transfer(&to, true),
+            transfer(&mut leg, &to, true),
             async {
                 let refer = raw.expect("REFER").await;
                 let refer_to = header(&refer, "Refer-To").expect("Refer-To");

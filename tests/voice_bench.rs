@@ -6,7 +6,7 @@ use antiphon::voice::bench::{self, Config};
 #[ignore = "writes 1 GB of weights and computes for about a minute"]
 fn full_size_enrolment_stays_under_two_gigabytes() {
     let scratch = tempfile::tempdir().expect("temp dir");
-    let config = Config { seconds: vec![5, 15, 29], model: None, scratch: scratch.path().to_owned(), threads: 0 };
+    let config = Config { seconds: vec![5, 15, 30], model: None, scratch: scratch.path().to_owned(), threads: 0 };
     let report = bench::run(&config).expect("measured");
     println!("{report}");
     for row in &report.rows {

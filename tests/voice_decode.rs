@@ -1,9 +1,13 @@
 //! Recordings of every format, and files that are none: decoded or refused, within bounds.
 
 use std::path::Path;
+use std::time::Duration;
 
+use antiphon::clock;
 use antiphon::voice::decode::{self, DecodeError, MAX_BYTES, Recording, decode};
 use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 const FILES: [(&str, u32, usize); 7] = [
     ("flac.flac", 16_000, 1),
@@ -48,6 +52,83 @@ fn peak_mib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
+}
+
+/// What a fuzzer without coverage does: spoils recordings of every format, and recordings spoiled before, in every way
+/// that files are spoiled, for so long. A hang or an abort is what it looks for, beside what the contract promises.
+fn spoil_recordings(seed: u64, time: Duration) -> u64 {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut corpus: Vec<Vec<u8>> = FILES.iter().map(|(name, ..)| file(name)).collect();
+    corpus.extend([wav(8_000, 1, 4_000), wav(48_000, 2, 2_000)]);
+    let kept = corpus.len();
+    let until = clock::now() + time;
+    let mut runs = 0;
+    while clock::now() < until {
+        let mut bytes = corpus[rng.random_range(0..corpus.len())].clone();
+        for _ in 0..rng.random_range(1..12) {
+            spoil(&mut bytes, &mut rng, &corpus);
+        }
+        let began = clock::now();
+        decode::fuzz(&bytes);
+        let took = clock::now() - began;
+        assert!(took < Duration::from_secs(20), "{} bytes took {took:?} in run {runs} of seed {seed}", bytes.len());
+        // Deeper damage grows on what was damaged and still decoded.
+        if decode(bytes.clone()).is_ok() && bytes.len() < 1 << 20 {
+            if corpus.len() > kept + 64 {
+                corpus.swap_remove(rng.random_range(kept..corpus.len()));
+            }
+            corpus.push(bytes);
+        }
+        runs += 1;
+    }
+    runs
+}
+
+/// Damages `bytes` once; headers, which lie in front, more often than the rest.
+fn spoil(bytes: &mut Vec<u8>, rng: &mut StdRng, others: &[Vec<u8>]) {
+    const EDGES: [u32; 10] = [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0x8000_0000, u32::MAX];
+    if bytes.is_empty() {
+        return bytes.push(rng.random());
+    }
+    let front = if rng.random_bool(0.6) { bytes.len().min(256) } else { bytes.len() };
+    let at = rng.random_range(0..front);
+    let rest = bytes.len() - at;
+    match rng.random_range(0..8) {
+        0 => bytes[at] ^= 1 << rng.random_range(0..8),
+        1 => bytes[at] = rng.random(),
+        2 => {
+            let edge = EDGES[rng.random_range(0..EDGES.len())];
+            let edge = if rng.random() { edge.to_le_bytes() } else { edge.to_be_bytes() };
+            let size = [1, 2, 4][rng.random_range(0..3)].min(rest);
+            bytes[at..at + size].copy_from_slice(&edge[..size]);
+        }
+        3 => bytes.truncate(at),
+        4 => drop(bytes.drain(at..at + rng.random_range(1..=rest.min(64)))),
+        5 => {
+            let piece = bytes[at..at + rng.random_range(1..=rest.min(512))].to_vec();
+            drop(bytes.splice(at..at, piece));
+        }
+        6 => drop(bytes.splice(at..at, (0..rng.random_range(1..32)).map(|n: u8| n.wrapping_mul(37)))),
+        _ => {
+            let other = &others[rng.random_range(0..others.len())];
+            let from = rng.random_range(0..other.len().max(1)).min(other.len());
+            bytes.truncate(at);
+            bytes.extend(&other[from..]);
+        }
+    }
+}
+
+#[test]
+fn spoilt_recordings_neither_abort_nor_hang() {
+    assert!(spoil_recordings(7, Duration::from_secs(2)) > 0);
+}
+
+#[test]
+#[ignore = "spoils recordings for two minutes; a new seed each time"]
+fn spoilt_recordings_neither_abort_nor_hang_for_long() {
+    let seed = clock::wall().as_secs();
+    let runs = spoil_recordings(seed, Duration::from_secs(120));
+    println!("{runs} recordings spoilt from seed {seed}");
 }
 
 #[test]

@@ -105,6 +105,16 @@ fn every_rate_ends_at_two_mel_frames_a_token() {
 }
 
 #[test]
+fn thirty_seconds_are_taken_whole_but_for_the_prompt_s_last_tokens() {
+    let model = checkpoint();
+    let enroller = Enroller::open(model.path()).expect("opens");
+    let enrolled = enroller.enrol(request(&speech(30)), &Options::default()).expect("enrols");
+    assert_eq!(enrolled.quality.speech_seconds, 30.0);
+    assert!(enrolled.quality.cut_seconds < 1.0, "{}", enrolled.quality.cut_seconds);
+    assert_eq!(enrolled.voice.tokens.len(), 742, "of 750, the most with a hop of 8 to 15");
+}
+
+#[test]
 fn unusable_requests_say_why() {
     let model = checkpoint();
     let enroller = Enroller::open(model.path()).expect("opens");

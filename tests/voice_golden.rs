@@ -12,7 +12,7 @@ fn kit() -> PathBuf {
 fn every_reference_tensor_is_met() {
     let report = selftest::run(&kit()).expect("the kit is readable");
     print!("{report}");
-    let failed: Vec<&str> = report.rows.iter().filter(|r| !r.pass).map(|r| r.name.as_str()).collect();
+    let failed: Vec<&str> = report.rows.iter().filter(|r| r.pass != Some(true)).map(|r| r.name.as_str()).collect();
     assert!(failed.is_empty(), "{failed:?}\n{report}");
     assert!(report.rows.len() >= 60, "only {} comparisons", report.rows.len());
 }

@@ -244,6 +244,55 @@ async fn a_small_webrtc_client_connects_and_trickles() {
     service.gateway.shutdown().await;
 }
 
+/// Pipecat's client speaks of its own affairs on a channel of its own: a ping a second, the state of its tracks, and
+/// what its framework calls RTVI.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_small_webrtc_client_says_on_its_own_channel_disturbs_nothing() {
+    let service = Service::start(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("chat")).await;
+    let body = json!({
+        "sdp": peer.offer().await, "type": "offer", "pc_id": null, "restart_pc": false, "requestData": {"agent": "b"},
+    });
+    let response = service.request(Method::POST, "/api/offer").json(&body).send().await.expect("a response");
+    let answer: Value = response.json().await.expect("JSON");
+    let keys: Vec<&str> = answer.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!((keys, &answer["type"]), (vec!["pc_id", "sdp", "type"], &json!("answer")));
+    peer.accept(answer["sdp"].as_str().expect("SDP")).await;
+    let (agent, mut call) = service.take_call();
+    assert_eq!(agent.as_deref(), Some("b"));
+    call.next(|event| matches!(event, LegEvent::Connected)).await;
+    peer.channel_open().await;
+    for n in 0..100 {
+        peer.say(&format!("ping: {n}")).await;
+    }
+    peer.say(
+        &json!({"type": "signalling", "message": {"type": "trackStatus", "receiver_index": 0, "enabled": true}})
+            .to_string(),
+    )
+    .await;
+    peer.say(&json!({"label": "rtvi-ai", "type": "client-ready", "id": "1", "data": {}}).to_string()).await;
+    // What comes after it all is sound both ways, and of the messages the call has seen none.
+    for n in 1..=20 {
+        peer.send(n, u32::from(n) * 960, b"sound").await;
+        if n > 10 {
+            assert_eq!(&peer.next_rtp().await.payload[..], b"sound");
+        }
+    }
+    let mut heard = 0;
+    while let Ok(event) = call.events.try_recv() {
+        assert!(!matches!(event, LegEvent::Message(_)), "{event:?}");
+        heard += usize::from(matches!(event, LegEvent::Rtp(_)));
+    }
+    assert!(heard >= 10, "{heard}");
+    // The same session goes on when the client negotiates anew.
+    let id = answer["pc_id"].clone();
+    let body = json!({"sdp": peer.offer().await, "type": "offer", "pc_id": id, "restart_pc": false});
+    let response = service.request(Method::POST, "/api/offer").json(&body).send().await.expect("a response");
+    let answer: Value = response.json().await.expect("JSON");
+    assert_eq!(answer["pc_id"], id, "{answer}");
+    service.gateway.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ice_restarts_under_a_live_call() {
     let service = Service::start(WebRtcConfig::default()).await;

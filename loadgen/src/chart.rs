@@ -129,18 +129,19 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
 /// Bars side by side: a name, a value, and whether it is ours.
 pub fn bars(title: &str, unit: &str, rows: &[(String, f64, bool)]) -> String {
     let most = rows.iter().map(|r| r.1).fold(1e-9, f64::max);
-    let height = 12.0 + rows.len() as f64 * 22.0;
+    let height = 12.0 + rows.len() as f64 * 36.0;
     let mut svg = open(title, height);
     for (n, (name, value, ours)) in rows.iter().enumerate() {
-        let y = 6.0 + n as f64 * 22.0;
-        let width = value / most * 250.0;
+        // The name stands above its bar: names of systems with their hardware are long.
+        let y = 20.0 + n as f64 * 36.0;
+        let width = value / most * (WIDTH - 90.0);
         let class = if *ours { "bar c0" } else { "bar foreign" };
         let _ = write!(
             svg,
-            "<text class='tick' x='300' y='{:.1}' text-anchor='end'>{}</text><rect class='{class}' x='306' y='{y:.1}' width='{width:.1}' height='16'/><text class='tick' x='{:.1}' y='{:.1}'>{} {}</text>",
-            y + 12.0,
-            escape(&short(name, 52)),
-            312.0 + width,
+            "<text class='tick' x='6' y='{:.1}'>{}</text><rect class='{class}' x='6' y='{y:.1}' width='{width:.1}' height='16'/><text class='tick' x='{:.1}' y='{:.1}'>{} {}</text>",
+            y - 4.0,
+            escape(&short(name, 90)),
+            12.0 + width,
             y + 12.0,
             number(*value),
             escape(unit)
@@ -183,18 +184,19 @@ pub fn stacks(title: &str, rows: &[(String, Vec<(String, f64)>)]) -> String {
     figure(title, &svg, names.iter().enumerate().map(|(n, name)| (name.clone(), format!("c{}", n % 6))))
 }
 
-/// Steps along a time axis: name, start, end (seconds).
-pub fn timeline(title: &str, steps: &[(String, f64, f64)]) -> String {
-    let end = steps.iter().map(|s| s.2).fold(1e-6, f64::max);
+/// Steps along a time axis: name, start, end (seconds). The axis ends at `until`; what goes on beyond it says so.
+pub fn timeline(title: &str, steps: &[(String, f64, f64)], until: f64) -> String {
+    let end = until.max(1e-6);
     let height = 44.0 + steps.len() as f64 * 26.0;
     let x = |t: f64| 200.0 + t / end * (WIDTH - 280.0);
     let mut svg = open(title, height);
     for (n, (name, from, to)) in steps.iter().enumerate() {
         let y = 6.0 + n as f64 * 26.0;
-        let width = (x(*to) - x(*from)).max(2.0);
+        let width = (x(to.min(end)) - x(*from)).max(2.0);
+        let beyond = if *to > end { " →" } else { "" };
         let _ = write!(
             svg,
-            "<text class='tick' x='194' y='{:.1}' text-anchor='end'>{}</text><rect class='bar c{}' x='{:.1}' y='{y:.1}' width='{width:.1}' height='18'/><text class='tick' x='{:.1}' y='{:.1}'>{:.1} ms</text>",
+            "<text class='tick' x='194' y='{:.1}' text-anchor='end'>{}</text><rect class='bar c{}' x='{:.1}' y='{y:.1}' width='{width:.1}' height='18'/><text class='tick' x='{:.1}' y='{:.1}'>{:.1} ms{beyond}</text>",
             y + 14.0,
             escape(name),
             n % 6,
@@ -283,7 +285,7 @@ mod tests {
 
     #[test]
     fn charts_of_nothing_are_still_charts() {
-        for chart in [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[])]
+        for chart in [lines("t", "x", "y", &[], None, true), bars("t", "s", &[]), stacks("t", &[]), timeline("t", &[], 1.0)]
         {
             assert!(chart.contains("</svg>") && !chart.contains("NaN"), "{chart}");
         }

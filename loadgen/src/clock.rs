@@ -16,6 +16,6 @@ pub fn wall() -> Duration {
 }
 
 /// Waits until `at`; returns at once when that has passed.
-pub async fn sleep_until(at: Instant) {
-    tokio::time::sleep_until(at.into()).await;
+pub fn sleep_until(at: Instant) -> tokio::time::Sleep {
+    tokio::time::sleep_until(at.into())
 }

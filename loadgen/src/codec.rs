@@ -153,8 +153,7 @@ impl Decoder {
         let start = out.len();
         match &mut self.kind {
             DecoderKind::Opus(decoder) => {
-                // The longest Opus packet lasts 120 ms (RFC 6716 section 3.2.5).
-                out.resize(start + self.rate as usize * 120 / 1000, 0);
+                out.resize(start + decoder.get_nb_samples(payload)?, 0);
                 let decoded = decoder.decode(payload, &mut out[start..], false);
                 out.truncate(start + *decoded.as_ref().unwrap_or(&0));
                 Ok(decoded?)
@@ -172,12 +171,12 @@ impl Decoder {
 /// Encodes one stream in 20 ms frames.
 pub struct Encoder {
     kind: EncoderKind,
-    rate: u32,
+    codec: Codec,
 }
 
 enum EncoderKind {
     Opus(Box<opus::Encoder>),
-    Telephone(Box<dyn audio_codec::Encoder>, Codec),
+    Telephone(Box<dyn audio_codec::Encoder>),
 }
 
 impl Encoder {
@@ -188,26 +187,33 @@ impl Encoder {
     pub fn new(codec: Codec) -> Result<Encoder, CodecError> {
         Ok(match codec.telephone() {
             None => {
-                let mut encoder = opus::Encoder::new(16_000, opus::Channels::Mono, opus::Application::Voip)?;
+                let mut encoder = opus::Encoder::new(Encoder::rate_of(codec), opus::Channels::Mono, opus::Application::Voip)?;
                 encoder.set_complexity(5)?;
                 encoder.set_bitrate(opus::Bitrate::Bits(32_000))?;
-                Encoder { kind: EncoderKind::Opus(Box::new(encoder)), rate: 16_000 }
+                Encoder { kind: EncoderKind::Opus(Box::new(encoder)), codec }
             }
             Some(kind) => {
-                let encoder = audio_codec::create_encoder(kind);
-                Encoder { rate: encoder.sample_rate(), kind: EncoderKind::Telephone(encoder, codec) }
+                Encoder { kind: EncoderKind::Telephone(audio_codec::create_encoder(kind)), codec }
             }
         })
     }
 
+    /// Samples per second that encoders of `codec` take.
+    pub fn rate_of(codec: Codec) -> u32 {
+        match codec {
+            Codec::Pcmu | Codec::Pcma => 8_000,
+            Codec::G722 | Codec::Opus => 16_000,
+        }
+    }
+
     /// Samples per second of what goes in.
     pub fn rate(&self) -> u32 {
-        self.rate
+        Encoder::rate_of(self.codec)
     }
 
     /// Samples of one 20 ms frame.
     pub fn frame(&self) -> usize {
-        self.rate as usize / 50
+        self.rate() as usize / 50
     }
 
     /// Encodes one frame of [`Encoder::frame`] samples.
@@ -217,11 +223,11 @@ impl Encoder {
     pub fn encode(&mut self, frame: &[i16]) -> Result<Vec<u8>, CodecError> {
         match &mut self.kind {
             EncoderKind::Opus(encoder) => Ok(encoder.encode_vec(frame, 1275)?),
-            EncoderKind::Telephone(encoder, codec) => {
+            EncoderKind::Telephone(encoder) => {
                 let mut out = vec![0; encoder.max_encode_bytes(frame.len())];
                 let n = encoder
                     .encode_into(frame, &mut out)
-                    .map_err(|e| CodecError::Telephone { codec: codec.label(), reason: format!("{e:?}") })?;
+                    .map_err(|e| CodecError::Telephone { codec: self.codec.label(), reason: format!("{e:?}") })?;
                 out.truncate(n);
                 Ok(out)
             }

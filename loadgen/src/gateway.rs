@@ -102,8 +102,7 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::speak`].
     pub async fn batch(&self, texts: &[String]) -> Result<String, CallError> {
-        let items: Vec<Value> = texts.iter().map(|t| json!({ "input": t })).collect();
-        let request = self.request(reqwest::Method::POST, "v1/audio/speech/batch")?.json(&json!({ "items": items }));
+        let request = self.request(reqwest::Method::POST, "v1/audio/speech/batch")?.json(&json!({ "items": texts }));
         let body: Value = accepted(request.send().await?).await?.json().await?;
         body["id"].as_str().map(str::to_owned).ok_or_else(|| CallError::BadAnswer("a job without id".to_owned()))
     }

@@ -4,13 +4,18 @@
 //! the task that receives and whoever judges. Nothing is smoothed, concealed or buffered here: a packet that
 //! did not come is missing, and the instant of a sample is the arrival of its packet plus its place in it.
 //! What a listener behind a jitter buffer would make of that is computed in [`crate::listen`].
+//!
+//! # Why
+//! Packets are decoded when somebody asks what was heard, not when they arrive. The result is the same, for the
+//! instants are those of arrival; but a decoder that runs over a second of packets at once finds its tables in the
+//! cache, which one that is called between two datagrams never does. That is a large part of what a caller costs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::clock;
 use crate::codec::{Codec, Decoder, from_i16};
@@ -116,7 +121,10 @@ impl Heard {
 
     /// The sound that arrived within `from..to`, packet behind packet.
     pub fn clip_between(&self, from: Instant, to: Instant) -> Clip {
-        let pcm = self.packets_between(from, to).flat_map(|p| self.samples(p)).map(|s| from_i16(*s)).collect();
+        let mut pcm = Vec::with_capacity(self.packets_between(from, to).map(|p| p.samples).sum());
+        for packet in self.packets_between(from, to) {
+            pcm.extend(self.samples(packet).iter().map(|s| from_i16(*s)));
+        }
         Clip { rate: self.rate, pcm }
     }
 
@@ -155,6 +163,12 @@ struct Raw {
     packet: rtp::Packet,
 }
 
+/// A packet of speech in its place, not decoded yet: `packet` lacks its samples.
+struct Undecoded {
+    packet: Packet,
+    payload: Bytes,
+}
+
 /// Puts packets in order, decodes them and keeps what they said.
 pub struct Recorder {
     types: PayloadTypes,
@@ -170,6 +184,7 @@ pub struct Recorder {
     /// Next sequence number to decode.
     next: i64,
     waiting: BTreeMap<i64, Raw>,
+    undecoded: Vec<Undecoded>,
     digits: dtmf::Receiver,
     jitter: Option<f64>,
     transit: Option<f64>,
@@ -185,6 +200,12 @@ const REORDER: usize = 4;
 
 /// What is kept of one call at most, unless it is taken in between.
 const KEEP: Duration = Duration::from_secs(900);
+
+/// Packets that wait to be decoded at most: about twenty seconds of speech nobody has asked for.
+const UNDECODED: usize = 1_024;
+
+/// Room kept for what is heard next, samples: a long turn, not the longest ever.
+const ROOM: usize = 480_000;
 
 impl Recorder {
     /// Listens from `now` on to `codec`; Opus is decoded to `opus_rate`.
@@ -219,6 +240,7 @@ impl Recorder {
             first_sequence: 0,
             next: 0,
             waiting: BTreeMap::new(),
+            undecoded: Vec::new(),
             digits: dtmf::Receiver::default(),
             jitter: None,
             transit: None,
@@ -239,6 +261,7 @@ impl Recorder {
             return Ok(());
         }
         self.flush();
+        self.decode();
         self.decoder = Decoder::new(codec, self.opus_rate)?;
         if self.decoder.rate() != self.heard.rate {
             self.heard.rate = self.decoder.rate();
@@ -291,13 +314,18 @@ impl Recorder {
             // Too late to be decoded in order; it counts as received and is not heard, as with a real listener.
             return;
         }
-        // `timestamp` is recomputed from the packet when it is decoded; only the order matters here.
-        self.waiting.insert(sequence, Raw { arrived: now, packet });
-        self.drain();
+        let raw = Raw { arrived: now, packet };
+        if sequence == self.next && self.waiting.is_empty() {
+            self.place(sequence, raw);
+        } else {
+            self.waiting.insert(sequence, raw);
+            self.drain();
+        }
     }
 
     /// What was heard so far, up to `now`.
     pub fn heard(&mut self, now: Instant) -> &Heard {
+        self.decode();
         self.heard.until = now;
         self.count_lost();
         &self.heard
@@ -306,12 +334,15 @@ impl Recorder {
     /// Takes what was heard so far out, up to `now`; counts go on.
     pub fn take(&mut self, now: Instant) -> Heard {
         self.flush();
+        self.decode();
         self.heard.until = now;
         self.count_lost();
         let heard = &mut self.heard;
+        // The next turn is about as long: room for it at once, instead of by doubling.
+        let (packets, samples) = (heard.packets.len(), heard.pcm.len().min(ROOM));
         Heard {
-            packets: std::mem::take(&mut heard.packets),
-            pcm: std::mem::take(&mut heard.pcm),
+            packets: std::mem::replace(&mut heard.packets, Vec::with_capacity(packets)),
+            pcm: std::mem::replace(&mut heard.pcm, Vec::with_capacity(samples)),
             digits: std::mem::take(&mut heard.digits),
             ..heard.clone()
         }
@@ -371,24 +402,30 @@ impl Recorder {
         self.heard.counts.lost = expected.saturating_sub(received - self.heard.counts.duplicates.min(received));
     }
 
-    /// Decodes what is in order, and what has waited for a missing packet long enough.
+    /// Puts into place what is in order, and what has waited for a missing packet long enough.
     fn drain(&mut self) {
         while let Some((sequence, _)) = self.waiting.first_key_value() {
             if *sequence != self.next && self.waiting.len() < REORDER {
                 return;
             }
-            self.decode_first();
+            self.place_first();
         }
     }
 
     fn flush(&mut self) {
         while !self.waiting.is_empty() {
-            self.decode_first();
+            self.place_first();
         }
     }
 
-    fn decode_first(&mut self) {
-        let Some((sequence, Raw { arrived, packet })) = self.waiting.pop_first() else { return };
+    fn place_first(&mut self) {
+        if let Some((sequence, raw)) = self.waiting.pop_first() {
+            self.place(sequence, raw);
+        }
+    }
+
+    /// Takes a packet whose turn it is.
+    fn place(&mut self, sequence: i64, Raw { arrived, packet }: Raw) {
         self.next = sequence + 1;
         if Some(packet.payload_type) == self.types.event {
             if let Some(digit) = self.digits.push(packet.timestamp, &packet.payload) {
@@ -400,26 +437,44 @@ impl Recorder {
             self.heard.counts.undecodable += 1;
             return;
         }
-        if self.heard.pcm.len() >= self.limit {
-            return;
-        }
-        let start = self.heard.pcm.len();
-        let Ok(samples) = self.decoder.decode(&packet.payload, &mut self.heard.pcm) else {
-            self.heard.counts.undecodable += 1;
-            return;
-        };
         let near = self.highest.map_or(i64::from(packet.timestamp), |(_, timestamp)| timestamp);
-        self.heard.packets.push(Packet {
-            arrived,
-            stream: self.stream,
-            sequence,
-            timestamp: near + i64::from(packet.timestamp.wrapping_sub(near as u32) as i32),
-            marker: packet.marker,
-            start,
-            samples,
+        self.undecoded.push(Undecoded {
+            packet: Packet {
+                arrived,
+                stream: self.stream,
+                sequence,
+                timestamp: near + i64::from(packet.timestamp.wrapping_sub(near as u32) as i32),
+                marker: packet.marker,
+                start: 0,
+                samples: 0,
+            },
+            payload: packet.payload,
         });
+        if self.undecoded.len() >= UNDECODED {
+            self.decode();
+        }
+    }
+
+    /// Decodes what has not been yet.
+    fn decode(&mut self) {
+        let mut undecoded = std::mem::take(&mut self.undecoded);
+        for Undecoded { packet, payload } in undecoded.drain(..) {
+            let start = self.heard.pcm.len();
+            if start >= self.limit {
+                continue;
+            }
+            match self.decoder.decode(&payload, &mut self.heard.pcm) {
+                Ok(samples) => self.heard.packets.push(Packet { start, samples, ..packet }),
+                Err(_) => self.heard.counts.undecodable += 1,
+            }
+        }
+        // Its room serves the next packets.
+        self.undecoded = undecoded;
     }
 }
+
+/// How far back the search for an onset looks again.
+const MARGIN: Duration = Duration::from_millis(300);
 
 /// One recorder, shared between the task that receives and those who listen.
 #[derive(Clone)]
@@ -427,20 +482,20 @@ pub struct Ear(Arc<Shared>);
 
 struct Shared {
     recorder: Mutex<Recorder>,
-    /// Counts packets; whoever waits for sound waits for it to move.
-    heard: watch::Sender<u64>,
+    /// Told of every packet.
+    heard: Notify,
 }
 
 impl Ear {
     /// Shares `recorder`.
     pub fn new(recorder: Recorder) -> Ear {
-        Ear(Arc::new(Shared { recorder: Mutex::new(recorder), heard: watch::Sender::new(0) }))
+        Ear(Arc::new(Shared { recorder: Mutex::new(recorder), heard: Notify::new() }))
     }
 
     /// Takes one packet that arrived at `now`.
     pub fn push(&self, now: Instant, packet: rtp::Packet) {
         self.recorder().push(now, packet);
-        self.0.heard.send_modify(|n| *n += 1);
+        self.0.heard.notify_waiters();
     }
 
     /// Exclusive use of the recorder, for a moment.
@@ -461,20 +516,30 @@ impl Ear {
 
     /// Counts since the call began.
     pub fn counts(&self) -> Counts {
+        // Decodes what waits: whether that can be decoded is counted too.
         self.recorder().heard(clock::now()).counts
     }
 
     /// The first audible instant at or after `after`, waiting for it no longer than `within` from now.
     pub async fn onset(&self, after: Instant, within: Duration) -> Option<Instant> {
-        self.wait(within, |heard| crate::listen::onset(heard, after)).await
+        // What was silent when it was looked at stays so; packets out of order are the reason for the margin.
+        let mut from = after;
+        self.wait(within, |heard| {
+            let found = crate::listen::onset(heard, from);
+            from = after.max(heard.until.checked_sub(MARGIN).unwrap_or(after));
+            found
+        })
+        .await
     }
 
     /// Waits until nothing audible has been heard for `quiet` since the later of `after` and the last audible
     /// sample; gives the instant of that sample, or `after`. `None` when that does not happen within `within`.
     pub async fn silence(&self, after: Instant, quiet: Duration, within: Duration) -> Option<Instant> {
         let deadline = clock::now() + within;
+        let mut last = after;
         loop {
-            let last = crate::listen::last_audible(self.recorder().heard(clock::now()), after).unwrap_or(after);
+            // Nothing before the last audible sample needs to be looked at again.
+            last = crate::listen::last_audible(self.recorder().heard(clock::now()), last).unwrap_or(last);
             // Packets carry sound that is heard after they arrive, so `last` may lie ahead of now.
             let now = clock::now();
             let quiet_at = last + quiet;
@@ -496,16 +561,19 @@ impl Ear {
     /// Waits until `found` finds something; it is asked again after every packet.
     pub async fn wait<T>(&self, within: Duration, mut found: impl FnMut(&Heard) -> Option<T>) -> Option<T> {
         let deadline = clock::now() + within;
-        let mut heard = self.0.heard.subscribe();
+        let over = clock::sleep_until(deadline);
+        tokio::pin!(over);
         loop {
-            heard.borrow_and_update();
+            // Registered before looking, so that no packet comes between.
+            let packet = self.0.heard.notified();
+            tokio::pin!(packet);
+            packet.as_mut().enable();
             if let Some(it) = found(self.recorder().heard(clock::now())) {
                 return Some(it);
             }
             tokio::select! {
-                // The sender lives in `self`, so this does not fail.
-                _ = heard.changed() => {}
-                () = clock::sleep_until(deadline) => return None,
+                () = packet => {}
+                () = &mut over => return None,
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::chart::{self, Series, escape, number};
+use crate::process::Usage;
 use crate::report::{Level, Limits, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
 use crate::size;
 
@@ -133,10 +134,10 @@ fn charts(out: &mut String, report: &Report) {
             ours("generator", |l| l.generator.map_or(f64::NAN, |u| u.cores)),
         ];
         out.push_str(&chart::lines("Cores in use", "calls", "cores", &cores, None, false));
-        let memory = [
-            ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.rss as f64 / 1e6)),
-            ours("device", |l| if l.metrics.gpu_memory > 0.0 { l.metrics.gpu_memory / 1e6 } else { f64::NAN }),
-        ];
+        let mut memory = vec![ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.rss as f64 / 1e6))];
+        if levels.iter().any(|l| l.metrics.gpu_memory > 0.0) {
+            memory.push(ours("device", |l| l.metrics.gpu_memory / 1e6));
+        }
         out.push_str(&chart::lines("Memory", "calls", "MB", &memory, None, false));
     }
     let stages: Vec<(String, Vec<(String, f64)>)> = levels
@@ -176,8 +177,10 @@ fn charts(out: &mut String, report: &Report) {
         }
         steps.push(("speech".to_owned(), w.first_audio, w.last_audio));
         steps.extend(w.stalls.iter().map(|(at, length)| ("stall".to_owned(), *at, at + length)));
-        let title = format!("One turn on {}: {:?}", w.leg, w.text);
-        out.push_str(&chart::timeline(&title, &steps));
+        let title = format!("One turn on {}, from text to sound: {:?}", w.leg, w.text);
+        // Of a turn without stalls the beginning is what there is to see.
+        let until = if w.stalls.is_empty() { (w.first_audio * 3.0).min(w.last_audio) } else { w.last_audio };
+        out.push_str(&chart::timeline(&title, &steps, until));
     }
     out.push_str("</div>");
 }
@@ -186,16 +189,19 @@ fn table(out: &mut String, report: &Report) {
     out.push_str(
         "<h2>Levels</h2><table><thead><tr><th>calls<th>mode<th>turns<th>first audio p50<th>p95<th>p99<th>RTF p95\
          <th>set-up p95<th>chars/s<th>audio-s/s<th>stalled<th>lost<th>jitter p95<th>lateness p99<th>MOS<th>barge-in p95\
-         <th>correlation<th>cores<th>MB<th>failures</tr></thead><tbody>",
+         <th>correlation<th>cores<th>MB<th>CPU a call<th>generator a call<th>failures</tr></thead><tbody>",
     );
     let ms = |s: f64| number(s * 1e3);
+    let share = |l: &Level, usage: Option<Usage>| {
+        usage.map_or("–".to_owned(), |u| format!("{} %", number(u.cores / l.concurrency.max(1.0) * 100.0)))
+    };
     let dash = |count: u64, text: String| if count == 0 { "–".to_owned() } else { text };
     for l in &report.levels {
         let failures: Vec<String> = l.failures.iter().map(|(cause, n)| format!("{n} {cause}")).collect();
         let lost = l.packets_lost as f64 / (l.packets + l.packets_lost).max(1) as f64 * 100.0;
         let _ = write!(
             out,
-            "<tr class='{}'><td>{}<td>{}<td>{}<td>{} ms<td>{} ms<td>{} ms<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} %<td>{} ms<td>{} ms<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            "<tr class='{}'><td>{}<td>{}<td>{}<td>{} ms<td>{} ms<td>{} ms<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} %<td>{} ms<td>{} ms<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
             if l.broken.is_empty() { "good" } else { "bad" },
             l.level,
             escape(&l.mode),
@@ -216,6 +222,8 @@ fn table(out: &mut String, report: &Report) {
             dash(l.correlation.count, number(l.correlation.p50)),
             l.gateway.map_or("–".to_owned(), |u| number(u.cores)),
             l.gateway.map_or("–".to_owned(), |u| number(u.rss as f64 / 1e6)),
+            share(l, l.gateway),
+            share(l, l.generator),
             escape(&failures.join(", "))
         );
     }
@@ -228,7 +236,7 @@ fn table(out: &mut String, report: &Report) {
 fn sizes(out: &mut String, report: &Report, measured: &size::Measured) {
     let demand = size::Demand::default();
     out.push_str(
-        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>gateways of this kind<th>cores</tr></thead><tbody>",
+        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>GPUs (gateways of this kind, one device each)<th>cores</tr></thead><tbody>",
     );
     for users in [1_000, 10_000, 50_000] {
         let row = size::plan(&size::Demand { users, ..demand.clone() }, measured);
@@ -244,10 +252,21 @@ fn sizes(out: &mut String, report: &Report, measured: &size::Measured) {
     for line in size::assumptions(&demand, measured) {
         let _ = write!(out, "<li>{}</li>", escape(&line));
     }
-    if let Some(check) = size::check(report) {
-        let _ = write!(out, "<li>{}</li>", escape(&check));
-    }
     out.push_str("</ul>");
+    if let (Some(predicted), Some(knee)) = (size::predict(report), report.knee) {
+        let (found, deviation) = match predicted.deviation(&knee) {
+            Some(off) => (number(f64::from(knee.level)), format!("{:+.0} %", off * 100.0)),
+            None => (format!("over {}", knee.level), "–".to_owned()),
+        };
+        let _ = write!(
+            out,
+            "<h2>Prediction</h2><table><thead><tr><th>from levels up to<th>what runs out<th>predicted calls<th>found\
+             <th>deviation</tr></thead><tbody><tr><td>{}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>",
+            predicted.from,
+            predicted.bound,
+            number(predicted.capacity),
+        );
+    }
 }
 
 fn notes(out: &mut String, report: &Report) {

@@ -143,12 +143,18 @@ fn is_voiced(frame: &[f32], rate: u32) -> bool {
     let rate = rate as usize / by;
     let half = low.len() / 2;
     let window = &low[..half];
-    let energy = |s: &[f32]| s.iter().map(|v| v * v).sum::<f32>();
-    let own = energy(window);
+    // Energies up to each sample, so that the energy of any stretch is a difference.
+    let mut sums = Vec::with_capacity(low.len() + 1);
+    sums.push(0.0f32);
+    sums.extend(low.iter().scan(0.0f32, |sum, v| {
+        *sum += v * v;
+        Some(*sum)
+    }));
+    let own = sums[half];
     (rate / 400..=(rate / 70).min(low.len() - half)).any(|lag| {
-        let other = &low[lag..lag + half];
-        let dot: f32 = window.iter().zip(other).map(|(a, b)| a * b).sum();
-        dot > VOICED * (own * energy(other)).sqrt()
+        let dot: f32 = window.iter().zip(&low[lag..lag + half]).map(|(a, b)| a * b).sum();
+        let other = (sums[lag + half] - sums[lag]).max(0.0);
+        dot > VOICED * (own * other).sqrt()
     })
 }
 

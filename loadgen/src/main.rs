@@ -8,7 +8,10 @@ use clap::Parser as _;
 
 fn main() -> ExitCode {
     let arguments = cli::Arguments::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // Callers share few threads: one that is awake for another call takes the packet of this one along, and most of the
+    // cores of the machine are left to the gateway, if it runs here.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("antiphon-loadgen: no runtime: {error}");

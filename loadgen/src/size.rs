@@ -10,7 +10,7 @@
 
 use serde::Serialize;
 
-use crate::report::{Level, Report};
+use crate::report::{Knee, Level, Report};
 
 /// What users do.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +158,7 @@ pub fn erlang_c(places: u64, load: f64) -> f64 {
     if load >= places as f64 {
         return 1.0;
     }
-    let blocked = (1..=places).fold(1.0, |b, n| load * b / (n as f64 + load * b));
+    let blocked = erlang_b(places, load);
     let used = load / places as f64;
     blocked / (1.0 - used * (1.0 - blocked))
 }
@@ -201,14 +201,22 @@ pub fn assumptions(demand: &Demand, measured: &Measured) -> Vec<String> {
 pub struct Prediction {
     /// Calls at a time.
     pub capacity: f64,
-    /// What runs out: `cpu` or `device`.
+    /// What runs out: `cpu`, `device` or `places` (the lines that the gateway admits at once).
     pub bound: &'static str,
     /// Highest level that the prediction used.
     pub from: u32,
 }
 
+impl Prediction {
+    /// By how much it is above (or, negative, below) the knee, as a share; `None` while nothing broke.
+    pub fn deviation(&self, knee: &Knee) -> Option<f64> {
+        knee.broken_at.map(|_| self.capacity / f64::from(knee.level.max(1)) - 1.0)
+    }
+}
+
 /// Predicts the knee from the levels up to half of it (and at least the two lowest): cost grows evenly with calls,
-/// and the knee is where the cores of the host (shared with the generator) or the device's time are used up.
+/// and the knee is where the cores of the host (shared with the generator) or the device's time are used up, or where
+/// the lines that the gateway admits at once are all taken.
 pub fn predict(report: &Report) -> Option<Prediction> {
     let half = report.knee.map_or(u32::MAX, |k| k.level / 2);
     let mut used: Vec<&Level> = report.levels.iter().filter(|l| l.level <= half && l.turns > 0).collect();
@@ -227,23 +235,81 @@ pub fn predict(report: &Report) -> Option<Prediction> {
         (seconds > 0.0).then(|| seconds / l.seconds)
     };
     let device = cost(busy, 1.0).map(|c| (c, "device"));
-    let (capacity, bound) = [cpu, device].into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let places = admitted(report, &used).map(|c| (c, "places"));
+    let (capacity, bound) = [cpu, device, places].into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(Prediction { capacity, bound, from })
+}
+
+/// The heaviest level at which, by the formulas of Erlang (calls by chance) and Engset (a fixed number of callers), no
+/// more turns find all places of the gateway taken than the limits allow; less than one turn of a level where they
+/// allow none. `None` for a gateway that does not tell its places.
+fn admitted(report: &Report, used: &[&Level]) -> Option<f64> {
+    let told = report.devices.as_array()?.iter().filter_map(|device| device["places"].as_u64());
+    let places = told.sum::<u64>();
+    if places == 0 {
+        return None;
+    }
+    // Of each call: turns in a level, and the share of the time that one is in progress.
+    let (mut calls, mut turns, mut busy) = (0.0, 0.0, 0.0);
+    for level in used {
+        calls += f64::from(level.level);
+        turns += level.turns as f64;
+        busy += level.turns as f64 * level.service.mean / level.seconds;
+    }
+    let occupied = (busy / calls).clamp(0.0, 1.0);
+    let open = used.iter().any(|level| level.mode == "open");
+    let refused = |level: u64| match open {
+        true => erlang_b(places, occupied * level as f64),
+        false => engset(places, level, occupied),
+    };
+    // Where even twice the places would do, they are not what runs out.
+    let fits = |level: &u64| {
+        let turns = turns / calls * *level as f64;
+        refused(*level) * turns <= (report.limits.failures * turns).max(0.5)
+    };
+    let most = (1..=places.saturating_mul(4)).take_while(fits).last().unwrap_or(0);
+    (occupied > 0.0 && most < places.saturating_mul(4)).then_some(most as f64)
+}
+
+/// Share of arrivals that find all places taken and go away (Erlang's first formula).
+pub fn erlang_b(places: u64, load: f64) -> f64 {
+    (1..=places).fold(1.0, |b, n| load * b / (n as f64 + load * b))
+}
+
+/// Share of turns of `callers`, each in a turn for `occupied` of its time, that find all places taken by the others.
+pub fn engset(places: u64, callers: u64, occupied: f64) -> f64 {
+    let others = callers.saturating_sub(1);
+    if others < places || occupied <= 0.0 {
+        return 0.0;
+    }
+    if occupied >= 1.0 {
+        return 1.0;
+    }
+    // Binomial, from its first term up; logarithms, as the first term of many callers is no number any more.
+    let odds = (occupied / (1.0 - occupied)).ln();
+    let mut term = others as f64 * (1.0 - occupied).ln();
+    let mut taken = 0.0;
+    for n in 0..=others {
+        if n >= places {
+            taken += term.exp();
+        }
+        term += ((others - n) as f64 / (n + 1) as f64).ln() + odds;
+    }
+    taken.min(1.0)
 }
 
 /// The prediction beside the knee that was found, in words; nothing when there is nothing to compare.
 pub fn check(report: &Report) -> Option<String> {
     let predicted = predict(report)?;
-    let Prediction { capacity, bound, from } = predicted;
     let knee = report.knee?;
-    Some(match knee.broken_at {
-        Some(_) => {
-            let off = (capacity / f64::from(knee.level.max(1)) - 1.0) * 100.0;
-            format!(
-                "Predicted from the levels up to {from}: {capacity:.0} calls ({bound} runs out); found: {} ({off:+.0} %).",
-                knee.level
-            )
-        }
+    let off = predicted.deviation(&knee);
+    let Prediction { capacity, bound, from } = predicted;
+    Some(match off {
+        Some(off) => format!(
+            "Predicted from the levels up to {from}: {capacity:.0} calls ({bound} runs out); found: {} ({:+.0} %).",
+            knee.level,
+            off * 100.0
+        ),
         None => format!(
             "Predicted from the levels up to {from}: {capacity:.0} calls ({bound} runs out); the knee was not reached at {}.",
             knee.level
@@ -321,9 +387,19 @@ mod tests {
     }
 
     #[test]
+    fn places_that_are_taken_refuse_as_the_formulas_say() {
+        // Hand-computed: B(1, 1) = 1/2, B(2, 1) = 1/5; published tables: B(10, 4.46) = 1 %.
+        assert!((erlang_b(1, 1.0) - 0.5).abs() < 1e-12 && (erlang_b(2, 1.0) - 0.2).abs() < 1e-12);
+        assert!((erlang_b(10, 4.461) - 0.01).abs() < 1e-4, "{}", erlang_b(10, 4.461));
+        // The one place is taken when the other caller speaks; of two others at least one does: 1 - 0.7 * 0.7.
+        assert!((engset(1, 2, 0.3) - 0.3).abs() < 1e-12 && (engset(1, 3, 0.3) - 0.51).abs() < 1e-12);
+        assert_eq!((engset(5, 5, 0.9), engset(2, 9, 0.0), engset(2, 9, 1.0)), (0.0, 0.0, 1.0));
+        assert!((engset(100, 20_000, 0.9) - 1.0).abs() < 1e-6, "many callers are no problem");
+    }
+
+    #[test]
     fn a_knee_is_predicted_from_what_calls_cost_below_it() {
         use crate::process::{Host, Usage};
-        use crate::report::Knee;
         let level = |n: u32| Level {
             level: n,
             turns: 10,

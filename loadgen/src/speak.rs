@@ -4,8 +4,10 @@
 //! is. Frames leave on a fixed grid of 20 ms; after a long stall the grid is moved rather than made up for.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::codec::{Codec, CodecError, Encoder};
@@ -27,7 +29,9 @@ pub enum Idle {
 
 /// The sending half of a call's audio.
 pub struct Speaker {
-    encoder: Encoder,
+    codec: Codec,
+    /// Made when something is said: most callers only listen, and an encoder takes a while to set up.
+    encoder: Option<Encoder>,
     payload_type: u8,
     event: Option<u8>,
     frame_ticks: u32,
@@ -39,7 +43,7 @@ pub struct Speaker {
     due: Instant,
     queue: VecDeque<Item>,
     /// A frame of silence, encoded once: most of what a caller sends, and at no cost.
-    silence: Vec<u8>,
+    silence: Bytes,
     sends: bool,
     /// Packets and payload octets sent.
     sent: (u32, u32),
@@ -64,10 +68,9 @@ impl Speaker {
         event: Option<u8>,
         idle: Idle,
     ) -> Result<Speaker, CodecError> {
-        let encoder = Encoder::new(codec)?;
-        let silence = silence(codec)?;
         Ok(Speaker {
-            encoder,
+            codec,
+            encoder: None,
             payload_type,
             event,
             frame_ticks: codec.frame_ticks(),
@@ -78,7 +81,7 @@ impl Speaker {
             last_sent: None,
             due: now,
             queue: VecDeque::new(),
-            silence,
+            silence: silence(codec)?,
             sends: true,
             sent: (0, 0),
             speaking: false,
@@ -87,7 +90,7 @@ impl Speaker {
 
     /// Samples per second that [`Speaker::say`] takes.
     pub fn rate(&self) -> u32 {
-        self.encoder.rate()
+        Encoder::rate_of(self.codec)
     }
 
     /// The sender's name on the wire.
@@ -178,7 +181,7 @@ impl Speaker {
                 self.idle_frame(now)
             }
             Some(Item::Speech { pcm, at, began }) => {
-                let size = self.encoder.frame();
+                let size = Encoder::rate_of(self.codec) as usize / 50;
                 let mut frame = pcm.get(*at..(*at + size).min(pcm.len())).unwrap_or_default().to_vec();
                 frame.resize(size, 0);
                 *at += size;
@@ -190,7 +193,12 @@ impl Speaker {
                     self.queue.pop_front();
                 }
                 let marker = !std::mem::replace(&mut self.speaking, true);
-                self.encoder.encode(&frame).map(|payload| vec![self.packet(marker, payload)]).unwrap_or_default()
+                if self.encoder.is_none() {
+                    // `silence` has shown that there is such an encoder.
+                    self.encoder = Encoder::new(self.codec).ok();
+                }
+                let payload = self.encoder.as_mut().and_then(|encoder| encoder.encode(&frame).ok());
+                payload.map(|payload| vec![self.packet(marker, payload)]).unwrap_or_default()
             }
             Some(Item::Digit { digit, frame, start, done }) => {
                 if *frame == 0 {
@@ -227,7 +235,7 @@ impl Speaker {
         vec![self.packet(false, self.silence.clone())]
     }
 
-    fn packet(&mut self, marker: bool, payload: Vec<u8>) -> rtp::Packet {
+    fn packet(&mut self, marker: bool, payload: impl Into<Bytes>) -> rtp::Packet {
         self.sequence = self.sequence.wrapping_add(1);
         rtp::Packet {
             payload_type: self.payload_type,
@@ -240,14 +248,20 @@ impl Speaker {
     }
 }
 
-/// What an encoder that has settled says of silence.
-fn silence(codec: Codec) -> Result<Vec<u8>, CodecError> {
+/// What an encoder that has settled says of silence; asked once for each codec.
+fn silence(codec: Codec) -> Result<Bytes, CodecError> {
+    static KNOWN: [OnceLock<Bytes>; Codec::ALL.len()] = [const { OnceLock::new() }; Codec::ALL.len()];
+    let known = Codec::ALL.iter().position(|c| *c == codec).and_then(|n| KNOWN.get(n));
+    if let Some(known) = known.and_then(OnceLock::get) {
+        return Ok(known.clone());
+    }
     let mut encoder = Encoder::new(codec)?;
     let frame = vec![0; encoder.frame()];
     for _ in 0..9 {
         encoder.encode(&frame)?;
     }
-    encoder.encode(&frame)
+    let silence = Bytes::from(encoder.encode(&frame)?);
+    Ok(known.map_or(silence.clone(), |known| known.get_or_init(|| silence).clone()))
 }
 
 #[cfg(test)]

@@ -133,6 +133,29 @@ async fn a_gateway_that_does_not_stop_is_found_out() {
     exchange.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interruption_is_measured_within_a_frame() {
+    for delay in [60, 350] {
+        let server = Whip::start(move |_, _| Reply {
+            obeys: Some(ms(delay)),
+            ..Reply::plain(ms(40), synthetic::tone(24_000, 300.0, 6.0))
+        })
+        .await;
+        let (mut exchange, _) = Exchange::open(Arc::new(plan(&server)), Leg::Webrtc).await.unwrap();
+        // A tone is audible from its first sample, and so heard when it was begun.
+        let speech = Some(Arc::new(synthetic::tone(24_000, 500.0, 0.4)));
+        let interjection = Interjection { after: ms(700), speech, ..Interjection::default() };
+        let turn = exchange.turn("x", Some(&interjection)).await;
+        assert_eq!(turn.fault, None);
+        let stop = server.stops.lock().unwrap()[0];
+        let barge_in = turn.barge_in.expect("an interruption");
+        near(barge_in.silence, stop.ended - stop.heard, "silence after barging in");
+        near(barge_in.heard, stop.sent, "what was heard");
+        assert_eq!(barge_in.reported, Some(stop.sent), "the gateway's own report is read");
+        exchange.close().await;
+    }
+}
+
 fn options(levels: Vec<u32>) -> Options {
     Options {
         levels,

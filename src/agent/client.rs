@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use super::config::Agent;
 use super::frames::MAX_FRAME;
-use super::relay::{LINK_FRAMES, Link};
+use super::relay::{LINK_FRAMES, LINK_INBOX, Link};
 
 /// Longest wait for TCP, TLS and the WebSocket handshake together: a caller is listening to silence.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -99,7 +99,7 @@ where
     let (socket, _) =
         tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await.map_err(Box::new)?;
     let (to, outbox) = mpsc::channel(LINK_FRAMES);
-    let (inbox, from) = mpsc::channel(LINK_FRAMES);
+    let (inbox, from) = mpsc::channel(LINK_INBOX);
     tokio::spawn(serve(socket, outbox, inbox, stall));
     Ok(Link { to, from })
 }

@@ -30,6 +30,20 @@ pub struct Agent {
     /// Seconds without a sign of life (frame or pong) from the agent before it counts as stalled.
     #[serde(default = "default_stall_s")]
     pub stall_s: u64,
+    /// What becomes of a turn that the engine refuses or fails at: `refuse` or `default_voice`.
+    #[serde(default)]
+    pub overload: Overload,
+}
+
+/// What becomes of a turn that would be late, and of one whose device failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overload {
+    /// It is refused at once; the agent is told when to try again.
+    #[default]
+    Refuse,
+    /// The default voice (`espeak-ng`) speaks it, from an engine of its own.
+    DefaultVoice,
 }
 
 fn default_apology() -> String {
@@ -52,6 +66,7 @@ impl Agent {
             language: None,
             apology: default_apology(),
             stall_s: default_stall_s(),
+            overload: Overload::default(),
         }
     }
 }

@@ -104,7 +104,8 @@ pub enum ToAgent {
     Hold {},
     /// The peer took the call off hold.
     Resume {},
-    /// A transfer was accepted or refused.
+    /// The peer took a transfer on or refused it. Its end is an `info` named `transferred`, its late failure an
+    /// `error`.
     Transfer {
         /// Whether the peer goes there.
         accepted: bool,

@@ -15,8 +15,12 @@ use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
 use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
 
-/// Frames that may wait in each direction of a link.
+/// Frames that may wait for an agent to read them. They are short.
 pub const LINK_FRAMES: usize = 64;
+
+/// Frames of an agent that may wait for the call. Each may have [`super::frames::MAX_FRAME`] bytes, so this bounds
+/// what an agent that floods can make a call hold.
+pub const LINK_INBOX: usize = 8;
 
 /// How often a frame that did not fit is offered again when no event says that there is room.
 const RETRY: Duration = Duration::from_millis(50);
@@ -253,8 +257,13 @@ impl Relay {
             CallEvent::Underrun { turn, gap } => info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64})),
             CallEvent::Flow { open } => Some(ToAgent::Flow { state: if *open { "resume" } else { "pause" } }),
             CallEvent::Error(description) => Some(ToAgent::Error { description: description.clone() }),
-            CallEvent::Transferred(outcome) => {
-                Some(ToAgent::Transfer { accepted: outcome.is_ok(), reason: outcome.as_ref().err().cloned() })
+            CallEvent::TransferAccepted => Some(ToAgent::Transfer { accepted: true, reason: None }),
+            CallEvent::Transferred(Err(reason)) => {
+                Some(ToAgent::Transfer { accepted: false, reason: Some(reason.clone()) })
+            }
+            CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
+            CallEvent::TransferFailed(reason) => {
+                Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
             }
             CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
         }

@@ -2,8 +2,10 @@
 //!
 //! Listeners are lines of the real scheduler with a playout clock: the first audio of a turn starts it, and
 //! audio that comes after what was there has been played is an underrun. `talk` has every listener play in real
-//! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes.
+//! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes. A backlog
+//! of batch utterances may wait beside them all the time; side by side, each level is measured without and with it.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -15,10 +17,15 @@ use tokio::task::JoinSet;
 use crate::audio;
 use crate::clock;
 use crate::synth::device::{Engine, LineNote};
-use crate::turn::{Class, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Class, Epoch, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events that may wait for a listener: more than the lead limit can produce in 20 ms pieces.
 const SINK: usize = 1_024;
+/// The backlog of one level is gone before the next begins; it is given up on after this.
+const CLEAR: Duration = Duration::from_secs(10);
+
+/// How often the devices' memory is looked at.
+const SAMPLING: Duration = Duration::from_millis(50);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -36,6 +43,8 @@ pub struct Plan {
     pub voice: Option<String>,
     /// Listeners play in real time (`true`), or take what comes.
     pub paced: bool,
+    /// Batch utterances that always wait beside the listeners.
+    pub batch: u32,
     /// For the listeners' beginnings and pauses.
     pub seed: u64,
 }
@@ -68,8 +77,16 @@ pub struct Level {
     pub refused: u64,
     /// Turns that failed.
     pub failed: u64,
-    /// Device memory of utterances at the end of the level, in bytes.
+    /// Batch utterances that always waited.
+    pub batch: u32,
+    /// Seconds of batch audio made per second.
+    pub batch_audio_per_second: f64,
+    /// Device memory of utterances when it was most, in bytes.
     pub memory_used: u64,
+    /// What all devices' memory was used for at that moment, in bytes.
+    pub memory_parts: BTreeMap<&'static str, u64>,
+    /// Seconds of audio that each device made.
+    pub by_device: Vec<f64>,
 }
 
 #[derive(Default)]
@@ -96,6 +113,48 @@ pub async fn run(engine: &Engine, plan: &Plan, mut each: impl FnMut(&Level)) -> 
     levels
 }
 
+/// The same listeners without and with a backlog of batch work, and that backlog alone.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SideBySide {
+    /// Nobody listens: what the engine makes of batch work.
+    pub batch_alone: Level,
+    /// A level each.
+    pub pairs: Vec<Pair>,
+}
+
+/// One level, twice.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pair {
+    /// Without batch work.
+    pub live: Level,
+    /// With it.
+    pub both: Level,
+    /// First audio at the 95th percentile: with over without.
+    pub first_p95_ratio: f64,
+    /// Batch audio as a share of what the engine makes of batch work alone.
+    pub batch_share: f64,
+}
+
+/// Measures every level without and with the plan's backlog on an engine that is ready.
+pub async fn side_by_side(engine: &Engine, plan: &Plan, mut each: impl FnMut(&Level)) -> SideBySide {
+    let batch_alone = measure(engine, plan, 0).await;
+    each(&batch_alone);
+    let without = Plan { batch: 0, ..plan.clone() };
+    let mut pairs = Vec::new();
+    for &listeners in &plan.levels {
+        let live = measure(engine, &without, listeners).await;
+        each(&live);
+        let both = measure(engine, plan, listeners).await;
+        each(&both);
+        let first_p95_ratio = both.first_p95_ms / live.first_p95_ms;
+        let batch_share = both.batch_audio_per_second / batch_alone.batch_audio_per_second;
+        pairs.push(Pair { live, both, first_p95_ratio, batch_share });
+    }
+    SideBySide { batch_alone, pairs }
+}
+
 async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
     let begin = clock::now();
     // Beginnings are spread over a turn's length, as callers' are; the spread itself is not measured.
@@ -109,8 +168,23 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         let listener = Listener { engine: engine.clone(), plan: plan.clone(), random, listeners, from, until };
         tasks.spawn(listener.listen(start));
     }
+    let backlog = tokio::spawn(backlog(engine.clone(), plan.clone(), from, until));
     let mut all = Tally::default();
-    while let Some(Ok(tally)) = tasks.join_next().await {
+    let mut memory = Fullest::default();
+    let made = |engine: &Engine| engine.status().iter().map(|device| device.produced).collect::<Vec<u64>>();
+    let before = made(engine);
+    let mut tick = tokio::time::interval(SAMPLING);
+    loop {
+        let tally = tokio::select! {
+            done = tasks.join_next() => match done {
+                Some(Ok(tally)) => tally,
+                _ => break,
+            },
+            _ = tick.tick() => {
+                memory.look(engine);
+                continue;
+            }
+        };
         all.first.extend(tally.first);
         all.rtf.extend(tally.rtf);
         all.samples += tally.samples;
@@ -121,6 +195,7 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         all.refused += tally.refused;
         all.failed += tally.failed;
     }
+    let batch_samples = backlog.await.unwrap_or_default();
     let seconds = plan.time.as_secs_f64();
     Level {
         listeners,
@@ -135,7 +210,103 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
         underrun_ms: all.gap.as_secs_f64() * 1e3,
         refused: all.refused,
         failed: all.failed,
-        memory_used: engine.status().iter().map(|device| device.memory.used).sum(),
+        batch: plan.batch,
+        batch_audio_per_second: audio::duration_of(batch_samples).as_secs_f64() / seconds,
+        memory_used: memory.used,
+        memory_parts: memory.parts,
+        by_device: made(engine)
+            .into_iter()
+            .zip(before)
+            .map(|(after, before)| audio::duration_of(after - before).as_secs_f64())
+            .collect(),
+    }
+}
+
+/// The devices' memory when utterances held most of it.
+#[derive(Default)]
+struct Fullest {
+    used: u64,
+    parts: BTreeMap<&'static str, u64>,
+}
+
+impl Fullest {
+    fn look(&mut self, engine: &Engine) {
+        let status = engine.status();
+        let used = status.iter().map(|device| device.memory.used).sum();
+        if used < self.used && !self.parts.is_empty() {
+            return;
+        }
+        self.used = used;
+        self.parts.clear();
+        for (part, bytes) in status.into_iter().flat_map(|device| device.parts) {
+            *self.parts.entry(part).or_default() += bytes;
+        }
+    }
+}
+
+/// Keeps the plan's batch utterances waiting until `until`; gives the samples that came after `from`.
+async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u64 {
+    let (sink, mut events) = mpsc::channel(SINK);
+    let epoch = Epoch::default();
+    let mut open: HashMap<UtteranceId, LineId> = HashMap::new();
+    let (mut samples, mut seed) = (0, plan.seed << 32);
+    let mut pause = clock::now();
+    while clock::now() < until {
+        while open.len() < plan.batch as usize && clock::now() >= pause {
+            seed += 1;
+            // A line each, as the sentences of a book have.
+            let utterance = plan.utterance(LineId::next(), Class::Batch, epoch.token(), seed);
+            let (id, line) = (utterance.id, utterance.line);
+            match engine.submit(utterance, sink.clone()) {
+                Ok(()) => drop(open.insert(id, line)),
+                Err(refused) => pause = clock::now() + refused.retry_after,
+            }
+        }
+        let next = if open.len() < plan.batch as usize { pause.min(until) } else { until };
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(SpeechEvent::Audio { pcm, .. }) if clock::now() >= from => samples += pcm.len() as u64,
+                Some(SpeechEvent::End { utterance, how }) => {
+                    if let Some(line) = open.remove(&utterance) {
+                        engine.note(line, LineNote::Closed);
+                    }
+                    if let UtteranceEnd::Failed(reason) = how {
+                        tracing::warn!(%reason, "batch work failed");
+                        pause = clock::now() + Duration::from_secs(1);
+                    }
+                }
+                _ => {}
+            },
+            () = tokio::time::sleep_until(next.into()) => {}
+        }
+    }
+    epoch.raise();
+    open.into_values().for_each(|line| engine.note(line, LineNote::Closed));
+    let cleared = async {
+        while engine.status().iter().any(|device| device.load.batch > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // What is left after that only blurs the next level.
+    let _ = tokio::time::timeout(CLEAR, cleared).await;
+    samples
+}
+
+impl Plan {
+    fn utterance(&self, line: LineId, class: Class, token: TurnToken, seed: u64) -> Utterance {
+        Utterance {
+            id: UtteranceId::next(),
+            line,
+            class,
+            token,
+            text: self.text.clone(),
+            voice: self.voice.clone(),
+            language: None,
+            instructions: None,
+            seed,
+            speed: 1.0,
+            tenant: "".into(),
+        }
     }
 }
 
@@ -219,19 +390,7 @@ impl Listener {
             gaps: Vec::new(),
             end: UtteranceEnd::Cancelled,
         };
-        let utterance = Utterance {
-            id: UtteranceId::next(),
-            line,
-            class: Class::Live,
-            token: TurnToken::forever(),
-            text: self.plan.text.clone(),
-            voice: self.plan.voice.clone(),
-            language: None,
-            instructions: None,
-            seed,
-            speed: 1.0,
-            tenant: "".into(),
-        };
+        let utterance = self.plan.utterance(line, Class::Live, TurnToken::forever(), seed);
         if let Err(refused) = self.engine.submit(utterance, sink) {
             turn.end = UtteranceEnd::Refused { retry_after: refused.retry_after };
             return turn;
@@ -279,14 +438,16 @@ impl Level {
     /// The head of the table whose rows are levels.
     pub fn header() -> String {
         format!(
-            "{:>9} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>8} {:>7}",
+            "{:>9} {:>5} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}",
             "listeners",
+            "batch",
             "turns",
             "p50 ms",
             "p95 ms",
             "p99 ms",
             "RTF p95",
             "audio s/s",
+            "batch s/s",
             "chars/s",
             "underruns",
             "refused",
@@ -299,14 +460,16 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:>9} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>7.3} {:>9.2} {:>9.1} {:>9} {:>8} {:>7.2}",
+            "{:>9} {:>5} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>7.3} {:>9.2} {:>9.2} {:>9.1} {:>9} {:>8} {:>7.2}",
             self.listeners,
+            self.batch,
             self.turns,
             self.first_p50_ms,
             self.first_p95_ms,
             self.first_p99_ms,
             self.rtf_p95,
             self.audio_per_second,
+            self.batch_audio_per_second,
             self.chars_per_second,
             self.underruns,
             self.refused + self.failed,

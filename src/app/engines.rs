@@ -13,6 +13,8 @@ use crate::synth::tone::Tone;
 pub struct Choice {
     /// One a device.
     pub loaders: Vec<Loader>,
+    /// The default voice, where it is not what speaks anyway: for agents with `overload = "default_voice"`.
+    pub stand_in: Option<Loader>,
     /// For the log: what speaks, and why.
     pub reasons: Vec<String>,
 }
@@ -47,7 +49,7 @@ pub fn choose_with(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice,
 
 fn tone(reason: String) -> Choice {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
-    Choice { loaders: vec![loader], reasons: vec![reason] }
+    Choice { loaders: vec![loader], stand_in: None, reasons: vec![reason] }
 }
 
 fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
@@ -55,18 +57,19 @@ fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
     if let Some(voice) = &config.voice {
         settings.voice.clone_from(voice);
     }
-    // Made here rather than on the device thread, so that a missing program is known before anything starts.
-    let espeak = Espeak::new(settings)?;
-    let loader: Loader = Box::new(|| Ok(Box::new(espeak)));
-    Ok(Choice { loaders: vec![loader], reasons: vec!["espeak-ng speaks".into()] })
+    // Tried here, not only on the device thread, so that a missing program is known before anything starts.
+    drop(Espeak::new(settings.clone())?);
+    let loader: Loader = Box::new(move || Ok(Box::new(Espeak::new(settings.clone())?)));
+    Ok(Choice { loaders: vec![loader], stand_in: None, reasons: vec!["espeak-ng speaks".into()] })
 }
 
 fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthError> {
     let Some(model) = config.model.clone() else {
         return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
     };
-    let (places, reason) = places(&config.device)?;
+    let (places, reason) = places(&config.device, gpu::absent(), gpu::count())?;
     let options = Options {
+        llm: config.llm.parse().map_err(|e| SynthError::Input(format!("[engine] llm: {e}")))?,
         final_chunk: if config.final_chunk == "reference" { FinalChunk::Reference } else { FinalChunk::Causal },
         ..Options::default()
     };
@@ -80,43 +83,89 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         let (model, options, settings) = (model.clone(), options.clone(), settings.clone());
         let loader: Loader = Box::new(move || match place {
             Place::Cpu => {
-                let mut voice = CosyVoice::load_cpu(&model, options, settings)?;
+                let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
             }
             Place::Cuda(ordinal) => {
-                let mut voice = CosyVoice::load_gpu(&model, ordinal, options, precision, settings)?;
+                let mut voice = CosyVoice::load_gpu(&model, ordinal, options.clone(), precision, settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
             }
         });
         loader
     });
-    Ok(Choice { loaders: loaders.collect(), reasons: vec![reason] })
+    let mut reasons = vec![reason];
+    // The default voice needs neither model nor device; it is loaded only where an agent wants it.
+    let stand_in = Espeak::new(espeak::Config::default()).map(|_| {
+        let loader: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+        loader
+    });
+    if let Err(error) = &stand_in {
+        reasons.push(format!("no default voice stands in where CosyVoice3 cannot speak: {error}"));
+    }
+    Ok(Choice { loaders: loaders.collect(), stand_in: stand_in.ok(), reasons })
 }
 
 /// Where a network computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cpu,
     Cuda(u32),
 }
 
-/// The devices that `[engine] device` means, and why.
-fn places(device: &str) -> Result<(Vec<Place>, String), SynthError> {
+/// The devices that `[engine] device` means, and why. `absent`: why there is no GPU; `count`: how many there are.
+fn places(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Place>, String), SynthError> {
     if device == "cpu" {
         return Ok((vec![Place::Cpu], "CosyVoice3 on the CPU, as configured".into()));
     }
-    let count = match gpu::absent() {
-        None => gpu::count(),
+    let one = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok());
+    if one.is_none() && !["auto", "cuda:all"].contains(&device) {
+        let message = format!("[engine] device = \"{device}\": say \"auto\", \"cpu\", \"cuda:all\" or \"cuda:0\"");
+        return Err(SynthError::Input(message));
+    }
+    match absent {
+        None => {}
         Some(why) if device == "auto" => return Ok((vec![Place::Cpu], format!("CosyVoice3 on the CPU: {why}"))),
         Some(why) => return Err(SynthError::Device(format!("[engine] device = \"{device}\": {why}"))),
-    };
-    if let Some(ordinal) = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok()) {
-        if ordinal >= count {
-            let message = format!("[engine] device = \"{device}\": there are {count} GPUs, numbered from 0");
-            return Err(SynthError::Device(message));
-        }
-        return Ok((vec![Place::Cuda(ordinal)], format!("CosyVoice3 on GPU {ordinal}")));
     }
-    Ok(((0..count).map(Place::Cuda).collect(), format!("CosyVoice3 on {count} GPU(s)")))
+    match one {
+        Some(ordinal) if ordinal >= count => {
+            let message = format!("[engine] device = \"{device}\": there are {count} GPUs, numbered from 0");
+            Err(SynthError::Device(message))
+        }
+        Some(ordinal) => Ok((vec![Place::Cuda(ordinal)], format!("CosyVoice3 on GPU {ordinal}"))),
+        None => Ok(((0..count).map(Place::Cuda).collect(), format!("CosyVoice3 on {count} GPU(s)"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_takes_every_gpu_and_without_one_says_in_a_line_why_it_is_on_the_cpu() {
+        let (found, reason) = places("auto", None, 3).expect("three");
+        assert_eq!(found, [Place::Cuda(0), Place::Cuda(1), Place::Cuda(2)]);
+        assert!(reason.contains("3 GPU"));
+        let (found, reason) = places("auto", Some("no GPU engine: no driver".into()), 0).expect("the CPU");
+        assert_eq!((found, reason.as_str()), (vec![Place::Cpu], "CosyVoice3 on the CPU: no GPU engine: no driver"));
+        assert_eq!(reason.lines().count(), 1);
+        assert_eq!(places("cuda:1", None, 2).expect("the second").0, [Place::Cuda(1)]);
+        assert_eq!(places("cuda:all", None, 2).expect("both").0.len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_there_or_not_a_device_is_refused_by_name() {
+        for (device, absent, count) in [
+            ("cuda:2", None, 2),
+            ("cuda:0", Some("no driver".into()), 0),
+            ("cuda:all", Some("no driver".into()), 0),
+            ("gpu", None, 1),
+            ("cuda:x", None, 1),
+        ] {
+            let error = places(device, absent, count).expect_err("refused").to_string();
+            assert!(error.contains(device), "{error}");
+        }
+    }
 }

@@ -10,8 +10,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
+use self::engines::Choice;
 use crate::agent::Agents;
+use crate::agent::config::Overload;
 use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::clock;
 use crate::config::Config;
 use crate::server::jobs::Jobs;
 use crate::server::{self, Gateway};
@@ -20,7 +23,7 @@ use crate::synth::device::Engine;
 use crate::telemetry;
 use crate::voice::api::Service;
 use crate::voice::enrol::{Enroller, Options};
-use crate::voice::store::Store;
+use crate::voice::store::{REFRESH, Store};
 
 /// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
 const RINGING: usize = 256;
@@ -74,16 +77,34 @@ impl App {
     /// # Errors
     /// The first part that cannot start; what was started is stopped again by being dropped.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        let choice = engines::choose(&config.engine)?;
+        Self::start_with(config, choice).await
+    }
+
+    /// As [`App::start`], with voices that were chosen elsewhere.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
         let metrics = telemetry::metrics::recorder();
         let address = config.http.bind;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
 
-        let choice = engines::choose(&config.engine)?;
         for reason in &choice.reasons {
             tracing::info!("{reason}");
         }
         let engine = Engine::start(choice.loaders, config.scheduler.clone())?;
+        let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
+        let stand_in = match choice.stand_in.filter(|_| wanted) {
+            Some(loader) => Some(Engine::start(vec![loader], config.scheduler.clone())?),
+            None => None,
+        };
+        if wanted && stand_in.is_none() {
+            tracing::warn!(
+                "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
+            );
+        }
         let calls = Calls::new(config.call.clone(), Arc::new(engine.clone())).map_err(StartError::Threads)?;
         let agents = Agents::new(config.agent.clone());
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
@@ -102,15 +123,17 @@ impl App {
             calls,
             agents,
             engine,
+            stand_in,
             sip,
             webrtc,
             metrics,
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: grace,
         };
-        tokio::spawn(answer(gateway.clone(), ringing));
-        let router = server::router(gateway.clone(), &config.http);
         let (stop, stopped) = watch::channel(false);
+        tokio::spawn(answer(gateway.clone(), ringing));
+        tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
+        let router = server::router(gateway.clone(), &config.http);
         let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
         Ok(Self { gateway, http, stop, served, grace })
     }
@@ -128,6 +151,9 @@ impl App {
     /// Waits until speech can be made.
     pub async fn ready(&self) {
         self.gateway.engine.ready().await;
+        if let Some(stand_in) = &self.gateway.stand_in {
+            stand_in.ready().await;
+        }
     }
 
     /// Refuses new calls, lets turns end, closes legs and stops; calls that still live after the grace are cut.
@@ -143,11 +169,15 @@ impl App {
         let _ = self.stop.send(true);
         let _ = self.served.await;
         let (calls, engine, jobs) = (self.gateway.calls, self.gateway.engine, self.gateway.jobs);
+        let stand_in = self.gateway.stand_in;
         // Joining threads blocks, so it leaves the runtime.
         let joined = tokio::task::spawn_blocking(move || {
             jobs.shutdown();
             calls.shutdown();
             engine.shutdown();
+            if let Some(stand_in) = stand_in {
+                stand_in.shutdown();
+            }
         });
         let _ = joined.await;
     }
@@ -167,6 +197,23 @@ fn voices(config: &Config) -> Service {
     Service::new(Store::open(&config.engine.voices), enroller, Options { threads, ..Options::default() })
 }
 
+/// Makes voices that others put into the folder (`antiphon voice add` beside a running gateway) speak without a restart.
+async fn watch_voices(voices: Arc<Service>, engine: Engine, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // Also when the application was dropped without being drained.
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(REFRESH) => {}
+        }
+        let voices = voices.clone();
+        // A folder may lie on a disk that takes its time.
+        let looked = tokio::task::spawn_blocking(move || voices.store().refresh(clock::now())).await;
+        if looked.unwrap_or(false) {
+            engine.refresh_voices().await;
+        }
+    }
+}
+
 async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
     while let Some(call) = ringing.recv().await {
         tokio::spawn(answer_one(gateway.clone(), call));
@@ -177,13 +224,16 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
     // The user part names the agent where there is one of that name; numbers and strangers get the default.
     let agent =
         if gateway.agents.find(&call.user).is_some() { call.user.clone() } else { gateway.default_agent.to_string() };
-    if gateway.agents.find(&agent).is_none() {
+    let Some(found) = gateway.agents.find(&agent) else {
         tracing::warn!(%agent, "no such agent; check [sip] agent");
         return call.reject(404, "No such agent");
-    }
+    };
     let full = gateway.calls.count() >= gateway.calls.config().max_calls;
-    if full || gateway.calls.is_draining() || !gateway.is_ready() {
+    if full || gateway.calls.is_draining() {
         return call.reject(BUSY_STATUS, "Service Unavailable");
+    }
+    if let Err(refused) = gateway.has_room_for(&found) {
+        return call.reject(BUSY_STATUS, &refused.to_string());
     }
     let id = CallId::random();
     let meta = CallMeta {

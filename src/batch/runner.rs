@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
-use super::store::{Store, Work};
+use super::store::{PartId, Store, Work};
 use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
@@ -16,8 +16,8 @@ use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, Utte
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
 const EVENTS: usize = 256;
-/// After a disk or database error.
-const STALL: Duration = Duration::from_secs(10);
+/// After a disk or database error. Tests of what follows do not wait as long as disks do.
+const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// An utterance that fails is tried so often: what failed may have been the device.
 const ATTEMPTS: u32 = 3;
 /// Weight of a new observation of the speed.
@@ -87,7 +87,9 @@ pub(super) struct Runner {
     shared: Arc<Shared>,
     lanes: HashMap<UtteranceId, Lane>,
     /// How often what failed has been tried.
-    attempts: HashMap<super::store::PartId, u32>,
+    attempts: HashMap<PartId, u32>,
+    /// Over, their audio on disk, and not in the database yet because that is full: made once is made for good.
+    unrecorded: Vec<(PartId, Result<u64, String>)>,
     /// Nothing is started before then.
     pause: Option<Instant>,
     tidied: Option<Instant>,
@@ -110,6 +112,7 @@ impl Runner {
             shared,
             lanes: HashMap::new(),
             attempts: HashMap::new(),
+            unrecorded: Vec::new(),
             pause: None,
             tidied: None,
             observed: (clock::now(), 0),
@@ -152,6 +155,11 @@ impl Runner {
 
     /// Hands out work until all lanes are busy. Tenants take turns: who has the fewest lanes gets the next.
     fn fill(&mut self, now: Instant, sink: &SpeechSink) {
+        while let Some((id, result)) = self.unrecorded.pop() {
+            if !self.record(now, id, result) {
+                return;
+            }
+        }
         while self.lanes.len() < self.config.lanes.max(1) {
             let work = match self.next() {
                 Ok(Some(work)) => work,
@@ -188,8 +196,11 @@ impl Runner {
         let lanes = |tenant: &str| self.lanes.values().filter(|lane| lane.work.tenant == tenant).count();
         tenants.sort_by_cached_key(|tenant| lanes(tenant));
         for tenant in tenants {
-            let waiting = store.waiting(&tenant, lanes(&tenant) + 1)?;
-            let free = waiting.into_iter().find(|work| self.lanes.values().all(|lane| lane.work.id != work.id));
+            let waiting = store.waiting(&tenant, lanes(&tenant) + self.unrecorded.len() + 1)?;
+            let free = waiting.into_iter().find(|work| {
+                let made = self.unrecorded.iter().any(|(id, _)| *id == work.id);
+                !made && self.lanes.values().all(|lane| lane.work.id != work.id)
+            });
             if free.is_some() {
                 return Ok(free);
             }
@@ -241,17 +252,24 @@ impl Runner {
                 Err(reason)
             }
         };
-        let finished = self.shared.store().finish(
-            id,
-            result.as_ref().map(|samples| *samples).map_err(String::as_str),
-            clock::wall(),
-        );
+        self.record(now, id.clone(), result);
+    }
+
+    /// Marks an utterance as over; kept for later, and `false`, where the database cannot take it.
+    fn record(&mut self, now: Instant, id: PartId, result: Result<u64, String>) -> bool {
+        let outcome = result.as_ref().map(|samples| *samples).map_err(String::as_str);
+        let finished = self.shared.store().finish(&id, outcome, clock::wall());
         match finished {
             Ok(chars) => {
                 *lock(&self.shared.stalled) = None;
                 self.observe(now, chars);
+                true
             }
-            Err(error) => self.stall(now, format!("job database: {error}")),
+            Err(error) => {
+                self.unrecorded.push((id, result));
+                self.stall(now, format!("job database: {error}"));
+                false
+            }
         }
     }
 

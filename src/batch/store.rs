@@ -95,6 +95,13 @@ impl Store {
         Ok(Self { db })
     }
 
+    /// Makes the database full when it has grown by `pages` more, as a full disk does.
+    #[cfg(test)]
+    pub(super) fn limit_growth(&self, pages: u32) {
+        let now: u32 = self.db.pragma_query_value(None, "page_count", |row| row.get(0)).expect("readable");
+        self.db.query_row(&format!("PRAGMA max_page_count = {}", now + pages), [], |_| Ok(())).expect("limited");
+    }
+
     pub(super) fn insert(
         &mut self,
         id: &str,

@@ -139,6 +139,134 @@ async fn a_folder_that_cannot_be_written_stops_work_and_says_why() {
     batch.shutdown();
 }
 
+/// A tone that speaks only once it is let go.
+fn waiting_engine() -> (Engine, std::sync::mpsc::SyncSender<()>) {
+    let (go, gone) = std::sync::mpsc::sync_channel::<()>(1);
+    let loader: Loader = Box::new(move || {
+        // A test that panicked lets go as well.
+        let _ = gone.recv();
+        Ok(Box::new(Tone::new()))
+    });
+    (Engine::start(vec![loader], sched::Config::default()).expect("starts"), go)
+}
+
+/// Waits until a job says why it stands still.
+async fn reason(batch: &Batch, id: &str) -> String {
+    for _ in 0..1_000 {
+        if let Some(reason) = batch.job(id).expect("known").reason {
+            return reason;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no reason: {:?}", batch.job(id));
+}
+
+/// What a job of these texts sounds like where nothing goes wrong.
+async fn undisturbed(spec: &JobSpec) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let job = batch.submit(spec.clone()).expect("accepted");
+    over(&batch, &job.id).await;
+    let audio = bytes(&batch, &job.id, None);
+    batch.shutdown();
+    audio
+}
+
+/// `/dev/full` answers every write as a full disk does, with the error of the kernel.
+#[tokio::test]
+async fn a_job_that_finds_the_disk_full_waits_and_goes_on() {
+    let device = Path::new("/dev/full");
+    if !device.exists() {
+        println!("SKIPPED: there is no /dev/full");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temp dir");
+    let (engine, go) = waiting_engine();
+    let batch = Batch::open(config(folder.path()), engine).expect("opens");
+    let spec = spec(&["Hello there. This is one more sentence.", "And here is another text."], Format::Wav);
+    let job = batch.submit(spec.clone()).expect("accepted");
+    let audio = folder.path().join("audio").join(&job.id);
+    std::fs::create_dir_all(&audio).expect("makes");
+    std::os::unix::fs::symlink(device, audio.join("1-0.partial")).expect("links");
+    go.send(()).expect("waits");
+    // What did not fit is removed at once, and with it the link: there is room again.
+    assert!(reason(&batch, &job.id).await.contains("No space left"));
+    assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    assert_eq!(batch.job(&job.id).expect("known").reason, None);
+    assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_full_database_refuses_new_jobs_and_makes_nothing_twice() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let (engine, go) = waiting_engine();
+    let batch = Batch::open(config(folder.path()), engine).expect("opens");
+    let long = "Here is one more sentence to be spoken. ".repeat(200);
+    let spec = spec(&[&long], Format::Pcm);
+    let job = batch.submit(spec.clone()).expect("accepted");
+    // Accepted work needs room for its results, too: the tables are rewritten as rows grow.
+    batch.store().limit_growth(0);
+    let refused = batch.submit(spec.clone()).expect_err("refused");
+    assert!(refused.to_string().contains("full"), "{refused}");
+    assert_eq!(batch.list().expect("lists").len(), 1, "a refused job leaves nothing");
+    go.send(()).expect("waits");
+    // The accepted job may need a page or not; with room for it, it ends whichever way it went.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    batch.store().limit_growth(10_000);
+    assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
+    batch.submit(spec).expect("accepted again");
+    batch.shutdown();
+}
+
+/// A file system of a megabyte, unmounted when dropped; `None` where this process may not mount.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let mount = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
+            .arg(folder.path())
+            .output();
+        mount.is_ok_and(|output| output.status.success()).then(|| Self(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("SKIPPED: only root may mount a small disk");
+        return;
+    };
+    let folder = disk.0.path();
+    let (engine, go) = waiting_engine();
+    let batch = Batch::open(config(folder), engine).expect("opens");
+    let spec = spec(&["Hello there. This is one more sentence.", "And here is another text."], Format::Flac);
+    let job = batch.submit(spec.clone()).expect("accepted");
+    let ballast = folder.join("ballast");
+    let mut full = std::fs::File::create(&ballast).expect("creates");
+    while std::io::Write::write_all(&mut full, &[0; 512]).is_ok() {}
+    let refused = batch.submit(JobSpec { items: vec!["word ".repeat(20_000)], ..spec.clone() }).expect_err("refused");
+    assert!(matches!(refused, BatchError::Database(_)), "{refused}");
+    go.send(()).expect("waits");
+    let reason = reason(&batch, &job.id).await;
+    assert!(reason.contains("No space left") || reason.contains("full"), "{reason}");
+    assert_eq!(batch.list().expect("still answers").len(), 1);
+    drop(full);
+    std::fs::remove_file(&ballast).expect("removes");
+    assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
+    batch.shutdown();
+}
+
 #[tokio::test]
 async fn finished_jobs_are_forgotten_when_there_is_too_much_audio() {
     let folder = tempfile::tempdir().expect("temp dir");

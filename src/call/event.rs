@@ -97,8 +97,12 @@ pub enum CallEvent {
     },
     /// Something the agent asked for could not be done; the call goes on.
     Error(String),
-    /// The outcome of a transfer.
+    /// The peer has taken a transfer on. The call goes on until it has got there.
+    TransferAccepted,
+    /// The peer was handed over, and the call ends; or it did not take the transfer on.
     Transferred(Result<(), String>),
+    /// A transfer that the peer had taken on came to nothing; the call goes on.
+    TransferFailed(String),
     /// The call is over; nothing follows.
     Ended(EndReason),
 }

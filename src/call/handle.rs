@@ -290,7 +290,8 @@ impl CallHandle {
         self.send(Command::Hold(false))
     }
 
-    /// Hands the peer over to `to`; the outcome comes as [`CallEvent::Transferred`].
+    /// Hands the peer over to `to`; the peer's answer comes as [`CallEvent::TransferAccepted`]
+    /// or [`CallEvent::Transferred`], its late failure as [`CallEvent::TransferFailed`].
     ///
     /// # Errors
     /// The call takes no more commands.
@@ -342,6 +343,13 @@ impl CallHandle {
     fn reserve(&self, bytes: usize) -> Result<(), SpeakError> {
         if self.has_ended() {
             return Err(SpeakError::Ended);
+        }
+        let limit = self.shared.backlog.limit();
+        if bytes > limit {
+            // It would not fit into an empty queue either: waiting for room would be waiting for ever.
+            return Err(SpeakError::Invalid(format!(
+                "{bytes} bytes of text are more than the {limit} that may wait in one call; send it in parts"
+            )));
         }
         if self.shared.backlog.take(bytes) { Ok(()) } else { Err(SpeakError::Busy) }
     }

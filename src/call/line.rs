@@ -63,6 +63,8 @@ pub(super) struct Turn {
     pub(super) trouble: Option<TurnHow>,
     /// Refusals in a row.
     pub(super) refusals: u32,
+    /// The engine refused or failed it and another voice took over: the whole rest of it is that voice's.
+    pub(super) stand_in: bool,
     /// Bytes of its text that the backlog counts.
     pub(super) bytes: usize,
     /// Streamed audio: no events are told of it.
@@ -80,6 +82,10 @@ pub(super) struct Part {
     pushed: u64,
     /// Samples that came.
     received: u64,
+    /// When it was handed to the engine.
+    pub(super) submitted: Option<Instant>,
+    /// When the first of its audio came.
+    pub(super) made: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +132,7 @@ impl Turn {
             sounded: false,
             trouble: None,
             refusals: 0,
+            stand_in: false,
             bytes: 0,
             silent: false,
         }
@@ -232,7 +239,7 @@ impl Turn {
 
 impl Part {
     fn new(text: String, state: PartState, audio: Audio) -> Self {
-        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0 }
+        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0, submitted: None, made: None }
     }
 
     pub(super) fn receive(&mut self, pcm: Vec<f32>) {

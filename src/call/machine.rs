@@ -25,7 +25,7 @@ use super::settings::CallConfig;
 use super::speech::{LineState, Speech};
 use super::{CallEvent, EndReason, TurnId};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
-use crate::media::leg::{LegEvent, MediaFormat, OutPacket, PeerReport};
+use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
 use crate::media::playout::Playout;
 use crate::media::resample::Converter;
 use crate::turn::{LineId, SpeechEvent, SpeechSink, UtteranceEnd, UtteranceId};
@@ -78,11 +78,14 @@ pub struct Machine {
     started: Instant,
     connected: Option<Instant>,
     last_activity: Instant,
+    /// When it was polled last: now, for what needs no better.
+    polled: Instant,
     /// When the last frame of speech left.
     last_spoken: Option<Instant>,
     barge_in: Option<PendingBargeIn>,
     held: bool,
     peer_held: bool,
+    transfer: Option<Transfer>,
     /// When to submit again what was refused.
     retry_at: Option<Instant>,
     /// Text of a stream that was cut off is still arriving.
@@ -97,6 +100,15 @@ struct PendingBargeIn {
     turn: TurnId,
     cause: Cause,
     until: Instant,
+}
+
+/// Where a transfer stands that the agent has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    /// The peer has not answered.
+    Asked,
+    /// The peer has taken it on; it ends by what it tells, by its hang-up, or at this instant without a word.
+    Accepted { until: Instant },
 }
 
 /// The rest of a stream whose turn is over.
@@ -134,10 +146,12 @@ impl Machine {
             started: now,
             connected: None,
             last_activity: now,
+            polled: now,
             last_spoken: None,
             barge_in: None,
             held: false,
             peer_held: false,
+            transfer: None,
             retry_at: None,
             stale: None,
             flow_open: true,
@@ -198,6 +212,18 @@ impl Machine {
                 }
             }
             LegEvent::Format(format) => self.set_format(now, format),
+            LegEvent::HoldAnswered { hold, outcome } => {
+                if let Err(reason) = outcome {
+                    let what = if hold { "on" } else { "off" };
+                    self.event(CallEvent::Error(format!("the peer was not put {what} hold: {reason}")));
+                }
+            }
+            LegEvent::TransferAnswered(outcome) => self.transfer_answered(now, outcome),
+            LegEvent::TransferEnded(outcome) => self.transfer_ended(outcome),
+            // Who has taken a transfer on and hangs up has gone where it was sent.
+            LegEvent::Closed(LegEnd::Remote) if matches!(self.transfer, Some(Transfer::Accepted { .. })) => {
+                self.transfer_ended(Ok(()));
+            }
             LegEvent::Closed(end) => self.finish(end.into()),
         }
     }
@@ -231,7 +257,14 @@ impl Machine {
                     self.apply_hold(now, hold, false);
                 }
             }
-            Command::Transfer { to, attended } => self.actions.push_back(Action::Transfer { to, attended }),
+            Command::Transfer { to, attended } => {
+                if self.transfer.is_some() {
+                    self.event(CallEvent::Transferred(Err("another transfer is under way".into())));
+                } else {
+                    self.transfer = Some(Transfer::Asked);
+                    self.actions.push_back(Action::Transfer { to, attended });
+                }
+            }
             Command::Digits(digits) => self.dial(now, &digits),
             Command::Message(text) => self.actions.push_back(Action::Message(text)),
             Command::Finish(reason) => {
@@ -249,6 +282,7 @@ impl Machine {
             // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
             SpeechEvent::Audio { utterance, pcm } => {
                 if let Some(part) = self.line.part(utterance) {
+                    part.made.get_or_insert(now);
                     part.receive(pcm);
                 }
             }
@@ -261,6 +295,13 @@ impl Machine {
                     self.refused(now, utterance, retry_after);
                     return;
                 }
+                if let UtteranceEnd::Failed(reason) = &how
+                    && self.rescue(utterance)
+                {
+                    tracing::warn!(%reason, "an utterance failed; the default voice speaks it");
+                    return;
+                }
+                let Some(part) = self.line.part(utterance) else { return };
                 part.state = PartState::Ended;
                 if how == UtteranceEnd::Done {
                     let (text, samples) = (std::mem::take(&mut part.text), part.received());
@@ -283,6 +324,7 @@ impl Machine {
 
     /// The next thing to do now.
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
+        self.polled = now;
         loop {
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
@@ -328,6 +370,10 @@ impl Machine {
             self.ear.deadline(),
             self.barge_in.as_ref().map(|pending| pending.until),
             self.retry_at,
+            self.transfer.and_then(|transfer| match transfer {
+                Transfer::Asked => None,
+                Transfer::Accepted { until } => Some(until),
+            }),
             self.line.settles_at(),
             self.lingers_until().filter(|_| self.line.is_last()),
             setup,
@@ -360,16 +406,7 @@ impl Machine {
         self.actions.push_back(Action::End(reason));
     }
 
-    /// Takes the outcome of [`Action::Transfer`]. A blind transfer that was accepted ends the call.
-    pub fn handle_transferred(&mut self, outcome: Result<(), String>) {
-        let done = outcome.is_ok();
-        self.event(CallEvent::Transferred(outcome));
-        if done {
-            self.finish(EndReason::Transferred);
-        }
-    }
-
-    /// Takes the failure of [`Action::Hold`] or [`Action::Message`].
+    /// Takes the failure of [`Action::Message`].
     pub fn handle_failure(&mut self, what: String) {
         self.event(CallEvent::Error(what));
     }
@@ -398,6 +435,9 @@ impl Machine {
                     false => BargeInOutcome::TimedOutRejected,
                 },
             );
+        }
+        if matches!(self.transfer, Some(Transfer::Accepted { until }) if until <= now) {
+            self.transfer_ended(Err("the peer never said how it went".into()));
         }
         self.retry_at = self.retry_at.filter(|at| *at > now);
         if self.line.settles_at().is_some_and(|at| at <= now)
@@ -472,6 +512,17 @@ impl Machine {
         self.shared.stats.speaking.store(self.line.front().is_some_and(|front| front.sounded), Relaxed);
         if !turn.silent {
             self.meters.turn_ended(&how);
+            tracing::trace!(
+                target: "antiphon::spans",
+                kind = "turn",
+                call = %self.shared.meta.id,
+                turn = %turn.id,
+                leg = self.shared.leg,
+                codec = self.format.codec.label(),
+                outcome = how.label(),
+                accepted_us = age(self.polled, turn.accepted),
+                sent_ms = heard.sent_ms,
+            );
             self.event(CallEvent::TurnEnded { turn: turn.id, how, heard });
         }
     }
@@ -485,6 +536,11 @@ impl Machine {
             self.event(CallEvent::Flow { open });
         }
     }
+}
+
+/// Microseconds from `at` to `now`.
+fn age(now: Instant, at: Instant) -> u64 {
+    now.saturating_duration_since(at).as_micros() as u64
 }
 
 impl Drop for Machine {

@@ -78,6 +78,19 @@ impl Calls {
     /// No place, draining, or the id is taken. The leg is dropped: answer the peer before, or keep what is
     /// needed to refuse it.
     pub fn start<L: MediaLeg>(&self, meta: CallMeta, leg: L) -> Result<CallHandle, StartError> {
+        self.start_with(meta, leg, self.0.speech.clone())
+    }
+
+    /// As [`Calls::start`], with what speaks on this call.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with<L: MediaLeg>(
+        &self,
+        meta: CallMeta,
+        leg: L,
+        speech: Arc<dyn Speech>,
+    ) -> Result<CallHandle, StartError> {
         let inner = &self.0;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -95,7 +108,6 @@ impl Calls {
         };
         // Made here and moved, so that a call that never starts, panics or ends leaves the registry alike.
         let listed = Listed { calls: self.clone(), shared: shared.clone() };
-        let speech = inner.speech.clone();
         let all = inner.events.clone();
         inner.shards.spawn(move || async move {
             let _place = place;

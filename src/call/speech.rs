@@ -12,8 +12,47 @@ pub trait Speech: Send + Sync + 'static {
     /// There is no capacity; nothing was taken.
     fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal>;
 
+    /// As [`Speech::submit`], by the voice that speaks where the one above cannot. Without such a voice it refuses.
+    ///
+    /// # Errors
+    /// There is none, or it has no capacity either; nothing was taken.
+    fn stand_in(&self, _utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+        Err(Refusal { retry_after: Duration::from_secs(1), reason: "no other voice stands in".into() })
+    }
+
     /// Tells how the listener of `line` fares.
     fn note(&self, line: LineId, note: LineState);
+}
+
+/// One engine, and another whose default voice speaks what the first refuses or fails at.
+pub struct WithStandIn {
+    engine: crate::synth::device::Engine,
+    other: crate::synth::device::Engine,
+}
+
+impl WithStandIn {
+    /// `other` speaks where `engine` cannot.
+    pub fn new(engine: crate::synth::device::Engine, other: crate::synth::device::Engine) -> Self {
+        Self { engine, other }
+    }
+}
+
+impl Speech for WithStandIn {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        Speech::submit(&self.engine, utterance, sink)
+    }
+
+    fn stand_in(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        metrics::counter!("antiphon_stand_in_total").increment(1);
+        // Voices and manners are those of the other engine.
+        Speech::submit(&self.other, Utterance { voice: None, instructions: None, ..utterance }, sink)
+    }
+
+    fn note(&self, line: LineId, note: LineState) {
+        // An engine that does not know the line does nothing.
+        Speech::note(&self.engine, line, note);
+        Speech::note(&self.other, line, note);
+    }
 }
 
 /// Why an utterance was not taken.

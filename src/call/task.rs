@@ -14,14 +14,11 @@ use super::machine::{Action, Machine};
 use super::speech::Speech;
 use super::{CallEvent, CallId, EndReason};
 use crate::clock;
-use crate::media::leg::MediaLeg;
+use crate::media::leg::{LegEvent, MediaLeg};
 
 /// Speech events that may wait for the task: minutes of a lead-limited voice. A full channel fails the
 /// utterance at the engine's end.
 const SPEECH: usize = 256;
-
-/// The peer may take this long to answer a re-INVITE or a REFER before it counts as not answering.
-const SIGNALLING: Duration = Duration::from_secs(10);
 
 /// How long a peer may take to hear that the call is over.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -118,14 +115,14 @@ impl<L: MediaLeg> CallTask<L> {
                 }
             }
             Action::Hold(hold) => {
-                if let Err(error) = timeout(SIGNALLING, self.leg.hold(hold)).await.unwrap_or_else(|_| Err(SLOW.into()))
-                {
-                    machine.handle_failure(format!("the peer was not put on or off hold: {error}"));
+                if let Err(reason) = self.leg.hold(hold) {
+                    machine.handle_leg(clock::now(), LegEvent::HoldAnswered { hold, outcome: Err(reason) });
                 }
             }
             Action::Transfer { to, attended } => {
-                let outcome = timeout(SIGNALLING, self.leg.transfer(&to, attended)).await;
-                machine.handle_transferred(outcome.unwrap_or_else(|_| Err(SLOW.into())));
+                if let Err(reason) = self.leg.transfer(&to, attended) {
+                    machine.handle_leg(clock::now(), LegEvent::TransferAnswered(Err(reason)));
+                }
             }
             Action::End(reason) => {
                 // A peer that does not answer must not keep the call.
@@ -143,5 +140,3 @@ impl<L: MediaLeg> CallTask<L> {
         let _ = self.events.send(event);
     }
 }
-
-const SLOW: &str = "the peer did not answer in time";

@@ -11,6 +11,7 @@ use crate::app::engines;
 use crate::call::bench::Departures;
 use crate::config::EngineKind;
 use crate::media;
+use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::random;
 use crate::synth::device::{Engine, Phase};
 use crate::voice;
@@ -18,6 +19,8 @@ use crate::voice;
 /// About eight seconds of speech at the default voice's pace.
 const TEXT: &str = "The meeting has been moved to Thursday at a quarter past three in the large room on the second \
     floor, so please bring the printed figures and a pen.";
+/// Enough batch utterances to fill the widest steps of any engine and have some to spare.
+const BACKLOG: u32 = 64;
 /// Speech tokens a second.
 const TOKENS: f64 = 25.0;
 
@@ -32,6 +35,9 @@ pub(super) struct Args {
     /// Where CosyVoice3 computes: auto, cpu, cuda:N, cuda:all.
     #[arg(long)]
     device: Option<String>,
+    /// Which of the checkpoint's language models: llm, or llm.rl.
+    #[arg(long)]
+    llm: Option<LanguageModel>,
     /// Listeners at once.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     concurrency: Vec<u32>,
@@ -41,6 +47,12 @@ pub(super) struct Args {
     /// Open loop: turns begin at this rate a second over all listeners, whatever the engine does.
     #[arg(long, value_name = "RATE")]
     arrivals: Option<f64>,
+    /// Batch utterances that always wait beside the listeners.
+    #[arg(long, value_name = "N")]
+    batch: Option<u32>,
+    /// Measure each level without and with the batch backlog (64 unless --batch says otherwise), and that alone.
+    #[arg(long)]
+    side_by_side: bool,
     /// Take audio as fast as it comes instead of in real time.
     #[arg(long)]
     throughput: bool,
@@ -107,11 +119,15 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 
 fn engine(args: &Args) -> Result<Value, Failure> {
     let mut config = super::load(args.config.as_deref())?;
+    crate::telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     if let Some(kind) = args.engine {
         config.engine.kind = kind;
     }
     if let Some(device) = &args.device {
         config.engine.device.clone_from(device);
+    }
+    if let Some(llm) = args.llm {
+        config.engine.llm = llm.to_string();
     }
     if args.voice.is_some() {
         config.engine.voice.clone_from(&args.voice);
@@ -144,6 +160,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         text: args.text.clone(),
         voice: args.voice.clone(),
         paced: !args.throughput,
+        batch: args.batch.unwrap_or(if args.side_by_side { BACKLOG } else { 0 }),
         seed: 1,
     };
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
@@ -159,10 +176,42 @@ fn engine(args: &Args) -> Result<Value, Failure> {
             devices.push(json!({ "engine": caps.name, "device": caps.device, "memoryTotal": device.memory.total }));
         }
         println!("{}", Level::header());
+        if args.side_by_side {
+            let report = bench::side_by_side(&engine, &plan, |level| println!("{level}")).await;
+            for pair in &report.pairs {
+                println!(
+                    "{} listeners: p95 first audio with batch is {:.2} of that without; batch gets {:.1} % of what it makes alone",
+                    pair.live.listeners,
+                    pair.first_p95_ratio,
+                    pair.batch_share * 100.0
+                );
+            }
+            return Ok(json!({ "devices": devices, "arrivals": plan.arrivals, "sideBySide": report }));
+        }
         let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
+        print_devices(&devices, &levels);
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
     });
     // A device thread that still computes while the process ends would have its driver taken away under it.
     engine.shutdown();
     results
+}
+
+/// Which device made how much, and what the memory was used for when utterances held most of it.
+fn print_devices(devices: &[Value], levels: &[Level]) {
+    let Some(fullest) = levels.iter().max_by_key(|level| level.memory_used) else { return };
+    if devices.len() > 1 {
+        for level in levels {
+            let all: f64 = level.by_device.iter().sum();
+            let share = |made: &f64| format!("{:.0} %", 100.0 * made / all.max(f64::MIN_POSITIVE));
+            let shares: Vec<String> = level.by_device.iter().map(share).collect();
+            println!("{:>9} listeners: by device {}", level.listeners, shares.join(", "));
+        }
+    }
+    if !fullest.memory_parts.is_empty() {
+        println!("device memory with {} listeners, MB:", fullest.listeners);
+        for (part, bytes) in &fullest.memory_parts {
+            println!("{part:>16} {:>10.1}", *bytes as f64 / 1e6);
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! `antiphon demo`: the whole product in one command, over real sockets on loopback.
 //!
 //! It starts a gateway, places a SIP call and a WebRTC call to it, has each speak a turn, interrupts a second
-//! one, writes what each caller heard and judges it by ear: the recording is compared with the same text
-//! synthesised directly.
+//! one by a key or a request and a third one by a recorded voice that speaks over it, writes what each caller
+//! heard and judges it by ear: the recording is compared with the same text synthesised directly.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use super::Failure;
 use crate::app::App;
 use crate::audio;
 use crate::call::segment::{SegmentConfig, Segmenter};
-use crate::call::{CallEvent, CallId};
+use crate::call::{CallEvent, CallId, Cause};
 use crate::clock;
 use crate::config::{Config, EngineKind};
 use crate::server::speech::{Manner, Speaker};
@@ -30,6 +30,8 @@ const SECOND_TURN: &str = "This second turn goes on for quite a while, because s
     and it would be a pity if it had already come to its end before that happens, so it keeps talking and talking.";
 /// How long the second turn sounds before it is interrupted.
 const BEFORE_BARGE_IN: Duration = Duration::from_millis(1_200);
+/// What the caller says over the third turn: 3.5 s of a recorded voice, G.711's band.
+const CALLERS_VOICE: &[u8] = include_bytes!("../../tests/data/speech-8k.wav");
 /// A pause of this length is the end of a turn: longer than any between sentences.
 const TURN_PAUSE: Duration = Duration::from_millis(1_500);
 /// Longest wait for anything that should happen at once.
@@ -63,6 +65,10 @@ struct Report {
     seconds: f64,
     underruns: usize,
     barge_in: Duration,
+    /// From the caller's first sound to the decision that somebody speaks.
+    noticed: Duration,
+    /// From there to the last sound that the caller heard.
+    hushed: Duration,
     match_value: f32,
     match_limit: f32,
     heard: String,
@@ -79,8 +85,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         // The table is the output; the log only speaks of trouble.
         config.log.level = "warn".into();
     }
-    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     on_loopback(&mut config);
+    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::failed(format!("{}: {e}", args.out.display())))?;
     super::block_on(async move {
         let app = App::start(config).await.map_err(super::serve::failure)?;
@@ -94,7 +100,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     })
 }
 
-/// Free loopback ports, no tokens, an agent that leaves the talking to the demo.
+/// Free loopback ports, no tokens, no traces, an agent that leaves the talking to the demo.
 fn on_loopback(config: &mut Config) {
     let any = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
     config.http.bind = any;
@@ -105,6 +111,8 @@ fn on_loopback(config: &mut Config) {
     config.sip.users.clear();
     config.sip.trunk.clear();
     config.sip.public_ip = None;
+    // Over before a collector would have taken a trace.
+    config.log.otlp = None;
     config.webrtc.bind_port = 0;
     config.webrtc.bind_ip = None;
     config.webrtc.public_ip = None;
@@ -201,6 +209,7 @@ impl Demo<'_> {
             .await
             .ok_or_else(|| trouble("speech went on after the interruption"))?;
         let heard = events.await;
+        let (noticed, hushed) = self.speak_over(&call, &id).await.map_err(|what| trouble(&what))?;
         let codec = call.codec();
         call.hang_up().await;
         Ok(Report {
@@ -210,12 +219,37 @@ impl Demo<'_> {
             seconds: recording.duration().as_secs_f64(),
             underruns,
             barge_in: silent.saturating_duration_since(cut),
+            noticed,
+            hushed,
             match_value: correlation.value,
             // G.711 carries half the band, so less of the reference can be found in it.
             match_limit: if codec == Codec::Opus { 0.9 } else { 0.8 },
             heard,
             file,
         })
+    }
+
+    /// Has the caller speak over a turn; gives how long until that was noticed, and from there until silence.
+    async fn speak_over(&self, call: &Call, id: &str) -> Result<(Duration, Duration), String> {
+        let voice = caller_voice().map_err(|e| format!("the recorded voice: {e}"))?;
+        let handle = self.app.gateway().calls.get(&CallId::from(id)).ok_or("the call is over")?;
+        let asked = self.speak(id, SECOND_TURN).await.map_err(|failure| failure.message)?;
+        call.ear().onset(asked, PATIENCE).await.ok_or("no third turn was heard")?;
+        let mut events = handle.events();
+        let spoke = call.say(&voice).await.map_err(|e| e.to_string())?;
+        let noticed = async {
+            loop {
+                match events.recv().await {
+                    Ok(CallEvent::Interrupted { cause: Cause::Speech, .. }) => return Ok(clock::now()),
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return Err("the call ended"),
+                }
+            }
+        };
+        let noticed = tokio::time::timeout(PATIENCE, noticed).await.unwrap_or(Err("the caller spoke in vain"))?;
+        let quiet = call.ear().silence(noticed, Duration::from_millis(400), PATIENCE).await;
+        let quiet = quiet.ok_or("speech went on over the caller")?;
+        Ok((noticed.saturating_duration_since(spoke), quiet.saturating_duration_since(noticed)))
     }
 
     /// Speaks on a call through the API; the instant is the one before the request left.
@@ -255,21 +289,38 @@ impl Demo<'_> {
     }
 }
 
+fn caller_voice() -> Result<Clip, hound::Error> {
+    let mut wav = hound::WavReader::new(CALLERS_VOICE)?;
+    let rate = wav.spec().sample_rate;
+    let pcm = wav.samples::<i16>().map(|sample| sample.map(audio::from_i16)).collect::<Result<_, _>>()?;
+    Ok(Clip { rate, pcm })
+}
+
 fn print(reports: &[Report], text: &str) {
     println!("said: {text}");
     println!(
-        "{:<8} {:<6} {:>14} {:>9} {:>10} {:>16} {:>7}  file",
-        "leg", "codec", "first audio ms", "seconds", "underruns", "barge-in ms", "match"
+        "{:<8} {:<6} {:>14} {:>9} {:>10} {:>16} {:>16} {:>15} {:>7}  file",
+        "leg",
+        "codec",
+        "first audio ms",
+        "seconds",
+        "underruns",
+        "barge-in ms",
+        "voice noticed ms",
+        "then silence ms",
+        "match"
     );
     for r in reports {
         println!(
-            "{:<8} {:<6} {:>14.1} {:>9.2} {:>10} {:>16.1} {:>7.3}  {}",
+            "{:<8} {:<6} {:>14.1} {:>9.2} {:>10} {:>16.1} {:>16.1} {:>15.1} {:>7.3}  {}",
             r.leg,
             r.codec,
             r.first_audio.as_secs_f64() * 1e3,
             r.seconds,
             r.underruns,
             r.barge_in.as_secs_f64() * 1e3,
+            r.noticed.as_secs_f64() * 1e3,
+            r.hushed.as_secs_f64() * 1e3,
             r.match_value,
             r.file.display()
         );

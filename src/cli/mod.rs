@@ -40,7 +40,7 @@ enum Command {
     /// Speak a text to a file or to standard output.
     Say(say::Args),
     /// Read and validate a configuration.
-    Check(ConfigFile),
+    Check(check::Args),
     /// Fetch, check, invent and test checkpoints.
     #[command(subcommand)]
     Model(model::Command),
@@ -96,7 +96,7 @@ pub fn main() -> ExitCode {
         Command::Serve(file) => serve::run(file.config.as_deref()),
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),
-        Command::Check(file) => check::run(file.config.as_deref()),
+        Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
         Command::Bench(args) => bench::run(args),

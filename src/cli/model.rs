@@ -6,13 +6,11 @@ use clap::{Subcommand, ValueEnum};
 
 use super::Failure;
 use crate::config::Config;
+use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::cli;
 use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
-use crate::synth::cosyvoice::random;
+use crate::synth::cosyvoice::{pull, random};
 use crate::voice;
-
-/// The checkpoint fetched when no other is named.
-const DEFAULT_ID: &str = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512";
 
 /// What the working precision of a GPU may differ by, absolute, per stage.
 const WORKING_LIMITS: &[(&str, f64)] = &[("llm", 0.1), ("flow", 0.1), ("hift", 0.1), ("e2e", 0.5)];
@@ -22,7 +20,7 @@ pub(super) enum Command {
     /// Fetch a checkpoint from a hub; `HF_ENDPOINT` names another hub. Resumes, checks sizes and hashes.
     Pull {
         /// Which checkpoint.
-        #[arg(default_value = DEFAULT_ID)]
+        #[arg(default_value = pull::DEFAULT_ID)]
         id: String,
         /// Where to; default: the name's last part.
         #[arg(long, value_name = "DIR")]
@@ -32,6 +30,9 @@ pub(super) enum Command {
     Verify {
         /// Checkpoint directory.
         dir: PathBuf,
+        /// Which of its language models: llm, or llm.rl.
+        #[arg(long, default_value_t)]
+        llm: LanguageModel,
     },
     /// Write a randomly initialised checkpoint in the real layout, for measuring speed.
     Random {
@@ -73,7 +74,7 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
             let dir = dir.unwrap_or_else(|| PathBuf::from(name));
             cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref())
         }
-        Command::Verify { dir } => cli::verify(&dir),
+        Command::Verify { dir, llm } => cli::verify(&dir, llm),
         Command::Random { dir, size, seed } => {
             let size = match size {
                 Size::Full => random::Size::Full,
@@ -87,11 +88,21 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
 }
 
 fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
-    if voice::selftest::is_kit(kit) {
+    // A kit may hold either part or both: the front end is compared first, as data flows.
+    let mut code = cli::DONE;
+    let front_end = voice::selftest::is_kit(kit);
+    if front_end {
         let report = voice::selftest::run(kit).map_err(Failure::failed)?;
         println!("{report}");
-        return Ok(if report.passed() { cli::DONE } else { cli::FAILED });
+        code = if report.passed() { cli::DONE } else { cli::FAILED };
     }
+    if front_end && !cli::is_kit(kit) {
+        return Ok(code);
+    }
+    Ok(code.max(engine_selftest(kit, device, dtype)?))
+}
+
+fn engine_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if device == "cpu" {
         return Ok(cli::selftest(kit));
     }

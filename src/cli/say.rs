@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, Write};
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Failure;
@@ -12,7 +13,10 @@ use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::config::EngineKind;
 use crate::server::speech::{Manner, Speaker};
-use crate::synth::device::{Engine, Phase};
+use crate::synth::cosyvoice::backend::LanguageModel;
+use crate::synth::device::{Engine, Loader, Phase};
+use crate::synth::{Slot, Stage, Step, TextOrder};
+use crate::turn::{Class, LineId, TurnToken, Utterance, UtteranceId};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -42,12 +46,47 @@ pub(super) struct Args {
     /// Speaking rate.
     #[arg(long, default_value_t = 1.0)]
     speed: f32,
+    /// Which of the checkpoint's language models: llm, or llm.rl.
+    #[arg(long)]
+    llm: Option<LanguageModel>,
+    /// How text becomes utterances: sentence by sentence, or into the running language model as it is written
+    /// (CosyVoice3 only; standard input is spoken while it comes).
+    #[arg(long, value_enum, default_value = "segments")]
+    text_streaming: TextStreaming,
+    /// With bistream: the order that the model is fed in, as it should be or with the quirks of the original code.
+    #[arg(long, value_enum, default_value = "fixed")]
+    text_order: Order,
     /// Format on standard output.
     #[arg(long, default_value = "wav")]
     format: String,
     /// Configuration file.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TextStreaming {
+    /// Each sentence is an utterance of its own.
+    Segments,
+    /// The whole text is one utterance, spoken while it is written.
+    Bistream,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// No position is fed twice, no text is spoken early.
+    Fixed,
+    /// As the original code.
+    Reference,
+}
+
+impl From<Order> for TextOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Fixed => TextOrder::Fixed,
+            Order::Reference => TextOrder::Reference,
+        }
+    }
 }
 
 /// Speaks, streaming: the first audio is written as soon as it is made.
@@ -62,16 +101,22 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if let Some(device) = args.device {
         config.engine.device = device;
     }
-    let text = if args.text == "-" {
+    if let Some(llm) = args.llm {
+        config.engine.llm = llm.to_string();
+    }
+    let streamed = args.text_streaming == TextStreaming::Bistream;
+    let text = if streamed {
+        String::new()
+    } else if args.text == "-" {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(Failure::failed)?;
         text
     } else {
-        args.text
+        args.text.clone()
     };
     let mut parts = Vec::new();
     Segmenter::new(SegmentConfig::default()).whole(&text, &mut parts);
-    if parts.is_empty() {
+    if parts.is_empty() && !streamed {
         return Err(Failure::failed("the text contains nothing to speak"));
     }
     let to_stdout = args.out.as_ref().is_none_or(|path| path.as_os_str() == "-");
@@ -101,6 +146,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     for reason in &choice.reasons {
         eprintln!("{reason}");
     }
+    if streamed {
+        let source: Box<dyn Read> =
+            if args.text == "-" { Box::new(std::io::stdin()) } else { Box::new(std::io::Cursor::new(args.text)) };
+        let loader = choice.loaders.into_iter().next().ok_or_else(|| Failure::unavailable("there is no device"))?;
+        return speak_as_it_comes(loader, manner, args.text_order.into(), source, format, &mut out);
+    }
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
     let outcome = super::block_on(async {
         engine.ready().await;
@@ -120,19 +171,98 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             bar.set_message(format!("{:.1} s", samples as f64 / f64::from(crate::audio::RATE)));
             bar.tick();
         }
-        out.write(&writer.finish().map_err(Failure::failed)?).map_err(Failure::failed)?;
-        if format == Format::Wav {
-            let header = AudioWriter::with_length(format, crate::audio::RATE, samples as u64)
-                .and_then(|mut writer| writer.push(&[]))
-                .map_err(Failure::failed)?;
-            out.rewrite_start(&header).map_err(Failure::failed)?;
-        }
+        finish(writer, format, samples, &mut out)?;
         bar.finish();
         Ok(())
     });
     // A device thread that still computes while the process ends would have its driver taken away under it.
     engine.shutdown();
     outcome
+}
+
+/// One utterance whose text is read while it is spoken. Nothing else runs on the device, so whatever the slot can run
+/// is run, and text is read when there is nothing: what is not read yet waits in its pipe.
+fn speak_as_it_comes(
+    loader: Loader,
+    manner: Manner,
+    order: TextOrder,
+    mut source: Box<dyn Read>,
+    format: Format,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut voice = loader().map_err(Failure::unavailable)?;
+    let utterance = Utterance {
+        id: UtteranceId::next(),
+        line: LineId::next(),
+        class: Class::Live,
+        token: TurnToken::forever(),
+        text: String::new(),
+        voice: manner.voice,
+        language: manner.language,
+        instructions: manner.instructions,
+        seed: manner.seed,
+        speed: manner.speed,
+        tenant: manner.tenant,
+    };
+    let slot = Slot(0);
+    let mut ready = voice.open_streamed(slot, &utterance, order).map_err(Failure::failed)?;
+    let mut writer = AudioWriter::new(format, crate::audio::RATE).map_err(Failure::failed)?;
+    let (mut unread, mut samples, mut progress) = (Vec::new(), 0, Vec::new());
+    loop {
+        let Some(stage) = Stage::ALL.into_iter().rev().find(|&stage| ready.has(stage)) else {
+            let mut piece = [0; 1024];
+            let count = source.read(&mut piece).map_err(Failure::failed)?;
+            unread.extend_from_slice(&piece[..count]);
+            let text = take_text(&mut unread, count == 0);
+            ready = voice.append(slot, &text, count == 0).map_err(Failure::failed)?;
+            if count == 0 && ready.is_empty() {
+                return Err(Failure::failed("the text ended and nothing is left to run"));
+            }
+            continue;
+        };
+        let rounds = voice.caps().rounds[stage as usize];
+        voice.run(&Step { stage, slots: vec![slot], rounds }, &mut progress).map_err(Failure::failed)?;
+        let Some(result) = progress.pop() else { return Err(Failure::failed("the voice gave no result")) };
+        if let Some(error) = result.failed {
+            return Err(Failure::failed(error));
+        }
+        samples += result.pcm.len();
+        out.write(&writer.push(&result.pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
+        if result.done {
+            break;
+        }
+        ready = result.ready;
+    }
+    if samples == 0 {
+        return Err(Failure::failed("the text contains nothing to speak"));
+    }
+    finish(writer, format, samples, out)
+}
+
+/// What of `bytes` is whole characters; at the end, all of it.
+fn take_text(bytes: &mut Vec<u8>, end: bool) -> String {
+    let whole = match std::str::from_utf8(bytes) {
+        Ok(_) => bytes.len(),
+        // A character cut in two is completed by the next bytes; anything else is replaced.
+        Err(error) if error.error_len().is_none() && !end => error.valid_up_to(),
+        Err(_) => bytes.len(),
+    };
+    let rest = bytes.split_off(whole);
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    *bytes = rest;
+    text
+}
+
+/// Writes what the encoder still holds and, where it can be gone back to, the length.
+fn finish(writer: AudioWriter, format: Format, samples: usize, out: &mut Out) -> Result<(), Failure> {
+    out.write(&writer.finish().map_err(Failure::failed)?).map_err(Failure::failed)?;
+    if format == Format::Wav {
+        let header = AudioWriter::with_length(format, crate::audio::RATE, samples as u64)
+            .and_then(|mut writer| writer.push(&[]))
+            .map_err(Failure::failed)?;
+        out.rewrite_start(&header).map_err(Failure::failed)?;
+    }
+    Ok(())
 }
 
 enum Out {

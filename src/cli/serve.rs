@@ -11,10 +11,17 @@ use crate::telemetry;
 /// Serves until SIGTERM or SIGINT, drains, and exits; a second signal exits at once.
 pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
     let config = super::load(file)?;
-    telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
+    let traces = telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     super::block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let exporting = traces.map(|traces| {
+            tokio::spawn(traces.run(async {
+                // An error says that the sender is gone, which means the same.
+                let _ = stopped.await;
+            }))
+        });
         let app = App::start(config).await.map_err(failure)?;
         announce(&app);
         tokio::select! {
@@ -26,6 +33,11 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
             () = app.drain() => {}
             _ = terminate.recv() => tracing::warn!("exiting with calls in progress"),
             _ = interrupt.recv() => tracing::warn!("exiting with calls in progress"),
+        }
+        drop(stop);
+        if let Some(exporting) = exporting {
+            // Bounded by the exporter; the last turns are worth the wait.
+            let _ = exporting.await;
         }
         Ok(())
     })

@@ -16,7 +16,11 @@ use serde::Deserialize;
 use crate::agent::builtin::Builtin;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
+use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::telemetry::Log;
+
+/// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.
+pub const SCHEMA: &str = include_str!("../../config/schema.json");
 
 /// Prefix of variables that override keys.
 const PREFIX: &str = "ANTIPHON_";
@@ -55,6 +59,8 @@ pub struct Engine {
     pub kind: EngineKind,
     /// Checkpoint directory of CosyVoice3.
     pub model: Option<PathBuf>,
+    /// Which of the checkpoint's language models speaks: `llm` or `llm.rl`.
+    pub llm: String,
     /// Where voice files live.
     pub voices: PathBuf,
     /// Name of the voice when a turn names none.
@@ -72,6 +78,7 @@ impl Default for Engine {
         Self {
             kind: EngineKind::Auto,
             model: None,
+            llm: "llm".into(),
             voices: PathBuf::from("voices"),
             voice: None,
             device: "auto".into(),
@@ -153,9 +160,11 @@ impl Config {
             }
         }
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
+        self.log.validate().map_err(|e| format!("[log] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
+        self.engine.llm.parse::<LanguageModel>().map_err(|e| format!("[engine] llm: {e}"))?;
         let device = &self.engine.device;
         let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
         if !(cuda || device == "auto" || device == "cpu") {
@@ -235,59 +244,6 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::server::config::Scope;
-
-    fn load(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
-        let dir = tempfile::tempdir().expect("temp dir");
-        let path = dir.path().join("c.toml");
-        std::fs::write(&path, text).expect("write");
-        Config::load(Some(&path), variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())))
-    }
-
-    #[test]
-    fn an_unknown_key_is_named_with_its_line_and_the_nearest_name() {
-        let error = load("[http]\nbind = \"127.0.0.1:1\"\n\n[engine]\nmodle = \"x\"\n", &[]).expect_err("unknown key");
-        assert!(error.origin.ends_with("c.toml:5:1"), "{error}");
-        assert!(error.message.contains("did you mean `model`"), "{error}");
-    }
-
-    #[test]
-    fn the_environment_overrides_the_file() {
-        let config =
-            load("[http]\nbind = \"127.0.0.1:1\"\n", &[("ANTIPHON_HTTP__BIND", "127.0.0.1:2")]).expect("valid");
-        assert_eq!(config.http.bind.port(), 2);
-    }
-
-    #[test]
-    fn a_bad_variable_is_named() {
-        let error = load("", &[("ANTIPHON_HTTP__BNID", "127.0.0.1:2")]).expect_err("unknown key");
-        assert!(error.origin.contains("ANTIPHON_HTTP__BNID"), "{error}");
-        assert!(error.message.contains("did you mean `bind`"), "{error}");
-    }
-
-    #[test]
-    fn tokens_may_be_strings_or_tables() {
-        let config = load("[http]\ntokens = [\"a\", { name = \"ops\", token = \"b\", scopes = [\"admin\"] }]\n", &[])
-            .expect("valid");
-        assert_eq!(config.http.tokens[0].token.reveal(), "a");
-        assert_eq!(config.http.tokens[1].scopes, [Scope::Admin]);
-        assert!(!format!("{config:?}").contains("\"b\""));
-    }
-
-    #[test]
-    fn an_agent_needs_a_usable_url() {
-        let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
-        assert!(error.message.contains("[agent.x]"), "{error}");
-        assert!(load("[agent.x]\nurl = \"builtin:silent\"\n", &[]).is_ok());
-    }
-
-    /// The shipped file documents the defaults; a key that changed in the code only would mislead.
-    #[test]
-    fn the_shipped_file_is_the_defaults() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/gateway.toml");
-        let shipped = Config::load(Some(&path), []).expect("valid");
-        assert_eq!(format!("{shipped:#?}"), format!("{:#?}", Config::default()));
-    }
-}
+mod schema_tests;
+#[cfg(test)]
+mod tests;

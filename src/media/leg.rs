@@ -124,6 +124,18 @@ pub enum LegEvent {
     Held(bool),
     /// The agreed format changed (re-INVITE).
     Format(MediaFormat),
+    /// The peer's answer to [`MediaLeg::hold`]. Of requests that overtake one another only the last is answered.
+    HoldAnswered {
+        /// What was asked for.
+        hold: bool,
+        /// Why the peer did not do it.
+        outcome: Result<(), String>,
+    },
+    /// The peer's answer to [`MediaLeg::transfer`]: it has taken the task on (how it goes arrives as
+    /// [`LegEvent::TransferEnded`] or as its hang-up), or says why not.
+    TransferAnswered(Result<(), String>),
+    /// What became of a transfer that the peer had taken on.
+    TransferEnded(Result<(), String>),
     /// The leg is over; nothing follows.
     Closed(LegEnd),
 }
@@ -168,9 +180,17 @@ pub trait MediaLeg: Send + 'static {
     /// Ends the session properly (BYE, DTLS close).
     fn hang_up(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// Asks the peer to hold (`true`) or resume. Legs without hold do nothing.
-    fn hold(&mut self, hold: bool) -> impl Future<Output = Result<(), String>> + Send;
+    /// Asks the peer to hold (`true`) or resume, and returns at once: media goes on while it makes up its mind, and
+    /// the answer arrives as [`LegEvent::HoldAnswered`]. Legs without hold do nothing, and say nothing.
+    ///
+    /// # Errors
+    /// It cannot be asked for now; the text says why, for the agent. No answer follows.
+    fn hold(&mut self, hold: bool) -> Result<(), String>;
 
-    /// Hands the peer over to `to` (SIP REFER). The error says why not, for the agent.
-    fn transfer(&mut self, to: &str, attended: bool) -> impl Future<Output = Result<(), String>> + Send;
+    /// Asks the peer to go over to `to` (SIP REFER), and returns at once; the answer arrives as
+    /// [`LegEvent::TransferAnswered`].
+    ///
+    /// # Errors
+    /// As [`MediaLeg::hold`].
+    fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String>;
 }

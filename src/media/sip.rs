@@ -27,27 +27,19 @@ use bytes::{Bytes, BytesMut};
 use metrics::{Counter, counter, gauge, histogram};
 use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
-use tokio::{
-    net::UdpSocket,
-    sync::{mpsc, oneshot},
-    time::sleep_until,
-};
+use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
 use self::{latch::Latch, ports::PortPair, srtp::Protection};
 use super::{
     leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
     rtcp::{Heard, Rtcp},
 };
-use crate::clock;
+use crate::clock::{self, Sparse};
 
 /// Larger datagrams than any audio packet are cut, and then refused as malformed or unauthentic.
 const MAX_DATAGRAM: usize = 2_048;
 /// Datagrams taken at a wake, so that a flood on one call leaves time to the others of its shard.
 const BURST: usize = 32;
-/// How long the peer may take to answer a hold or a blind transfer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for an attended transfer, in which somebody else's telephone rings first.
-const LONG_PATIENCE: Duration = Duration::from_secs(90);
 
 /// From the session task to the leg.
 #[derive(Debug)]
@@ -58,6 +50,12 @@ pub(crate) enum Signal {
     Media(Box<Agreed>),
     /// A digit by INFO.
     Digit(char),
+    /// The end of [`Control::Hold`].
+    HoldAnswered(bool, Result<(), String>),
+    /// The end of [`Control::Transfer`].
+    TransferAnswered(Result<(), String>),
+    /// What the peer tells of a transfer it has taken on.
+    TransferEnded(Result<(), String>),
     /// The dialog is over.
     Closed(LegEnd),
 }
@@ -70,9 +68,9 @@ pub(crate) enum Control {
     /// BYE, because nothing is heard.
     Lost,
     /// Re-INVITE with or without hold.
-    Hold(bool, oneshot::Sender<Result<(), String>>),
+    Hold(bool),
     /// REFER.
-    Transfer { to: String, attended: bool, reply: oneshot::Sender<Result<(), String>> },
+    Transfer { to: String, attended: bool },
 }
 
 /// What the session task makes a leg of.
@@ -105,6 +103,7 @@ pub struct SipLeg {
     events: VecDeque<LegEvent>,
     over: Option<LegEnd>,
     counters: Counters,
+    told: Sparse,
 }
 
 struct Sockets {
@@ -162,6 +161,7 @@ impl SipLeg {
             events: VecDeque::new(),
             over: None,
             counters: Counters::new(),
+            told: Sparse::new(),
         })
     }
 
@@ -198,6 +198,11 @@ impl SipLeg {
             Some(Signal::Connected) => self.events.push_back(LegEvent::Connected),
             Some(Signal::Media(agreed)) => self.on_media(*agreed),
             Some(Signal::Digit(digit)) => self.events.push_back(LegEvent::Digit(digit)),
+            Some(Signal::HoldAnswered(hold, outcome)) => {
+                self.events.push_back(LegEvent::HoldAnswered { hold, outcome });
+            }
+            Some(Signal::TransferAnswered(outcome)) => self.events.push_back(LegEvent::TransferAnswered(outcome)),
+            Some(Signal::TransferEnded(outcome)) => self.events.push_back(LegEvent::TransferEnded(outcome)),
             Some(Signal::Closed(end)) => self.close(end),
             // The session task is gone without a word: the endpoint was dropped.
             None => self.close(LegEnd::Failed),
@@ -286,7 +291,7 @@ impl SipLeg {
             return self.on_rtcp(datagram, from);
         }
         let Some(packet) = self.open(datagram) else {
-            self.counters.malformed.increment(1);
+            self.malformed(from);
             return;
         };
         let now = clock::now();
@@ -323,6 +328,13 @@ impl SipLeg {
         }
     }
 
+    fn malformed(&self, from: SocketAddr) {
+        self.counters.malformed.increment(1);
+        if let Some(missed) = self.told.admit(clock::now()) {
+            tracing::info!(%from, missed, "malformed RTP or RTCP was dropped");
+        }
+    }
+
     fn open(&mut self, datagram: &[u8]) -> Option<rtc_rtp::Packet> {
         if datagram.len() < 12 || datagram[0] >> 6 != 2 {
             return None;
@@ -340,7 +352,7 @@ impl SipLeg {
             None => Ok(Bytes::copy_from_slice(datagram)),
         };
         let Ok(plain) = opened else {
-            self.counters.malformed.increment(1);
+            self.malformed(from);
             return;
         };
         // Without protection only the host that the media is with may report.
@@ -351,7 +363,7 @@ impl SipLeg {
         }
         let now = clock::now();
         match self.rtcp.on_rtcp(now, clock::wall(), &plain) {
-            Err(_) => self.counters.malformed.increment(1),
+            Err(_) => self.malformed(from),
             Ok(heard) => {
                 self.heard = now;
                 self.rtcp_source = Some(from);
@@ -393,29 +405,13 @@ impl SipLeg {
         }
     }
 
-    /// Asks the session task for something and waits, taking its signals meanwhile: it may need room in
-    /// that channel to get to the answer.
-    async fn ask(
-        &mut self,
-        patience: Duration,
-        control: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Control,
-    ) -> Result<(), String> {
-        const OVER: &str = "the call is over";
+    /// Asks the session task for something. The answer is a signal.
+    fn ask(&self, control: Control) -> Result<(), String> {
         if self.over.is_some() {
-            return Err(OVER.to_owned());
+            return Err("the call is over".to_owned());
         }
-        let (reply, mut answer) = oneshot::channel();
         // overflow: refused
-        self.controls.try_send(control(reply)).map_err(|_| "an earlier request is still under way".to_owned())?;
-        let limit = tokio::time::Instant::from_std(clock::now() + patience);
-        loop {
-            tokio::select! {
-                biased;
-                answer = &mut answer => return answer.unwrap_or_else(|_| Err(OVER.to_owned())),
-                () = sleep_until(limit) => return Err("the peer does not answer".to_owned()),
-                signal = self.signals.recv(), if self.over.is_none() => self.on_signal(signal),
-            }
-        }
+        self.controls.try_send(control).map_err(|_| "too many requests are under way".to_owned())
     }
 }
 
@@ -534,14 +530,12 @@ impl MediaLeg for SipLeg {
         }
     }
 
-    async fn hold(&mut self, hold: bool) -> Result<(), String> {
-        self.ask(PATIENCE, |reply| Control::Hold(hold, reply)).await
+    fn hold(&mut self, hold: bool) -> Result<(), String> {
+        self.ask(Control::Hold(hold))
     }
 
-    async fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String> {
-        let to = to.to_owned();
-        let patience = if attended { LONG_PATIENCE } else { PATIENCE };
-        self.ask(patience, |reply| Control::Transfer { to, attended, reply }).await
+    fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String> {
+        self.ask(Control::Transfer { to: to.to_owned(), attended })
     }
 }
 

@@ -298,12 +298,12 @@ impl MediaLeg for WebRtcLeg {
         }
     }
 
-    async fn hold(&mut self, _hold: bool) -> Result<(), String> {
+    fn hold(&mut self, _hold: bool) -> Result<(), String> {
         // A browser holds by itself; there is nobody to ask.
         Ok(())
     }
 
-    async fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
         Err("a browser call cannot be transferred: there is no REFER in WebRTC".to_owned())
     }
 }

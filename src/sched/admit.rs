@@ -115,7 +115,7 @@ impl Learned {
         }
     }
 
-    fn seconds_of(&self, chars: u32) -> f64 {
+    pub(super) fn seconds_of(&self, chars: u32) -> f64 {
         // 15 characters a second is a common speaking rate, until the voice is known.
         f64::from(chars) * self.samples_per_char.map_or(1.0 / 15.0, |s| s / f64::from(crate::audio::RATE))
     }
@@ -140,19 +140,37 @@ impl Scheduler {
         if !self.tenants.may_add_line(tenant) {
             return refuse(RefusedReason::TenantFull, self.until_a_line_ends(now));
         }
+        self.takes_a_line(now, spec.chars)
+    }
+
+    /// Whether one more live line would be taken on, of whatever tenant.
+    ///
+    /// # Errors
+    /// It would not, and when to ask again.
+    pub fn has_room(&self, now: Instant) -> Result<(), Refused> {
+        if self.jobs.len() >= self.config.max_queued as usize {
+            return Err(Refused { reason: RefusedReason::Full, retry_after: RETRY.0 });
+        }
+        self.takes_a_line(now, 0)
+    }
+
+    fn takes_a_line(&self, now: Instant, chars: u32) -> Result<(), Refused> {
+        let refuse = |reason| Err(Refused { reason, retry_after: self.until_a_line_ends(now).clamp(RETRY.0, RETRY.1) });
         if self.live_lines >= self.config.max_live {
-            return refuse(RefusedReason::Full, self.until_a_line_ends(now));
+            return refuse(RefusedReason::Full);
         }
         // An idle device takes on whatever comes: it is as good as it gets.
         if self.live_lines == 0 {
             return Ok(());
         }
-        let over = self.live_lines + 1 > self.limits.slots
-            || self.predicted_load(self.live_lines + 1) > self.config.load_limit
-            || self.predicted_first_audio() > self.promise()
-            || !self.has_memory_for(spec.chars);
+        // One slot is left for batch that has starved for its patience.
+        let slots = self.limits.slots - u32::from(self.limits.slots > 1);
+        let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
+        let (promise, memory) = (self.promise(), self.has_memory_for(chars));
+        let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
         if over {
-            return refuse(RefusedReason::Overloaded, self.until_a_line_ends(now));
+            tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
+            return refuse(RefusedReason::Overloaded);
         }
         Ok(())
     }

@@ -23,6 +23,9 @@ pub struct Config {
     pub max_step_ms: u32,
     /// Longest step of batch work alone, ms: what a live turn can lose to batch. Longer is more efficient.
     pub batch_step_ms: u32,
+    /// By what batch may multiply the cost of a step that makes first audio, at least 1. Near 1 no caller notices it;
+    /// more gives batch more of a busy device, and every first audio is later by about as much.
+    pub batch_ride: f64,
     /// Batch work that has made no progress for so long runs single steps between live ones, seconds.
     pub batch_patience_s: u32,
     /// Share of the device such starving batch work may take, 0 to 0.5.
@@ -59,6 +62,7 @@ impl Default for Config {
             slack_reserve_ms: 250,
             max_step_ms: 20,
             batch_step_ms: 10,
+            batch_ride: 1.15,
             batch_patience_s: 30,
             batch_min_share: 0.02,
             max_live: 1_000,
@@ -95,6 +99,9 @@ impl Config {
         }
         if self.slack_reserve_ms >= self.max_lead_ms {
             return Err("slack_reserve_ms must be less than max_lead_ms".into());
+        }
+        if !(1.0..=100.0).contains(&self.batch_ride) {
+            return Err("batch_ride must be between 1 and 100".into());
         }
         if !(0.0..=0.5).contains(&self.batch_min_share) {
             return Err("batch_min_share must be between 0 and 0.5".into());

@@ -38,6 +38,8 @@ pub(super) struct Line {
     pub(super) paced: bool,
     /// Reached the lead limit and waits until some of it is used up.
     pub(super) resting: bool,
+    /// Memory is short and so much of its utterance is left: it goes on to the end, which frees what it holds.
+    pub(super) finishing: Option<Duration>,
     /// The tenant that this line is counted for as a live line with unfinished work.
     pub(super) counted: Option<usize>,
     pub(super) touched: Instant,
@@ -51,6 +53,7 @@ impl Line {
             token,
             paced: true,
             resting: false,
+            finishing: None,
             counted: None,
             touched: now,
             playout: Playout::default(),

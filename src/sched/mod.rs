@@ -148,6 +148,8 @@ pub struct Load {
     pub live: u32,
     /// Batch jobs that have not ended.
     pub batch: u32,
+    /// Live lines that may have unfinished work at once, whatever the device could compute.
+    pub places: u32,
     /// Live jobs in slots.
     pub live_open: u32,
     /// Batch jobs in slots.
@@ -253,11 +255,24 @@ impl Scheduler {
 
     /// Says how many bytes `job` will hold at its largest.
     pub fn sized(&mut self, job: JobId, bytes: u64) {
-        let limit = self.limits.memory;
         let Some(state) = self.jobs.get_mut(&job) else { return };
         state.memory = bytes;
         self.learned.sized(bytes, state.spec.chars);
-        // It would wait for ever, and everybody else behind it.
+        self.refuse_too_large(job);
+    }
+
+    /// What open utterances may hold changed: voices came or went.
+    pub fn limit_memory(&mut self, bytes: u64) {
+        self.limits.memory = bytes;
+        self.memory_short = false;
+        let closed: Vec<JobId> = self.jobs.iter().filter(|(_, job)| job.slot().is_none()).map(|(id, _)| *id).collect();
+        closed.into_iter().for_each(|job| self.refuse_too_large(job));
+    }
+
+    /// A job that needs more than there is would wait for ever, and everybody else behind it.
+    fn refuse_too_large(&mut self, job: JobId) {
+        let limit = self.limits.memory;
+        let Some(bytes) = self.jobs.get(&job).map(|state| state.memory) else { return };
         if limit > 0 && bytes > limit {
             let reason =
                 format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
@@ -295,7 +310,10 @@ impl Scheduler {
         self.rest(now);
         let candidates = self.candidates(now);
         let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
-        if !urgent && let Some(plan) = self.place_batch() {
+        let starving = self.batch_starves(now);
+        if (!urgent || starving)
+            && let Some(plan) = self.place_batch(starving)
+        {
             return plan;
         }
         match self.select(now, &candidates) {
@@ -392,6 +410,7 @@ impl Scheduler {
             live: self.live_jobs,
             batch: self.jobs.len() as u32 - self.live_jobs,
             load: self.predicted_load(self.live_lines),
+            places: self.config.max_live.min(self.limits.slots),
             memory: self.reserved(),
             preemptions: self.preemptions,
             ..Load::default()

@@ -17,11 +17,13 @@ use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
 use crate::call::handle::Style;
+use crate::call::speech::WithStandIn;
 use crate::call::{
     CallHandle, CallId, CallInfo, CallMeta, Direction, EndReason, Interruptible, SpeakError, StartError, TurnId,
     TurnRequest,
 };
 use crate::sip::{DialError, DialRequest};
+use crate::synth::device::{Refused, RefusedReason};
 
 /// Where a full queue is worth trying again.
 const BUSY_RETRY: Duration = Duration::from_secs(1);
@@ -59,6 +61,20 @@ impl From<SpeakError> for ApiError {
             SpeakError::Refused { retry_after, .. } => ApiError::unavailable(message, retry_after),
             SpeakError::Empty => ApiError::bad_request("nothing_to_speak", message).param("text"),
             SpeakError::Invalid(_) => ApiError::bad_request("invalid_request", message),
+        }
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused.reason {
+            // The client is the cause: others are served.
+            RefusedReason::RateLimited | RefusedReason::TenantFull => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, refused.reason.label(), message)
+                    .retry_after(refused.retry_after)
+            }
+            _ => ApiError::unavailable(message, refused.retry_after),
         }
     }
 }
@@ -103,10 +119,11 @@ async fn place(
         return Err(ApiError::unavailable(message, Duration::from_secs(60)));
     };
     let agent_name = body.agent.unwrap_or_else(|| gateway.default_agent.to_string());
-    if gateway.agents.find(&agent_name).is_none() {
-        // Before the peer's telephone rings.
+    // Before the peer's telephone rings.
+    let Some(agent) = gateway.agents.find(&agent_name) else {
         return Err(ApiError::not_found("agent", &agent_name).param("agent"));
-    }
+    };
+    gateway.has_room_for(&agent)?;
     let id = CallId::random();
     let to = body.to.clone();
     let from = body.from.clone().unwrap_or_default();
@@ -259,7 +276,13 @@ pub fn begin<L: crate::media::leg::MediaLeg>(
     let Some(agent) = gateway.agents.find(&meta.agent) else {
         return Err(ApiError::not_found("agent", &meta.agent).param("agent"));
     };
-    let handle = gateway.calls.start(meta, leg)?;
+    let handle = match gateway.stand_in(&agent) {
+        Some(other) => {
+            let speech = WithStandIn::new(gateway.engine.clone(), other.clone());
+            gateway.calls.start_with(meta, leg, Arc::new(speech))?
+        }
+        None => gateway.calls.start(meta, leg)?,
+    };
     gateway.agents.serve(handle.clone(), agent);
     Ok(handle)
 }

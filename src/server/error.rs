@@ -7,6 +7,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::clock::{self, Sparse};
+
 /// `{"error":{"message","type","param","code"}}` with its status, and `Retry-After` on 429 and 503.
 #[derive(Debug, Clone)]
 pub struct ApiError {
@@ -71,6 +73,12 @@ impl std::fmt::Display for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        static LINES: Sparse = Sparse::new();
+        if self.status.is_client_error()
+            && let Some(missed) = LINES.admit(clock::now())
+        {
+            tracing::info!(status = self.status.as_u16(), code = self.code, reason = %self, missed, "a request was refused");
+        }
         let body = json!({"error": {
             "message": self.message, "type": self.kind(), "param": self.param, "code": self.code,
         }});

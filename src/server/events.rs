@@ -65,6 +65,8 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::Underrun { turn, gap } => json!({ "event": "underrun", "utteranceId": turn, "gapMs": ms(gap) }),
         CallEvent::Flow { open } => json!({ "event": "flow", "open": open }),
         CallEvent::Error(message) => json!({ "event": "error", "message": message }),
+        CallEvent::TransferAccepted => json!({ "event": "transferAccepted" }),
+        CallEvent::TransferFailed(reason) => json!({ "event": "transferFailed", "error": reason }),
         CallEvent::Transferred(outcome) => json!({ "event": "transferred", "error": outcome.as_ref().err() }),
         CallEvent::Ended(reason) => json!({ "event": "ended", "reason": reason }),
     };

@@ -18,6 +18,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
+use crate::clock::{self, Sparse};
+
 /// A request's head arrives within this, counted from the end of the request before.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections at once, long-lived sockets included; more wait in the kernel's backlog.
@@ -91,7 +93,10 @@ impl Connection {
             }
         };
         if let Err(error) = outcome {
-            tracing::debug!(%peer, %error, "a connection ended badly");
+            static LINES: Sparse = Sparse::new();
+            if let Some(missed) = LINES.admit(clock::now()) {
+                tracing::info!(%peer, %error, missed, "a connection ended badly");
+            }
         }
     }
 }

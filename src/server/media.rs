@@ -109,7 +109,8 @@ impl Stream {
                         json!({ "event": "error", "streamSid": self.id, "error": { "message": reason } }).to_string()
                     }),
                     Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => None,
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Err(error)) => return super::sockets::fail(&mut socket, error).await,
+                    Some(Ok(Message::Close(_))) | None => return,
                 },
             };
             if let Some(frame) = frame

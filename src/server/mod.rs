@@ -35,10 +35,11 @@ use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::agent::Agents;
+use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::call::{CallId, CallMeta, Calls, Direction};
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::Endpoint;
-use crate::synth::device::{DeviceStatus, Engine, Phase};
+use crate::synth::device::{DeviceStatus, Engine, Phase, Refused};
 use crate::webrtc::SessionId;
 
 /// Largest body of routes that take JSON or SDP.
@@ -53,6 +54,8 @@ pub struct Gateway {
     pub agents: Agents,
     /// What speaks.
     pub engine: Engine,
+    /// The default voice on an engine of its own, where an agent wants it in place of a refusal.
+    pub stand_in: Option<Engine>,
     /// Batch work.
     pub jobs: jobs::Jobs,
     /// Enrolled voices.
@@ -72,7 +75,23 @@ pub struct Gateway {
 impl Gateway {
     /// Whether some device speaks.
     pub fn is_ready(&self) -> bool {
-        self.engine.status().iter().any(|device| device.phase == Phase::Ready)
+        is_ready(&self.engine)
+    }
+
+    /// The stand-in of an agent that has one.
+    fn stand_in(&self, agent: &AgentConfig) -> Option<&Engine> {
+        self.stand_in.as_ref().filter(|_| agent.overload == Overload::DefaultVoice)
+    }
+
+    /// Whether a call to this agent can be spoken on now; what to tell who calls, if not.
+    ///
+    /// # Errors
+    /// No device speaks, or the first turn would be late.
+    pub fn has_room_for(&self, agent: &AgentConfig) -> Result<(), Refused> {
+        if self.stand_in(agent).is_some_and(is_ready) {
+            return Ok(());
+        }
+        self.engine.has_room()
     }
 }
 
@@ -80,6 +99,9 @@ impl whip::AcceptCall for Gateway {
     async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, session: &SessionId) -> Result<String, ApiError> {
         let id = CallId::random();
         let agent = agent.unwrap_or_else(|| self.default_agent.to_string());
+        if let Some(found) = self.agents.find(&agent) {
+            self.has_room_for(&found)?;
+        }
         let meta = CallMeta {
             id: id.clone(),
             direction: Direction::Inbound,
@@ -92,6 +114,10 @@ impl whip::AcceptCall for Gateway {
         calls::begin(self, meta, leg)?;
         Ok(id.to_string())
     }
+}
+
+fn is_ready(engine: &Engine) -> bool {
+    engine.status().iter().any(|device| device.phase == Phase::Ready)
 }
 
 /// All routes.
@@ -150,11 +176,15 @@ fn device_json(status: &DeviceStatus) -> Value {
         "state": phase,
         "error": error,
         "live": status.load.live,
+        "places": status.load.places,
         "batch": status.load.batch,
         "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
         "load": status.load.load,
         "slackSeconds": status.load.slack,
         "memoryUsed": status.memory.used,
         "memoryTotal": status.memory.total,
+        "memoryParts": status.parts.iter().copied().collect::<BTreeMap<_, _>>(),
+        "failures": status.failures,
+        "retryInSeconds": status.retry_in.map(|wait| wait.as_secs_f64()),
     })
 }

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Path, State};
 use axum::response::Response;
 use tokio::sync::mpsc;
+use tokio_tungstenite::tungstenite::Error as WsError;
 
 use super::Gateway;
 use super::error::ApiError;
 use crate::agent::frames::MAX_FRAME;
-use crate::agent::relay::{LINK_FRAMES, Link};
+use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
 use crate::call::CallId;
+use crate::clock::{self, Sparse};
 
 /// A peer that takes no bytes for this long is gone.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,7 +37,7 @@ pub(super) async fn attach(
 
 async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
     let (to, mut outbox) = mpsc::channel(LINK_FRAMES);
-    let (inbox, from) = mpsc::channel(LINK_FRAMES);
+    let (inbox, from) = mpsc::channel(LINK_INBOX);
     if gateway.agents.attach(&id, Link { to, from }).is_err() {
         let _ =
             write(&mut socket, r#"{"type":"error","description":"the call cannot be attached to now"}"#.into()).await;
@@ -58,11 +60,33 @@ async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
                     }
                 }
                 Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
-                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                Some(Err(error)) => {
+                    fail(&mut socket, error).await;
+                    break;
+                }
+                Some(Ok(Message::Close(_))) | None => break,
             },
             () = inbox.closed() => break,
         }
     }
+}
+
+/// A peer that does not keep to the protocol, or is gone without a word: it is told what it did by the status of a
+/// Close frame (RFC 6455 section 7.4.1), where it still listens.
+pub(super) async fn fail(socket: &mut WebSocket, error: axum::Error) {
+    static LINES: Sparse = Sparse::new();
+    if let Some(missed) = LINES.admit(clock::now()) {
+        tracing::info!(%error, missed, "a WebSocket ended badly");
+    }
+    let code = match error.into_inner().downcast_ref::<WsError>() {
+        Some(WsError::Protocol(_)) => close_code::PROTOCOL,
+        Some(WsError::Utf8(_)) => close_code::INVALID,
+        Some(WsError::Capacity(_)) => close_code::SIZE,
+        _ => return,
+    };
+    let frame = Message::Close(Some(CloseFrame { code, reason: "".into() }));
+    // A peer that is gone cannot be told.
+    let _ = tokio::time::timeout(WRITE_TIMEOUT, socket.send(frame)).await;
 }
 
 /// Sends one text message; `false` when the peer is gone.

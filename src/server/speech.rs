@@ -26,7 +26,7 @@ use super::extract::Body;
 use crate::audio_file::{AudioFileError, AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
-use crate::synth::device::{Engine, LineNote};
+use crate::synth::device::{Engine, LineNote, Refused, RefusedReason};
 use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
@@ -234,12 +234,9 @@ fn sse(value: &serde_json::Value) -> Bytes {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpeechError {
-    /// No capacity now.
-    #[error("no capacity now; try again in {} s", retry_after.as_secs().max(1))]
-    Refused {
-        /// When trying again is worth while.
-        retry_after: Duration,
-    },
+    /// No capacity now, or a limit of the client is reached.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// The text or voice cannot be spoken.
     #[error("{0}")]
     Failed(String),
@@ -258,7 +255,7 @@ impl From<SpeechError> for ApiError {
     fn from(error: SpeechError) -> Self {
         let message = error.to_string();
         match error {
-            SpeechError::Refused { retry_after } => ApiError::unavailable(message, retry_after),
+            SpeechError::Refused(refused) => refused.into(),
             SpeechError::Failed(_) => ApiError::bad_request("speech_failed", message),
             SpeechError::Closed => ApiError::unavailable(message, Duration::from_secs(10)),
         }
@@ -328,7 +325,9 @@ impl Speaker {
                     match how {
                         UtteranceEnd::Done => {}
                         UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
-                        UtteranceEnd::Refused { retry_after } => return Err(SpeechError::Refused { retry_after }),
+                        UtteranceEnd::Refused { retry_after } => {
+                            return Err(Refused { reason: RefusedReason::Overloaded, retry_after }.into());
+                        }
                         UtteranceEnd::Failed(reason) => return Err(SpeechError::Failed(reason)),
                     }
                 }
@@ -357,9 +356,7 @@ impl Speaker {
             };
             self.index += 1;
             self.open += 1;
-            self.engine
-                .submit(utterance, self.sink.clone())
-                .map_err(|refused| SpeechError::Refused { retry_after: refused.retry_after })?;
+            self.engine.submit(utterance, self.sink.clone())?;
         }
         Ok(())
     }

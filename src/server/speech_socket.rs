@@ -101,7 +101,8 @@ impl Session {
                         }
                     },
                     Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                    Some(Err(error)) => return super::sockets::fail(&mut socket, error).await,
+                    Some(Ok(Message::Close(_))) | None => break,
                 },
                 spoken = next_audio(&mut self.turn), if speaks => if !self.deliver(&mut socket, spoken).await {
                     break;

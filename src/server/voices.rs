@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::Gateway;
 use super::error::ApiError;
 use crate::clock;
+use crate::synth::device::Phase;
 use crate::voice::api::{Form, Refusal};
 use crate::voice::decode::MAX_BYTES;
 
@@ -70,8 +71,26 @@ async fn add(State(gateway): State<Gateway>, mut body: Multipart) -> Result<Resp
     let added = tokio::task::spawn_blocking(move || voices.add(form, clock::wall())).await.map_err(|_| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "enrolment_failed", "the enrolment failed unexpectedly")
     })??;
-    gateway.engine.refresh_voices();
+    gateway.engine.refresh_voices().await;
+    if let Some(error) = unusable(&gateway, added.voice.name.as_str()) {
+        return Err(error);
+    }
     Ok((StatusCode::CREATED, Json(added)).into_response())
+}
+
+/// A voice that the loaded model does not take (its networks are of another model) is no success, though it is stored.
+fn unusable(gateway: &Gateway, name: &str) -> Option<ApiError> {
+    let ready = gateway.engine.status().iter().any(|device| {
+        // Other voices than CosyVoice3's know nothing of the folder; a device that still loads will look.
+        device.phase == Phase::Ready && device.caps.as_ref().is_some_and(|caps| caps.name == "cosyvoice3")
+    });
+    (ready && !gateway.engine.voices().iter().any(|voice| voice.name == name)).then(|| {
+        let message = format!(
+            "`{name}` was enrolled, but the loaded model cannot speak with it: the log says why; take \
+             `speech_tokenizer_v3.onnx` and `campplus.onnx` from the same checkpoint as the model"
+        );
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "voice_unusable", message)
+    })
 }
 
 fn malformed(error: MultipartError) -> ApiError {
@@ -89,6 +108,6 @@ async fn remove_named(State(gateway): State<Gateway>, Query(named): Query<Named>
 
 async fn remove(State(gateway): State<Gateway>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     gateway.voices.remove(&name)?;
-    gateway.engine.refresh_voices();
+    gateway.engine.refresh_voices().await;
     Ok(StatusCode::NO_CONTENT)
 }

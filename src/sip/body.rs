@@ -117,7 +117,7 @@ pub(super) fn capabilities() -> Vec<Header> {
         allow(),
         Header::Accept("application/sdp, application/dtmf-relay".into()),
         Header::AcceptEncoding("identity".into()),
-        Header::Supported("".into()),
+        super::timer::supported(),
     ]
 }
 

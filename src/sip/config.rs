@@ -24,6 +24,8 @@ pub struct SipConfig {
     pub tcp: Option<SocketAddr>,
     /// TLS listener; absent means off.
     pub tls: Option<TlsConfig>,
+    /// PEM file with the authorities that TLS trunks are trusted by; absent: those of the system.
+    pub tls_roots: Option<PathBuf>,
     /// Address that peers are told to use, where it differs from the one bound (NAT, `0.0.0.0`).
     pub public_ip: Option<IpAddr>,
     /// Networks that may talk to us (`10.0.0.0/8`, `::1`). Empty: everybody.
@@ -53,6 +55,7 @@ impl Default for SipConfig {
             udp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
             tls: None,
+            tls_roots: None,
             public_ip: None,
             allow: Vec::new(),
             users: Vec::new(),

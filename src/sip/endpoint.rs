@@ -150,9 +150,9 @@ impl Endpoint {
             .with_cancel_token(closed.clone())
             .with_inspector(Box::new(Challenges))
             .build();
-        if config.trunk.iter().any(|t| t.transport == config::Transport::Tls) {
+        if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport == config::Transport::Tls) {
             tls::install_provider();
-            let ca_certs = tls::system_roots().await;
+            let ca_certs = tls::roots(config.tls_roots.as_deref()).await?;
             stack.inner.transport_layer.set_tls_config(StackTls { ca_certs, ..StackTls::default() });
         }
         let stop = CancellationToken::new();

@@ -37,9 +37,10 @@ use super::{
     body,
     endpoint::{Shared, reply},
     session::{self, CONTROLS, SIGNALS, Session},
+    timer::SessionTimer,
 };
 use crate::{
-    clock,
+    clock::{self, Sparse},
     media::{
         leg::Codec,
         sip::{SipLeg, codec},
@@ -131,12 +132,15 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let admitted = match admit(shared, &tx, source) {
         Ok(admitted) => admitted,
         Err(refusal) => {
-            debug!(%source, status = %refusal.status, "INVITE refused");
+            static LINES: Sparse = Sparse::new();
+            if let Some(missed) = LINES.admit(clock::now()) {
+                info!(%source, status = %refusal.status, missed, "INVITE refused");
+            }
             reply(&mut tx, refusal.status, refusal.headers).await;
             return;
         }
     };
-    let Admitted { account, offer, slot, policy, offered } = admitted;
+    let Admitted { account, offer, slot, policy, offered, timer } = admitted;
 
     let request = tx.original.clone();
     let transport = transport(&tx);
@@ -158,7 +162,11 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     // overflow: refused: the caller is told 503 and comes again
     let taken = shared.incoming.try_send(call).is_ok();
     let mut driver = dialog.clone();
-    let ringing = Ringing { shared: shared.clone(), dialog, states, offer, policy, slot, source, gone };
+    // Who demands provisional responses to be reliable gets none rather than such a one (RFC 3262 section 3).
+    let quiet = request.header_contains_token("Require", "100rel");
+    let timed = timer.map(|timer| timer.answer_headers(&request)).unwrap_or_default();
+    let timer = timer.map(|timer| (timer, timed));
+    let ringing = Ringing { shared: shared.clone(), dialog, states, offer, policy, slot, source, gone, quiet, timer };
     shared.tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
@@ -173,6 +181,7 @@ struct Admitted {
     slot: OwnedSemaphorePermit,
     policy: Policy,
     offered: Vec<Codec>,
+    timer: Option<SessionTimer>,
 }
 
 struct Refused {
@@ -234,8 +243,9 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         let audio = offer.media.iter().filter(|m| m.kind == "audio" && m.port != 0);
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
+    let timer = SessionTimer::asked(request, now).map_err(|(status, headers)| Refused::new(status, headers))?;
     let slot = shared.calls.clone().try_acquire_owned().map_err(|_| Refused::later(10))?;
-    Ok(Admitted { account, offer, slot, policy, offered })
+    Ok(Admitted { account, offer, slot, policy, offered, timer })
 }
 
 /// A call that rings: what its task owns until it is answered.
@@ -248,6 +258,10 @@ struct Ringing {
     slot: OwnedSemaphorePermit,
     source: SocketAddr,
     gone: CancellationToken,
+    /// No provisional responses.
+    quiet: bool,
+    /// What the 200 settles of RFC 4028, and how it says so.
+    timer: Option<(SessionTimer, Vec<Header>)>,
 }
 
 impl Ringing {
@@ -270,6 +284,7 @@ impl Ringing {
                 },
                 () = stop.cancelled() => return self.reject(503, "shutting down"),
                 command = commands.recv() => match command {
+                    Some(Command::Ringing) if self.quiet => {}
                     Some(Command::Ringing) => {
                         self.dialog.ringing(Some(vec![body::allow()]), None).ok();
                     }
@@ -317,7 +332,9 @@ impl Ringing {
                 }
             },
         };
+        let (timer, timed) = self.timer.clone().unzip();
         let mut headers = body::sdp_headers();
+        headers.extend(timed.into_iter().flatten());
         headers.extend(extra.into_iter().map(|(name, value)| rsipstack::sip::Header::Other(name, value)));
         let sent = self.dialog.accept(Some(headers), Some(description.to_string().into_bytes()));
         if sent.is_err() {
@@ -337,13 +354,15 @@ impl Ringing {
                 }
             },
         };
+        // It counts from the 200, not from the INVITE.
+        let timer = timer.map(|timer| timer.restarted(clock::now()));
         let (signals, receiver) = mpsc::channel(SIGNALS);
         let (sender, controls) = mpsc::channel(CONTROLS);
         let leg = Session::leg(&shared, ports, agreed, receiver, sender);
         // A leg that nobody takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
         let peer = source.ip();
-        Session { shared, dialog, states, negotiator, signals, controls, slot, peer }.run().await;
+        Session { shared, dialog, states, negotiator, signals, controls, slot, peer, timer }.run().await;
     }
 }
 
@@ -419,6 +438,10 @@ fn headers(request: &Request) -> BTreeMap<String, String> {
     told.map(|header| (header.name().to_owned(), header.value().to_owned())).collect()
 }
 
+/// Extensions that we have: session timers, and reliable provisional responses, which we acknowledge where we call
+/// and do without where we are called.
+const EXTENSIONS: [&str; 2] = ["timer", "100rel"];
+
 /// Extensions that are required of us and that we do not have.
 pub(super) fn unsupported(request: &Request) -> Option<String> {
     let required: Vec<_> = request
@@ -430,7 +453,7 @@ pub(super) fn unsupported(request: &Request) -> Option<String> {
         })
         .flat_map(|value| value.split(','))
         .map(str::trim)
-        .filter(|tag| !tag.is_empty())
+        .filter(|tag| !tag.is_empty() && !EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(tag)))
         .collect();
     (!required.is_empty()).then(|| required.join(", "))
 }

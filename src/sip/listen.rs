@@ -35,12 +35,13 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{
     config::Network,
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
 };
+use crate::clock::{self, Sparse};
 
 /// Stream connections in all, and of one address.
 const MAX_STREAMS: usize = 1_024;
@@ -103,12 +104,13 @@ impl ScreenedUdp {
                 }
                 Verdict::Answer(answer) => {
                     count("answered");
+                    tell(from, status_line(&answer));
                     // overflow: drops: the peer sends its request again
                     self.socket.try_send_to(&answer, from).ok();
                 }
                 Verdict::Ignore(reason) => {
                     count("ignored");
-                    debug!(%from, reason, "SIP datagram ignored");
+                    tell(from, reason);
                 }
             }
         }
@@ -332,11 +334,12 @@ impl Connection {
                 }
                 Verdict::Answer(answer) => {
                     count("answered");
+                    tell(self.from, status_line(&answer));
                     answers.extend_from_slice(&answer);
                 }
                 Verdict::Ignore(reason) => {
                     count("ignored");
-                    debug!(from = %self.from, reason, "SIP message ignored");
+                    tell(self.from, reason);
                 }
             }
         }
@@ -346,6 +349,19 @@ impl Connection {
 #[expect(clippy::disallowed_methods, reason = "the stack's connection type takes no other kind of channel")]
 fn unbounded() -> (rsipstack::transport::connection::TransportSender, UnboundedReceiver<TransportEvent>) {
     tokio::sync::mpsc::unbounded_channel()
+}
+
+/// What was wrong with a message that the stack does not see.
+fn tell(from: SocketAddr, reason: &str) {
+    static LINES: Sparse = Sparse::new();
+    if let Some(missed) = LINES.admit(clock::now()) {
+        info!(%from, reason, missed, "malformed SIP message");
+    }
+}
+
+fn status_line(answer: &[u8]) -> &str {
+    let line = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    std::str::from_utf8(line).unwrap_or_default()
 }
 
 fn count(outcome: &'static str) {

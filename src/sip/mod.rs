@@ -41,6 +41,7 @@ mod outbound;
 mod refer;
 mod screen;
 mod session;
+mod timer;
 mod tls;
 mod trunk;
 

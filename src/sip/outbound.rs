@@ -3,8 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rsipstack::{
-    dialog::{DialogId, authenticate::Credential, invitation::InviteOption},
-    sip::{Header, Param, StatusCodeKind, Transport as Wire, Uri},
+    dialog::{
+        DialogId,
+        authenticate::Credential,
+        dialog::{DialogState, DialogStateReceiver},
+        invitation::InviteOption,
+    },
+    sip::{Header, Param, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
 };
 use sdp::{Negotiator, SrtpPolicy};
 use tokio::{sync::mpsc, time::timeout};
@@ -15,8 +20,9 @@ use super::{
     config::{Srtp, Transport, TrunkConfig},
     endpoint::Shared,
     session::{self, CONTROLS, SIGNALS, Session},
+    timer::{self, SessionTimer},
 };
-use crate::media::sip::SipLeg;
+use crate::{clock, media::sip::SipLeg};
 
 /// Headers that an application may not set: the stack does, or the meaning of the call hangs on them.
 const RESERVED: [&str; 24] = [
@@ -100,7 +106,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         headers: Some(headers),
         ..InviteOption::default()
     };
-    let (sender, states) = shared.dialogs.new_dialog_state_channel();
+    let (sender, mut states) = shared.dialogs.new_dialog_state_channel();
     let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
     info!(%to, "calling");
     // Dropping this future, by the limit or because our caller lost interest, sends CANCEL.
@@ -117,9 +123,14 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         return Err(DialError::Declined { status, reason });
     }
 
+    let timer = SessionTimer::answered(&response, clock::now());
     let agreed = match body::description(&response) {
         Ok(Some(answer)) => negotiator.accept(&answer).map_err(|e| e.to_string()),
-        Ok(None) => Err("200 without a description".to_owned()),
+        // The answer may have come in a reliable provisional response, and need not come again (RFC 3262 section 5).
+        Ok(None) => match reliable_answer(&mut states) {
+            Some(answer) => negotiator.accept(&answer).map_err(|e| e.to_string()),
+            None => Err("200 without a description".to_owned()),
+        },
         Err(refusal) => Err(refusal.reason),
     };
     let (signals, receiver) = mpsc::channel(SIGNALS);
@@ -129,8 +140,22 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         .and_then(|agreed| Session::leg(shared, ports, agreed, receiver, control).map_err(|error| error.to_string()));
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
-    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, peer });
+    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, peer, timer });
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
+}
+
+/// The description of the last reliable provisional response. Takes what has happened so far from the stream; the
+/// session asks the dialog itself whether it is confirmed.
+fn reliable_answer(states: &mut DialogStateReceiver) -> Option<sdp::Description> {
+    let mut answer = None;
+    while let Ok(state) = states.try_recv() {
+        if let DialogState::Early(_, response) = state
+            && response.header_contains_token("Require", "100rel")
+        {
+            answer = body::description(&response).ok().flatten().or(answer);
+        }
+    }
+    answer
 }
 
 /// Apart, so that the type of `dial` does not depend on that of the session, which may dial itself.
@@ -251,7 +276,7 @@ fn wire(uri: &Uri) -> Wire {
 }
 
 fn extra_headers(headers: &BTreeMap<String, String>) -> Result<Vec<Header>, DialError> {
-    let mut extra = vec![body::allow()];
+    let mut extra = vec![body::allow(), timer::supported()];
     for (name, value) in headers {
         let token = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.!%*_+`'~".contains(&b));
         if !token || RESERVED.contains(&name.to_ascii_lowercase().as_str()) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rsipstack::{
     dialog::{DialogId, invite_dialog::InviteDialog},
-    sip::{Header, Request, StatusCodeKind, prelude::HeadersExt},
+    sip::{Header, Request, StatusCode, StatusCodeKind, prelude::HeadersExt},
 };
 
 use super::{
@@ -26,8 +26,8 @@ pub(super) enum Outcome {
     Pending,
     /// The peer talks to the target.
     Done,
-    /// It does not, for this status.
-    Failed(u16),
+    /// It does not, for this status where it told one.
+    Failed(Option<StatusCode>),
 }
 
 impl Transfer {
@@ -57,19 +57,19 @@ impl Transfer {
             None => Err("the peer does not answer".to_owned()),
         }
     }
+}
 
-    /// Reads a NOTIFY of the peer's progress.
-    pub(super) fn on_notify(&mut self, notify: &Request) -> Outcome {
-        let state = notify.header_value("Subscription-State").unwrap_or_default().to_ascii_lowercase();
-        let over = state.trim_start().starts_with("terminated");
-        match status(&notify.body) {
-            Some(code) if code < 200 && !over => Outcome::Pending,
-            Some(code) if (200..300).contains(&code) => Outcome::Done,
-            Some(code) if code >= 300 => Outcome::Failed(code),
-            // The peer forgot about it before it knew.
-            _ if over => Outcome::Failed(0),
-            _ => Outcome::Pending,
-        }
+/// Reads a NOTIFY of the peer's progress.
+pub(super) fn progress(notify: &Request) -> Outcome {
+    let state = notify.header_value("Subscription-State").unwrap_or_default().to_ascii_lowercase();
+    let over = state.trim_start().starts_with("terminated");
+    match status(&notify.body) {
+        Some(code) if code < 200 && !over => Outcome::Pending,
+        Some(code) if (200..300).contains(&code) => Outcome::Done,
+        Some(code) if (300..700).contains(&code) => Outcome::Failed(Some(StatusCode::from(code))),
+        // The peer forgot about it before it knew.
+        _ if over => Outcome::Failed(None),
+        _ => Outcome::Pending,
     }
 }
 
@@ -114,15 +114,14 @@ mod tests {
 
     #[test]
     fn progress_is_understood() {
-        let mut transfer = Transfer { _consultation: None };
         for (state, body, outcome) in [
             ("active;expires=60", "SIP/2.0 100 Trying\r\n", Outcome::Pending),
             ("active", "SIP/2.0 200 OK\r\n", Outcome::Done),
-            ("terminated;reason=noresource", "SIP/2.0 486 Busy Here", Outcome::Failed(486)),
-            ("terminated", "SIP/2.0 180 Ringing", Outcome::Failed(0)),
+            ("terminated;reason=noresource", "SIP/2.0 486 Busy Here", Outcome::Failed(Some(StatusCode::BusyHere))),
+            ("terminated", "SIP/2.0 180 Ringing", Outcome::Failed(None)),
             ("active", "nonsense", Outcome::Pending),
         ] {
-            assert_eq!(transfer.on_notify(&notify(state, body)), outcome, "{state} {body}");
+            assert_eq!(progress(&notify(state, body)), outcome, "{state} {body}");
         }
     }
 

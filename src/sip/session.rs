@@ -6,7 +6,10 @@
 //!
 //! # Why
 //! *One exchange at a time.* Our own re-INVITE runs beside the loop so that a BYE is still heard, and while
-//! it runs an incoming one is answered 491 (RFC 3261 section 14.2).
+//! it runs an incoming one is answered 491 (RFC 3261 section 14.2). A hold that is asked for meanwhile waits, and
+//! the last wish counts. REFER changes nothing of the session and has a place of its own.
+//!
+//! *Nobody waits for a peer.* The leg asks and goes on sending; what the peer says comes to it as a signal.
 //!
 //! *BYE waits for the ACK* (RFC 3261 section 15): a peer that has not confirmed a call cannot be told that
 //! it is over.
@@ -17,7 +20,7 @@ use std::{
     ops::ControlFlow,
     pin::Pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rsipstack::{
@@ -30,15 +33,16 @@ use rsipstack::{
 };
 use sdp::{Agreed, Negotiator};
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, oneshot},
-    time::timeout,
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::{sleep_until, timeout},
 };
 use tracing::{debug, info};
 
 use super::{
     body::{self, Body},
     endpoint::Shared,
-    refer::{Outcome, Transfer},
+    refer::{self, Outcome, Transfer},
+    timer::{Due, SessionTimer},
 };
 use crate::{
     clock,
@@ -56,6 +60,8 @@ pub(super) const CONTROLS: usize = 8;
 const UNREAD: Duration = Duration::from_secs(2);
 /// 64 * T1: longer than any transaction of the stack lasts.
 const TRANSACTION: Duration = Duration::from_secs(33);
+/// How long the peer may take to answer a re-INVITE, provisional responses or not.
+const ANSWER: Duration = Duration::from_secs(40);
 /// Attempts at a re-INVITE that meets one of the peer (491).
 const GLARE: usize = 3;
 
@@ -70,6 +76,8 @@ pub(super) struct Session {
     /// The call's place under `max_calls`.
     pub(super) slot: OwnedSemaphorePermit,
     pub(super) peer: IpAddr,
+    /// What the INVITE and its answer settled of RFC 4028.
+    pub(super) timer: Option<SessionTimer>,
 }
 
 /// The running part of a session.
@@ -78,14 +86,29 @@ struct Running {
     connected: bool,
     /// Our 2xx carried an offer: the ACK brings the answer.
     answer_due: bool,
+    /// A re-INVITE of ours.
     exchange: Option<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    /// Whether the leg wants the peer held, where that waits for another exchange.
+    wanted: Option<bool>,
+    /// Our refresh is due and waits for another exchange.
+    refresh: bool,
+    referral: Option<Pin<Box<dyn Future<Output = Result<Box<Transfer>, String>> + Send>>>,
     transfer: Option<Box<Transfer>>,
+    /// What a NOTIFY said before the answer to our REFER was here (RFC 6665 section 4.1.2.4 allows that).
+    early: Option<Outcome>,
 }
 
-/// The end of an exchange that we began.
-enum Done {
-    Reinvite { hold: bool, reply: oneshot::Sender<Result<(), String>>, response: rsipstack::Result<Option<Response>> },
-    Transfer { reply: oneshot::Sender<Result<(), String>>, result: Result<Box<Transfer>, String> },
+/// The end of a re-INVITE of ours.
+struct Done {
+    why: Why,
+    response: Option<Response>,
+}
+
+/// What a re-INVITE of ours is for. Every one refreshes the session, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Hold(bool),
+    Refresh,
 }
 
 type Flow = ControlFlow<Ending>;
@@ -116,8 +139,17 @@ impl Session {
     pub(super) async fn run(self) {
         // The state may have been taken from the stream already, by whoever waited for the ACK.
         let confirmed = self.dialog.state().is_confirmed();
-        let mut running =
-            Running { connected: false, answer_due: false, exchange: None, transfer: None, session: self };
+        let mut running = Running {
+            connected: false,
+            answer_due: false,
+            exchange: None,
+            wanted: None,
+            refresh: false,
+            referral: None,
+            transfer: None,
+            early: None,
+            session: self,
+        };
         if confirmed {
             running.on_confirmed().await;
         }
@@ -130,12 +162,7 @@ impl Running {
     async fn work(&mut self) -> Ending {
         let stop = self.session.shared.stop.clone();
         loop {
-            let exchange = async {
-                match &mut self.exchange {
-                    Some(exchange) => exchange.await,
-                    None => pending().await,
-                }
-            };
+            let (exchange, referral) = (under_way(&mut self.exchange), under_way(&mut self.referral));
             let flow = tokio::select! {
                 biased;
                 () = stop.cancelled() => ControlFlow::Break(Ending::Ours(LegEnd::Local, "shutting down")),
@@ -144,11 +171,17 @@ impl Running {
                     self.exchange = None;
                     self.on_done(done).await
                 }
-                control = self.session.controls.recv() => self.on_control(control),
+                result = referral => {
+                    self.referral = None;
+                    self.on_referred(result).await
+                }
+                control = self.session.controls.recv() => self.on_control(control).await,
+                () = until(self.session.timer.map(|timer| timer.deadline())) => self.on_timer(),
             };
             if let ControlFlow::Break(ending) = flow {
                 return ending;
             }
+            self.begin_wanted();
         }
     }
 
@@ -173,19 +206,14 @@ impl Running {
                 handle.respond(StatusCode::OK, Some(body::capabilities()), None).await.ok();
             }
             DialogState::Notify(_, request, handle) => {
-                let outcome = self.transfer.as_mut().map(|transfer| transfer.on_notify(&request));
-                let known = outcome.is_some();
+                let known = self.transfer.is_some() || self.referral.is_some();
                 let status = if known { StatusCode::OK } else { StatusCode::CallTransactionDoesNotExist };
                 handle.reply(status).await.ok();
-                match outcome {
-                    Some(Outcome::Done) => {
-                        return ControlFlow::Break(Ending::Ours(LegEnd::Local, "transferred"));
-                    }
-                    Some(Outcome::Failed(status)) => {
-                        info!(id = %self.session.dialog.id(), status, "transfer failed; the call goes on");
-                        self.transfer = None;
-                    }
-                    Some(Outcome::Pending) | None => {}
+                let outcome = known.then(|| refer::progress(&request));
+                if self.transfer.is_none() {
+                    self.early = outcome.filter(|outcome| *outcome != Outcome::Pending).or(self.early.take());
+                } else if let Some(outcome) = outcome {
+                    return self.on_progress(outcome).await;
                 }
             }
             // Being sent elsewhere by a peer is nothing a voice agent should obey.
@@ -223,6 +251,15 @@ impl Running {
             handle.reply(StatusCode::RequestPending).await.ok();
             return ControlFlow::Continue(());
         }
+        let timer = match SessionTimer::asked(request, clock::now()) {
+            Ok(timer) => timer,
+            Err((status, headers)) => {
+                handle.respond(status, Some(headers), None).await.ok();
+                return ControlFlow::Continue(());
+            }
+        };
+        let timed = timer.map(|timer| timer.answer_headers(request)).unwrap_or_default();
+        let with_body = || body::sdp_headers().into_iter().chain(timed.clone()).collect::<Vec<_>>();
         let offer = match body::description(request) {
             Ok(offer) => offer,
             Err(refusal) => {
@@ -233,18 +270,20 @@ impl Running {
         let Some(offer) = offer else {
             if request.method == Method::Update {
                 // A refresh of the target or of a session timer.
-                handle.reply(StatusCode::OK).await.ok();
+                handle.respond(StatusCode::OK, Some(timed), None).await.ok();
             } else {
                 let ours = self.session.negotiator.offer().to_string();
-                let sent = handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(ours.into_bytes())).await;
+                let sent = handle.respond(StatusCode::OK, Some(with_body()), Some(ours.into_bytes())).await;
                 self.answer_due = sent.is_ok();
             }
+            self.session.timer = timer;
             return ControlFlow::Continue(());
         };
         match self.session.negotiator.answer(&offer) {
             Ok((answer, agreed)) => {
                 let body = answer.to_string().into_bytes();
-                handle.respond(StatusCode::OK, Some(body::sdp_headers()), Some(body)).await.ok();
+                handle.respond(StatusCode::OK, Some(with_body()), Some(body)).await.ok();
+                self.session.timer = timer;
                 self.signal(Signal::Media(Box::new(agreed))).await;
             }
             Err(error) => {
@@ -255,93 +294,154 @@ impl Running {
         ControlFlow::Continue(())
     }
 
-    fn on_control(&mut self, control: Option<Control>) -> Flow {
+    async fn on_control(&mut self, control: Option<Control>) -> Flow {
         match control {
             Some(Control::HangUp) | None => ControlFlow::Break(Ending::Ours(LegEnd::Local, "normal clearing")),
             Some(Control::Lost) => ControlFlow::Break(Ending::Ours(LegEnd::Lost, "media timeout")),
-            Some(Control::Hold(hold, reply)) => {
-                if let Some(reply) = self.ready(reply) {
-                    self.session.negotiator.set_holding(hold);
-                    let offer = self.session.negotiator.offer().to_string().into_bytes();
-                    let dialog = self.session.dialog.clone();
-                    self.exchange = Some(Box::pin(async move {
-                        let headers = Some(body::sdp_headers());
-                        let response = dialog.reinvite_with_glare_retry(headers, Some(offer), GLARE).await;
-                        Done::Reinvite { hold, reply, response }
-                    }));
-                }
+            Some(Control::Hold(hold)) => {
+                self.wanted = Some(hold);
                 ControlFlow::Continue(())
             }
-            Some(Control::Transfer { to, attended, reply }) => {
-                if let Some(reply) = self.ready(reply) {
+            Some(Control::Transfer { to, attended }) => {
+                let reason = if !self.connected {
+                    "the call is not confirmed yet"
+                } else if self.referral.is_some() || self.transfer.is_some() {
+                    "another transfer is under way"
+                } else {
                     let (shared, dialog) = (self.session.shared.clone(), self.session.dialog.clone());
-                    self.exchange = Some(Box::pin(async move {
-                        let result = Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new);
-                        Done::Transfer { reply, result }
-                    }));
-                }
+                    self.referral =
+                        Some(Box::pin(
+                            async move { Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new) },
+                        ));
+                    return ControlFlow::Continue(());
+                };
+                self.signal(Signal::TransferAnswered(Err(reason.to_owned()))).await;
                 ControlFlow::Continue(())
             }
         }
     }
 
-    /// Gives `reply` back when an exchange may begin, else answers it.
-    fn ready(&self, reply: oneshot::Sender<Result<(), String>>) -> Option<oneshot::Sender<Result<(), String>>> {
-        let reason = if !self.connected {
-            "the call is not confirmed yet"
-        } else if self.exchange.is_some() || self.answer_due {
-            "another change of the call is under way"
-        } else {
-            return Some(reply);
+    /// Begins what the leg wants, once nothing stands against it.
+    fn begin_wanted(&mut self) {
+        if !self.connected || self.exchange.is_some() || self.answer_due {
+            return;
+        }
+        let why = match (self.wanted.take(), std::mem::take(&mut self.refresh)) {
+            (Some(hold), _) => Why::Hold(hold),
+            (None, true) => Why::Refresh,
+            (None, false) => return,
         };
-        reply.send(Err(reason.to_owned())).ok();
-        None
+        if let Why::Hold(hold) = why {
+            self.session.negotiator.set_holding(hold);
+        }
+        let offer = self.session.negotiator.offer().to_string().into_bytes();
+        let dialog = self.session.dialog.clone();
+        let mut headers = body::sdp_headers();
+        if let Some(timer) = &mut self.session.timer {
+            timer.begun(clock::now());
+            headers.extend(timer.request_headers());
+        }
+        self.exchange = Some(Box::pin(async move {
+            let asked = dialog.reinvite_with_glare_retry(Some(headers), Some(offer), GLARE);
+            let response = timeout(ANSWER, asked).await.ok().and_then(Result::ok).flatten();
+            Done { why, response }
+        }));
+    }
+
+    /// A refresh is due, ours or theirs.
+    fn on_timer(&mut self) -> Flow {
+        let now = clock::now();
+        match self.session.timer.as_mut().and_then(|timer| Some((timer.due(now)?, timer))) {
+            Some((Due::Expired, _)) => ControlFlow::Break(Ending::Ours(LegEnd::Lost, "session expired")),
+            Some((Due::Refresh, timer)) => {
+                timer.begun(now);
+                self.refresh = true;
+                ControlFlow::Continue(())
+            }
+            None => ControlFlow::Continue(()),
+        }
     }
 
     async fn on_done(&mut self, done: Done) -> Flow {
-        match done {
-            Done::Reinvite { hold, reply, response } => {
-                let response = match response {
-                    Ok(Some(response)) => response,
-                    Ok(None) | Err(_) => {
-                        self.session.negotiator.set_holding(!hold);
-                        reply.send(Err("the peer does not answer".to_owned())).ok();
-                        return ControlFlow::Continue(());
-                    }
-                };
-                let result = match response.status_code.kind() {
-                    StatusCodeKind::Successful => match body::description(&response) {
-                        Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
-                        Ok(None) => Err("the peer accepted without an answer".to_owned()),
-                        Err(refusal) => Err(refusal.reason),
-                    },
-                    _ => Err(format!("the peer refused: {}", response.status_code)),
-                };
-                match result {
-                    Ok(agreed) => {
-                        self.signal(Signal::Media(Box::new(agreed))).await;
-                        reply.send(Ok(())).ok();
-                    }
-                    Err(reason) => {
-                        self.session.negotiator.set_holding(!hold);
-                        reply.send(Err(reason)).ok();
-                        // RFC 3261 section 12.2.1.2: these say that the dialog is gone.
-                        if matches!(response.status_code.code(), 408 | 481) {
-                            return ControlFlow::Break(Ending::Ours(LegEnd::Failed, "the peer lost the call"));
-                        }
-                    }
+        let Done { why, response } = done;
+        let accepted = response.as_ref().filter(|r| r.status_code.kind() == StatusCodeKind::Successful);
+        if let Some(accepted) = accepted {
+            self.session.timer = SessionTimer::answered(accepted, clock::now());
+        }
+        let result = match &response {
+            None => Err("the peer does not answer".to_owned()),
+            Some(response) if accepted.is_some() => match body::description(response) {
+                Ok(Some(answer)) => self.session.negotiator.accept(&answer).map_err(|e| e.to_string()),
+                Ok(None) => Err("the peer accepted without an answer".to_owned()),
+                Err(refusal) => Err(refusal.reason),
+            },
+            Some(response) => Err(format!("the peer refused: {}", response.status_code)),
+        };
+        let outcome = match result {
+            Ok(agreed) => {
+                self.signal(Signal::Media(Box::new(agreed))).await;
+                Ok(())
+            }
+            Err(reason) => {
+                if let Why::Hold(hold) = why {
+                    self.session.negotiator.set_holding(!hold);
+                }
+                Err(reason)
+            }
+        };
+        match why {
+            // A wish that was overtaken is answered with the one that did.
+            Why::Hold(hold) if self.wanted.is_none() => self.signal(Signal::HoldAnswered(hold, outcome)).await,
+            Why::Hold(_) => {}
+            Why::Refresh => {
+                if let Err(reason) = outcome {
+                    debug!(id = %self.session.dialog.id(), reason, "the session was not refreshed");
                 }
             }
-            Done::Transfer { reply, result } => {
-                let answer = match result {
-                    Ok(transfer) => {
-                        self.transfer = Some(transfer);
-                        Ok(())
-                    }
-                    Err(reason) => Err(reason),
-                };
-                reply.send(answer).ok();
+        }
+        // RFC 3261 section 12.2.1.2: these say that the dialog is gone.
+        if response.is_some_and(|response| matches!(response.status_code.code(), 408 | 481)) {
+            return ControlFlow::Break(Ending::Ours(LegEnd::Failed, "the peer lost the call"));
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The peer has answered REFER.
+    async fn on_referred(&mut self, result: Result<Box<Transfer>, String>) -> Flow {
+        let early = self.early.take();
+        match result {
+            Ok(transfer) => {
+                self.transfer = Some(transfer);
+                self.signal(Signal::TransferAnswered(Ok(()))).await;
+                match early {
+                    Some(outcome) => self.on_progress(outcome).await,
+                    None => ControlFlow::Continue(()),
+                }
             }
+            Err(reason) => {
+                self.signal(Signal::TransferAnswered(Err(reason))).await;
+                ControlFlow::Continue(())
+            }
+        }
+    }
+
+    /// The peer tells how far it has got.
+    async fn on_progress(&mut self, outcome: Outcome) -> Flow {
+        let outcome = match outcome {
+            Outcome::Pending => return ControlFlow::Continue(()),
+            Outcome::Done => Ok(()),
+            Outcome::Failed(Some(status)) => Err(format!("the target answered {status}")),
+            Outcome::Failed(None) => Err("the peer gave up before it knew".to_owned()),
+        };
+        if let Err(reason) = &outcome {
+            info!(id = %self.session.dialog.id(), reason, "transfer failed; the call goes on");
+        }
+        // With it goes the consultation call.
+        self.transfer = None;
+        let done = outcome.is_ok();
+        self.signal(Signal::TransferEnded(outcome)).await;
+        if done {
+            return ControlFlow::Break(Ending::Ours(LegEnd::Local, "transferred"));
         }
         ControlFlow::Continue(())
     }
@@ -380,8 +480,8 @@ impl Running {
     }
 
     async fn finish(self, ending: Ending) {
-        let Running { session, connected, exchange, transfer, .. } = self;
-        drop((exchange, transfer));
+        let Running { session, connected, exchange, referral, transfer, .. } = self;
+        drop((exchange, referral, transfer));
         let Session { shared, dialog, states, signals, slot, .. } = session;
         let end = match ending {
             Ending::Dialog(end) => {
@@ -397,6 +497,21 @@ impl Running {
             bye(&dialog, states, connected, reason).await;
             shared.dialogs.remove_dialog(&dialog.id());
         }
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => pending().await,
+    }
+}
+
+/// What is under way, if anything; else nothing, for ever.
+async fn under_way<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+    match work {
+        Some(work) => work.await,
+        None => pending().await,
     }
 }
 

@@ -32,8 +32,20 @@ pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, SipError>
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// The roots of the system, PEM. Without any no TLS trunk can be trusted, and calls to it fail saying so.
-pub(super) async fn system_roots() -> Option<Vec<u8>> {
+/// The authorities that trunks are trusted by, PEM: those of `file`, else of the system. Without any no TLS trunk
+/// can be trusted, and calls to it fail saying so.
+pub(super) async fn roots(file: Option<&Path>) -> Result<Option<Vec<u8>>, SipError> {
+    let Some(file) = file else { return Ok(system_roots().await) };
+    let wrong = |why: String| SipError::Config(format!("[sip] tls_roots: {}: {why}", file.display()));
+    let pem = tokio::fs::read(file).await.map_err(|error| wrong(error.to_string()))?;
+    match CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>() {
+        Ok(found) if !found.is_empty() => Ok(Some(pem)),
+        Ok(_) => Err(wrong("no certificate in it".to_owned())),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+async fn system_roots() -> Option<Vec<u8>> {
     for bundle in BUNDLES {
         if let Ok(pem) = tokio::fs::read(bundle).await {
             return Some(pem);

@@ -3,6 +3,12 @@
 //! Owns the placement of lines: a line goes to the device with the most room that has its voice, and stays there
 //! while it has work. What happens on a device is [`worker`]'s; what is next is [`crate::sched`]'s.
 //!
+//! # Failures
+//! What ends one utterance ends only that. What ends a device ([`SynthError::Device`], or a panic inside a voice) ends
+//! every utterance on it with the reason, and none elsewhere; its lines go to other devices with their next
+//! utterance. The device's model is dropped and loaded again, after a pause that doubles from failure to failure up
+//! to [`Recovery::most`] and begins anew once the device has worked for as long as that.
+//!
 //! # Why
 //! - **Scheduler and synthesizer share a thread**: no batching task, no queue task and no reply channel lie
 //!   between the decision and the device call.
@@ -10,6 +16,7 @@
 //!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
+mod trace;
 mod worker;
 
 use std::collections::HashMap;
@@ -17,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
@@ -26,11 +33,36 @@ use crate::sched::{Config, Load};
 pub use crate::sched::{LineNote, Refused, RefusedReason};
 use crate::turn::{LineId, SpeechSink, Utterance};
 
-/// Loads one voice onto one device; called on the device's own thread.
-pub type Loader = Box<dyn FnOnce() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
+/// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
+pub type Loader = Box<dyn Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
+
+/// How long a failed device rests before its voice is loaded again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// After the first failure; twice as long after each further one.
+    pub first: Duration,
+    /// At most. A device that has worked for as long as this starts over from `first`.
+    pub most: Duration,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(1), most: Duration::from_secs(60) }
+    }
+}
+
+impl Recovery {
+    /// The pause after failure number `streak` in a row, counted from 1.
+    fn pause(&self, streak: u32) -> Duration {
+        let doublings = streak.saturating_sub(1).min(30);
+        self.first.saturating_mul(1 << doublings).min(self.most)
+    }
+}
 
 /// What clients are told to wait while no device is ready.
 const LOADING: Duration = Duration::from_secs(2);
+/// The longest that anybody waits for devices to look for voices.
+const REFRESHED: Duration = Duration::from_secs(5);
 /// Placements remembered before those of forgotten lines are dropped.
 const PLACES: usize = 4096;
 
@@ -41,7 +73,7 @@ pub enum Phase {
     Loading,
     /// It speaks.
     Ready,
-    /// It does not work, and why.
+    /// It does not work, and why. It is loaded again after a while ([`DeviceStatus::retry_in`]).
     Failed(String),
     /// It was shut down.
     Stopped,
@@ -58,6 +90,14 @@ pub struct DeviceStatus {
     pub load: Load,
     /// Device memory of utterances.
     pub memory: Memory,
+    /// Everything that its memory is used for; see [`Synthesizer::memory_parts`].
+    pub parts: Vec<(&'static str, u64)>,
+    /// Audio made since the start, in samples.
+    pub produced: u64,
+    /// How often it failed since the start.
+    pub failures: u32,
+    /// Time until a failed device is loaded again.
+    pub retry_in: Option<Duration>,
     /// Predicted seconds of the narrowest step, in the order of [`super::Stage::ALL`].
     pub step_seconds: [f64; 4],
 }
@@ -71,7 +111,14 @@ pub struct Engine {
 struct Inner {
     devices: Vec<Device>,
     /// Where each line speaks. Locked before any device, never the other way round.
-    places: Mutex<HashMap<LineId, usize>>,
+    places: Mutex<HashMap<LineId, Place>>,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    device: usize,
+    /// Said once, when the line began; a device that the line comes to later has to be told.
+    unpaced: bool,
 }
 
 struct Device {
@@ -86,6 +133,14 @@ impl Engine {
     /// # Errors
     /// There is no loader, the configuration is not valid, or a thread cannot be started.
     pub fn start(loaders: Vec<Loader>, config: Config) -> Result<Self, SynthError> {
+        Self::start_with(loaders, config, Recovery::default())
+    }
+
+    /// As [`Engine::start`], with pauses of one's own after failures.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_with(loaders: Vec<Loader>, config: Config, recovery: Recovery) -> Result<Self, SynthError> {
         if loaders.is_empty() {
             return Err(SynthError::Device("no voice is configured".into()));
         }
@@ -97,7 +152,7 @@ impl Engine {
             let (theirs, config) = (shared.clone(), config.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("device-{index}"))
-                .spawn(move || worker::run(&theirs, loader, config, &tell))
+                .spawn(move || worker::run(&theirs, index, &loader, &config, recovery, &tell))
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
             devices.push(Device { shared, phase, thread: Mutex::new(Some(thread)) });
         }
@@ -111,14 +166,20 @@ impl Engine {
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
         let mut places = lock(&self.inner.places);
         if places.len() > PLACES {
-            places.retain(|line, device| self.inner.devices[*device].shared.knows(*line));
+            places.retain(|line, place| self.inner.devices[place.device].shared.knows(*line));
         }
         let line = utterance.line;
+        let place = places.get(&line).copied();
+        let unpaced = place.is_some_and(|place| place.unpaced);
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
-        for device in self.preferred(&utterance, places.get(&line).copied()) {
-            match self.inner.devices[device].shared.submit(&utterance, &sink) {
+        for device in self.preferred(&utterance, place.map(|place| place.device)) {
+            let shared = &self.inner.devices[device].shared;
+            if unpaced && !shared.knows(line) {
+                shared.note(clock::now(), line, LineNote::Unpaced);
+            }
+            match shared.submit(&utterance, &sink) {
                 Ok(()) => {
-                    places.insert(line, device);
+                    places.insert(line, Place { device, unpaced });
                     return Ok(());
                 }
                 Err(error) => refused = error,
@@ -129,21 +190,41 @@ impl Engine {
         Err(refused)
     }
 
+    /// Whether a new live line would be taken on now, by some device.
+    ///
+    /// # Errors
+    /// None would, and when to ask again.
+    pub fn has_room(&self) -> Result<(), Refused> {
+        let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
+        for device in &self.inner.devices {
+            match device.shared.has_room() {
+                Ok(()) => return Ok(()),
+                Err(error) if error.reason != RefusedReason::NotReady => refused = error,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
+    }
+
     /// Follows the listener of `line`. Unknown lines are ignored.
     pub fn note(&self, line: LineId, note: LineNote) {
         let now = clock::now();
         let mut places = lock(&self.inner.places);
-        let device = match (places.get(&line), note) {
-            (Some(device), LineNote::Closed) => {
-                let device = *device;
+        let device = match (places.get_mut(&line), note) {
+            (Some(place), LineNote::Closed) => {
+                let device = place.device;
                 places.remove(&line);
                 device
             }
-            (Some(device), _) => *device,
+            (Some(place), note) => {
+                place.unpaced |= note == LineNote::Unpaced;
+                place.device
+            }
             // Said before the first utterance: the line is placed now, so that it is known there.
             (None, LineNote::Unpaced) => {
-                let Some(device) = self.by_room(|_| true).first().copied() else { return };
-                places.insert(line, device);
+                let device = self.by_room(|_| true).first().copied();
+                places.insert(line, Place { device: device.unwrap_or_default(), unpaced: true });
+                let Some(device) = device else { return };
                 device
             }
             (None, _) => return,
@@ -174,13 +255,17 @@ impl Engine {
                 phase: device.phase.borrow().clone(),
                 load: state.sched.as_ref().map(|sched| sched.load(now)).unwrap_or_default(),
                 memory: state.memory,
+                parts: state.parts.clone(),
+                produced: state.produced,
+                failures: state.failures,
+                retry_in: state.retry_at.map(|at| at.saturating_duration_since(now)),
                 step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),
             }
         };
         self.inner.devices.iter().map(status).collect()
     }
 
-    /// Waits until no device is loading any more. Cancel safe.
+    /// Waits until no device is loading for the first time, or again, any more. Cancel safe.
     pub async fn ready(&self) {
         for device in &self.inner.devices {
             let mut phase = device.phase.clone();
@@ -189,11 +274,20 @@ impl Engine {
         }
     }
 
-    /// Has every device look for new and removed voices, soon.
-    pub fn refresh_voices(&self) {
-        for device in &self.inner.devices {
-            device.shared.poke(|state| state.refresh = true);
-        }
+    /// Has every device look for new and removed voices. Returns when those that are ready have looked: within a
+    /// step or two, at most after [`REFRESHED`]. A device that still loads looks when it is loaded.
+    pub async fn refresh_voices(&self) {
+        let look = |device: &Device| {
+            let (told, looked) = oneshot::channel();
+            device.shared.poke(|state| {
+                state.refresh.retain(|waiting| !waiting.is_closed());
+                state.refresh.push(told);
+            });
+            device.shared.is_ready().then_some(looked)
+        };
+        let ready: Vec<_> = self.inner.devices.iter().filter_map(look).collect();
+        // An error means that the device stopped meanwhile and speaks with no voice at all.
+        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(ready)).await;
     }
 
     /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code.

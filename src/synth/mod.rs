@@ -11,6 +11,7 @@ pub mod tone;
 
 use std::time::Duration;
 
+pub use self::cosyvoice::bistream::Order as TextOrder;
 pub use crate::sched::{Slot, Stage, Stages, Step};
 use crate::turn::Utterance;
 
@@ -81,22 +82,54 @@ pub trait Synthesizer: Send {
     /// Bad text, an unknown voice, or no memory: this utterance fails, the others are untouched.
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError>;
 
+    /// As [`Self::open`] for a text that is still being written: `utterance.text` is what there is of it, the rest
+    /// comes by [`Self::append`]. While the slot has nothing to run and is not done, it waits for text.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; or this voice speaks whole texts only.
+    fn open_streamed(&mut self, _slot: Slot, _utterance: &Utterance, _order: TextOrder) -> Result<Stages, SynthError> {
+        Err(SynthError::Input("this voice speaks whole texts only".into()))
+    }
+
+    /// Goes on with the text of a slot opened by [`Self::open_streamed`]; after `last` none follows. Returns what the
+    /// slot can run now.
+    ///
+    /// # Errors
+    /// The slot is not streamed, or its text has ended.
+    fn append(&mut self, _slot: Slot, _text: &str, _last: bool) -> Result<Stages, SynthError> {
+        Err(SynthError::Input("the slot speaks a whole text".into()))
+    }
+
     /// Runs `step` to its end and appends one [`Progress`] per slot of the step to `out`.
     ///
     /// # Errors
     /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
 
+    /// Rounds that the last [`Self::run`] really ran, for voices that may run fewer than asked: what steps cost is
+    /// learned from it. `None`: as many as asked.
+    fn rounds_run(&self) -> Option<u32> {
+        None
+    }
+
     /// Frees `slot`. Never fails; work for it stops at once.
     fn close(&mut self, slot: Slot);
 
     /// Moves the state of `slot` out of device memory so that others can use it; the next step that names the
     /// slot brings it back with identical results. Voices that cannot do so do nothing and say so in [`Caps::parks`].
+    /// A slot that no step names for a while needs no such call: its state stays, on the device, between any two
+    /// steps.
     fn park(&mut self, _slot: Slot) {}
 
     /// Device memory for utterances. `total == 0`: does not apply.
     fn memory(&self) -> Memory {
         Memory::default()
+    }
+
+    /// Everything that the device's memory is used for, by part, metric labels; they add up to what the driver
+    /// reports. Empty: not known.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// What `utterance` will hold at its largest, for admission. `0`: does not apply.

@@ -47,7 +47,9 @@ pub fn recorder() -> &'static PrometheusHandle {
 fn describe() {
     describe_counter!("voice_requests_total", "Speech requests by class and outcome");
     describe_histogram!("voice_request_duration_seconds", Unit::Seconds, "From acceptance to the last sample");
-    describe_gauge!("voice_gpu_memory_bytes", Unit::Bytes, "Device memory by device and part");
+    describe_gauge!("voice_gpu_memory_bytes", Unit::Bytes, "Device memory by device and part; the parts add up");
+    describe_gauge!("antiphon_device_up", "Whether a speech device works");
+    describe_counter!("antiphon_device_failures_total", "Times a speech device failed and was loaded again");
     describe_histogram!(
         "antiphon_first_audio_seconds",
         Unit::Seconds,
@@ -67,4 +69,6 @@ fn describe() {
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
     describe_gauge!("antiphon_batch_jobs", "Batch jobs by state");
+    describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
+    describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
 }

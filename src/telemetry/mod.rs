@@ -1,9 +1,13 @@
-//! What operators see: logs and metrics.
+//! What operators see: logs, metrics and traces.
 
 pub mod metrics;
+pub mod otlp;
 
 use serde::Deserialize;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// `[log]`
 #[derive(Clone, Debug, Deserialize)]
@@ -13,11 +17,14 @@ pub struct Log {
     pub format: LogFormat,
     /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,antiphon::sip=debug`.
     pub level: String,
+    /// Base address of an OpenTelemetry collector (OTLP over HTTP, `http://host:4318`) that gets a trace of each
+    /// turn; absent: none.
+    pub otlp: Option<String>,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { format: LogFormat::Text, level: "info".into() }
+        Self { format: LogFormat::Text, level: "info".into(), otlp: None }
     }
 }
 
@@ -32,22 +39,46 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard error. Later calls do nothing, so that tests may call it too.
+impl Log {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        filter(&self.level)?;
+        match &self.otlp {
+            Some(url) if !(url.starts_with("http://") || url.starts_with("https://")) => {
+                Err(format!("otlp `{url}`: expected the http:// or https:// address of a collector"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn filter(level: &str) -> Result<EnvFilter, String> {
+    // The WebRTC stack warns of what is normal before a session is up; its errors still show. The SIP stack
+    // writes whole messages, credentials included, at `info`. Spans in the making are no log lines. What the
+    // operator writes comes later and so overrides this.
+    let quiet = "rsipstack=warn,rtc=error,rtc_dtls=error,rtc_ice=error,rtc_srtp=error,rtc_sctp=error,webrtc=error,\
+        antiphon::spans=off";
+    EnvFilter::try_new(format!("{quiet},{level}")).map_err(|e| format!("level `{level}`: {e}"))
+}
+
+/// Starts logging to standard error, and traces where a collector is configured: they flow while the exporter runs.
+/// Later calls do nothing, so that tests may call it too.
 ///
 /// # Errors
 /// `level` is no valid filter.
-pub fn init(log: &Log) -> Result<(), String> {
-    // The WebRTC stack warns of what is normal before a session is up; its errors still show. The SIP stack
-    // writes whole messages, credentials included, at `info`. What the operator writes comes later and so
-    // overrides this.
-    let quiet = "rsipstack=warn,rtc=error,rtc_dtls=error,rtc_ice=error,rtc_srtp=error,rtc_sctp=error,webrtc=error";
-    let filter = EnvFilter::try_new(format!("{quiet},{}", log.level))
-        .map_err(|e| format!("[log] level `{}`: {e}", log.level))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // An error means that a subscriber is there already.
-    let _ = match log.format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+pub fn init(log: &Log) -> Result<Option<otlp::Exporter>, String> {
+    let filter = filter(&log.level).map_err(|e| format!("[log] {e}"))?;
+    let (spans, exporter) = log.otlp.as_deref().map(otlp::pair).unzip();
+    let spans = spans.map(|layer| layer.with_filter(Targets::new().with_target(otlp::TARGET, LevelFilter::TRACE)));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match log.format {
+        LogFormat::Text => lines.with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
-    Ok(())
+    // An error means that a subscriber is there already.
+    let _ = tracing_subscriber::registry().with(lines).with(spans).try_init();
+    Ok(exporter)
 }

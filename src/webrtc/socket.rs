@@ -30,6 +30,7 @@ use tokio::task::JoinHandle;
 
 use super::demux::{Demux, Key};
 use super::{stun, tcp};
+use crate::clock::{self, Sparse};
 
 /// Datagrams a session's driver may be behind: five seconds of audio. More are dropped, counted.
 const QUEUE: usize = 256;
@@ -50,6 +51,7 @@ struct Shared {
     local: SocketAddr,
     demux: Mutex<Demux<Inbox>>,
     next: AtomicU64,
+    told: Sparse,
 }
 
 /// Where the reader puts a session's datagrams: a queue for each family its agent knows.
@@ -75,7 +77,7 @@ impl Port {
         let reading = tokio::net::UdpSocket::from_std(socket.try_clone()?)?;
         let state = UdpSocketState::new(UdpSockRef::from(&reading))?;
         let demux = Mutex::new(Demux::new(crypto));
-        let shared = Arc::new(Shared { socket, local, demux, next: AtomicU64::new(0) });
+        let shared = Arc::new(Shared { socket, local, demux, next: AtomicU64::new(0), told: Sparse::new() });
         let reader = tokio::spawn(read(reading, state, shared.clone()));
         let acceptor = listener.map(|listener| {
             let shared = shared.clone();
@@ -140,7 +142,12 @@ impl Shared {
                     Err(_) => "queue_full",
                 }
             }
-            Err(reason) => reason.label(),
+            Err(reason) => {
+                if let Some(missed) = self.told.admit(clock::now()) {
+                    tracing::info!(from = %source, reason = reason.label(), missed, "a datagram was dropped");
+                }
+                reason.label()
+            }
         };
         metrics::counter!("antiphon_webrtc_datagrams_dropped_total", "reason" => dropped).increment(1);
     }

@@ -3,11 +3,16 @@
 use std::time::Duration;
 
 use antiphon::agent::config::Agent;
+use antiphon::call::EndReason;
 use antiphon_loadgen::agent::Server;
 use antiphon_loadgen::call::{End, now};
 use antiphon_loadgen::codec::Codec;
-use antiphon_loadgen::listen;
+use antiphon_loadgen::{correlate, listen};
+use futures_util::SinkExt;
 use serde_json::json;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::Message;
 
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
@@ -102,6 +107,140 @@ async fn an_agent_that_floods_is_slowed_and_its_call_stays_bounded() {
     paused.await;
     assert!(handle.info().backlog_bytes <= 64 << 10, "{}", handle.info().backlog_bytes);
     call.hang_up().await;
+    rig.app.drain().await;
+}
+
+/// How an agent goes on after it has accepted the connection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stall {
+    /// The handshake is never answered.
+    Handshake,
+    /// Nothing is read or said after it: no pong either.
+    Silent,
+    /// A turn is begun, and then nothing is read or said.
+    MidTurn,
+}
+
+/// The next connection to `listener`, which stalls and stays open.
+async fn stalled(listener: &TcpListener, stall: Stall) -> Box<dyn std::any::Any + Send> {
+    let (stream, _) = tokio::time::timeout(PATIENCE, listener.accept()).await.expect("dialled").expect("open");
+    if stall == Stall::Handshake {
+        return Box::new(stream);
+    }
+    let mut socket = tokio_tungstenite::accept_async(stream).await.expect("upgraded");
+    if stall == Stall::MidTurn {
+        let text = json!({ "type": "text", "token": SENTENCE.repeat(10), "last": false });
+        socket.send(Message::text(text.to_string())).await.expect("sent");
+    }
+    Box::new(socket)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_stalls_costs_its_call_an_apology_and_others_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("ws://{}/", listener.local_addr().expect("bound"));
+    let rig = Rig::with(|config| {
+        let agent = Agent { apology: "Sorry, goodbye.".into(), stall_s: 1, ..Agent::at(&url) };
+        config.agent.insert("remote".into(), agent);
+    })
+    .await;
+    let other = rig.telephone("silent", Codec::Pcma).await;
+    let began = rig.speak(&other, &SENTENCE.repeat(8)).await;
+    let onset = other.onset(began, PATIENCE).await.expect("speech is heard");
+    for stall in [Stall::Handshake, Stall::Silent, Stall::MidTurn] {
+        let called = now();
+        let call = rig.telephone("remote", Codec::Pcmu).await;
+        let handle = rig.app.gateway().calls.get(&call.id().expect("named").into()).expect("live");
+        let kept = stalled(&listener, stall).await;
+        call.onset(called, PATIENCE).await.unwrap_or_else(|| panic!("{stall:?}: nothing is heard"));
+        assert_eq!(call.ended(PATIENCE).await, Some(End::Remote), "{stall:?}");
+        assert_eq!(handle.ended().await, EndReason::AgentLost, "{stall:?}");
+        // The unfinished turn was cut for the apology, which was said to its end.
+        let spoken = listen::speech_time(&call.ear().heard(), called, now());
+        assert!(spoken > Duration::from_millis(400), "{stall:?}: {spoken:?}");
+        assert_eq!(handle.info().turns, if stall == Stall::MidTurn { 2 } else { 1 }, "{stall:?}");
+        drop(kept);
+    }
+    let (_, end) = hear_turn(&other, began).await;
+    let stalls = listen::stalls(&other.ear().heard(), onset, end, Duration::from_millis(100));
+    assert!(stalls.is_empty(), "{stalls:?}");
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_answers_slowly_is_waited_for() {
+    let (rig, mut server) = rig_with_agent(|agent| agent.stall_s = 1).await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let called = now();
+    let session = server.next_session(PATIENCE).await.expect("the gateway dials");
+    // It reads, and so it lives: three times what counts as stalled.
+    assert_eq!(call.onset(called, Duration::from_secs(3)).await, None, "nothing is said meanwhile");
+    let asked = session.say(SENTENCE).await.expect("still there");
+    let (onset, end) = hear_turn(&call, asked).await;
+    let recording = call.ear().heard().clip_between(asked, end + Duration::from_millis(200));
+    let found = correlate::correlate(&recording, &rig.reference(SENTENCE).await).expect("comparable rates");
+    assert!(onset > asked && found.value > 0.8, "{found:?}");
+    session.end().await.expect("sent");
+    assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    rig.app.drain().await;
+}
+
+/// Bytes of memory of this process that are resident.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4_096
+}
+
+/// Sends `frame` again and again until the other side takes no more for a while, or `most` bytes are gone.
+async fn flood(socket: &mut tokio_tungstenite::WebSocketStream<TcpStream>, frame: &str, most: usize) -> usize {
+    let mut sent = 0;
+    while sent < most {
+        let write = socket.send(Message::text(frame.to_owned()));
+        match tokio::time::timeout(Duration::from_secs(2), write).await {
+            Ok(Ok(())) => sent += frame.len(),
+            Ok(Err(_)) | Err(_) => break,
+        }
+    }
+    sent
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_floods_its_socket_is_slowed_by_it_and_memory_stays_bounded() {
+    /// More than every buffer between two sockets of this machine and the gateway's own.
+    const FLOOD: usize = 256 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("ws://{}/", listener.local_addr().expect("bound"));
+    let rig = Rig::with(|config| {
+        config.agent.insert("remote".into(), Agent { stall_s: 60, ..Agent::at(&url) });
+    })
+    .await;
+    let other = rig.telephone("silent", Codec::Pcma).await;
+    let began = rig.speak(&other, &SENTENCE.repeat(3)).await;
+    let onset = other.onset(began, PATIENCE).await.expect("speech is heard");
+    let whole = json!({ "type": "text", "token": SENTENCE.repeat(16), "last": true });
+    // One that no call could ever hold is refused, and does not stop what comes after it.
+    let huge = json!({ "type": "text", "token": SENTENCE.repeat(8_000), "last": true });
+    for (kind, frame) in [("turns", whole), ("turns too long", huge), ("nonsense", json!({ "type": "x" }))] {
+        let call = rig.telephone("remote", Codec::Pcmu).await;
+        let handle = rig.app.gateway().calls.get(&call.id().expect("named").into()).expect("live");
+        let (stream, _) = tokio::time::timeout(PATIENCE, listener.accept()).await.expect("dialled").expect("open");
+        let mut socket = tokio_tungstenite::accept_async(stream).await.expect("upgraded");
+        let before = resident();
+        // An agent that reads nothing of what it is told either.
+        let most = if kind == "nonsense" { 1 << 20 } else { FLOOD };
+        let sent = flood(&mut socket, &frame.to_string(), most).await;
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 96 << 20, "{kind}: {grown} bytes more after {sent}");
+        assert!(handle.info().backlog_bytes <= 64 << 10, "{kind}: {}", handle.info().backlog_bytes);
+        if kind == "turns" {
+            assert!(sent < FLOOD, "nothing slowed the agent");
+            assert_eq!(handle.info().state, "connected");
+        }
+        call.hang_up().await;
+    }
+    let (_, end) = hear_turn(&other, began).await;
+    let stalls = listen::stalls(&other.ear().heard(), onset, end, Duration::from_millis(100));
+    assert!(stalls.is_empty(), "{stalls:?}");
     rig.app.drain().await;
 }
 

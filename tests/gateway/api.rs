@@ -28,6 +28,30 @@ async fn every_described_route_is_there() {
             assert!(status != 405 && code != "unknown_route", "{method} {path}: {status} {body}");
         }
     }
+    // The shape of a job and the formats, as the code has them.
+    let schemas = &api["components"]["schemas"];
+    let job = antiphon::batch::Job {
+        id: String::new(),
+        state: antiphon::batch::JobState::Queued,
+        total: 0,
+        finished: 0,
+        eta_seconds: None,
+        reason: Some(String::new()),
+        results: vec![antiphon::batch::ItemResult {
+            index: 0,
+            status: antiphon::batch::JobState::Queued,
+            duration_ms: 0,
+            error: Some(String::new()),
+        }],
+    };
+    let job = serde_json::to_value(job).expect("JSON");
+    let names = |value: &Value| -> Vec<String> { value.as_object().expect("an object").keys().cloned().collect() };
+    assert_eq!(names(&job), names(&schemas["Job"]["properties"]));
+    assert_eq!(names(&job["results"][0]), names(&schemas["Job"]["properties"]["results"]["items"]["properties"]));
+    let formats = antiphon::audio_file::Format::ALL.map(|format| format.name());
+    for schema in ["Speech", "Batch"] {
+        assert_eq!(schemas[schema]["properties"]["response_format"]["enum"], json!(formats), "{schema}");
+    }
     let (status, error) = rig.get("/v2").await;
     assert_eq!((status, &error["error"]["code"]), (404, &json!("unknown_route")));
     rig.app.drain().await;

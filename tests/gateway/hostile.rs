@@ -12,26 +12,121 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio_tungstenite::tungstenite::Message;
 
+use super::raw::{Raw, body, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+use super::watch::Watch;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_never_costs_another_call_a_frame() {
     let rig = Rig::start().await;
     let call = rig.telephone("silent", Codec::Pcmu).await;
     let id = call.id().expect("named").to_owned();
-    let asked = rig.speak(&call, &SENTENCE.repeat(3)).await;
+    let asked = rig.speak(&call, &SENTENCE.repeat(6)).await;
     let onset = call.onset(asked, PATIENCE).await.expect("speech is heard");
 
     bad_http(&rig, &id).await;
     bad_sdp(&rig).await;
+    bad_sip(&rig).await;
+    bad_rtp(&rig).await;
     bad_datagrams(&rig).await;
     bad_sockets(&rig, &id).await;
+    bad_frames(&rig, &id).await;
 
     let (_, end) = hear_turn(&call, asked).await;
     let stalls = listen::stalls(&call.ear().heard(), onset, end, Duration::from_millis(100));
     assert!(stalls.is_empty(), "{stalls:?}");
+    // Each kind is in the log, and none of them fills it.
+    let log = Watch::start();
+    for words in [
+        &["a request was refused", "status=400"][..],
+        &["a connection ended badly"],
+        &["malformed SIP message"],
+        &["INVITE refused"],
+        &["malformed RTP or RTCP was dropped"],
+        &["a datagram was dropped"],
+        &["a WebSocket ended badly"],
+        &["bad frame from the agent"],
+    ] {
+        let lines = log.lines(words);
+        assert!((1..200).contains(&lines), "{words:?}: {lines}");
+    }
     call.hang_up().await;
     rig.app.drain().await;
+}
+
+/// Over UDP and TCP, with the answer that each deserves.
+async fn bad_sip(rig: &Rig) {
+    for (n, (method, headers, content, status)) in [
+        ("INVITE", "", "v=0\r\nnonsense\r\n", "400"),
+        ("INVITE", "", "v=0\r\no=- 1 1 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=audio 9 RTP/AVP 18\r\n", "488"),
+        ("INVITE", "Content-Type: text/plain\r\n", "hello", "415"),
+        ("INVITE", "Content-Length: 9999\r\n", "", "400"),
+        ("INVITE", "Require: nonsense\r\n", "", "420"),
+        ("INVITE", "Max-Forwards: many\r\n", "", "400"),
+        ("DANCE", "", "", "501"),
+        ("BYE", "", "", "481"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut telephone = Raw::new(rig.sip_udp(), &format!("bad-{n}")).await;
+        telephone.ask(method, headers, content, &format!("SIP/2.0 {status}")).await;
+    }
+    let tcp = rig.app.gateway().sip.as_ref().and_then(|sip| sip.local_tcp()).expect("listens");
+    for garbage in [&b"\x00\xff\r\n\r\n"[..], b"INVITE sip:x SIP/2.0\r\nContent-Length: -1\r\n\r\n", &[b'A'; 70_000]] {
+        let mut stream = TcpStream::connect(tcp).await.expect("open");
+        // It may be closed before all of it is taken.
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.take(4_096).read_to_end(&mut answer)).await.expect("ends");
+    }
+}
+
+/// On a call's own ports, from its own peer: the protocol has no answer to these, and the call goes on.
+async fn bad_rtp(rig: &Rig) {
+    let media = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let mut telephone = Raw::new(rig.sip_udp(), "bad-rtp").await;
+    telephone.contact = format!("sip:silent@{}", rig.sip_udp());
+    let invite = telephone.request("INVITE", "", &sdp(media.local_addr().expect("bound").port(), ""));
+    telephone.send(&invite).await;
+    let ok = telephone.expect("SIP/2.0 200").await;
+    telephone.ack("").await;
+    let port = body(&ok).lines().find_map(|line| line.strip_prefix("m=audio ")).expect("audio");
+    let port: u16 = port.split(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+    for datagram in [&b""[..], b"\x80", &[0; 172], &[0x90; 13], &[0xaf; 40], &[0x8f; 12], &[0xff; 2_000]] {
+        for to in [port, port + 1] {
+            media.send_to(datagram, ("127.0.0.1", to)).await.expect("sent");
+        }
+    }
+    telephone.ask("BYE", "", "", "SIP/2.0 200").await;
+}
+
+/// Frames that are none (RFC 6455 section 5): a reserved opcode, reserved bits, no mask, a fragmented ping, text that
+/// is not UTF-8, a length that nobody could send. The peer is told by a Close frame with the status for it.
+async fn bad_frames(rig: &Rig, id: &str) {
+    let paths = [format!("/v1/calls/{id}/agent"), format!("/v1/calls/{id}/media"), "/v1/audio/speech/stream".into()];
+    for path in paths {
+        for (frame, status) in [
+            (&[0x83, 0x80, 0, 0, 0, 0][..], 1_002u16),
+            (&[0xf1, 0x80, 0, 0, 0, 0], 1_002),
+            (&[0x81, 0x02, b'h', b'i'], 1_002),
+            (&[0x09, 0x80, 0, 0, 0, 0], 1_002),
+            (&[0x81, 0x82, 0, 0, 0, 0, 0xff, 0xfe], 1_007),
+            (&[0x81, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], 1_009),
+        ] {
+            let (socket, _) = tokio_tungstenite::connect_async(format!("{}{path}", rig.http.replace("http", "ws")))
+                .await
+                .expect("up");
+            let tokio_tungstenite::MaybeTlsStream::Plain(mut stream) = socket.into_inner() else { unreachable!() };
+            stream.write_all(frame).await.expect("taken");
+            let mut heard = Vec::new();
+            // Closed, be it by a reset behind the Close frame.
+            let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("it is closed");
+            let close = [&[0x88, 2][..], &status.to_be_bytes()].concat();
+            assert!(heard.ends_with(&close), "{path} {frame:x?}: {heard:x?}");
+        }
+    }
 }
 
 async fn bad_http(rig: &Rig, id: &str) {

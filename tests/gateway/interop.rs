@@ -1,4 +1,5 @@
-//! Other people's programs call the whole gateway and hear the greeting: sipp, baresip, aiortc, Chromium. One that
+//! Other people's programs use the whole gateway: sipp, baresip, aiortc and Chromium call it and hear the greeting,
+//! OpenAI's client has it speak. One that
 //! is not installed is skipped, and says so; continuous integration has the Debian ones.
 
 use std::path::Path;
@@ -141,6 +142,11 @@ async fn script(program: &str, name: &str, arguments: &[&str]) {
 fn text(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     format!("{}\n{out}\n{err}", output.status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_openai_client_speaks_unchanged() {
+    script("sh", "openai.sh", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

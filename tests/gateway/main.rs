@@ -3,7 +3,22 @@
 mod agents;
 mod api;
 mod calls;
+mod cancel;
 mod hostile;
 mod interop;
+mod late;
+mod loadgen;
+#[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
+#[path = "../sip_support/raw.rs"]
+mod raw;
 mod speech;
+mod stand_in;
 mod support;
+mod traces;
+mod voice;
+mod voices;
+mod watch;
+mod watched;
+
+/// How long the raw telephone waits for a message.
+const LIMIT: std::time::Duration = support::PATIENCE;

@@ -4,8 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use antiphon::app::App;
+use antiphon::app::engines::{self, Choice};
 use antiphon::config::Config;
 use antiphon::server::speech::{Manner, Speaker};
+use antiphon::synth::device::Engine;
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::heard::Clip;
@@ -34,21 +36,25 @@ impl Rig {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Rig {
+        let (config, folder) = configured(change);
+        let choice = engines::choose(&config.engine).expect("some voice works");
+        let rig = Rig::begin(config, folder, choice).await;
+        assert!(rig.app.gateway().is_ready(), "some voice works");
+        rig
+    }
+
+    /// With voices of the test's own, which may be broken.
+    pub(crate) async fn with_voices(change: impl FnOnce(&mut Config), voices: Choice) -> Rig {
+        let (config, folder) = configured(change);
+        Rig::begin(config, folder, voices).await
+    }
+
+    async fn begin(config: Config, folder: tempfile::TempDir, voices: Choice) -> Rig {
+        super::watch::Watch::start();
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut config = Config::default();
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        config.http.bind = any;
-        config.sip.udp = Some(any);
-        config.sip.tcp = Some(any);
-        config.call.drain_grace_s = 2;
-        let folder = tempfile::tempdir().expect("a folder");
-        config.batch.database = folder.path().join("jobs.sqlite");
-        config.batch.audio_dir = folder.path().join("audio");
-        change(&mut config);
-        let app = App::start(config).await.expect("the gateway starts");
+        let app = App::start_with(config, voices).await.expect("the gateway starts");
         app.ready().await;
-        assert!(app.gateway().is_ready(), "some voice works");
         let http = format!("http://{}", app.http());
         Rig { app, http, client: reqwest::Client::new(), _folder: folder }
     }
@@ -91,8 +97,13 @@ impl Rig {
 
     /// `text` synthesised directly.
     pub(crate) async fn reference(&self, text: &str) -> Clip {
+        Self::spoken_by(&self.app.gateway().engine, text).await
+    }
+
+    /// `text` synthesised by `engine`.
+    pub(crate) async fn spoken_by(engine: &Engine, text: &str) -> Clip {
         let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
-        let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);
+        let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add([text.to_owned()]);
         let mut pcm = Vec::new();
         while let Some(piece) = speaker.next().await.expect("speech") {
@@ -100,6 +111,21 @@ impl Rig {
         }
         Clip { rate: antiphon::audio::RATE, pcm }
     }
+}
+
+/// The defaults on free ports with what `change` changes, and the folder of its jobs.
+fn configured(change: impl FnOnce(&mut Config)) -> (Config, tempfile::TempDir) {
+    let mut config = Config::default();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    config.http.bind = any;
+    config.sip.udp = Some(any);
+    config.sip.tcp = Some(any);
+    config.call.drain_grace_s = 2;
+    let folder = tempfile::tempdir().expect("a folder");
+    config.batch.database = folder.path().join("jobs.sqlite");
+    config.batch.audio_dir = folder.path().join("audio");
+    change(&mut config);
+    (config, folder)
 }
 
 /// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.

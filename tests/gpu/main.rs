@@ -1,6 +1,9 @@
 //! The GPU engine against the golden kit, and its promises about batches and failures. Where there is no GPU every
 //! test says so and passes.
 
+mod failures;
+mod full_size;
+
 use std::path::Path;
 
 use antiphon::synth::cosyvoice::config::Config;

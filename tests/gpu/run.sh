@@ -2,8 +2,9 @@
 # Parity and speed of the GPU engine on a machine that has a GPU but no Rust.
 #
 #   tests/gpu/run.sh build DIR    here: builds, strips and compresses everything needed into DIR
-#   ./run.sh all [OUT]            there, in DIR: parity, cost of every stage and kernel, then the engine as a whole
-#   ./run.sh parity|costs|bench   there: one of them
+#   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
+#                                 and kernel, then the engine as a whole
+#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -12,9 +13,11 @@ set -eu
 build() {
     dir=$1
     mkdir -p "$dir/tests/golden"
+    # One command for both, which says itself what is wrong; the second time it only names what it built.
+    cargo build --bin antiphon --test gpu
     test_binary=$(cargo test --test gpu --no-run --message-format=json 2>/dev/null |
         sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p' | tail -1)
-    cargo build --bin antiphon
+    [ -n "$test_binary" ] || { echo "cargo names no test binary" >&2; exit 1; }
     strip -o "$dir/gpu" "$test_binary"
     strip -o "$dir/antiphon" target/debug/antiphon
     xz -1 -f "$dir/gpu" "$dir/antiphon"
@@ -30,6 +33,24 @@ unpack() {
 
 parity() { ./gpu --nocapture --test-threads=1; }
 
+# What goes wrong ends alone. The last breaks its process's context, so it has one of its own.
+failures() {
+    ./gpu --nocapture --test-threads=1 failures::
+    ./gpu --nocapture --ignored a_device_that_is_lost
+}
+
+# Full size, teacher-forced, against the CPU engine on as many cores as there are.
+compare() { ./gpu --nocapture --ignored full_size_agrees; }
+
+# Two hundred utterances resident: the parts against the driver's figure.
+memory() { ./gpu --nocapture --ignored memory_is_accounted; }
+
+# Where there are several: one engine thread each, lines placed where there is room.
+gpus() {
+    ./antiphon bench --engine cosyvoice3 --device auto --model random-full --speech-seconds 8 --voice random-k10 \
+        --throughput --seconds 10 --concurrency 128,256 --json "$1/gpus.json"
+}
+
 costs() {
     ./gpu --nocapture --ignored product_costs
     ./gpu --nocapture --ignored stage_costs
@@ -44,13 +65,30 @@ bench() {
     $run --voice random --throughput --seconds 10 --concurrency 1 --json "$1/alone-k25.json"
     $run --voice random-k10 --seconds 12 --concurrency 50,100,150,200 --json "$1/talk.json"
     $run --voice random-k10 --seconds 15 --concurrency 100 --arrivals 10 --json "$1/open.json"
+    # Live calls without and with batch work that always waits, and that alone.
+    $run --voice random-k10 --seconds 15 --concurrency 50,100 --arrivals 8 --side-by-side --batch 256 --json "$1/batch.json"
+}
+
+# Every part, whatever became of the one before; the exit code says whether all passed.
+all() {
+    wrong=""
+    for part in parity failures compare memory costs bench; do
+        echo "== $part"
+        # A process of its own: a shell ignores -e in what is tested.
+        sh "$0" "$part" "$1" || wrong="$wrong $part"
+    done
+    [ -z "$wrong" ] || { echo "not passed:$wrong"; exit 1; }
 }
 
 case ${1:-} in
 build) build "${2:?a directory}" ;;
 parity) unpack; parity ;;
+failures) unpack; failures ;;
+compare) unpack; compare ;;
+memory) unpack; memory ;;
+gpus) unpack; gpus "${2:-.}" ;;
 costs) unpack; costs ;;
 bench) unpack; bench "${2:-.}" ;;
-all) unpack; parity; costs; bench "${2:-.}" ;;
-*) sed -n '2,9p' "$0"; exit 64 ;;
+all) unpack; all "${2:-.}" ;;
+*) sed -n '2,10p' "$0"; exit 64 ;;
 esac

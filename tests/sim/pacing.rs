@@ -1,6 +1,6 @@
 use antiphon::call::machine::Action;
 use antiphon::call::{CallConfig, CallEvent, EndReason, LineState};
-use antiphon::media::leg::{Codec, LegEvent};
+use antiphon::media::leg::{Codec, LegEnd, LegEvent};
 
 use super::world::{MS, World, format};
 
@@ -80,16 +80,65 @@ fn a_codec_change_in_mid_call_keeps_the_call_speaking() {
     assert_eq!(world.packets.len(), before);
 }
 
-#[test]
-fn a_transfer_that_was_accepted_ends_the_call() {
+fn asked_to_transfer() -> World {
     let mut world = World::new();
     world.handle.transfer("sip:other@example.com", false).unwrap();
     world.settle();
     assert!(matches!(world.asked[..], [Action::Transfer { attended: false, .. }]));
-    world.machine.handle_transferred(Err("603 Decline".into()));
+    world
+}
+
+#[test]
+fn a_transfer_ends_the_call_when_the_peer_has_got_there() {
+    let mut world = asked_to_transfer();
+    world.leg(LegEvent::TransferAnswered(Err("603 Decline".into())));
+    assert_eq!(world.take_events().last(), Some(&CallEvent::Transferred(Err("603 Decline".into()))));
+    world.handle.transfer("sip:other@example.com", false).unwrap();
     world.settle();
-    assert_eq!(world.ended(), None);
-    world.machine.handle_transferred(Ok(()));
+    world.leg(LegEvent::TransferAnswered(Ok(())));
+    assert_eq!(world.take_events().last(), Some(&CallEvent::TransferAccepted));
+    // One at a time.
+    world.handle.transfer("sip:third@example.com", false).unwrap();
     world.settle();
+    assert!(matches!(world.take_events().last(), Some(CallEvent::Transferred(Err(_)))));
+    assert_eq!(world.asked.len(), 2);
+    world.leg(LegEvent::TransferEnded(Ok(())));
     assert_eq!(world.ended(), Some(EndReason::Transferred));
+}
+
+#[test]
+fn a_transfer_that_fails_late_or_is_forgotten_leaves_the_call_speaking() {
+    let mut world = asked_to_transfer();
+    world.leg(LegEvent::TransferAnswered(Ok(())));
+    world.say("Exactly forty characters are said here..");
+    world.run(500 * MS);
+    world.leg(LegEvent::TransferEnded(Err("the target answered 486 Busy Here".into())));
+    world.run(3_000 * MS);
+    assert!(world.events.iter().any(|(_, e)| matches!(e, CallEvent::TransferFailed(why) if why.contains("486"))));
+    assert_eq!(world.audible().len(), 101);
+    assert_eq!(world.handle.info().underruns, 0);
+    world.handle.transfer("sip:other@example.com", false).unwrap();
+    world.settle();
+    world.leg(LegEvent::TransferAnswered(Ok(())));
+    world.take_events();
+    world.run(200_000 * MS);
+    assert!(world.take_events().iter().any(|e| matches!(e, CallEvent::TransferFailed(_))));
+    assert_eq!(world.ended(), None);
+}
+
+#[test]
+fn a_peer_that_hangs_up_in_a_transfer_has_gone_over() {
+    let mut world = asked_to_transfer();
+    world.leg(LegEvent::TransferAnswered(Ok(())));
+    world.leg(LegEvent::Closed(LegEnd::Remote));
+    assert_eq!(world.ended(), Some(EndReason::Transferred));
+}
+
+#[test]
+fn a_hold_that_the_peer_refuses_is_told() {
+    let mut world = World::new();
+    world.leg(LegEvent::HoldAnswered { hold: true, outcome: Ok(()) });
+    assert!(!world.take_events().iter().any(|e| matches!(e, CallEvent::Error(_))));
+    world.leg(LegEvent::HoldAnswered { hold: false, outcome: Err("the peer refused: 488".into()) });
+    assert!(matches!(&world.take_events()[..], [CallEvent::Error(why)] if why.contains("off hold: the peer refused")));
 }

@@ -80,6 +80,24 @@ pub(crate) async fn event(leg: &mut SipLeg, fits: impl Fn(&LegEvent) -> bool) ->
     .await
 }
 
+/// Asks for hold or its end, and waits for the peer's answer.
+pub(crate) async fn hold(leg: &mut SipLeg, hold: bool) -> Result<(), String> {
+    leg.hold(hold)?;
+    match event(leg, |e| matches!(e, LegEvent::HoldAnswered { .. } | LegEvent::Closed(_))).await {
+        LegEvent::HoldAnswered { outcome, .. } => outcome,
+        _ => Err("closed".to_owned()),
+    }
+}
+
+/// Asks for a transfer, and waits for the peer's answer.
+pub(crate) async fn transfer(leg: &mut SipLeg, to: &str, attended: bool) -> Result<(), String> {
+    leg.transfer(to, attended)?;
+    match event(leg, |e| matches!(e, LegEvent::TransferAnswered(_))).await {
+        LegEvent::TransferAnswered(outcome) => outcome,
+        other => unreachable!("{other:?}"),
+    }
+}
+
 /// A packet of the leg's own format with a payload that tells it apart.
 pub(crate) fn packet(leg: &SipLeg, sequence: u16, payload: &'static [u8]) -> OutPacket {
     OutPacket {

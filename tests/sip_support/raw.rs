@@ -47,6 +47,11 @@ impl Raw {
         }
     }
 
+    /// Where it can be called.
+    pub(crate) fn uri(&self) -> String {
+        format!("sip:raw@{}", self.local)
+    }
+
     /// A request of this dialog; `headers` are whole lines.
     pub(crate) fn request(&mut self, method: &str, headers: &str, body: &str) -> String {
         if !matches!(method, "ACK" | "CANCEL") {
@@ -108,15 +113,25 @@ impl Raw {
 
     /// Answers a request that came to us.
     pub(crate) async fn answer(&self, request: &str, status: &str, headers: &str) {
+        self.answer_with(request, status, headers, "").await;
+    }
+
+    /// The same with a body; `headers` name its type.
+    pub(crate) async fn answer_with(&self, request: &str, status: &str, headers: &str, body: &str) {
         let mut out = format!("SIP/2.0 {status}\r\n");
         for line in request.split("\r\n") {
             let name = line.split(':').next().unwrap_or_default();
             if ["Via", "From", "To", "Call-ID", "CSeq"].contains(&name) {
                 out.push_str(line);
+                // The answer to a first INVITE makes a dialog.
+                if name == "To" && !line.contains(";tag=") && !status.starts_with("100") {
+                    out.push_str(";tag=raw");
+                }
                 out.push_str("\r\n");
             }
         }
-        out.push_str(&format!("Contact: <sip:raw@{}>\r\n{headers}Content-Length: 0\r\n\r\n", self.local));
+        let (local, length) = (&self.local, body.len());
+        out.push_str(&format!("Contact: <sip:raw@{local}>\r\n{headers}Content-Length: {length}\r\n\r\n{body}"));
         self.send(&out).await;
     }
 

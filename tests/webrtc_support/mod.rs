@@ -10,28 +10,15 @@ use std::time::Duration;
 use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
 use antiphon::media::webrtc::WebRtcLeg;
 use antiphon::webrtc::{Gateway, WebRtcConfig};
+use antiphon_loadgen::rtc::peer::{self, Shape};
+use antiphon_loadgen::rtp::Packet;
 use bytes::Bytes;
-use rtc::ice::mdns::MulticastDnsMode;
-use rtc::ice::network_type::NetworkType;
-use rtc::media_stream::MediaStreamTrack;
 use rtc::peer_connection::configuration::RTCOfferOptions;
-use rtc::peer_connection::configuration::media_engine::{MIME_TYPE_OPUS, MIME_TYPE_TELEPHONE_EVENT};
 use rtc::rtp;
-use rtc::rtp_transceiver::rtp_sender::{
-    RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
-};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use webrtc::data_channel::{DataChannel, DataChannelEvent};
-use webrtc::media_stream::track_local::TrackLocal;
-use webrtc::media_stream::track_local::static_rtp::TrackLocalStaticRTP;
 use webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
-use webrtc::peer_connection::{
-    MediaEngine, PeerConnection, PeerConnectionBuilder, PeerConnectionEventHandler, RTCConfigurationBuilder,
-    RTCIceCandidateInit, RTCIceGatheringState, RTCPeerConnectionIceEvent, RTCPeerConnectionState,
-    RTCSessionDescription, Registry, SettingEngineBuilder, configure_rtcp_reports,
-};
-use webrtc::rtp_transceiver::{RTCRtpTransceiverDirection, RTCRtpTransceiverInit};
-use webrtc::runtime::TokioRuntime;
+use webrtc::peer_connection::{PeerConnection, RTCIceCandidateInit, RTCPeerConnectionState, RTCSessionDescription};
 
 /// What Firefox numbers Opus, so that a constant 111 anywhere shows.
 pub(crate) const PEER_OPUS: u8 = 109;
@@ -63,134 +50,33 @@ pub(crate) struct Peer {
     pub(crate) connection: Arc<dyn PeerConnection>,
     pub(crate) channel: Option<Arc<dyn DataChannel>>,
     tcp: bool,
-    track: Option<(Arc<TrackLocalStaticRTP>, u32)>,
-    state: watch::Receiver<RTCPeerConnectionState>,
-    gathered: watch::Receiver<bool>,
-    tracks: mpsc::Receiver<Arc<dyn TrackRemote>>,
+    peer: peer::Peer,
     remote: Option<Arc<dyn TrackRemote>>,
-}
-
-struct Events {
-    state: watch::Sender<RTCPeerConnectionState>,
-    gathered: watch::Sender<bool>,
-    tracks: mpsc::Sender<Arc<dyn TrackRemote>>,
-}
-
-#[async_trait::async_trait]
-impl PeerConnectionEventHandler for Events {
-    async fn on_ice_candidate(&self, _: RTCPeerConnectionIceEvent) {}
-
-    async fn on_ice_gathering_state_change(&self, state: RTCIceGatheringState) {
-        if state == RTCIceGatheringState::Complete {
-            self.gathered.send_replace(true);
-        }
-    }
-
-    async fn on_connection_state_change(&self, state: RTCPeerConnectionState) {
-        self.state.send_replace(state);
-    }
-
-    async fn on_track(&self, track: Arc<dyn TrackRemote>) {
-        self.tracks.try_send(track).expect("one track");
-    }
-}
-
-fn opus() -> RTCRtpCodec {
-    RTCRtpCodec {
-        mime_type: MIME_TYPE_OPUS.to_owned(),
-        clock_rate: 48_000,
-        channels: 2,
-        sdp_fmtp_line: "minptime=10;useinbandfec=1".to_owned(),
-        rtcp_feedback: Vec::new(),
-    }
 }
 
 impl Peer {
     pub(crate) async fn new(audio: Audio, channel: Option<&str>) -> Self {
-        let (state, state_seen) = watch::channel(RTCPeerConnectionState::New);
-        let (gathered, gathered_seen) = watch::channel(false);
-        let (tracks, tracks_seen) = mpsc::channel(4);
-        let mut engine = MediaEngine::default();
-        let codec = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: PEER_OPUS };
-        let mut codecs = vec![codec.clone()];
-        engine.register_codec(codec, RtpCodecKind::Audio).expect("a codec");
-        let events = RTCRtpCodec {
-            mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(),
-            clock_rate: 8_000,
-            ..RTCRtpCodec::default()
+        let shape = Shape {
+            opus: PEER_OPUS,
+            events: Some(PEER_EVENTS),
+            sends: audio != Audio::RecvOnly,
+            tcp: audio == Audio::OverTcp,
+            ..Shape::default()
         };
-        let codec = RTCRtpCodecParameters { rtp_codec: events, payload_type: PEER_EVENTS };
-        codecs.push(codec.clone());
-        engine.register_codec(codec, RtpCodecKind::Audio).expect("a codec");
-        let settings = SettingEngineBuilder::new().with_multicast_dns_mode(MulticastDnsMode::Disabled);
-        let (settings, udp, tcp) = match audio {
-            Audio::OverTcp => (settings.with_network_types(vec![NetworkType::Tcp4]), vec![], vec!["127.0.0.1:0"]),
-            Audio::SendRecv | Audio::RecvOnly => (settings, vec!["127.0.0.1:0"], vec![]),
-        };
-        let connection = PeerConnectionBuilder::new()
-            .with_configuration(RTCConfigurationBuilder::new().build())
-            .with_media_engine(engine)
-            .with_setting_engine(settings.build())
-            .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
-            .with_runtime(Arc::new(TokioRuntime))
-            .with_handler(Arc::new(Events { state, gathered, tracks }))
-            .with_udp_addrs(udp)
-            .with_tcp_addrs(tcp)
-            .build()
-            .await
-            .expect("a peer");
-        let connection: Arc<dyn PeerConnection> = Arc::new(connection);
-        let track = match audio {
-            Audio::SendRecv | Audio::OverTcp => {
-                let ssrc = rand::random::<u32>();
-                let coding = RTCRtpEncodingParameters {
-                    rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
-                    codec: opus(),
-                    ..Default::default()
-                };
-                let track = Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(
-                    "stream".to_owned(),
-                    "microphone".to_owned(),
-                    "microphone".to_owned(),
-                    RtpCodecKind::Audio,
-                    vec![coding],
-                )));
-                connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.expect("a sender");
-                Some((track, ssrc))
-            }
-            Audio::RecvOnly => {
-                let init =
-                    RTCRtpTransceiverInit { direction: RTCRtpTransceiverDirection::Recvonly, ..Default::default() };
-                connection.add_transceiver_from_kind(RtpCodecKind::Audio, Some(init)).await.expect("a transceiver");
-                None
-            }
-        };
-        for transceiver in connection.get_transceivers().await {
-            // Without this only the track's own codec is offered.
-            transceiver.set_codec_preferences(codecs.clone()).await.expect("registered codecs");
-        }
+        let peer = peer::Peer::new(shape).await.expect("a peer");
+        let connection = peer.connection.clone();
         let channel = match channel {
             Some(label) => Some(connection.create_data_channel(label, None).await.expect("a channel")),
             None => None,
         };
-        Self {
-            connection,
-            channel,
-            tcp: audio == Audio::OverTcp,
-            track,
-            state: state_seen,
-            gathered: gathered_seen,
-            tracks: tracks_seen,
-            remote: None,
-        }
+        Self { connection, channel, tcp: shape.tcp, peer, remote: None }
     }
 
     /// An offer with all candidates.
     pub(crate) async fn offer(&mut self) -> String {
         let offer = self.connection.create_offer(None).await.expect("an offer");
         self.connection.set_local_description(offer).await.expect("an offer");
-        within("gathering", self.gathered.wait_for(|done| *done)).await.expect("a driver");
-        self.connection.local_description().await.expect("an offer").sdp
+        within("gathering", self.peer.description()).await.expect("an offer")
     }
 
     /// An offer that restarts ICE, with all candidates.
@@ -226,7 +112,7 @@ impl Peer {
     }
 
     pub(crate) async fn state(&mut self, wanted: RTCPeerConnectionState) {
-        within("the state", self.state.wait_for(|state| *state == wanted)).await.expect("a driver");
+        within("the state", self.peer.state.wait_for(|state| *state == wanted)).await.expect("a driver");
     }
 
     pub(crate) async fn send(&self, sequence: u16, timestamp: u32, payload: &[u8]) {
@@ -234,26 +120,16 @@ impl Peer {
     }
 
     pub(crate) async fn send_as(&self, payload_type: u8, sequence: u16, timestamp: u32, payload: &[u8]) {
-        let (track, ssrc) = self.track.as_ref().expect("a sending peer");
-        let packet = rtp::Packet {
-            header: rtp::Header {
-                version: 2,
-                payload_type,
-                sequence_number: sequence,
-                timestamp,
-                ssrc: *ssrc,
-                ..Default::default()
-            },
-            payload: Bytes::copy_from_slice(payload),
-        };
-        track.write_rtp(packet).await.expect("a connected peer");
+        let payload = Bytes::copy_from_slice(payload);
+        let packet = Packet { payload_type, marker: false, sequence, timestamp, ssrc: 0, payload };
+        self.peer.microphone.as_ref().expect("a sending peer").send(packet).await.expect("a connected peer");
     }
 
     pub(crate) async fn next_rtp(&mut self) -> rtp::Packet {
         within("a packet", async {
             loop {
                 let Some(track) = &self.remote else {
-                    self.remote = Some(self.tracks.recv().await.expect("a driver"));
+                    self.remote = Some(self.peer.tracks.recv().await.expect("a driver"));
                     continue;
                 };
                 if let TrackRemoteEvent::OnRtpPacket(packet) = track.poll().await.expect("a live track") {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use antiphon_loadgen::load::Progress;
 use antiphon_loadgen::report::{Level, Report};
+use antiphon_loadgen::size;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) struct Watch {
@@ -76,6 +77,9 @@ pub(crate) fn conclude(report: &Report) {
             Some(bad) => println!("  knee                 {} calls pass, {bad} do not", knee.level),
             None => println!("  knee                 not reached: {} calls pass", knee.level),
         }
+    }
+    if let Some(check) = size::check(report) {
+        println!("  prediction           {check}");
     }
     for note in &report.notes {
         println!("  note                 {note}");

@@ -4,31 +4,20 @@
 //! [`Caller::connect`] posts an offer with all its candidates and returns when media may flow; the offer has no
 //! telephone events, as browsers' have. Ending the call sends DELETE and closes the connection.
 
+pub mod peer;
 mod task;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rtc::ice::mdns::MulticastDnsMode;
-use ::rtc::media_stream::MediaStreamTrack;
-use ::rtc::peer_connection::configuration::media_engine::MIME_TYPE_OPUS;
-use ::rtc::rtp_transceiver::rtp_sender::{
-    RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
-};
 use reqwest::header::{HeaderMap, LOCATION};
 use tokio::sync::{mpsc, watch};
 use webrtc::data_channel::DataChannel;
-use webrtc::media_stream::track_local::TrackLocal;
-use webrtc::media_stream::track_local::static_rtp::TrackLocalStaticRTP;
 use webrtc::media_stream::track_remote::TrackRemote;
-use webrtc::peer_connection::{
-    MediaEngine, PeerConnection, PeerConnectionBuilder, PeerConnectionEventHandler, RTCConfigurationBuilder,
-    RTCIceGatheringState, RTCPeerConnectionState, RTCSessionDescription, Registry, SettingEngineBuilder,
-    configure_rtcp_reports,
-};
-use webrtc::runtime::TokioRuntime;
+use webrtc::peer_connection::{PeerConnection, RTCPeerConnectionState, RTCSessionDescription};
 
+use self::peer::{Microphone, Peer, Shape, failed};
 use crate::call::{Call, CallError};
 use crate::clock;
 use crate::relay::{Impairment, Relay};
@@ -108,36 +97,10 @@ impl Caller {
     }
 }
 
-/// What the connection's driver tells: it runs on the driver's task, so everything is handed on at once.
-struct Events {
-    state: watch::Sender<RTCPeerConnectionState>,
-    gathered: watch::Sender<bool>,
-    tracks: mpsc::Sender<Arc<dyn TrackRemote>>,
-}
-
-#[async_trait::async_trait]
-impl PeerConnectionEventHandler for Events {
-    async fn on_ice_gathering_state_change(&self, state: RTCIceGatheringState) {
-        if state == RTCIceGatheringState::Complete {
-            self.gathered.send_replace(true);
-        }
-    }
-
-    async fn on_connection_state_change(&self, state: RTCPeerConnectionState) {
-        self.state.send_replace(state);
-    }
-
-    async fn on_track(&self, track: Arc<dyn TrackRemote>) {
-        // overflow: refused; a second audio track would not be listened to anyway.
-        let _ = self.tracks.try_send(track);
-    }
-}
-
 /// The parts of a connection, handed to the task of the call.
 struct Parts {
     connection: Connection,
-    track: Arc<TrackLocalStaticRTP>,
-    ssrc: u32,
+    microphone: Microphone,
     channel: Arc<dyn DataChannel>,
     state: watch::Receiver<RTCPeerConnectionState>,
     tracks: mpsc::Receiver<Arc<dyn TrackRemote>>,
@@ -223,58 +186,14 @@ async fn connect(config: Config) -> Result<Call, CallError> {
 }
 
 async fn build(config: &Config) -> Result<(Parts, watch::Receiver<bool>), CallError> {
-    let (state, state_seen) = watch::channel(RTCPeerConnectionState::New);
-    let (gathered, gathered_seen) = watch::channel(false);
-    let (tracks, tracks_seen) = mpsc::channel(2);
-    let mut engine = MediaEngine::default();
-    let codec = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: OPUS };
-    engine.register_codec(codec, RtpCodecKind::Audio).map_err(failed)?;
-    let settings = SettingEngineBuilder::new()
-        .with_multicast_dns_mode(MulticastDnsMode::Disabled)
-        .with_include_loopback_candidate(true)
-        // The first check would otherwise wait 200 ms and every call's set-up with it.
-        .with_ice_connection_attempts(Some(Duration::from_millis(20)), Some(100))
-        .build();
-    let connection = PeerConnectionBuilder::new()
-        .with_configuration(RTCConfigurationBuilder::new().build())
-        .with_media_engine(engine)
-        .with_setting_engine(settings)
-        .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
-        .with_runtime(Arc::new(TokioRuntime))
-        .with_handler(Arc::new(Events { state, gathered, tracks }))
-        .with_udp_addrs(vec![format!("{}:0", config.address)])
-        .build()
-        .await
-        .map_err(failed)?;
-    let connection: Arc<dyn PeerConnection> = Arc::new(connection);
-    let guard = Connection(Some(connection.clone()));
-    let ssrc = rand::random::<u32>();
-    let coding = RTCRtpEncodingParameters {
-        rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
-        codec: opus(),
-        ..Default::default()
-    };
-    let name = || "microphone".to_owned();
-    let track = Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(
-        name(),
-        name(),
-        name(),
-        RtpCodecKind::Audio,
-        vec![coding],
-    )));
-    connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.map_err(failed)?;
-    let channel = connection.create_data_channel(CHANNEL, None).await.map_err(failed)?;
-    let parts = Parts {
-        connection: guard,
-        track,
-        ssrc,
-        channel,
-        state: state_seen,
-        tracks: tracks_seen,
-        session: None,
-        relay: None,
-    };
-    Ok((parts, gathered_seen))
+    let shape = Shape { address: config.address, opus: OPUS, eager: true, ..Shape::default() };
+    let peer = Peer::new(shape).await?;
+    let connection = Connection(Some(peer.connection.clone()));
+    let channel = peer.connection.create_data_channel(CHANNEL, None).await.map_err(failed)?;
+    let microphone = peer.microphone.ok_or_else(|| CallError::WebRtc("no track to speak on".to_owned()))?;
+    let parts =
+        Parts { connection, microphone, channel, state: peer.state, tracks: peer.tracks, session: None, relay: None };
+    Ok((parts, peer.gathered))
 }
 
 async fn connected(state: &mut watch::Receiver<RTCPeerConnectionState>) -> Result<(), CallError> {
@@ -328,18 +247,4 @@ fn client() -> Result<reqwest::Client, CallError> {
 
 fn pairs(headers: &HeaderMap) -> Vec<(String, String)> {
     headers.iter().filter_map(|(n, v)| Some((n.as_str().to_owned(), v.to_str().ok()?.to_owned()))).collect()
-}
-
-fn opus() -> RTCRtpCodec {
-    RTCRtpCodec {
-        mime_type: MIME_TYPE_OPUS.to_owned(),
-        clock_rate: 48_000,
-        channels: 2,
-        sdp_fmtp_line: "minptime=10;useinbandfec=1".to_owned(),
-        rtcp_feedback: Vec::new(),
-    }
-}
-
-fn failed(error: webrtc::error::Error) -> CallError {
-    CallError::WebRtc(error.to_string())
 }

@@ -3,20 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::rtc::rtp as wire;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 use webrtc::data_channel::{DataChannel, DataChannelEvent};
-use webrtc::media_stream::track_local::TrackLocal as _;
 use webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
 use webrtc::peer_connection::RTCPeerConnectionState;
 
+use super::peer::received;
 use super::{Config, OPUS, Parts, Session};
 use crate::call::{Call, CallError, Command, End, Leg, Setup, Status};
 use crate::codec::Codec;
 use crate::heard::{Ear, PayloadTypes, Recorder};
 use crate::speak::Speaker;
-use crate::{clock, rtp};
+use crate::clock;
 
 /// Texts that nobody has taken yet; more are dropped.
 const TEXTS: usize = 256;
@@ -94,9 +93,8 @@ async fn run(
             }
             () = clock::sleep_until(speaker.deadline()) => {
                 for packet in speaker.poll(clock::now()) {
-                    let packet = outgoing(packet, parts.ssrc);
                     // An unbound or closed track shows as a state change.
-                    let _ = parts.track.write_rtp(packet).await;
+                    let _ = parts.microphone.send(packet).await;
                 }
             }
         }
@@ -126,7 +124,7 @@ pub(super) async fn end_session(session: Option<Session>) {
 async fn listen(track: Arc<dyn TrackRemote>, ear: Ear) {
     while let Some(event) = track.poll().await {
         if let TrackRemoteEvent::OnRtpPacket(packet) = event {
-            ear.push(clock::now(), incoming(packet));
+            ear.push(clock::now(), received(packet));
         }
     }
 }
@@ -148,31 +146,5 @@ async fn read_channel(
             DataChannelEvent::OnClose => status.send_modify(|s| s.channel = false),
             _ => {}
         }
-    }
-}
-
-fn outgoing(packet: rtp::Packet, ssrc: u32) -> wire::Packet {
-    wire::Packet {
-        header: wire::Header {
-            version: 2,
-            marker: packet.marker,
-            payload_type: packet.payload_type,
-            sequence_number: packet.sequence,
-            timestamp: packet.timestamp,
-            ssrc,
-            ..Default::default()
-        },
-        payload: packet.payload,
-    }
-}
-
-fn incoming(packet: wire::Packet) -> rtp::Packet {
-    rtp::Packet {
-        payload_type: packet.header.payload_type,
-        marker: packet.header.marker,
-        sequence: packet.header.sequence_number,
-        timestamp: packet.header.timestamp,
-        ssrc: packet.header.ssrc,
-        payload: packet.payload,
     }
 }

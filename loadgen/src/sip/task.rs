@@ -112,12 +112,20 @@ impl Phone {
     async fn run(mut self) {
         let mut buffer = vec![0; 2048];
         self.pump().await;
+        let mut deadline = clock::now();
+        let timer = clock::sleep_until(deadline);
+        tokio::pin!(timer);
         loop {
             let now = clock::now();
             if self.over.is_some_and(|over| now >= over) {
                 return;
             }
-            let deadline = self.deadline(now);
+            // A packet that comes in moves no deadline: the timer stays where it is.
+            let next = self.deadline(now);
+            if next != deadline || timer.is_elapsed() {
+                deadline = next;
+                timer.as_mut().reset(deadline.into());
+            }
             tokio::select! {
                 (message, from) = self.link.recv() => {
                     self.sender = Some(from);
@@ -135,7 +143,7 @@ impl Phone {
                 }
                 command = self.commands.recv(), if self.ready.is_none() && !self.leaving => self.command(command),
                 () = abandoned(&mut self.ready), if !self.leaving => self.leave(clock::now()),
-                () = clock::sleep_until(deadline) => self.time_passed(clock::now()),
+                () = &mut timer => self.time_passed(clock::now()),
             }
             self.pump().await;
         }

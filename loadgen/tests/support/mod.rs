@@ -6,35 +6,25 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use antiphon_loadgen::call::now;
 use antiphon_loadgen::clock::sleep_until;
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::heard::{Clip, Ear, PayloadTypes, Recorder};
+use antiphon_loadgen::rtc::peer::{Microphone, Peer, Shape, received};
 use antiphon_loadgen::speak::{Idle, Speaker};
-use antiphon_loadgen::{codec, rtp as ours};
-use rtc::ice::mdns::MulticastDnsMode;
-use rtc::media_stream::MediaStreamTrack;
-use rtc::peer_connection::configuration::media_engine::MIME_TYPE_OPUS;
-use rtc::rtp_transceiver::rtp_sender::{
-    RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
-};
+use antiphon_loadgen::{codec, rtp};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
-use webrtc::data_channel::{DataChannel, DataChannelEvent};
-use webrtc::media_stream::track_local::TrackLocal;
-use webrtc::media_stream::track_local::static_rtp::TrackLocalStaticRTP;
-use webrtc::media_stream::track_remote::{TrackRemote, TrackRemoteEvent};
-use webrtc::peer_connection::{
-    MediaEngine, PeerConnection, PeerConnectionBuilder, PeerConnectionEventHandler, RTCConfigurationBuilder,
-    RTCIceGatheringState, RTCPeerConnectionState, RTCSessionDescription, Registry, SettingEngineBuilder,
-    configure_rtcp_reports,
-};
-use webrtc::runtime::TokioRuntime;
+use webrtc::data_channel::DataChannelEvent;
+use webrtc::media_stream::track_remote::TrackRemoteEvent;
+use webrtc::peer_connection::{PeerConnection, RTCPeerConnectionState, RTCSessionDescription};
+
+const FRAME: Duration = Duration::from_millis(20);
 
 /// What the voice does with a turn.
 pub(crate) struct Reply {
@@ -46,11 +36,13 @@ pub(crate) struct Reply {
     pub(crate) drop: Vec<usize>,
     /// Before these frames it leaves out time, its timestamps too: an underrun.
     pub(crate) pause: Vec<(usize, Duration)>,
+    /// It falls silent so long after it hears the caller; `None`: it speaks on.
+    pub(crate) obeys: Option<Duration>,
 }
 
 impl Reply {
     pub(crate) fn plain(delay: Duration, clip: Clip) -> Reply {
-        Reply { delay, clip, drop: Vec::new(), pause: Vec::new() }
+        Reply { delay, clip, drop: Vec::new(), pause: Vec::new(), obeys: None }
     }
 }
 
@@ -63,6 +55,8 @@ pub(crate) struct Whip {
     pub(crate) deleted: Arc<AtomicUsize>,
     /// What each caller said, in order of calls.
     pub(crate) ears: Arc<Mutex<Vec<Ear>>>,
+    /// How its turns were broken off.
+    pub(crate) stops: Arc<Mutex<Vec<Stop>>>,
     _accepting: AbortOnDropHandle<()>,
 }
 
@@ -71,6 +65,7 @@ struct Shared {
     calls: Arc<AtomicUsize>,
     deleted: Arc<AtomicUsize>,
     ears: Arc<Mutex<Vec<Ear>>>,
+    stops: Arc<Mutex<Vec<Stop>>>,
     sessions: Mutex<HashMap<String, Arc<dyn PeerConnection>>>,
     metrics: Mutex<String>,
 }
@@ -81,11 +76,13 @@ impl Whip {
         let address: SocketAddr = listener.local_addr().unwrap();
         let (calls, deleted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let ears = Arc::new(Mutex::new(Vec::new()));
+        let stops = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::new(Shared {
             voice: Arc::new(voice),
             calls: calls.clone(),
             deleted: deleted.clone(),
             ears: ears.clone(),
+            stops: stops.clone(),
             sessions: Mutex::default(),
             metrics: Mutex::new("antiphon_underruns_total 0\n".to_owned()),
         });
@@ -96,7 +93,7 @@ impl Whip {
                 tokio::spawn(async move { serve(stream, shared).await });
             }
         }));
-        Whip { url: format!("http://{address}"), calls, deleted, ears, _accepting: accepting }
+        Whip { url: format!("http://{address}"), calls, deleted, ears, stops, _accepting: accepting }
     }
 }
 
@@ -145,166 +142,89 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
     stream.write_all(reply.as_bytes()).await.ok()
 }
 
-struct Events {
-    gathered: watch::Sender<bool>,
-    arrivals: mpsc::Sender<Arrival>,
-}
-
-enum Arrival {
-    Track(Arc<dyn TrackRemote>),
-    Channel(Arc<dyn DataChannel>),
-    Connected,
-    Closed,
-}
-
-#[async_trait::async_trait]
-impl PeerConnectionEventHandler for Events {
-    async fn on_ice_gathering_state_change(&self, state: RTCIceGatheringState) {
-        if state == RTCIceGatheringState::Complete {
-            self.gathered.send_replace(true);
-        }
-    }
-
-    async fn on_connection_state_change(&self, state: RTCPeerConnectionState) {
-        let arrival = match state {
-            RTCPeerConnectionState::Connected => Arrival::Connected,
-            RTCPeerConnectionState::Closed | RTCPeerConnectionState::Failed => Arrival::Closed,
-            _ => return,
-        };
-        let _ = self.arrivals.try_send(arrival);
-    }
-
-    async fn on_track(&self, track: Arc<dyn TrackRemote>) {
-        let _ = self.arrivals.try_send(Arrival::Track(track));
-    }
-
-    async fn on_data_channel(&self, channel: Arc<dyn DataChannel>) {
-        let _ = self.arrivals.try_send(Arrival::Channel(channel));
-    }
-}
-
-fn opus() -> RTCRtpCodec {
-    RTCRtpCodec {
-        mime_type: MIME_TYPE_OPUS.to_owned(),
-        clock_rate: 48_000,
-        channels: 2,
-        sdp_fmtp_line: "minptime=10;useinbandfec=1".to_owned(),
-        rtcp_feedback: Vec::new(),
-    }
-}
-
 async fn answer(n: usize, offer: String, shared: Arc<Shared>) -> String {
-    let (gathered, mut gathered_seen) = watch::channel(false);
-    let (arrivals, arrived) = mpsc::channel(16);
-    let mut engine = MediaEngine::default();
-    let codec = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: 111 };
-    engine.register_codec(codec, RtpCodecKind::Audio).unwrap();
-    let settings = SettingEngineBuilder::new().with_multicast_dns_mode(MulticastDnsMode::Disabled).build();
-    let connection = PeerConnectionBuilder::new()
-        .with_configuration(RTCConfigurationBuilder::new().build())
-        .with_media_engine(engine)
-        .with_setting_engine(settings)
-        .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
-        .with_runtime(Arc::new(TokioRuntime))
-        .with_handler(Arc::new(Events { gathered, arrivals }))
-        .with_udp_addrs(vec!["127.0.0.1:0"])
-        .build()
-        .await
-        .unwrap();
-    let connection: Arc<dyn PeerConnection> = Arc::new(connection);
-    let ssrc = rand::random::<u32>();
-    let coding = RTCRtpEncodingParameters {
-        rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
-        codec: opus(),
-        ..Default::default()
-    };
-    let name = || "voice".to_owned();
-    let track = Arc::new(TrackLocalStaticRTP::new(MediaStreamTrack::new(
-        name(),
-        name(),
-        name(),
-        RtpCodecKind::Audio,
-        vec![coding],
-    )));
-    connection.add_track(track.clone() as Arc<dyn TrackLocal>).await.unwrap();
-    connection.set_remote_description(RTCSessionDescription::offer(offer).unwrap()).await.unwrap();
-    let answer = connection.create_answer(None).await.unwrap();
-    connection.set_local_description(answer).await.unwrap();
-    gathered_seen.wait_for(|done| *done).await.unwrap();
-    let sdp = connection.local_description().await.unwrap().sdp;
-    shared.sessions.lock().unwrap().insert(n.to_string(), connection.clone());
+    let mut peer = Peer::new(Shape::default()).await.unwrap();
+    peer.connection.set_remote_description(RTCSessionDescription::offer(offer).unwrap()).await.unwrap();
+    let answer = peer.connection.create_answer(None).await.unwrap();
+    peer.connection.set_local_description(answer).await.unwrap();
+    let sdp = peer.description().await.unwrap();
+    shared.sessions.lock().unwrap().insert(n.to_string(), peer.connection.clone());
     let types = PayloadTypes { audio: 111, event: None };
     let ear = Ear::new(Recorder::new(now(), Codec::Opus, types, 24_000).unwrap());
     shared.ears.lock().unwrap().push(ear.clone());
-    tokio::spawn(live(n, shared.voice.clone(), arrived, track, ssrc, ear));
+    tokio::spawn(live(n, shared, peer, ear));
     sdp
 }
 
-async fn live(
-    n: usize,
-    voice: Voice,
-    mut arrived: mpsc::Receiver<Arrival>,
-    track: Arc<TrackLocalStaticRTP>,
-    ssrc: u32,
-    ear: Ear,
-) {
+async fn live(n: usize, shared: Arc<Shared>, mut peer: Peer, ear: Ear) {
     let mut tasks = Vec::new();
-    while let Some(arrival) = arrived.recv().await {
-        match arrival {
-            Arrival::Connected => {}
-            Arrival::Closed => return,
-            Arrival::Track(remote) => {
+    loop {
+        tokio::select! {
+            Ok(()) = peer.state.changed() => {
+                let state = *peer.state.borrow_and_update();
+                if matches!(state, RTCPeerConnectionState::Closed | RTCPeerConnectionState::Failed) {
+                    return;
+                }
+            }
+            Some(remote) = peer.tracks.recv() => {
                 let ear = ear.clone();
                 tasks.push(AbortOnDropHandle::new(tokio::spawn(async move {
                     while let Some(event) = remote.poll().await {
-                        if let TrackRemoteEvent::OnRtpPacket(p) = event {
-                            let packet = ours::Packet {
-                                payload_type: p.header.payload_type,
-                                marker: p.header.marker,
-                                sequence: p.header.sequence_number,
-                                timestamp: p.header.timestamp,
-                                ssrc: p.header.ssrc,
-                                payload: p.payload,
-                            };
-                            ear.push(now(), packet);
+                        if let TrackRemoteEvent::OnRtpPacket(packet) = event {
+                            ear.push(now(), received(packet));
                         }
                     }
                 })));
             }
-            Arrival::Channel(channel) => {
-                let (voice, track) = (voice.clone(), track.clone());
+            Some(channel) = peer.channels.recv() => {
+                let (shared, ear) = (shared.clone(), ear.clone());
+                let mut mouth = Mouth::new(peer.microphone.clone().unwrap());
                 tasks.push(AbortOnDropHandle::new(tokio::spawn(async move {
-                    let mut mouth = Mouth::new(track, ssrc);
                     while let Some(event) = channel.poll().await {
                         let DataChannelEvent::OnMessage(message) = event else { continue };
                         let Ok(frame) = serde_json::from_slice::<Value>(&message.data) else { continue };
                         if frame["type"] == "text" {
                             let token = frame["token"].as_str().unwrap_or_default().to_owned();
                             channel.send_text(&json!({"type": "info", "got": token}).to_string()).await.unwrap();
-                            mouth.say(voice(n, &token)).await;
+                            if let Some(stop) = mouth.say((shared.voice)(n, &token), &ear).await {
+                                let report = json!({"type": "interrupt", "sentMs": stop.sent.as_millis() as u64});
+                                channel.send_text(&report.to_string()).await.unwrap();
+                                shared.stops.lock().unwrap().push(stop);
+                            }
                         }
                     }
                 })));
             }
+            else => return,
         }
     }
 }
 
+/// How a turn was broken off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    /// When the caller was heard.
+    pub(crate) heard: Instant,
+    /// When the sound of the last frame ended.
+    pub(crate) ended: Instant,
+    /// How much sound was sent.
+    pub(crate) sent: Duration,
+}
+
 /// Sends what a [`Reply`] asks for, with the faults it asks for.
 struct Mouth {
-    track: Arc<TrackLocalStaticRTP>,
-    ssrc: u32,
+    microphone: Microphone,
     sequence: u16,
     timestamp: u32,
-    last: Option<std::time::Instant>,
+    last: Option<Instant>,
 }
 
 impl Mouth {
-    fn new(track: Arc<TrackLocalStaticRTP>, ssrc: u32) -> Mouth {
-        Mouth { track, ssrc, sequence: 7, timestamp: 1_000, last: None }
+    fn new(microphone: Microphone) -> Mouth {
+        Mouth { microphone, sequence: 7, timestamp: 1_000, last: None }
     }
 
-    async fn say(&mut self, reply: Reply) {
+    async fn say(&mut self, reply: Reply, ear: &Ear) -> Option<Stop> {
         let start = now() + reply.delay;
         if let Some(last) = self.last {
             self.timestamp = self.timestamp.wrapping_add(((start - last).as_secs_f64() * 48_000.0) as u32);
@@ -317,35 +237,33 @@ impl Mouth {
         let (began, _) = oneshot::channel();
         speaker.say(pcm.into_iter().map(codec::to_i16).collect(), began);
         let mut at = start;
+        let mut stopped = None;
         for n in 0..frames {
-            let encoded = speaker.poll(start + Duration::from_millis(20) * n as u32);
+            let encoded = speaker.poll(start + FRAME * n as u32);
             let paused: Duration = reply.pause.iter().filter(|(f, _)| *f == n).map(|(_, d)| *d).sum();
             at += paused;
             self.timestamp = self.timestamp.wrapping_add((paused.as_secs_f64() * 48_000.0) as u32);
             sleep_until(at).await;
+            if let Some(delay) = reply.obeys
+                && let Some(heard) = ear.onset(start, Duration::ZERO).await
+                && at >= heard + delay
+            {
+                stopped = Some(Stop { heard, ended: at, sent: FRAME * n as u32 });
+                break;
+            }
             let marker = n == 0 || !paused.is_zero();
             for packet in encoded {
                 self.sequence = self.sequence.wrapping_add(1);
                 if reply.drop.contains(&n) {
                     continue;
                 }
-                let packet = rtc::rtp::Packet {
-                    header: rtc::rtp::Header {
-                        version: 2,
-                        marker,
-                        payload_type: 111,
-                        sequence_number: self.sequence,
-                        timestamp: self.timestamp,
-                        ssrc: self.ssrc,
-                        ..Default::default()
-                    },
-                    payload: packet.payload,
-                };
-                let _ = self.track.write_rtp(packet).await;
+                let (sequence, timestamp) = (self.sequence, self.timestamp);
+                let _ = self.microphone.send(rtp::Packet { marker, sequence, timestamp, ..packet }).await;
             }
             self.timestamp = self.timestamp.wrapping_add(960);
-            at += Duration::from_millis(20);
+            at += FRAME;
         }
         self.last = Some(at);
+        stopped
     }
 }

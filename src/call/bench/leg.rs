@@ -118,11 +118,11 @@ impl MediaLeg for UdpLeg {
 
     async fn hang_up(&mut self) {}
 
-    async fn hold(&mut self, _hold: bool) -> Result<(), String> {
+    fn hold(&mut self, _hold: bool) -> Result<(), String> {
         Ok(())
     }
 
-    async fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
         Err("a bench leg has nobody to hand over to".into())
     }
 }

@@ -1,21 +1,24 @@
-//! What the caller does and what follows from it: barge-in, hold, digits, and how speech is cut off.
+//! What the caller does and what follows from it: barge-in, hold, transfer, digits, and how speech is cut off.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Machine, PendingBargeIn, StaleStream};
+use super::{Machine, PendingBargeIn, StaleStream, Transfer};
 use crate::audio::RATE;
 use crate::call::ear::Sign;
 use crate::call::event::{BargeInOutcome, Cause, TurnHow};
 use crate::call::handle::Style;
 use crate::call::line::{Entry, Turn};
 use crate::call::speech::LineState;
-use crate::call::{CallEvent, TurnId};
+use crate::call::{CallEvent, EndReason, TurnId};
 use crate::media::dtmf;
 
 /// How long sound takes to fall to silence: 5 ms.
 const FADE_SAMPLES: usize = RATE as usize / 200;
+
+/// How long the peer may take to reach whom it was sent to: longer than telephones ring.
+const TRANSFER_LIMIT: Duration = Duration::from_secs(180);
 
 impl Machine {
     pub(super) fn caller_did(&mut self, now: Instant, sign: Sign) {
@@ -123,6 +126,31 @@ impl Machine {
         self.tail_due = true;
         self.push_frame(now, &pcm, None);
         self.push_tail(now);
+    }
+
+    pub(super) fn transfer_answered(&mut self, now: Instant, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => {
+                self.transfer = Some(Transfer::Accepted { until: now + TRANSFER_LIMIT });
+                self.event(CallEvent::TransferAccepted);
+            }
+            Err(reason) => {
+                self.transfer = None;
+                self.event(CallEvent::Transferred(Err(reason)));
+            }
+        }
+    }
+
+    /// The peer talks to somebody else now, or still to us.
+    pub(super) fn transfer_ended(&mut self, outcome: Result<(), String>) {
+        self.transfer = None;
+        match outcome {
+            Ok(()) => {
+                self.event(CallEvent::Transferred(Ok(())));
+                self.finish(EndReason::Transferred);
+            }
+            Err(reason) => self.event(CallEvent::TransferFailed(reason)),
+        }
     }
 
     pub(super) fn apply_hold(&mut self, now: Instant, held: bool, by_peer: bool) {

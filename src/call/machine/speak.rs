@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{Action, Machine};
+use super::{Action, Machine, age};
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::call::CallEvent;
 use crate::call::ear::to_narrow;
 use crate::call::event::TurnHow;
 use crate::call::info::{MediaFrame, TapDirection};
-use crate::call::line::{PartState, Turn};
+use crate::call::line::{Part, PartState, Turn};
 use crate::call::speech::LineState;
 use crate::media::leg::OutPacket;
 use crate::media::playout::{Body, Departure, Frame};
@@ -42,9 +42,20 @@ impl Machine {
                 speed: turn.style.speed,
                 tenant: self.shared.meta.tenant.clone(),
             };
-            match self.speech.submit(utterance, self.sink.clone()) {
+            let taken = if turn.stand_in {
+                self.speech.stand_in(utterance, self.sink.clone())
+            } else {
+                self.speech.submit(utterance.clone(), self.sink.clone()).or_else(|refusal| {
+                    // What the first engine says of when to come back counts, not what the other does.
+                    self.speech.stand_in(utterance, self.sink.clone()).map_err(|_| refusal)?;
+                    turn.stand_in = true;
+                    Ok(())
+                })
+            };
+            match taken {
                 Ok(()) => {
                     part.state = PartState::Submitted;
+                    part.submitted = Some(now);
                     turn.refusals = 0;
                 }
                 Err(refusal) => {
@@ -53,6 +64,31 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// A part that the engine failed at is spoken from its beginning by another voice, where there is one. What was
+    /// heard of it already is heard again: the sentence is whole, and nobody can say where a broken one stopped.
+    pub(super) fn rescue(&mut self, utterance: UtteranceId) -> bool {
+        let Some(turn) = self.line.turn_of(utterance) else { return false };
+        let Some(part) = turn.parts.iter().find(|part| part.utterance == utterance) else { return false };
+        if turn.stand_in {
+            return false;
+        }
+        let again = Utterance {
+            id: utterance,
+            line: self.line_id,
+            class: Class::Live,
+            token: turn.epoch.token(),
+            text: part.text.clone(),
+            voice: None,
+            language: turn.style.language.clone(),
+            instructions: None,
+            seed: turn.style.seed,
+            speed: turn.style.speed,
+            tenant: self.shared.meta.tenant.clone(),
+        };
+        turn.stand_in = self.speech.stand_in(again, self.sink.clone()).is_ok();
+        turn.stand_in
     }
 
     /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.
@@ -142,6 +178,27 @@ impl Machine {
         }));
     }
 
+    fn trace_first_audio(&mut self, now: Instant, owner: UtteranceId) {
+        if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
+            return;
+        }
+        let Some(turn) = self.line.turn_of(owner) else { return };
+        let part = turn.parts.iter().find(|part| part.utterance == owner);
+        let at = |field: fn(&Part) -> Option<Instant>| part.and_then(field).map(|at| age(now, at));
+        tracing::trace!(
+            target: "antiphon::spans",
+            kind = "first",
+            call = %self.shared.meta.id,
+            turn = %turn.id,
+            leg = self.shared.leg,
+            codec = self.format.codec.label(),
+            utterance = %owner,
+            accepted_us = age(now, turn.accepted),
+            submitted_us = at(|part| part.submitted),
+            made_us = at(|part| part.made),
+        );
+    }
+
     fn speech_left(&mut self, now: Instant, owner: UtteranceId, anchored: Option<Instant>, underrun: Option<Duration>) {
         if let Some(at) = anchored {
             self.speech.note(self.line_id, LineState::Anchored { at });
@@ -154,6 +211,7 @@ impl Machine {
                 (now.saturating_duration_since(turn.accepted), turn.immediate, turn.silent);
             self.shared.stats.speaking.store(true, Relaxed);
             if !silent {
+                self.trace_first_audio(now, owner);
                 if immediate {
                     self.meters.first_audio(&self.shared.stats, after);
                 }

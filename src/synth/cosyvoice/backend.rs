@@ -13,7 +13,7 @@
 //! - Frames of complete blocks equal those of one call over the whole utterance (section 10 of the reference's
 //!   description): K,V per (Euler step, layer, guidance row), both position-convolution histories per step, the
 //!   pre-lookahead history and the vocoder's histories are carried.
-//! - A parked slot continues with identical results.
+//! - A slot that was left alone between two calls, or parked, continues with identical results.
 
 use std::sync::Arc;
 
@@ -139,7 +139,7 @@ pub struct Flowed {
     pub slot: Slot,
     /// New mel frames that `vocode` can use.
     pub frames: u32,
-    /// Euler steps still to be run for the tokens pushed so far.
+    /// Rounds still to be run for the tokens pushed so far; 0: everything is out.
     pub pending: u32,
     /// This slot cannot go on.
     pub failed: Option<SynthError>,
@@ -218,12 +218,18 @@ pub trait Backend: Send {
     /// A token out of range, no whole block, a push after the last, an utterance past the noise table, no memory.
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError>;
 
-    /// Runs up to `rounds` Euler steps for each slot, window by window. A window is one or more whole blocks, or
-    /// the rest at the end; which, is the backend's choice.
+    /// Runs up to `rounds` Euler steps for each slot. A window is one or more whole blocks, or the rest at the end;
+    /// which, and whether a slot's windows follow one another or run a step apart, is the backend's choice.
     ///
     /// # Errors
     /// The device failed.
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError>;
+
+    /// Rounds of [`Self::flow`] after which nothing that was pushed is left to do for `slot`, if it is not slowed
+    /// down by others: more are of no use. At most so many; not known: `u32::MAX`.
+    fn flow_rounds(&self, _slot: Slot) -> u32 {
+        u32::MAX
+    }
 
     /// Turns all new mel frames of each slot into samples, as far as exactness allows.
     ///
@@ -234,11 +240,18 @@ pub trait Backend: Send {
     /// Frees a slot; nothing happens if it is not open.
     fn close(&mut self, slot: Slot);
 
-    /// Moves a slot's state out of device memory; the next call that names it brings it back.
-    fn park(&mut self, slot: Slot);
+    /// Moves a slot's state out of device memory; the next call that names it brings it back. Called only where
+    /// [`BackendCaps::parks`] says so. A slot that is merely not named by calls for a while needs nothing: its state
+    /// stays, and it goes on with identical results.
+    fn park(&mut self, _slot: Slot) {}
 
-    /// Bytes for slots and voices in all, and in use.
+    /// Bytes that slots may hold in all, voices' own taken off, and what they hold.
     fn memory(&self) -> crate::synth::Memory;
+
+    /// Everything that the device's memory is used for, by part; empty where that is not known.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// What a slot of that extent and voice will hold at its largest.
     fn memory_needed(&self, extent: Extent) -> u64;
@@ -272,9 +285,48 @@ pub enum SineNoise {
     Formula,
 }
 
+/// Which of a checkpoint's language models speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LanguageModel {
+    /// `llm.pt`.
+    #[default]
+    Plain,
+    /// `llm.rl.pt`: the same network, tuned by reinforcement.
+    Reinforced,
+}
+
+impl LanguageModel {
+    /// The name of its file without the ending.
+    pub fn stem(self) -> &'static str {
+        match self {
+            LanguageModel::Plain => "llm",
+            LanguageModel::Reinforced => "llm.rl",
+        }
+    }
+}
+
+impl std::str::FromStr for LanguageModel {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [LanguageModel::Plain, LanguageModel::Reinforced]
+            .into_iter()
+            .find(|llm| llm.stem() == name)
+            .ok_or_else(|| format!("language model `{name}`: expected llm or llm.rl"))
+    }
+}
+
+impl std::fmt::Display for LanguageModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.stem())
+    }
+}
+
 /// How a backend is built, besides its checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
+    /// See [`LanguageModel`].
+    pub llm: LanguageModel,
     /// See [`FinalChunk`].
     pub final_chunk: FinalChunk,
     /// See [`SineNoise`].

@@ -2,12 +2,14 @@
 //!
 //! [`Bistream`] is a machine without I/O: text ids go in as they arrive, [`Bistream::poll`] says what to feed the
 //! language model, [`Bistream::decide`] takes the scores and gives out a speech token as soon as it exists. It holds
-//! no tensor and needs nothing but a cached sequence to feed, see [`speak`].
+//! no tensor and needs nothing but a cached sequence to feed, see [`speak`]; [`super::CosyVoice`] drives it beside flow
+//! and vocoder when an utterance is opened with its text still to come.
 //!
 //! # Why
 //! Text and speech alternate 5 to 15, so the voice prompt is a prefix and first audio needs five text ids. The
 //! original's order is kept as [`Order::Reference`]; [`Order::Fixed`] does not feed the last token of a pause twice,
-//! waits for text when there is no prompt speech, and keeps prompt speech that the text was too short for.
+//! waits for text when there is no prompt speech, keeps prompt speech that the text was too short for, and hides control
+//! ids that would end the utterance with an error.
 
 use std::collections::VecDeque;
 
@@ -115,8 +117,13 @@ impl Bistream {
         }
     }
 
+    /// Whether it waits for [`Self::arrive`] or [`Self::finish`].
+    pub fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
+    }
+
     /// What to do next.
-    pub fn poll(&mut self) -> Action {
+    pub fn poll(&self) -> Action {
         match self.state {
             State::Waiting => Action::Wait,
             State::Done => Action::Done,
@@ -140,8 +147,11 @@ impl Bistream {
         let id = if !finishing && self.items.len() == self.next_fill {
             fill
         } else {
-            if !finishing {
-                self.hide_end(scores, min_length);
+            match (finishing, self.order) {
+                (false, _) => self.hide_end(scores, min_length),
+                (true, Order::Fixed) => self.hide_all_but_end(scores),
+                // The original hides nothing and fails on what may not be there.
+                (true, Order::Reference) => {}
             }
             choose(scores, &self.items)
                 .ok_or_else(|| SynthError::Utterance("the language model's scores are not numbers".into()))?
@@ -173,6 +183,16 @@ impl Bistream {
         let start = self.codebook as usize;
         for (id, score) in scores.iter_mut().enumerate().skip(start) {
             if min_length == MinLength::Intended && id != fill || id == start {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// Once no text is to come, the end is the only control id that means something.
+    fn hide_all_but_end(&self, scores: &mut [f32]) {
+        let end = (self.codebook + EOS) as usize;
+        for (id, score) in scores.iter_mut().enumerate().skip(self.codebook as usize) {
+            if id != end {
                 *score = f32::NEG_INFINITY;
             }
         }

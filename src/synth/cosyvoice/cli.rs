@@ -5,6 +5,7 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::backend::LanguageModel;
 use super::pull::{self, PullError};
 use super::random::{self, Size};
 use super::selftest::{self, Kit, KitError, Report};
@@ -18,8 +19,8 @@ pub const FAILED: u8 = 1;
 pub const UNAVAILABLE: u8 = 69;
 
 /// `model verify DIR`: every problem of a checkpoint directory, or that there is none.
-pub fn verify(dir: &Path) -> u8 {
-    let report = verify::verify(dir, "llm");
+pub fn verify(dir: &Path, llm: LanguageModel) -> u8 {
+    let report = verify::verify(dir, llm.stem());
     println!("{report}");
     if report.passed() { DONE } else { FAILED }
 }
@@ -39,6 +40,11 @@ pub fn random(dir: &Path, size: Size, seed: u64) -> u8 {
         }
         Err(error) => complain(&error),
     }
+}
+
+/// Whether `dir` holds a checkpoint to compare with its kit's tensors.
+pub fn is_kit(dir: &Path) -> bool {
+    dir.join("checkpoint").is_dir()
 }
 
 /// `model selftest KIT` on the CPU.

@@ -52,7 +52,7 @@ impl CosyVoice<CpuBackend> {
     /// # Errors
     /// Everything that is wrong with the checkpoint, in one report.
     pub fn load_cpu(dir: &Path, options: Options, settings: Settings) -> Result<Self, SynthError> {
-        let report = verify::verify(dir, "llm");
+        let report = verify::verify(dir, options.llm.stem());
         if !report.passed() {
             return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
         }
@@ -75,7 +75,7 @@ impl CosyVoice<GpuBackend> {
         precision: Precision,
         settings: Settings,
     ) -> Result<Self, SynthError> {
-        let report = verify::verify(dir, "llm");
+        let report = verify::verify(dir, options.llm.stem());
         if !report.passed() {
             return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
         }

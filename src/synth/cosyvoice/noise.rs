@@ -5,6 +5,9 @@
 use super::backend::SineNoise;
 use super::config::{Config, NOISE_SECONDS};
 
+/// Samples that the original's excitation table has a second.
+const TABLE_RATE: usize = 24_000;
+
 /// MT19937 (Matsumoto and Nishimura, 1998), `init_genrand`.
 pub struct MersenneTwister {
     state: [u32; 624],
@@ -162,7 +165,7 @@ impl SineTable {
                 Source::Native(Box::new(generator))
             }
         };
-        Self { rows: config.hift.harmonics + 1, limit: NOISE_SECONDS * config.sample_rate, source, values: Vec::new() }
+        Self { rows: config.hift.harmonics + 1, limit: NOISE_SECONDS * TABLE_RATE, source, values: Vec::new() }
     }
 
     /// Values per sample: harmonics and fundamental.
@@ -202,7 +205,7 @@ pub fn formula(index: u64) -> f32 {
 
 /// Draws between the seed and the excitation table: the flow's table, then the initialisers of the layers that are
 /// built before it (token embedding, speaker projection, F0 network), then the unused initial phases.
-fn draws_before(config: &Config) -> usize {
+pub(super) fn draws_before(config: &Config) -> usize {
     let (flow, f0) = (&config.flow, config.hift.f0_channels);
     let table = flow.mel * config.noise_frames();
     let front = flow.vocab * flow.input + flow.speaker * flow.mel + flow.mel;

@@ -195,6 +195,12 @@ pub trait Probe {
         end: FinalChunk,
     ) -> Result<Values, SynthError>;
 
+    /// Whether [`Self::mel_chunks`] takes cuts inside a static block, which the original's fixed hop makes where the
+    /// block is of another length. Frames of a cut block are solved again when its rest is there.
+    fn cuts_blocks(&self) -> bool {
+        false
+    }
+
     /// `mel` (`[frames, mel]`) at another speed.
     ///
     /// # Errors

@@ -35,6 +35,8 @@ impl Mode {
 pub struct LlmInput {
     /// Positions.
     pub prefix: Vec<Embed>,
+    /// Ids of the text that is heard.
+    pub spoken: u32,
     /// Speech tokens before which the end is masked.
     pub min_len: u32,
     /// Speech tokens after which it ends.
@@ -43,8 +45,8 @@ pub struct LlmInput {
 
 /// The input that speaks `text` (normalised) like `voice`.
 ///
-/// The lengths count the spoken text alone. In cross-lingual use the original puts its system text into the text
-/// and so counts it too; the sequence is the same.
+/// Lengths count the ids of what the original calls `text` (section 5). In cross-lingual use that begins with the
+/// system text.
 ///
 /// # Errors
 /// The text cannot be encoded.
@@ -56,24 +58,64 @@ pub fn input(
     text: &str,
 ) -> Result<LlmInput, TokenizerError> {
     let mode = Mode::of(voice, instructions);
-    let before = match mode {
-        Mode::ZeroShot => format!("{SYSTEM}{END_OF_PROMPT}{}", voice.transcript.trim()),
-        Mode::CrossLingual => format!("{SYSTEM}{END_OF_PROMPT}"),
-        Mode::Instruct => format!("{SYSTEM} {}{END_OF_PROMPT}", plain(instructions.unwrap_or_default().trim())),
-    };
+    let before = before(mode, voice, instructions);
     let spoken = tokenizer.encode(&plain(text))?;
-    let count = spoken.len() as u32;
+    let before = tokenizer.encode(&before)?;
+    let heard = spoken.len() as u32;
+    let count = if mode == Mode::CrossLingual { before.len() as u32 + heard } else { heard };
     let mut prefix = vec![Embed::Speech(config.control(SOS))];
-    prefix.extend(tokenizer.encode(&before)?.into_iter().map(Embed::Text));
+    prefix.extend(before.into_iter().map(Embed::Text));
     prefix.extend(spoken.into_iter().map(Embed::Text));
     prefix.push(Embed::Speech(config.control(TASK)));
     if mode == Mode::ZeroShot {
         prefix.extend(voice.tokens.iter().copied().map(Embed::Speech));
     }
-    Ok(LlmInput { prefix, min_len: count * LENGTH.0, max_len: count * LENGTH.1 })
+    Ok(LlmInput { prefix, spoken: heard, min_len: count * LENGTH.0, max_len: count * LENGTH.1 })
+}
+
+/// The text before what is spoken.
+fn before(mode: Mode, voice: &Voice, instructions: Option<&str>) -> String {
+    match mode {
+        Mode::ZeroShot => format!("{SYSTEM}{END_OF_PROMPT}{}", voice.transcript.trim()),
+        Mode::CrossLingual => format!("{SYSTEM}{END_OF_PROMPT}"),
+        Mode::Instruct => format!("{SYSTEM} {}{END_OF_PROMPT}", plain(instructions.unwrap_or_default().trim())),
+    }
+}
+
+/// What a text that is still being written is spoken behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPrompt {
+    /// Text ids up to and including the end of the instructions.
+    pub system: Vec<u32>,
+    /// Text ids after them: the transcript of the recording.
+    pub transcript: Vec<u32>,
+    /// Speech tokens of the recording.
+    pub speech: Vec<u32>,
+}
+
+/// The prompt of a streamed utterance in `voice`.
+///
+/// # Errors
+/// The text cannot be encoded.
+pub fn streamed(
+    tokenizer: &Tokenizer,
+    voice: &Voice,
+    instructions: Option<&str>,
+) -> Result<StreamPrompt, TokenizerError> {
+    let mode = Mode::of(voice, instructions);
+    let mut system = tokenizer.encode(&before(mode, voice, instructions))?;
+    let end = system.iter().position(|&id| id == tokenizer.end_of_prompt()).map_or(system.len(), |at| at + 1);
+    let transcript = system.split_off(end);
+    let speech = if mode == Mode::ZeroShot { voice.tokens.clone() } else { Vec::new() };
+    Ok(StreamPrompt { system, transcript, speech })
+}
+
+/// Most speech tokens of so many text ids.
+pub fn longest(text: u32) -> u32 {
+    text.saturating_mul(LENGTH.1)
 }
 
 /// Text from outside must not carry the token that ends the prompt: it would move its end.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.replace(END_OF_PROMPT, " ")
 }

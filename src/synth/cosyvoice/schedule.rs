@@ -73,7 +73,16 @@ pub struct Chunk {
 impl Hops {
     /// The start of an utterance behind a prompt of `prompt` tokens.
     pub fn new(plan: HopPlan, config: &Config, prompt: u32) -> Self {
-        let block = (config.block_tokens() as u32).max(1);
+        Self::on_grid(plan, config, prompt, (config.block_tokens() as u32).max(1))
+    }
+
+    /// As the original, which takes its hop as it is: where it is no multiple of the static block, chunks end inside
+    /// a block.
+    pub fn as_written(plan: HopPlan, config: &Config, prompt: u32) -> Self {
+        Self::on_grid(plan, config, prompt, 1)
+    }
+
+    fn on_grid(plan: HopPlan, config: &Config, prompt: u32, block: u32) -> Self {
         let whole = |tokens: u32| tokens.div_ceil(block).max(1) * block;
         let hop = whole(plan.hop);
         // The original pads to its current hop, which is the block unless somebody grew it.

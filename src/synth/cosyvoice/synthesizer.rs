@@ -4,22 +4,26 @@
 //! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
 //! and thinning belong to the job.
 
+mod streamed;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::streamed::TextStream;
 use super::backend::{
     Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
 };
 use super::config::Config;
+use super::probe::Probe;
 use super::prompt::{self, LlmInput};
 use super::sample;
 use super::schedule::{HopPlan, Hops};
 use super::text::{self, Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
-use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo};
 use crate::turn::Utterance;
 use crate::voice::file::Voice;
 
@@ -58,10 +62,14 @@ pub struct CosyVoice<B> {
     voices: BTreeMap<String, Known>,
     jobs: BTreeMap<Slot, Job>,
     forced: Option<u32>,
+    /// Rounds of the last step.
+    ran: u32,
 }
 
 struct Known {
     voice: Arc<Voice>,
+    /// What the voice is, whatever it is called.
+    id: String,
     handle: VoiceHandle,
 }
 
@@ -74,6 +82,8 @@ struct Job {
     /// Samples of segments that are done.
     before: u64,
     now: Run,
+    /// Where the text comes from while it is being written; such a job has one segment.
+    text: Option<TextStream>,
 }
 
 /// A segment to come.
@@ -98,7 +108,7 @@ struct Run {
     finished: bool,
 }
 
-impl<B: Backend> CosyVoice<B> {
+impl<B: Backend + Probe> CosyVoice<B> {
     /// Wraps a loaded backend; reads tokenizer and voices of the checkpoint in `dir`.
     ///
     /// # Errors
@@ -126,6 +136,7 @@ impl<B: Backend> CosyVoice<B> {
             voices: BTreeMap::new(),
             jobs: BTreeMap::new(),
             forced: None,
+            ran: 1,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -167,22 +178,45 @@ impl<B: Backend> CosyVoice<B> {
             Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
         self.backend.prepare_voice(handle)?;
         self.backend.open(slot, SlotRequest { voice: handle, prefix: Vec::new(), sampling, speed: 1.0 })?;
-        let job = Job { voice: handle, prompt_tokens, speed: 1.0, segments: VecDeque::new(), before: 0, now: run };
+        let job = Job {
+            voice: handle,
+            prompt_tokens,
+            speed: 1.0,
+            segments: VecDeque::new(),
+            before: 0,
+            now: run,
+            text: None,
+        };
         let job = self.jobs.entry(slot).insert_entry(job).into_mut();
         push(&mut self.backend, slot, &mut job.now)?;
         Ok(job.ready(self.backend.hold_back()))
     }
 
+    /// The same voice under another name, or enrolled again, shares the flow prefix of the first.
     fn take_voice(&mut self, name: String, voice: Voice) {
-        let prompt =
-            FlowPrompt { tokens: voice.tokens.clone(), mel: voice.mel.clone(), speaker: voice.speaker.clone() };
-        match self.backend.add_voice(Arc::new(prompt)) {
+        let id = voice.content_id();
+        let there = self.voices.values().find(|known| known.id == id).map(|known| known.handle);
+        let added = match there {
+            Some(handle) => Ok(handle),
+            None => self.backend.add_voice(Arc::new(FlowPrompt {
+                tokens: voice.tokens.clone(),
+                mel: voice.mel.clone(),
+                speaker: voice.speaker.clone(),
+            })),
+        };
+        match added {
             Ok(handle) => {
-                if let Some(old) = self.voices.insert(name, Known { voice: Arc::new(voice), handle }) {
-                    self.backend.release_voice(old.handle);
-                }
+                let old = self.voices.insert(name, Known { voice: Arc::new(voice), id, handle });
+                self.release(old);
             }
             Err(error) => tracing::warn!("voice `{name}`: {error}"),
+        }
+    }
+
+    /// Gives a voice up when the last of its names is gone.
+    fn release(&mut self, old: Option<Known>) {
+        if let Some(old) = old.filter(|old| self.voices.values().all(|known| known.handle != old.handle)) {
+            self.backend.release_voice(old.handle);
         }
     }
 
@@ -245,17 +279,42 @@ impl<B: Backend> CosyVoice<B> {
         Ok(())
     }
 
+    /// Rounds of `step` that are of use. A step ends as soon as a slot that nobody has heard yet has the tokens of its
+    /// first chunk, so that this chunk does not wait for others; else when no slot needs more for its next one.
+    fn useful_rounds(&self, step: &Step) -> u32 {
+        let jobs = step.slots.iter().filter_map(|slot| Some((*slot, self.jobs.get(slot)?)));
+        let useful = match step.stage {
+            Stage::Decode => {
+                let need = |run: &Run| run.hops.wanted().saturating_sub(run.tokens.len() as u32).max(1);
+                let mute = |job: &Job| job.before == 0 && job.now.frames == 0 && job.now.pending == 0;
+                let silent = jobs.clone().filter(|(_, job)| mute(job));
+                let first = silent.map(|(_, job)| need(&job.now)).min();
+                first.or_else(|| jobs.map(|(_, job)| need(&job.now)).max())
+            }
+            Stage::Flow => jobs.map(|(slot, _)| self.backend.flow_rounds(slot).max(1)).max(),
+            Stage::Prefill | Stage::Vocode => None,
+        };
+        step.rounds.min(useful.unwrap_or(step.rounds))
+    }
+
     fn run_stage(&mut self, step: &Step, results: &mut BTreeMap<Slot, Outcome>) -> Result<(), SynthError> {
         let slots = &step.slots;
+        let rounds = self.useful_rounds(step);
+        self.ran = rounds;
         match step.stage {
             Stage::Prefill => {
-                for slot in slots {
-                    if let Some(job) = self.jobs.get(slot) {
-                        self.backend.prepare_voice(job.voice)?;
+                let mut able = Vec::with_capacity(slots.len());
+                for &slot in slots {
+                    let Some(job) = self.jobs.get(&slot) else { continue };
+                    match self.backend.prepare_voice(job.voice) {
+                        Ok(()) => able.push(slot),
+                        Err(error @ SynthError::Device(_)) => return Err(error),
+                        // No memory for this voice, or it cannot be spoken with: others can.
+                        Err(error) => results.entry(slot).or_default().failed = Some(error),
                     }
                 }
-                let mut out: Vec<Prefilled> = Vec::with_capacity(slots.len());
-                self.backend.prefill(slots, &mut out)?;
+                let mut out: Vec<Prefilled> = Vec::with_capacity(able.len());
+                self.backend.prefill(&able, &mut out)?;
                 for result in out {
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
                         job.now.prefilled = result.failed.is_none();
@@ -264,8 +323,15 @@ impl<B: Backend> CosyVoice<B> {
                 }
             }
             Stage::Decode => {
-                let mut out: Vec<Decoded> = Vec::with_capacity(slots.len());
-                self.backend.decode(slots, step.rounds, &mut out)?;
+                let (streamed, whole): (Vec<Slot>, Vec<Slot>) =
+                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| j.text.is_some()));
+                for slot in streamed {
+                    results.entry(slot).or_default().failed = self.decode_streamed(slot)?;
+                }
+                let mut out: Vec<Decoded> = Vec::with_capacity(whole.len());
+                if !whole.is_empty() {
+                    self.backend.decode(&whole, rounds, &mut out)?;
+                }
                 for result in out {
                     let outcome = results.entry(result.slot).or_default();
                     outcome.failed = result.failed;
@@ -280,7 +346,7 @@ impl<B: Backend> CosyVoice<B> {
             }
             Stage::Flow => {
                 let mut out: Vec<Flowed> = Vec::with_capacity(slots.len());
-                self.backend.flow(slots, step.rounds, &mut out)?;
+                self.backend.flow(slots, rounds, &mut out)?;
                 for result in out {
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
                         job.now.frames += result.frames;
@@ -356,7 +422,7 @@ impl Job {
         if !run.prefilled {
             return stages.with(Stage::Prefill);
         }
-        if !run.decoded {
+        if !run.decoded && !self.text.as_ref().is_some_and(TextStream::is_waiting) {
             stages = stages.with(Stage::Decode);
         }
         if run.pending > 0 {
@@ -389,7 +455,7 @@ fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), Sy
     Ok(())
 }
 
-impl<B: Backend> Synthesizer for CosyVoice<B> {
+impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -412,12 +478,21 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
         let now = Run::new(&self.settings, &self.config, prompt_tokens);
         let silent = segments.is_empty();
-        self.jobs.insert(slot, Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now });
+        let job = Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now, text: None };
+        self.jobs.insert(slot, job);
         if let Err(error) = self.start_segment(slot) {
             self.close(slot);
             return Err(error);
         }
         Ok(if silent { Stages::NONE.with(Stage::Vocode) } else { Stages::NONE.with(Stage::Prefill) })
+    }
+
+    fn open_streamed(&mut self, slot: Slot, utterance: &Utterance, order: TextOrder) -> Result<Stages, SynthError> {
+        self.open_text(slot, utterance, order)
+    }
+
+    fn append(&mut self, slot: Slot, text: &str, last: bool) -> Result<Stages, SynthError> {
+        self.append_text(slot, text, last)
     }
 
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
@@ -440,6 +515,10 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         Ok(())
     }
 
+    fn rounds_run(&self) -> Option<u32> {
+        Some(self.ran)
+    }
+
     fn close(&mut self, slot: Slot) {
         self.jobs.remove(&slot);
         self.backend.close(slot);
@@ -453,11 +532,15 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         self.backend.memory()
     }
 
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        self.backend.memory_parts()
+    }
+
     fn memory_needed(&self, utterance: &Utterance) -> u64 {
         let Ok(segments) = self.segments(utterance) else { return 0 };
         let need = |segment: &Segment| {
-            let text = segment.input.min_len / 2;
-            let tokens = self.forced.unwrap_or((text * USUAL_TOKENS).min(segment.input.max_len));
+            let usual = segment.input.spoken * USUAL_TOKENS;
+            let tokens = self.forced.unwrap_or(usual.min(segment.input.max_len));
             let positions = segment.input.prefix.len() as u32 + tokens;
             self.backend.memory_needed(Extent { positions, frames: tokens * self.config.token_mel_ratio as u32 })
         };
@@ -465,9 +548,13 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
     }
 
     fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
-        let handles: Vec<VoiceHandle> = self.voices.values().map(|k| k.handle).collect();
-        for handle in handles {
-            self.backend.prepare_voice(handle)?;
+        let handles: Vec<(String, VoiceHandle)> = self.voices.iter().map(|(n, k)| (n.clone(), k.handle)).collect();
+        for (name, handle) in handles {
+            match self.backend.prepare_voice(handle) {
+                Ok(()) => {}
+                Err(error @ SynthError::Device(_)) => return Err(error),
+                Err(error) => tracing::warn!("voice `{name}` cannot be prepared: {error}"),
+            }
         }
         let mut times = [Duration::ZERO; 4];
         if self.voices.is_empty() {
@@ -485,9 +572,8 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
         let scan = self.folders.scan(&self.config);
         scan.refused.iter().for_each(|r| tracing::warn!("{r}"));
         for name in scan.removed {
-            if let Some(known) = self.voices.remove(&name) {
-                self.backend.release_voice(known.handle);
-            }
+            let known = self.voices.remove(&name);
+            self.release(known);
         }
         for (name, voice) in scan.changed {
             self.take_voice(name, voice);
@@ -495,7 +581,7 @@ impl<B: Backend> Synthesizer for CosyVoice<B> {
     }
 }
 
-impl<B: Backend> CosyVoice<B> {
+impl<B: Backend + Probe> CosyVoice<B> {
     /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
     fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
         let utterance = Utterance {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{Part, TensorFile, find, nested};
-use super::config::Config;
+use super::config::{Config, YAML};
 use super::layout::{self, LM_HEAD, WEIGHT_NORM};
 use super::pickle::Element;
 use super::text::Tokenizer;
@@ -78,6 +78,9 @@ pub fn verify(dir: &Path, llm: &str) -> Report {
             return report;
         }
     };
+    if let Err(reason) = config.playable() {
+        report.add(&dir.join(YAML), None, "rates that fit together", reason);
+    }
     match Tokenizer::load(dir) {
         Err(error) => report.add(dir, None, "a tokenizer in CosyVoice-BlankEN", error.to_string()),
         Ok(tokenizer) => {

@@ -1,8 +1,12 @@
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
+use crate::synth::{Progress, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
 fn engine() -> Engine {
@@ -104,5 +108,458 @@ async fn a_panicking_voice_fails_its_device_only() {
     let (sink, events) = mpsc::channel(64);
     engine.submit(utterance("still here"), sink).expect("accepted by the other");
     assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
+    engine.shutdown();
+}
+
+/// What a [`Flaky`] voice does at its next step.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    /// The device is lost.
+    Device,
+    /// The voice panics.
+    Panic,
+    /// The first slot of the step cannot go on.
+    Row,
+    /// The step finds no memory.
+    Memory,
+}
+
+#[derive(Default)]
+struct Script {
+    fault: Mutex<Option<Fault>>,
+    loads: AtomicU32,
+    /// Loads that fail, counted from the second.
+    broken_loads: AtomicU32,
+}
+
+impl Script {
+    fn next(&self, fault: Fault) {
+        *lock(&self.fault) = Some(fault);
+    }
+}
+
+/// The tone, failing as its script says.
+struct Flaky {
+    tone: Tone,
+    script: Arc<Script>,
+}
+
+fn flaky(script: &Arc<Script>) -> Loader {
+    let script = script.clone();
+    Box::new(move || {
+        let loads = script.loads.fetch_add(1, Ordering::Relaxed);
+        if loads > 0 && script.broken_loads.load(Ordering::Relaxed) >= loads {
+            return Err(SynthError::Device("still gone".into()));
+        }
+        Ok(Box::new(Flaky { tone: Tone::new(), script: script.clone() }))
+    })
+}
+
+impl Synthesizer for Flaky {
+    fn caps(&self) -> &Caps {
+        self.tone.caps()
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.tone.voices()
+    }
+
+    fn open(&mut self, slot: crate::synth::Slot, utterance: &Utterance) -> Result<crate::synth::Stages, SynthError> {
+        self.tone.open(slot, utterance)
+    }
+
+    fn run(&mut self, step: &crate::synth::Step, out: &mut Vec<crate::synth::Progress>) -> Result<(), SynthError> {
+        let fault = lock(&self.script.fault).take();
+        match fault {
+            Some(Fault::Device) => return Err(SynthError::Device("the cable was pulled".into())),
+            Some(Fault::Panic) => panic!("a bug"),
+            Some(Fault::Memory) => return Err(SynthError::Memory { needed: 2, free: 1 }),
+            Some(Fault::Row) | None => {}
+        }
+        let first = out.len();
+        self.tone.run(step, out)?;
+        if fault == Some(Fault::Row) {
+            let row = &mut out[first];
+            row.failed = Some(SynthError::Utterance("a sample is not a number".into()));
+            row.ready = crate::synth::Stages::NONE;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: crate::synth::Slot) {
+        self.tone.close(slot);
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        self.tone.warm_up()
+    }
+}
+
+/// Pauses that a test can wait for.
+const SOON: Recovery = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4) };
+/// Pauses that no test waits for.
+const NEVER: Recovery = Recovery { first: Duration::from_secs(3600), most: Duration::from_secs(3600) };
+
+fn engine_of(scripts: &[&Arc<Script>], recovery: Recovery) -> Engine {
+    let loaders = scripts.iter().map(|script| flaky(script)).collect();
+    Engine::start_with(loaders, Config::default(), recovery).expect("starts")
+}
+
+async fn phase(engine: &Engine, device: usize, wanted: impl FnMut(&Phase) -> bool) {
+    let mut phase = engine.inner.devices[device].phase.clone();
+    phase.wait_for(wanted).await.expect("the thread lives");
+}
+
+/// Long enough that it is not finished before something else happens: the lead limit stops it, its listener never
+/// anchors it.
+fn long() -> Utterance {
+    utterance(&"word ".repeat(400))
+}
+
+fn failed(how: Option<UtteranceEnd>) -> String {
+    match how {
+        Some(UtteranceEnd::Failed(reason)) => reason,
+        other => panic!("not failed: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_failed_tells_its_lines_why_and_comes_back() {
+    for fault in [Fault::Device, Fault::Panic] {
+        let script = Arc::new(Script::default());
+        let engine = engine_of(&[&script], SOON);
+        engine.ready().await;
+        script.broken_loads.store(3, Ordering::Relaxed);
+        script.next(fault);
+        let (sink, events) = mpsc::channel(64);
+        engine.submit(utterance("one two"), sink).expect("accepted");
+        let reason = failed(heard(events).await.1);
+        assert!(reason.contains(if fault == Fault::Device { "the cable was pulled" } else { "a bug" }), "{reason}");
+        let mut phases = engine.inner.devices[0].phase.clone();
+        while *phases.borrow_and_update() != Phase::Ready {
+            phases.changed().await.expect("the thread lives");
+        }
+        // The failure, and three loads that failed.
+        let status = &engine.status()[0];
+        assert_eq!((status.failures, status.retry_in), (4, None));
+        assert_eq!(script.loads.load(Ordering::Relaxed), 5);
+        let (sink, events) = mpsc::channel(64);
+        engine.submit(utterance("one three"), sink).expect("accepted");
+        assert_eq!(heard(events).await, ((255 + 345) * 24, Some(UtteranceEnd::Done)));
+        engine.shutdown();
+    }
+}
+
+#[tokio::test]
+async fn the_other_devices_go_on_and_take_the_lines_over() {
+    let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
+    let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
+    engine.ready().await;
+    // One line on each: the second goes where there is more room.
+    let (sink, on_first) = mpsc::channel(1024);
+    let first = long();
+    let line = first.line;
+    engine.submit(first, sink).expect("accepted");
+    let (sink, on_second) = mpsc::channel(1024);
+    let epoch = Epoch::default();
+    engine.submit(Utterance { token: epoch.token(), ..long() }, sink).expect("accepted");
+    assert_eq!(engine.status().iter().map(|d| d.load.live).collect::<Vec<_>>(), [1, 1]);
+    scripts[0].next(Fault::Device);
+    // The first device rests at its lead limit by now or soon; another utterance of the line makes it step.
+    engine.note(line, LineNote::Anchored { at: clock::now() - Duration::from_secs(600) });
+    assert!(failed(heard(on_first).await.1).contains("the cable was pulled"));
+    let status = engine.status();
+    assert!(matches!(&status[0].phase, Phase::Failed(reason) if reason.contains("the cable was pulled")));
+    assert!(status[0].retry_in.is_some_and(|wait| wait > Duration::from_secs(3000)));
+    assert_eq!((&status[1].phase, status[1].load.live), (&Phase::Ready, 1), "the other has its line");
+    // The line speaks on, on the device that is left; so do new ones.
+    for line in [line, LineId::next()] {
+        let (sink, events) = mpsc::channel(64);
+        engine.submit(Utterance { line, ..utterance("still here") }, sink).expect("accepted");
+        assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
+    }
+    epoch.raise();
+    engine.note(LineId(0), LineNote::Interrupted);
+    assert_eq!(heard(on_second).await.1, Some(UtteranceEnd::Cancelled), "not failed");
+    // A device at rest is shut down at once.
+    engine.shutdown();
+}
+
+#[tokio::test]
+async fn a_row_that_fails_ends_alone() {
+    let script = Arc::new(Script::default());
+    let engine = engine_of(&[&script], NEVER);
+    engine.ready().await;
+    let mut all = Vec::new();
+    script.next(Fault::Row);
+    for _ in 0..4 {
+        let (sink, events) = mpsc::channel(64);
+        engine.submit(utterance("one three"), sink).expect("accepted");
+        all.push(events);
+    }
+    let mut failures = 0;
+    for events in all {
+        match heard(events).await {
+            (samples, Some(UtteranceEnd::Done)) => assert_eq!(samples, (255 + 345) * 24),
+            (_, how) => {
+                assert!(failed(how).contains("not a number"));
+                failures += 1;
+            }
+        }
+    }
+    assert_eq!(failures, 1);
+    assert_eq!((engine.status()[0].failures, &engine.status()[0].phase), (0, &Phase::Ready));
+    engine.shutdown();
+}
+
+#[tokio::test]
+async fn a_step_without_memory_ends_its_utterances_and_not_the_device() {
+    let script = Arc::new(Script::default());
+    let engine = engine_of(&[&script], NEVER);
+    engine.ready().await;
+    script.next(Fault::Memory);
+    let (sink, events) = mpsc::channel(64);
+    engine.submit(utterance("one three"), sink).expect("accepted");
+    assert!(failed(heard(events).await.1).contains("not enough device memory"));
+    let (sink, events) = mpsc::channel(64);
+    engine.submit(utterance("one three"), sink).expect("accepted");
+    assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
+    assert_eq!(engine.status()[0].failures, 0);
+    engine.shutdown();
+}
+
+#[tokio::test]
+async fn a_slow_reader_hears_how_it_ended_after_its_device_failed() {
+    let script = Arc::new(Script::default());
+    let engine = engine_of(&[&script], NEVER);
+    engine.ready().await;
+    let (sink, events) = mpsc::channel(1);
+    let batch = Utterance { class: Class::Batch, ..long() };
+    engine.submit(batch, sink).expect("accepted");
+    // Its sink is full and it waits; the device fails under somebody else.
+    let mut made = engine.inner.devices[0].phase.clone();
+    while engine.status()[0].produced == 0 {
+        tokio::task::yield_now().await;
+    }
+    script.next(Fault::Device);
+    let (sink, other) = mpsc::channel(64);
+    engine.submit(utterance("one"), sink).expect("accepted");
+    assert!(failed(heard(other).await.1).contains("the cable was pulled"));
+    made.wait_for(|phase| matches!(phase, Phase::Failed(_))).await.expect("the thread lives");
+    assert!(failed(heard(events).await.1).contains("the cable was pulled"));
+    engine.shutdown();
+}
+
+#[tokio::test]
+async fn a_line_without_a_clock_stays_one_on_another_device() {
+    let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
+    let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
+    engine.ready().await;
+    let line = LineId::next();
+    engine.note(line, LineNote::Unpaced);
+    scripts[0].next(Fault::Device);
+    let (sink, events) = mpsc::channel(64);
+    engine.submit(Utterance { line, ..utterance("one") }, sink).expect("accepted");
+    failed(heard(events).await.1);
+    // More than the sink takes: a listener with a clock would be cut off.
+    let (sink, events) = mpsc::channel(1);
+    engine.submit(Utterance { line, ..utterance(&"word ".repeat(50)) }, sink).expect("accepted");
+    assert_eq!(heard(events).await, (50 * (60 + 4 * 45 + 60) * 24, Some(UtteranceEnd::Done)));
+    engine.shutdown();
+}
+
+#[tokio::test]
+async fn a_device_that_never_loads_does_not_keep_the_others_from_speaking() {
+    let broken: Loader = Box::new(|| Err(SynthError::Device("no such device".into())));
+    let loaders = vec![broken, Box::new(|| Ok(Box::new(Tone::new()) as Box<dyn Synthesizer>)) as Loader];
+    let engine = Engine::start_with(loaders, Config::default(), SOON).expect("starts");
+    phase(&engine, 1, |phase| *phase == Phase::Ready).await;
+    for _ in 0..20 {
+        let (sink, events) = mpsc::channel(64);
+        engine.submit(utterance("still here"), sink).expect("accepted by the other");
+        assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
+    }
+    engine.shutdown();
+}
+
+#[test]
+fn pauses_double_up_to_the_most() {
+    let recovery = Recovery { first: Duration::from_secs(1), most: Duration::from_secs(60) };
+    let pauses: Vec<u64> = [1, 2, 3, 6, 7, 8, 40, u32::MAX].map(|n| recovery.pause(n).as_secs()).to_vec();
+    assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60, 60]);
+}
+
+#[tokio::test]
+async fn lines_go_to_the_device_with_the_most_room_and_stay_there() {
+    let scripts: Vec<Arc<Script>> = (0..3).map(|_| Arc::default()).collect();
+    let engine = engine_of(&scripts.iter().collect::<Vec<_>>(), NEVER);
+    engine.ready().await;
+    let epoch = Epoch::default();
+    let mut sinks = Vec::new();
+    let mut lines = Vec::new();
+    for n in 1..=9 {
+        let (sink, events) = mpsc::channel(1024);
+        let utterance = Utterance { token: epoch.token(), ..long() };
+        lines.push(utterance.line);
+        engine.submit(utterance, sink).expect("accepted");
+        sinks.push(events);
+        let live: Vec<u32> = engine.status().iter().map(|d| d.load.live).collect();
+        assert_eq!(live.iter().sum::<u32>(), n);
+        assert!(live.iter().max() <= live.iter().min().map(|least| least + 1).as_ref(), "{live:?}");
+    }
+    // What a line says next goes where it speaks, however much room there is elsewhere.
+    let (sink, events) = mpsc::channel(1024);
+    let place = lock(&engine.inner.places)[&lines[0]].device;
+    engine.submit(Utterance { line: lines[0], token: epoch.token(), ..long() }, sink).expect("accepted");
+    sinks.push(events);
+    assert_eq!(engine.status()[place].load.live, 4);
+    epoch.raise();
+    lines.into_iter().for_each(|line| engine.note(line, LineNote::Closed));
+    for events in sinks {
+        assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
+    }
+    engine.shutdown();
+}
+
+/// The tone on a device with room for two utterances, in slots or in memory.
+struct Small {
+    tone: Tone,
+    caps: Caps,
+    /// Utterances that memory has room for; 0: it has for all.
+    memory: u64,
+    open: HashSet<Slot>,
+    parked: HashSet<Slot>,
+    taken_away: Arc<AtomicU32>,
+}
+
+impl Small {
+    fn loader(slots: u32, memory: u64, taken_away: &Arc<AtomicU32>) -> Loader {
+        let taken_away = taken_away.clone();
+        Box::new(move || {
+            let (tone, taken_away) = (Tone::new(), taken_away.clone());
+            let caps = Caps { slots, parks: memory > 0, ..tone.caps().clone() };
+            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away }))
+        })
+    }
+}
+
+impl Synthesizer for Small {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.tone.voices()
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        self.open.insert(slot);
+        self.tone.open(slot, utterance)
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        self.parked.retain(|slot| !step.slots.contains(slot));
+        let resident = self.open.len() - self.parked.len();
+        assert!(self.memory == 0 || resident as u64 <= self.memory, "{resident} utterances in memory");
+        let first = out.len();
+        self.tone.run(step, out)?;
+        // What is over no longer counts as taken away when its slot is closed.
+        self.open.retain(|slot| !out[first..].iter().any(|progress| progress.done && progress.slot == *slot));
+        Ok(())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.parked.remove(&slot);
+        self.taken_away.fetch_add(u32::from(self.open.remove(&slot)), Ordering::SeqCst);
+        self.tone.close(slot);
+    }
+
+    fn park(&mut self, slot: Slot) {
+        self.parked.insert(slot);
+        self.taken_away.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { total: self.memory, used: (self.open.len() - self.parked.len()) as u64 }
+    }
+
+    fn memory_needed(&self, _: &Utterance) -> u64 {
+        u64::from(self.memory > 0)
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        self.tone.warm_up()
+    }
+}
+
+/// The audio of two batch utterances from which live ones take slots, or memory, in their middle.
+async fn disturbed(slots: u32, memory: u64) -> (Vec<Vec<f32>>, u32) {
+    let taken_away = Arc::new(AtomicU32::new(0));
+    let engine = Engine::start(vec![Small::loader(slots, memory, &taken_away)], Config::default()).expect("starts");
+    engine.ready().await;
+    let mut batch = Vec::new();
+    for _ in 0..2 {
+        let (sink, mut events) = mpsc::channel(1);
+        engine.submit(Utterance { class: Class::Batch, ..utterance(&"word ".repeat(300)) }, sink).expect("accepted");
+        let mut heard = Vec::new();
+        // Some of it comes; then it stands, because nobody reads on.
+        while heard.len() < 24_000 {
+            let Some(SpeechEvent::Audio { pcm, .. }) = events.recv().await else { panic!("no audio") };
+            heard.extend(pcm);
+        }
+        batch.push((events, heard));
+    }
+    let epoch = Epoch::default();
+    let mut live = Vec::new();
+    for _ in 0..2 {
+        let (sink, mut events) = mpsc::channel(1_024);
+        // Longer than any lead, so that both stay open until they are cancelled.
+        let long = Utterance { token: epoch.token(), ..utterance(&"word ".repeat(300)) };
+        engine.submit(long, sink).expect("accepted");
+        let Some(SpeechEvent::Audio { .. }) = events.recv().await else { panic!("live speech waits for batch") };
+        live.push(events);
+    }
+    epoch.raise();
+    let mut all = Vec::new();
+    for (mut events, mut heard) in batch {
+        loop {
+            match events.recv().await {
+                Some(SpeechEvent::Audio { pcm, .. }) => heard.extend(pcm),
+                Some(SpeechEvent::End { how, .. }) => break assert_eq!(how, UtteranceEnd::Done),
+                None => panic!("no end"),
+            }
+        }
+        all.push(heard);
+    }
+    engine.shutdown();
+    (all, taken_away.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn a_displaced_or_parked_utterance_sounds_as_one_that_nobody_disturbed() {
+    let mut tone = Tone::new();
+    let reference = crate::synth::espeak::tests::speak(&mut tone, utterance(&"word ".repeat(300)));
+    for (name, slots, memory) in [("displaced", 3, 0), ("parked", 8, 2)] {
+        let (batch, taken_away) = disturbed(slots, memory).await;
+        // Two slots or two utterances' memory for live ones are closed at their cancelling, too.
+        assert!(taken_away > 2, "{name}: nothing was taken from batch");
+        for heard in batch {
+            assert!(heard == reference, "{name}: {} samples, {} expected", heard.len(), reference.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_that_left_ends_the_work_before_any_audio() {
+    let engine = engine();
+    engine.ready().await;
+    assert_eq!(engine.has_room(), Ok(()));
+    let (sink, events) = mpsc::channel(4);
+    let long = Utterance { class: Class::Batch, ..utterance(&"word ".repeat(300)) };
+    engine.submit(long, sink).expect("accepted");
+    drop(events);
+    while engine.status()[0].load.batch > 0 {
+        tokio::task::yield_now().await;
+    }
     engine.shutdown();
 }

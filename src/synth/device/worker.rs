@@ -1,4 +1,4 @@
-//! The loop of one device thread: plan, do, record.
+//! The loop of one device thread: load, then plan, do, record; and again after a failure.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -6,14 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc::error::TrySendError, watch};
+use tokio::sync::{mpsc::error::TrySendError, oneshot, watch};
 
-use super::{LOADING, Loader, Phase, lock};
+use super::trace::Trace;
+use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
 use crate::sched::{
     Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler,
 };
-use crate::synth::{Caps, Memory, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, Memory, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
 
 /// How often gauges are brought up to date.
@@ -36,8 +37,13 @@ pub(super) struct State {
     pub(super) caps: Option<Caps>,
     pub(super) voices: Vec<VoiceInfo>,
     pub(super) memory: Memory,
-    /// Voices were added or removed.
-    pub(super) refresh: bool,
+    pub(super) parts: Vec<(&'static str, u64)>,
+    pub(super) produced: u64,
+    pub(super) failures: u32,
+    /// When a failed device is loaded again.
+    pub(super) retry_at: Option<Instant>,
+    /// Voices were added or removed; these are told when the thread has looked.
+    pub(super) refresh: Vec<oneshot::Sender<()>>,
     pub(super) stop: bool,
     /// Something happened since the last plan.
     poked: bool,
@@ -61,6 +67,7 @@ struct Payload {
     /// Samples handed to the sink or the outbox. A displaced utterance starts again and makes the same audio
     /// again; what had been given is not given twice.
     given: usize,
+    trace: Trace,
 }
 
 impl Shared {
@@ -83,6 +90,13 @@ impl Shared {
 
     pub(super) fn knows(&self, line: LineId) -> bool {
         self.state().sched.as_ref().is_some_and(|sched| sched.knows(line))
+    }
+
+    pub(super) fn has_room(&self) -> Result<(), Refused> {
+        match &self.state().sched {
+            Some(sched) => sched.has_room(clock::now()),
+            None => Err(Refused { reason: RefusedReason::NotReady, retry_after: LOADING }),
+        }
     }
 
     pub(super) fn has_work(&self, line: LineId) -> bool {
@@ -117,6 +131,7 @@ impl Shared {
             outbox: VecDeque::new(),
             position: 0,
             given: 0,
+            trace: Trace::default(),
         };
         state.payloads.insert(job, payload);
         state.fresh.push(job);
@@ -127,45 +142,113 @@ impl Shared {
     }
 }
 
-/// The body of a device thread, until it is stopped or the device fails.
-pub(super) fn run(shared: &Shared, loader: Loader, config: Config, phase: &watch::Sender<Phase>) {
-    let end = match load(shared, loader, config) {
-        Ok(mut synth) => {
-            phase.send_replace(Phase::Ready);
-            let result = Worker { shared, synth: &mut *synth, gauges: clock::now(), preemptions: 0 }.work();
-            // Dropping a model may take a while and may fail as the device does; nobody waits for it.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(synth)));
-            result
+/// The body of a device thread, until it is stopped.
+pub(super) fn run(
+    shared: &Shared,
+    index: usize,
+    loader: &Loader,
+    config: &Config,
+    recovery: Recovery,
+    phase: &watch::Sender<Phase>,
+) {
+    let mut streak = 0;
+    loop {
+        let mut began = None;
+        let mut loaded = load(shared, loader, config);
+        let result = match &mut loaded {
+            Ok(synth) => {
+                began = Some(clock::now());
+                up(shared, index, true);
+                phase.send_replace(Phase::Ready);
+                let mut worker = Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0 };
+                guarded(|| worker.work())
+            }
+            Err(error) => Err(SynthError::Device(match error {
+                SynthError::Device(reason) => std::mem::take(reason),
+                other => other.to_string(),
+            })),
+        };
+        let now = clock::now();
+        if began.is_some_and(|began| now.saturating_duration_since(began) >= recovery.most) {
+            streak = 0;
         }
-        Err(error) => Err(error),
-    };
-    let (end, reason) = match end {
-        Ok(()) => (Phase::Stopped, "the speech engine was shut down".to_string()),
-        Err(error) => {
-            tracing::error!(%error, "speech device failed");
-            (Phase::Failed(error.to_string()), error.to_string())
+        streak += 1;
+        let pause = recovery.pause(streak);
+        match &result {
+            Ok(()) => shared.abandon("the speech engine was shut down", None, || phase.send_replace(Phase::Stopped)),
+            Err(error) => {
+                tracing::error!(device = index, %error, again_in = ?pause, "speech device failed");
+                let label = up(shared, index, false);
+                metrics::counter!("antiphon_device_failures_total", "device" => label).increment(1);
+                let reason = error.to_string();
+                shared.abandon(&reason, Some(now + pause), || phase.send_replace(Phase::Failed(reason.clone())));
+            }
         }
-    };
-    let mut state = shared.state();
-    state.sched = None;
-    state.voices.clear();
-    let payloads: Vec<Payload> = state.payloads.drain().map(|(_, payload)| payload).collect();
-    state.leaving.clear();
-    drop(state);
-    phase.send_replace(end);
-    for payload in payloads {
-        // overflow: drops; closing the sink tells the same
-        let _ = payload
-            .sink
-            .try_send(SpeechEvent::End { utterance: payload.utterance.id, how: UtteranceEnd::Failed(reason.clone()) });
+        // Dropping a model may take a while and may fail as the device does; its lines have been told already.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
+        if result.is_ok() {
+            return;
+        }
+        if !shared.rest(now + pause) {
+            phase.send_replace(Phase::Stopped);
+            return;
+        }
+        phase.send_replace(Phase::Loading);
     }
 }
 
-fn load(shared: &Shared, loader: Loader, config: Config) -> Result<Box<dyn Synthesizer>, SynthError> {
+/// Says in the metrics whether the device works; returns its label.
+fn up(shared: &Shared, index: usize, works: bool) -> String {
+    let label = shared.state().caps.as_ref().map_or_else(|| index.to_string(), |caps| caps.device.clone());
+    metrics::gauge!("antiphon_device_up", "device" => label.clone()).set(f64::from(u8::from(works)));
+    label
+}
+
+impl Shared {
+    /// Ends all work with `reason`, and takes none until the voice is loaded again. `tell` makes the phase known:
+    /// before any job ends, since whoever hears of that may look at it.
+    fn abandon<T>(&self, reason: &str, retry_at: Option<Instant>, tell: impl FnOnce() -> T) {
+        let mut state = self.state();
+        state.sched = None;
+        state.voices.clear();
+        state.fresh.clear();
+        state.blocked.clear();
+        // Nothing will look now; a voice that is loaded again finds what there is.
+        state.refresh.clear();
+        state.memory = Memory::default();
+        for (part, _) in std::mem::take(&mut state.parts) {
+            state.gauge(part, 0);
+        }
+        state.retry_at = retry_at;
+        state.failures += u32::from(retry_at.is_some());
+        tell();
+        let jobs: Vec<JobId> = state.payloads.keys().copied().collect();
+        for job in jobs {
+            state.end(job, JobEnd::Failed(reason.to_string()));
+        }
+    }
+
+    /// Waits until `until`, handing out what full sinks have room for meanwhile. Whether the device is to go on.
+    fn rest(&self, until: Instant) -> bool {
+        let mut state = self.state();
+        loop {
+            state.leaving.retain_mut(|payload| !payload.flush());
+            let left = until.saturating_duration_since(clock::now());
+            if state.stop || left.is_zero() {
+                return !state.stop;
+            }
+            let wait = if state.leaving.is_empty() { left } else { left.min(RETRY) };
+            let waited = self.wake.wait_timeout_while(state, wait, |state| !state.stop);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Synthesizer>, SynthError> {
     let mut synth = guarded(loader)?;
     let seeds = guarded(|| synth.warm_up())?;
     let caps = synth.caps().clone();
-    let memory = synth.memory();
+    let (memory, parts) = (synth.memory(), synth.memory_parts());
     let limits = Limits {
         slots: caps.slots.max(1),
         width: caps.width,
@@ -176,10 +259,12 @@ fn load(shared: &Shared, loader: Loader, config: Config) -> Result<Box<dyn Synth
     };
     tracing::info!(engine = caps.name, device = %caps.device, slots = caps.slots, ?seeds, "voice loaded");
     let mut state = shared.state();
-    state.sched = Some(Scheduler::new(config, limits));
+    state.sched = Some(Scheduler::new(config.clone(), limits));
     state.voices = synth.voices();
     state.caps = Some(caps);
     state.memory = memory;
+    state.parts = parts;
+    state.retry_at = None;
     drop(state);
     Ok(synth)
 }
@@ -198,13 +283,22 @@ impl Worker<'_> {
             if state.stop {
                 return Ok(());
             }
-            if std::mem::take(&mut state.refresh) {
+            if !state.refresh.is_empty() {
+                let waiting = std::mem::take(&mut state.refresh);
                 drop(state);
                 guarded(|| {
                     self.synth.refresh_voices();
                     Ok(())
                 })?;
-                self.shared.state().voices = self.synth.voices();
+                let (voices, memory) = (self.synth.voices(), self.synth.memory());
+                let mut state = self.shared.state();
+                state.voices = voices;
+                state.remember(memory);
+                drop(state);
+                for waiting in waiting {
+                    // Whoever asked may have gone.
+                    let _ = waiting.send(());
+                }
                 continue;
             }
             if !state.fresh.is_empty() {
@@ -216,7 +310,7 @@ impl Worker<'_> {
             let now = clock::now();
             let Some(sched) = &mut state.sched else { return Ok(()) };
             let plan = sched.plan(now);
-            self.measure(&state, now);
+            self.measure(&mut state, now);
             match plan {
                 Plan::Open { slot, job } => self.open(state, slot, job)?,
                 Plan::Displace { slot, job } => {
@@ -240,7 +334,7 @@ impl Worker<'_> {
                         state = self.shared.state();
                     }
                     state.end(job, how);
-                    state.memory = self.synth.memory();
+                    state.remember(self.synth.memory());
                 }
                 Plan::Run(step) => {
                     drop(state);
@@ -293,13 +387,32 @@ impl Worker<'_> {
     fn step(&mut self, step: &Step) -> Result<(), SynthError> {
         let start = clock::now();
         let mut progress = Vec::with_capacity(step.slots.len());
-        guarded(|| self.synth.run(step, &mut progress))?;
+        match guarded(|| self.synth.run(step, &mut progress)) {
+            Ok(()) => {}
+            Err(error @ SynthError::Device(_)) => return Err(error),
+            // Not the device's: those of the step that have no result share it.
+            Err(error) => {
+                let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
+                let missing: Vec<Slot> = missing.copied().collect();
+                progress.extend(missing.into_iter().map(|slot| Progress {
+                    slot,
+                    ready: Stages::NONE,
+                    pcm: Vec::new(),
+                    done: false,
+                    decoded_samples: 0,
+                    failed: Some(SynthError::Utterance(error.to_string())),
+                }));
+            }
+        }
         let now = clock::now();
         let took = now - start;
+        // What was not run has no cost and made nothing.
+        let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
         metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
         let memory = self.synth.memory();
         let mut state = self.shared.state();
-        state.memory = memory;
+        state.remember(memory);
+        state.produced += progress.iter().map(|p| p.pcm.len() as u64).sum::<u64>();
         let outcomes: Vec<Outcome> = progress.iter().map(outcome).collect();
         let deliveries: Vec<_> = match &state.sched {
             Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
@@ -307,6 +420,9 @@ impl Worker<'_> {
         };
         // Audio first: `record` ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
+            if let Some(payload) = state.payloads.get_mut(&job) {
+                payload.trace.ran(step.stage, start, now);
+            }
             state.deliver(job, progress);
         }
         if let Some(sched) = &mut state.sched {
@@ -329,13 +445,12 @@ impl Worker<'_> {
         }
     }
 
-    fn measure(&mut self, state: &State, now: Instant) {
+    fn measure(&mut self, state: &mut State, now: Instant) {
         if now < self.gauges {
             return;
         }
         self.gauges = now + GAUGES;
-        let Some(sched) = &state.sched else { return };
-        let load = sched.load(now);
+        let Some(load) = state.sched.as_ref().map(|sched| sched.load(now)) else { return };
         let device = state.caps.as_ref().map(|caps| caps.device.clone()).unwrap_or_default();
         let depth = |class: &'static str, jobs: u32, open: u32| {
             metrics::gauge!("antiphon_scheduler_queue_depth", "class" => class, "device" => device.clone())
@@ -343,12 +458,9 @@ impl Worker<'_> {
         };
         depth("live", load.live, load.live_open);
         depth("batch", load.batch, load.batch_open);
-        let memory = |part: &'static str, bytes: u64| {
-            metrics::gauge!("voice_gpu_memory_bytes", "device" => device.clone(), "part" => part).set(bytes as f64);
-        };
-        if state.memory.total > 0 {
-            memory("utterances", state.memory.used);
-            memory("total", state.memory.total);
+        state.parts = self.synth.memory_parts();
+        for &(part, bytes) in &state.parts {
+            state.gauge(part, bytes);
         }
         if let Some(slack) = load.slack {
             metrics::histogram!("antiphon_slack_seconds").record(slack);
@@ -359,9 +471,28 @@ impl Worker<'_> {
 }
 
 impl State {
+    fn gauge(&self, part: &'static str, bytes: u64) {
+        let device = self.caps.as_ref().map(|caps| caps.device.clone()).unwrap_or_default();
+        metrics::gauge!("voice_gpu_memory_bytes", "device" => device, "part" => part).set(bytes as f64);
+    }
+
+    /// Keeps the memory's state; what utterances may hold changes as voices come and go.
+    fn remember(&mut self, memory: Memory) {
+        if memory.total != self.memory.total
+            && let Some(sched) = &mut self.sched
+        {
+            sched.limit_memory(memory.total);
+        }
+        self.memory = memory;
+    }
+
     /// Hands the audio of one progress to its sink.
     fn deliver(&mut self, job: JobId, progress: Progress) {
         let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { return };
+        if payload.sink.is_closed() {
+            // Also where the step made no audio: a language model would go on for the whole utterance.
+            return sched.end(job, JobEnd::Cancelled);
+        }
         let start = payload.position;
         payload.position += progress.pcm.len();
         if payload.position <= payload.given {
@@ -370,6 +501,7 @@ impl State {
         let mut pcm = progress.pcm;
         pcm.drain(..payload.given.saturating_sub(start));
         payload.given = payload.position;
+        payload.trace.tell(payload.utterance.id, clock::now());
         let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
         if !payload.outbox.is_empty() {
             payload.outbox.push_back(event);

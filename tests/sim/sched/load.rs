@@ -34,7 +34,7 @@ fn scenarios() -> Vec<Scenario> {
 
 /// Audio-seconds per second that the engine makes with nothing but batch to do, in the widest steps it has.
 fn capacity(costs: &Costs) -> f64 {
-    let report = runs(costs, Kind::Fifo, 0.0, 4 * costs.slots as usize, &SEEDS[..1]);
+    let report = runs(costs, &Kind::Fifo, 0.0, 4 * costs.slots as usize, &SEEDS[..1]);
     audio(&report, report.batch_samples)
 }
 
@@ -44,9 +44,8 @@ fn audio(report: &Report, samples: u64) -> f64 {
 }
 
 /// `rate` audio-seconds of live turns arrive each second, while `backlog` batch utterances wait.
-fn run(costs: &Costs, kind: Kind, rate: f64, backlog: usize, seed: u64) -> Report {
-    let config = Config::default();
-    let mut world = World::new(Engine::new(costs.clone(), seed), kind.build(&config, costs.limits()));
+fn run(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seed: u64) -> Report {
+    let mut world = World::new(Engine::new(costs.clone(), seed), kind.build(costs.limits()));
     world.backlog = backlog;
     world.measure_from = zero() + Duration::from_secs_f64(WARM);
     let mut rng = Rng::new(seed);
@@ -68,7 +67,7 @@ fn run(costs: &Costs, kind: Kind, rate: f64, backlog: usize, seed: u64) -> Repor
 }
 
 /// Runs that differ in nothing but their random numbers, together.
-fn runs(costs: &Costs, kind: Kind, rate: f64, backlog: usize, seeds: &[u64]) -> Report {
+fn runs(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seeds: &[u64]) -> Report {
     let mut all = Report::default();
     for seed in seeds {
         let one = run(costs, kind, rate, backlog, *seed);
@@ -91,26 +90,50 @@ fn runs(costs: &Costs, kind: Kind, rate: f64, backlog: usize, seeds: &[u64]) -> 
     all
 }
 
-fn row(name: &str, load: f64, report: &Report) {
+fn header() -> String {
+    format!(
+        "{:>5} {:<18} {:>8} {:>8} {:>8} {:>6} {:>9} {:>7} {:>7} {:>7} {:>7} {:>9} {:<16}",
+        "load",
+        "policy",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "gaps",
+        "refused",
+        "live",
+        "batch",
+        "left",
+        "nominal",
+        "displaced",
+        "widths"
+    )
+}
+
+/// One line of the table. `left` is [`left`]; `nominal` the share of `full` that is not offered to live work.
+fn row(name: &str, load: f64, report: &Report, full: f64, live: f64) -> String {
     let ms = |q: f64| report.quantile(q).as_secs_f64() * 1e3;
-    let width = report.widths.map(|(seconds, slots)| slots / seconds.max(1e-9));
-    println!(
-        "{:>5.0} % {name:<16} first audio p50 {:>8.1} p95 {:>8.1} p99 {:>8.1} ms  underruns {:>5}  refused {:>4} of {:>5}  \
-         live {:>6.1} batch {:>6.1} audio-s/s  busy {:.2} live {:.2}  widths {:.0?}  displaced {}",
+    let width = report.widths.map(|(seconds, slots)| (slots / seconds.max(1e-9)).round());
+    let made = audio(report, report.live_samples);
+    format!(
+        "{:>3.0} % {name:<18} {:>8.1} {:>8.1} {:>8.1} {:>6} {:>9} {made:>7.1} {:>7.1} {:>7.1} {:>7.1} {:>9} {width:?}",
         load * 100.0,
         ms(0.5),
         ms(0.95),
         ms(0.99),
         report.underruns.len(),
-        report.refused,
-        report.turns,
-        audio(report, report.live_samples),
+        format!("{}/{}", report.refused, report.turns),
         audio(report, report.batch_samples),
-        report.busy / report.seconds,
-        report.live_busy / report.seconds,
-        width,
+        left(report, full),
+        (1.0 - made / live).max(0.0) * full,
         report.displaced,
-    );
+    )
+}
+
+/// What live work leaves to batch, in audio-seconds per second: what the engine makes with nothing but batch to do,
+/// in the share of the device's time that live work did not use. A step with both is live work's for as long as it
+/// would have taken without the batch rows, which pay only for what they add.
+fn left(report: &Report, full: f64) -> f64 {
+    (1.0 - report.live_busy / report.seconds) * full
 }
 
 #[test]
@@ -118,36 +141,55 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
     let costs = Costs::named("h200");
     let full = capacity(&costs);
     // Half as much again as batch could make is more than live work can get, with its narrow first steps.
-    let most = runs(&costs, Kind::Ours, 1.5 * full, 0, &SEEDS[..1]);
+    let most = runs(&costs, &Kind::ours(), 1.5 * full, 0, &SEEDS[..1]);
     let live = audio(&most, most.live_samples);
-    println!("capacity: batch alone {full:.1}, live alone {live:.1} audio-s/s\n");
+    println!("capacity: batch alone {full:.1}, live alone {live:.1} audio-s/s\n\n{}", header());
+    let backlog = 2 * costs.slots as usize;
+    let mut verdicts = Vec::new();
     for Scenario { load } in scenarios() {
         let rate = live * load;
-        let backlog = 2 * costs.slots as usize;
-        let fifo = runs(&costs, Kind::Fifo, rate, backlog, &SEEDS[..1]);
-        let shortest = runs(&costs, Kind::ShortestFirst, rate, backlog, &SEEDS[..1]);
-        let alone = runs(&costs, Kind::Ours, rate, 0, &SEEDS);
-        let ours = runs(&costs, Kind::Ours, rate, backlog, &SEEDS);
-        row("fifo + batch", load, &fifo);
-        row("shortest + batch", load, &shortest);
-        row("ours", load, &alone);
-        row("ours + batch", load, &ours);
-        // What batch could have had: the device time that the live rows of each step would not have taken alone.
-        let left = (1.0 - ours.live_busy / ours.seconds) * full;
-        let batch = audio(&ours, ours.batch_samples);
+        let fifo = runs(&costs, &Kind::Fifo, rate, backlog, &SEEDS[..1]);
+        let shortest = runs(&costs, &Kind::ShortestFirst, rate, backlog, &SEEDS[..1]);
+        let alone = runs(&costs, &Kind::ours(), rate, 0, &SEEDS);
+        let ours = runs(&costs, &Kind::ours(), rate, backlog, &SEEDS);
+        // Whoever wants more for batch on a busy device pays for it in first audio.
+        let generous = Kind::Ours(Config { batch_ride: 3.0, ..Config::default() });
+        let generous = runs(&costs, &generous, rate, backlog, &SEEDS);
+        for (name, report) in [
+            ("first come + batch", &fifo),
+            ("shortest + batch", &shortest),
+            ("ours", &alone),
+            ("ours + batch", &ours),
+            ("  batch_ride = 3", &generous),
+        ] {
+            println!("{}", row(name, load, report, full, live));
+        }
+        verdicts.push((load, fifo, alone, ours, generous));
+    }
+    println!();
+    for (load, fifo, alone, ours, generous) in verdicts {
+        let (left, batch) = (left(&ours, full), audio(&ours, ours.batch_samples));
         let blur = ours.quantile(0.95).as_secs_f64() / alone.quantile(0.95).as_secs_f64();
+        let better = fifo.quantile(0.95).as_secs_f64() / ours.quantile(0.95).as_secs_f64();
         println!(
-            "       live work leaves {left:.1} audio-s/s, batch got {batch:.1}; p95 with batch is {blur:.2} of that without\n"
+            "{:>4.0} %: live leaves {left:.1}, batch got {batch:.1} audio-s/s; p95 is {blur:.2} of that without batch, \
+             {better:.0} times better than first come first served",
+            load * 100.0
         );
         assert!(ours.most_behind_batch <= 1, "a first audio waited for {} steps of batch", ours.most_behind_batch);
-        assert!(batch >= 0.9 * left - 0.01 * full, "batch got {batch} of {left} audio-s/s");
+        assert!(batch >= 0.9 * left, "batch got {batch} of {left} audio-s/s at {load}");
+        assert!(blur <= 1.15, "batch is heard: {blur} at {load}");
+        assert!(better >= 20.0, "only {better} times better than first come first served at {load}");
+        // With leave to delay first audio, batch gets its share of all that is not offered to live work.
+        let nominal = (1.0 - audio(&generous, generous.live_samples) / live).max(0.0) * full;
+        let batch = audio(&generous, generous.batch_samples);
         if load <= 0.8 {
-            assert!(
-                fifo.quantile(0.95) >= 20 * ours.quantile(0.95),
-                "not 20 times better than first come first served"
-            );
-            assert_eq!((ours.underruns.len(), alone.underruns.len()), (0, 0), "underruns");
-            assert!(blur <= 1.15, "batch is heard");
+            assert!(batch >= 0.9 * nominal, "batch got {batch} of {nominal} audio-s/s at {load}");
+            assert!(fifo.quantile(0.95) >= 20 * generous.quantile(0.95));
+            assert!(generous.underruns.is_empty() && generous.refused == 0);
+
+            assert_eq!((ours.underruns.len(), alone.underruns.len()), (0, 0), "underruns at {load}");
+            assert_eq!((ours.refused, alone.refused), (0, 0), "refused at {load}");
         }
         // Whatever the load: what was accepted is on time, or next to it.
         assert!(ours.quantile(0.99) <= 2 * Duration::from_millis(Config::default().first_audio_target_ms.into()));

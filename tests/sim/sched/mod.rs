@@ -8,4 +8,5 @@ mod load;
 mod policy;
 mod property;
 mod rng;
+mod tenants;
 mod world;

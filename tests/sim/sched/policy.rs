@@ -52,17 +52,22 @@ impl Policy for Scheduler {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Kind {
-    Ours,
+    Ours(Config),
     Fifo,
     ShortestFirst,
 }
 
 impl Kind {
-    pub(super) fn build(self, config: &Config, limits: Limits) -> Box<dyn Policy> {
+    /// Ours as it is by default.
+    pub(super) fn ours() -> Self {
+        Kind::Ours(Config::default())
+    }
+
+    pub(super) fn build(&self, limits: Limits) -> Box<dyn Policy> {
         match self {
-            Kind::Ours => Box::new(Scheduler::new(config.clone(), limits)),
+            Kind::Ours(config) => Box::new(Scheduler::new(config.clone(), limits)),
             Kind::Fifo => Box::new(Simple::new(limits, |_, order| order)),
             Kind::ShortestFirst => Box::new(Simple::new(limits, |spec, _| u64::from(spec.chars))),
         }

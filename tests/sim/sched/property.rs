@@ -37,7 +37,7 @@ fn scenario(seed: u64) -> World {
         first_audio_target_ms: rng.range(20, 500) as u32,
         ..Config::default()
     };
-    let policy = Kind::Ours.build(&config, costs.limits());
+    let policy = Kind::Ours(config).build(costs.limits());
     let mut world = World::new(Engine::new(costs, seed), policy);
     for line in 0..rng.range(1, 8) {
         let class = if rng.chance(0.5) { Class::Live } else { Class::Batch };

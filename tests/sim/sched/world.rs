@@ -57,6 +57,7 @@ struct Listener {
 
 struct Utterance {
     line: u64,
+    tenant: &'static str,
     tokens: u32,
     /// Audio tokens of this opening, and those given to the listener.
     position: u32,
@@ -64,7 +65,6 @@ struct Utterance {
     epoch: antiphon::turn::TurnToken,
     class: Class,
     submitted: Instant,
-    ran: bool,
     /// Steps without any live work since this live job could have run.
     behind_batch: u32,
 }
@@ -74,6 +74,14 @@ pub(super) struct Report {
     pub(super) first_audio: Vec<Duration>,
     pub(super) underruns: Vec<Duration>,
     pub(super) refused: u32,
+    /// Refusals by tenant and reason.
+    pub(super) refused_by: BTreeMap<(&'static str, &'static str), u32>,
+    /// First audio by tenant.
+    pub(super) first_by: BTreeMap<&'static str, Vec<Duration>>,
+    /// Device seconds by tenant, each step's shared by its rows.
+    pub(super) device_by: BTreeMap<&'static str, f64>,
+    /// Longest time between two steps with batch work, from the first on.
+    pub(super) longest_without_batch: Duration,
     pub(super) turns: u32,
     pub(super) live_samples: u64,
     pub(super) batch_samples: u64,
@@ -97,10 +105,14 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn quantile(&self, q: f64) -> Duration {
-        let mut all = self.first_audio.clone();
-        all.sort();
-        all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or_default()
+        quantile(&self.first_audio, q)
     }
+}
+
+pub(super) fn quantile(values: &[Duration], q: f64) -> Duration {
+    let mut all = values.to_vec();
+    all.sort();
+    all.get(((all.len() as f64 * q) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or_default()
 }
 
 pub(super) struct World {
@@ -119,7 +131,10 @@ pub(super) struct World {
     /// Batch utterances are topped up to this many.
     pub(super) backlog: usize,
     pub(super) backlog_tokens: u32,
-    backlog_jobs: usize,
+    /// Whose they are; as many of each.
+    pub(super) backlog_tenants: Vec<&'static str>,
+    backlog_jobs: BTreeMap<&'static str, usize>,
+    last_batch: Option<Instant>,
     pub(super) trace: bool,
 }
 
@@ -139,7 +154,9 @@ impl World {
             measure_from: zero(),
             backlog: 0,
             backlog_tokens: 125,
-            backlog_jobs: 0,
+            backlog_tenants: vec!["book"],
+            backlog_jobs: BTreeMap::new(),
+            last_batch: None,
             trace: false,
         }
     }
@@ -275,20 +292,21 @@ impl World {
                     listener.left += 1;
                     let utterance = Utterance {
                         line,
+                        tenant,
                         tokens,
                         position: 0,
                         given: 0,
                         epoch: token,
                         class,
                         submitted: at,
-                        ran: false,
                         behind_batch: 0,
                     };
                     self.jobs.insert(job, utterance);
                 }
-                Err(Refused { retry_after, .. }) => {
+                Err(Refused { retry_after, reason }) => {
                     assert!(retry_after >= Duration::from_secs(1));
                     self.report.refused += 1;
+                    *self.report.refused_by.entry((tenant, reason.label())).or_default() += 1;
                     return;
                 }
             }
@@ -296,24 +314,28 @@ impl World {
     }
 
     fn top_up(&mut self) {
-        while self.backlog_jobs < self.backlog {
-            // A lane a sentence: the order of a book is restored where it is stored.
-            self.next += 1;
-            let line = 1 << 40 | self.next;
-            self.turn(self.now, line, Class::Batch, "book", &[self.backlog_tokens]);
-            self.backlog_jobs += 1;
+        for tenant in self.backlog_tenants.clone() {
+            while self.backlog_jobs.get(tenant).is_none_or(|jobs| *jobs < self.backlog) && self.backlog > 0 {
+                // A lane a sentence: the order of a book is restored where it is stored.
+                self.next += 1;
+                let line = 1 << 40 | self.next;
+                self.turn(self.now, line, Class::Batch, tenant, &[self.backlog_tokens]);
+                *self.backlog_jobs.entry(tenant).or_default() += 1;
+            }
         }
     }
 
     fn step(&mut self, step: &Step) {
         let jobs: Vec<JobId> = step.slots.iter().map(|slot| self.slots[slot]).collect();
         for job in &jobs {
-            let utterance = self.jobs.get_mut(job).expect("known");
-            assert!(!utterance.epoch.is_stale(), "work for nobody: {job:?}");
-            utterance.ran = true;
+            assert!(!self.jobs[job].epoch.is_stale(), "work for nobody: {job:?}");
         }
         let live = jobs.iter().any(|job| self.jobs[job].class == Class::Live);
         self.count_waiting(live);
+        if jobs.iter().any(|job| self.jobs[job].class == Class::Batch) {
+            let since = self.last_batch.replace(self.now).unwrap_or(self.now);
+            self.report.longest_without_batch = self.report.longest_without_batch.max(self.now - since);
+        }
         let (took, outcomes) = self.engine.run(step);
         if self.trace {
             println!("{:?} {step:?} {jobs:?} took {took:?}", self.now - zero());
@@ -326,6 +348,9 @@ impl World {
             *total += seconds;
             *slots += seconds * step.slots.len() as f64;
             self.report.busy += seconds;
+            for job in &jobs {
+                *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
+            }
             let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
             if live > 0 {
                 let costs = &self.engine.costs;
@@ -342,14 +367,15 @@ impl World {
         self.policy.record(now, took, step, &outcomes);
     }
 
-    /// Counts, for every first audio that somebody waits for, the steps without live work since it was submitted.
+    /// Counts, for every live job whose listener hears nothing, the steps without live work.
     fn count_waiting(&mut self, live: bool) {
         let mut seen = std::collections::HashSet::new();
         for utterance in self.jobs.values_mut() {
             let front = seen.insert(utterance.line);
             let listener = self.listeners.get(&utterance.line);
-            let waits = listener.is_some_and(|l| l.dry.is_none() && l.held.is_none());
-            if !front || utterance.class != Class::Live || utterance.ran || !waits || utterance.submitted > self.now {
+            let waits = listener.is_some_and(|l| l.dry.is_none_or(|dry| dry <= self.now) && l.held.is_none());
+            if !front || utterance.class != Class::Live || !waits || utterance.submitted > self.now {
+                utterance.behind_batch = 0;
                 continue;
             }
             utterance.behind_batch = if live { 0 } else { utterance.behind_batch + 1 };
@@ -379,30 +405,35 @@ impl World {
             Class::Batch if measured => self.report.batch_samples += samples,
             _ => {}
         }
-        let line = utterance.line;
+        let (line, tenant) = (utterance.line, utterance.tenant);
         let listener = self.listeners.get_mut(&line).expect("known");
         if listener.class == Class::Batch {
             return;
         }
         let heard = now + SEND;
+        // On hold the listener's clock stands.
+        let clock = listener.held.unwrap_or(heard);
         match listener.dry {
-            Some(dry) if dry >= heard || listener.held.is_some() => listener.dry = Some(dry + duration_of(samples)),
+            Some(dry) if dry >= clock => listener.dry = Some(dry + duration_of(samples)),
             dry => {
                 if listener.sounded && listener.accepted >= self.measure_from {
-                    self.report.underruns.push(heard - dry.unwrap_or(heard));
+                    self.report.underruns.push(clock - dry.unwrap_or(clock));
                 }
-                let clock = listener.held.unwrap_or(heard);
                 listener.dry = Some(clock + duration_of(samples));
-                self.events.push(Reverse((heard, self.next)));
-                let note = LineNote::Anchored { at: heard };
-                self.bodies.insert(self.next, Event::Note { line, note });
-                self.next += 1;
+                // On hold nothing leaves, so nobody tells of it.
+                if listener.held.is_none() {
+                    self.events.push(Reverse((heard, self.next)));
+                    let note = LineNote::Anchored { at: heard };
+                    self.bodies.insert(self.next, Event::Note { line, note });
+                    self.next += 1;
+                }
             }
         }
         if !listener.sounded {
             listener.sounded = true;
             if listener.accepted >= self.measure_from {
                 self.report.first_audio.push(heard - listener.accepted);
+                self.report.first_by.entry(tenant).or_default().push(heard - listener.accepted);
             }
         }
     }
@@ -422,7 +453,7 @@ impl World {
             JobEnd::Failed(reason) => panic!("{job:?} failed: {reason}"),
         }
         if utterance.class == Class::Batch && utterance.line >= 1 << 40 {
-            self.backlog_jobs -= 1;
+            *self.backlog_jobs.entry(utterance.tenant).or_default() -= 1;
             self.listeners.remove(&utterance.line);
         } else if let Some(listener) = self.listeners.get_mut(&utterance.line) {
             listener.left = listener.left.saturating_sub(1);

@@ -55,8 +55,12 @@ pub(super) struct Stream {
     /// Frames that were complete before the last push: always solved block by block.
     settled: usize,
     steps: Vec<StepState>,
-    /// Frames of finished windows, prompt included.
+    /// Frames whose state is carried, prompt included: finished windows but for a cut block.
     done: usize,
+    /// Frames given out, prompt included.
+    out: usize,
+    /// Whether a push may end inside a static block, see [`Stream::cut_blocks`].
+    cuts: bool,
     window: Option<Window>,
     final_chunk: FinalChunk,
 }
@@ -68,8 +72,10 @@ struct Window {
     keep: usize,
     mask: Mask,
     step: usize,
-    /// State of a full solve, separate from the stream's.
+    /// State of a full solve or of a cut block, separate from the stream's.
     own: Option<Vec<StepState>>,
+    /// The rest of this block is yet to come.
+    cut: bool,
     /// `[frames, mel]`.
     x: Tensor,
     mu: Tensor,
@@ -208,12 +214,15 @@ impl Flow {
             stream.window = Some(window);
             return Ok(None);
         }
-        stream.done = window.start + window.frames;
+        stream.out = window.start + window.frames;
+        if !window.cut {
+            stream.done = stream.out;
+        }
         let first = window.keep.max(stream.prompt.frames);
-        if stream.done <= first {
+        if stream.out <= first {
             return Ok(None);
         }
-        Ok(Some(window.x.narrow(0, first - window.start, stream.done - first)?.contiguous()?))
+        Ok(Some(window.x.narrow(0, first - window.start, stream.out - first)?.contiguous()?))
     }
 
     /// Euler steps until everything pushed so far is out.
@@ -221,12 +230,14 @@ impl Flow {
         let (ready, block) = (self.ready(stream), self.config.block);
         let current = stream.window.as_ref();
         let in_flight = current.map_or(0, |w| EULER_STEPS - w.step);
-        let done = current.map_or(stream.done, |w| w.start + w.frames);
-        if done >= ready {
+        let out = current.map_or(stream.out, |w| w.start + w.frames);
+        let done = current.filter(|w| !w.cut).map_or(stream.done, |w| w.start + w.frames);
+        if out >= ready {
             return in_flight;
         }
         let windows = if stream.last && stream.final_chunk == FinalChunk::Reference {
-            stream.settled.saturating_sub(done).div_ceil(block) + usize::from(ready > stream.settled)
+            let before = if out >= stream.settled { 0 } else { (stream.settled - done).div_ceil(block) };
+            before + usize::from(ready > stream.settled)
         } else {
             (ready - done).div_ceil(block)
         };
@@ -241,13 +252,14 @@ impl Flow {
 
     fn next_window(&self, stream: &mut Stream, limit: usize) -> Result<Option<Window>> {
         let (ready, block) = (self.ready(stream).min(limit), self.config.block);
-        if stream.done >= ready {
+        if stream.out >= ready {
             return Ok(None);
         }
-        let whole = stream.last && stream.final_chunk == FinalChunk::Reference && stream.done >= stream.settled;
+        let whole = stream.last && stream.final_chunk == FinalChunk::Reference && stream.out >= stream.settled;
         let start = if whole { 0 } else { stream.done };
         let frames = if whole { ready } else { block.min(ready - start) };
-        if !whole && frames < block && !stream.last {
+        let cut = !whole && frames < block && !stream.last;
+        if cut && !stream.cuts {
             return Ok(None);
         }
         let (from, to) = (start / self.ratio, (start + frames).div_ceil(self.ratio));
@@ -259,14 +271,15 @@ impl Flow {
             0 => Tensor::zeros((frames, self.config.mel), candle_core::DType::F32, &Device::Cpu)?,
             _ => prompt.mel.narrow(0, start, known)?.pad_with_zeros(0, 0, frames - known)?,
         };
-        let keep = stream.done;
+        let own = if cut { Some(stream.steps.clone()) } else { whole.then(fresh) };
         Ok(Some(Window {
             start,
             frames,
-            keep,
+            keep: stream.out,
             mask: if whole { Mask::Full } else { Mask::Blocks },
             step: 0,
-            own: whole.then(fresh),
+            own,
+            cut,
             x: self.noise.narrow(0, start, frames)?,
             mu: mu.contiguous()?,
             cond,
@@ -296,7 +309,24 @@ impl Stream {
             Some(prefix) => (prefix.steps.clone(), prefix.frames),
             None => (fresh(), 0),
         };
-        Self { tokens: prompt.tokens.clone(), prompt, last: false, settled: 0, steps, done, window: None, final_chunk }
+        Self {
+            tokens: prompt.tokens.clone(),
+            prompt,
+            last: false,
+            settled: 0,
+            steps,
+            done,
+            out: done,
+            cuts: false,
+            window: None,
+            final_chunk,
+        }
+    }
+
+    /// Lets pushes end inside a static block: the block is solved as far as it goes, and again from its start when
+    /// its rest is there, as a call over everything so far would.
+    pub(super) fn cut_blocks(&mut self) {
+        self.cuts = true;
     }
 
     /// Tokens so far, the prompt's included.

@@ -10,11 +10,9 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::ops::{Conv, ConvShape, LoadError, leaky, repeat_frames};
 use super::spectrum::{Analysis, Synthesis};
 use crate::synth::cosyvoice::checkpoint::TensorFile;
-use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, HiftConfig};
+use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, F0_AHEAD, HiftConfig};
 use crate::synth::cosyvoice::noise::SineTable;
 
-/// Frames the F0 network looks ahead.
-const F0_AHEAD: usize = 3;
 /// Kernel of the F0 network's later layers.
 const F0_KERNEL: usize = 3;
 /// Layers of the F0 network.

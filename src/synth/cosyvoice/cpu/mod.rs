@@ -57,6 +57,7 @@ pub struct CpuBackend {
     noise: SineTable,
     voices: BTreeMap<VoiceHandle, VoiceEntry>,
     next_voice: u32,
+    prefixes: u32,
     slots: BTreeMap<Slot, SlotState>,
 }
 
@@ -76,7 +77,7 @@ impl CpuBackend {
         let config = Config::load(dir)?;
         // One map at a time: what has been copied out of a file need not stay resident.
         let open = |part: Part| TensorFile::open(&find(dir, part.stem()));
-        let llm = Llm::load(&open(Part::Llm)?, &config.llm)?;
+        let llm = Llm::load(&TensorFile::open(&find(dir, options.llm.stem()))?, &config.llm)?;
         let flow = Flow::load(&open(Part::Flow)?, &config)?;
         let hift = Hift::load(&open(Part::Hift)?, &config)?;
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).max(1);
@@ -100,6 +101,7 @@ impl CpuBackend {
             noise,
             voices: BTreeMap::new(),
             next_voice: 0,
+            prefixes: 0,
             slots: BTreeMap::new(),
         })
     }
@@ -107,6 +109,11 @@ impl CpuBackend {
     /// The sizes.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How many flow prefixes were computed so far: one for each voice that was ever prepared, whatever its names.
+    pub fn prefixes(&self) -> u32 {
+        self.prefixes
     }
 
     fn drop_hold(&mut self, voice: VoiceHandle) {
@@ -118,13 +125,18 @@ impl CpuBackend {
         }
     }
 
-    fn used(&self) -> u64 {
-        let voices: u64 = self.voices.values().filter_map(|v| v.prefix.as_ref()).map(Prefix::bytes).sum();
+    /// Bytes of what voices share.
+    fn shared(&self) -> u64 {
+        self.voices.values().filter_map(|v| v.prefix.as_ref()).map(Prefix::bytes).sum()
+    }
+
+    /// Bytes of slots.
+    fn held(&self) -> u64 {
         let slots: u64 = self.slots.values().map(|s| s.bytes(&self.config)).sum();
         // Slots count the prefix they share as their own until it is taken off here.
         let shared: u64 =
             self.slots.values().filter_map(|s| self.voices.get(&s.voice)?.prefix.as_ref()).map(Prefix::bytes).sum();
-        voices + slots.saturating_sub(shared)
+        slots.saturating_sub(shared)
     }
 
     fn frame_bytes(&self) -> u64 {
@@ -167,6 +179,7 @@ impl Backend for CpuBackend {
     fn prepare_voice(&mut self, voice: VoiceHandle) -> Result<(), SynthError> {
         let Some(entry) = self.voices.get_mut(&voice).filter(|v| v.prefix.is_none()) else { return Ok(()) };
         entry.prefix = Some(self.flow.prefix(&entry.prompt).map_err(device)?);
+        self.prefixes += 1;
         Ok(())
     }
 
@@ -236,8 +249,7 @@ impl Backend for CpuBackend {
     }
 
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
-        let used = self.used();
-        let total = self.memory().total;
+        let Memory { total, used } = self.memory();
         let frame_bytes = self.frame_bytes();
         let state = self.slots.get_mut(&slot).ok_or_else(not_open)?;
         let refuse = |text: String| Err(SynthError::Utterance(text));
@@ -310,10 +322,14 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn park(&mut self, _slot: Slot) {}
-
     fn memory(&self) -> Memory {
-        Memory { total: self.options.memory.unwrap_or(DEFAULT_MEMORY), used: self.used() }
+        let total = self.options.memory.unwrap_or(DEFAULT_MEMORY).saturating_sub(self.shared());
+        // Nothing left is not the same as no limit.
+        Memory { total: total.max(1), used: self.held() }
+    }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        vec![("utterances", self.held()), ("voices", self.shared())]
     }
 
     fn memory_needed(&self, extent: Extent) -> u64 {

@@ -116,6 +116,7 @@ impl Probe for CpuBackend {
         let prompt = Arc::new(self.flow.prompt(prompt).map_err(device)?);
         let prefix = self.flow.prefix(&prompt).map_err(device)?;
         let mut stream = Stream::new(prompt, Some(&prefix), end);
+        stream.cut_blocks();
         let mut parts = Vec::new();
         let mut from = 0;
         for (n, &to) in cuts.iter().enumerate() {
@@ -127,6 +128,10 @@ impl Probe for CpuBackend {
             from = to;
         }
         values(&Tensor::cat(&parts, 0).map_err(device)?)
+    }
+
+    fn cuts_blocks(&self) -> bool {
+        true
     }
 
     fn respeed(&mut self, mel: &Values, speed: f32) -> Result<Values, SynthError> {

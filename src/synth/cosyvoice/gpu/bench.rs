@@ -6,10 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::device::{GpuError, Timer, start};
+use super::device::{GpuError, Launch, Timer, start};
 use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::lt::{Operands, Shape};
+use super::slabs::Pool;
 use super::slots::{Next, Stream};
 use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;
@@ -46,9 +47,6 @@ impl fmt::Display for Cost {
     }
 }
 
-/// Bytes and operations a second that floors are counted with: [`ceilings`] on an H200.
-const BYTES: f64 = 3.96e12;
-const FLOPS: f64 = 707e12;
 /// Repetitions of a ceiling.
 const REPEATS: usize = 5;
 
@@ -80,9 +78,9 @@ pub struct KernelCost {
     pub blocks: u64,
     /// Launches.
     pub count: usize,
-    /// Seconds of all of them, the gaps between launches included.
+    /// Seconds of all of them, the gaps between launches and some 4.5 us each for timing it included.
     pub seconds: f64,
-    /// Seconds that bytes or arithmetic take at least, all launches together; 0: not counted.
+    /// Seconds that the operations or the bytes of all of them take at least, whichever is more; 0: not counted.
     pub floor: f64,
 }
 
@@ -91,29 +89,31 @@ impl fmt::Display for KernelCost {
         let each = self.seconds * 1e6 / self.count.max(1) as f64;
         write!(
             f,
-            "{:<16} {:>6} blocks {:>5} x {:>8.2} us = {:>9.1} us",
+            "{:<16} {:>6} blocks {:>5} x {:>8.2} us (floor {:>7.2}) = {:>9.1} us",
             self.name,
             self.blocks,
             self.count,
             each,
+            self.floor * 1e6 / self.count.max(1) as f64,
             self.seconds * 1e6
-        )?;
-        if self.floor > 0.0 {
-            write!(f, "  floor {:>8.2} us each", self.floor * 1e6 / self.count.max(1) as f64)?;
-        }
-        Ok(())
+        )
     }
 }
 
-fn by_kernel(timed: Vec<(&'static str, u64, f64)>) -> Vec<KernelCost> {
+/// What an H200 was seen to reach (`ceilings`): operations a second on 16 bit tensor cores, bytes a second.
+const PEAK: (f64, f64) = (7.0e14, 3.98e12);
+
+fn by_kernel(timed: Vec<Launch>) -> Vec<KernelCost> {
     let mut out: Vec<KernelCost> = Vec::new();
-    for (name, blocks, seconds) in timed {
+    for Launch { name, blocks, seconds, flops, bytes } in timed {
+        let floor = (flops / PEAK.0).max(bytes / PEAK.1);
         match out.iter_mut().find(|k| k.name == name && k.blocks == blocks) {
             Some(k) => {
                 k.count += 1;
                 k.seconds += seconds;
+                k.floor += floor;
             }
-            None => out.push(KernelCost { name, blocks, count: 1, seconds, floor: 0.0 }),
+            None => out.push(KernelCost { name, blocks, count: 1, seconds, floor }),
         }
     }
     out.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -220,7 +220,15 @@ impl GpuBackend {
         // Prefixes are cut into passes, so that floors are right where one is enough.
         let rows = (visible - 1) * width;
         all.push(("prefill", self.with_floors(prefill, rows, rows * visible / 2)));
-        all.push(("flow", by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?)));
+        let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?);
+        // What attention reads, only this knows: earlier keys and values, then the chunk's own row by row.
+        let (block, inner) = (self.config.flow.block, self.config.flow.inner());
+        let frames = 2 * (effort.visible / block * block) + 6 * block;
+        let bytes = effort.widths.first().map_or(0, |w| w * 2 * frames * inner * 2);
+        for k in flow.iter_mut().filter(|k| k.name.starts_with("flow_attend")) {
+            k.floor = k.count as f64 * bytes as f64 / PEAK.1;
+        }
+        all.push(("flow", flow));
         all.push(("vocoder", by_kernel(device.timed(|| self.vocoder_costs(&once, &mut out))?)));
         Ok(all)
     }
@@ -250,7 +258,7 @@ impl GpuBackend {
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let product = |n: usize, k: usize, out: usize| {
             let bytes = 2 * n * k + rows * (2 * k + out);
-            (bytes as f64 / BYTES).max(2.0 * (rows * n * k) as f64 / FLOPS)
+            (bytes as f64 / PEAK.1).max(2.0 * (rows * n * k) as f64 / PEAK.0)
         };
         for kernel in &mut kernels {
             let each = match kernel.name {
@@ -261,10 +269,10 @@ impl GpuBackend {
                 "head" => product(c.speech_rows(), hidden, 4 * c.speech_rows()),
                 name if name.starts_with("llm_attend") => {
                     let bytes = 4 * seen * keys + rows * (4 * (queries + 2 * keys) + 2 * queries);
-                    (bytes as f64 / BYTES).max(4.0 * (seen * queries) as f64 / FLOPS)
+                    (bytes as f64 / PEAK.1).max(4.0 * (seen * queries) as f64 / PEAK.0)
                 }
-                "llm_draw" => (4 * rows * c.speech_rows()) as f64 / BYTES,
-                "llm_embed" => (8 * rows * hidden) as f64 / BYTES,
+                "llm_draw" => (4 * rows * c.speech_rows()) as f64 / PEAK.1,
+                "llm_embed" => (8 * rows * hidden) as f64 / PEAK.1,
                 _ => 0.0,
             };
             kernel.floor = each * kernel.count as f64;

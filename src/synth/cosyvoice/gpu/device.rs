@@ -12,6 +12,8 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use cudarc::nvrtc::result as rtc;
 use cudarc::nvrtc::sys as rtc_sys;
 
+use super::faults::Faults;
+use super::ledger::{Ledger, Part};
 use crate::synth::SynthError;
 
 /// Why something on the device did not work.
@@ -138,6 +140,27 @@ pub(super) struct Device {
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     trace: Mutex<Trace>,
+    /// Unloaded when the device is dropped: nothing that was loaded on it is used after it.
+    modules: Mutex<Vec<Loaded>>,
+    pub(super) ledger: Ledger,
+    pub(super) faults: Faults,
+}
+
+/// A loaded module's handle.
+struct Loaded(sys::CUmodule);
+
+// SAFETY: a module handle may be used from any thread; it is only unloaded, by the last owner of the device.
+unsafe impl Send for Loaded {}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Errors mean that the device is lost, and its modules with it.
+        let _ = self.bind();
+        for module in self.modules.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // SAFETY: loaded by `compile`, unloaded only here; buffers and kernels that hold this device are gone.
+            let _ = unsafe { cu::module::unload(module.0) };
+        }
+    }
 }
 
 /// A kernel of a loaded module, and its name.
@@ -151,9 +174,24 @@ impl Kernel {
     }
 }
 
-/// When each launch ended, while someone looks: what was started, how many blocks, and the event behind it.
+/// When each launch ended, while someone looks: what was started, and the event behind it.
 #[derive(Default)]
-struct Trace(Option<Vec<(&'static str, u64, sys::CUevent)>>);
+struct Trace {
+    list: Option<Vec<(Launch, sys::CUevent)>>,
+    /// Least work of the next launch: operations and bytes.
+    next: (f64, f64),
+}
+
+/// One timed launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    pub(super) name: &'static str,
+    pub(super) blocks: u64,
+    pub(super) seconds: f64,
+    /// Floating-point operations and bytes that it cannot do without; 0: nobody said.
+    pub(super) flops: f64,
+    pub(super) bytes: f64,
+}
 
 // SAFETY: events may be used from any thread; the lock orders their use.
 unsafe impl Send for Trace {}
@@ -161,7 +199,7 @@ unsafe impl Send for Trace {}
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
 
-/// Kernels of one source, compiled for this device.
+/// Kernels of one source, compiled for this device, which unloads them.
 pub(super) struct Module {
     module: sys::CUmodule,
     unit: &'static str,
@@ -188,7 +226,7 @@ impl Device {
             )));
         }
         let suffix = if major == 9 { "a" } else { "" };
-        Ok(Arc::new(Self {
+        let this = Self {
             ctx,
             stream,
             name,
@@ -196,7 +234,19 @@ impl Device {
             overlap: major >= 9,
             hopper: major == 9,
             trace: Mutex::default(),
-        }))
+            modules: Mutex::default(),
+            ledger: Ledger::default(),
+            faults: Faults::default(),
+        };
+        this.settle(Part::Context)?;
+        Ok(Arc::new(this))
+    }
+
+    /// Books what the driver took by itself since the last time under `part`.
+    pub(super) fn settle(&self, part: Part) -> Result<(), GpuError> {
+        let (free, total) = self.memory()?;
+        self.ledger.settle(part, total.saturating_sub(free));
+        Ok(())
     }
 
     /// Makes the device current on this thread.
@@ -213,19 +263,27 @@ impl Device {
 
     /// Waits for everything that was started.
     pub(super) fn sync(&self) -> Result<(), GpuError> {
+        self.faults.call("wait for the device")?;
         self.stream.synchronize().map_err(driver("wait for the device"))
     }
 
     /// Uninitialised memory.
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
         self.bind()?;
+        self.faults.call("allocate memory")?;
+        let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
+        if self.faults.no_memory() {
+            return Err(short());
+        }
         // SAFETY: a plain allocation; `Buf` frees it once.
-        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|_| GpuError::Memory {
-            what,
-            bytes: bytes as u64,
-            free: self.memory().map_or(0, |m| m.0),
+        let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|e| match e.0 {
+            // Any other error is the device's, and is not answered by asking for less.
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short(),
+            _ => driver("allocate memory")(e),
         })?;
-        Ok(Buf { ptr, bytes, device: self.clone() })
+        let part = Part::of(what);
+        self.ledger.add(part, bytes as u64);
+        Ok(Buf { ptr, bytes, part, device: self.clone() })
     }
 
     /// Memory of zeros.
@@ -257,9 +315,15 @@ impl Device {
 
     /// Sets `bytes` bytes at `ptr` to zero, in the order of the stream.
     pub(super) fn fill_zero(&self, ptr: u64, bytes: usize) -> Result<(), GpuError> {
+        self.fill(ptr, 0, bytes)
+    }
+
+    /// Sets `bytes` bytes at `ptr` to `value`, in the order of the stream.
+    pub(super) fn fill(&self, ptr: u64, value: u8, bytes: usize) -> Result<(), GpuError> {
         self.bind()?;
         // SAFETY: callers pass ranges of buffers they own.
-        unsafe { sys::cuMemsetD8Async(ptr, 0, bytes, self.stream.cu_stream()).result() }.map_err(driver("clear memory"))
+        unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.stream.cu_stream()).result() }
+            .map_err(driver("set memory"))
     }
 
     /// Copies between two ranges of the device, in the order of the stream.
@@ -287,6 +351,7 @@ impl Device {
         let image = compile(unit, sources, elt, defines, &self.arch)?;
         // SAFETY: the image is a complete module that the compiler made for this device.
         let module = unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(driver("load a module"))?;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(Loaded(module));
         Ok(Module { module, unit })
     }
 
@@ -306,6 +371,7 @@ impl Device {
     ) -> Result<(), GpuError> {
         use sys::CUlaunchAttributeID as Id;
         use sys::CUlaunchAttributeValue as Value;
+        self.faults.call("start a kernel")?;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut size = Value { pad: [0; 64] };
         size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
@@ -338,35 +404,38 @@ impl Device {
 
     /// Whether launches are being timed one by one; recorded graphs would hide them.
     pub(super) fn traced(&self) -> bool {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.is_some()
+    }
+
+    /// Says what the next launch cannot do without: operations, and bytes read and written.
+    pub(super) fn expect(&self, flops: f64, bytes: f64) {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).next = (flops, bytes);
     }
 
     /// Notes the end of what was started last, while someone looks.
     pub(super) fn note(&self, name: &'static str, blocks: u64) -> Result<(), GpuError> {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(list) = &mut trace.0 else { return Ok(()) };
+        let (flops, bytes) = std::mem::take(&mut trace.next);
+        let Some(list) = &mut trace.list else { return Ok(()) };
         let event = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"))?;
-        list.push((name, blocks, event));
+        list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
         // SAFETY: event and stream are alive.
         unsafe { cu::event::record(event, self.stream.cu_stream()) }.map_err(driver("record an event"))
     }
 
-    /// Runs `work` with every launch timed: name, blocks and seconds, in order.
-    pub(super) fn timed<E: From<GpuError>>(
-        &self,
-        work: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Vec<(&'static str, u64, f64)>, E> {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(Vec::new());
+    /// Runs `work` with every launch timed, in order.
+    pub(super) fn timed<E: From<GpuError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Vec<Launch>, E> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list = Some(Vec::new());
         let done = self.note("", 0).map_err(E::from).and_then(|()| work());
-        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).0.take().unwrap_or_default();
+        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.take().unwrap_or_default();
         self.sync()?;
         let mut out = Vec::with_capacity(list.len());
         for pair in list.windows(2) {
             // SAFETY: both events were recorded and have passed.
-            let ms = unsafe { cu::event::elapsed(pair[0].2, pair[1].2) }.map_err(driver("read a timer"))?;
-            out.push((pair[1].0, pair[1].1, f64::from(ms) * 1e-3));
+            let ms = unsafe { cu::event::elapsed(pair[0].1, pair[1].1) }.map_err(driver("read a timer"))?;
+            out.push(Launch { seconds: f64::from(ms) * 1e-3, ..pair[1].0 });
         }
-        for (.., event) in list {
+        for (_, event) in list {
             // SAFETY: created by `note`, destroyed only here.
             let _ = unsafe { cu::event::destroy(event) };
         }
@@ -436,7 +505,7 @@ impl Module {
     pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
-        // SAFETY: the module is loaded and stays so for the life of the process.
+        // SAFETY: the module is loaded and stays so for the life of the device.
         let function = unsafe { cu::module::get_function(self.module, c) }.map_err(|e| missing(e.to_string()))?;
         if shared > 48 << 10 {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -452,11 +521,13 @@ impl Module {
 pub(super) struct Buf {
     pub(super) ptr: u64,
     pub(super) bytes: usize,
+    part: Part,
     pub(super) device: Arc<Device>,
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
+        self.device.ledger.sub(self.part, self.bytes as u64);
         // Failing here means that the device is lost, and its memory with it.
         let _ = self.device.bind();
         // SAFETY: allocated by `Device::alloc`, freed only here; the driver waits for work that uses it.

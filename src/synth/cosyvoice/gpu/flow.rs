@@ -23,14 +23,30 @@ use crate::synth::cosyvoice::noise;
 pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64];
 /// Most chunks of one step.
 pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
+/// Chunks of a round up to which blocks of one utterance run side by side: a wider round costs in proportion.
+pub(super) const PAYS: usize = 32;
 /// Most Euler steps of one call.
 pub(super) const ROUNDS: usize = EULER_STEPS;
 /// Blocks that one utterance may have, prompt included.
 pub(super) const PAGES: usize = 64;
 /// Kernel of the second pre-lookahead convolution, which looks back.
 const BACK: usize = 3;
-/// Repetitions of a product in a tuning graph.
-const TUNING: usize = 8;
+/// Positions of a block of each pre-lookahead kernel, and outputs of the second; as in flow.cu.
+const HIDDEN_ROWS: usize = 9;
+const HIDDEN_PARTS: usize = 4;
+const START_ROWS: usize = 5;
+const START_OUTPUTS: usize = 8;
+/// Queries of an attention block, and keys of its tiles; as in flow.cu.
+const QUERIES: usize = 64;
+/// Rows of a block of a product of few rows, and warps that share its inputs; as in few.cu.
+const PRODUCT_ROWS: usize = 56;
+const PRODUCT_WARPS: usize = 8;
+/// Rows up to which those are tried.
+const FEW_ROWS: usize = 400;
+/// Dynamic shared memory that attention may take.
+const ATTEND_SHARED: u32 = 200 << 10;
+/// Of the device that widths were tuned on.
+const MULTIPROCESSORS: usize = 132;
 const ROOT: &str = "decoder.estimator";
 
 /// `Chunk` of flow.cu.
@@ -72,15 +88,30 @@ struct Block {
     down: Linear,
 }
 
+/// A kernel of ours for a product.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// One of gemm.cu.
+    Tile(Tile),
+    /// For few rows: so many times 16 outputs a block.
+    Few(usize),
+}
+
+/// One of a block's products.
+type Pick = fn(&Block) -> &Linear;
+
 struct Kernels {
     hidden: Kernel,
     start: Kernel,
     input: Kernel,
     norm: Kernel,
     euler: Kernel,
-    attend: Kernel,
+    /// By how many groups of warps share a row's keys: 1, 2, 4.
+    attend: [Kernel; 3],
     append: Kernel,
     neighbours: Kernel,
+    /// Products of few rows, blocks of 16, 32 and 48 outputs; none in single precision.
+    products: Vec<Kernel>,
 }
 
 /// The model.
@@ -91,7 +122,7 @@ pub(super) struct Flow {
     gemm: Gemm,
     lt: Option<Lt>,
     /// Products that a kernel of ours does faster than cuBLASLt, found when they were prepared.
-    choices: HashMap<Shape, Tile>,
+    choices: HashMap<Shape, Choice>,
     kernels: Kernels,
     input: Packed,
     positions: [Packed; 2],
@@ -122,6 +153,8 @@ struct Scratch {
     input: Buf,
     hist: Buf,
     tiles: Buf,
+    /// The same rows in two blocks each.
+    halves: Buf,
     h0: Buf,
     h0e: Buf,
     c1: Buf,
@@ -145,6 +178,8 @@ impl Flow {
             && f.block <= 64
             && dim % 64 == 0
             && f.input == f.mel
+            && f.lookahead_channels % 4 == 0
+            && f.input % 4 == 0
             && inner % 32 == 0
             && f.block % config.token_mel_ratio == 0;
         if !fits {
@@ -227,25 +262,43 @@ impl Flow {
         );
 
         let x_offset = EULER_STEPS * f.depth * 4 * f.block * inner * size;
-        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW], elt, &defines(f))?;
+        let module = device.compile("flow.cu", &[super::COMMON, super::FLOW, super::FEW], elt, &defines(f))?;
         let kernels = Kernels {
-            hidden: module.kernel("flow_hidden", 49 << 10)?,
-            start: module.kernel("flow_start", 49 << 10)?,
+            hidden: module.kernel("flow_hidden", ATTEND_SHARED)?,
+            start: module.kernel("flow_start", ATTEND_SHARED)?,
             input: module.kernel("flow_input", 0)?,
             norm: module.kernel("flow_norm", 0)?,
             euler: module.kernel("flow_euler", 0)?,
-            attend: module.kernel("flow_attend", 0)?,
+            attend: if elt == Elt::F32 {
+                [module.kernel("flow_attend", 0)?; 3]
+            } else {
+                [
+                    module.kernel("flow_attend", ATTEND_SHARED)?,
+                    module.kernel("flow_attend_2", ATTEND_SHARED)?,
+                    module.kernel("flow_attend_4", ATTEND_SHARED)?,
+                ]
+            },
             append: module.kernel("flow_append", 0)?,
             neighbours: module.kernel("flow_neighbours", 0)?,
+            products: match elt {
+                Elt::F32 => Vec::new(),
+                _ => ["flow_product_16", "flow_product_32", "flow_product_48"]
+                    .into_iter()
+                    .map(|name| module.kernel(name, ATTEND_SHARED))
+                    .collect::<Result<_, _>>()?,
+            },
         };
         let rows = WIDTH * 2 * f.block;
         let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
         let tiles: Vec<[i32; 4]> =
             (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
+        let halves: Vec<[i32; 4]> =
+            tiles.iter().flat_map(|t| [[t[0], 0, t[2], t[3]], [t[0], 32, t[2], t[3]]]).collect();
         let scratch = Scratch {
             input: act(padded(f.dit_in()), size)?,
             hist: device.zeros("activations", WIDTH * 2 * 8)?,
             tiles: device.upload("tiles", &tiles)?,
+            halves: device.upload("tiles", &halves)?,
             h0: act(dim, 4)?,
             h0e: act(dim, size)?,
             c1: act(dim, size)?,
@@ -415,14 +468,17 @@ impl Flow {
         let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
         let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
         let rows = starters.len() as u32;
-        let shared = ((f.lookahead + 1) * f.input * 4) as u32;
+        let sums = (HIDDEN_PARTS - 1) * HIDDEN_ROWS * 256;
+        let shared = ((sums + (HIDDEN_ROWS + f.lookahead) * f.input) * 4) as u32;
+        let grid = ((per + back).div_ceil(HIDDEN_ROWS) as u32, rows, f.lookahead_channels.div_ceil(256) as u32);
         let slope = DEFAULT_LEAKY_SLOPE as f32;
-        start!(self.device, self.kernels.hidden, ((per + back) as u32, rows, 1), 256, shared;
-            args, tokens, per_row as i32, self.table.ptr, self.ahead[0].ptr, self.ahead[1].ptr, self.scratch.hidden.ptr,
+        start!(self.device, self.kernels.hidden, grid, 64 * HIDDEN_PARTS as u32, shared;
+            args, tokens, per_row as i32, (per + back) as i32, self.table.ptr, self.ahead[0].ptr, self.ahead[1].ptr, self.scratch.hidden.ptr,
             ins, ch, f.lookahead as i32, ratio, slope)?;
-        let shared = (BACK * f.lookahead_channels * 4) as u32;
-        start!(self.device, self.kernels.start, (per as u32, rows, 1), 256, shared;
-            args, tokens, per_row as i32, self.table.ptr, self.behind[0].ptr, self.behind[1].ptr, self.scratch.hidden.ptr,
+        let shared = ((START_ROWS + BACK - 1) * f.lookahead_channels * 4) as u32;
+        let grid = (per.div_ceil(START_ROWS) as u32, rows, f.input.div_ceil(START_OUTPUTS) as u32);
+        start!(self.device, self.kernels.start, grid, 256, shared;
+            args, tokens, per_row as i32, per as i32, self.table.ptr, self.behind[0].ptr, self.behind[1].ptr, self.scratch.hidden.ptr,
             self.noise.ptr, ins, ch, ratio)?;
         Ok(end)
     }
@@ -440,8 +496,12 @@ impl Flow {
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx: wide, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
         self.gemm.conv(&self.input, Tile::N64T64, 0, first)?;
+        // Short blocks while there are too few long ones to go round.
+        let short = self.gemm.elt != Elt::F32 && f.block > 32 && width <= 4;
+        let (tile, blocks, tiles) =
+            if short { (Tile::N64T32, 4 * width, s.halves.ptr) } else { (Tile::N64T64, 2 * width, s.tiles.ptr) };
         let position = Conv {
-            tiles: s.tiles.ptr,
+            tiles,
             hist_in: s.hist.ptr,
             hist_out: if whole { 0 } else { s.hist.ptr },
             ldx: dim,
@@ -458,17 +518,19 @@ impl Flow {
         };
         neighbours(s.h0e.ptr, 0)?;
         let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
-        self.gemm.conv(&self.positions[0], Tile::N64T64, 2 * width, one)?;
+        self.gemm.conv(&self.positions[0], tile, blocks, one)?;
         let off = i64::from(halo) * i64::from(dim);
         neighbours(s.c1.ptr, off)?;
         let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
-        self.gemm.conv(&self.positions[1], Tile::N64T64, 2 * width, two)?;
+        self.gemm.conv(&self.positions[1], tile, blocks, two)?;
 
         let d = f.dim as i64;
         let stride = d * (6 * f.depth as i64 + 2);
+        let size = self.gemm.elt.size();
         let norm = |y: u64, gate: i64, shift: i64, scale: i64| {
-            start!(self.device, k.norm, (rows.div_ceil(8) as u32, 1, 1), 256, 0;
-                chunks, s.h.ptr, y, s.a.ptr, self.modulation.ptr, stride, gate * d, shift * d, scale * d, rows as i32,
+            self.device.expect(0.0, (rows * f.dim * (if y == 0 { 4 } else { 8 + size } + size)) as f64);
+            start!(self.device, k.norm, (rows as u32, 1, 1), 128, 0;
+                chunks, s.h.ptr, y, s.a.ptr, self.modulation.ptr, stride, gate * d, shift * d, scale * d,
                 LAYER_NORM_EPS as f32)
         };
         for (n, block) in self.blocks.iter().enumerate() {
@@ -480,12 +542,12 @@ impl Flow {
                 norm(s.heard.ptr, at - 1, at, at + 1)?
             };
             self.linear(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
-            let threads = if self.gemm.elt == Elt::F32 { 256 } else { 128 };
             let grid = (f.heads as u32, 2 * width as u32, 1);
+            let (attend, threads, shared) = self.attend(width);
             if whole {
                 start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.rope.ptr, n as i32)?;
             }
-            start!(self.device, k.attend, grid, threads, 0;
+            start!(self.device, attend, grid, threads, shared;
                 chunks, s.qkv.ptr, s.a.ptr, self.rope.ptr, n as i32, i32::from(!whole))?;
             debug_assert_eq!(block.out.k, inner);
             self.linear(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
@@ -504,10 +566,24 @@ impl Flow {
             chunks, s.v.ptr, self.deltas.ptr, f.guidance as f32, ld, self.bad.dev.ptr)
     }
 
+    /// The attention kernel for so many chunks, its threads and its shared memory.
+    fn attend(&self, width: usize) -> (Kernel, u32, u32) {
+        let f = &self.config;
+        if self.gemm.elt == Elt::F32 {
+            return (self.kernels.attend[0], 256, 0);
+        }
+        // Groups of four warps, until there is a block for every multiprocessor.
+        let blocks = 2 * width * f.heads;
+        let which = usize::from(blocks <= MULTIPROCESSORS) + usize::from(blocks <= 2 * MULTIPROCESSORS);
+        // Queries, then two tiles of keys and of values a group.
+        let tile = QUERIES * f.head_dim * self.gemm.elt.size();
+        (self.kernels.attend[which], 128 << which, ((1 + (4 << which)) * tile) as u32)
+    }
+
     fn linear(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
         match self.choices.get(&shape) {
-            Some(&tile) => self.own(l, tile, shape, x, y),
+            Some(&choice) => self.chosen(l, choice, shape, x, y),
             None => self.library(l, shape, x, y),
         }
     }
@@ -518,6 +594,26 @@ impl Flow {
             (Some(lt), Some((w, bias))) => lt.run(shape, Operands { x, w: w.ptr, bias: bias.ptr, y }),
             _ => self.own(l, Tile::N64T64, shape, x, y),
         }
+    }
+
+    fn chosen(&self, l: &Linear, choice: Choice, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        match choice {
+            Choice::Tile(tile) => self.own(l, tile, shape, x, y),
+            Choice::Few(tiles) => self.few(l, tiles, shape, x, y),
+        }
+    }
+
+    /// A product of few rows.
+    fn few(&self, l: &Linear, tiles: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        let Shape { m, n, k, gelu } = shape;
+        let (Some(kernel), Some(bias)) = (self.kernels.products.get(tiles - 1), &l.packed.bias) else {
+            return self.library(l, shape, x, y);
+        };
+        self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
+        let grid = (n.div_ceil(16 * tiles) as u32, m.div_ceil(PRODUCT_ROWS) as u32, 1);
+        let shared = (PRODUCT_WARPS * PRODUCT_ROWS * (16 * tiles + 8) * 4) as u32;
+        start!(self.device, *kernel, grid, 32 * PRODUCT_WARPS as u32, shared;
+            x, l.packed.w.ptr, bias.ptr, y, m as i32, n as i32, k as i32, i32::from(gelu))
     }
 
     fn own(&self, l: &Linear, tile: Tile, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
@@ -552,21 +648,24 @@ impl Flow {
         let s = &self.scratch;
         let timer = Timer::new(&self.device)?;
         let mut choices = Vec::new();
-        for (l, x, y, gelu) in [
-            (&block.qkv, s.a.ptr, s.qkv.ptr, false),
-            (&block.out, s.a.ptr, s.heard.ptr, false),
-            (&block.up, s.a.ptr, s.ff.ptr, true),
-            (&block.down, s.ff.ptr, s.heard.ptr, false),
-        ] {
+        let kinds: [(Pick, u64, u64, bool); 4] = [
+            (|b| &b.qkv, s.a.ptr, s.qkv.ptr, false),
+            (|b| &b.out, s.a.ptr, s.heard.ptr, false),
+            (|b| &b.up, s.a.ptr, s.ff.ptr, true),
+            (|b| &b.down, s.ff.ptr, s.heard.ptr, false),
+        ];
+        for (pick, x, y, gelu) in kinds {
+            let l = pick(block);
             let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
             let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
             if lt.prepared(shape) || self.choices.contains_key(&shape) {
                 continue;
             }
             lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
-            let time = |run: &dyn Fn() -> Result<(), GpuError>| -> Result<f64, GpuError> {
-                // As part of a graph: gaps between launches made one by one would hide the difference.
-                let graph = self.device.capture(|| (0..TUNING).try_for_each(|_| run()))?;
+            let time = |run: &dyn Fn(&Linear) -> Result<(), GpuError>| -> Result<f64, GpuError> {
+                // As part of a graph: gaps between launches made one by one would hide the difference. Each layer's
+                // weights once: in a step they are never in the cache.
+                let graph = self.device.capture(|| self.blocks.iter().try_for_each(|b| run(pick(b))))?;
                 let mut best = f64::INFINITY;
                 for _ in 0..3 {
                     timer.mark(0)?;
@@ -576,27 +675,22 @@ impl Flow {
                 }
                 Ok(best)
             };
-            let mut best = (time(&|| self.library(l, shape, x, y))?, None);
-            for tile in PLAIN {
-                let seconds = time(&|| self.own(l, tile, shape, x, y))?;
+            let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
+            // Blocks of outputs that divide what there are, and inputs in groups of 32.
+            let few = (1..=self.kernels.products.len()).filter(|t| rows <= FEW_ROWS && l.n % (16 * t) == 0);
+            let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).map(Choice::Few);
+            for choice in PLAIN.into_iter().map(Choice::Tile).chain(few) {
+                let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
                 if seconds < best.0 {
-                    best = (seconds, Some(tile));
+                    best = (seconds, Some(choice));
                 }
             }
-            if let Some(tile) = best.1 {
-                choices.push((shape, tile));
+            if let Some(choice) = best.1 {
+                choices.push((shape, choice));
             }
         }
         self.choices.extend(choices);
         Ok(())
-    }
-
-    /// Bytes of weights and tables.
-    pub(super) fn weight_bytes(&self) -> usize {
-        let linear = |l: &Linear| l.packed.w.bytes + l.plain.as_ref().map_or(0, |p| p.0.bytes);
-        let blocks: usize =
-            self.blocks.iter().map(|b| linear(&b.qkv) + linear(&b.out) + linear(&b.up) + linear(&b.down)).sum();
-        blocks + self.modulation.bytes + self.noise.bytes + self.rope.bytes
     }
 }
 

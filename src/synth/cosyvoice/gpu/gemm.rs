@@ -111,6 +111,8 @@ pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
     conv: [Kernel; 8],
+    /// For three convolutions at once: 64 x 32, 64 x 128, 128 x 128.
+    three: [Kernel; 3],
     gemv: [Kernel; 5],
     rms: Kernel,
     wide: Option<[Kernel; 2]>,
@@ -124,6 +126,8 @@ const SHORT: usize = 1024;
 const MULTIPROCESSORS: usize = 132;
 /// Stages of weights in flight, as in gemm.cu.
 const STAGES: usize = 4;
+/// The same for small blocks.
+const DEEP: usize = 8;
 /// Dynamic shared memory that a convolution may take.
 const SHARED: u32 = 200 << 10;
 /// What a product of wide.cu takes: a ring of five stages of 64 inputs, which starts at a multiple of 1024 bytes, and in
@@ -136,7 +140,15 @@ impl Gemm {
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
-            return Ok(Self { device: device.clone(), elt, conv: [plain; 8], gemv: [plain; 5], rms, wide: None });
+            return Ok(Self {
+                device: device.clone(),
+                elt,
+                conv: [plain; 8],
+                three: [plain; 3],
+                gemv: [plain; 5],
+                rms,
+                wide: None,
+            });
         }
         let conv = |name: &'static str| module.kernel(name, SHARED);
         Ok(Self {
@@ -152,6 +164,7 @@ impl Gemm {
                 conv("split_64x32")?,
                 conv("split_128x64")?,
             ],
+            three: [conv("three_64x32")?, conv("three_64x128")?, conv("three_128x128")?],
             gemv: [
                 module.kernel("gemv_8", 0)?,
                 module.kernel("gemv_16", 0)?,
@@ -219,10 +232,53 @@ impl Gemm {
         if self.elt == Elt::F32 { 64 } else { tile.shape().1 }
     }
 
-    /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
-    pub(super) fn conv(&self, w: &Packed, tile: Tile, blocks: usize, p: Conv) -> Result<(), GpuError> {
-        let (outputs, positions) = if self.elt == Elt::F32 { (64, 64) } else { tile.shape() };
-        let p = Conv {
+    /// Runs up to three convolutions of equally many outputs over the same tile table, side by side. None reads what
+    /// another writes.
+    pub(super) fn side_by_side(&self, convs: &[(&Packed, Conv)], tile: Tile, blocks: usize) -> Result<(), GpuError> {
+        let which = match tile {
+            Tile::N64T32 => 0,
+            Tile::N64T128 => 1,
+            Tile::N128T128 => 2,
+            _ => usize::MAX,
+        };
+        let Some(kernel) = self.three.get(which).filter(|_| self.elt != Elt::F32 && convs.len() <= 3) else {
+            return convs.iter().try_for_each(|(w, p)| self.conv(w, tile, blocks, *p));
+        };
+        let mut all = [Conv::default(); 3];
+        let mut shared = 0;
+        let mut outputs = 0;
+        for (to, (w, p)) in all.iter_mut().zip(convs) {
+            *to = Self::filled(w, *p);
+            shared = shared.max(Self::shared(w, tile));
+            outputs = w.n;
+        }
+        let (wide, positions) = tile.shape();
+        self.expect(convs, blocks * positions);
+        let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
+        start!(self.device, *kernel, grid, Self::threads(tile), shared; all)
+    }
+
+    /// Says what convolutions over at most `rows` positions cannot do without.
+    fn expect(&self, convs: &[(&Packed, Conv)], rows: usize) {
+        if !self.device.traced() {
+            return;
+        }
+        let (mut flops, mut bytes) = (0.0, 0.0);
+        for (w, p) in convs {
+            let rows = if p.rows > 0 { p.rows as usize } else { rows };
+            let results = rows * w.n;
+            // Inputs once; what is added, and what is stored, where there is any.
+            let singles = [p.res, p.post, p.sum, p.out].iter().filter(|ptr| **ptr != 0).count();
+            let per = 4 * singles + if p.oute != 0 { self.elt.size() } else { 0 };
+            flops += 2.0 * (results * w.cin * w.taps) as f64;
+            bytes += (w.w.bytes + rows * w.cin * self.elt.size() + results * per) as f64;
+        }
+        self.device.expect(flops, bytes);
+    }
+
+    /// `p` with what its weights say.
+    fn filled(w: &Packed, p: Conv) -> Conv {
+        Conv {
             w: w.w.ptr,
             bias: w.bias.as_ref().map_or(0, |b| b.ptr),
             cin: w.cin as i32,
@@ -231,23 +287,39 @@ impl Gemm {
             n: w.n as i32,
             group: w.group as i32,
             ..p
-        };
-        let halo = (w.taps - 1) * w.dil;
-        let blocks = if p.tiles == 0 { (p.rows as usize).div_ceil(positions) } else { blocks };
-        let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
-        if self.elt == Elt::F32 {
-            return start!(self.device, self.conv[0].called(w.name), grid, 256, ((64 + halo) * 17 * 4) as u32; p);
         }
-        let threads = match tile {
+    }
+
+    fn threads(tile: Tile) -> u32 {
+        match tile {
             Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 => 128,
             Tile::Split64 => 512,
             Tile::N64T128 | Tile::N128T128 | Tile::Split128 => 256,
-        };
-        let ring = if w.taps >= STAGES - 1 { 2 } else { STAGES };
+        }
+    }
+
+    fn shared(w: &Packed, tile: Tile) -> u32 {
+        let (outputs, positions) = tile.shape();
+        let halo = (w.taps - 1) * w.dil;
+        let stages = if matches!(tile, Tile::N32T32 | Tile::N64T32) { DEEP } else { STAGES };
+        let ring = (stages - 2) / w.taps + 2;
         // Four groups of warps have a ring of their own in the one that splits.
         let groups = if tile == Tile::Split64 { 4 } else { 1 };
-        let shared = (groups * (STAGES * outputs * 128 + ring * (positions + halo) * 128)) as u32;
-        start!(self.device, self.conv[tile as usize].called(w.name), grid, threads, shared; p)
+        (groups * (stages * outputs * 128 + ring * (positions + halo) * 128)) as u32
+    }
+
+    /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
+    pub(super) fn conv(&self, w: &Packed, tile: Tile, blocks: usize, p: Conv) -> Result<(), GpuError> {
+        let (outputs, positions) = if self.elt == Elt::F32 { (64, 64) } else { tile.shape() };
+        let p = Self::filled(w, p);
+        self.expect(&[(w, p)], blocks * positions);
+        let blocks = if p.tiles == 0 { (p.rows as usize).div_ceil(positions) } else { blocks };
+        let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
+        if self.elt == Elt::F32 {
+            let halo = (w.taps - 1) * w.dil;
+            return start!(self.device, self.conv[0].called(w.name), grid, 256, ((64 + halo) * 17 * 4) as u32; p);
+        }
+        start!(self.device, self.conv[tile as usize].called(w.name), grid, Self::threads(tile), Self::shared(w, tile); p)
     }
 
     /// `p.rows` rows through `w` with an order of sums that does not depend on how many there are. With

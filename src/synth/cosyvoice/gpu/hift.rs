@@ -27,16 +27,24 @@ const F0_AHEAD: usize = 3;
 const F0_KEEP: usize = 2;
 const F0_LAYERS: usize = 5;
 const POST_KERNEL: usize = 7;
+/// What an operation in double takes, in operations of 16 bit: 67 against 700 TFLOP/s.
+const DOUBLE: f64 = 10.4;
+/// Most residual blocks of a stage.
+const BLOCKS: usize = 3;
 /// Slabs whose mel one pass may read for one utterance.
 const PAGES: usize = 8;
 /// Frames of tones kept.
 const RING: usize = 128;
 /// Frames of a pass below which blocks of its first products are short.
 const FEW_FRAMES: usize = 256;
-/// Values of a rate below which its blocks are short.
-const FEW_VALUES: usize = 132 * 128 * 128;
-/// Frames of a block of the F0 convolutions.
+/// Blocks that keep a device busy: two a multiprocessor.
+const ENOUGH_BLOCKS: usize = 264;
+/// Frames of a short block of the F0 convolutions; a long one has twice as many.
 const F0_TILE: usize = 16;
+/// Frames of a pass from which its blocks are long.
+const F0_MANY: usize = 512;
+/// Shared memory of a block of the F0 convolutions at most: four stages of 64 x 36 doubles, and frames of 68.
+const F0_SHARED: u32 = ((4 * 64 * 36 + (2 * F0_TILE + F0_AHEAD) * 68) * 8) as u32;
 
 /// `Voc` of hift.cu.
 #[derive(Clone, Copy, Default)]
@@ -109,7 +117,8 @@ struct Stage {
 }
 
 struct Kernels {
-    f0: Kernel,
+    /// For short and for long blocks of frames.
+    f0: [Kernel; 2],
     f0_out: Kernel,
     tone: Kernel,
     spectrum: Kernel,
@@ -129,10 +138,11 @@ struct Scratch {
     up: Buf,
     source: Buf,
     x: Buf,
-    run: Buf,
+    /// Residual streams and inner activations of the blocks of a stage, which run side by side.
+    run: Vec<Buf>,
     sum: Buf,
     act: Vec<Buf>,
-    mid: Buf,
+    mid: Vec<Buf>,
     next: Buf,
     post: Buf,
     pcm: Staging,
@@ -194,7 +204,8 @@ impl Hift {
         let frame = h.frame_samples();
         let cols = frame / h.hop;
         let fits = h.upsample_rates.len() == 3
-            && h.resblock_kernels.len() <= 3
+            && h.resblock_kernels.len() <= BLOCKS
+            && h.resblock_dilations.iter().all(|d| d.len() == h.resblock_dilations[0].len())
             && h.f0_channels % 2 == 0
             && h.mel == config.flow.mel
             && h.look_right <= F0_AHEAD + 1;
@@ -304,7 +315,7 @@ impl Hift {
 
         let module = device.compile("hift.cu", &[super::COMMON, super::HIFT], elt, &defines(config, x_offset))?;
         let kernels = Kernels {
-            f0: module.kernel("voc_f0", 0)?,
+            f0: [module.kernel("voc_f0", F0_SHARED)?, module.kernel("voc_f0_long", F0_SHARED)?],
             f0_out: module.kernel("voc_f0_out", 0)?,
             tone: module.kernel("voc_tone", 0)?,
             spectrum: module.kernel("voc_spectrum", 0)?,
@@ -346,10 +357,10 @@ impl Hift {
             up: f(widest * 4)?,
             source: f(widest * 4)?,
             x: f(widest * 4)?,
-            run: f(widest * 4)?,
+            run: (0..BLOCKS).map(|_| f(widest * 4)).collect::<Result<_, _>>()?,
             sum: f(widest * 4)?,
-            act: (0..3).map(|_| f(widest * size)).collect::<Result<_, _>>()?,
-            mid: f(widest * size)?,
+            act: (0..BLOCKS).map(|_| f(widest * size)).collect::<Result<_, _>>()?,
+            mid: (0..BLOCKS).map(|_| f(widest * size)).collect::<Result<_, _>>()?,
             next: f(widest * size)?,
             post: f((most * cols + WIDTH) * post.n * 4)?,
             pcm: Staging::new(device, "samples", WIDTH * (FRAMES + 1) * frame * 4)?,
@@ -402,11 +413,22 @@ impl Hift {
         self.ahead() + 1
     }
 
-    /// Bytes of one slot.
-    pub(super) fn slot_bytes(&self) -> usize {
-        let slots = self.places.len().max(1);
-        let both = |b: &[Buf; 2]| b[0].bytes + b[1].bytes;
-        (both(&self.hist) + both(&self.f0_hist) + both(&self.post_keep) + self.tones.bytes + self.phase.bytes) / slots
+    /// Where the convolution histories of a slot lie, and their bytes.
+    pub(super) fn histories(&self, slot: usize) -> Vec<(u64, usize)> {
+        let slots = self.places.len();
+        self.hist.iter().map(|b| (b.ptr + (slot * (b.bytes / slots)) as u64, b.bytes / slots)).collect()
+    }
+
+    /// F0 in Hz of the first `count` frames that the last pass looked at.
+    pub(super) fn last_f0(&self, count: usize) -> Result<Vec<f32>, GpuError> {
+        let mut out = vec![0f32; count];
+        self.device.read(self.scratch.f0_hz.ptr, &mut out)?;
+        Ok(out)
+    }
+
+    /// Frames of a slot whose F0 is known.
+    pub(super) fn f0_done(&self, slot: usize) -> usize {
+        self.places[slot].f0_done
     }
 
     /// The start of a stream.
@@ -507,18 +529,25 @@ impl Hift {
         }
         // Short blocks while there are too few long ones to go round.
         let low = if row < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 };
+        let f0_tile = if f0_row < F0_MANY { F0_TILE } else { 2 * F0_TILE };
         let mut shapes = vec![low];
         let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); self.stages.len() + 2];
         let mut steps = 1;
         for (n, v) in vocs.iter().take(group.len()).enumerate() {
-            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, F0_TILE);
+            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, f0_tile);
             cut(&mut tables[1], n, v.row, (v.to - v.from) as usize, self.gemm.positions(low));
         }
         for (i, s) in self.stages.iter().enumerate() {
             steps *= s.rate;
             let top = i + 1 == self.stages.len();
-            let long = if s.channels >= 128 { Tile::N128T128 } else { Tile::N64T128 };
-            let shape = if row * steps * s.channels < FEW_VALUES { Tile::N64T32 } else { long };
+            // The largest blocks of which there are enough for the residual blocks, which run side by side.
+            let few =
+                |(n, t): (usize, usize)| BLOCKS * s.channels.div_ceil(n) * (row * steps).div_ceil(t) < ENOUGH_BLOCKS;
+            let shape = match s.channels {
+                128.. if !few((128, 128)) => Tile::N128T128,
+                _ if !few((64, 128)) => Tile::N64T128,
+                _ => Tile::N64T32,
+            };
             shapes.push(shape);
             for (n, v) in vocs.iter().take(group.len()).enumerate() {
                 let (start, len) = if top {
@@ -600,7 +629,12 @@ impl Hift {
                 let (tiles, blocks) = levels[0];
                 let grid = (blocks as u32, h.f0_channels.div_ceil(32) as u32, 1);
                 let (from, to) = (s.f0[(layer + 1) % 2].ptr, s.f0[layer % 2].ptr);
-                start!(d, k.f0, grid, 128, 0; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
+                let (weights, results) = (w.bytes / 8, f0_rows * h.f0_channels);
+                d.expect(
+                    DOUBLE * 2.0 * (f0_rows * weights) as f64,
+                    (w.bytes + (results + f0_rows * weights / h.f0_channels) * 8) as f64,
+                );
+                start!(d, k.f0[usize::from(f0_rows >= F0_MANY)], grid, 128, F0_SHARED; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
             }
             let last = s.f0[(F0_LAYERS - 1) % 2].ptr;
             start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, self.f0_out.0.ptr, self.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;
@@ -646,39 +680,33 @@ impl Hift {
             let down = Conv {
                 x: s.columns.ptr,
                 ldx: stage.down.cin as i32,
-                out: s.run.ptr,
+                out: s.run[0].ptr,
                 oute: s.act[0].ptr,
                 act: Act::Snake,
                 alpha: first.alpha.ptr,
                 ..at
             };
             self.gemm.conv(&stage.down, tile, blocks, down)?;
-            self.residual(
-                &stage.source,
-                tile,
-                blocks,
-                at,
-                hist,
-                s.act[0].ptr,
-                s.run.ptr,
-                Conv { out: s.source.ptr, ..at },
-            )?;
+            let end = [Conv { out: s.source.ptr, ..at }];
+            self.residual(std::slice::from_ref(&stage.source), tile, blocks, at, hist, s.run[0].ptr, &end)?;
             let alpha = |j: usize| stage.blocks.get(j).map_or(0, |b| b.layers[0][0].alpha.ptr);
             let act = |j: usize| if j < stage.blocks.len() { s.act[j].ptr } else { 0 };
             start!(d, k.merge, many, 256, 0;
                 vocs, tiles, bt, s.up.ptr, s.source.ptr, s.x.ptr, act(0), act(1), act(2), alpha(0), alpha(1), alpha(2), c,
                 i32::from(top), steps as i32)?;
             let last = stage.blocks.len() - 1;
-            for (j, block) in stage.blocks.iter().enumerate() {
-                let end = Conv { sum: if j == 0 { 0 } else { s.sum.ptr }, ..at };
-                let end = if j < last {
-                    Conv { out: s.sum.ptr, ..end }
-                } else {
+            let ends: Vec<Conv> = (0..=last)
+                .map(|j| {
+                    let end = Conv { sum: if j == 0 { 0 } else { s.sum.ptr }, ..at };
+                    if j < last {
+                        return Conv { out: s.sum.ptr, ..end };
+                    }
                     let slope = if top { DEFAULT_LEAKY_SLOPE } else { h.slope } as f32;
-                    Conv { oute: s.next.ptr, act: Act::Leaky, slope, scale: 1.0 / stage.blocks.len() as f32, ..end }
-                };
-                self.residual(block, tile, blocks, at, hist, s.act[j].ptr, s.x.ptr, end)?;
-            }
+                    let scale = 1.0 / stage.blocks.len() as f32;
+                    Conv { oute: s.next.ptr, act: Act::Leaky, slope, scale, ..end }
+                })
+                .collect();
+            self.residual(&stage.blocks, tile, blocks, at, hist, s.x.ptr, &ends)?;
             x = (s.next.ptr, c);
         }
         let (tiles, blocks) = levels[levels.len() - 1];
@@ -690,34 +718,46 @@ impl Hift {
             vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)
     }
 
-    /// One residual block: `act` holds its first activation, `x` what is added to; `end` says where the result goes.
-    #[expect(clippy::too_many_arguments, reason = "operands of one block")]
+    /// Residual blocks of equally many layers, side by side: their first activations are in the scratch's `act`, `x`
+    /// is what each adds to, `ends` says where each result goes; those may follow one another.
+    #[expect(clippy::too_many_arguments, reason = "operands of the blocks")]
     fn residual(
         &self,
-        block: &ResBlock,
+        list: &[ResBlock],
         tile: Tile,
         blocks: usize,
         at: Conv,
         hist: [u64; 2],
-        act: u64,
         x: u64,
-        end: Conv,
+        ends: &[Conv],
     ) -> Result<(), GpuError> {
         let s = &self.scratch;
         let c = at.ldo;
         let with =
             |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
-        let mut res = x;
-        for (d, [one, two]) in block.layers.iter().enumerate() {
-            let first = Conv { x: act, ldx: c, oute: s.mid.ptr, act: Act::Snake, alpha: two.alpha.ptr, ..at };
-            self.gemm.conv(&one.conv, tile, blocks, with(first, one.hist))?;
-            let second = match block.layers.get(d + 1) {
-                Some([next, _]) => Conv { out: s.run.ptr, oute: act, act: Act::Snake, alpha: next.alpha.ptr, ..at },
-                None => end,
-            };
-            let second = Conv { x: s.mid.ptr, ldx: c, res, ..second };
-            self.gemm.conv(&two.conv, tile, blocks, with(second, two.hist))?;
-            res = s.run.ptr;
+        let layers = list.first().map_or(0, |b| b.layers.len());
+        for d in 0..layers {
+            let (mut firsts, mut seconds) = (Vec::with_capacity(BLOCKS), Vec::with_capacity(BLOCKS));
+            // The longest kernels come last in the list and are started first.
+            for (j, block) in list.iter().enumerate().rev() {
+                let [one, two] = &block.layers[d];
+                let (act, run, mid) = (s.act[j].ptr, s.run[j].ptr, s.mid[j].ptr);
+                let first = Conv { x: act, ldx: c, oute: mid, act: Act::Snake, alpha: two.alpha.ptr, ..at };
+                firsts.push((&one.conv, with(first, one.hist)));
+                let second = match block.layers.get(d + 1) {
+                    Some([next, _]) => Conv { out: run, oute: act, act: Act::Snake, alpha: next.alpha.ptr, ..at },
+                    None => ends[j],
+                };
+                let second = Conv { x: mid, ldx: c, res: if d == 0 { x } else { run }, ..second };
+                seconds.push((&two.conv, with(second, two.hist)));
+            }
+            self.gemm.side_by_side(&firsts, tile, blocks)?;
+            if d + 1 < layers {
+                self.gemm.side_by_side(&seconds, tile, blocks)?;
+            } else {
+                // Each adds to the one before.
+                seconds.iter().rev().try_for_each(|(w, p)| self.gemm.conv(w, tile, blocks, *p))?;
+            }
         }
         Ok(())
     }

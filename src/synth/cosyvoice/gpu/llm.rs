@@ -128,6 +128,7 @@ pub(super) struct Llm {
     prefix: Staging,
     graphs: BTreeMap<usize, Graph>,
     slots: usize,
+    #[expect(dead_code, reason = "buffers that are used by address")]
     owned: Vec<Buf>,
 }
 
@@ -283,21 +284,19 @@ impl Llm {
 
     /// Clears a slot whose values became no numbers, so that its next utterance does not read them.
     pub(super) fn scrub(&self, slot: usize) -> Result<(), GpuError> {
-        let bytes = self.slot_bytes();
-        self.device.fill_zero(self.args.cache + (slot * bytes) as u64, bytes)
+        let (at, bytes) = self.slot_range(slot);
+        self.device.fill_zero(at, bytes)
     }
 
     /// Bytes of one slot's cache.
-    pub(super) fn slot_bytes(&self) -> usize {
+    fn slot_bytes(&self) -> usize {
         self.args.slot_stride as usize * self.gemm.elt.size()
     }
 
-    /// Bytes of everything but the cache.
-    pub(super) fn weight_bytes(&self) -> usize {
-        let packed = |p: &Packed| p.w.bytes;
-        let layers: usize =
-            self.layers.iter().map(|l| packed(&l.qkv) + packed(&l.out) + packed(&l.gate_up) + packed(&l.down)).sum();
-        layers + packed(&self.head) + self.owned[0].bytes + self.owned[1].bytes
+    /// Where a slot's cache lies, and its bytes.
+    pub(super) fn slot_range(&self, slot: usize) -> (u64, usize) {
+        let bytes = self.slot_bytes();
+        (self.args.cache + (slot * bytes) as u64, bytes)
     }
 
     /// Runs whole prefixes. All but the last position goes through the network now; the last is the first input of

@@ -166,7 +166,11 @@ impl Lt {
     /// Starts a product whose plan was made.
     pub(super) fn run(&self, shape: Shape, on: Operands) -> Result<(), GpuError> {
         match self.plans.get(&shape) {
-            Some(plan) => self.run_plan(plan, on),
+            Some(plan) => {
+                let Shape { m, n, k, .. } = shape;
+                self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
+                self.run_plan(plan, on)
+            }
             None => Err(GpuError::Blas(format!("no plan for {shape:?}"))),
         }
     }

@@ -3,11 +3,20 @@
 //! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
 //! [`absent`] says in one line why there is no GPU engine. [`device`] owns memory and launches, [`gemm`] products
 //! and convolutions, [`lt`] the flow's large products, [`llm`], [`flow`] and [`hift`] one network each, [`slabs`]
-//! the flow's memory, [`slots`] what the host knows of each utterance.
+//! the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who holds the device's memory,
+//! [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
+//! # Failures
+//! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
+//! result says so, its memory is cleared and given back. A driver call that fails ends the device
+//! ([`SynthError::Device`]); dropping the backend releases the context, and a new one can be loaded in its place.
+//!
 //! # Why
+//! - Nothing is moved out of device memory (`parks` is false). An utterance that is not scheduled keeps its state and
+//!   goes on with identical results. Where its memory itself is wanted, carrying half a gigabyte over the bus and back
+//!   takes as long as making some seconds of speech anew, so the scheduler starts such an utterance again instead.
 //! - Only new frames are computed. Keys and values of the flow live per (Euler step, layer, guidance row) in slabs
 //!   of one block; a voice's prompt blocks are solved once and shared.
 //! - The language model's sums have one order whatever the batch, so a seed's tokens are the same alone and in
@@ -19,9 +28,11 @@
 
 pub mod bench;
 mod device;
+mod faults;
 mod flow;
 mod gemm;
 mod hift;
+mod ledger;
 mod llm;
 mod lt;
 mod probe;
@@ -36,10 +47,12 @@ use std::sync::Arc;
 
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count};
+pub use self::faults::Fault;
 use self::flow::{ChunkArgs, ChunkRun, Flow};
 use self::hift::{Excerpt, Hift};
+pub use self::ledger::Part;
 use self::llm::Llm;
-use self::slabs::{Slab, Slabs};
+use self::slabs::{Pool, Slab, Slabs};
 use self::slots::{Next, Prefix, SlotState, Stream, Voice};
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
@@ -50,7 +63,7 @@ use super::backend::{
 use super::checkpoint::Checkpoint;
 use super::config::{Config, EULER_STEPS};
 use super::cpu;
-use crate::synth::{Memory, Slot, SynthError};
+use crate::synth::{Memory, Slot, Stage, SynthError};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const SETUP: &str = include_str!("kernels/setup.cu");
@@ -60,6 +73,7 @@ const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const DRAW: &str = include_str!("kernels/draw.cu");
 const FLOW: &str = include_str!("kernels/flow.cu");
+const FEW: &str = include_str!("kernels/few.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
 
 /// Utterances open at once unless told otherwise.
@@ -105,7 +119,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
             ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
             ("llm.cu", vec![COMMON, LLM, DRAW], llm::defines(&config.llm)),
-            ("flow.cu", vec![COMMON, FLOW], flow::defines(&config.flow)),
+            ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
             ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
         ];
         for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
@@ -142,7 +156,7 @@ impl GpuBackend {
     pub fn load(dir: &Path, ordinal: u32, options: Options, precision: Precision) -> Result<Self, GpuError> {
         let model = |e: String| GpuError::Model(e);
         let config = Config::load(dir).map_err(|e| model(e.to_string()))?;
-        let checkpoint = Checkpoint::open(dir).map_err(|e| model(e.to_string()))?;
+        let checkpoint = Checkpoint::open_with(dir, options.llm.stem()).map_err(|e| model(e.to_string()))?;
         Self::new(config, &checkpoint, ordinal, options, precision)
     }
 
@@ -170,6 +184,7 @@ impl GpuBackend {
         let packer = Packer::new(&device, precision.hift)?;
         let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
         let hists = device.zeros("flow histories", room * flow.hist_bytes)?;
+        device.settle(Part::Code)?;
         let (free, _) = device.memory()?;
         let budget = options.memory.unwrap_or((free as f64 * SLAB_SHARE) as u64).min(free);
         let slabs = Slabs::new(&device, flow.slab_bytes, budget)?;
@@ -186,6 +201,7 @@ impl GpuBackend {
         let mut backend =
             Self { device, config, options, caps, llm, flow, hift, slabs, hists, voices, next_voice: 0, slots };
         backend.warm_up()?;
+        backend.device.settle(Part::Graphs)?;
         Ok(backend)
     }
 
@@ -201,18 +217,30 @@ impl GpuBackend {
         &self.config
     }
 
-    /// The device's name and what holds its memory, in bytes.
-    pub fn inventory(&self) -> Vec<(&'static str, u64)> {
-        let slots = u64::from(self.caps.slots) + 1;
-        vec![
-            ("language model weights", self.llm.weight_bytes() as u64),
-            ("flow weights", self.flow.weight_bytes() as u64),
-            ("language model slots", slots * self.llm.slot_bytes() as u64),
-            ("vocoder slots", slots * self.hift.slot_bytes() as u64),
-            ("flow histories", self.hists.bytes as u64),
-            ("flow slabs", self.slabs.total()),
-            ("flow slabs in use", self.slabs.used()),
-        ]
+    /// What holds the device's memory, in bytes; see [`Part`].
+    pub fn inventory(&self) -> Vec<(Part, u64)> {
+        let ledger = &self.device.ledger;
+        let bytes = |part| match part {
+            Part::SlabsUsed => self.slabs.used(),
+            Part::SlabsFree => ledger.of(part).saturating_sub(self.slabs.used()),
+            _ => ledger.of(part),
+        };
+        Part::ALL.into_iter().map(|part| (part, bytes(part))).collect()
+    }
+
+    /// Bytes of the device's memory that are in use, as the driver says, by whomever.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn driver_used(&self) -> Result<u64, GpuError> {
+        let (free, total) = self.device.memory()?;
+        Ok(total.saturating_sub(free))
+    }
+
+    /// Bytes of the slabs that voices hold.
+    fn shared_bytes(&self) -> u64 {
+        let slabs: usize = self.voices.values().filter_map(|v| v.prefix.as_ref()).map(|p| p.slabs.len()).sum();
+        slabs as u64 * self.slabs.size()
     }
 
     /// The device's name.
@@ -308,27 +336,34 @@ impl GpuBackend {
         let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
         for _ in 0..rounds.min(flow::ROUNDS) {
             let mut round = Vec::with_capacity(streams.len());
+            // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
+            let mut spare = flow::PAYS.saturating_sub(streams.len());
             for (n, job) in streams.iter_mut().enumerate() {
                 if failed[n].is_some() {
                     continue;
                 }
-                let next = match job.stream.next(limit, &mut self.slabs) {
-                    Ok(Some(next)) => next,
-                    Ok(None) => continue,
+                let chunks = match job.stream.next(limit, 1 + spare, &mut self.slabs) {
+                    Ok(chunks) => chunks,
                     Err(e) => {
                         failed[n] = Some(e);
                         continue;
                     }
                 };
-                if let Some(own) = &next.whole {
-                    if self.whole_step(job.voice, &job.stream.tokens, &next, own)? {
-                        failed[n] = Some(poisoned());
+                spare -= chunks.len().saturating_sub(1);
+                for next in chunks {
+                    if let Some(own) = &next.whole {
+                        match self.whole_step(job.voice, &job.stream.tokens, &next, own) {
+                            Ok(false) => {}
+                            Ok(true) => failed[n] = Some(poisoned()),
+                            Err(e @ SynthError::Device(_)) => return Err(e),
+                            Err(e) => failed[n] = Some(e),
+                        }
+                        continue;
                     }
-                    continue;
+                    let Some(voice) = self.voices.get(&job.voice) else { continue };
+                    let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
+                    round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
                 }
-                let Some(voice) = self.voices.get(&job.voice) else { continue };
-                let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
-                round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
             }
             if round.is_empty() {
                 continue;
@@ -363,6 +398,9 @@ impl GpuBackend {
         while stream.done < frames {
             let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
             if let Some(e) = self.advance(&mut [job], EULER_STEPS, frames)?.into_iter().flatten().next() {
+                if matches!(e, SynthError::Utterance(_)) {
+                    stream.own().try_for_each(|slab| self.slabs.scrub(slab))?;
+                }
                 stream.free(&mut self.slabs);
                 return Err(e);
             }
@@ -614,24 +652,33 @@ impl Backend for GpuBackend {
             let frames = state.stream.done.max(prompt) - before.max(prompt);
             let pending = state.stream.pending() as u32;
             let failed = failures.next().flatten();
-            state.poisoned |= failed.is_some();
+            state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
             out.push(Flowed { slot, frames: frames as u32, pending, failed });
             self.slots.insert(slot, state);
         }
         Ok(())
     }
 
+    fn flow_rounds(&self, slot: Slot) -> u32 {
+        self.slots.get(&slot).map_or(0, |state| state.stream.pending() as u32)
+    }
+
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        let mut failures: BTreeMap<Slot, SynthError> = BTreeMap::new();
         for &slot in slots {
             let wanted = self.slots.get(&slot).is_some_and(|s| {
                 (s.request.speed - 1.0).abs() > f32::EPSILON && s.stretched.is_none() && s.stream.complete()
             });
             if wanted {
-                self.stretch(slot)?;
+                match self.stretch(slot) {
+                    Ok(()) => {}
+                    Err(e @ SynthError::Device(_)) => return Err(e),
+                    Err(e) => drop(failures.insert(slot, e)),
+                }
             }
         }
         let mut lists = Vec::with_capacity(slots.len());
-        for slot in slots {
+        for slot in slots.iter().filter(|slot| !failures.contains_key(slot)) {
             let Some(state) = self.slots.get(slot) else { continue };
             let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
             let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
@@ -655,8 +702,10 @@ impl Backend for GpuBackend {
         let pcm = self.hift.run(&excerpts)?;
         let mut results = excerpts.iter().zip(pcm);
         for &slot in slots {
-            if !self.slots.contains_key(&slot) {
-                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed: Some(not_open()) });
+            let failed = failures.remove(&slot);
+            if failed.is_some() || !self.slots.contains_key(&slot) {
+                let failed = Some(failed.unwrap_or_else(not_open));
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed });
                 continue;
             }
             let Some((e, pcm)) = results.next() else { break };
@@ -680,10 +729,17 @@ impl Backend for GpuBackend {
         }
     }
 
-    fn park(&mut self, _slot: Slot) {}
-
     fn memory(&self) -> Memory {
-        Memory { total: self.slabs.total(), used: self.slabs.used() }
+        let voices = self.shared_bytes();
+        // Nothing left is not the same as no limit.
+        Memory {
+            total: self.slabs.total().saturating_sub(voices).max(1),
+            used: self.slabs.used().saturating_sub(voices),
+        }
+    }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        self.inventory().into_iter().map(|(part, bytes)| (part.label(), bytes)).collect()
     }
 
     fn memory_needed(&self, extent: Extent) -> u64 {

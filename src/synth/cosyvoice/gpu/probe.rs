@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::hift::Excerpt;
 use super::slots::Stream;
-use super::{GpuBackend, Job, flow, poisoned};
+use super::{GpuBackend, Job, device, flow, poisoned};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength, Sampling, VoiceHandle};
 use crate::synth::cosyvoice::config::EULER_STEPS;
@@ -14,6 +14,8 @@ use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmPro
 
 /// Stands for the voice of a question.
 const VOICE: VoiceHandle = VoiceHandle(u32::MAX);
+/// Frames by which a mel grows while its F0 is looked at.
+const F0_PIECE: usize = 32;
 
 impl GpuBackend {
     /// The slot that no caller has.
@@ -149,7 +151,8 @@ impl Probe for GpuBackend {
     fn hift(&mut self, mel: &Values, last: bool) -> Result<HiftProbe, SynthError> {
         let frames = mel.data.len() / self.config.flow.mel;
         let wave = self.wave(mel, &[frames], last)?;
-        Ok(HiftProbe { wave, ..HiftProbe::default() })
+        let f0 = if last { Some(self.f0(mel)?) } else { None };
+        Ok(HiftProbe { wave, f0, ..HiftProbe::default() })
     }
 
     fn hift_chunks(&mut self, mel: &Values, cuts: &[usize]) -> Result<Values, SynthError> {
@@ -158,14 +161,41 @@ impl Probe for GpuBackend {
 }
 
 impl GpuBackend {
+    /// F0 of every frame of a whole mel.
+    fn f0(&mut self, mel: &Values) -> Result<Values, SynthError> {
+        let frames = mel.data.len() / self.config.flow.mel;
+        let (buf, slot) = (self.padded(mel)?, self.spare());
+        let slabs = self.pages_of(&buf, frames);
+        self.hift.open(slot)?;
+        let mut out = Vec::with_capacity(frames);
+        while out.len() < frames {
+            // Short enough for one pass each, also with what was withheld before.
+            let total = frames.min(out.len() + F0_PIECE);
+            let excerpt = Excerpt { slot, frame0: 0, total, last: total == frames, slabs: &slabs };
+            let before = self.hift.f0_done(slot);
+            self.hift.run(&[excerpt])?;
+            let count = self.hift.f0_done(slot) - before;
+            if count == 0 && total == frames {
+                break;
+            }
+            out.extend(self.hift.last_f0(count)?);
+        }
+        Ok(Values { shape: vec![1, out.len()], data: out })
+    }
+
+    /// A mel on the device, to the end of its last block.
+    fn padded(&self, mel: &Values) -> Result<device::Buf, SynthError> {
+        let width = self.config.flow.mel;
+        let mut padded = mel.data.clone();
+        padded.resize((mel.data.len() / width).next_multiple_of(self.config.flow.block) * width, 0.0);
+        Ok(self.device.upload("a mel", &padded)?)
+    }
+
     fn wave(&mut self, mel: &Values, cuts: &[usize], ends: bool) -> Result<Values, SynthError> {
         let width = self.config.flow.mel;
         let frames = mel.data.len() / width;
-        let mut padded = mel.data.clone();
-        padded.resize(frames.next_multiple_of(self.config.flow.block) * width, 0.0);
-        let buf = self.device.upload("a mel", &padded)?;
+        let (buf, slot) = (self.padded(mel)?, self.spare());
         let slabs = self.pages_of(&buf, frames);
-        let slot = self.spare();
         self.hift.open(slot)?;
         let mut wave = Vec::new();
         for (n, &total) in cuts.iter().enumerate() {

@@ -20,6 +20,26 @@ pub(super) struct Slabs {
     count: usize,
 }
 
+/// Where slabs come from and go back to.
+pub(super) trait Pool {
+    /// Takes a slab.
+    fn take(&mut self) -> Result<Slab, SynthError>;
+
+    /// Gives one back.
+    fn put(&mut self, slab: Slab);
+}
+
+impl Pool for Slabs {
+    fn take(&mut self) -> Result<Slab, SynthError> {
+        self.free.pop().ok_or(SynthError::Memory { needed: self.size as u64, free: 0 })
+    }
+
+    fn put(&mut self, slab: Slab) {
+        debug_assert!(!self.free.contains(&slab));
+        self.free.push(slab);
+    }
+}
+
 impl Slabs {
     /// As many slabs of `size` bytes as fit `budget`, at least one.
     pub(super) fn new(device: &Arc<Device>, size: usize, budget: u64) -> Result<Self, GpuError> {
@@ -32,17 +52,6 @@ impl Slabs {
         let memory = device.zeros("flow slabs", size * count)?;
         // Taken from the end: low numbers first.
         Ok(Self { memory, size, free: (0..count as Slab).rev().collect(), count })
-    }
-
-    /// Takes a slab.
-    pub(super) fn take(&mut self) -> Result<Slab, SynthError> {
-        self.free.pop().ok_or(SynthError::Memory { needed: self.size as u64, free: 0 })
-    }
-
-    /// Gives one back.
-    pub(super) fn put(&mut self, slab: Slab) {
-        debug_assert!(!self.free.contains(&slab));
-        self.free.push(slab);
     }
 
     /// Clears a slab whose values became no numbers, so that its next owner does not read them.

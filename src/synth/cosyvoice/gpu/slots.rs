@@ -1,11 +1,12 @@
 //! What the host knows of each utterance and voice: where its flow stands, which slabs it holds, what comes next.
 //!
-//! No device work happens here; [`Stream::next`] says which chunk would be run and the backend runs it.
+//! No device work happens here; [`Stream::next`] says which chunks would be run and the backend runs it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::Buf;
-use super::slabs::{Slab, Slabs};
+use super::slabs::{Pool, Slab};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{End, FinalChunk, FlowPrompt, SlotRequest, VoiceHandle};
 use crate::synth::cosyvoice::config::{EULER_STEPS, FlowConfig};
@@ -54,7 +55,8 @@ pub(super) struct Stream {
     settled: usize,
     /// Frames of finished windows, prompt included.
     pub(super) done: usize,
-    window: Option<Window>,
+    /// Windows under way, in order; each is at least one step behind the one before it.
+    windows: VecDeque<Window>,
     /// One a block; the first `shared` belong to the voice.
     pub(super) slabs: Vec<Slab>,
     shared: usize,
@@ -96,7 +98,7 @@ impl Stream {
             last: false,
             settled: 0,
             done: shared.len() * config.block,
-            window: None,
+            windows: VecDeque::new(),
             slabs: shared.to_vec(),
             shared: shared.len(),
             final_chunk,
@@ -121,22 +123,34 @@ impl Stream {
         self.tokens.len().saturating_sub(ahead) * self.ratio
     }
 
-    /// Euler steps until everything pushed so far is out.
+    /// End of what is done or under way.
+    fn begun(&self) -> usize {
+        self.windows.back().map_or(self.done, |w| w.start + w.frames)
+    }
+
+    /// Rounds until everything pushed so far is out, if windows never wait for room.
     pub(super) fn pending(&self) -> usize {
-        let ready = self.ready();
-        let in_flight = self.window.as_ref().map_or(0, |w| EULER_STEPS - w.step);
-        let done = self.window.as_ref().map_or(self.done, |w| w.start + w.frames);
-        if done >= ready {
+        let (ready, begun) = (self.ready(), self.begun());
+        let last = self.windows.back().map(|w| w.step);
+        let in_flight = last.map_or(0, |step| EULER_STEPS - step);
+        if begun >= ready {
             return in_flight;
         }
-        let windows = if self.last && self.final_chunk == FinalChunk::Reference {
-            self.settled.saturating_sub(done).div_ceil(self.block) + usize::from(ready > self.settled)
+        let (windows, whole) = if self.last && self.final_chunk == FinalChunk::Reference {
+            (self.settled.saturating_sub(begun).div_ceil(self.block), ready > self.settled)
         } else if self.last {
-            (ready - done).div_ceil(self.block)
+            ((ready - begun).div_ceil(self.block), false)
         } else {
-            (ready - done) / self.block
+            ((ready - begun) / self.block, false)
         };
-        in_flight + windows * EULER_STEPS
+        // The first of them starts beside the last one under way, once that has made a step; each further one a
+        // round later.
+        let chain = match (windows, last) {
+            (0, _) => in_flight,
+            (n, Some(0)) => EULER_STEPS + n,
+            (n, _) => EULER_STEPS + n - 1,
+        };
+        chain + if whole { EULER_STEPS } else { 0 }
     }
 
     /// Whether every frame is out and none will follow.
@@ -144,18 +158,44 @@ impl Stream {
         self.last && self.pending() == 0
     }
 
-    /// The chunk that comes next, if there is one that ends at or before frame `limit`; takes the slabs it needs.
-    /// Each call stands for one Euler step that will be run.
-    pub(super) fn next(&mut self, limit: usize, slabs: &mut Slabs) -> Result<Option<Next>, SynthError> {
-        if self.window.is_none() {
-            self.window = self.start_window(limit, slabs)?;
+    /// The chunks of the next round, at most `most`, of those that end at or before frame `limit`: of each window
+    /// under way its next Euler step, and the first of a new one behind them. Takes the slabs they need. Each call
+    /// stands for one round that will be run.
+    ///
+    /// # Why
+    /// A block at some Euler step sees earlier blocks at the same step only. So one that is a step behind its
+    /// neighbour can be computed beside it: `n` blocks take `10 + n - 1` rounds, not `10 n`, with the same values.
+    pub(super) fn next(&mut self, limit: usize, most: usize, slabs: &mut impl Pool) -> Result<Vec<Next>, SynthError> {
+        let free = self.windows.back().is_none_or(|w| w.step > 0 && w.whole.is_none());
+        if free
+            && self.windows.len() < most
+            && let Some(window) = match self.start_window(limit, slabs) {
+                // Those under way can go on, and others may give memory back meanwhile.
+                Err(_) if !self.windows.is_empty() => None,
+                result => result?,
+            }
+        {
+            self.windows.push_back(window);
         }
-        let Some(window) = &mut self.window else { return Ok(None) };
-        let next = Next { step: window.step, start: window.start, frames: window.frames, whole: window.whole.clone() };
-        window.step += 1;
-        if window.step == EULER_STEPS {
+        let mut round = Vec::with_capacity(self.windows.len().min(most));
+        let mut ahead = usize::MAX;
+        for window in self.windows.iter_mut().take(most) {
+            // What the neighbour has finished before this round.
+            if window.step >= ahead {
+                break;
+            }
+            ahead = window.step;
+            round.push(Next {
+                step: window.step,
+                start: window.start,
+                frames: window.frames,
+                whole: window.whole.clone(),
+            });
+            window.step += 1;
+        }
+        while let Some(window) = self.windows.pop_front_if(|w| w.step == EULER_STEPS) {
             let end = window.start + window.frames;
-            if let Some(whole) = self.window.take().and_then(|w| w.whole) {
+            if let Some(whole) = window.whole {
                 // The new frames are read from the solve's own slabs; what came before stays.
                 let keep = self.done / self.block;
                 for (n, slab) in whole.into_iter().enumerate() {
@@ -164,16 +204,21 @@ impl Stream {
             }
             self.done = end;
         }
-        Ok(Some(next))
+        Ok(round)
     }
 
-    fn start_window(&mut self, limit: usize, slabs: &mut Slabs) -> Result<Option<Window>, SynthError> {
+    fn start_window(&mut self, limit: usize, slabs: &mut impl Pool) -> Result<Option<Window>, SynthError> {
         let ready = self.ready().min(limit);
-        if self.done >= ready {
+        let begun = self.begun();
+        if begun >= ready {
             return Ok(None);
         }
-        let whole = self.last && self.final_chunk == FinalChunk::Reference && self.done >= self.settled;
+        let whole = self.last && self.final_chunk == FinalChunk::Reference && begun >= self.settled;
         if whole {
+            // It solves everything anew, and no window of its own length runs beside it.
+            if !self.windows.is_empty() {
+                return Ok(None);
+            }
             let mut own = Vec::new();
             for _ in 0..ready.div_ceil(self.block) {
                 match slabs.take() {
@@ -186,28 +231,28 @@ impl Stream {
             }
             return Ok(Some(Window { start: 0, frames: ready, step: 0, whole: Some(own) }));
         }
-        let frames = self.block.min(ready - self.done);
+        let frames = self.block.min(ready - begun);
         if frames < self.block && !self.last {
             return Ok(None);
         }
         self.slabs.push(slabs.take()?);
-        Ok(Some(Window { start: self.done, frames, step: 0, whole: None }))
+        Ok(Some(Window { start: begun, frames, step: 0, whole: None }))
     }
 
     /// Gives back every slab that is not shared.
-    pub(super) fn free(&mut self, slabs: &mut Slabs) {
+    pub(super) fn free(&mut self, slabs: &mut impl Pool) {
         for slab in self.slabs.drain(..).skip(self.shared) {
             slabs.put(slab);
         }
-        for slab in self.window.take().and_then(|w| w.whole).into_iter().flatten() {
+        for slab in self.windows.drain(..).filter_map(|w| w.whole).flatten() {
             slabs.put(slab);
         }
     }
 
     /// The slabs that are this utterance's own.
     pub(super) fn own(&self) -> impl Iterator<Item = Slab> {
-        let whole = self.window.as_ref().and_then(|w| w.whole.as_ref());
-        self.slabs.iter().skip(self.shared).chain(whole.into_iter().flatten()).copied()
+        let whole = self.windows.iter().filter_map(|w| w.whole.as_ref());
+        self.slabs.iter().skip(self.shared).chain(whole.flatten()).copied()
     }
 
     /// The slabs of a finished prefix, now the caller's.
@@ -215,3 +260,6 @@ impl Stream {
         std::mem::take(&mut self.slabs)
     }
 }
+
+#[cfg(test)]
+mod tests;

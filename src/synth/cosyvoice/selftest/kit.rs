@@ -30,6 +30,14 @@ pub enum KitError {
         /// What is wrong.
         reason: String,
     },
+    /// A tensor that comparisons start from is not there.
+    #[error("{file}.safetensors: `{name}` is absent")]
+    Absent {
+        /// Which file.
+        file: &'static str,
+        /// Which tensor.
+        name: String,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] SynthError),
@@ -88,12 +96,17 @@ impl Kit {
         Some(Values { shape: stored.shape.clone(), data })
     }
 
+    /// Names in a file that begin with `prefix`, in order.
+    pub(super) fn names(&self, file: &str, prefix: &str) -> Vec<String> {
+        let all = self.files.get(file).into_iter().flat_map(TensorFile::entries);
+        let mut names: Vec<String> = all.map(|(name, _)| name.to_string()).filter(|n| n.starts_with(prefix)).collect();
+        names.sort();
+        names
+    }
+
     /// A tensor that a comparison needs as input.
     pub(super) fn input(&self, file: &'static str, name: &str) -> Result<Values, KitError> {
-        self.find(file, name).ok_or_else(|| KitError::File {
-            path: self.dir.join(format!("{file}.safetensors")).display().to_string(),
-            reason: format!("input `{name}` is missing"),
-        })
+        self.find(file, name).ok_or_else(|| KitError::Absent { file, name: name.into() })
     }
 
     /// Whole numbers of an input.

@@ -37,51 +37,107 @@ DEV float* chunk_mu(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] +
 
 // First half of the pre-lookahead layer. tokens[row]: ids from two before the chunk's first to `look` past its
 // last; -1 where there is none. Hidden rows before the start of the prompt are zero.
-KERNEL flow_hidden(const Chunk* chunks, const int* tokens, int per_row, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
+//
+// A block computes HT positions by 256 channels: four of them a thread, and a quarter of the sum.
+#define HT 9
+#define HPARTS 4
+KERNEL __launch_bounds__(64 * HPARTS) flow_hidden(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, float* hidden, int in, int ch, int look, int ratio, float slope) {
     extern __shared__ __align__(16) unsigned char smem[];
-    float* e = (float*)smem;
+    // Sums of all parts but the first; then embeddings of HT positions and those that the last looks ahead to:
+    // position t starts at t * in.
+    float4* sums = (float4*)smem;
+    float* e = (float*)(sums + (HPARTS - 1) * HT * 64);
     dep_go();
     dep_wait();
-    int t = blockIdx.x, r = blockIdx.y;
-    const int* id = tokens + (i64)r * per_row + t;
-    for (int i = threadIdx.x; i < (look + 1) * in; i += blockDim.x) {
-        int k = id[i / in];
-        e[i] = k < 0 ? 0.f : table[(i64)k * in + i % in];
+    const int t0 = blockIdx.x * HT, r = blockIdx.y, here = min(HT, count - t0), width = (look + 1) * in;
+    const int part = threadIdx.x >> 6, lane = threadIdx.x & 63, c = (blockIdx.z * 64 + lane) * 4;
+    for (int i = threadIdx.x * 4; i < (HT + look) * in; i += blockDim.x * 4) {
+        int t = i / in;
+        int id = t < here + look ? tokens[(i64)r * per_row + t0 + t] : -1;
+        *(float4*)(e + i) = id < 0 ? make_float4(0.f, 0.f, 0.f, 0.f) : *(const float4*)(table + (i64)id * in + i % in);
     }
     __syncthreads();
-    bool before = chunks[r].frame0 / ratio + t - 2 < 0;
-    for (int c = threadIdx.x; c < ch; c += blockDim.x) {
-        float s = bias[c];
-        for (int k = 0; k < (look + 1) * in; k++) s = fmaf(e[k], w[(i64)k * ch + c], s);
-        hidden[((i64)r * gridDim.x + t) * ch + c] = before ? 0.f : (s >= 0.f ? s : s * slope);
+    float4 s[HT];
+#pragma unroll
+    for (int t = 0; t < HT; t++) s[t] = make_float4(0.f, 0.f, 0.f, 0.f);
+    const int k0 = width * part / HPARTS, k1 = width * (part + 1) / HPARTS;
+    constexpr int BATCH = 16;
+    for (int k = k0; c < ch && k < k1; k += BATCH) {
+        float4 v[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) v[j] = *(const float4*)(w + (i64)min(k + j, k1 - 1) * ch + c);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            if (k + j >= k1) break;
+#pragma unroll
+            for (int t = 0; t < HT; t++) {
+                float x = e[t * in + k + j];
+                s[t].x = fmaf(x, v[j].x, s[t].x); s[t].y = fmaf(x, v[j].y, s[t].y); s[t].z = fmaf(x, v[j].z, s[t].z); s[t].w = fmaf(x, v[j].w, s[t].w);
+            }
+        }
+    }
+    if (part > 0)
+#pragma unroll
+        for (int t = 0; t < HT; t++) sums[((part - 1) * HT + t) * 64 + lane] = s[t];
+    __syncthreads();
+    if (part > 0 || c >= ch) return;
+    const float4 b = *(const float4*)(bias + c);
+    const int first = chunks[r].frame0 / ratio + t0 - 2;
+#pragma unroll
+    for (int t = 0; t < HT; t++) {
+        if (t >= here) break;
+        float4 v = s[t];
+#pragma unroll
+        for (int q = 0; q < HPARTS - 1; q++) {
+            float4 o = sums[(q * HT + t) * 64 + lane];
+            v.x += o.x; v.y += o.y; v.z += o.z; v.w += o.w;
+        }
+        v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
+        v.x = v.x >= 0.f ? v.x : v.x * slope; v.y = v.y >= 0.f ? v.y : v.y * slope; v.z = v.z >= 0.f ? v.z : v.z * slope; v.w = v.w >= 0.f ? v.w : v.w * slope;
+        if (first + t < 0) v = make_float4(0.f, 0.f, 0.f, 0.f);
+        *(float4*)(hidden + ((i64)r * count + t0 + t) * ch + c) = v;
     }
 }
 
-// Second half, and the chunk's start: x is the noise of its frames, mu its conditioning.
-KERNEL flow_start(const Chunk* chunks, const int* tokens, int per_row, const float* table, const float* w, const float* bias, const float* hidden, const float* noise, int in, int ch, int ratio) {
+// Second half, and the chunk's start: x is the noise of its frames, mu its conditioning. A block computes ST
+// positions by SO outputs.
+#define ST 5
+#define SO 8
+KERNEL __launch_bounds__(256) flow_start(const Chunk* chunks, const int* tokens, int per_row, int count, const float* table, const float* w, const float* bias, const float* hidden, const float* noise, int in, int ch, int ratio) {
     extern __shared__ __align__(16) unsigned char smem[];
     float* h = (float*)smem;
     dep_go();
     dep_wait();
-    int t = blockIdx.x, r = blockIdx.y, lane = threadIdx.x & 31;
+    const int t0 = blockIdx.x * ST, r = blockIdx.y, lane = threadIdx.x & 31, here = min(ST, count - t0);
     const Chunk& c = chunks[r];
     if (!c.live) return;
-    for (int i = threadIdx.x; i < 3 * ch; i += blockDim.x) h[i] = hidden[((i64)r * (gridDim.x + 2) + t) * ch + i];
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < (ST + 2) * ch; i += blockDim.x * 4)
+        *(float4*)(h + i) = i < (here + 2) * ch ? *(const float4*)(hidden + ((i64)r * (count + 2) + t0) * ch + i) : make_float4(0.f, 0.f, 0.f, 0.f);
     __syncthreads();
-    int id = tokens[(i64)r * per_row + t + 2];
-    for (int o = threadIdx.x >> 5; o < in; o += blockDim.x >> 5) {
-        float s = 0.f;
-        for (int k = lane; k < 3 * ch; k += 32) s = fmaf(h[k], w[(i64)o * 3 * ch + k], s);
-        s = warp_sum(s);
-        if (lane < ratio) {
-            int f = t * ratio + lane;
-            chunk_mu(c)[f * MEL + o] = id < 0 ? 0.f : s + bias[o] + table[(i64)id * in + o];
+    const int o1 = min(in, (int)(blockIdx.z + 1) * SO);
+    for (int o = blockIdx.z * SO + (threadIdx.x >> 5); o < o1; o += blockDim.x >> 5) {
+        float s[ST] = {};
+#pragma unroll 16
+        for (int k = lane; k < 3 * ch; k += 32) {
+            float v = w[(i64)o * 3 * ch + k];
+#pragma unroll
+            for (int t = 0; t < ST; t++) s[t] = fmaf(h[t * ch + k], v, s[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < ST; t++) {
+            float v = warp_sum(s[t]);
+            if (t < here && lane < ratio) {
+                int id = tokens[(i64)r * per_row + t0 + t + 2];
+                chunk_mu(c)[((t0 + t) * ratio + lane) * MEL + o] = id < 0 ? 0.f : v + bias[o] + table[(i64)id * in + o];
+            }
         }
     }
-    for (int i = threadIdx.x; i < ratio * MEL; i += blockDim.x) {
-        int f = t * ratio + i / MEL;
-        chunk_x(c)[f * MEL + i % MEL] = noise[(i64)(c.frame0 + f) * MEL + i % MEL];
-    }
+    if (blockIdx.z == 0)
+        for (int i = threadIdx.x; i < here * ratio * MEL; i += blockDim.x) {
+            int f = t0 * ratio + i / MEL;
+            chunk_x(c)[f * MEL + i % MEL] = noise[(i64)(c.frame0 + f) * MEL + i % MEL];
+        }
 }
 
 // The transformer's input rows [x, cond, mu, speaker], zeros for all but x in row 1; and where histories lie.
@@ -122,48 +178,70 @@ KERNEL flow_neighbours(const elt* x, const u64* hist, i64 off, int frames) {
     for (int i = threadIdx.x; i < DIM; i += blockDim.x) o[i] = rr < 2 ? to_e(0.f) : src[i];
 }
 
-// h += gate * y (unless y is null), then LayerNorm and modulation into a. One warp a row, sums in float.
-#define LN_WARPS 8
-#define PER ((DIM + 127) / 128)
-KERNEL __launch_bounds__(LN_WARPS * 32) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, int rows, float eps) {
+// h += gate * y (unless y is null), then LayerNorm and modulation into a. A block a row, sums in float.
+//
+// What does not depend on the step before is read before waiting for it: `chunks` was written before the first kernel
+// of the step began, and modulation never changes.
+#define LN_THREADS 128
+#define PER ((DIM + 4 * LN_THREADS - 1) / (4 * LN_THREADS))
+DEV float row_sum(float v, float* part) {
+    v = warp_sum(v);
+    if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
+    __syncthreads();
+    float s = 0.f;
+#pragma unroll
+    for (int w = 0; w < LN_THREADS / 32; w++) s += part[w];
+    return s;
+}
+KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
+    __shared__ float part[2][LN_THREADS / 32];
     dep_go();
-    dep_wait();
-    int row = blockIdx.x * LN_WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (row >= rows) return;
+    const int row = blockIdx.x;
     const float* m = mod + chunks[row / (2 * BLOCK)].step * step_stride;
     float* hr = h + (i64)row * DIM;
+    float4 gt[PER], sc[PER], sh[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int c = (i * LN_THREADS + threadIdx.x) * 4;
+        gt[i] = sc[i] = sh[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (c >= DIM) continue;
+        if (y) gt[i] = *(const float4*)(m + gate + c);
+        sc[i] = *(const float4*)(m + scale + c);
+        sh[i] = *(const float4*)(m + shift + c);
+    }
+    dep_wait();
     float v[PER][4];
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        int c = (i * 32 + lane) * 4;
-        if (c >= DIM) { v[i][0] = v[i][1] = v[i][2] = v[i][3] = 0.f; continue; }
-        float4 x = *(const float4*)(hr + c);
-        if (y) {
-            float4 gt = *(const float4*)(m + gate + c);
-            float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
-            x.x = fmaf(gt.x, p.x, x.x); x.y = fmaf(gt.y, p.y, x.y); x.z = fmaf(gt.z, q.x, x.z); x.w = fmaf(gt.w, q.y, x.w);
-            *(float4*)(hr + c) = x;
+        int c = (i * LN_THREADS + threadIdx.x) * 4;
+        float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (c < DIM) {
+            x = *(const float4*)(hr + c);
+            if (y) {
+                float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
+                x.x = fmaf(gt[i].x, p.x, x.x); x.y = fmaf(gt[i].y, p.y, x.y); x.z = fmaf(gt[i].z, q.x, x.z); x.w = fmaf(gt[i].w, q.y, x.w);
+                *(float4*)(hr + c) = x;
+            }
         }
         v[i][0] = x.x; v[i][1] = x.y; v[i][2] = x.z; v[i][3] = x.w;
         sum += x.x + x.y + x.z + x.w;
     }
-    float mean = warp_sum(sum) * (1.f / DIM), var = 0.f;
+    float mean = row_sum(sum, part[0]) * (1.f / DIM), var = 0.f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        if ((i * 32 + lane) * 4 >= DIM) continue;
+        if ((i * LN_THREADS + threadIdx.x) * 4 >= DIM) continue;
 #pragma unroll
         for (int e = 0; e < 4; e++) { v[i][e] -= mean; var = fmaf(v[i][e], v[i][e], var); }
     }
-    float inv = rsqrtf(warp_sum(var) * (1.f / DIM) + eps);
+    float inv = rsqrtf(row_sum(var, part[1]) * (1.f / DIM) + eps);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        int c = (i * 32 + lane) * 4;
+        int c = (i * LN_THREADS + threadIdx.x) * 4;
         if (c >= DIM) continue;
-        float4 sc = *(const float4*)(m + scale + c), sh = *(const float4*)(m + shift + c);
         elt* o = a + (i64)row * DIM + c;
-        store2(o, fmaf(v[i][0] * inv, 1.f + sc.x, sh.x), fmaf(v[i][1] * inv, 1.f + sc.y, sh.y));
-        store2(o + 2, fmaf(v[i][2] * inv, 1.f + sc.z, sh.z), fmaf(v[i][3] * inv, 1.f + sc.w, sh.w));
+        store2(o, fmaf(v[i][0] * inv, 1.f + sc[i].x, sh[i].x), fmaf(v[i][1] * inv, 1.f + sc[i].y, sh[i].y));
+        store2(o + 2, fmaf(v[i][2] * inv, 1.f + sc[i].z, sh[i].z), fmaf(v[i][3] * inv, 1.f + sc[i].w, sh[i].w));
     }
 }
 
@@ -230,77 +308,114 @@ KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int 
 #define KT 64
 #define CPR (HD / 8)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
-// One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention.
-KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
-    __shared__ __align__(128) elt q_s[QT * HD];
-    __shared__ __align__(128) elt k_s[2][KT * HD];
-    __shared__ __align__(128) elt v_s[2][KT * HD];
+// One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention. G groups of four
+// warps share the tiles, so that few chunks still use the whole device; their sums are put together at the end.
+#define TILE_BYTES (KT * HD * 2)
+DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+// Weights of a softmax need no bounds.
+#if ELT == 1
+DEV u32 pack_weights(float lo, float hi) { return pack2(lo, hi); }
+#else
+DEV u32 pack_weights(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+#endif
+#define O_LD (HD + 4)
+template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
+    extern __shared__ __align__(128) unsigned char smem[];
     __shared__ u64 page_s[PAGES];
     dep_go();
-    dep_wait();
-    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, grp = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
     const Chunk& c = chunks[rr >> 1];
     const i64 row0 = (i64)rr * BLOCK;
     if (!c.live) {
-        for (int i = tid; i < BLOCK * CPR; i += 128) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
+        dep_wait();
+        for (int i = threadIdx.x; i < BLOCK * CPR; i += 128 * G) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
         return;
     }
     const int keys = c.keys, key0 = c.key0, frame0 = c.frame0;
     const i64 koff = kv_offset(c.step, layer, g, 0, head) * sizeof(elt);
     constexpr int VOFF = HEADS * BLOCK * HD; // values lie this far behind keys
-    for (int i = tid; i * BLOCK < keys; i += 128) page_s[i] = c.page[i] + koff;
+    for (int i = threadIdx.x; i * BLOCK < keys; i += 128 * G) page_s[i] = c.page[i] + koff;
     __syncthreads();
     const int tiles = (keys - key0 + KT - 1) / KT;
-    const u32 kb = smem_addr(k_s), vb = smem_addr(v_s);
+    elt* q_s = (elt*)smem;
+    const u32 kb = smem_addr(smem) + QT * HD * 2 + grp * 4 * TILE_BYTES, vb = kb + 2 * TILE_BYTES;
     const int fr = tid / CPR, fq = tid % CPR;
-    auto fetch = [&](int t) {
-        u32 st = (t & 1) * KT * HD * 2;
+    // The chunk's own keys and values are still where the product left them, except what has to be rotated first.
+    const int own = append && head != 0 ? frame0 : 1 << 30;
+    const elt* own_k = qkv + (row0 - frame0) * 3 * INNER + INNER + head * HD + fq * 8;
+    auto fetch = [&](int t, int stage) {
+        const u32 st = stage * TILE_BYTES;
+        const int first = key0 + t * KT;
+        if (first + KT <= min(own, keys)) {
+            // Nearly all tiles: whole, and from slabs.
+            const int pg = first / BLOCK, rest = first - pg * BLOCK;
+#pragma unroll
+            for (int r = fr; r < KT; r += 128 / CPR) {
+                int x = rest + r, p = pg;
+#pragma unroll
+                for (int q = BLOCK; q < KT + BLOCK; q += BLOCK)
+                    if (rest + r >= q) { x -= BLOCK; p++; }
+                const elt* k = (const elt*)page_s[p] + x * HD + fq * 8;
+                cp16(kb + st + swz(r, fq), k, true);
+                cp16(vb + st + swz(r, fq), k + VOFF, true);
+            }
+            cp_commit();
+            return;
+        }
 #pragma unroll
         for (int r = fr; r < KT; r += 128 / CPR) {
             int j = key0 + t * KT + r;
             bool ok = j < keys;
             j = ok ? j : key0;
             int pg = j / BLOCK;
-            const elt* src = (const elt*)page_s[pg] + (j - pg * BLOCK) * HD + fq * 8;
-            cp16(kb + st + swz(r, fq), src, ok);
-            cp16(vb + st + swz(r, fq), src + VOFF, ok);
+            const elt* k = j >= own ? own_k + (i64)j * 3 * INNER : (const elt*)page_s[pg] + (j - pg * BLOCK) * HD + fq * 8;
+            cp16(kb + st + swz(r, fq), k, ok);
+            cp16(vb + st + swz(r, fq), k + (j >= own ? INNER : VOFF), ok);
         }
         cp_commit();
     };
-    // The first keys are old ones unless there are few: they travel while the new ones are stored.
-    const bool early = frame0 - key0 >= KT;
-    if (early) fetch(0);
-    if (append) append_kv(c, qkv, row0, layer, g, head, rope, tid, 128);
+    // Keys of earlier chunks were written in earlier rounds: they need not wait for the product.
+    const bool early = append && key0 + (grp + 1) * KT <= frame0;
+    if (early) fetch(grp, 0);
+    dep_wait();
+    if (append && head == 0) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 128 * G);
     if (head != 0) {
 #pragma unroll 4
-        for (int i = tid; i < QT * CPR; i += 128) {
+        for (int i = threadIdx.x; i < QT * CPR; i += 128 * G) {
             int f = i / CPR, q = i % CPR;
             uint4 v = make_uint4(0, 0, 0, 0);
             if (f < BLOCK) v = *(const uint4*)(qkv + (row0 + f) * 3 * INNER + head * HD + q * 8);
             *(uint4*)((char*)q_s + swz(f, q)) = v;
         }
-    } else for (int i = tid; i < QT * (HD / 2); i += 128) {
+    } else for (int i = threadIdx.x; i < QT * (HD / 2); i += 128 * G) {
         int f = i / (HD / 2), j = i % (HD / 2);
         u32 v = 0;
         if (f < BLOCK) {
             v = *(const u32*)(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
-            if (head == 0) { float2 r = rotate_pair(unpack2(v), rope[(i64)(frame0 + f) * (HD / 2) + j]); v = pack2(r.x, r.y); }
+            float2 r = rotate_pair(unpack2(v), rope[(i64)(frame0 + f) * (HD / 2) + j]);
+            v = pack2(r.x, r.y);
         }
         *(u32*)((char*)q_s + swz(f, j >> 2) + (j & 3) * 4) = v;
     }
     __threadfence_block();
     __syncthreads();
-    if (!early) fetch(0);
+    if (!early && grp < tiles) fetch(grp, 0);
+    // Nobody waits for these stores: later rounds read them.
+    if (append && head != 0) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 128 * G);
+    auto sync = [&]() {
+        if (G == 1) __syncthreads();
+        else asm volatile("bar.sync %0, 128;" ::"r"(grp + 1) : "memory");
+    };
     uint4 qf[HD / 16];
 #pragma unroll
     for (int k = 0; k < HD / 16; k++)
         ldm4(smem_addr(q_s) + swz(warp * 16 + (lane & 15), k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
     float o[HD / 8][4] = {}, m0 = -1e30f, m1 = -1e30f, l0 = 0.f, l1 = 0.f;
     const float sc = rsqrtf((float)HD) * 1.4426950408889634f;
-    for (int t = 0; t < tiles; t++) {
-        if (t + 1 < tiles) { fetch(t + 1); cp_wait<1>(); } else cp_wait<0>();
-        __syncthreads();
-        const u32 ks = kb + (t & 1) * KT * HD * 2, vs = vb + (t & 1) * KT * HD * 2;
+    for (int t = grp, stage = 0; t < tiles; t += G, stage ^= 1) {
+        if (t + G < tiles) { fetch(t + G, stage ^ 1); cp_wait<1>(); } else cp_wait<0>();
+        sync();
+        const u32 ks = kb + stage * TILE_BYTES, vs = vb + stage * TILE_BYTES;
         float s[KT / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < HD / 16; k++)
@@ -312,34 +427,43 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
                 mma(s[n + 1], qf[k], b2, b3);
             }
         const int left = keys - key0 - t * KT;
-        float n0 = m0, n1 = m1;
+        if (left < KT) {
+#pragma unroll
+            for (int n = 0; n < KT / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (n * 8 + (lane & 3) * 2 + (e & 1) >= left) s[n][e] = -1e30f;
+        }
+        float n0 = -1e30f, n1 = -1e30f;
 #pragma unroll
         for (int n = 0; n < KT / 8; n++) {
-            int j = n * 8 + (lane & 3) * 2;
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[n][e] = j + (e & 1) < left ? s[n][e] * sc : -1e30f;
             n0 = fmaxf(n0, fmaxf(s[n][0], s[n][1]));
             n1 = fmaxf(n1, fmaxf(s[n][2], s[n][3]));
         }
         n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
         n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
-        float c0 = exp2f(m0 - n0), c1 = exp2f(m1 - n1);
+        // Scores are scaled inside the exponential.
+        n0 = fmaxf(m0, n0 * sc);
+        n1 = fmaxf(m1, n1 * sc);
+        float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
         m0 = n0; m1 = n1;
         float a0 = 0.f, a1 = 0.f;
 #pragma unroll
         for (int n = 0; n < KT / 8; n++) {
-            s[n][0] = exp2f(s[n][0] - m0); s[n][1] = exp2f(s[n][1] - m0);
-            s[n][2] = exp2f(s[n][2] - m1); s[n][3] = exp2f(s[n][3] - m1);
+            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
+            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
             a0 += s[n][0] + s[n][1];
             a1 += s[n][2] + s[n][3];
         }
         l0 = l0 * c0 + a0;
         l1 = l1 * c1 + a1;
+        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
 #pragma unroll
-        for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
+        }
 #pragma unroll
         for (int k = 0; k < KT / 16; k++) {
-            uint4 p = make_uint4(pack2(s[2 * k][0], s[2 * k][1]), pack2(s[2 * k][2], s[2 * k][3]), pack2(s[2 * k + 1][0], s[2 * k + 1][1]), pack2(s[2 * k + 1][2], s[2 * k + 1][3]));
+            uint4 p = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]));
 #pragma unroll
             for (int n = 0; n < HD / 8; n += 2) {
                 u32 b0, b1, b2, b3;
@@ -348,19 +472,57 @@ KERNEL __launch_bounds__(128) flow_attend(const Chunk* chunks, const elt* qkv, e
                 mma(o[n + 1], p, b2, b3);
             }
         }
-        __syncthreads();
+        sync();
     }
     l0 += __shfl_xor_sync(~0u, l0, 1); l0 += __shfl_xor_sync(~0u, l0, 2);
     l1 += __shfl_xor_sync(~0u, l1, 1); l1 += __shfl_xor_sync(~0u, l1, 2);
-    const float i0 = 1.f / l0, i1 = 1.f / l1;
     const int f0 = warp * 16 + (lane >> 2), f1 = f0 + 8;
+    if (G == 1) {
+        const float i0 = 1.f / l0, i1 = 1.f / l1;
+#pragma unroll
+        for (int n = 0; n < HD / 8; n++) {
+            int d = head * HD + n * 8 + (lane & 3) * 2;
+            if (f0 < BLOCK) store2(out + (row0 + f0) * INNER + d, o[n][0] * i0, o[n][1] * i0);
+            if (f1 < BLOCK) store2(out + (row0 + f1) * INNER + d, o[n][2] * i1, o[n][3] * i1);
+        }
+        return;
+    }
+    // Where the keys were: each group's maximum, sum and weighted values.
+    __syncthreads();
+    float* sums = (float*)smem;
+    float2* ml = (float2*)(sums + G * QT * O_LD);
+    float* mine = sums + grp * QT * O_LD;
 #pragma unroll
     for (int n = 0; n < HD / 8; n++) {
-        int d = head * HD + n * 8 + (lane & 3) * 2;
-        if (f0 < BLOCK) store2(out + (row0 + f0) * INNER + d, o[n][0] * i0, o[n][1] * i0);
-        if (f1 < BLOCK) store2(out + (row0 + f1) * INNER + d, o[n][2] * i1, o[n][3] * i1);
+        int d = n * 8 + (lane & 3) * 2;
+        *(float2*)(mine + f0 * O_LD + d) = make_float2(o[n][0], o[n][1]);
+        *(float2*)(mine + f1 * O_LD + d) = make_float2(o[n][2], o[n][3]);
+    }
+    if ((lane & 3) == 0) {
+        ml[grp * QT + f0] = make_float2(m0, l0);
+        ml[grp * QT + f1] = make_float2(m1, l1);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BLOCK * (HD / 2); i += 128 * G) {
+        int f = i / (HD / 2), d = i % (HD / 2) * 2;
+        float m = -1e30f, l = 0.f;
+        float2 v = make_float2(0.f, 0.f);
+#pragma unroll
+        for (int q = 0; q < G; q++) m = fmaxf(m, ml[q * QT + f].x);
+#pragma unroll
+        for (int q = 0; q < G; q++) {
+            float w = power2(ml[q * QT + f].x - m);
+            float2 x = *(const float2*)(sums + (q * QT + f) * O_LD + d);
+            l = fmaf(w, ml[q * QT + f].y, l);
+            v.x = fmaf(w, x.x, v.x);
+            v.y = fmaf(w, x.y, v.y);
+        }
+        store2(out + (row0 + f) * INNER + head * HD + d, v.x / l, v.y / l);
     }
 }
+KERNEL __launch_bounds__(128, 4) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
+KERNEL __launch_bounds__(256) flow_attend_2(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<2>(chunks, qkv, out, rope, layer, append); }
+KERNEL __launch_bounds__(512) flow_attend_4(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<4>(chunks, qkv, out, rope, layer, append); }
 #else
 // Plain float: a warp a query, a lane a key.
 KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {

@@ -19,11 +19,13 @@ DEV Span span_of(const Conv& p, int bt) {
 
 #if ELT != 0
 #define STAGES 4
+// Small blocks run few at a time: each has more in flight, or it waits for the cache at every stage.
+#define DEEP 8
 // One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
 DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
 // A block computes 16*MT*WN outputs of 8*NT*WT positions with WN x WT warps. Weights of one (64 channels, tap) are
 // a stage of a ring; positions of 64 channels stay for all their taps.
-template <int MT, int NT, int WN, int WT, bool SPLIT>
+template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES>
 DEV void conv_mma(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
     constexpr int BT = 8 * NT * WT, BN = 16 * MT * WN, TH = 32 * WN * WT, TILES = BN / 16;
@@ -35,8 +37,8 @@ DEV void conv_mma(const Conv& p) {
     const int n0 = blockIdx.y * BN, halo = (p.taps - 1) * p.dil, rows = BT + halo;
     const int gcol = p.group ? (n0 / p.group) * p.cin : 0;
     const int chunks = (p.cin + 63) >> 6, kt_all = (p.cin >> 4) * p.taps, iters = chunks * p.taps;
-    const int ring = p.taps >= STAGES - 1 ? 2 : STAGES;
-    const u32 wbase = smem_addr(smem), xbase = wbase + STAGES * WSTAGE, xstage = rows * 128;
+    const int ring = (ST - 2) / p.taps + 2; // chunks of positions that stages in flight may need
+    const u32 wbase = smem_addr(smem), xbase = wbase + ST * WSTAGE, xstage = rows * 128;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
     // Each thread copies the same places of every stage: what changes from stage to stage is one offset.
@@ -60,7 +62,7 @@ DEV void conv_mma(const Conv& p) {
         }
         woff += k16 * 32;
         wit++;
-        wslot = wslot == STAGES - 1 ? 0 : wslot + 1;
+        wslot = wslot == ST - 1 ? 0 : wslot + 1;
     };
     const elt* hin = nullptr;
     const int xr = threadIdx.x >> 3, xq = threadIdx.x & 7, xt = s.t0 - halo + xr;
@@ -82,7 +84,7 @@ DEV void conv_mma(const Conv& p) {
         xc++;
         xslot = xslot == ring - 1 ? 0 : xslot + 1;
     };
-    for (int it = 0; it < STAGES - 1; it++) if (it < iters) fetch_w();
+    for (int it = 0; it < ST - 1; it++) if (it < iters) fetch_w();
     dep_wait();
     if (p.hist_in) {
         hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
@@ -90,7 +92,7 @@ DEV void conv_mma(const Conv& p) {
     }
     elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
     int ahead = 0; // tap of the stage fetched next
-    for (int it = 0; it < STAGES - 1; it++) {
+    for (int it = 0; it < ST - 1; it++) {
         if (it < iters && ahead == 0) fetch_x();
         ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         cp_commit();
@@ -99,9 +101,9 @@ DEV void conv_mma(const Conv& p) {
     float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
     int c = 0, tap = 0, part = 0, slot = 0, buf = 0;
     for (int it = 0; it < iters; it++) {
-        cp_wait<STAGES - 2>();
+        cp_wait<ST - 2>();
         __syncthreads();
-        if (it + STAGES - 1 < iters) {
+        if (it + ST - 1 < iters) {
             fetch_w();
             if (ahead == 0) fetch_x();
             ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
@@ -118,27 +120,27 @@ DEV void conv_mma(const Conv& p) {
             }
         }
         const u32 wb = wbase + slot * WSTAGE + wn * MT * 2048 + lane * 16;
-        slot = slot == STAGES - 1 ? 0 : slot + 1;
-        const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
+        slot = slot == ST - 1 ? 0 : slot + 1;
+        const int r0 = wt * 8 * NT + tap * p.dil + (lane >> 2);
+        // Past the last channel both operands are zeros: no branch keeps the second half's operands from being read
+        // while the first is multiplied.
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            if (k < k32) {
-                uint4 b[NT], a[MT];
+            uint4 b[NT], a[MT];
 #pragma unroll
-                for (int j = 0; j < NT; j++) b[j] = lds(xb + swizzle(r0 + j * 8, k * 4 + (lane & 3)));
+            for (int j = 0; j < NT; j++) b[j] = lds(xb + swizzle(r0 + j * 8, k * 4 + (lane & 3)));
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024);
+            for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024);
 #pragma unroll
-                for (int i = 0; i < MT; i++)
+            for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].x, b[j].y);
+                for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].x, b[j].y);
 #pragma unroll
-                for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024 + 512);
+            for (int i = 0; i < MT; i++) a[i] = lds(wb + i * 2048 + k * 1024 + 512);
 #pragma unroll
-                for (int i = 0; i < MT; i++)
+            for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].z, b[j].w);
-            }
+                for (int j = 0; j < NT; j++) mma(acc[i][j], a[i], b[j].z, b[j].w);
         }
         if (++tap == p.taps) {
             tap = 0;
@@ -183,12 +185,17 @@ DEV void conv_mma(const Conv& p) {
     }
 }
 // names: outputs x positions of a block
-KERNEL __launch_bounds__(128) conv_32x32(const __grid_constant__ Conv p) { conv_mma<1, 2, 2, 2, false>(p); }
-KERNEL __launch_bounds__(128) conv_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false>(p); }
+KERNEL __launch_bounds__(128) conv_32x32(const __grid_constant__ Conv p) { conv_mma<1, 2, 2, 2, false, DEEP>(p); }
+KERNEL __launch_bounds__(128) conv_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, DEEP>(p); }
 KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 2, false>(p); }
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
-KERNEL __launch_bounds__(256) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
+KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
+// Up to three convolutions of equal outputs and positions side by side.
+struct Three { Conv p[3]; };
+KERNEL __launch_bounds__(128, 6) three_64x32(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, DEEP>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(256, 3) three_64x128(const __grid_constant__ Three t) { conv_mma<2, 4, 2, 4, false>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
 
 // Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. Four groups of four warps each take

@@ -51,84 +51,130 @@ DEV float mel_at(const Voc& v, int f, int m) {
 
 // One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
 // w: [tap][in][F0C].
-#define FT 16
 #define FN 32
 #define FC 64
 #define FTH 128
-DEV void dmma(double* c, double a, double b) {
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
+#define F0_STAGES 4
+#define FX_LD (FC + 4)
+#define FW_LD (FN + 4)
+// 16 x 8 += 16 x 16 by 16 x 8. a[i]: row lane/4 + 8*(i%2), column lane%4 + 4*(i/2); b[i]: row lane%4 + 4*i, column
+// lane/4; c: rows lane/4 (first two) and 8 more, columns 2*(lane%4) and the next.
+#if __CUDA_ARCH__ >= 900
+DEV void dmma(double* c, const double* a, const double* b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};"
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
 }
-KERNEL __launch_bounds__(FTH) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
-    __shared__ double xs[FT + 3][FC + 4];
-    __shared__ double ws[2][FC][FN + 4];
-    dep_go();
-    dep_wait();
-    int4 s = tiles[blockIdx.x];
-    if (s.x < 0) return;
-    const Voc& v = vocs[s.x];
-    const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = (warp & 1) * 8, nw = (warp >> 1) * 16;
-    const double* hin = (const double*)v.f0_in + (i64)(layer - 1) * F0_KEEP * F0C;
-    double* hout = (double*)v.f0_out + (i64)(layer - 1) * F0_KEEP * F0C;
-    double acc[2][2] = {};
-    constexpr int WPER = FC * FN / 2 / FTH;
-    const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
-    double2 next[WPER];
-    auto fetch = [&](int it) {
-        int c0 = it / taps * FC, tap = it % taps;
+#else
+DEV void dmma(double* c, const double* a, const double* b) {
 #pragma unroll
-        for (int j = 0; j < WPER; j++) {
-            int i = threadIdx.x + j * FTH, c = c0 + i / (FN / 2), n = n0 + i % (FN / 2) * 2;
-            next[j] = c < cin && n < F0C ? *(const double2*)(w + ((i64)tap * cin + c) * F0C + n) : make_double2(0., 0.);
-        }
-    };
-    fetch(0);
-    for (int it = 0; it < iters; it++) {
-        const int c0 = it / taps * FC, tap = it % taps;
-        if (tap == 0) {
-            __syncthreads();
-            for (int i = threadIdx.x; i < (FT + taps - 1) * FC; i += FTH) {
-                int r = i / FC, c = c0 + i % FC;
-                double x = 0;
-                if (c < cin) {
-                    if (layer == 0) {
-                        x = mel_at(v, v.f0_from + t0 + r, c);
-                    } else {
-                        int t = t0 + r - F0_KEEP;
-                        if (t < 0) x = hin[(t + F0_KEEP) * F0C + c];
-                        else if (t < s.w) x = in[(i64)(s.z + t) * F0C + c];
-                        int h = t - s.w + F0_KEEP;
-                        if (blockIdx.y == 0 && h >= 0 && h < F0_KEEP && (t >= t0 || t0 == 0)) hout[h * F0C + c] = x;
-                    }
-                }
-                xs[r][i % FC] = x;
+    for (int i = 0; i < 8; i++)
+        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[i % 2 * 2]), "+d"(c[i % 2 * 2 + 1]) : "d"(a[i]), "d"(b[i / 2]));
+}
+#endif
+// A block computes 16*MT frames by 32 channels. Weights of one (64 channels, tap) are a stage of a ring.
+template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    constexpr int FT = 16 * MT, XROWS = FT + F0_AHEAD, XPER = (XROWS * FC + FTH - 1) / FTH, WPER = FC * FN / 2 / FTH;
+    constexpr int WSTAGE = FC * FW_LD;
+    double* ws = (double*)smem;
+    double* xs = ws + F0_STAGES * WSTAGE;
+    dep_go();
+    const int4 s = tiles[blockIdx.x];
+    const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = MT == 1 ? 0 : (warp & 1) * 16, nw = MT == 1 ? warp * 8 : (warp >> 1) * 16;
+    constexpr int NN = MT; // groups of 8 channels of a warp
+    const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
+    const u32 wb = smem_addr(ws);
+    auto fetch = [&](int it) {
+        if (it < iters) {
+            const int c0 = it / taps * FC, tap = it % taps;
+            const u32 dst = wb + it % F0_STAGES * WSTAGE * 8;
+#pragma unroll
+            for (int j = 0; j < WPER; j++) {
+                int i = threadIdx.x + j * FTH, k = i / (FN / 2), n = i % (FN / 2) * 2;
+                bool ok = c0 + k < cin && n0 + n < F0C;
+                cp16(dst + (k * FW_LD + n) * 8, ok ? w + ((i64)tap * cin + c0 + k) * F0C + n0 + n : w, ok);
             }
         }
+        cp_commit();
+    };
+    for (int it = 0; it < F0_STAGES - 1; it++) fetch(it);
+    dep_wait();
+    const Voc& v = vocs[s.x];
+    const double* hin = (const double*)v.f0_in + (i64)(layer - 1) * F0_KEEP * F0C;
+    double* hout = (double*)v.f0_out + (i64)(layer - 1) * F0_KEEP * F0C;
+    // The next 64 channels travel while these are used.
+    double next[XPER];
+    auto take = [&](int chunk) {
 #pragma unroll
-        for (int j = 0; j < WPER; j++) {
-            int i = threadIdx.x + j * FTH;
-            *(double2*)&ws[it & 1][i / (FN / 2)][i % (FN / 2) * 2] = next[j];
+        for (int j = 0; j < XPER; j++) {
+            int i = threadIdx.x + j * FTH, r = i / FC, c = chunk * FC + i % FC;
+            double x = 0;
+            if (r < FT + taps - 1 && c < cin) {
+                if (layer == 0) {
+                    x = mel_at(v, v.f0_from + t0 + r, c);
+                } else {
+                    int t = t0 + r - F0_KEEP;
+                    if (t < 0) x = hin[(t + F0_KEEP) * F0C + c];
+                    else if (t < s.w) x = in[(i64)(s.z + t) * F0C + c];
+                }
+            }
+            next[j] = x;
         }
-        if (it + 1 < iters) fetch(it + 1);
+    };
+    take(0);
+    double acc[NN][4] = {};
+    for (int it = 0; it < iters; it++) {
+        const int chunk = it / taps, tap = it % taps;
+        cp_wait<F0_STAGES - 2>();
         __syncthreads();
-#pragma unroll 8
-        for (int k = 0; k < FC; k += 4) {
-            double a = xs[tw + (lane >> 2) + tap][k + (lane & 3)];
-            double b0 = ws[it & 1][k + (lane & 3)][nw + (lane >> 2)], b1 = ws[it & 1][k + (lane & 3)][nw + 8 + (lane >> 2)];
-            dmma(acc[0], a, b0);
-            dmma(acc[1], a, b1);
+        if (tap == 0) {
+#pragma unroll
+            for (int j = 0; j < XPER; j++) {
+                int i = threadIdx.x + j * FTH, r = i / FC, c = chunk * FC + i % FC;
+                if (r >= XROWS) continue;
+                xs[r * FX_LD + i % FC] = next[j];
+                // the last frames of (history, input) are the next call's history
+                int t = t0 + r - F0_KEEP, h = t - s.w + F0_KEEP;
+                if (layer && blockIdx.y == 0 && c < cin && r < FT + taps - 1 && h >= 0 && h < F0_KEEP && (t >= t0 || t0 == 0)) hout[h * F0C + c] = next[j];
+            }
+            if (chunk + 1 < chunks) take(chunk + 1);
+            __syncthreads();
+        }
+        fetch(it + F0_STAGES - 1);
+        const double* wt = ws + it % F0_STAGES * WSTAGE;
+#pragma unroll
+        for (int k = 0; k < FC; k += 16) {
+            double a[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) a[i] = xs[(tw + (lane >> 2) + i % 2 * 8 + tap) * FX_LD + k + i / 2 * 4 + (lane & 3)];
+#pragma unroll
+            for (int j = 0; j < NN; j++) {
+                double b[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) b[i] = wt[(k + i * 4 + (lane & 3)) * FW_LD + nw + j * 8 + (lane >> 2)];
+                dmma(acc[j], a, b);
+            }
         }
     }
-    const int t = t0 + tw + (lane >> 2);
-    if (t >= s.w) return;
-    for (int j = 0; j < 2; j++)
-        for (int e = 0; e < 2; e++) {
-            int n = n0 + nw + j * 8 + (lane & 3) * 2 + e;
-            if (n >= F0C) continue;
-            double y = acc[j][e] + (double)bias[n];
-            out[(i64)(s.z + t) * F0C + n] = y > 0 ? y : expm1(y);
-        }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const int t = t0 + tw + m * 8 + (lane >> 2);
+        if (t >= s.w) continue;
+#pragma unroll
+        for (int j = 0; j < NN; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int n = n0 + nw + j * 8 + (lane & 3) * 2 + e;
+                if (n >= F0C) continue;
+                double y = acc[j][m * 2 + e] + (double)bias[n];
+                out[(i64)(s.z + t) * F0C + n] = y > 0 ? y : expm1(y);
+            }
+    }
 }
+KERNEL __launch_bounds__(FTH) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<1>(vocs, tiles, layer, in, out, w, bias); }
+KERNEL __launch_bounds__(FTH) voc_f0_long(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<2>(vocs, tiles, layer, in, out, w, bias); }
 
 // F0 of each frame: |x . w + b|. A warp a frame.
 KERNEL voc_f0_out(const double* in, const float* w, float bias, float* f0, int rows) {

@@ -1,0 +1,133 @@
+//! Failures on demand, so that what follows them can be tested on a device that works.
+//!
+//! Nothing here runs unless [`GpuBackend::inject`] was called; until then it costs one atomic load a launch.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::device::start;
+use super::slabs::Pool;
+use super::{Elt, GpuBackend, GpuError, Stage};
+use crate::synth::{Slot, SynthError};
+
+/// Never returns from its launch.
+const TRAP: &str = "extern \"C\" __global__ void fault_trap() { asm volatile(\"trap;\"); }";
+/// Bytes of all ones are NaN in every operand type.
+const NAN: u8 = 0xff;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The `n`-th allocation from now finds no memory; 1 is the next. Later ones work again.
+    Allocation(u32),
+    /// The `n`-th driver call from now fails, and so does every one after it: how a lost device looks.
+    Lost(u32),
+    /// A kernel traps: an error of the real driver, after which the context is of no more use. Other contexts and
+    /// other programs are not touched.
+    Trap,
+    /// State that the slot's next step of that stage reads becomes NaN.
+    NotANumber(Slot, Stage),
+    /// No slab is free until [`Fault::Slabs`] is undone by dropping the backend.
+    Slabs,
+}
+
+/// Countdowns; 0 is off.
+#[derive(Default)]
+pub(super) struct Faults {
+    armed: AtomicBool,
+    allocation: AtomicU32,
+    call: AtomicU32,
+    lost: AtomicBool,
+}
+
+/// Counts down to the call that fails.
+fn strikes(countdown: &AtomicU32) -> bool {
+    countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)) == Ok(1)
+}
+
+impl Faults {
+    fn arm(&self, countdown: &AtomicU32, n: u32) {
+        countdown.store(n.max(1), Ordering::Relaxed);
+        self.armed.store(true, Ordering::Relaxed);
+    }
+
+    /// Before every driver call.
+    pub(super) fn call(&self, what: &'static str) -> Result<(), GpuError> {
+        if !self.armed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if strikes(&self.call) {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(GpuError::Driver { what, reason: "the device is lost (injected)".into() });
+        }
+        Ok(())
+    }
+
+    /// Before every allocation: whether it finds nothing.
+    pub(super) fn no_memory(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) && strikes(&self.allocation)
+    }
+}
+
+impl GpuBackend {
+    /// Makes something go wrong; see [`Fault`].
+    ///
+    /// # Errors
+    /// The device does not work already, or the slot of [`Fault::NotANumber`] is not open.
+    pub fn inject(&mut self, fault: Fault) -> Result<(), SynthError> {
+        let faults = &self.device.faults;
+        match fault {
+            Fault::Allocation(n) => faults.arm(&faults.allocation, n),
+            Fault::Lost(n) => faults.arm(&faults.call, n),
+            Fault::Trap => {
+                let module = self.device.compile("faults", &[TRAP], Elt::F32, &[])?;
+                let kernel = module.kernel("fault_trap", 0)?;
+                start!(self.device, kernel, (1, 1, 1), 32, 0;)?;
+            }
+            Fault::NotANumber(slot, stage) => self.spoil(slot, stage)?,
+            Fault::Slabs => while self.slabs.take().is_ok() {},
+        }
+        Ok(())
+    }
+
+    fn spoil(&mut self, slot: Slot, stage: Stage) -> Result<(), SynthError> {
+        if !self.slots.contains_key(&slot) {
+            return Err(super::not_open());
+        }
+        let n = slot.0 as usize;
+        let ranges = match stage {
+            Stage::Prefill | Stage::Decode => vec![self.llm.slot_range(n)],
+            Stage::Flow => vec![(self.hist_of(n), self.flow.hist_bytes)],
+            Stage::Vocode => self.hift.histories(n),
+        };
+        for (at, bytes) in ranges {
+            self.device.fill(at, NAN, bytes)?;
+        }
+        Ok(self.device.sync()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nth_allocation_fails_and_only_it() {
+        let faults = Faults::default();
+        assert!(!faults.no_memory(), "off until armed");
+        faults.arm(&faults.allocation, 2);
+        assert_eq!([faults.no_memory(), faults.no_memory(), faults.no_memory()], [false, true, false]);
+        assert!(faults.call("x").is_ok());
+    }
+
+    #[test]
+    fn a_lost_device_stays_lost() {
+        let faults = Faults::default();
+        faults.arm(&faults.call, 2);
+        assert!(faults.call("x").is_ok());
+        assert!(faults.call("x").is_err());
+        assert!(faults.call("x").is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Who holds the device's memory.
+//!
+//! Every allocation is booked under a [`Part`] when it is made and taken off when it is freed. What the driver takes
+//! by itself (its context, code, recorded graphs, rounding) cannot be seen from outside: it is measured, once, as
+//! what the driver says is used less what is booked. So the parts add up to the driver's figure as long as nothing
+//! is allocated behind the ledger's back, which is what the comparison at full load shows.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What memory is for. Closed: also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Part {
+    /// The driver's context, and what other programs held when the device was opened.
+    Context,
+    /// Weights and tables of all networks.
+    Weights,
+    /// Keys and values of the language model, and its sequences: one of each a slot.
+    LlmSlots,
+    /// Slabs that utterances and voices hold.
+    SlabsUsed,
+    /// Slabs that nobody holds.
+    SlabsFree,
+    /// Histories of the flow's position convolutions, one a slot.
+    FlowSlots,
+    /// Histories of the vocoder, one a slot.
+    VocoderSlots,
+    /// Prompts of voices. (Their solved blocks lie in slabs.)
+    Voices,
+    /// Activations, scores, staging, cuBLASLt's workspace.
+    Workspace,
+    /// Code of the kernels, and what the driver adds by rounding.
+    Code,
+    /// Recorded graphs and what the libraries took while they were recorded.
+    Graphs,
+}
+
+impl Part {
+    /// Every part, in the order of a table.
+    pub const ALL: [Part; 11] = [
+        Part::Context,
+        Part::Code,
+        Part::Graphs,
+        Part::Weights,
+        Part::Workspace,
+        Part::LlmSlots,
+        Part::FlowSlots,
+        Part::VocoderSlots,
+        Part::Voices,
+        Part::SlabsUsed,
+        Part::SlabsFree,
+    ];
+
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Part::Context => "context",
+            Part::Weights => "weights",
+            Part::LlmSlots => "llm_slots",
+            Part::SlabsUsed => "slabs_used",
+            Part::SlabsFree => "slabs_free",
+            Part::FlowSlots => "flow_slots",
+            Part::VocoderSlots => "vocoder_slots",
+            Part::Voices => "voices",
+            Part::Workspace => "workspace",
+            Part::Code => "code",
+            Part::Graphs => "graphs",
+        }
+    }
+
+    /// What an allocation of that name is for. Names that are not listed are passing or scratch.
+    pub(super) fn of(what: &str) -> Self {
+        match what {
+            "language model slots" | "sequences" | "forced tokens" => Part::LlmSlots,
+            "flow slabs" => Part::SlabsFree,
+            "flow histories" => Part::FlowSlots,
+            "vocoder slots" => Part::VocoderSlots,
+            "a voice" => Part::Voices,
+            "weights" | "a weight" | "a bias" | "a scale" | "modulation" | "noise" | "rotary angles" | "tokens"
+            | "window" | "basis" | "times" => Part::Weights,
+            _ => Part::Workspace,
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// Bytes by part.
+#[derive(Default)]
+pub(super) struct Ledger(Mutex<[u64; Part::ALL.len()]>);
+
+impl Ledger {
+    fn bytes(&self) -> MutexGuard<'_, [u64; Part::ALL.len()]> {
+        // Plain numbers: consistent whoever panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, part: Part, bytes: u64) {
+        self.bytes()[part as usize] += bytes;
+    }
+
+    pub(super) fn sub(&self, part: Part, bytes: u64) {
+        let held = &mut self.bytes()[part as usize];
+        *held = held.saturating_sub(bytes);
+    }
+
+    /// Books what the driver uses beyond everything booked so far, `used` bytes in all, under `part`.
+    pub(super) fn settle(&self, part: Part, used: u64) {
+        let mut bytes = self.bytes();
+        let booked: u64 = bytes.iter().sum();
+        bytes[part as usize] += used.saturating_sub(booked);
+    }
+
+    /// What is booked under `part`.
+    pub(super) fn of(&self, part: Part) -> u64 {
+        self.bytes()[part as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_adds_is_booked_once_and_allocations_come_and_go() {
+        let ledger = Ledger::default();
+        ledger.settle(Part::Context, 500);
+        ledger.add(Part::of("weights"), 1000);
+        ledger.add(Part::of("activations"), 70);
+        ledger.settle(Part::Code, 1600);
+        assert_eq!((ledger.of(Part::Context), ledger.of(Part::Code)), (500, 30));
+        ledger.sub(Part::of("activations"), 70);
+        ledger.settle(Part::Graphs, 1530);
+        assert_eq!((ledger.of(Part::Workspace), ledger.of(Part::Graphs)), (0, 0));
+        // A driver that gave memory back in between makes no negative part.
+        ledger.settle(Part::Graphs, 900);
+        assert_eq!(ledger.of(Part::Graphs), 0);
+    }
+
+    #[test]
+    fn every_part_has_its_own_label_and_place() {
+        let labels: std::collections::BTreeSet<&str> = Part::ALL.iter().map(|p| p.label()).collect();
+        let places: std::collections::BTreeSet<usize> = Part::ALL.iter().map(|&p| p as usize).collect();
+        assert_eq!((labels.len(), places.len()), (Part::ALL.len(), Part::ALL.len()));
+    }
+}

@@ -1,0 +1,105 @@
+//! What the engine refuses or fails at is refused at once, or spoken by the default voice where the agent says so.
+
+use std::time::Duration;
+
+use antiphon::agent::config::{Agent, Overload};
+use antiphon::app::engines::Choice;
+use antiphon::config::Config;
+use antiphon::synth::SynthError;
+use antiphon::synth::device::Loader;
+use antiphon::synth::espeak::{self, Espeak};
+use antiphon::synth::tone::Tone;
+use antiphon_loadgen::call::Call;
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::{correlate, sip};
+use serde_json::json;
+
+use super::support::{Rig, SENTENCE, hear_turn};
+use super::watched::Watch;
+
+fn agents(config: &mut Config) {
+    let overload = Overload::DefaultVoice;
+    config.agent.insert("patient".into(), Agent { overload, ..Agent::at("builtin:silent") });
+    config.agent.insert("strict".into(), Agent::at("builtin:silent"));
+}
+
+/// `first` speaks, `espeak-ng` stands in; `None` where that is not installed.
+async fn rig(change: impl FnOnce(&mut Config), first: Loader) -> Option<Rig> {
+    if Espeak::new(espeak::Config::default()).is_err() {
+        println!("SKIPPED: espeak-ng is not installed");
+        return None;
+    };
+    let stand_in: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+    let choice = Choice { loaders: vec![first], stand_in: Some(stand_in), reasons: Vec::new() };
+    let change = |config: &mut Config| {
+        agents(config);
+        change(config);
+    };
+    Some(Rig::with_voices(change, choice).await)
+}
+
+/// Whether `call` hears the sentence in the default voice.
+async fn hears_the_default_voice(rig: &Rig, call: &Call) {
+    let asked = rig.speak(call, SENTENCE).await;
+    let (_, end) = hear_turn(call, asked).await;
+    let heard = call.ear().heard().clip_between(asked, end + Duration::from_millis(200));
+    let other = rig.app.gateway().stand_in.as_ref().expect("it runs");
+    let found = correlate::correlate(&heard, &Rig::spoken_by(other, SENTENCE).await).expect("comparable rates");
+    assert!(found.value > 0.8, "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_no_device_speaks_a_call_is_refused_or_has_the_default_voice() {
+    let broken: Loader = Box::new(|| Err(SynthError::Device("no such device".into())));
+    let Some(rig) = rig(|_| {}, broken).await else { return };
+    assert!(!rig.app.gateway().is_ready());
+    let call = rig.telephone("patient", Codec::Pcmu).await;
+    hears_the_default_voice(&rig, &call).await;
+    call.hang_up().await;
+    let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
+    let refused = caller.call(&format!("sip:strict@{}", rig.sip_udp())).await.err().expect("refused");
+    assert!(refused.to_string().contains("503"), "{refused}");
+    let speech = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&json!({ "input": "Hello." }));
+    let speech = speech.send().await.expect("HTTP");
+    assert_eq!(speech.status(), 503);
+    assert!(speech.headers().contains_key("retry-after"));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_whose_device_fails_is_spoken_by_the_default_voice() {
+    let watch = Watch::failing_after(2);
+    let Some(rig) = rig(|_| {}, watch.loader()).await else { return };
+    assert!(rig.app.gateway().is_ready());
+    let call = rig.browser("patient").await;
+    // Two steps of the first voice are heard, then the whole sentence; later turns find no device at all.
+    hears_the_default_voice(&rig, &call).await;
+    assert!(!rig.app.gateway().is_ready(), "the device did not fail");
+    hears_the_default_voice(&rig, &call).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_too_many_is_refused_with_retry_after_or_has_the_default_voice() {
+    let tone: Loader = Box::new(|| Ok(Box::new(Tone::new())));
+    let Some(rig) = rig(|config| config.scheduler.max_live = 1, tone).await else { return };
+    let [first, strict, patient] = [
+        rig.telephone("strict", Codec::Pcmu).await,
+        rig.telephone("strict", Codec::Pcmu).await,
+        rig.telephone("patient", Codec::Pcmu).await,
+    ];
+    let long = SENTENCE.repeat(20);
+    rig.speak(&first, &long).await;
+    let turns = format!("{}/v1/calls/{}/turns", rig.http, strict.id().expect("named"));
+    let refused = rig.client.post(turns).json(&json!({ "text": SENTENCE })).send().await.expect("HTTP");
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    hears_the_default_voice(&rig, &patient).await;
+    // It recovers by itself: once the engine has room again, the strict call is served.
+    let id = first.id().expect("named").to_owned();
+    assert_eq!(rig.post(&format!("/v1/calls/{id}/interrupt"), json!({})).await.0, 202);
+    let asked = rig.speak(&strict, SENTENCE).await;
+    hear_turn(&strict, asked).await;
+    rig.app.drain().await;
+}

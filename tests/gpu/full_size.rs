@@ -1,0 +1,214 @@
+//! The GPU engine at full size: against the CPU engine, and its memory against the driver's account of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use antiphon::synth::Slot;
+use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
+use antiphon::synth::cosyvoice::config::{Config, EULER_STEPS};
+use antiphon::synth::cosyvoice::cpu::CpuBackend;
+use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Part, Precision};
+use antiphon::synth::cosyvoice::probe::{Probe, Values};
+use antiphon::synth::cosyvoice::random;
+
+use super::{KIT, device, full};
+
+/// Speech tokens of the comparison: two seconds behind a prompt of three.
+const SPOKEN: usize = 50;
+const PROMPT: usize = 75;
+
+/// Random weights of full size, where `antiphon bench` keeps them too.
+fn checkpoint() -> PathBuf {
+    let dir = std::env::temp_dir().join("antiphon-random-full");
+    if !dir.join("cosyvoice3.yaml").exists() {
+        random::write(&dir, random::Size::Full, 0, |_, _| ()).expect("there is room for the weights");
+    }
+    dir
+}
+
+/// How two results compare.
+struct Difference {
+    max: f64,
+    rms: f64,
+    /// Root mean square of what is expected.
+    scale: f64,
+}
+
+fn compare(expected: &Values, actual: &Values) -> Difference {
+    assert_eq!(expected.data.len(), actual.data.len(), "{:?} and {:?}", expected.shape, actual.shape);
+    let (mut max, mut squares, mut scale) = (0f64, 0.0, 0.0);
+    for (&e, &a) in expected.data.iter().zip(&actual.data) {
+        let difference = (f64::from(a) - f64::from(e)).abs();
+        max = max.max(if difference.is_nan() { f64::INFINITY } else { difference });
+        squares += difference * difference;
+        scale += f64::from(e) * f64::from(e);
+    }
+    let count = expected.data.len().max(1) as f64;
+    Difference { max, rms: (squares / count).sqrt(), scale: (scale / count).sqrt() }
+}
+
+/// What each stage gives for the same input.
+struct Outputs {
+    scores: Values,
+    mel: Values,
+    f0: Values,
+    wave: Values,
+}
+
+fn outputs<B: Probe>(backend: &mut B, config: &Config, mel: Option<&Values>) -> Outputs {
+    let voice = random::voice(config, "compared", PROMPT, 5);
+    let spoken = random::voice(config, "spoken", SPOKEN, 6).tokens;
+    let mut prefix = vec![Embed::Speech(config.llm.control(0))];
+    prefix.extend((0..40u32).map(|i| Embed::Text(i * 3571 % config.llm.vocab as u32)));
+    prefix.push(Embed::Speech(config.llm.control(2)));
+    prefix.extend(voice.tokens.iter().map(|&t| Embed::Speech(t)));
+    let scores = backend.llm(&prefix, &spoken).expect("language model").scores;
+    let prompt = FlowPrompt { tokens: voice.tokens, mel: voice.mel, speaker: voice.speaker };
+    let made = backend.mel(&prompt, &spoken, true).expect("flow");
+    // Each stage is judged by itself: the vocoder of both gets the same mel.
+    let vocoder = backend.hift(mel.unwrap_or(&made), true).expect("vocoder");
+    Outputs { scores, mel: made, f0: vocoder.f0.expect("both show F0"), wave: vocoder.wave }
+}
+
+/// Largest and root mean square difference that are allowed for scores, mel, F0 and samples, as shares of the root
+/// mean square of what is expected.
+type Limits = [(f64, f64); 4];
+
+const SINGLE: (&str, Precision, Limits) =
+    ("single", Precision::EXACT, [(1e-3, 1e-4), (1e-3, 1e-4), (1e-3, 1e-4), (1e-2, 1e-3)]);
+
+fn working() -> (&'static str, Precision, Limits) {
+    ("working", Precision::default(), [(0.15, 0.03), (0.05, 0.01), (1e-3, 1e-4), (0.10, 0.02)])
+}
+
+/// Teacher-forced scores, mel, F0 and samples of the checkpoint in `dir` on the GPU against the CPU.
+fn agrees(dir: &Path) {
+    let config = Config::load(dir).expect("sizes");
+    let expected = {
+        let mut cpu = CpuBackend::load(dir, Options::default()).expect("the CPU engine loads");
+        outputs(&mut cpu, &config, None)
+    };
+    let mut wrong = Vec::new();
+    println!("{:<8} {:<8} {:>10} {:>10} {:>10}  max and rms allowed", "", "", "max", "rms", "of");
+    for (name, precision, limits) in [SINGLE, working()] {
+        let options = Options { slots: Some(8), memory: Some(8 << 30), ..Options::default() };
+        let mut backend = GpuBackend::load(dir, 0, options, precision).expect("the GPU engine loads");
+        let actual = outputs(&mut backend, &config, Some(&expected.mel));
+        let pairs = [
+            ("scores", &expected.scores, &actual.scores),
+            ("mel", &expected.mel, &actual.mel),
+            ("f0", &expected.f0, &actual.f0),
+            ("wave", &expected.wave, &actual.wave),
+        ];
+        for ((what, expected, actual), (most, rms)) in pairs.into_iter().zip(limits) {
+            let d = compare(expected, actual);
+            let (most, rms) = (most * d.scale, rms * d.scale);
+            println!("{name:<8} {what:<8} {:>10.2e} {:>10.2e} {:>10.2e}  {most:.1e} {rms:.1e}", d.max, d.rms, d.scale);
+            if d.max > most || d.rms > rms {
+                wrong.push((name, what));
+                println!("  by tenths: {}", by_tenths(expected, actual));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "past their tolerances: {wrong:?}");
+}
+
+/// Where along time two results differ: the root mean square difference of each tenth.
+fn by_tenths(expected: &Values, actual: &Values) -> String {
+    let size = expected.data.len().div_ceil(10).max(1);
+    let part = |(e, a): (&[f32], &[f32])| {
+        let squares: f64 = e.iter().zip(a).map(|(e, a)| f64::from(e - a).powi(2)).sum();
+        format!("{:.1e}", (squares / e.len() as f64).sqrt())
+    };
+    let parts: Vec<String> = expected.data.chunks(size).zip(actual.data.chunks(size)).map(part).collect();
+    parts.join(" ")
+}
+
+#[test]
+#[ignore = "needs 16 GB of memory and some CPU cores"]
+fn full_size_agrees_with_the_cpu() {
+    if device() {
+        agrees(&checkpoint());
+    }
+}
+
+/// The same lengths at the kit's sizes: tells a fault of length from one of width.
+#[test]
+fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
+    if device() {
+        agrees(&Path::new(KIT).join("checkpoint"));
+    }
+}
+
+/// The parts of the device's memory add up to what the driver says is used, with 200 utterances resident.
+#[test]
+#[ignore = "takes the whole device"]
+fn memory_is_accounted_at_two_hundred_utterances() {
+    if !device() {
+        return;
+    }
+    let source = gpu::bench::random_source(1);
+    let mut backend =
+        GpuBackend::new(full(), &source, 0, Options::default(), Precision::default()).expect("the model loads");
+    let made = random::voice(&full(), "voice", PROMPT, 5);
+    let prompt = FlowPrompt { tokens: made.tokens, mel: made.mel, speaker: made.speaker };
+    let voice = backend.add_voice(Arc::new(prompt)).expect("a voice");
+    backend.prepare_voice(voice).expect("its blocks");
+    let empty = backend.memory();
+    let slots: Vec<Slot> = (0..200).map(Slot).collect();
+    let spoken: Arc<[u32]> = random::voice(&full(), "spoken", 150, 6).tokens.into();
+    for &slot in &slots {
+        let prefix = (0..120).map(|i| Embed::Text(i * 31 + slot.0)).collect();
+        let sampling = Sampling {
+            key: [slot.0, 1],
+            min_len: 0,
+            max_len: 150,
+            min_length: MinLength::Intended,
+            forced: Some(spoken.clone()),
+        };
+        backend.open(slot, SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
+    }
+    let width = |backend: &GpuBackend, stage: usize| backend.caps().width[stage] as usize;
+    for some in slots.chunks(width(&backend, 0)) {
+        backend.prefill(some, &mut Vec::new()).expect("prefill");
+    }
+    backend.decode(&slots, 32, &mut Vec::new()).expect("decode");
+    for &slot in &slots {
+        backend.flow_push(slot, &spoken, true).expect("fits");
+    }
+    // Three blocks of six, and as many samples: in the middle of their turns.
+    for some in slots.chunks(width(&backend, 2)) {
+        for _ in 0..3 {
+            let mut out = Vec::new();
+            backend.flow(some, EULER_STEPS as u32, &mut out).expect("flow");
+            assert!(out.iter().all(|f| f.failed.is_none()));
+        }
+    }
+    for some in slots.chunks(width(&backend, 3)) {
+        backend.vocode(some, &mut Vec::new()).expect("vocode");
+    }
+    let driver = backend.driver_used().expect("the driver answers");
+    let parts = backend.inventory();
+    for (part, bytes) in &parts {
+        println!("{part:<16} {:>10.1} MB", *bytes as f64 / 1e6);
+    }
+    let sum: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
+    let slabs: u64 = parts.iter().filter(|(p, _)| matches!(p, Part::SlabsFree | Part::SlabsUsed)).map(|p| p.1).sum();
+    let off = |sum: u64, driver: u64| (sum as f64 - driver as f64) / driver as f64;
+    let (all, rest) = (off(sum, driver), off(sum - slabs, driver - slabs));
+    println!(
+        "{:<16} {:>10.1} MB\n{:<16} {:>10.1} MB: {:+.3} %, without slabs {:+.3} %",
+        "sum",
+        sum as f64 / 1e6,
+        "driver",
+        driver as f64 / 1e6,
+        100.0 * all,
+        100.0 * rest
+    );
+    let used = backend.memory().used;
+    println!("{:<16} {:>10.1} MB of {:.1}", "utterances", used as f64 / 1e6, empty.total as f64 / 1e6);
+    assert!(all.abs() < 0.02 && rest.abs() < 0.02);
+    assert!(used > 0, "resident");
+    slots.iter().for_each(|&slot| backend.close(slot));
+    assert_eq!(backend.memory(), empty, "all of it came back");
+}

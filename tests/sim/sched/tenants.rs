@@ -1,0 +1,149 @@
+//! Shares and limits of API tokens, and batch work that must not starve.
+
+use std::time::Duration;
+
+use antiphon::audio::duration_of;
+use antiphon::sched::{Config, JobSpec, LineNote, Plan, RefusedReason, Scheduler, Tenant};
+use antiphon::turn::{Class, LineId, TurnToken};
+
+use super::engine::{Costs, Engine};
+use super::policy::Kind;
+use super::rng::Rng;
+use super::world::{Event, Report, World, quantile, zero};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn tenant(weight: f64, chars_per_minute: u32, max_live: u32) -> Tenant {
+    Tenant { weight, chars_per_minute, max_live }
+}
+
+/// One run on the recorded engine: turns of two utterances arrive for each `(tenant, per second)`.
+fn run(config: &Config, live: &[(&'static str, f64)], backlog: &[&'static str], seconds: u64) -> Report {
+    let costs = Costs::named("h200");
+    let policy = Kind::Ours(config.clone()).build(costs.limits());
+    let mut world = World::new(Engine::new(costs, 1), policy);
+    world.backlog_tenants = backlog.to_vec();
+    world.backlog = if backlog.is_empty() { 0 } else { 300 };
+    let end = Duration::from_secs(seconds);
+    let mut line = 0;
+    for (number, &(tenant, per_second)) in live.iter().enumerate() {
+        let mut rng = Rng::new(number as u64 + 1);
+        let mut at = Duration::ZERO;
+        while at < end {
+            at += rng.gap(per_second);
+            line += 1;
+            let tokens = (0..2).map(|_| rng.range(60, 130) as u32).collect();
+            world.at(at, Event::Turn { line, class: Class::Live, tenant, tokens });
+        }
+    }
+    world.run(end);
+    world.report
+}
+
+#[test]
+fn batch_of_two_tenants_shares_the_device_by_weight() {
+    let mut config = Config::default();
+    for (heavy, expected) in [(1.0, 1.0), (3.0, 3.0)] {
+        config.tenants.insert("heavy".into(), tenant(heavy, 0, 0));
+        // Fair over minutes: a tenant's sentences are finished once begun, whoever is ahead.
+        let report = run(&config, &[], &["heavy", "light"], 60);
+        let share = report.device_by["heavy"] / report.device_by["light"];
+        println!("weight {heavy}: {share:.2} times as much of the device");
+        assert!((share / expected - 1.0).abs() < 0.1, "weight {heavy} gives {share} times as much");
+    }
+}
+
+#[test]
+fn a_flood_of_one_tenant_makes_its_own_turns_late_and_not_those_of_another() {
+    let config = Config::default();
+    let calm = run(&config, &[("calm", 2.0)], &[], 25);
+    let flood = run(&config, &[("calm", 2.0), ("flood", 45.0)], &[], 25);
+    let p95 = |report: &Report, tenant: &str| quantile(&report.first_by[tenant], 0.95);
+    let (alone, beside, itself) = (p95(&calm, "calm"), p95(&flood, "calm"), p95(&flood, "flood"));
+    println!("calm alone {alone:.1?}, beside the flood {beside:.1?}, the flood itself {itself:.1?}");
+    assert!(beside < itself, "calm {beside:?}, flood {itself:?}");
+    assert!(beside <= Duration::from_millis(Config::default().first_audio_target_ms.into()), "{beside:?}");
+}
+
+#[test]
+fn a_tenant_at_its_limit_of_calls_is_refused_and_others_are_not() {
+    let mut config = Config::default();
+    config.tenants.insert("flood".into(), tenant(1.0, 0, 20));
+    let report = run(&config, &[("calm", 2.0), ("flood", 45.0)], &[], 25);
+    assert!(report.refused_by.get(&("flood", "tenant_full")).is_some_and(|n| *n > 100), "{:?}", report.refused_by);
+    assert!(report.refused_by.keys().all(|(tenant, _)| *tenant == "flood"), "{:?}", report.refused_by);
+    assert!(report.underruns.is_empty());
+}
+
+#[test]
+fn a_rate_limit_holds_over_any_minute_and_says_when_to_come_back() {
+    const PER_MINUTE: u32 = 600;
+    const CHARS: u32 = 50;
+    let config = Config { tenant_default: tenant(1.0, PER_MINUTE, 0), ..Config::default() };
+    let mut sched = Scheduler::new(config, Costs::named("simple").limits());
+    let submit = |sched: &mut Scheduler, now, line: u64| {
+        let (line, class) = (LineId(line), if line % 2 == 0 { Class::Live } else { Class::Batch });
+        let spec = JobSpec { line, class, token: TurnToken::forever(), tenant: "one".into(), chars: CHARS };
+        let result = sched.submit(now, spec);
+        // Only the limit is looked at here: the work itself is given up at once.
+        sched.note(now, line, LineNote::Closed);
+        while matches!(sched.plan(now), Plan::End { .. }) {}
+        result
+    };
+    let mut accepted: Vec<u64> = Vec::new();
+    let mut line = 0;
+    let mut tenth = 0;
+    while tenth < 10 * 600 {
+        let now = zero() + SECOND * tenth / 10;
+        line += 1;
+        match submit(&mut sched, now, line) {
+            Ok(_) => accepted.push(u64::from(tenth)),
+            Err(refused) => {
+                assert_eq!(refused.reason, RefusedReason::RateLimited);
+                // Who comes back when told is served; a little earlier is too early.
+                line += 1;
+                let back = now + refused.retry_after;
+                if refused.retry_after > SECOND {
+                    assert!(submit(&mut sched, back - SECOND / 2, line).is_err());
+                }
+                line += 1;
+                submit(&mut sched, back, line).expect("it was told to come back now");
+                tenth += (refused.retry_after.as_secs_f64() * 10.0).ceil() as u32;
+                accepted.push(u64::from(tenth));
+            }
+        }
+        tenth += 1;
+    }
+    for (n, from) in accepted.iter().enumerate() {
+        let within = accepted[n..].iter().take_while(|at| **at < from + 600).count() as u32;
+        // A minute's worth may come at once, and what refills meanwhile; the text that crosses the line is not cut.
+        assert!(within * CHARS <= 2 * PER_MINUTE + CHARS, "{within} texts within a minute of {from}");
+    }
+    let total = accepted.len() as u32 * CHARS;
+    assert!((10 * PER_MINUTE..=11 * PER_MINUTE + CHARS).contains(&total), "{total} characters in ten minutes");
+}
+
+#[test]
+fn batch_that_has_waited_for_its_patience_gets_its_small_share_and_no_more() {
+    // More live work than there is room for: nothing is left for batch.
+    let live = [("", 60.0)];
+    let patient = Config { batch_patience_s: 3_600, load_limit: 1.0, ..Config::default() };
+    let starved = run(&patient, &live, &["book"], 40);
+    let (patience, share) = (2, 0.05);
+    let aged = Config { batch_patience_s: patience, batch_min_share: share, ..patient };
+    let fed = run(&aged, &live, &["book"], 40);
+    println!(
+        "batch makes {:.1} s, with ageing {:.1} s; longest without a step of it {:.2?}",
+        duration_of(starved.batch_samples).as_secs_f64(),
+        duration_of(fed.batch_samples).as_secs_f64(),
+        fed.longest_without_batch
+    );
+    let taken = fed.device_by["book"] / fed.busy;
+    assert!(duration_of(fed.batch_samples) > 10 * SECOND, "it does not come on");
+    assert!(starved.batch_samples * 4 < fed.batch_samples, "it would not have starved");
+    assert!(taken <= share, "{taken} of the device");
+    assert!(fed.longest_without_batch <= (patience + 1) * SECOND, "{:?}", fed.longest_without_batch);
+    assert!(fed.most_behind_batch <= 1, "live work waited for {} steps of batch", fed.most_behind_batch);
+    // The share is of device time, paid by live work that has time to spare: its listeners do not notice.
+    assert!(fed.underruns.len() * 100 <= fed.first_audio.len(), "{} underruns", fed.underruns.len());
+}
