@@ -178,10 +178,10 @@ fn kernel_costs() {
         return;
     }
     let options =
-        antiphon::synth::cosyvoice::backend::Options { slots: Some(64), memory: Some(60 << 30), ..Default::default() };
+        antiphon::synth::cosyvoice::backend::Options { slots: Some(256), memory: Some(60 << 30), ..Default::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
-    for width in [1, 32] {
+    for width in [1, 32, 64, 256] {
         let effort = gpu::bench::Effort { widths: vec![width], ..Default::default() };
         for (stage, kernels) in backend.kernel_costs(&effort).expect("the stages run") {
             println!("-- {stage}, width {width}");

@@ -209,7 +209,17 @@ impl GpuBackend {
         let mut out = Vec::new();
         // Once before: what is measured is not the first of its kind.
         self.stage_costs(&once)?;
-        all.push(("language model", by_kernel(device.timed(|| self.llm_costs(&once, &mut out))?)));
+        let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.caps.slots as usize);
+        let slots: Vec<usize> = (0..width).collect();
+        let visible = effort.visible;
+        let decode = by_kernel(device.timed(|| self.llm.decode(&slots, 1).map(drop))?);
+        all.push(("decode", self.with_floors(decode, width, visible * width)));
+        let (prefix, sampling) = self.speech(visible);
+        let rows: Vec<(usize, &[Embed], &Sampling)> = slots.iter().map(|&s| (s, &prefix[..], &sampling)).collect();
+        let prefill = by_kernel(device.timed(|| self.llm.prefill(&rows))?);
+        // Prefixes are cut into passes, so that floors are right where one is enough.
+        let rows = (visible - 1) * width;
+        all.push(("prefill", self.with_floors(prefill, rows, rows * visible / 2)));
         let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?);
         // What attention reads, only this knows: earlier keys and values, then the chunk's own row by row.
         let (block, inner) = (self.config.flow.block, self.config.flow.inner());
@@ -223,14 +233,9 @@ impl GpuBackend {
         Ok(all)
     }
 
-    fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
-        let visible = effort.visible;
-        let c = self.config.llm.clone();
-        let active = c.layers
-            * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
-            + c.hidden * c.speech_rows();
-        let size = 2.0;
-        let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
+    /// A prefix of `visible` positions and what follows it.
+    fn speech(&self, visible: usize) -> (Vec<Embed>, Sampling) {
+        let c = &self.config.llm;
         let sampling = Sampling {
             key: [1, 2],
             min_len: 0,
@@ -242,6 +247,48 @@ impl GpuBackend {
         let mut prefix = vec![Embed::Speech(c.control(SOS))];
         prefix.extend((0..visible.saturating_sub(2)).map(|i| Embed::Text(i as u32 % c.vocab as u32)));
         prefix.push(Embed::Speech(c.control(TASK)));
+        (prefix, sampling)
+    }
+
+    /// The language model's kernels with what each launch must at least take: every byte once at the speed of a large
+    /// copy, or its arithmetic at that of a large product. `seen`: cached positions that all rows together attend to.
+    fn with_floors(&self, mut kernels: Vec<KernelCost>, rows: usize, seen: usize) -> Vec<KernelCost> {
+        let c = &self.config.llm;
+        let (hidden, inner) = (c.hidden, c.intermediate);
+        let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let product = |n: usize, k: usize, out: usize| {
+            let bytes = 2 * n * k + rows * (2 * k + out);
+            (bytes as f64 / PEAK.1).max(2.0 * (rows * n * k) as f64 / PEAK.0)
+        };
+        for kernel in &mut kernels {
+            let each = match kernel.name {
+                "qkv" => product(queries + 2 * keys, hidden, 4 * (queries + 2 * keys)),
+                "out" => product(hidden, queries, 10 * hidden),
+                "gate-up" => product(2 * inner, hidden, 2 * inner),
+                "down" => product(hidden, inner, 10 * hidden),
+                "head" => product(c.speech_rows(), hidden, 4 * c.speech_rows()),
+                name if name.starts_with("llm_attend") => {
+                    let bytes = 4 * seen * keys + rows * (4 * (queries + 2 * keys) + 2 * queries);
+                    (bytes as f64 / PEAK.1).max(4.0 * (seen * queries) as f64 / PEAK.0)
+                }
+                "llm_draw" => (4 * rows * c.speech_rows()) as f64 / PEAK.1,
+                "llm_embed" => (8 * rows * hidden) as f64 / PEAK.1,
+                _ => 0.0,
+            };
+            kernel.floor = each * kernel.count as f64;
+        }
+        kernels
+    }
+
+    fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let visible = effort.visible;
+        let c = self.config.llm.clone();
+        let active = c.layers
+            * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
+            + c.hidden * c.speech_rows();
+        let size = 2.0;
+        let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
+        let (prefix, sampling) = self.speech(visible);
         let slots = self.caps.slots as usize;
         for count in [1usize, 8, 32].into_iter().filter(|n| *n <= slots && effort.widths.contains(n)) {
             let rows: Vec<(usize, &[Embed], &Sampling)> = (0..count).map(|s| (s, &prefix[..], &sampling)).collect();

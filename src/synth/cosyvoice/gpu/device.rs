@@ -167,6 +167,13 @@ impl Drop for Device {
 #[derive(Clone, Copy)]
 pub(super) struct Kernel(sys::CUfunction, &'static str);
 
+impl Kernel {
+    /// The same kernel; launches are listed under `name` unless that is empty.
+    pub(super) fn called(self, name: &'static str) -> Self {
+        Self(self.0, if name.is_empty() { self.1 } else { name })
+    }
+}
+
 /// When each launch ended, while someone looks: what was started, and the event behind it.
 #[derive(Default)]
 struct Trace {
@@ -348,28 +355,12 @@ impl Device {
         Ok(Module { module, unit })
     }
 
-    /// Starts a kernel.
+    /// Starts a kernel; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
     ///
     /// # Safety
     /// `args` must point to values of exactly the kernel's parameter types, and every pointer among them to
     /// memory that is large enough and outlives the launch (for a captured launch: the graph).
     pub(super) unsafe fn launch(
-        &self,
-        kernel: Kernel,
-        grid: (u32, u32, u32),
-        block: u32,
-        shared: u32,
-        args: &[*const c_void],
-    ) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_clusters(kernel, 1, grid, block, shared, args) }
-    }
-
-    /// As [`Self::launch`]; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
-    ///
-    /// # Safety
-    /// As [`Self::launch`].
-    pub(super) unsafe fn launch_clusters(
         &self,
         kernel: Kernel,
         cluster: u32,
@@ -617,7 +608,7 @@ macro_rules! start {
         // SAFETY: argument types are those of the kernel's declaration, beside which each call was written;
         // pointers are to buffers that the calling model owns.
         unsafe {
-            $device.launch($kernel, $grid, $block, $shared, &[$(std::ptr::from_ref(&$arg).cast::<std::ffi::c_void>()),*])
+            $device.launch($kernel, 1, $grid, $block, $shared, &[$(std::ptr::from_ref(&$arg).cast::<std::ffi::c_void>()),*])
         }
     };
 }

@@ -2,7 +2,9 @@
 //!
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
-//! what else is decoded; on Hopper many rows go through warpgroup products ([`Gemm::wide`]) that sum in the same order. cuBLASLt picks kernels by shape and cannot promise that; it serves the flow alone.
+//! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
+//! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
+//! the flow alone.
 
 use std::sync::Arc;
 
@@ -92,21 +94,17 @@ pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, T
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
-/// How a product of many rows is cut into blocks (wide.cu). Every way gives the same sums.
+/// How a product of many rows is cut into blocks of 128 outputs by 64 rows (wide.cu). Either way gives the same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wide {
-    /// 128 outputs by 64 rows.
-    N128T64,
-    /// 128 outputs by 128 rows.
-    N128T128,
-    /// 128 outputs by 64 rows for a cluster of four, each with a quarter of the inputs.
-    Four,
-    /// The same for a cluster of eight.
-    Eight,
+    /// Each block on its own.
+    Alone,
+    /// Clusters of eight, each block with an eighth of the inputs.
+    Shared,
 }
 
-/// All of them, for measuring.
-pub(super) const WIDE: [Wide; 4] = [Wide::N128T64, Wide::N128T128, Wide::Four, Wide::Eight];
+/// Both, for measuring.
+pub(super) const WIDE: [Wide; 2] = [Wide::Alone, Wide::Shared];
 
 /// The kernels of gemm.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
@@ -117,7 +115,7 @@ pub(super) struct Gemm {
     three: [Kernel; 3],
     gemv: [Kernel; 5],
     rms: Kernel,
-    wide: Option<[Kernel; 3]>,
+    wide: Option<[Kernel; 2]>,
 }
 
 /// Most rows that go through `gemv`.
@@ -132,8 +130,9 @@ const STAGES: usize = 4;
 const DEEP: usize = 8;
 /// Dynamic shared memory that a convolution may take.
 const SHARED: u32 = 200 << 10;
-/// And a product of wide.cu, beside what it takes statically.
-const WIDE_SHARED: u32 = 217 << 10;
+/// What a product of wide.cu takes: a ring of five stages of 64 inputs, which starts at a multiple of 1024 bytes, and in
+/// its place in the end a padded table of sums for each of up to two parts.
+const WIDE_SHARED: u32 = 1024 + 2 * 64 * (128 + 4) * 4;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
@@ -184,7 +183,7 @@ impl Gemm {
         if device.hopper && elt != Elt::F32 {
             let module = device.compile("wide.cu", &[super::COMMON, super::PRODUCT, super::WIDE], elt, &[])?;
             let kernel = |name: &'static str| module.kernel(name, WIDE_SHARED);
-            this.wide = Some([kernel("wide_128x64")?, kernel("wide_128x128")?, kernel("wide_shared")?]);
+            this.wide = Some([kernel("wide_alone")?, kernel("wide_shared")?]);
         }
         Ok(this)
     }
@@ -210,32 +209,22 @@ impl Gemm {
             kreal: width as i32,
             ..p
         };
-        let (kernel, rows, stages, cluster) = match how {
-            Wide::N128T64 => (kernels[0], 64, 4, 1),
-            Wide::N128T128 => (kernels[1], 128, 6, 1),
-            Wide::Four => (kernels[2], 64, 3, 4),
-            Wide::Eight => (kernels[2], 64, 4, 8u32),
+        let (kernel, cluster) = match how {
+            Wide::Alone => (kernels[0], 1),
+            Wide::Shared => (kernels[1], 8),
         };
-        // A ring of stages of 64 inputs, and where blocks share, a padded table of sums for each part of a block.
-        let sums = if cluster > 1 { 16 / cluster as usize * rows * (128 + 4) * 4 } else { 0 };
-        let shared = (1024 + stages * (128 + rows) * 128 + sums) as u32;
-        let grid = (cluster, (p.rows as usize).div_ceil(rows) as u32, w.n.div_ceil(128) as u32);
-        let args: [*const std::ffi::c_void; 2] =
-            [std::ptr::from_ref(&p).cast(), std::ptr::from_ref(&(stages as i32)).cast()];
-        // SAFETY: the kernels' parameters are a `Conv` and an integer; pointers are to buffers of the calling model.
-        unsafe { self.device.launch_clusters(kernel, cluster, grid, 288, shared, &args) }
+        let grid = (cluster, (p.rows as usize).div_ceil(64) as u32, w.n.div_ceil(128) as u32);
+        let args = [std::ptr::from_ref(&p).cast::<std::ffi::c_void>()];
+        // SAFETY: the kernels' only parameter is a `Conv`; its pointers are to buffers of the calling model.
+        unsafe { self.device.launch(kernel.called(w.name), cluster, grid, 256, WIDE_SHARED, &args) }
     }
 
     /// The fastest way to cut `rows` rows through `w`, as measured on an H200 (tests/gpu/LOG.md).
     pub(super) fn cut(w: &Packed, rows: usize) -> Wide {
-        let blocks = |tall: usize| w.n.div_ceil(128) * rows.div_ceil(tall);
-        if blocks(64) * 2 <= MULTIPROCESSORS {
-            if blocks(64) * 8 <= MULTIPROCESSORS || w.cin > SHORT && blocks(64) * 4 < MULTIPROCESSORS {
-                return Wide::Eight;
-            }
-            return Wide::Four;
-        }
-        if blocks(128) >= MULTIPROCESSORS / 2 { Wide::N128T128 } else { Wide::N128T64 }
+        let blocks = w.n.div_ceil(128) * rows.div_ceil(64);
+        // Two blocks run on a multiprocessor at once. Sharing pays while all do, for many inputs also in two turns.
+        let turns = if w.cin > SHORT { 2 } else { 1 };
+        if blocks * 8 <= turns * 2 * MULTIPROCESSORS { Wide::Shared } else { Wide::Alone }
     }
 
     /// Positions of a block of `tile`, which tile tables are cut by.
@@ -328,9 +317,9 @@ impl Gemm {
         let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
         if self.elt == Elt::F32 {
             let halo = (w.taps - 1) * w.dil;
-            return start!(self.device, self.conv[0], grid, 256, ((64 + halo) * 17 * 4) as u32; p);
+            return start!(self.device, self.conv[0].called(w.name), grid, 256, ((64 + halo) * 17 * 4) as u32; p);
         }
-        start!(self.device, self.conv[tile as usize], grid, Self::threads(tile), Self::shared(w, tile); p)
+        start!(self.device, self.conv[tile as usize].called(w.name), grid, Self::threads(tile), Self::shared(w, tile); p)
     }
 
     /// `p.rows` rows through `w` with an order of sums that does not depend on how many there are. With
@@ -361,7 +350,7 @@ impl Gemm {
             // As many blocks as run at once, each with as many tiles of outputs as any other.
             let (tiles, at_once) = (w.n / 16, if which > 2 { 2 * MULTIPROCESSORS } else { MULTIPROCESSORS });
             let grid = tiles.div_ceil(tiles.div_ceil(at_once));
-            return start!(self.device, self.gemv[which], (grid as u32, 1, 1), 512, 0; p);
+            return start!(self.device, self.gemv[which].called(w.name), (grid as u32, 1, 1), 512, 0; p);
         }
         let many = w.n >= 2048 && rows > 64 || rows > 512;
         self.split(w, p, norm, rms, if many { Tile::Split128 } else { Tile::Split64 })

@@ -28,7 +28,7 @@ const PASS: usize = 4096;
 const ATTEND_WARPS: usize = 8;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const FEW: usize = 32;
-/// Scores of a row that can be drawn from, as in llm.cu.
+/// Scores of a row that can be drawn from, as in draw.cu.
 const DRAWN: usize = 8192;
 const SPEECH_BIT: u32 = 0x8000_0000;
 const RECENT: usize = 16;
@@ -73,7 +73,7 @@ struct Args {
     tiled_rows: i32,
 }
 
-/// `Draw` of llm.cu.
+/// `Draw` of draw.cu.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Draw {
@@ -196,18 +196,24 @@ impl Llm {
             let both = [piece(&gate, inner, 2, 0), piece(&up, inner, 2, 1)];
             let gate_up = packer.pack(&both, 2 * inner, hidden, 1, None, Some(&norm))?;
             let down = packer.whole(&weight("mlp.down_proj", hidden, inner)?, hidden, inner, 1, None)?;
-            layers.push(Layer { qkv, out, gate_up, down });
+            let called = |name, w: Packed| Packed { name, ..w };
+            layers.push(Layer {
+                qkv: called("qkv", qkv),
+                out: called("out", out),
+                gate_up: called("gate-up", gate_up),
+                down: called("down", down),
+            });
         }
         let norm = floats(&format!("{body}.norm.weight"), &[hidden])?;
         let speech_rows = config.speech_rows();
         let head_values = floats("llm_decoder.weight", &[speech_rows, hidden])?;
         let head_piece = [Piece { values: &head_values, n: speech_rows, mul: 1, off: 0 }];
-        let head = packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))?;
+        let head = Packed { name: "head", ..packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))? };
         let text = packer.elements(&floats(&format!("{body}.embed_tokens.weight"), &[config.vocab, hidden])?)?;
         let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
         let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
 
-        let module = device.compile("llm.cu", &[super::COMMON, super::LLM], elt, &defines(config))?;
+        let module = device.compile("llm.cu", &[super::COMMON, super::LLM, super::DRAW], elt, &defines(config))?;
         let size = elt.size();
         let layer_stride = 2 * config.kv_heads * positions * hd;
         let slot_stride = layer_stride * config.layers;

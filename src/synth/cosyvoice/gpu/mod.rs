@@ -72,6 +72,7 @@ const PRODUCT: &str = include_str!("kernels/product.cuh");
 const GEMM: &str = include_str!("kernels/gemm.cu");
 const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
+const DRAW: &str = include_str!("kernels/draw.cu");
 const FLOW: &str = include_str!("kernels/flow.cu");
 const FEW: &str = include_str!("kernels/few.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
@@ -118,7 +119,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
             ("setup.cu", vec![COMMON, SETUP], Vec::new()),
             ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
-            ("llm.cu", vec![COMMON, LLM], llm::defines(&config.llm)),
+            ("llm.cu", vec![COMMON, LLM, DRAW], llm::defines(&config.llm)),
             ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
             ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
         ];

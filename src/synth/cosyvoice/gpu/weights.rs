@@ -112,6 +112,8 @@ pub(super) fn padded(channels: usize) -> usize {
 
 /// A packed operand of gemm.cu with its sizes.
 pub(super) struct Packed {
+    /// What its products are listed as when launches are timed; empty: as their kernel.
+    pub(super) name: &'static str,
     pub(super) w: Buf,
     pub(super) bias: Option<Buf>,
     /// Outputs, a multiple of 32.
@@ -209,7 +211,7 @@ impl Packer {
             None => None,
         };
         let group = if groups == 1 || groups == merge { 0 } else { coutg * merge };
-        Ok(Packed { w, bias, n: npad, cin: cinpad, taps, dil: 1, group })
+        Ok(Packed { name: "", w, bias, n: npad, cin: cinpad, taps, dil: 1, group })
     }
 
     /// One plain operand.
