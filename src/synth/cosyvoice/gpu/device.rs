@@ -2,6 +2,8 @@
 //!
 //! Owns the context, one stream, and what it allocates. Knows nothing of the model. All of it is used from one
 //! thread at a time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
+//!
+//! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
 
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
