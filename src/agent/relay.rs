@@ -14,6 +14,7 @@ use super::config::Agent;
 use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
 use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
+use crate::clock::{self, Sparse};
 
 /// Frames that may wait for an agent to read them. They are short.
 pub const LINK_FRAMES: usize = 64;
@@ -102,6 +103,7 @@ impl Relay {
             return RelayEnd::LinkClosed;
         }
         let mut kept: Option<FromAgent> = None;
+        let told = Sparse::new();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -129,7 +131,10 @@ impl Relay {
                     match parse(&text) {
                         Ok(frame) => kept = self.offer(frame, &link.to).await,
                         Err(description) => {
-                            tracing::info!(call = %self.handle.id(), %description, "bad frame from the agent");
+                            if let Some(missed) = told.admit(clock::now()) {
+                                let call = self.handle.id();
+                                tracing::info!(%call, %description, missed, "bad frame from the agent");
+                            }
                             // overflow: drops; the agent hears of the next one
                             let _ = link.to.try_send(print(&ToAgent::Error { description }));
                         }

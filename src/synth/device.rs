@@ -16,6 +16,7 @@
 //!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
+mod delivery;
 mod trace;
 mod worker;
 

@@ -1,7 +1,7 @@
 //! A voice that is watched, and that fails when it is told to: the tone behind a wrapper that keeps count.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub(crate) struct Watch {
     pub(crate) used: AtomicU64,
     /// The device fails after so many steps; 0: never.
     fails_after: AtomicU64,
+    /// It failed, and cannot be loaded again.
+    gone: AtomicBool,
     open: Mutex<HashMap<Slot, (TurnToken, u32)>>,
 }
 
@@ -36,7 +38,12 @@ impl Watch {
 
     pub(crate) fn loader(self: &Arc<Self>) -> Loader {
         let watch = self.clone();
-        Box::new(move || Ok(Box::new(Watched { tone: Tone::new(), watch: watch.clone() })))
+        Box::new(move || {
+            if watch.gone.load(SeqCst) {
+                return Err(SynthError::Device("still gone".into()));
+            }
+            Ok(Box::new(Watched { tone: Tone::new(), watch: watch.clone() }))
+        })
     }
 
     fn open(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, (TurnToken, u32)>> {
@@ -69,6 +76,7 @@ impl Synthesizer for Watched {
         let steps = self.watch.steps.fetch_add(1, SeqCst) + 1;
         let limit = self.watch.fails_after.load(SeqCst);
         if limit > 0 && steps > limit {
+            self.watch.gone.store(true, SeqCst);
             return Err(SynthError::Device("it fell off the bus".into()));
         }
         for slot in &step.slots {

@@ -4,6 +4,7 @@
 //! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
 //! and thinning belong to the job.
 
+mod job;
 mod streamed;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::job::push;
 use self::streamed::TextStream;
 use super::backend::{
     Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
@@ -391,68 +393,6 @@ impl<B: Backend + Probe> CosyVoice<B> {
 struct Outcome {
     pcm: Vec<f32>,
     failed: Option<SynthError>,
-}
-
-impl Run {
-    fn new(settings: &Settings, config: &Config, prompt: u32) -> Self {
-        Self {
-            prefilled: false,
-            decoded: false,
-            thinner: Thinner::default(),
-            tokens: Vec::new(),
-            hops: Hops::new(settings.hops, config, prompt),
-            pending: 0,
-            last_pushed: false,
-            frames: 0,
-            vocoded: 0,
-            finished: false,
-        }
-    }
-}
-
-impl Job {
-    /// What the job can run now.
-    fn ready(&self, hold_back: u32) -> Stages {
-        let run = &self.now;
-        if run.finished {
-            // Only an utterance with nothing to say gets here with work left: to report that it is done.
-            return Stages::NONE;
-        }
-        let mut stages = Stages::NONE;
-        if !run.prefilled {
-            return stages.with(Stage::Prefill);
-        }
-        if !run.decoded && !self.text.as_ref().is_some_and(TextStream::is_waiting) {
-            stages = stages.with(Stage::Decode);
-        }
-        if run.pending > 0 {
-            stages = stages.with(Stage::Flow);
-        }
-        let complete = run.last_pushed && run.pending == 0;
-        let streams = (self.speed - 1.0).abs() <= f32::EPSILON;
-        if complete || (streams && run.frames > run.vocoded && run.frames > hold_back) {
-            stages = stages.with(Stage::Vocode);
-        }
-        stages
-    }
-
-    /// Samples that the current segment's tokens stand for.
-    fn samples(&self, config: &Config) -> u64 {
-        let per_token = config.token_mel_ratio * config.hift.frame_samples();
-        (self.now.tokens.len() as f64 * per_token as f64 / f64::from(self.speed)) as u64
-    }
-}
-
-/// Pushes every chunk that the tokens so far allow.
-fn push<B: Backend>(backend: &mut B, slot: Slot, run: &mut Run) -> Result<(), SynthError> {
-    while let Some(chunk) = run.hops.next_chunk(run.tokens.len() as u32, run.decoded) {
-        let tokens = run.tokens.get(chunk.from as usize..chunk.to as usize).unwrap_or_default();
-        backend.flow_push(slot, tokens, chunk.last)?;
-        run.last_pushed |= chunk.last;
-        // How many steps these are is the backend's to say; that there are some is certain.
-        run.pending += 1;
-    }
-    Ok(())
 }
 
 impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {

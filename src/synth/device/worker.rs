@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc::error::TrySendError, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
+use super::delivery::Payload;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
@@ -15,7 +16,7 @@ use crate::sched::{
     Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler,
 };
 use crate::synth::{Caps, Memory, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
-use crate::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use crate::turn::{LineId, SpeechSink, Utterance};
 
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_millis(250);
@@ -47,27 +48,13 @@ pub(super) struct State {
     pub(super) stop: bool,
     /// Something happened since the last plan.
     poked: bool,
-    payloads: HashMap<JobId, Payload>,
+    pub(super) payloads: HashMap<JobId, Payload>,
     /// Accepted, and their need of memory not yet asked.
     fresh: Vec<JobId>,
     /// Their sinks were full.
-    blocked: Vec<JobId>,
+    pub(super) blocked: Vec<JobId>,
     /// Ended, with events that their sinks had no room for.
-    leaving: Vec<Payload>,
-}
-
-/// What the scheduler need not know of a job.
-struct Payload {
-    utterance: Arc<Utterance>,
-    sink: SpeechSink,
-    /// Waits for room in the sink.
-    outbox: VecDeque<SpeechEvent>,
-    /// Samples since it was last opened.
-    position: usize,
-    /// Samples handed to the sink or the outbox. A displaced utterance starts again and makes the same audio
-    /// again; what had been given is not given twice.
-    given: usize,
-    trace: Trace,
+    pub(super) leaving: Vec<Payload>,
 }
 
 impl Shared {
@@ -484,96 +471,6 @@ impl State {
             sched.limit_memory(memory.total);
         }
         self.memory = memory;
-    }
-
-    /// Hands the audio of one progress to its sink.
-    fn deliver(&mut self, job: JobId, progress: Progress) {
-        let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { return };
-        if payload.sink.is_closed() {
-            // Also where the step made no audio: a language model would go on for the whole utterance.
-            return sched.end(job, JobEnd::Cancelled);
-        }
-        let start = payload.position;
-        payload.position += progress.pcm.len();
-        if payload.position <= payload.given {
-            return;
-        }
-        let mut pcm = progress.pcm;
-        pcm.drain(..payload.given.saturating_sub(start));
-        payload.given = payload.position;
-        payload.trace.tell(payload.utterance.id, clock::now());
-        let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
-        if !payload.outbox.is_empty() {
-            payload.outbox.push_back(event);
-            return;
-        }
-        // overflow: retained and the job waits, where nobody listens as it comes; the utterance fails otherwise
-        match payload.sink.try_send(event) {
-            Ok(()) => {}
-            Err(TrySendError::Closed(_)) => sched.end(job, JobEnd::Cancelled),
-            Err(TrySendError::Full(event)) if sched.may_wait(job) => {
-                payload.outbox.push_back(event);
-                sched.block(job, true);
-                self.blocked.push(job);
-            }
-            Err(TrySendError::Full(_)) => {
-                sched.end(job, JobEnd::Failed("its listener takes no more audio".into()));
-            }
-        }
-    }
-
-    /// Tells the sink that `job` is over, after all of its audio.
-    fn end(&mut self, job: JobId, how: JobEnd) {
-        let Some(mut payload) = self.payloads.remove(&job) else { return };
-        let how = match how {
-            JobEnd::Done => UtteranceEnd::Done,
-            JobEnd::Cancelled => UtteranceEnd::Cancelled,
-            JobEnd::Failed(reason) => UtteranceEnd::Failed(reason),
-        };
-        metrics::counter!("voice_requests_total", "class" => payload.utterance.class.label(), "outcome" => how.label())
-            .increment(1);
-        if how == UtteranceEnd::Cancelled {
-            payload.outbox.clear();
-        }
-        payload.outbox.push_back(SpeechEvent::End { utterance: payload.utterance.id, how });
-        if !payload.flush() {
-            self.leaving.push(payload);
-        }
-    }
-
-    /// Tries again what sinks had no room for.
-    fn drain(&mut self) {
-        self.leaving.retain_mut(|payload| !payload.flush());
-        let blocked = std::mem::take(&mut self.blocked);
-        for job in blocked {
-            let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { continue };
-            if payload.flush() {
-                sched.block(job, false);
-                if payload.sink.is_closed() {
-                    sched.end(job, JobEnd::Cancelled);
-                }
-            } else {
-                self.blocked.push(job);
-            }
-        }
-    }
-}
-
-impl Payload {
-    /// Whether the outbox is empty now.
-    fn flush(&mut self) -> bool {
-        while let Some(event) = self.outbox.pop_front() {
-            // overflow: retained
-            match self.sink.try_send(event) {
-                Ok(()) => {}
-                Err(TrySendError::Full(event)) => {
-                    self.outbox.push_front(event);
-                    return false;
-                }
-                Err(TrySendError::Closed(_)) => self.outbox.clear(),
-            }
-        }
-        true
     }
 }
 

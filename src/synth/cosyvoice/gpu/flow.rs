@@ -624,9 +624,9 @@ impl Flow {
         self.gemm.conv(&l.packed, tile, 0, p)
     }
 
-    /// Makes plans and graphs for widths up to `most`.
+    /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
-        let last = WIDTHS.into_iter().find(|&w| w >= most).unwrap_or(WIDTH);
+        let last = WIDTHS.into_iter().find(|&w| w >= most.max(PAYS)).unwrap_or(WIDTH);
         for width in WIDTHS.into_iter().filter(|&w| w <= last) {
             self.prepare(width)?;
             let idle = self.idle();
