@@ -99,6 +99,13 @@ async fn bad_rtp(rig: &Rig) {
             media.send_to(datagram, ("127.0.0.1", to)).await.expect("sent");
         }
     }
+    // They came by another socket than the BYE does and must not be overtaken by it.
+    let told = async {
+        while Watch::start().lines(&["malformed RTP or RTCP was dropped"]) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("the log tells of them");
     telephone.ask("BYE", "", "", "SIP/2.0 200").await;
 }
 
