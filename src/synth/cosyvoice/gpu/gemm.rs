@@ -102,18 +102,23 @@ pub(super) enum Wide {
     N128T64Shared,
     /// Two blocks share the weights they read.
     N128T64Pair,
+    /// Four blocks.
+    N128T64Four,
     N128T128,
+    N128T128Shared,
     N128T128Pair,
     N192T128,
     N192T128Pair,
 }
 
 /// All of them.
-pub(super) const WIDE: [Wide; 7] = [
+pub(super) const WIDE: [Wide; 9] = [
     Wide::N128T64,
     Wide::N128T64Shared,
     Wide::N128T64Pair,
+    Wide::N128T64Four,
     Wide::N128T128,
+    Wide::N128T128Shared,
     Wide::N128T128Pair,
     Wide::N192T128,
     Wide::N192T128Pair,
@@ -126,7 +131,9 @@ impl Wide {
             Wide::N128T64 => "wide_128x64",
             Wide::N128T64Shared => "wide_128x64_shared",
             Wide::N128T64Pair => "wide_128x64_pair",
+            Wide::N128T64Four => "wide_128x64_four",
             Wide::N128T128 => "wide_128x128",
+            Wide::N128T128Shared => "wide_128x128_shared",
             Wide::N128T128Pair => "wide_128x128_pair",
             Wide::N192T128 => "wide_192x128",
             Wide::N192T128Pair => "wide_192x128_pair",
@@ -136,8 +143,8 @@ impl Wide {
     /// Outputs and rows of a block, stages of its ring.
     fn shape(self) -> (usize, usize, usize) {
         match self {
-            Wide::N128T64 | Wide::N128T64Shared | Wide::N128T64Pair => (128, 64, 4),
-            Wide::N128T128 | Wide::N128T128Pair => (128, 128, 6),
+            Wide::N128T64 | Wide::N128T64Shared | Wide::N128T64Pair | Wide::N128T64Four => (128, 64, 4),
+            Wide::N128T128 | Wide::N128T128Shared | Wide::N128T128Pair => (128, 128, 6),
             Wide::N192T128 | Wide::N192T128Pair => (192, 128, 5),
         }
     }
@@ -145,7 +152,8 @@ impl Wide {
     /// Blocks of a cluster, and how many blocks of rows one has.
     fn cluster(self) -> (u32, u32) {
         match self {
-            Wide::N128T64Shared => (8, 1),
+            Wide::N128T64Shared | Wide::N128T128Shared => (8, 1),
+            Wide::N128T64Four => (4, 4),
             Wide::N128T64Pair | Wide::N128T128Pair | Wide::N192T128Pair => (2, 2),
             Wide::N128T64 | Wide::N128T128 | Wide::N192T128 => (1, 1),
         }

@@ -7,7 +7,7 @@
 // A block makes BM outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of one more
 // warp has both operands copied into a ring. The inputs' axis has SPLITS parts whose sums are added in order. Where there
 // are too few blocks, a cluster of eight shares the parts, and every block adds up some of the rows; where there are many,
-// a pair of blocks shares the weights of its outputs.
+// a team of two or four blocks shares the weights of its outputs.
 //
 // Squares of what a norm divides by are summed where it is made, a sum for every part of a row: [part][rows].
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -27,10 +27,10 @@ DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
-// To the same place, and barrier, of both blocks of a pair.
-DEV void bulk_copy_pair(u32 dst, const void* src, u32 bytes, u32 bar) {
+// To the same place, and barrier, of the blocks in `mask`.
+DEV void bulk_copy_all(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"((u16)3) : "memory");
+                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
 }
 DEV void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -46,7 +46,7 @@ DEV float4 peer_load4(u32 addr) {
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr) : "memory");
     return v;
 }
-DEV void peer_arrive(u32 bar) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEV void peer_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -75,15 +75,15 @@ template <int N> DEV void group_mma(float* c, u64 a, u64 b, bool add) {
 // clang-format on
 
 // Outputs n..n+3 of one row, `rows` the height of the tiled result. Returns them as they are stored.
-DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs) {
+DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs, float4 bias, float4 res) {
     v.x *= rs; v.y *= rs; v.z *= rs; v.w *= rs;
     if (p.act == ACT_SILU_GATE) {
         store2(p.oute + tiled(p.lde, row, n >> 1), v.x * sigmoid(v.x) * v.y, v.z * sigmoid(v.z) * v.w);
         return v;
     }
-    if (p.bias) { float4 b = *(const float4*)(p.bias + n); v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w; }
+    if (p.bias) { v.x += bias.x; v.y += bias.y; v.z += bias.z; v.w += bias.w; }
     i64 o = (i64)row * p.ldo + n;
-    if (p.res) { float4 b = *(const float4*)(p.res + o); v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w; }
+    if (p.res) { v.x += res.x; v.y += res.y; v.z += res.z; v.w += res.w; }
     if (p.out) *(float4*)(p.out + o) = v;
     if (p.oute) {
         u32 a = pack2(v.x, v.y), b = pack2(v.z, v.w);
@@ -132,8 +132,8 @@ KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int
     if (t4 == 0 && row < rows) squares_out[(i64)blockIdx.y * height + row] = s;
 }
 
-// GROUPS of 64 outputs; ST stages of the ring; SPLIT: a cluster shares the parts; PAIR: two blocks share weights.
-template <int GROUPS, int BN, int ST, bool SPLIT, bool PAIR> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
+// GROUPS of 64 outputs; ST stages of the ring; SPLIT: a cluster shares the parts; TEAM: blocks that share weights.
+template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
     extern __shared__ __align__(1024) unsigned char raw[];
     constexpr int BM = 64 * GROUPS, LD = BM + 4, THREADS = 128 * GROUPS;
     constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128, PART = BN * LD * 4;
@@ -143,15 +143,15 @@ template <int GROUPS, int BN, int ST, bool SPLIT, bool PAIR> DEV void wide(const
     const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), g = lane >> 2, t4 = lane & 3;
     const u32 ring = (smem_addr(raw) + 1023) & ~1023u, full = smem_addr(full_s), empty = smem_addr(empty_s);
     constexpr int parts = SPLIT ? SPLITS / SHARED_BY : SPLITS;
-    const int rank = SPLIT || PAIR ? blockIdx.x : 0, share_of = SPLIT ? rank : 0;
-    const int n0 = blockIdx.z * BM, t0 = (PAIR ? blockIdx.y * 2 + rank : blockIdx.y) * BN;
+    const int rank = SPLIT || TEAM > 1 ? blockIdx.x : 0, share_of = SPLIT ? rank : 0;
+    const int n0 = blockIdx.z * BM, t0 = (TEAM > 1 ? blockIdx.y * TEAM + rank : blockIdx.y) * BN;
     const int chunks = p.cin >> 6, per = SPLIT_CHUNKS(p.cin), all_parts = (chunks + per - 1) / per;
     const int c0 = min(share_of * parts * per, chunks), c1 = min(c0 + parts * per, chunks);
     if (tid == 0) {
-        for (int i = 0; i < ST; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, THREADS / 32 * (PAIR ? 2 : 1)); }
+        for (int i = 0; i < ST; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, THREADS / 32 * TEAM); }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (PAIR) cluster_sync(); else __syncthreads();
+    if (TEAM > 1) cluster_sync(); else __syncthreads();
     if (warp == GROUPS * 4) {
         if (lane == 0) {
             const int height = (p.n + 127) & ~127;
@@ -159,7 +159,7 @@ template <int GROUPS, int BN, int ST, bool SPLIT, bool PAIR> DEV void wide(const
                 const elt* from = p.w + ((i64)c * height + n0) * 64;
                 const u32 to = ring + slot * STAGE, bar = full + slot * 8;
                 bar_expect(bar, STAGE);
-                if (PAIR) bulk_copy_pair(to + rank * (WEIGHTS / 2), from + rank * (BM / 2) * 64, WEIGHTS / 2, bar);
+                if (TEAM > 1) bulk_copy_all(to + rank * (WEIGHTS / TEAM), from + rank * (BM / TEAM) * 64, WEIGHTS / TEAM, bar, (1 << TEAM) - 1);
                 else bulk_copy(to, from, WEIGHTS, bar);
             };
             auto rows = [&](int c, int slot) {
@@ -206,13 +206,8 @@ template <int GROUPS, int BN, int ST, bool SPLIT, bool PAIR> DEV void wide(const
             for (int k = 0; k < 4; k++) group_mma<BN>(acc, a + 2 * k, b + 2 * k, k > 0 || q > 0);
             group_commit();
             group_wait();
-            if (lane == 0) {
-                if (PAIR) {
-                    peer_arrive(peer(empty + slot * 8, 0));
-                    peer_arrive(peer(empty + slot * 8, 1));
-                } else {
-                    bar_arrive(empty + slot * 8);
-                }
+            if (lane < TEAM) {
+                if (TEAM > 1) peer_arrive(peer(empty + slot * 8, lane)); else bar_arrive(empty + slot * 8);
             }
             __syncwarp();
             if (++slot == ST) { slot = 0; phase ^= 1; }
@@ -238,48 +233,65 @@ template <int GROUPS, int BN, int ST, bool SPLIT, bool PAIR> DEV void wide(const
         keep(tot, mine);
         if (SPLIT && part > 1) keep(acc, mine + PART);
     }
-    if (SPLIT) cluster_sync(); else __syncthreads();
-    constexpr int share = SPLIT ? BN / SHARED_BY : BN;
-    const int first = share_of * share;
-#pragma unroll 1
-    for (int i = tid; i < share * (BM / 4) && warp < GROUPS * 4; i += THREADS) {
-        const int r = i / (BM / 4), n = i % (BM / 4) * 4, row = t0 + first + r;
-        const bool mine = row < p.rows && n0 + n < p.n;
-        const u32 at = ring + ((first + r) * LD + n) * 4;
-        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (SPLIT) {
-            // many on their way at once: each comes from another multiprocessor
+    // A thread has four outputs of every eighth row. What is added to several rows travels together.
+    constexpr int share = SPLIT ? BN / SHARED_BY : BN, passes = share / 8, AT_ONCE = passes < 4 ? passes : 4;
+    const int first = share_of * share, n = tid % (BM / 4) * 4, r0 = tid / (BM / 4);
+    const bool worker = warp < GROUPS * 4, column = worker && n0 + n < p.n;
+    const float4 none = make_float4(0.f, 0.f, 0.f, 0.f), bias = column && p.bias ? *(const float4*)(p.bias + n0 + n) : none;
+    float4 res[AT_ONCE];
+    auto fetch = [&](int pass) {
 #pragma unroll
-            for (int from = 0; from < SPLITS; from += 8) {
-                float4 u[8];
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    u[e] = from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-                for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
-            }
-        } else {
-            uint4 b = lds(at);
-            v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int row = t0 + first + r0 + (pass + j) * 8;
+            res[j] = column && p.res && row < p.rows ? *(const float4*)(p.res + (i64)row * p.ldo + n0 + n) : none;
         }
-        if (mine) v = wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[first + r] : 1.f);
-        // a warp has one row of a block of 128 outputs
-        if (BM == 128 && sq_out) {
-            const float s = row_squares(v);
-            if (mine && (lane & 15) == 9) sq_out[(i64)((n0 + n) >> 6) * p.lde + row] = s;
+    };
+    fetch(0);
+    if (SPLIT) cluster_sync(); else __syncthreads();
+#pragma unroll 1
+    for (int pass = 0; pass < passes && worker; pass += AT_ONCE) {
+        if (pass > 0) fetch(pass);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int r = first + r0 + (pass + j) * 8, row = t0 + r;
+            const u32 at = ring + (r * LD + n) * 4;
+            float4 v = none;
+            if (SPLIT) {
+                // many on their way at once: each comes from another multiprocessor
+#pragma unroll
+                for (int from = 0; from < SPLITS; from += 8) {
+                    float4 u[8];
+#pragma unroll
+                    for (int e = 0; e < 8; e++) u[e] = from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : none;
+#pragma unroll
+                    for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
+                }
+            } else {
+                uint4 b = lds(at);
+                v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
+            }
+            const bool mine = column && row < p.rows;
+            if (mine) v = wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f, bias, res[j]);
+            // a warp has one row of a block of 128 outputs
+            if (BM == 128 && sq_out) {
+                const float s = row_squares(v);
+                if (mine && (lane & 15) == 9) sq_out[(i64)((n0 + n) >> 6) * p.lde + row] = s;
+            }
         }
     }
     // Nobody leaves while its sums are read, or its barriers used.
-    if (SPLIT || PAIR) cluster_sync();
+    if (SPLIT || TEAM > 1) cluster_sync();
 }
 // names: outputs x rows of a block
-#define WIDE_KERNEL(NAME, GROUPS, BN, ST, SPLIT, PAIR, BLOCKS) \
-    KERNEL __launch_bounds__(128 * GROUPS + 32, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<GROUPS, BN, ST, SPLIT, PAIR>(p, sq_in, sq_out); }
-WIDE_KERNEL(wide_128x64, 2, 64, 4, false, false, 2)
-WIDE_KERNEL(wide_128x64_shared, 2, 64, 4, true, false, 2)
-WIDE_KERNEL(wide_128x64_pair, 2, 64, 4, false, true, 2)
-WIDE_KERNEL(wide_128x128, 2, 128, 6, false, false, 1)
-WIDE_KERNEL(wide_128x128_pair, 2, 128, 6, false, true, 1)
-WIDE_KERNEL(wide_192x128, 3, 128, 5, false, false, 1)
-WIDE_KERNEL(wide_192x128_pair, 3, 128, 5, false, true, 1)
+#define WIDE_KERNEL(NAME, GROUPS, BN, ST, SPLIT, TEAM, BLOCKS) \
+    KERNEL __launch_bounds__(128 * GROUPS + 32, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<GROUPS, BN, ST, SPLIT, TEAM>(p, sq_in, sq_out); }
+WIDE_KERNEL(wide_128x64, 2, 64, 4, false, 1, 2)
+WIDE_KERNEL(wide_128x64_shared, 2, 64, 4, true, 1, 2)
+WIDE_KERNEL(wide_128x64_pair, 2, 64, 4, false, 2, 2)
+WIDE_KERNEL(wide_128x64_four, 2, 64, 4, false, 4, 2)
+WIDE_KERNEL(wide_128x128, 2, 128, 6, false, 1, 1)
+WIDE_KERNEL(wide_128x128_shared, 2, 128, 6, true, 1, 1)
+WIDE_KERNEL(wide_128x128_pair, 2, 128, 6, false, 2, 1)
+WIDE_KERNEL(wide_192x128, 3, 128, 5, false, 1, 1)
+WIDE_KERNEL(wide_192x128_pair, 3, 128, 5, false, 2, 1)
 #endif
