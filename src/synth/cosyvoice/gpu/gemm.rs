@@ -4,7 +4,7 @@
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
 //! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
 //! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
-//! the flow alone. Because all ways of a wide product give the same bits, which one runs may be timed at every load.
+//! the flow alone. Because the ways of a wide product give the same bits, which one runs may be timed at every load (but see `Wide::loose`).
 
 use std::sync::Arc;
 
@@ -94,34 +94,33 @@ pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, T
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
-/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way gives the same sums.
+/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way but the loose ones gives the
+/// same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wide {
     N128T64,
+    /// Three blocks a multiprocessor.
+    N128T64Three,
+    /// Four blocks share the weights they read.
+    N128T64Four,
     /// Clusters of eight, each block with an eighth of the inputs.
     N128T64Shared,
-    /// Two blocks share the weights they read.
-    N128T64Pair,
-    /// Four blocks.
-    N128T64Four,
+    N128T64Loose,
     N128T128,
     N128T128Shared,
-    N128T128Pair,
-    N192T128,
-    N192T128Pair,
+    N128T128Loose,
 }
 
 /// All of them.
-pub(super) const WIDE: [Wide; 9] = [
+pub(super) const WIDE: [Wide; 8] = [
     Wide::N128T64,
-    Wide::N128T64Shared,
-    Wide::N128T64Pair,
+    Wide::N128T64Three,
     Wide::N128T64Four,
+    Wide::N128T64Shared,
+    Wide::N128T64Loose,
     Wide::N128T128,
     Wide::N128T128Shared,
-    Wide::N128T128Pair,
-    Wide::N192T128,
-    Wide::N192T128Pair,
+    Wide::N128T128Loose,
 ];
 
 impl Wide {
@@ -129,45 +128,43 @@ impl Wide {
     fn kernel(self) -> &'static str {
         match self {
             Wide::N128T64 => "wide_128x64",
-            Wide::N128T64Shared => "wide_128x64_shared",
-            Wide::N128T64Pair => "wide_128x64_pair",
+            Wide::N128T64Three => "wide_128x64_three",
             Wide::N128T64Four => "wide_128x64_four",
+            Wide::N128T64Shared => "wide_128x64_shared",
+            Wide::N128T64Loose => "wide_128x64_loose",
             Wide::N128T128 => "wide_128x128",
             Wide::N128T128Shared => "wide_128x128_shared",
-            Wide::N128T128Pair => "wide_128x128_pair",
-            Wide::N192T128 => "wide_192x128",
-            Wide::N192T128Pair => "wide_192x128_pair",
+            Wide::N128T128Loose => "wide_128x128_loose",
         }
     }
 
-    /// Outputs and rows of a block, stages of its ring.
-    fn shape(self) -> (usize, usize, usize) {
+    /// Whether its sums are not those of the others to the bit: a cluster's blocks add up what they have first.
+    pub(super) fn loose(self) -> bool {
+        matches!(self, Wide::N128T64Loose | Wide::N128T128Loose)
+    }
+
+    /// Rows of a block and stages of its ring.
+    fn shape(self) -> (usize, usize) {
         match self {
-            Wide::N128T64 | Wide::N128T64Shared | Wide::N128T64Pair | Wide::N128T64Four => (128, 64, 4),
-            Wide::N128T128 | Wide::N128T128Shared | Wide::N128T128Pair => (128, 128, 6),
-            Wide::N192T128 | Wide::N192T128Pair => (192, 128, 5),
+            Wide::N128T64 | Wide::N128T64Four | Wide::N128T64Shared | Wide::N128T64Loose => (64, 4),
+            Wide::N128T64Three => (64, 3),
+            Wide::N128T128 | Wide::N128T128Shared | Wide::N128T128Loose => (128, 6),
         }
     }
 
     /// Blocks of a cluster, and how many blocks of rows one has.
     fn cluster(self) -> (u32, u32) {
         match self {
-            Wide::N128T64Shared | Wide::N128T128Shared => (8, 1),
+            Wide::N128T64Shared | Wide::N128T64Loose | Wide::N128T128Shared | Wide::N128T128Loose => (8, 1),
             Wide::N128T64Four => (4, 4),
-            Wide::N128T64Pair | Wide::N128T128Pair | Wide::N192T128Pair => (2, 2),
-            Wide::N128T64 | Wide::N128T128 | Wide::N192T128 => (1, 1),
+            Wide::N128T64 | Wide::N128T64Three | Wide::N128T128 => (1, 1),
         }
-    }
-
-    /// Whether its blocks can hand on the squares of what they make: they have whole parts of a row.
-    pub(super) fn squares(self) -> bool {
-        self.shape().0 == 128
     }
 
     /// The ring starts at a multiple of 1024 bytes; in its place comes a padded table of sums, which is smaller.
     fn shared(self) -> u32 {
-        let (outputs, rows, stages) = self.shape();
-        (1024 + stages * (outputs + rows) * 128) as u32
+        let (rows, stages) = self.shape();
+        (1024 + stages * (128 + rows) * 128) as u32
     }
 }
 
@@ -294,11 +291,10 @@ impl Gemm {
             kreal: width as i32,
             ..p
         };
-        let (outputs, rows, _) = way.shape();
+        let (rows, _) = way.shape();
         let (cluster, of_rows) = way.cluster();
         let blocks = (p.rows as usize).div_ceil(rows) as u32;
-        let grid = (cluster, blocks.div_ceil(of_rows), w.n.div_ceil(outputs) as u32);
-        let threads = (outputs / 64 * 128 + 32) as u32;
+        let grid = (cluster, blocks.div_ceil(of_rows), w.n.div_ceil(128) as u32);
         let Squares { inputs, results } = squares;
         let args = [
             std::ptr::from_ref(&p).cast::<std::ffi::c_void>(),
@@ -306,7 +302,7 @@ impl Gemm {
             std::ptr::from_ref(&results).cast(),
         ];
         // SAFETY: the kernels' parameters are a `Conv` and two addresses; all are of buffers of the calling model.
-        unsafe { self.device.launch(kernels[way as usize].called(w.name), cluster, grid, threads, way.shared(), &args) }
+        unsafe { self.device.launch(kernels[way as usize].called(w.name), cluster, grid, 288, way.shared(), &args) }
     }
 
     /// Squares of `rows` tiled rows at `x`, in a layout `height` rows high, that no product handed on.

@@ -21,6 +21,10 @@ use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Widths that a decode graph is recorded for.
 pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
+/// Most rows of a decode round whose sums are to the bit those of one row. Prefixes' sums always are. In wider rounds
+/// they run in another order where that is faster, so that scores are only close, and a token may be another one where
+/// two scores are.
+const EXACT: usize = 128;
 /// Most rounds of one call.
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
@@ -424,18 +428,23 @@ impl Llm {
         if tiled {
             self.gemm.squares(args.xe, self.squares.ptr, PASS, rows, c.hidden)?;
         }
-        let (attend, ring) = if rows <= FEW { (self.attend_deep, 4) } else { (self.attend, 2) };
-        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * ring * 32 * c.head_dim * 2 } as u32;
+        // Tiles of keys and of values that a warp has room for.
+        let (attend, tiles) = if rows <= FEW { (self.attend_deep, 8) } else { (self.attend, 4) };
+        let shared = if self.gemm.elt == Elt::F32 {
+            0
+        } else {
+            ATTEND_WARPS * tiles * 16 * c.head_dim * 2
+        } as u32;
         for n in 0..self.layers.len() {
-            self.product(Product::Qkv, n, rows)?;
+            self.product(Product::Qkv, n, rows, prefill)?;
             if prefill {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
             let heads = (rows as u32, c.kv_heads as u32, 1);
             start!(self.device, attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
-            self.product(Product::Out, n, rows)?;
-            self.product(Product::GateUp, n, rows)?;
-            self.product(Product::Down, n, rows)?;
+            self.product(Product::Out, n, rows, prefill)?;
+            self.product(Product::GateUp, n, rows, prefill)?;
+            self.product(Product::Down, n, rows, prefill)?;
         }
         Ok(())
     }
@@ -446,14 +455,11 @@ impl Llm {
     }
 
     /// One product over `rows` rows, of layer `layer` where it is a layer's.
-    fn product(&self, which: Product, layer: usize, rows: usize) -> Result<(), GpuError> {
-        let bucket = Self::bucket(rows);
+    fn product(&self, which: Product, layer: usize, rows: usize, prefill: bool) -> Result<(), GpuError> {
+        // The widest bucket is that of prefixes.
+        let decoding = WIDTHS.into_iter().find(|&w| w >= rows).filter(|_| !prefill);
+        let bucket = decoding.unwrap_or(PASS);
         self.product_by(which, layer, rows, self.ways.get(&(bucket, which)).copied())
-    }
-
-    /// Rows whose fastest ways `rows` rows take.
-    fn bucket(rows: usize) -> usize {
-        WIDTHS.into_iter().find(|&w| w >= rows).unwrap_or(PASS)
     }
 
     fn product_by(&self, which: Product, layer: usize, rows: usize, way: Option<Wide>) -> Result<(), GpuError> {
@@ -490,7 +496,8 @@ impl Llm {
         self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(|| Gemm::cut(w, rows)))
     }
 
-    /// Finds out the fastest way of every product over `rows` rows. All ways give the same bits.
+    /// Finds out the fastest way of every product over `rows` rows. Up to [`EXACT`], and for prefixes, from among those
+    /// that give the same bits.
     fn tune(&mut self, rows: usize) -> Result<(), GpuError> {
         let timer = Timer::new(&self.device)?;
         for which in PRODUCTS {
@@ -498,8 +505,9 @@ impl Llm {
                 continue;
             }
             let residual = matches!(which, Product::Out | Product::Down);
+            let loose = (EXACT + 1..PASS).contains(&rows);
             let mut best: Option<(f64, Wide)> = None;
-            for way in WIDE.into_iter().filter(|way| way.squares() || !residual) {
+            for way in WIDE.into_iter().filter(|way| !way.loose() || residual && loose) {
                 // All layers in turn, so that weights come from where they do in a round.
                 let all = || (0..self.layers.len()).try_for_each(|n| self.product_by(which, n, rows, Some(way)));
                 all()?;
@@ -523,7 +531,7 @@ impl Llm {
 
     fn round(&self, width: usize) -> Result<(), GpuError> {
         self.network(width, false)?;
-        self.product(Product::Head, 0, width)?;
+        self.product(Product::Head, 0, width, false)?;
         let scores = self.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;

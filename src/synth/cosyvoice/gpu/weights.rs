@@ -237,8 +237,7 @@ impl Packer {
             return Ok(w);
         };
         let height = round_up(w.n, 128);
-        // A block of 192 outputs may read past the last of them.
-        let tiled = self.device.zeros("weights", (height * w.cin + 128 * 64) * self.elt.size())?;
+        let tiled = self.device.zeros("weights", height * w.cin * self.elt.size())?;
         let grid = ((w.n * w.cin / 8).div_ceil(256) as u32, 1, 1);
         start!(self.device, tile, grid, 256, 0; w.w.ptr, tiled.ptr, w.n as i32, w.cin as i32, height as i32)?;
         self.device.sync()?;

@@ -4,7 +4,7 @@
 // any run of rows is one bulk copy and lies in shared memory as a warpgroup product wants it. Weights are a second copy of
 // gemm.cu's, of each 16 outputs the even ones first, so that a thread's two results of one row are neighbours.
 //
-// A block makes BM outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of one more
+// A block makes 128 outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of one more
 // warp has both operands copied into a ring. The inputs' axis has SPLITS parts whose sums are added in order. Where there
 // are too few blocks, a cluster of eight shares the parts, and every block adds up some of the rows; where there are many,
 // a team of two or four blocks shares the weights of its outputs.
@@ -133,7 +133,8 @@ KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int
 }
 
 // GROUPS of 64 outputs; ST stages of the ring; SPLIT: a cluster shares the parts; TEAM: blocks that share weights.
-template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
+// LOOSE: a block of a cluster adds up its own parts first, so that the sums are not gemv's to the bit.
+template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM, bool LOOSE> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
     extern __shared__ __align__(1024) unsigned char raw[];
     constexpr int BM = 64 * GROUPS, LD = BM + 4, THREADS = 128 * GROUPS;
     constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128, PART = BN * LD * 4;
@@ -213,7 +214,7 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const 
             if (++slot == ST) { slot = 0; phase ^= 1; }
             if (++q < per && c + 1 < c1) continue;
             // the end of a part; of a cluster's two, the second stays where it is
-            if (!SPLIT || part == 0)
+            if (!SPLIT || LOOSE || part == 0)
 #pragma unroll
                 for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
             q = 0;
@@ -231,7 +232,7 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const 
         };
         const u32 mine = ring + ((2 * t4) * LD + warp * 16 + 2 * g) * 4;
         keep(tot, mine);
-        if (SPLIT && part > 1) keep(acc, mine + PART);
+        if (SPLIT && !LOOSE && part > 1) keep(acc, mine + PART);
     }
     // A thread has four outputs of every eighth row. What is added to several rows travels together.
     constexpr int share = SPLIT ? BN / SHARED_BY : BN, passes = share / 8, AT_ONCE = passes < 4 ? passes : 4;
@@ -259,10 +260,10 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const 
             if (SPLIT) {
                 // many on their way at once: each comes from another multiprocessor
 #pragma unroll
-                for (int from = 0; from < SPLITS; from += 8) {
+                for (int from = 0; from < (LOOSE ? SHARED_BY : SPLITS); from += 8) {
                     float4 u[8];
 #pragma unroll
-                    for (int e = 0; e < 8; e++) u[e] = from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : none;
+                    for (int e = 0; e < 8; e++) u[e] = LOOSE ? peer_load4(peer(at, e)) : from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : none;
 #pragma unroll
                     for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
                 }
@@ -283,15 +284,14 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM> DEV void wide(const 
     if (SPLIT || TEAM > 1) cluster_sync();
 }
 // names: outputs x rows of a block
-#define WIDE_KERNEL(NAME, GROUPS, BN, ST, SPLIT, TEAM, BLOCKS) \
-    KERNEL __launch_bounds__(128 * GROUPS + 32, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<GROUPS, BN, ST, SPLIT, TEAM>(p, sq_in, sq_out); }
-WIDE_KERNEL(wide_128x64, 2, 64, 4, false, 1, 2)
-WIDE_KERNEL(wide_128x64_shared, 2, 64, 4, true, 1, 2)
-WIDE_KERNEL(wide_128x64_pair, 2, 64, 4, false, 2, 2)
-WIDE_KERNEL(wide_128x64_four, 2, 64, 4, false, 4, 2)
-WIDE_KERNEL(wide_128x128, 2, 128, 6, false, 1, 1)
-WIDE_KERNEL(wide_128x128_shared, 2, 128, 6, true, 1, 1)
-WIDE_KERNEL(wide_128x128_pair, 2, 128, 6, false, 2, 1)
-WIDE_KERNEL(wide_192x128, 3, 128, 5, false, 1, 1)
-WIDE_KERNEL(wide_192x128_pair, 3, 128, 5, false, 2, 1)
+#define WIDE_KERNEL(NAME, BN, ST, SPLIT, TEAM, LOOSE, BLOCKS) \
+    KERNEL __launch_bounds__(288, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<2, BN, ST, SPLIT, TEAM, LOOSE>(p, sq_in, sq_out); }
+WIDE_KERNEL(wide_128x64, 64, 4, false, 1, false, 2)
+WIDE_KERNEL(wide_128x64_three, 64, 3, false, 1, false, 3)
+WIDE_KERNEL(wide_128x64_four, 64, 4, false, 4, false, 2)
+WIDE_KERNEL(wide_128x64_shared, 64, 4, true, 1, false, 2)
+WIDE_KERNEL(wide_128x64_loose, 64, 4, true, 1, true, 2)
+WIDE_KERNEL(wide_128x128, 128, 6, false, 1, false, 1)
+WIDE_KERNEL(wide_128x128_shared, 128, 6, true, 1, false, 1)
+WIDE_KERNEL(wide_128x128_loose, 128, 6, true, 1, true, 1)
 #endif
