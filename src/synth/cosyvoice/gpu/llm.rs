@@ -430,11 +430,7 @@ impl Llm {
         }
         // Tiles of keys and of values that a warp has room for.
         let (attend, tiles) = if rows <= FEW { (self.attend_deep, 8) } else { (self.attend, 4) };
-        let shared = if self.gemm.elt == Elt::F32 {
-            0
-        } else {
-            ATTEND_WARPS * tiles * 16 * c.head_dim * 2
-        } as u32;
+        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * tiles * 16 * c.head_dim * 2 } as u32;
         for n in 0..self.layers.len() {
             self.product(Product::Qkv, n, rows, prefill)?;
             if prefill {
