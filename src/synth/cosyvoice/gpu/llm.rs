@@ -4,6 +4,8 @@
 //! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the drawn id
 //! becomes the next input there.
 //!
+//! Why this file is long: prefill, decoding and choosing how both multiply share every buffer of the network.
+//!
 //! # Why
 //! RMSNorm costs no pass of its own: its weights are folded into the product that follows, and its scale is a
 //! factor per row that the product finds out while it reads the row. Wide products get its sum of squares from the
