@@ -4,7 +4,7 @@
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
 //! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
 //! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
-//! the flow alone.
+//! the flow alone. Because the ways of a wide product give the same bits, which one runs may be timed at every load (but see `Wide::loose`).
 
 use std::sync::Arc;
 
@@ -94,17 +94,92 @@ pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, T
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
-/// How a product of many rows is cut into blocks of 128 outputs by 64 rows (wide.cu). Either way gives the same sums.
+/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way but the loose ones gives the
+/// same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wide {
-    /// Each block on its own.
-    Alone,
+    N128T64,
+    /// Three blocks a multiprocessor.
+    N128T64Three,
+    /// Four blocks share the weights they read.
+    N128T64Four,
     /// Clusters of eight, each block with an eighth of the inputs.
-    Shared,
+    N128T64Shared,
+    N128T64Loose,
+    N128T128,
+    N128T128Shared,
+    N128T128Loose,
 }
 
-/// Both, for measuring.
-pub(super) const WIDE: [Wide; 2] = [Wide::Alone, Wide::Shared];
+/// All of them.
+pub(super) const WIDE: [Wide; 8] = [
+    Wide::N128T64,
+    Wide::N128T64Three,
+    Wide::N128T64Four,
+    Wide::N128T64Shared,
+    Wide::N128T64Loose,
+    Wide::N128T128,
+    Wide::N128T128Shared,
+    Wide::N128T128Loose,
+];
+
+impl Wide {
+    /// Its kernel in wide.cu.
+    fn kernel(self) -> &'static str {
+        match self {
+            Wide::N128T64 => "wide_128x64",
+            Wide::N128T64Three => "wide_128x64_three",
+            Wide::N128T64Four => "wide_128x64_four",
+            Wide::N128T64Shared => "wide_128x64_shared",
+            Wide::N128T64Loose => "wide_128x64_loose",
+            Wide::N128T128 => "wide_128x128",
+            Wide::N128T128Shared => "wide_128x128_shared",
+            Wide::N128T128Loose => "wide_128x128_loose",
+        }
+    }
+
+    /// Whether its sums are not those of the others to the bit: a cluster's blocks add up what they have first.
+    pub(super) fn loose(self) -> bool {
+        matches!(self, Wide::N128T64Loose | Wide::N128T128Loose)
+    }
+
+    /// Rows of a block and stages of its ring.
+    fn shape(self) -> (usize, usize) {
+        match self {
+            Wide::N128T64 | Wide::N128T64Four | Wide::N128T64Shared | Wide::N128T64Loose => (64, 4),
+            Wide::N128T64Three => (64, 3),
+            Wide::N128T128 | Wide::N128T128Shared | Wide::N128T128Loose => (128, 6),
+        }
+    }
+
+    /// Blocks of a cluster, and how many blocks of rows one has.
+    fn cluster(self) -> (u32, u32) {
+        match self {
+            Wide::N128T64Shared | Wide::N128T64Loose | Wide::N128T128Shared | Wide::N128T128Loose => (8, 1),
+            Wide::N128T64Four => (4, 4),
+            Wide::N128T64 | Wide::N128T64Three | Wide::N128T128 => (1, 1),
+        }
+    }
+
+    /// The ring starts at a multiple of 1024 bytes; in its place comes a padded table of sums, which is smaller.
+    fn shared(self) -> u32 {
+        let (rows, stages) = self.shape();
+        (1024 + stages * (128 + rows) * 128) as u32
+    }
+}
+
+/// Sums of squares of rows, `[part][rows]` as wide.cu has them: those of the inputs, which a norm needs, and where
+/// those of the results go. Null: none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Squares {
+    pub(super) inputs: u64,
+    pub(super) results: u64,
+}
+
+/// Parts of the inputs' axis, as SPLITS of product.cuh.
+pub(super) const PARTS: usize = 16;
+/// Most inputs of which every part is 64, so that a block of 128 results has two whole parts.
+pub(super) const WHOLE_PARTS: usize = 64 * PARTS;
 
 /// The kernels of gemm.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
@@ -115,7 +190,7 @@ pub(super) struct Gemm {
     three: [Kernel; 3],
     gemv: [Kernel; 5],
     rms: Kernel,
-    wide: Option<[Kernel; 2]>,
+    wide: Option<([Kernel; WIDE.len()], Kernel)>,
 }
 
 /// Most rows that go through `gemv`.
@@ -130,9 +205,6 @@ const STAGES: usize = 4;
 const DEEP: usize = 8;
 /// Dynamic shared memory that a convolution may take.
 const SHARED: u32 = 200 << 10;
-/// What a product of wide.cu takes: a ring of five stages of 64 inputs, which starts at a multiple of 1024 bytes, and in
-/// its place in the end a padded table of sums for each of up to two parts.
-const WIDE_SHARED: u32 = 1024 + 2 * 64 * (128 + 4) * 4;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
@@ -182,8 +254,11 @@ impl Gemm {
         let mut this = Self::new(device, elt)?;
         if device.hopper && elt != Elt::F32 {
             let module = device.compile("wide.cu", &[super::COMMON, super::PRODUCT, super::WIDE], elt, &[])?;
-            let kernel = |name: &'static str| module.kernel(name, WIDE_SHARED);
-            this.wide = Some([kernel("wide_alone")?, kernel("wide_shared")?]);
+            let mut all = [this.rms; WIDE.len()];
+            for (to, way) in all.iter_mut().zip(WIDE) {
+                *to = module.kernel(way.kernel(), way.shared())?;
+            }
+            this.wide = Some((all, module.kernel("wide_squares", 0)?));
         }
         Ok(this)
     }
@@ -194,14 +269,21 @@ impl Gemm {
     }
 
     /// As [`Self::linear`], to the bit, for tiled operands (common.cuh): `p.ldx` and `p.lde` are the rows that there
-    /// is room for, a multiple of 128. Only where [`Self::tiled`], for inputs in multiples of 64.
-    pub(super) fn wide(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>, how: Wide) -> Result<(), GpuError> {
-        let Some(kernels) = self.wide else {
-            return Err(GpuError::Model("tiled products need a Hopper device".into()));
+    /// is room for, a multiple of 256. Only where [`Self::tiled`], for weights with a tiled copy.
+    pub(super) fn wide(
+        &self,
+        w: &Packed,
+        p: Conv,
+        norm: Option<(f32, usize)>,
+        squares: Squares,
+        way: Wide,
+    ) -> Result<(), GpuError> {
+        let (Some((kernels, _)), Some(tiled)) = (&self.wide, &w.tiled) else {
+            return Err(GpuError::Model("tiled products need a Hopper device and tiled weights".into()));
         };
         let (eps, width) = norm.unwrap_or((0.0, 0));
         let p = Conv {
-            w: w.w.ptr,
+            w: tiled.ptr,
             bias: w.bias.as_ref().map_or(0, |b| b.ptr),
             cin: w.cin as i32,
             n: w.n as i32,
@@ -209,22 +291,41 @@ impl Gemm {
             kreal: width as i32,
             ..p
         };
-        let (kernel, cluster) = match how {
-            Wide::Alone => (kernels[0], 1),
-            Wide::Shared => (kernels[1], 8),
-        };
-        let grid = (cluster, (p.rows as usize).div_ceil(64) as u32, w.n.div_ceil(128) as u32);
-        let args = [std::ptr::from_ref(&p).cast::<std::ffi::c_void>()];
-        // SAFETY: the kernels' only parameter is a `Conv`; its pointers are to buffers of the calling model.
-        unsafe { self.device.launch(kernel.called(w.name), cluster, grid, 256, WIDE_SHARED, &args) }
+        let (rows, _) = way.shape();
+        let (cluster, of_rows) = way.cluster();
+        let blocks = (p.rows as usize).div_ceil(rows) as u32;
+        let grid = (cluster, blocks.div_ceil(of_rows), w.n.div_ceil(128) as u32);
+        let Squares { inputs, results } = squares;
+        let args = [
+            std::ptr::from_ref(&p).cast::<std::ffi::c_void>(),
+            std::ptr::from_ref(&inputs).cast(),
+            std::ptr::from_ref(&results).cast(),
+        ];
+        // SAFETY: the kernels' parameters are a `Conv` and two addresses; all are of buffers of the calling model.
+        unsafe { self.device.launch(kernels[way as usize].called(w.name), cluster, grid, 288, way.shared(), &args) }
     }
 
-    /// The fastest way to cut `rows` rows through `w`, as measured on an H200 (tests/gpu/LOG.md).
+    /// Squares of `rows` tiled rows at `x`, in a layout `height` rows high, that no product handed on.
+    pub(super) fn squares(&self, x: u64, out: u64, height: usize, rows: usize, k: usize) -> Result<(), GpuError> {
+        let Some((_, squares)) = self.wide else {
+            return Err(GpuError::Model("tiled operands need a Hopper device".into()));
+        };
+        let grid = (rows.div_ceil(64) as u32, PARTS as u32, 1);
+        start!(self.device, squares, grid, 256, 0; x, out, height as i32, rows as i32, k as i32)
+    }
+
+    /// A way for `rows` rows through `w` that is never far off; the model times them all.
     pub(super) fn cut(w: &Packed, rows: usize) -> Wide {
         let blocks = w.n.div_ceil(128) * rows.div_ceil(64);
         // Two blocks run on a multiprocessor at once. Sharing pays while all do, for many inputs also in two turns.
         let turns = if w.cin > SHORT { 2 } else { 1 };
-        if blocks * 8 <= turns * 2 * MULTIPROCESSORS { Wide::Shared } else { Wide::Alone }
+        if blocks * 8 <= turns * 2 * MULTIPROCESSORS {
+            Wide::N128T64Shared
+        } else if blocks <= 4 * MULTIPROCESSORS {
+            Wide::N128T64
+        } else {
+            Wide::N128T128
+        }
     }
 
     /// Positions of a block of `tile`, which tile tables are cut by.

@@ -4,15 +4,18 @@
 //! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the drawn id
 //! becomes the next input there.
 //!
+//! Why this file is long: prefill, decoding and choosing how both multiply share every buffer of the network.
+//!
 //! # Why
 //! RMSNorm costs no pass of its own: its weights are folded into the product that follows, and its scale is a
-//! factor per row that the product finds out while it reads the row.
+//! factor per row that the product finds out while it reads the row. Wide products get its sum of squares from the
+//! product that made the row.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, start};
-use super::gemm::{Act, Conv, Gemm};
+use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, Timer, start};
+use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, WHOLE_PARTS, WIDE, Wide};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
 use crate::synth::cosyvoice::checkpoint::Part;
@@ -20,6 +23,10 @@ use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Widths that a decode graph is recorded for.
 pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
+/// Most rows of a decode round whose sums are to the bit those of one row. Prefixes' sums always are. In wider rounds
+/// they run in another order where that is faster, so that scores are only close, and a token may be another one where
+/// two scores are.
+const EXACT: usize = 128;
 /// Most rounds of one call.
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
@@ -91,6 +98,18 @@ struct Layer {
     down: Packed,
 }
 
+/// A product of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Product {
+    Qkv,
+    Out,
+    GateUp,
+    Down,
+    Head,
+}
+
+const PRODUCTS: [Product; 5] = [Product::Qkv, Product::Out, Product::GateUp, Product::Down, Product::Head];
+
 /// What one decode call gave for one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Drawn {
@@ -106,6 +125,8 @@ pub(super) struct Llm {
     gemm: Gemm,
     /// Whether every product's inputs come in the pieces of tiled operands.
     tileable: bool,
+    /// The fastest way of each product for up to so many rows.
+    ways: BTreeMap<(usize, Product), Wide>,
     layers: Vec<Layer>,
     head: Packed,
     args: Args,
@@ -121,6 +142,8 @@ pub(super) struct Llm {
     inner: Buf,
     logits: Buf,
     rms: Buf,
+    /// Sums of squares of the residual stream's rows, where activations are tiled.
+    squares: Buf,
     /// Slot of each row, then how many results each row has.
     rows: Staging,
     results: Staging,
@@ -196,19 +219,20 @@ impl Llm {
             let both = [piece(&gate, inner, 2, 0), piece(&up, inner, 2, 1)];
             let gate_up = packer.pack(&both, 2 * inner, hidden, 1, None, Some(&norm))?;
             let down = packer.whole(&weight("mlp.down_proj", hidden, inner)?, hidden, inner, 1, None)?;
-            let called = |name, w: Packed| Packed { name, ..w };
+            let called = |name, w: Packed| packer.tiled(Packed { name, ..w });
             layers.push(Layer {
-                qkv: called("qkv", qkv),
-                out: called("out", out),
-                gate_up: called("gate-up", gate_up),
-                down: called("down", down),
+                qkv: called("qkv", qkv)?,
+                out: called("out", out)?,
+                gate_up: called("gate-up", gate_up)?,
+                down: called("down", down)?,
             });
         }
         let norm = floats(&format!("{body}.norm.weight"), &[hidden])?;
         let speech_rows = config.speech_rows();
         let head_values = floats("llm_decoder.weight", &[speech_rows, hidden])?;
         let head_piece = [Piece { values: &head_values, n: speech_rows, mul: 1, off: 0 }];
-        let head = Packed { name: "head", ..packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))? };
+        let head = packer.pack(&head_piece, speech_rows, hidden, 1, None, Some(&norm))?;
+        let head = packer.tiled(Packed { name: "head", ..head })?;
         let text = packer.elements(&floats(&format!("{body}.embed_tokens.weight"), &[config.vocab, hidden])?)?;
         let speech = packer.elements(&floats("speech_embedding.weight", &[speech_rows, hidden])?)?;
         let rope = device.upload("rotary angles", &rope_table(positions, hd, config.rope_theta))?;
@@ -250,7 +274,8 @@ impl Llm {
         let ras = config.sampling;
         Ok(Self {
             gemm: Gemm::with_wide(device, elt)?,
-            tileable: hidden % 64 == 0 && inner % 64 == 0 && queries % 64 == 0,
+            tileable: hidden % 64 == 0 && inner % 64 == 0 && queries % 64 == 0 && hidden <= WHOLE_PARTS,
+            ways: BTreeMap::new(),
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
             attend: module.kernel("llm_attend", 200 << 10)?,
@@ -261,6 +286,7 @@ impl Llm {
             inner: device.zeros("activations", PASS * inner * size)?,
             logits: device.zeros("scores", WIDTHS[WIDTHS.len() - 1] * head.n * 4)?,
             rms: device.zeros("activations", PASS * 4)?,
+            squares: device.zeros("activations", PARTS * PASS * 4)?,
             draw: Draw {
                 top_p: ras.top_p,
                 tau_count: ras.window as f32 * ras.tau,
@@ -401,29 +427,22 @@ impl Llm {
         let args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
         let grid = (rows as u32, 1, 1);
         start!(self.device, self.embed, grid, 256, 0; args, i32::from(prefill))?;
-        let hidden = c.hidden as i32;
-        let width = (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let norm = Some((c.rms_eps as f32, c.hidden));
-        // Of tiled operands the leading dimension is their height.
-        let ld = |width: usize| if tiled { PASS as i32 } else { width as i32 };
-        let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
-        let residual = Conv { res: args.x, out: args.x, oute: args.xe, ldo: hidden, lde: ld(c.hidden), ..base };
-        let (attend, ring) = if rows <= FEW { (self.attend_deep, 4) } else { (self.attend, 2) };
-        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * ring * 32 * c.head_dim * 2 } as u32;
-        for (n, layer) in self.layers.iter().enumerate() {
-            let qkv = Conv { x: args.xe, ldx: ld(c.hidden), out: self.qkv.ptr, ldo: width as i32, ..base };
-            self.product(&layer.qkv, qkv, norm)?;
+        if tiled {
+            self.gemm.squares(args.xe, self.squares.ptr, PASS, rows, c.hidden)?;
+        }
+        // Tiles of keys and of values that a warp has room for.
+        let (attend, tiles) = if rows <= FEW { (self.attend_deep, 8) } else { (self.attend, 4) };
+        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * tiles * 16 * c.head_dim * 2 } as u32;
+        for n in 0..self.layers.len() {
+            self.product(Product::Qkv, n, rows, prefill)?;
             if prefill {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
             let heads = (rows as u32, c.kv_heads as u32, 1);
             start!(self.device, attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
-            self.product(&layer.out, Conv { x: self.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual }, None)?;
-            let inner = ld(c.intermediate);
-            let gated =
-                Conv { x: args.xe, ldx: ld(c.hidden), oute: self.inner.ptr, lde: inner, act: Act::SiluGate, ..base };
-            self.product(&layer.gate_up, gated, norm)?;
-            self.product(&layer.down, Conv { x: self.inner.ptr, ldx: inner, ..residual }, None)?;
+            self.product(Product::Out, n, rows, prefill)?;
+            self.product(Product::GateUp, n, rows, prefill)?;
+            self.product(Product::Down, n, rows, prefill)?;
         }
         Ok(())
     }
@@ -433,38 +452,97 @@ impl Llm {
         self.tileable && self.gemm.tiled(rows)
     }
 
-    fn product(&self, w: &Packed, p: Conv, norm: Option<(f32, usize)>) -> Result<(), GpuError> {
-        let rows = p.rows as usize;
-        if self.tiled(rows) {
-            self.gemm.wide(w, p, norm, Gemm::cut(w, rows))
-        } else {
-            self.gemm.linear(w, p, norm, self.rms.ptr)
+    /// One product over `rows` rows, of layer `layer` where it is a layer's.
+    fn product(&self, which: Product, layer: usize, rows: usize, prefill: bool) -> Result<(), GpuError> {
+        // The widest bucket is that of prefixes.
+        let decoding = WIDTHS.into_iter().find(|&w| w >= rows).filter(|_| !prefill);
+        let bucket = decoding.unwrap_or(PASS);
+        self.product_by(which, layer, rows, self.ways.get(&(bucket, which)).copied())
+    }
+
+    fn product_by(&self, which: Product, layer: usize, rows: usize, way: Option<Wide>) -> Result<(), GpuError> {
+        let c = &self.config;
+        let (a, at) = (&self.args, &self.layers[layer]);
+        let width = ((c.heads + 2 * c.kv_heads) * c.head_dim) as i32;
+        let tiled = self.tiled(rows);
+        // Of tiled operands the leading dimension is their height.
+        let ld = |width: usize| if tiled { PASS as i32 } else { width as i32 };
+        let hidden = ld(c.hidden);
+        let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
+        let normed = Conv { x: a.xe, ldx: hidden, ..base };
+        let residual = Conv { res: a.x, out: a.x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
+        let (w, p) = match which {
+            Product::Qkv => (&at.qkv, Conv { out: self.qkv.ptr, ldo: width, ..normed }),
+            Product::Out => (&at.out, Conv { x: self.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual }),
+            Product::GateUp => {
+                let lde = ld(c.intermediate);
+                (&at.gate_up, Conv { oute: self.inner.ptr, lde, act: Act::SiluGate, ..normed })
+            }
+            Product::Down => (&at.down, Conv { x: self.inner.ptr, ldx: ld(c.intermediate), ..residual }),
+            Product::Head => (&self.head, Conv { out: self.logits.ptr, ldo: self.head.n as i32, ..normed }),
+        };
+        let makes_rows = matches!(which, Product::Out | Product::Down);
+        let norm = (!makes_rows).then_some((c.rms_eps as f32, c.hidden));
+        if !tiled {
+            return self.gemm.linear(w, p, norm, self.rms.ptr);
         }
+        let squares = if makes_rows {
+            Squares { inputs: 0, results: self.squares.ptr }
+        } else {
+            Squares { inputs: self.squares.ptr, results: 0 }
+        };
+        self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(|| Gemm::cut(w, rows)))
+    }
+
+    /// Finds out the fastest way of every product over `rows` rows. Up to [`EXACT`], and for prefixes, from among those
+    /// that give the same bits.
+    fn tune(&mut self, rows: usize) -> Result<(), GpuError> {
+        let timer = Timer::new(&self.device)?;
+        for which in PRODUCTS {
+            if which == Product::Head && rows > WIDTHS[WIDTHS.len() - 1] {
+                continue;
+            }
+            let residual = matches!(which, Product::Out | Product::Down);
+            let loose = (EXACT + 1..PASS).contains(&rows);
+            let mut best: Option<(f64, Wide)> = None;
+            for way in WIDE.into_iter().filter(|way| !way.loose() || residual && loose) {
+                // All layers in turn, so that weights come from where they do in a round.
+                let all = || (0..self.layers.len()).try_for_each(|n| self.product_by(which, n, rows, Some(way)));
+                all()?;
+                let mut least = f64::INFINITY;
+                for _ in 0..3 {
+                    timer.mark(0)?;
+                    all()?;
+                    timer.mark(1)?;
+                    least = least.min(timer.seconds()?);
+                }
+                if best.is_none_or(|(seconds, _)| least < seconds) {
+                    best = Some((least, way));
+                }
+            }
+            if let Some((_, way)) = best {
+                self.ways.insert((rows, which), way);
+            }
+        }
+        Ok(())
     }
 
     fn round(&self, width: usize) -> Result<(), GpuError> {
         self.network(width, false)?;
-        let c = &self.config;
-        let ld = self.head.n as i32;
-        let head = Conv {
-            x: self.args.xe,
-            ldx: if self.tiled(width) { PASS as i32 } else { c.hidden as i32 },
-            out: self.logits.ptr,
-            ldo: ld,
-            rows: width as i32,
-            scale: 1.0,
-            ..Conv::default()
-        };
-        self.product(&self.head, head, Some((c.rms_eps as f32, c.hidden)))?;
-        let scores = c.speech_rows();
+        self.product(Product::Head, 0, width, false)?;
+        let scores = self.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
         start!(self.device, self.sample, (width as u32, 1, 1), 1024, shared;
-            self.args, self.draw, self.logits.ptr, scores as i32, ld, self.results.dev.ptr, counts, ROUNDS as i32)
+            self.args, self.draw, self.logits.ptr, scores as i32, self.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
-    /// Records the rounds of every width.
+    /// Times the ways of wide products and records the rounds of every width.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
+        let widths = WIDTHS.into_iter().filter(|&w| w > NARROW && w < most * 2);
+        for rows in widths.chain([PASS]).filter(|&rows| self.tiled(rows)).collect::<Vec<_>>() {
+            self.tune(rows)?;
+        }
         for width in WIDTHS.into_iter().filter(|&w| w < most * 2) {
             self.blank();
             self.rows.send(self.rows.dev.bytes)?;

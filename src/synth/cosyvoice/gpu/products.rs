@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Timer};
-use super::gemm::{Act, Conv, Gemm, NARROW, Tile, WIDE, Wide};
+use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, Tile, WIDE, Wide};
 use super::weights::{Packed, Packer, Random, Source};
 use crate::synth::cosyvoice::checkpoint::Part;
 
@@ -30,7 +30,7 @@ pub struct ProductCost {
     pub way: String,
     /// Seconds of one, many being started one after another.
     pub seconds: f64,
-    /// Whether it is the one that the model takes.
+    /// Whether it is the one that the model takes; wide ones it times itself.
     pub chosen: bool,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for ProductCost {
         let flops = 2.0 * (self.rows * self.size.n * self.size.k) as f64;
         write!(
             f,
-            "{:>5} x {:<5} {:>4} rows {:<10} {:>8.2} us {:>7.1} TFLOP/s {:>7.1} GB/s of weights{}",
+            "{:>5} x {:<5} {:>4} rows {:<14} {:>8.2} us {:>7.1} TFLOP/s {:>7.1} GB/s of weights{}",
             self.size.n,
             self.size.k,
             self.rows,
@@ -68,6 +68,7 @@ struct Bench {
     plain: Buf,
     tiled: Buf,
     rms: Buf,
+    squares: Buf,
     out: Buf,
     rounded: Buf,
 }
@@ -86,7 +87,7 @@ impl Bench {
         let floats = |name: &str, shape: &[usize]| source.floats(Part::Llm, name, shape);
         let packer = Packer::new(device, elt)?;
         let bias = floats("bias", &[n])?;
-        let w = packer.whole(&floats("weight", &[n, k])?, n, k, 1, Some(&bias))?;
+        let w = packer.tiled(packer.whole(&floats("weight", &[n, k])?, n, k, 1, Some(&bias))?)?;
         // Exact in sixteen bits of either kind: eight bits of fraction.
         let bits = |v: f32| {
             let v = (v.clamp(-4.0, 4.0) * 32.0).round() / 32.0;
@@ -110,6 +111,7 @@ impl Bench {
             plain: device.upload("activations", &values)?,
             tiled: device.upload("activations", &tiled)?,
             rms: device.zeros("activations", ROOM * 4)?,
+            squares: device.zeros("activations", PARTS * ROOM * 4)?,
             out: device.zeros("results", ROOM * n * 4)?,
             rounded: device.zeros("results", ROOM * n * 2)?,
         })
@@ -133,6 +135,11 @@ impl Bench {
         }
     }
 
+    /// What a norm divides by, for tiled operands.
+    fn squares(&self, rows: usize) -> Result<(), GpuError> {
+        self.gemm.squares(self.tiled.ptr, self.squares.ptr, ROOM, rows, self.size.k)
+    }
+
     fn tiled(&self, rows: usize, how: Wide) -> Result<(), GpuError> {
         let Size { n, k } = self.size;
         let p = Conv {
@@ -144,7 +151,7 @@ impl Bench {
             scale: 1.0,
             ..Conv::default()
         };
-        self.gemm.wide(&self.w, p, Some((EPSILON, k)), how)
+        self.gemm.wide(&self.w, p, Some((EPSILON, k)), Squares { inputs: self.squares.ptr, results: 0 }, how)
     }
 
     /// The gated form, which writes rounded values only.
@@ -156,7 +163,8 @@ impl Bench {
         match how {
             Some(how) => {
                 let p = Conv { x: self.tiled.ptr, ldx: ROOM as i32, lde: ROOM as i32, ..p };
-                self.gemm.wide(&self.w, p, norm, how)?;
+                self.squares(rows)?;
+                self.gemm.wide(&self.w, p, norm, Squares { inputs: self.squares.ptr, results: 0 }, how)?;
             }
             None => {
                 let p = Conv { x: self.plain.ptr, ldx: k as i32, lde: (n / 2) as i32, ..p };
@@ -229,8 +237,9 @@ pub fn disagreements(ordinal: u32, size: Size) -> Result<Vec<String>, GpuError> 
             check(&mut out, format!("{tile:?}"), rows)?;
         }
         if device.hopper {
-            for how in WIDE {
+            for how in WIDE.into_iter().filter(|way| !way.loose()) {
                 for count in [33, 64, rows] {
+                    bench.squares(count)?;
                     bench.tiled(count, how)?;
                     check(&mut out, format!("{how:?} of {count}"), count)?;
                 }
@@ -262,9 +271,9 @@ pub fn costs(ordinal: u32, sizes: &[Size], rows: &[usize]) -> Result<Vec<Product
             let way = if narrow { "gemv" } else { "split" };
             add(way.into(), bench.seconds(|| bench.plain(0, rows, None))?, narrow || !device.hopper);
             if device.hopper && rows > 8 {
+                bench.squares(rows)?;
                 for how in WIDE {
-                    let chosen = !narrow && how == Gemm::cut(&bench.w, rows);
-                    add(format!("{how:?}"), bench.seconds(|| bench.tiled(rows, how))?, chosen);
+                    add(format!("{how:?}"), bench.seconds(|| bench.tiled(rows, how))?, false);
                 }
             }
         }

@@ -115,6 +115,8 @@ pub(super) struct Packed {
     /// What its products are listed as when launches are timed; empty: as their kernel.
     pub(super) name: &'static str,
     pub(super) w: Buf,
+    /// The same as wide.cu takes them.
+    pub(super) tiled: Option<Buf>,
     pub(super) bias: Option<Buf>,
     /// Outputs, a multiple of 32.
     pub(super) n: usize,
@@ -141,6 +143,8 @@ pub(super) struct Packer {
     pack: Kernel,
     convert: Kernel,
     linear: Kernel,
+    /// None in single precision.
+    tile: Option<Kernel>,
 }
 
 impl Packer {
@@ -152,6 +156,7 @@ impl Packer {
             pack: module.kernel("pack", 0)?,
             convert: module.kernel("convert", 0)?,
             linear: module.kernel("linear_exact", 0)?,
+            tile: if elt == Elt::F32 { None } else { Some(module.kernel("tile_weights", 0)?) },
         })
     }
 
@@ -211,7 +216,7 @@ impl Packer {
             None => None,
         };
         let group = if groups == 1 || groups == merge { 0 } else { coutg * merge };
-        Ok(Packed { name: "", w, bias, n: npad, cin: cinpad, taps, dil: 1, group })
+        Ok(Packed { name: "", w, tiled: None, bias, n: npad, cin: cinpad, taps, dil: 1, group })
     }
 
     /// One plain operand.
@@ -224,6 +229,19 @@ impl Packer {
         bias: Option<&[f32]>,
     ) -> Result<Packed, GpuError> {
         self.pack(&[Piece { values, n, mul: 1, off: 0 }], n, cin, taps, bias, None)
+    }
+
+    /// `w` with a second copy for the products of many rows, where the device has them and the size fits.
+    pub(super) fn tiled(&self, w: Packed) -> Result<Packed, GpuError> {
+        let Some(tile) = self.tile.filter(|_| self.device.hopper && w.taps == 1 && w.cin.is_multiple_of(64)) else {
+            return Ok(w);
+        };
+        let height = round_up(w.n, 128);
+        let tiled = self.device.zeros("weights", height * w.cin * self.elt.size())?;
+        let grid = ((w.n * w.cin / 8).div_ceil(256) as u32, 1, 1);
+        start!(self.device, tile, grid, 256, 0; w.w.ptr, tiled.ptr, w.n as i32, w.cin as i32, height as i32)?;
+        self.device.sync()?;
+        Ok(Packed { tiled: Some(tiled), ..w })
     }
 
     /// The values as elements, in their own order.

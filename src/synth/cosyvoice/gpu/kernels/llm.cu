@@ -233,6 +233,7 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
 // (16, of which GROUP count); each of the warps takes 16 keys in turn, so the order of sums depends on the position
 // alone.
 #define WARPS 8
+#define HIGH (GROUP > 8) // whether the upper eight rows count
 #define CPR (HD / 8)
 #define TILE_BYTES (16 * HD * 2)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
@@ -334,16 +335,16 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > pos) sc[t][e] = -1e30f;
-                if (e < 2) n = fmaxf(n, sc[t][e]); else n8 = fmaxf(n8, sc[t][e]);
+                if (e < 2) n = fmaxf(n, sc[t][e]); else if (HIGH) n8 = fmaxf(n8, sc[t][e]);
             }
         n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
-        n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2));
-        float c = exp2f(m - n), c8 = exp2f(m8 - n8);
+        if (HIGH) { n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 1)); n8 = fmaxf(n8, __shfl_xor_sync(~0u, n8, 2)); }
+        float c = exp2f(m - n), c8 = HIGH ? exp2f(m8 - n8) : 0.f;
         m = n; m8 = n8;
 #pragma unroll
         for (int t = 0; t < 2; t++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) sc[t][e] = exp2f(sc[t][e] - (e < 2 ? n : n8));
+            for (int e = 0; e < 4; e++) sc[t][e] = e < 2 ? exp2f(sc[t][e] - n) : HIGH ? exp2f(sc[t][e] - n8) : 0.f;
         l = l * c + (sc[0][0] + sc[0][1] + sc[1][0] + sc[1][1]);
         l8 = l8 * c8 + (sc[0][2] + sc[0][3] + sc[1][2] + sc[1][3]);
         uint4 pf = make_uint4(pack2(sc[0][0], sc[0][1]), pack2(sc[0][2], sc[0][3]), pack2(sc[1][0], sc[1][1]), pack2(sc[1][2], sc[1][3]));
@@ -369,7 +370,7 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
     for (int d = 0; d < HD / 8; d++) {
         float* t = o_s + (warp * 16 + (lane >> 2)) * HD + d * 8 + (lane & 3) * 2;
         *(float2*)t = make_float2(o[d][0], o[d][1]);
-        *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
+        if (HIGH) *(float2*)(t + 8 * HD) = make_float2(o[d][2], o[d][3]);
     }
     if ((lane & 3) == 0) {
         m_s[warp][lane >> 2] = m; l_s[warp][lane >> 2] = l;
@@ -386,7 +387,7 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
         out[place(p, r, (h * GROUP + g) * HD + d, GROUP * KVH * HD)] = to_e(a / z);
     }
 }
-KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+KERNEL __launch_bounds__(WARPS * 32, 3) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
     attend<2>(p, qkv, out, layer, append);
 }
 // for few rows: a block has a multiprocessor to itself

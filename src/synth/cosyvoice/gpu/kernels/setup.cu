@@ -23,6 +23,23 @@ KERNEL pack(const float* src, elt* dst, const float* colscale, int n, int cin, i
 #endif
 }
 
+#if ELT != 0
+// The operand of wide.cu that holds packed weights of `cin` inputs, a multiple of 64: tiled, `height` outputs high, of each
+// 16 outputs the even ones first.
+KERNEL tile_weights(const uint4* packed, elt* dst, int n, int cin, int height) {
+    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+    if (i >= (i64)n * cin / 8) return;
+    const int lane = i & 31, k16 = (i >> 5) % (cin >> 4);
+    const int tile = (i >> 5) / (cin >> 4);
+    const uint4 v = packed[i];
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+    for (int reg = 0; reg < 4; reg++) {
+        const int row = (lane >> 2) + (reg & 1) * 8, col = (k16 >> 1) * 32 + (lane & 3) * 8 + (k16 & 1) * 4 + (reg >> 1) * 2;
+        *(u32*)(dst + tiled(height, tile * 16 + row, col)) = words[reg];
+    }
+}
+#endif
+
 KERNEL convert(const float* src, elt* dst, i64 n) {
     i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;
     if (i < n) dst[i] = to_e(src[i]);

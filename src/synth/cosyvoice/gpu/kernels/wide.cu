@@ -1,19 +1,16 @@
 // Products for many rows on Hopper: the sums of gemm.cu's `gemv`, to the bit, by warpgroup instructions.
 //
-// Continues product.cuh. Weights are gemm.cu's packed fragments, which a warpgroup product takes from registers as they are.
-// Activations are tiled (`tiled` in common.cuh): [64 columns][rows][64 values], in the order of the fragments and
-// swizzled, so that any run of rows is one bulk copy and lies in shared memory as the product wants it.
+// Continues product.cuh. Both operands are tiled (`tiled` in common.cuh): [64 inputs][rows][64 values], swizzled, so that
+// any run of rows is one bulk copy and lies in shared memory as a warpgroup product wants it. Weights are a second copy of
+// gemm.cu's, of each 16 outputs the even ones first, so that a thread's two results of one row are neighbours.
 //
-// A block makes 128 outputs of 64 rows. Two groups of four warps multiply; each lane loads its own weights two steps of
-// 64 inputs ahead, and the first thread has activations copied into a ring. The inputs' axis has SPLITS parts whose
-// sums are added in order. Where there are too few blocks, a cluster of eight shares the parts, and every block adds up
-// some of the rows.
+// A block makes 128 outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of one more
+// warp has both operands copied into a ring. The inputs' axis has SPLITS parts whose sums are added in order. Where there
+// are too few blocks, a cluster of eight shares the parts, and every block adds up some of the rows; where there are many,
+// a team of two or four blocks shares the weights of its outputs.
+//
+// Squares of what a norm divides by are summed where it is made, a sum for every part of a row: [part][rows].
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define BM 128 // outputs of a block
-#define BN 64  // rows of a block
-#define LD (BM + 4)
-#define THREADS 256
-#define X_STAGES 5
 #define SHARED_BY 8 // blocks of a cluster that shares the parts
 
 DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
@@ -30,6 +27,11 @@ DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
+// To the same place, and barrier, of the blocks in `mask`.
+DEV void bulk_copy_all(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
+}
 DEV void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -44,11 +46,7 @@ DEV float4 peer_load4(u32 addr) {
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr) : "memory");
     return v;
 }
-DEV float peer_load(u32 addr) {
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
-    return v;
-}
+DEV void peer_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -60,184 +58,240 @@ DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "mem
 // clang-format off
 #define F4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define F16(c, i) F4(c, i), F4(c, i + 4), F4(c, i + 8), F4(c, i + 12)
-// c (+)= a * b: 64 outputs (a: this warp's 16 of them) x 64 rows x 16 inputs; b describes shared memory.
-DEV void group_mma(float* c, uint4 a, u64 b, bool add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
-        : F16(c, 0), F16(c, 16) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)add));
+// c (+)= a * b: 64 outputs x N rows x 16 inputs; a and b describe shared memory.
+template <int N> DEV void group_mma(float* c, u64 a, u64 b, bool add) {
+    if constexpr (N == 64)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;}"
+            : F16(c, 0), F16(c, 16) : "l"(a), "l"(b), "r"((int)add));
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
+            "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;}"
+            : F16(c, 0), F16(c, 16), F16(c, 32), F16(c, 48) : "l"(a), "l"(b), "r"((int)add));
 }
 // clang-format on
 
-// Outputs n..n+3 of one row, `rows` the height of the tiled result.
-DEV void wide_epilogue(const Conv& p, int n, int row, float4 v, float rs) {
+// Outputs n..n+3 of one row, `rows` the height of the tiled result. Returns them as they are stored.
+DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs, float4 bias, float4 res) {
     v.x *= rs; v.y *= rs; v.z *= rs; v.w *= rs;
     if (p.act == ACT_SILU_GATE) {
         store2(p.oute + tiled(p.lde, row, n >> 1), v.x * sigmoid(v.x) * v.y, v.z * sigmoid(v.z) * v.w);
-        return;
+        return v;
     }
-    if (p.bias) { float4 b = *(const float4*)(p.bias + n); v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w; }
+    if (p.bias) { v.x += bias.x; v.y += bias.y; v.z += bias.z; v.w += bias.w; }
     i64 o = (i64)row * p.ldo + n;
-    if (p.res) { float4 b = *(const float4*)(p.res + o); v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w; }
+    if (p.res) { v.x += res.x; v.y += res.y; v.z += res.z; v.w += res.w; }
     if (p.out) *(float4*)(p.out + o) = v;
     if (p.oute) {
-        store2(p.oute + tiled(p.lde, row, n), v.x, v.y);
-        store2(p.oute + tiled(p.lde, row, n + 2), v.z, v.w);
+        u32 a = pack2(v.x, v.y), b = pack2(v.z, v.w);
+        *(u32*)(p.oute + tiled(p.lde, row, n)) = a;
+        *(u32*)(p.oute + tiled(p.lde, row, n + 2)) = b;
+        float2 fa = unpack2(a), fb = unpack2(b);
+        v = make_float4(fa.x, fa.y, fb.x, fb.y);
     }
+    return v;
 }
 
-template <bool SPLIT> DEV void wide(const Conv& p) {
-    extern __shared__ __align__(1024) unsigned char raw[];
-    constexpr u32 STAGE = BN * 128, PART = BN * LD * 4;
-    __shared__ __align__(8) u64 full_s[X_STAGES], empty_s[X_STAGES];
-    __shared__ float sq[SPLITS][BN], inv[BN];
-    dep_go();
-    const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), g = lane >> 2, t4 = lane & 3;
-    const u32 pad = (1024 - (smem_addr(raw) & 1023)) & 1023;
-    const unsigned char* const ring_s = raw + pad;
-    const u32 ring = smem_addr(raw) + pad, full = smem_addr(full_s), empty = smem_addr(empty_s);
-    const u32 sums = ring;
-    constexpr int parts = SPLIT ? SPLITS / SHARED_BY : SPLITS;
-    const int rank = SPLIT ? blockIdx.x : 0, n0 = blockIdx.z * BM, t0 = blockIdx.y * BN;
-    const int chunks = p.cin >> 6, per = SPLIT_CHUNKS(p.cin), all_parts = (chunks + per - 1) / per;
-    const int c0 = min(rank * parts * per, chunks), c1 = min(c0 + parts * per, chunks);
-    // A tile past the last is computed from the last and not stored.
-    const int tile = min((n0 >> 4) + warp, (p.n >> 4) - 1);
-    const uint4* w = (const uint4*)p.w + (i64)tile * (p.cin >> 4) * 32 + lane;
-    uint4 ahead[2][4];
-    auto fetch = [&](uint4* a, int c) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) a[k] = __ldg(w + (i64)c * 128 + k * 32);
-    };
-#pragma unroll
-    for (int i = 0; i < 2; i++) if (c0 + i < c1) fetch(ahead[i], c0 + i);
-    if (tid == 0) {
-        for (int i = 0; i < X_STAGES; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, THREADS / 32); }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+// The squares of 128 neighbouring values of a row, four a lane, summed for each 64 of them as `gemv` does it: of every
+// 32, its thread t of four has the values 8t..8t+7. The results are in lanes 9 and 25.
+DEV float row_squares(float4 v) {
+    auto chain = [&](float s) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, s)))); };
+    float s = chain(0.f);
+    s = chain(__shfl_up_sync(~0u, s, 1));
+    s = chain(__shfl_up_sync(~0u, s, 7));
+    s = chain(__shfl_up_sync(~0u, s, 1));
+    s += __shfl_xor_sync(~0u, s, 2);
+    s += __shfl_xor_sync(~0u, s, 4);
+    return s;
+}
+
+// The same sums for operands that no product made: 64 rows, and one part, a block.
+KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int height, int rows, int k) {
     dep_wait();
-    // the next chunk of activations to copy, its place, and the phase in which that is free
-    int next = c0, fill = 0, free = 1;
-    auto refill = [&]() {
-        bar_wait(empty + fill * 8, free);
-        bar_expect(full + fill * 8, STAGE);
-        bulk_copy(ring + fill * STAGE, p.x + ((i64)next * p.ldx + t0) * 64, STAGE, full + fill * 8);
-        next++;
-        if (++fill == X_STAGES) { fill = 0; free ^= 1; }
-    };
-    if (tid == 0) {
-        asm volatile("fence.proxy.async;" ::: "memory");
-        while (next < min(c0 + X_STAGES, c1)) refill();
-    }
-    __syncwarp();
-    float acc[BN / 2], tot[BN / 2], ss = 0.f;
-#pragma unroll
-    for (int e = 0; e < BN / 2; e++) tot[e] = 0.f;
-    // squares in gemv's order: thread t of four has the words t of the pieces of a row
-    const int sq_row = tid >> 2;
-    const unsigned char* const sq_at = ring_s + sq_row * 128 + t4 * 4;
-    int slot = 0, phase = 0, q = 0, part = 0;
-    auto step = [&](uint4* a, int c) {
-        // into the place of the chunk before this one, which all warps have read by now or soon
-        if (tid == 0 && c > c0 && next < c1) refill();
-        __syncwarp();
-        bar_wait(full + slot * 8, phase);
-        const u64 desc = (u64)((ring + slot * STAGE) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-        group_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) group_mma(acc, a[k], desc + 2 * k, k > 0 || q > 0);
-        group_commit();
-        if (p.eps > 0.f) {
-            uint4 u[2];
+    dep_go();
+    const int row = blockIdx.x * 64 + (threadIdx.x >> 2), t4 = threadIdx.x & 3, chunks = k >> 6, per = SPLIT_CHUNKS(k);
+    float s = 0.f;
+    if (row < rows)
+        for (int c = blockIdx.y * per; c < min(((int)blockIdx.y + 1) * per, chunks); c++) {
+            const u32* at = (const u32*)(x + ((i64)c * height + row) * 64) + t4;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const unsigned char* b = sq_at + slot * STAGE;
-                u[h].x = *(const u32*)(b + (((h * 4 + 0) ^ (sq_row & 7)) << 4));
-                u[h].y = *(const u32*)(b + (((h * 4 + 1) ^ (sq_row & 7)) << 4));
-                u[h].z = *(const u32*)(b + (((h * 4 + 2) ^ (sq_row & 7)) << 4));
-                u[h].w = *(const u32*)(b + (((h * 4 + 3) ^ (sq_row & 7)) << 4));
+                uint4 u;
+                u.x = at[((h * 4 + 0) ^ (row & 7)) << 2];
+                u.y = at[((h * 4 + 1) ^ (row & 7)) << 2];
+                u.z = at[((h * 4 + 2) ^ (row & 7)) << 2];
+                u.w = at[((h * 4 + 3) ^ (row & 7)) << 2];
+                s = squares(u, s);
             }
-            ss = squares(u[1], squares(u[0], ss));
         }
-        group_wait();
-        if (c + 2 < c1) fetch(a, c + 2);
-        __syncwarp();
-        if (lane == 0) bar_arrive(empty + slot * 8);
-        if (++slot == X_STAGES) { slot = 0; phase ^= 1; }
-        if (++q < per && c + 1 < c1) return;
-        // the end of a part; of a cluster's two, the second stays where it is
-        if (!SPLIT || part == 0)
-#pragma unroll
-            for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
-        if (p.eps > 0.f) {
-            ss += __shfl_xor_sync(~0u, ss, 1);
-            ss += __shfl_xor_sync(~0u, ss, 2);
-            if (t4 == 0) sq[part][sq_row] = ss;
-            ss = 0.f;
-        }
-        q = 0;
-        part++;
-    };
-#pragma unroll 1
-    for (int c = c0; c < c1; c += 2) {
-        step(ahead[0], c);
-        if (c + 1 < c1) step(ahead[1], c + 1);
+    s += __shfl_xor_sync(~0u, s, 1);
+    s += __shfl_xor_sync(~0u, s, 2);
+    if (t4 == 0 && row < rows) squares_out[(i64)blockIdx.y * height + row] = s;
+}
+
+// GROUPS of 64 outputs; ST stages of the ring; SPLIT: a cluster shares the parts; TEAM: blocks that share weights.
+// LOOSE: a block of a cluster adds up its own parts first, so that the sums are not gemv's to the bit.
+template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM, bool LOOSE> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    constexpr int BM = 64 * GROUPS, LD = BM + 4, THREADS = 128 * GROUPS;
+    constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128, PART = BN * LD * 4;
+    __shared__ __align__(8) u64 full_s[ST], empty_s[ST];
+    __shared__ float inv[BN];
+    dep_go();
+    const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), g = lane >> 2, t4 = lane & 3;
+    const u32 ring = (smem_addr(raw) + 1023) & ~1023u, full = smem_addr(full_s), empty = smem_addr(empty_s);
+    constexpr int parts = SPLIT ? SPLITS / SHARED_BY : SPLITS;
+    const int rank = SPLIT || TEAM > 1 ? blockIdx.x : 0, share_of = SPLIT ? rank : 0;
+    const int n0 = blockIdx.z * BM, t0 = (TEAM > 1 ? blockIdx.y * TEAM + rank : blockIdx.y) * BN;
+    const int chunks = p.cin >> 6, per = SPLIT_CHUNKS(p.cin), all_parts = (chunks + per - 1) / per;
+    const int c0 = min(share_of * parts * per, chunks), c1 = min(c0 + parts * per, chunks);
+    if (tid == 0) {
+        for (int i = 0; i < ST; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, THREADS / 32 * TEAM); }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // The ring has been read by everybody: the sums take its place. Outputs 2g, 2g+1 of the warp's tile and rows
-    // 2*t4, 2*t4+1 of every eight are this thread's.
-    __syncthreads();
-    auto keep = [&](const float* v, u32 to) {
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
-            asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + j * 8 * LD * 4), "f"(v[j * 4]), "f"(v[j * 4 + 2]) : "memory");
-            asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + (j * 8 + 1) * LD * 4), "f"(v[j * 4 + 1]), "f"(v[j * 4 + 3]) : "memory");
+    if (TEAM > 1) cluster_sync(); else __syncthreads();
+    if (warp == GROUPS * 4) {
+        if (lane == 0) {
+            const int height = (p.n + 127) & ~127;
+            auto weights = [&](int c, int slot) {
+                const elt* from = p.w + ((i64)c * height + n0) * 64;
+                const u32 to = ring + slot * STAGE, bar = full + slot * 8;
+                bar_expect(bar, STAGE);
+                if (TEAM > 1) bulk_copy_all(to + rank * (WEIGHTS / TEAM), from + rank * (BM / TEAM) * 64, WEIGHTS / TEAM, bar, (1 << TEAM) - 1);
+                else bulk_copy(to, from, WEIGHTS, bar);
+            };
+            auto rows = [&](int c, int slot) {
+                bulk_copy(ring + slot * STAGE + WEIGHTS, p.x + ((i64)c * p.ldx + t0) * 64, BN * 128, full + slot * 8);
+            };
+            // Weights were there before; activations are what the kernel before this one makes.
+            const int first = min(c1 - c0, ST);
+            for (int i = 0; i < first; i++) weights(c0 + i, i);
+            dep_wait();
+            asm volatile("fence.proxy.async;" ::: "memory");
+            for (int i = 0; i < first; i++) rows(c0 + i, i);
+            int slot = 0, phase = 0;
+            for (int c = c0 + ST; c < c1; c++) {
+                bar_wait(empty + slot * 8, phase);
+                weights(c, slot);
+                rows(c, slot);
+                if (++slot == ST) { slot = 0; phase ^= 1; }
+            }
         }
-    };
-    const u32 mine = sums + ((2 * t4) * LD + warp * 16 + 2 * g) * 4;
-    keep(tot, mine);
-    if (SPLIT && part > 1) keep(acc, mine + PART);
-    if (SPLIT) cluster_sync(); else __syncthreads();
-    constexpr int share = SPLIT ? BN / SHARED_BY : BN;
-    const int first = rank * share;
-    if (p.eps > 0.f) {
-        if (tid < share) {
+        __syncwarp();
+    } else {
+        dep_wait();
+        if (p.eps > 0.f && tid < BN) {
             float z[SPLITS], all = 0.f;
 #pragma unroll
-            for (int i = 0; i < SPLITS; i++)
-                z[i] = i >= all_parts ? 0.f : SPLIT ? peer_load(peer(smem_addr(&sq[i % parts][first + tid]), i / parts)) : sq[i][tid];
+            for (int i = 0; i < SPLITS; i++) z[i] = i < all_parts ? __ldcg(sq_in + (i64)i * p.ldx + t0 + tid) : 0.f;
 #pragma unroll
             for (int i = 0; i < SPLITS; i++) all += z[i];
             inv[tid] = rsqrtf(all / p.kreal + p.eps);
         }
-        __syncthreads();
-    }
+        __syncwarp();
+        float acc[BN / 2], tot[BN / 2];
+#pragma unroll
+        for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; acc[e] = 0.f; }
+        const u32 mine_w = ring + (warp >> 2) * 64 * 128;
+        int slot = 0, phase = 0, q = 0, part = 0;
 #pragma unroll 1
-    for (int i = tid; i < share * (BM / 4); i += THREADS) {
-        const int r = i / (BM / 4), n = i % (BM / 4) * 4, row = t0 + first + r;
-        if (row >= p.rows || n0 + n >= p.n) continue;
-        const u32 at = sums + ((first + r) * LD + n) * 4;
-        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (SPLIT) {
-            // many on their way at once: each comes from another multiprocessor
+        for (int c = c0; c < c1; c++) {
+            bar_wait(full + slot * 8, phase);
+            const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
+            const u64 a = (u64)((mine_w + slot * STAGE) >> 4) | shape, b = (u64)((ring + slot * STAGE + WEIGHTS) >> 4) | shape;
+            group_fence();
 #pragma unroll
-            for (int from = 0; from < SPLITS; from += 8) {
-                float4 u[8];
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    u[e] = from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-                for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
+            for (int k = 0; k < 4; k++) group_mma<BN>(acc, a + 2 * k, b + 2 * k, k > 0 || q > 0);
+            group_commit();
+            group_wait();
+            if (lane < TEAM) {
+                if (TEAM > 1) peer_arrive(peer(empty + slot * 8, lane)); else bar_arrive(empty + slot * 8);
             }
-        } else {
-            uint4 b = lds(at);
-            v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
+            __syncwarp();
+            if (++slot == ST) { slot = 0; phase ^= 1; }
+            if (++q < per && c + 1 < c1) continue;
+            // the end of a part; of a cluster's two, the second stays where it is
+            if (!SPLIT || LOOSE || part == 0)
+#pragma unroll
+                for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
+            q = 0;
+            part++;
         }
-        wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f);
+        // The ring has been read by everybody: the sums take its place. Outputs 2g, 2g+1 of the warp's sixteen and rows
+        // 2*t4, 2*t4+1 of every eight are this thread's.
+        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+        auto keep = [&](const float* v, u32 to) {
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + j * 8 * LD * 4), "f"(v[j * 4]), "f"(v[j * 4 + 2]) : "memory");
+                asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + (j * 8 + 1) * LD * 4), "f"(v[j * 4 + 1]), "f"(v[j * 4 + 3]) : "memory");
+            }
+        };
+        const u32 mine = ring + ((2 * t4) * LD + warp * 16 + 2 * g) * 4;
+        keep(tot, mine);
+        if (SPLIT && !LOOSE && part > 1) keep(acc, mine + PART);
     }
-    // Nobody leaves while its sums are read.
-    if (SPLIT) cluster_sync();
+    // A thread has four outputs of every eighth row. What is added to several rows travels together.
+    constexpr int share = SPLIT ? BN / SHARED_BY : BN, passes = share / 8, AT_ONCE = passes < 4 ? passes : 4;
+    const int first = share_of * share, n = tid % (BM / 4) * 4, r0 = tid / (BM / 4);
+    const bool worker = warp < GROUPS * 4, column = worker && n0 + n < p.n;
+    const float4 none = make_float4(0.f, 0.f, 0.f, 0.f), bias = column && p.bias ? *(const float4*)(p.bias + n0 + n) : none;
+    float4 res[AT_ONCE];
+    auto fetch = [&](int pass) {
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int row = t0 + first + r0 + (pass + j) * 8;
+            res[j] = column && p.res && row < p.rows ? *(const float4*)(p.res + (i64)row * p.ldo + n0 + n) : none;
+        }
+    };
+    fetch(0);
+    if (SPLIT) cluster_sync(); else __syncthreads();
+#pragma unroll 1
+    for (int pass = 0; pass < passes && worker; pass += AT_ONCE) {
+        if (pass > 0) fetch(pass);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int r = first + r0 + (pass + j) * 8, row = t0 + r;
+            const u32 at = ring + (r * LD + n) * 4;
+            float4 v = none;
+            if (SPLIT) {
+                // many on their way at once: each comes from another multiprocessor
+#pragma unroll
+                for (int from = 0; from < (LOOSE ? SHARED_BY : SPLITS); from += 8) {
+                    float4 u[8];
+#pragma unroll
+                    for (int e = 0; e < 8; e++) u[e] = LOOSE ? peer_load4(peer(at, e)) : from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : none;
+#pragma unroll
+                    for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
+                }
+            } else {
+                uint4 b = lds(at);
+                v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
+            }
+            const bool mine = column && row < p.rows;
+            if (mine) v = wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f, bias, res[j]);
+            // a warp has one row of a block of 128 outputs
+            if (BM == 128 && sq_out) {
+                const float s = row_squares(v);
+                if (mine && (lane & 15) == 9) sq_out[(i64)((n0 + n) >> 6) * p.lde + row] = s;
+            }
+        }
+    }
+    // Nobody leaves while its sums are read, or its barriers used.
+    if (SPLIT || TEAM > 1) cluster_sync();
 }
-KERNEL __launch_bounds__(THREADS, 2) wide_alone(const __grid_constant__ Conv p) { wide<false>(p); }
-KERNEL __launch_bounds__(THREADS, 2) wide_shared(const __grid_constant__ Conv p) { wide<true>(p); }
+// names: outputs x rows of a block
+#define WIDE_KERNEL(NAME, BN, ST, SPLIT, TEAM, LOOSE, BLOCKS) \
+    KERNEL __launch_bounds__(288, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<2, BN, ST, SPLIT, TEAM, LOOSE>(p, sq_in, sq_out); }
+WIDE_KERNEL(wide_128x64, 64, 4, false, 1, false, 2)
+WIDE_KERNEL(wide_128x64_three, 64, 3, false, 1, false, 3)
+WIDE_KERNEL(wide_128x64_four, 64, 4, false, 4, false, 2)
+WIDE_KERNEL(wide_128x64_shared, 64, 4, true, 1, false, 2)
+WIDE_KERNEL(wide_128x64_loose, 64, 4, true, 1, true, 2)
+WIDE_KERNEL(wide_128x128, 128, 6, false, 1, false, 1)
+WIDE_KERNEL(wide_128x128_shared, 128, 6, true, 1, false, 1)
+WIDE_KERNEL(wide_128x128_loose, 128, 6, true, 1, true, 1)
 #endif
