@@ -245,6 +245,8 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
         headers: call.headers.clone(),
         tenant: server::calls::nobody(),
     };
+    // The answer names the call, and a peer may be quicker than we are to use the name.
+    let _arriving = gateway.calls.announce(id.clone());
     match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
         Err(error) => tracing::info!(%error, "a call was not answered"),
         Ok(leg) => {

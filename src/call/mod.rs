@@ -33,7 +33,7 @@ mod task;
 pub use event::{BargeInOutcome, CallEvent, Cause, EndReason, Heard, Precision, TurnHow};
 pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
-pub use registry::{Calls, StartError};
+pub use registry::{Arriving, Calls, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};
 pub use speech::{LineState, Refusal, Speech};
 

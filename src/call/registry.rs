@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc};
 
 use super::handle::{CallHandle, CallMeta};
 use super::info::{CallInfo, Shared};
@@ -31,6 +31,10 @@ struct Inner {
     speech: Arc<dyn Speech>,
     shards: Shards,
     live: DashMap<CallId, CallHandle>,
+    /// Being answered: the peer may know the id before the call is live.
+    arriving: DashMap<CallId, ()>,
+    /// One of them is live, or will not be.
+    arrived: Notify,
     places: Arc<Semaphore>,
     draining: AtomicBool,
     events: broadcast::Sender<(CallId, CallEvent)>,
@@ -54,6 +58,19 @@ pub enum StartError {
     Shard(#[from] ShardError),
 }
 
+/// A call that is being answered; see [`Calls::announce`].
+pub struct Arriving {
+    calls: Calls,
+    id: CallId,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.calls.0.arriving.remove(&self.id);
+        self.calls.0.arrived.notify_waiters();
+    }
+}
+
 impl Calls {
     /// Starts the media threads; there are no calls yet.
     ///
@@ -67,6 +84,8 @@ impl Calls {
             speech,
             shards,
             live: DashMap::new(),
+            arriving: DashMap::new(),
+            arrived: Notify::new(),
             draining: AtomicBool::new(false),
             events: broadcast::channel(ALL_EVENTS).0,
         })))
@@ -119,6 +138,29 @@ impl Calls {
             handle.hang_up(EndReason::Drained);
         }
         Ok(handle)
+    }
+
+    /// Says that the peer is about to be told `id`, until the guard is dropped: [`Calls::find`] waits for the call
+    /// meanwhile. Drop it when the call was started or will not be.
+    pub fn announce(&self, id: CallId) -> Arriving {
+        self.0.arriving.insert(id.clone(), ());
+        Arriving { calls: self.clone(), id }
+    }
+
+    /// The live call with this id, waited for where it was announced. Cancel safe.
+    pub async fn find(&self, id: &CallId) -> Option<CallHandle> {
+        loop {
+            let mut arrived = std::pin::pin!(self.0.arrived.notified());
+            // Listening before looking, so that an arrival in between is not missed.
+            arrived.as_mut().enable();
+            // Arriving first: what ends its announcement between the two looks is live by the second.
+            let arriving = self.0.arriving.contains_key(id);
+            let call = self.get(id);
+            if call.is_some() || !arriving {
+                return call;
+            }
+            arrived.await;
+        }
     }
 
     /// The live call with this id.

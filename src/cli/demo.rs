@@ -232,7 +232,7 @@ impl Demo<'_> {
     /// Has the caller speak over a turn; gives how long until that was noticed, and from there until silence.
     async fn speak_over(&self, call: &Call, id: &str) -> Result<(Duration, Duration), String> {
         let voice = caller_voice().map_err(|e| format!("the recorded voice: {e}"))?;
-        let handle = self.app.gateway().calls.get(&CallId::from(id)).ok_or("the call is over")?;
+        let handle = self.app.gateway().calls.find(&CallId::from(id)).await.ok_or("the call is over")?;
         let asked = self.speak(id, SECOND_TURN).await.map_err(|failure| failure.message)?;
         call.ear().onset(asked, PATIENCE).await.ok_or("no third turn was heard")?;
         let mut events = handle.events();

@@ -45,8 +45,8 @@ pub fn router() -> Router<Gateway> {
 ///
 /// # Errors
 /// 404.
-pub(super) fn find(gateway: &Gateway, id: &str) -> Result<CallHandle, ApiError> {
-    gateway.calls.get(&CallId::from(id)).ok_or_else(|| ApiError::not_found("call", id))
+pub(super) async fn find(gateway: &Gateway, id: &str) -> Result<CallHandle, ApiError> {
+    gateway.calls.find(&CallId::from(id)).await.ok_or_else(|| ApiError::not_found("call", id))
 }
 
 impl From<SpeakError> for ApiError {
@@ -90,11 +90,11 @@ async fn list(State(gateway): State<Gateway>) -> Json<serde_json::Value> {
 }
 
 async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<CallInfo>, ApiError> {
-    Ok(Json(find(&gateway, &id)?.info()))
+    Ok(Json(find(&gateway, &id).await?.info()))
 }
 
 async fn end(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.hang_up(EndReason::HungUp);
+    find(&gateway, &id).await?.hang_up(EndReason::HungUp);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -184,7 +184,7 @@ async fn speak(
     Path(id): Path<String>,
     Body(turn): Body<Turn>,
 ) -> Result<Response, ApiError> {
-    let handle = find(&gateway, &id)?;
+    let handle = find(&gateway, &id).await?;
     let agent = gateway.agents.find(&handle.meta().agent);
     let speed = turn.speed.unwrap_or(1.0);
     if !(0.25..=4.0).contains(&speed) {
@@ -210,17 +210,17 @@ async fn speak(
 }
 
 async fn interrupt(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.interrupt()?;
+    find(&gateway, &id).await?.interrupt()?;
     Ok(StatusCode::ACCEPTED)
 }
 
 async fn hold(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.hold()?;
+    find(&gateway, &id).await?.hold()?;
     Ok(StatusCode::ACCEPTED)
 }
 
 async fn resume(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.resume()?;
+    find(&gateway, &id).await?.resume()?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -245,7 +245,7 @@ async fn transfer(
     Path(id): Path<String>,
     Body(body): Body<Transfer>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.transfer(body.to, body.mode == TransferMode::Attended)?;
+    find(&gateway, &id).await?.transfer(body.to, body.mode == TransferMode::Attended)?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -260,7 +260,7 @@ async fn dtmf(
     Path(id): Path<String>,
     Body(body): Body<Digits>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id)?.dtmf(&body.digits)?;
+    find(&gateway, &id).await?.dtmf(&body.digits)?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -37,7 +37,7 @@ pub(super) async fn stream(
     Path(id): Path<String>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, ApiError> {
-    let handle = super::calls::find(&gateway, &id)?;
+    let handle = super::calls::find(&gateway, &id).await?;
     Ok(upgrade
         .max_message_size(MAX_FRAME)
         .max_frame_size(MAX_FRAME)

@@ -27,7 +27,7 @@ pub(super) async fn attach(
     Path(id): Path<String>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, ApiError> {
-    let handle = super::calls::find(&gateway, &id)?;
+    let handle = super::calls::find(&gateway, &id).await?;
     let id = handle.id().clone();
     Ok(upgrade
         .max_message_size(MAX_FRAME)

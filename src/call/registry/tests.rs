@@ -178,6 +178,30 @@ async fn a_call_speaks_and_ends_and_leaves_nothing_behind() {
     tokio::task::spawn_blocking(move || calls.shutdown()).await.unwrap();
 }
 
+/// A peer that was told the id may ask for the call before it is live.
+#[tokio::test]
+async fn an_announced_call_is_waited_for_until_it_is_live_or_will_not_be() {
+    let (calls, _) = calls(2);
+    let id = CallId::from("a");
+    assert!(calls.find(&id).await.is_none(), "nobody announced it");
+    let arriving = calls.announce(id.clone());
+    let mut early = Box::pin(calls.find(&id));
+    assert!(futures_util::poll!(early.as_mut()).is_pending());
+    let (one, _far) = leg(Fault::None);
+    let handle = calls.start(meta("a"), one).unwrap();
+    drop(arriving);
+    assert_eq!(timeout(LIMIT, early).await.unwrap().map(|call| call.id().clone()), Some(id.clone()));
+    let arriving = calls.announce("b".into());
+    let other = CallId::from("b");
+    let mut never = Box::pin(calls.find(&other));
+    assert!(futures_util::poll!(never.as_mut()).is_pending());
+    drop(arriving);
+    assert!(timeout(LIMIT, never).await.unwrap().is_none());
+    handle.hang_up(EndReason::HungUp);
+    timeout(LIMIT, handle.ended()).await.unwrap();
+    tokio::task::spawn_blocking(move || calls.shutdown()).await.unwrap();
+}
+
 #[tokio::test]
 async fn places_are_limited_ids_unique_and_places_come_back() {
     let (calls, _) = calls(2);
