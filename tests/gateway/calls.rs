@@ -61,7 +61,7 @@ async fn an_interruption_silences_the_call_and_says_what_was_heard() {
     let rig = Rig::start().await;
     for call in [rig.telephone("silent", Codec::Pcmu).await, rig.browser("silent").await] {
         let id = call.id().expect("named").to_owned();
-        let handle = rig.app.gateway().calls.get(&id.as_str().into()).expect("live");
+        let handle = rig.handle_of(&id).await;
         let mut events = handle.events();
         let text = SENTENCE.repeat(6);
         let asked = rig.speak(&call, &text).await;

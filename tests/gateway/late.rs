@@ -85,7 +85,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
     let ok = telephone.expect("SIP/2.0 200").await;
     telephone.ack("").await;
     let id = header(&ok, "X-Antiphon-Call").expect("named").to_owned();
-    let handle = rig.app.gateway().calls.get(&id.as_str().into()).expect("live");
+    let handle = rig.handle_of(&id).await;
     let mut events = handle.events();
     let ask = async |what: &str, body| {
         let (status, answer) = rig.post(&format!("/v1/calls/{id}/{what}"), body).await;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use antiphon::app::App;
 use antiphon::app::engines::{self, Choice};
+use antiphon::call::CallHandle;
 use antiphon::config::Config;
 use antiphon::server::speech::{Manner, Speaker};
 use antiphon::synth::device::Engine;
@@ -84,6 +85,16 @@ impl Rig {
         let response = self.client.get(format!("{}{path}", self.http)).send().await.expect("HTTP");
         let status = response.status().as_u16();
         (status, response.json().await.unwrap_or(Value::Null))
+    }
+
+    /// The gateway's end of `call`, which the caller may know a moment before it is there.
+    pub(crate) async fn handle(&self, call: &Call) -> CallHandle {
+        self.handle_of(call.id().expect("the answer names the call")).await
+    }
+
+    /// As [`Rig::handle`], by the call's id.
+    pub(crate) async fn handle_of(&self, id: &str) -> CallHandle {
+        self.app.gateway().calls.find(&id.into()).await.expect("live")
     }
 
     /// Speaks a turn; the instant is the one before the request left.

@@ -34,7 +34,7 @@ async fn speaks_over(rig: &Rig, call: &Call) {
     let reference = rig.reference(&text).await;
     let lead = reference.pcm.iter().position(|s| s.abs() > 150.0 / 32_768.0).expect("speech");
     let lead = Duration::from_secs_f64(lead as f64 / f64::from(reference.rate));
-    let handle = rig.app.gateway().calls.get(&call.id().expect("named").into()).expect("live");
+    let handle = rig.handle(call).await;
     let mut events = handle.events();
     let asked = rig.speak(call, &text).await;
     call.onset(asked, PATIENCE).await.expect("speech is heard");
