@@ -56,7 +56,7 @@ fn blas(e: cudarc::cublaslt::result::CublasError) -> GpuError {
 
 impl Lt {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        device.bind()?;
+        device.enter("open cuBLASLt")?;
         let kind = match elt {
             Elt::Bf16 => sys::cudaDataType::CUDA_R_16BF,
             Elt::F16 => sys::cudaDataType::CUDA_R_16F,
@@ -203,16 +203,19 @@ impl Lt {
                 &raw const plan.algo,
                 self.workspace.ptr as *mut _,
                 WORKSPACE,
-                self.device.stream.cu_stream().cast(),
+                self.device.context.stream().cast(),
             )
             .map_err(blas)?;
         }
+        self.device.context.started(1)?;
         self.device.note("cublasLt", 0)
     }
 }
 
 impl Drop for Lt {
     fn drop(&mut self) {
+        // The library frees what it has on the device; in a lost context that goes with it.
+        let lost = self.device.context.wait().is_err();
         // SAFETY: each was created once and is destroyed once.
         unsafe {
             for plan in self.plans.values() {
@@ -221,7 +224,9 @@ impl Drop for Lt {
                     let _ = lt::destroy_matrix_layout(layout);
                 }
             }
-            let _ = lt::destroy_handle(self.handle);
+            if !lost {
+                let _ = lt::destroy_handle(self.handle);
+            }
         }
     }
 }

@@ -28,6 +28,7 @@
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 
 pub mod bench;
+mod context;
 mod device;
 mod faults;
 mod flow;
