@@ -202,9 +202,9 @@ impl Drop for Context {
             // overflow: one message in a channel of one; an error means that nobody waits any more.
             let _ = told.send(remains.let_go());
         });
-        let result = thread.map_err(|e| e.to_string()).and_then(|_| {
-            gone.recv_timeout(FAREWELL).map_err(|e| e.to_string())?.map_err(|e| e.to_string())
-        });
+        let result = thread
+            .map_err(|e| e.to_string())
+            .and_then(|_| gone.recv_timeout(FAREWELL).map_err(|e| e.to_string())?.map_err(|e| e.to_string()));
         match result {
             Ok(()) => tracing::info!("the lost device's context is gone, and its memory free"),
             Err(error) => tracing::error!(

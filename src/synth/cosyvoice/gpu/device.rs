@@ -8,9 +8,9 @@
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cudarc::driver::CudaContext;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
-use cudarc::driver::CudaContext;
 use cudarc::nvrtc::result as rtc;
 use cudarc::nvrtc::sys as rtc_sys;
 
@@ -441,10 +441,7 @@ impl Device {
     }
 
     /// Records what `work` starts into a graph, without running it.
-    pub(super) fn capture(
-        self: &Arc<Self>,
-        work: impl FnOnce() -> Result<(), GpuError>,
-    ) -> Result<Graph, GpuError> {
+    pub(super) fn capture(self: &Arc<Self>, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
         self.sync()?;
         let (stream, failed) = (self.context.stream(), self.context.failed("record a graph"));
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -589,8 +586,8 @@ impl Staging {
     pub(super) fn new(device: &Arc<Device>, what: &'static str, bytes: usize) -> Result<Self, GpuError> {
         let dev = device.zeros(what, bytes)?;
         // SAFETY: a plain allocation, freed in `drop`.
-        let host =
-            unsafe { cu::malloc_host(bytes.max(256), 0) }.map_err(device.context.failed("allocate page-locked memory"))?;
+        let host = unsafe { cu::malloc_host(bytes.max(256), 0) }
+            .map_err(device.context.failed("allocate page-locked memory"))?;
         let host = host.cast::<u8>();
         // SAFETY: `host` has that many bytes.
         unsafe { std::ptr::write_bytes(host, 0, bytes) };

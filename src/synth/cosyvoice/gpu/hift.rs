@@ -1,15 +1,17 @@
 //! The vocoder on the device: pieces of many utterances, of any lengths, in one pass.
 //!
 //! Owns weights, scratch, and per slot the histories of every convolution. Rows of all utterances lie one after
-//! another at each rate; tile tables say which block of a launch belongs to whom.
+//! another at each rate; tile tables say which block of a launch belongs to whom. Passes of few utterances run as
+//! graphs, recorded for so many utterances and frames at most: what a launch has too much of is told to do nothing.
 //!
 //! Operands are 16 bit with sums and the residual stream in single precision; F0 is computed in double.
 //!
 //! Why this file is long: loading and running name the same few dozen layers in the same order.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device::{Buf, Device, GpuError, Kernel, Staging, start};
+use super::device::{Buf, Device, GpuError, Graph, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Gemm, Tile, TileEntry};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::SineNoise;
@@ -43,6 +45,9 @@ const ENOUGH_BLOCKS: usize = 264;
 const F0_TILE: usize = 16;
 /// Frames of a pass from which its blocks are long.
 const F0_MANY: usize = 512;
+/// Utterances of a pass that a graph is recorded for, and frames of each on average. Wider passes take so long that
+/// starting their launches one by one costs nothing.
+const RECORDED: ([usize; 4], [usize; 3]) = ([1, 2, 4, 8], [16, 32, FRAMES]);
 /// Shared memory of a block of the F0 convolutions at most: four stages of 64 x 36 doubles, and frames of 68.
 const F0_SHARED: u32 = ((4 * 64 * 36 + (2 * F0_TILE + F0_AHEAD) * 68) * 8) as u32;
 
@@ -71,6 +76,47 @@ struct Voc {
     page_first: i32,
     live: i32,
     page: [u64; PAGES],
+}
+
+const VOC_WORDS: usize = size_of::<Voc>() / 4;
+/// A block that has nothing to do.
+const IDLE: TileEntry = [-1, 0, 0, 0];
+
+/// Everything that the launches of a pass depend on.
+#[derive(Clone, Debug)]
+struct Extent {
+    pieces: usize,
+    frames: usize,
+    f0_frames: usize,
+    /// Columns of an utterance's spectrum at most.
+    columns: usize,
+    /// Frames of an F0 block.
+    f0_tile: usize,
+    /// Block shapes: of the mel's rate, then of every stage's.
+    tiles: Vec<Tile>,
+    /// Entries of the tile tables: F0, the mel's rate, every stage's.
+    entries: Vec<usize>,
+}
+
+impl Extent {
+    /// Where the addresses of histories lie among the descriptors, in words: read, then written.
+    fn histories() -> [usize; 2] {
+        [WIDTH * VOC_WORDS, WIDTH * (VOC_WORDS + 2)]
+    }
+
+    /// Where the tile tables lie, in words, and where they end.
+    fn tables(&self) -> (Vec<usize>, usize) {
+        let mut at = (WIDTH * (VOC_WORDS + 4)).next_multiple_of(4);
+        let starts = self
+            .entries
+            .iter()
+            .map(|n| {
+                at += 4 * n;
+                at - 4 * n
+            })
+            .collect();
+        (starts, at)
+    }
 }
 
 /// What one utterance gives to a pass.
@@ -177,6 +223,8 @@ pub(super) struct Hift {
     scratch: Scratch,
     source_weights: Buf,
     block_frames: usize,
+    /// By utterances and frames.
+    graphs: BTreeMap<(usize, usize), Graph>,
 }
 
 /// Counts history rows while layers are loaded.
@@ -397,6 +445,7 @@ impl Hift {
             scratch,
             source_weights: device.upload("weights", &weights)?,
             block_frames: config.flow.block,
+            graphs: BTreeMap::new(),
             device: device.clone(),
             config: h.clone(),
             rate: config.sample_rate,
@@ -474,11 +523,10 @@ impl Hift {
     ) -> Result<(), GpuError> {
         let frame = self.config.frame_samples();
         let slots = self.places.len();
-        let cols = frame / self.config.hop;
-        let reach = self.stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0);
+        let (cols, reach) = (self.cols(), self.reach());
         let block = self.block_frames;
-        let mut vocs = vec![Voc::default(); WIDTH];
-        let mut hists = [vec![0u64; WIDTH], vec![0u64; WIDTH]];
+        let mut vocs = [Voc::default(); WIDTH];
+        let mut hists = [[0u64; WIDTH]; 2];
         let (mut f0_row, mut row, mut spec_row, mut top_row, mut pcm_row) = (0usize, 0usize, 0usize, 0usize, 0usize);
         let mut samples = Vec::with_capacity(group.len());
         for (n, &(i, to)) in group.iter().enumerate() {
@@ -527,69 +575,40 @@ impl Hift {
             pcm_row += count;
             samples.push(count);
         }
-        // Short blocks while there are too few long ones to go round.
-        let low = if row < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 };
-        let f0_tile = if f0_row < F0_MANY { F0_TILE } else { 2 * F0_TILE };
-        let mut shapes = vec![low];
-        let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); self.stages.len() + 2];
-        let mut steps = 1;
+        let f0_frames = f0_row;
+        let recorded = self.recorded(group.len(), row, f0_frames);
+        let mut extent = match recorded {
+            Some((pieces, frames)) => self.extent(pieces, frames, frames + pieces),
+            None => self.extent(group.len(), row, f0_frames),
+        };
+        let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); extent.entries.len()];
         for (n, v) in vocs.iter().take(group.len()).enumerate() {
-            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, f0_tile);
-            cut(&mut tables[1], n, v.row, (v.to - v.from) as usize, self.gemm.positions(low));
-        }
-        for (i, s) in self.stages.iter().enumerate() {
-            steps *= s.rate;
-            let top = i + 1 == self.stages.len();
-            // The largest blocks of which there are enough for the residual blocks, which run side by side.
-            let few =
-                |(n, t): (usize, usize)| BLOCKS * s.channels.div_ceil(n) * (row * steps).div_ceil(t) < ENOUGH_BLOCKS;
-            let shape = match s.channels {
-                128.. if !few((128, 128)) => Tile::N128T128,
-                _ if !few((64, 128)) => Tile::N64T128,
-                _ => Tile::N64T32,
-            };
-            shapes.push(shape);
-            for (n, v) in vocs.iter().take(group.len()).enumerate() {
-                let (start, len) = if top {
-                    (v.top_row, (v.to - v.from) as usize * steps + usize::from(v.from == 0))
+            let frames = (v.to - v.from) as usize;
+            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, extent.f0_tile);
+            cut(&mut tables[1], n, v.row, frames, self.gemm.positions(extent.tiles[0]));
+            let mut steps = 1;
+            for (i, stage) in self.stages.iter().enumerate() {
+                steps *= stage.rate;
+                let (start, len) = if i + 1 == self.stages.len() {
+                    (v.top_row, frames * steps + usize::from(v.from == 0))
                 } else {
-                    (v.row * steps as i32, (v.to - v.from) as usize * steps)
+                    (v.row * steps as i32, frames * steps)
                 };
-                cut(&mut tables[i + 2], n, start, len, self.gemm.positions(shape));
+                cut(&mut tables[i + 2], n, start, len, self.gemm.positions(extent.tiles[i + 1]));
             }
         }
-        // Everything into one transfer.
-        let base = self.desc.dev.ptr;
-        let words = self.desc.as_mut::<i32>();
-        let voc_words = size_of::<Voc>() / 4;
-        for (n, v) in vocs.iter().enumerate() {
-            // SAFETY: `Voc` is plain data without padding, a whole number of words.
-            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(v).cast::<i32>(), voc_words) };
-            words[n * voc_words..][..voc_words].copy_from_slice(bits);
-        }
-        let mut at = WIDTH * voc_words;
-        let mut hist = [0u64; 2];
-        for (side, list) in hists.iter().enumerate() {
-            hist[side] = base + 4 * at as u64;
-            for address in list {
-                words[at] = *address as i32;
-                words[at + 1] = (*address >> 32) as i32;
-                at += 2;
+        for (table, entries) in tables.iter_mut().zip(&mut extent.entries) {
+            if recorded.is_some() {
+                debug_assert!(table.len() <= *entries);
+                table.resize(*entries, IDLE);
             }
+            *entries = table.len();
         }
-        at = at.next_multiple_of(4);
-        let mut levels = Vec::with_capacity(tables.len());
-        for table in &tables {
-            levels.push((base + 4 * at as u64, table.len()));
-            for entry in table {
-                words[at..at + 4].copy_from_slice(entry);
-                at += 4;
-            }
+        self.describe(&extent, &vocs, &hists, &tables)?;
+        match recorded.and_then(|key| self.graphs.get(&key)).filter(|_| !self.device.traced()) {
+            Some(graph) => graph.launch()?,
+            None => self.network(&extent)?,
         }
-        self.desc.send(at * 4)?;
-        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
-        let spectrum_rows = vocs.iter().map(|v| (v.to - v.from) as usize * cols + reach + 1).max().unwrap_or(0);
-        self.network(group.len(), base, hist, &levels, &shapes, f0_row, row, spectrum_rows, reach)?;
         self.bad.fetch(WIDTH * 4)?;
         self.scratch.pcm.fetch(pcm_row * 4)?;
         self.device.sync()?;
@@ -609,21 +628,101 @@ impl Hift {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the sizes of one pass")]
-    fn network(
-        &self,
-        count: usize,
-        vocs: u64,
-        hist: [u64; 2],
-        levels: &[(u64, usize)],
-        shapes: &[Tile],
-        f0_rows: usize,
-        rows: usize,
-        spectrum: usize,
-        reach: usize,
+    /// Columns of the spectrum a frame.
+    fn cols(&self) -> usize {
+        self.config.frame_samples() / self.config.hop
+    }
+
+    /// Columns before its first that a stage looks back at.
+    fn reach(&self) -> usize {
+        self.stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0)
+    }
+
+    /// What a pass of so many utterances and frames takes at most.
+    fn extent(&self, pieces: usize, frames: usize, f0_frames: usize) -> Extent {
+        let f0_tile = if f0_frames < F0_MANY { F0_TILE } else { 2 * F0_TILE };
+        // Short blocks while there are too few long ones to go round.
+        let mut tiles = vec![if frames < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 }];
+        // Each utterance's last block may be short, and at the last rate it may have a step more.
+        let blocks = |rows: usize, by: usize| rows / by + pieces;
+        let mut entries = vec![blocks(f0_frames, f0_tile), blocks(frames, self.gemm.positions(tiles[0]))];
+        let mut steps = 1;
+        for stage in &self.stages {
+            steps *= stage.rate;
+            // The largest blocks of which there are enough for the residual blocks, which run side by side.
+            let few = |(n, t): (usize, usize)| {
+                BLOCKS * stage.channels.div_ceil(n) * (frames * steps).div_ceil(t) < ENOUGH_BLOCKS
+            };
+            let tile = match stage.channels {
+                128.. if !few((128, 128)) => Tile::N128T128,
+                _ if !few((64, 128)) => Tile::N64T128,
+                _ => Tile::N64T32,
+            };
+            tiles.push(tile);
+            entries.push(blocks(frames * steps, self.gemm.positions(tile)));
+        }
+        let columns = FRAMES.min(frames) * self.cols() + self.reach() + 1;
+        Extent { pieces, frames, f0_frames, columns, f0_tile, tiles, entries }
+    }
+
+    /// The utterances and frames of the smallest graph that such a pass fits into.
+    fn recorded(&self, pieces: usize, frames: usize, f0_frames: usize) -> Option<(usize, usize)> {
+        let fits = |&&(p, f): &&(usize, usize)| pieces <= p && frames <= f && f0_frames <= f + p;
+        self.graphs.keys().filter(fits).min_by_key(|(p, f)| (*f, *p)).copied()
+    }
+
+    /// Records a graph for every size of a pass of up to `most` utterances that is worth one.
+    pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
+        for pieces in RECORDED.0.into_iter().filter(|&p| p < 2 * most) {
+            for each in RECORDED.1 {
+                let key = (pieces, pieces * each);
+                let extent = self.extent(pieces, key.1, key.1 + pieces);
+                let tables: Vec<Vec<TileEntry>> = extent.entries.iter().map(|&n| vec![IDLE; n]).collect();
+                self.describe(&extent, &[Voc::default(); WIDTH], &[[0; WIDTH]; 2], &tables)?;
+                self.network(&extent)?;
+                let graph = self.device.capture(|| self.network(&extent))?;
+                self.graphs.insert(key, graph);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the kernels of a pass are told: everything in one transfer.
+    fn describe(
+        &mut self,
+        extent: &Extent,
+        vocs: &[Voc; WIDTH],
+        hists: &[[u64; WIDTH]; 2],
+        tables: &[Vec<TileEntry>],
     ) -> Result<(), GpuError> {
+        let words = self.desc.as_mut::<i32>();
+        for (to, v) in words.chunks_exact_mut(VOC_WORDS).zip(vocs) {
+            // SAFETY: `Voc` is plain data without padding, a whole number of words.
+            to.copy_from_slice(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(v).cast::<i32>(), VOC_WORDS) });
+        }
+        for (at, list) in Extent::histories().into_iter().zip(hists) {
+            for (to, address) in words[at..].chunks_exact_mut(2).zip(list) {
+                to.copy_from_slice(&[*address as i32, (*address >> 32) as i32]);
+            }
+        }
+        let (starts, end) = extent.tables();
+        for (at, table) in starts.into_iter().zip(tables) {
+            words[at..][..4 * table.len()].copy_from_slice(table.as_flattened());
+        }
+        self.desc.send(end * 4)?;
+        self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)
+    }
+
+    /// Starts everything that a pass computes.
+    fn network(&self, extent: &Extent) -> Result<(), GpuError> {
         let (k, s, h, d) = (&self.kernels, &self.scratch, &self.config, &self.device);
-        let n = count as u32;
+        let Extent { pieces, frames: rows, f0_frames: f0_rows, columns: spectrum, tiles: ref shapes, .. } = *extent;
+        let (n, reach) = (pieces as u32, self.reach());
+        let vocs = self.desc.dev.ptr;
+        let word = |at: usize| vocs + 4 * at as u64;
+        let hist = Extent::histories().map(word);
+        let levels: Vec<(u64, usize)> =
+            extent.tables().0.into_iter().map(word).zip(extent.entries.iter().copied()).collect();
         if f0_rows > 0 {
             for (layer, (w, b)) in self.f0.iter().enumerate() {
                 let (tiles, blocks) = levels[0];
@@ -634,7 +733,7 @@ impl Hift {
                     DOUBLE * 2.0 * (f0_rows * weights) as f64,
                     (w.bytes + (results + f0_rows * weights / h.f0_channels) * 8) as f64,
                 );
-                start!(d, k.f0[usize::from(f0_rows >= F0_MANY)], grid, 128, F0_SHARED; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
+                start!(d, k.f0[usize::from(extent.f0_tile > F0_TILE)], grid, 128, F0_SHARED; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
             }
             let last = s.f0[(F0_LAYERS - 1) % 2].ptr;
             start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, self.f0_out.0.ptr, self.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;

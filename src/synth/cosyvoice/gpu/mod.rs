@@ -41,6 +41,7 @@ mod probe;
 pub mod products;
 mod slabs;
 mod slots;
+mod tuned;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -211,6 +212,7 @@ impl GpuBackend {
     fn warm_up(&mut self) -> Result<(), GpuError> {
         self.llm.warm_up(self.caps.width[1] as usize)?;
         self.flow.warm_up(self.caps.width[2] as usize)?;
+        self.hift.warm_up(self.caps.width[3] as usize)?;
         self.device.sync()
     }
 

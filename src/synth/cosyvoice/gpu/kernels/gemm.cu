@@ -9,7 +9,8 @@
 // for each of two products, so that it reads its part of a position in one piece. The order of tiles is
 // [output tile][64 channels][tap][16 channels].
 //
-// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it. Continues product.cuh.
+// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it, but for the shapes
+// whose groups of warps share a sum. Continues product.cuh.
 
 struct Span { int seq, t0, row0, len; };
 DEV Span span_of(const Conv& p, int bt) {
@@ -23,9 +24,10 @@ DEV Span span_of(const Conv& p, int bt) {
 #define DEEP 8
 // One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
 DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
-// A block computes 16*MT*WN outputs of 8*NT*WT positions with WN x WT warps. Weights of one (64 channels, tap) are
-// a stage of a ring; positions of 64 channels stay for all their taps.
-template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES>
+// A block computes 16*MT*WN outputs of 8*NT*WT positions with G groups of WN x WT warps, of which each takes a part of
+// (channels, taps) and a ring of its own. Weights of one (64 channels, tap) are a stage of a ring; positions of 64
+// channels stay for all their taps.
+template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES, int G = 1>
 DEV void conv_mma(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
     constexpr int BT = 8 * NT * WT, BN = 16 * MT * WN, TH = 32 * WN * WT, TILES = BN / 16;
@@ -33,23 +35,27 @@ DEV void conv_mma(const Conv& p) {
     dep_go();
     Span s = span_of(p, BT);
     if (s.seq < 0) { dep_wait(); return; }
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wn = warp % WN, wt = warp / WN;
+    const int grp = G == 1 ? 0 : threadIdx.x / TH, tid = G == 1 ? threadIdx.x : threadIdx.x % TH;
+    const int lane = tid & 31, warp = tid >> 5, wn = warp % WN, wt = warp / WN;
     const int n0 = blockIdx.y * BN, halo = (p.taps - 1) * p.dil, rows = BT + halo;
     const int gcol = p.group ? (n0 / p.group) * p.cin : 0;
     const int chunks = (p.cin + 63) >> 6, kt_all = (p.cin >> 4) * p.taps, iters = chunks * p.taps;
-    const int ring = (ST - 2) / p.taps + 2; // chunks of positions that stages in flight may need
-    const u32 wbase = smem_addr(smem), xbase = wbase + ST * WSTAGE, xstage = rows * 128;
+    // Steps of this group: all groups go equally many rounds, so that barriers are the whole block's.
+    const int rounds = (iters + G - 1) / G, it0 = G == 1 ? 0 : min(grp * rounds, iters), it1 = G == 1 ? iters : min(it0 + rounds, iters);
+    const int ring = min((ST - 2) / p.taps + 2, chunks); // chunks of positions that stages in flight may need
+    const u32 xstage = rows * 128, wbase = smem_addr(smem) + grp * (ST * WSTAGE + ring * xstage), xbase = wbase + ST * WSTAGE;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
     // Each thread copies the same places of every stage: what changes from stage to stage is one offset.
     constexpr int WSTEP = TH / 128, XSTEP = TH / 8;
-    const int wr = threadIdx.x & 127, wtile = threadIdx.x >> 7;
+    const int wr = tid & 127, wtile = tid >> 7;
     const uint4* wsrc = (const uint4*)p.w + (i64)(tile0 + wtile) * kt_all * 32 + wr;
     const i64 wjump = (i64)WSTEP * kt_all * 32;
     const int wleft = ntiles - tile0 - wtile;
     const u32 wdst = wbase + wtile * 2048 + wr * 16;
     const int last16 = (p.cin - (chunks - 1) * 64) >> 4, full = (chunks - 1) * p.taps;
-    int wit = 0, woff = 0, wslot = 0; // the stage fetched next, where its weights lie, its place in the ring
+    // the stage fetched next, where its weights lie, its place in the ring
+    int wit = it0, woff = min(it0, full) * 128 + max(it0 - full, 0) * last16 * 32, wslot = 0;
     auto fetch_w = [&]() {
         int k16 = wit < full ? 4 : last16;
         bool in = wr < k16 * 32;
@@ -64,11 +70,12 @@ DEV void conv_mma(const Conv& p) {
         wit++;
         wslot = wslot == ST - 1 ? 0 : wslot + 1;
     };
+    int c = G == 1 ? 0 : it0 / p.taps, tap = G == 1 ? 0 : it0 - c * p.taps, part = 0, slot = 0, buf = 0;
     const elt* hin = nullptr;
-    const int xr = threadIdx.x >> 3, xq = threadIdx.x & 7, xt = s.t0 - halo + xr;
+    const int xr = tid >> 3, xq = tid & 7, xt = s.t0 - halo + xr;
     const elt* xsrc = p.x + (i64)(s.row0 + xt) * p.ldx + gcol + xq * 8;
     const elt* hsrc = nullptr;
-    int xslot = 0, xc = 0;
+    int xslot = 0, xc = c;
     auto fetch_x = [&]() {
         const int c64 = xc * 64;
         const bool in = xq * 8 < p.cin - c64;
@@ -84,35 +91,35 @@ DEV void conv_mma(const Conv& p) {
         xc++;
         xslot = xslot == ring - 1 ? 0 : xslot + 1;
     };
-    for (int it = 0; it < ST - 1; it++) if (it < iters) fetch_w();
+    for (int it = it0; it < it0 + ST - 1; it++) if (it < it1) fetch_w();
     dep_wait();
     if (p.hist_in) {
         hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
         hsrc = hin + (i64)(xt + halo) * p.ldx + gcol + xq * 8;
     }
     elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
-    int ahead = 0; // tap of the stage fetched next
-    for (int it = 0; it < ST - 1; it++) {
-        if (it < iters && ahead == 0) fetch_x();
+    int ahead = tap; // tap of the stage fetched next
+    for (int it = it0; it < it0 + ST - 1; it++) {
+        if (it < it1 && (ahead == 0 || it == it0)) fetch_x();
         ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         cp_commit();
     }
     float acc[MT][NT][4] = {};
     float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    int c = 0, tap = 0, part = 0, slot = 0, buf = 0;
-    for (int it = 0; it < iters; it++) {
+    for (int it = it0; it < it0 + rounds; it++) {
         cp_wait<ST - 2>();
         __syncthreads();
-        if (it + ST - 1 < iters) {
+        if (it + ST - 1 < it1) {
             fetch_w();
             if (ahead == 0) fetch_x();
             ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         }
         cp_commit();
+        if (G > 1 && it >= it1) continue;
         const u32 xb = xbase + buf * xstage;
         if (hout && tap == 0) {
             // the last `halo` rows of (history, input) are the next call's history
-            for (int i = threadIdx.x; i < rows * 8; i += TH) {
+            for (int i = tid; i < rows * 8; i += TH) {
                 int r = i >> 3, q = i & 7, t = s.t0 - halo + r, h = t - s.len + halo;
                 bool mine = t >= s.t0 || s.t0 == 0;
                 if (mine && h >= 0 && h < halo && q * 8 < p.cin - c * 64)
@@ -168,19 +175,41 @@ DEV void conv_mma(const Conv& p) {
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float* v = SPLIT ? tot[SPLIT ? i : 0][SPLIT ? j : 0] : acc[i][j];
-            float* o = tile + ((wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
+            float* o = tile + (grp * BT + (wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
             *(float2*)o = make_float2(v[0], v[2]);
             *(float2*)(o + LD) = make_float2(v[1], v[3]);
         }
     __syncthreads();
-    const int outputs = min(BN, p.n - n0), positions = min(BT, s.len - s.t0);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < BT * BN / 2; i += TH) {
-        int t = i / (BN / 2), n = i % (BN / 2) * 2;
-        if (t < positions && n < outputs) {
-            float2 v = *(const float2*)(tile + t * LD + n);
-            int row = s.row0 + s.t0 + t;
-            epilogue(p, n0 + n, row, v.x, v.y, p.rowscale ? p.rowscale[row] : 1.f);
+    // A thread has two outputs of several positions. What is added to them is asked for at once: results may be stored
+    // where others are read, so the compiler would wait for each in turn.
+    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8;
+    static_assert(G * TH % (BN / 2) == 0 && BT % EVERY == 0 && MOST % BATCH == 0, "a thread's outputs stay the same");
+    const int n = threadIdx.x % (BN / 2) * 2, positions = min(BT, s.len - s.t0);
+    if (n0 + n >= p.n) return;
+    const float2 al = alphas(p, n0 + n);
+#pragma unroll 1
+    for (int t = threadIdx.x / (BN / 2); t < positions; t += EVERY * BATCH) {
+        Added add[BATCH];
+        float2 late[BATCH];
+        float rs[BATCH];
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) {
+            int row = s.row0 + s.t0 + min(t + u * EVERY, positions - 1);
+            add[u] = added(p, n0 + n, row);
+            late[u] = added_late(p, n0 + n, row);
+            rs[u] = p.rowscale ? p.rowscale[row] : 1.f;
+        }
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) {
+            const int at = t + u * EVERY;
+            if (at >= positions) break;
+            float2 v = *(const float2*)(tile + at * LD + n);
+#pragma unroll
+            for (int q = 1; q < G; q++) {
+                float2 w = *(const float2*)(tile + (q * BT + at) * LD + n);
+                v.x += w.x; v.y += w.y;
+            }
+            epilogue(p, n0 + n, s.row0 + s.t0 + at, v.x, v.y, rs[u], add[u], late[u], al);
         }
     }
 }
@@ -191,9 +220,14 @@ KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
+// For few blocks: groups of warps share the sum.
+KERNEL __launch_bounds__(256, 2) conv_64x32_2(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(p); }
+KERNEL __launch_bounds__(512, 1) conv_64x32_4(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(p); }
 // Up to three convolutions of equal outputs and positions side by side.
 struct Three { Conv p[3]; };
 KERNEL __launch_bounds__(128, 6) three_64x32(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, DEEP>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(256, 2) three_64x32_2(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(512, 1) three_64x32_4(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 3) three_64x128(const __grid_constant__ Three t) { conv_mma<2, 4, 2, 4, false>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }

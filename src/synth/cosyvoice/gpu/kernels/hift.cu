@@ -81,6 +81,7 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
     double* xs = ws + F0_STAGES * WSTAGE;
     dep_go();
     const int4 s = tiles[blockIdx.x];
+    if (s.x < 0) { dep_wait(); return; }
     const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = MT == 1 ? 0 : (warp & 1) * 16, nw = MT == 1 ? warp * 8 : (warp >> 1) * 16;
     constexpr int NN = MT; // groups of 8 channels of a warp
