@@ -82,6 +82,8 @@ pub(super) struct Learned {
     seconds: f64,
     /// Device time of the steps that a chunk after the first took part in, seconds.
     pub(super) chunk_service: Option<f64>,
+    /// Rounds of each stage that a chunk after the first takes.
+    chunk_rounds: Option<[f64; 4]>,
     /// Samples a character stands for.
     samples_per_char: Option<f64>,
     /// Bytes a character needs at most.
@@ -100,6 +102,7 @@ impl Learned {
         self.seconds = self.seconds * FADE + seconds;
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
+            smooth_all(&mut self.chunk_rounds, rounds);
         }
     }
 
@@ -214,6 +217,12 @@ impl Scheduler {
             .sum()
     }
 
+    /// How long a chunk takes where `lines` lines need one at the same time and nothing else is in their steps, in
+    /// seconds.
+    pub(super) fn chunk_seconds(&self, lines: u32) -> f64 {
+        self.learned.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, lines))
+    }
+
     fn has_memory_for(&self, chars: u32) -> bool {
         if self.limits.memory == 0 {
             return true;
@@ -221,7 +230,10 @@ impl Scheduler {
         let needed = self.learned.bytes_per_char.unwrap_or(0.0) * f64::from(chars);
         let live = self.jobs.values().filter(|job| job.is_live() && self.is_front(job));
         let held: u64 = live.map(|job| job.memory).sum();
-        held as f64 + needed <= self.limits.memory as f64
+        // As one slot is, room for one utterance of batch is left: it would starve while live lines that rest hold all.
+        let queues = self.batch_waiting.values().filter_map(|queue| queue.front());
+        let batch = queues.filter_map(|id| self.jobs.get(id)).map(|job| job.memory).max().unwrap_or(0);
+        (held + batch) as f64 + needed <= self.limits.memory as f64
     }
 
     pub(super) fn is_front(&self, job: &Job) -> bool {

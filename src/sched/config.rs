@@ -23,6 +23,8 @@ pub struct Config {
     pub max_step_ms: u32,
     /// Longest step of batch work alone, ms: what a live turn can lose to batch. Longer is more efficient.
     pub batch_step_ms: u32,
+    /// Whether decode steps of some utterances run beside flow and vocoder steps of others, on devices that can.
+    pub overlap: bool,
     /// By what batch may multiply the cost of a step that makes first audio, at least 1. Near 1 no caller notices it;
     /// more gives batch more of a busy device, and every first audio is later by about as much.
     pub batch_ride: f64,
@@ -61,7 +63,8 @@ impl Default for Config {
             max_lead_ms: 4_000,
             slack_reserve_ms: 250,
             max_step_ms: 20,
-            batch_step_ms: 10,
+            batch_step_ms: 6,
+            overlap: true,
             batch_ride: 1.15,
             batch_patience_s: 30,
             batch_min_share: 0.02,

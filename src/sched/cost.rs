@@ -4,15 +4,22 @@ use std::time::Duration;
 
 use super::step::Stage;
 
-/// Width buckets: 1, 2, 3-4, 5-8, ..., 513-1024.
-const WIDTHS: usize = 11;
+/// Width buckets, two an octave: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..., 769-1024. Engines run widths much like these, and
+/// a step that has to stay below some time is often best between two powers of two.
+const WIDTHS: usize = 20;
 /// Round buckets: 1, 2, 3-4, ..., 33-64.
 const ROUNDS: usize = 7;
 /// Weight of a new observation. Costs drift with context lengths, over tens of steps.
 const WEIGHT: f64 = 0.1;
-/// A wider step that was never seen is taken to cost this much more per doubling: optimistic (one device
-/// call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
-const GROWTH: f64 = std::f64::consts::SQRT_2;
+/// What two steps at once are taken to cost at first; see [`Costs::both`].
+const SHARED: f64 = 0.5;
+/// Beyond this, two steps at once are not worth while.
+const WORTH: f64 = 0.9;
+/// By how much that is forgotten whenever it kept two steps apart, so that it is tried again after some thousands.
+const FORGET: f64 = 1e-4;
+/// A wider step that was never seen is taken to cost this much more per bucket, half as much again per octave:
+/// optimistic (one device call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
+const GROWTH: f64 = 1.19;
 
 /// Smoothed mean and mean deviation, in seconds, as in TCP's round-trip estimator (RFC 6298).
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +45,8 @@ impl Estimate {
 #[derive(Debug)]
 pub(super) struct Costs {
     table: [[[Option<Estimate>; ROUNDS]; WIDTHS]; 4],
+    /// What the shorter of two steps at once adds to the longer, as a share of what it takes alone.
+    shared: f64,
 }
 
 impl Costs {
@@ -47,11 +56,31 @@ impl Costs {
         for (stage, seed) in table.iter_mut().zip(seeds) {
             stage[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
         }
-        Self { table }
+        Self { table, shared: SHARED }
+    }
+
+    /// Seconds of two steps at once, which take these alone.
+    pub(super) fn both(&self, one: f64, other: f64) -> f64 {
+        one.max(other) + self.shared * one.min(other)
+    }
+
+    /// Two steps that take these alone took `took` seconds at once.
+    pub(super) fn observe_both(&mut self, one: f64, other: f64, took: f64) {
+        let shared = (took - one.max(other)) / one.min(other).max(1e-6);
+        self.shared += WEIGHT * (shared.clamp(0.0, 2.0) - self.shared);
+    }
+
+    /// Whether running two steps at once gains anything.
+    pub(super) fn worth_both(&mut self) -> bool {
+        let worth = self.shared < WORTH;
+        if !worth {
+            self.shared -= FORGET;
+        }
+        worth
     }
 
     pub(super) fn observe(&mut self, stage: Stage, width: usize, rounds: u32, took: Duration) {
-        let cell = &mut self.table[stage as usize][bucket(width, WIDTHS)][bucket(rounds as usize, ROUNDS)];
+        let cell = &mut self.table[stage as usize][width_bucket(width)][bucket(rounds as usize, ROUNDS)];
         let seconds = took.as_secs_f64();
         match cell {
             Some(estimate) => estimate.observe(seconds),
@@ -62,7 +91,7 @@ impl Costs {
     /// What such a step will take, in seconds, with a mean deviation on top.
     pub(super) fn predict(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
         let table = &self.table[stage as usize];
-        let (w, r) = (bucket(width, WIDTHS), bucket(rounds as usize, ROUNDS));
+        let (w, r) = (width_bucket(width), bucket(rounds as usize, ROUNDS));
         let cost = |estimate: &Estimate| estimate.mean + estimate.deviation;
         if let Some(estimate) = &table[w][r] {
             return cost(estimate);
@@ -85,6 +114,12 @@ impl Costs {
     pub(super) fn per_round(&self, stage: Stage, width: usize) -> f64 {
         self.predict(stage, width, 1)
     }
+}
+
+fn width_bucket(width: usize) -> usize {
+    let octave = bucket(width, usize::MAX);
+    let lower = octave > 1 && width <= 3 << (octave - 2);
+    (2 * octave).saturating_sub(usize::from(octave > 0) + usize::from(lower)).min(WIDTHS - 1)
 }
 
 fn bucket(n: usize, buckets: usize) -> usize {
@@ -111,11 +146,32 @@ mod tests {
     }
 
     #[test]
+    fn widths_have_two_buckets_an_octave() {
+        let buckets: Vec<usize> = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 48, 49, 64, 769, 5000].map(width_bucket).into();
+        assert_eq!(buckets, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 10, 11, 11, 19, 19]);
+    }
+
+    #[test]
+    fn two_steps_at_once_are_given_up_where_they_gain_nothing_and_tried_again_later() {
+        let mut costs = Costs::new([ms(1.0); 4]);
+        for _ in 0..100 {
+            costs.observe_both(8e-3, 4e-3, 9e-3);
+        }
+        assert!((costs.both(8e-3, 4e-3) - 9e-3).abs() < 1e-5);
+        assert!(costs.worth_both());
+        for _ in 0..100 {
+            costs.observe_both(8e-3, 4e-3, 13e-3);
+        }
+        assert!(!costs.worth_both());
+        assert!((0..100_000).any(|_| costs.worth_both()));
+    }
+
+    #[test]
     fn unseen_widths_grow_from_the_nearest_and_are_learned() {
         let mut costs = Costs::new([ms(1.0); 4]);
         costs.observe(Stage::Decode, 4, 1, ms(3.0));
         let wide = costs.predict(Stage::Decode, 16, 1);
-        assert!((wide - 6e-3).abs() < 1e-9, "{wide}");
+        assert!((wide - 6e-3).abs() < 1e-4, "{wide}");
         costs.observe(Stage::Decode, 16, 1, ms(4.0));
         assert!((costs.predict(Stage::Decode, 16, 1) - 4e-3).abs() < 1e-12);
         assert!((costs.predict(Stage::Decode, 4, 8) - 24e-3).abs() < 1e-9, "rounds are proportional until seen");

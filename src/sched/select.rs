@@ -46,7 +46,7 @@ const LIVE_RESERVE: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Candidate {
     job: JobId,
-    slot: Slot,
+    pub(super) slot: Slot,
     pub(super) rank: u8,
     /// Within the rank: the earlier the sooner.
     key: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Candidate {
     /// What it would run by itself.
     stage: Stage,
     /// What it can run.
-    stages: Stages,
+    pub(super) stages: Stages,
 }
 
 impl Scheduler {
@@ -156,9 +156,13 @@ impl Scheduler {
     /// sample is made, so few at a time and each to its end hold less than all of them side by side.
     pub(super) fn rest(&mut self, now: Instant) {
         let limit = self.config.max_lead();
-        let short = self.limits.memory > 0 && self.reserved() > self.limits.memory / 2;
+        let open = || self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
+        // What batch holds can be had without waiting for anybody's end.
+        let held: u64 = open().filter(|job| job.is_live()).map(Job::resident).sum();
+        let short = self.limits.memory > 0 && held > self.limits.memory / 2;
+        self.awake = 0;
         for id in self.slots.iter().flatten() {
-            let Some(job) = self.jobs.get(id) else { continue };
+            let Some(job) = self.jobs.get(id).filter(|job| job.is_live()) else { continue };
             let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
             let lead = line.lead(now);
             if line.jobs.front() == Some(id) {
@@ -168,6 +172,7 @@ impl Scheduler {
             }
             let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
             line.resting = line.paced && line.finishing.is_none() && resting;
+            self.awake += u32::from(!line.resting && line.jobs.front() == Some(id));
         }
     }
 
@@ -290,9 +295,12 @@ impl Scheduler {
         before.map(|other| other.decoded.saturating_sub(other.samples)).sum()
     }
 
-    /// A listener with less left than this may run dry before his next chunk is made.
+    /// A listener with less left than this may run dry before his next chunk is made: not what chunks took of late,
+    /// beside batch and in no hurry, if they would take less without it.
     fn critical(&self) -> Duration {
-        let chunk = Duration::from_secs_f64(self.learned.chunk_service.unwrap_or(0.0).min(60.0));
+        let taken = self.learned.chunk_service.unwrap_or(0.0);
+        // Lines that work are in different stages: they meet in steps half as wide as their number.
+        let chunk = Duration::from_secs_f64(taken.min(self.chunk_seconds((self.awake / 2).max(1))).min(60.0));
         (chunk.mul_f64(1.5) + 2 * self.config.max_step()).min(self.config.max_lead() / 2)
     }
 
@@ -310,8 +318,8 @@ impl Scheduler {
         Duration::from_secs_f64(ahead.min(self.config.first_audio_target().as_secs_f64()))
     }
 
-    /// The next step.
-    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Step> {
+    /// The next step, or two at once.
+    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Plan> {
         let batch_ready = candidates.iter().find(|c| c.rank == BATCH && self.can_be_resident(c));
         let aged = self.batch_starves(now);
         if aged && batch_ready.is_some() {
@@ -322,7 +330,7 @@ impl Scheduler {
             _ => candidates.iter().find(|c| c.rank != BATCH).or(batch_ready)?,
         };
         let starving = aged && head.rank == BATCH;
-        let stage = match self.fullest(candidates) {
+        let stage = match self.fullest(&Stage::ALL, candidates.iter()) {
             Some(fullest) if head.rank >= COMFORT && !starving => fullest,
             _ => head.stage,
         };
@@ -331,7 +339,15 @@ impl Scheduler {
         } else {
             self.live_members(now, head, candidates)
         };
-        let runs_batch = members.iter().any(|c| c.rank == BATCH);
+        let rounds = self.rounds(stage, members.len(), head.rank >= COMFORT);
+        let alone = Step { stage, slots: members.iter().map(|c| c.slot).collect(), rounds };
+        let pairs = self.limits.overlap && self.config.overlap && !starving && head.rank > FIRST;
+        let partner = (pairs && self.costs.worth_both()).then(|| self.partner(now, &alone, candidates)).flatten();
+        let in_step = |c: &Candidate| {
+            alone.slots.contains(&c.slot) || partner.as_ref().is_some_and(|step| step.slots.contains(&c.slot))
+        };
+        let runs_batch = candidates.iter().any(|c| c.rank == BATCH && in_step(c));
+        let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
         let batch_waits = batch_ready.is_some() || self.batch_waiting.values().any(|queue| !queue.is_empty());
         if batch_waits && !runs_batch {
             if self.batch_hungry.is_none() {
@@ -339,9 +355,6 @@ impl Scheduler {
             }
             self.batch_hungry.get_or_insert(now);
         }
-        let slots: Vec<Slot> = members.iter().map(|c| c.slot).collect();
-        let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
-        let rounds = self.rounds(stage, slots.len(), head.rank >= COMFORT);
         for id in resumed {
             if let Some(job) = self.jobs.get_mut(&id)
                 && let State::Parked(slot) = job.state
@@ -349,7 +362,11 @@ impl Scheduler {
                 job.state = State::Open(slot);
             }
         }
-        Some(Step { stage, slots, rounds })
+        Some(match partner {
+            None => Plan::Run(alone),
+            Some(decode) if decode.stage == Stage::Decode => Plan::RunBoth { sound: alone, decode },
+            Some(sound) => Plan::RunBoth { sound, decode: alone },
+        })
     }
 
     /// Whether batch work has waited for its patience, or for the pause after what it was then granted.
@@ -419,14 +436,17 @@ impl Scheduler {
         members
     }
 
-    /// The stage in which most of a step's width would be used, of those nobody is waiting for; the one nearest to
-    /// sound where there are several.
-    fn fullest(&self, candidates: &[Candidate]) -> Option<Stage> {
+    /// Of `stages`, that in which most of a step's width would be used; the one nearest to sound where there are several.
+    pub(super) fn fullest<'a>(
+        &self,
+        stages: &[Stage],
+        candidates: impl Iterator<Item = &'a Candidate> + Clone,
+    ) -> Option<Stage> {
         let fill = |stage: Stage| {
-            let ready = candidates.iter().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
+            let ready = candidates.clone().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
             ready.min(self.width(stage)) * 1_000 / self.width(stage)
         };
-        Stage::ALL.into_iter().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
+        stages.iter().copied().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
     }
 
     /// Adds batch jobs while the step costs no more than `limit` seconds and their memory fits.
@@ -456,6 +476,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether its state is on the device: not parked.
+    pub(super) fn is_resident(&self, candidate: &Candidate) -> bool {
+        self.jobs.get(&candidate.job).is_some_and(|job| matches!(job.state, State::Open(_)))
+    }
+
     fn memory_to_resume(&self, candidate: &Candidate) -> u64 {
         let parked = self.jobs.get(&candidate.job).filter(|job| matches!(job.state, State::Parked(_)));
         parked.map_or(0, |job| job.memory)
@@ -467,13 +492,13 @@ impl Scheduler {
     }
 
     /// Seconds that a step may take before some listener gets into the time his own next chunk needs.
-    fn room(&self, now: Instant, candidates: &[Candidate]) -> f64 {
+    pub(super) fn room(&self, now: Instant, candidates: &[Candidate]) -> f64 {
         let first = candidates.iter().filter_map(|c| c.dry).min();
         let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical()));
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
-    fn width(&self, stage: Stage) -> usize {
+    pub(super) fn width(&self, stage: Stage) -> usize {
         self.limits.width[stage as usize].max(1) as usize
     }
 
@@ -515,79 +540,4 @@ fn last(stages: Stages) -> Option<Stage> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sched::{Config, JobSpec, Limits, Outcome};
-    use crate::turn::{LineId, TurnToken};
-
-    /// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
-    /// short of the next chunk and the listener ran dry for ever.
-    #[test]
-    fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
-        let now = crate::clock::now();
-        let limits = Limits {
-            slots: 2,
-            width: [1, 2, 2, 2],
-            rounds: [1; 4],
-            parks: false,
-            memory: 0,
-            seeds: [Duration::from_millis(1); 4],
-        };
-        let mut sched = Scheduler::new(Config::default(), limits);
-        let spec =
-            JobSpec { line: LineId(1), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
-        let job = sched.submit(now, spec).expect("an idle device takes it");
-        let Plan::Open { slot, job: opened } = sched.plan(now) else { panic!("it opens first") };
-        assert_eq!(opened, job);
-        let decodes = Stages::NONE.with(Stage::Decode);
-        sched.opened(job, Ok(decodes));
-        let step = Step { stage: Stage::Decode, slots: vec![slot], rounds: 1 };
-        assert_eq!(sched.plan(now), Plan::Run(step.clone()));
-        let decoded = crate::audio::samples_in(Config::default().max_lead());
-        let outcome = Outcome { slot, ready: decodes, samples: 0, decoded, done: false, failed: None };
-        sched.record(now, Duration::from_millis(1), &step, std::slice::from_ref(&outcome));
-        assert_eq!(sched.plan(now), Plan::Run(step.clone()), "the chunk is not complete yet");
-        let complete = Outcome { ready: decodes.with(Stage::Flow), ..outcome };
-        sched.record(now, Duration::from_millis(1), &step, &[complete]);
-        let Plan::Run(next) = sched.plan(now) else { panic!("there is work") };
-        assert_eq!(next.stage, Stage::Flow);
-    }
-    /// Seen with 200 listeners: most of the memory was held by utterances of which the last half second was missing,
-    /// resting at their lead limit, and new turns were refused.
-    #[test]
-    fn a_line_goes_on_past_its_lead_limit_when_that_frees_memory() {
-        let after_most_of_it = |memory: u64| {
-            let now = crate::clock::now();
-            let limits = Limits {
-                slots: 2,
-                width: [1, 2, 2, 2],
-                rounds: [1; 4],
-                parks: false,
-                memory,
-                seeds: [Duration::from_millis(1); 4],
-            };
-            let mut sched = Scheduler::new(Config::default(), limits);
-            sched.learned.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
-            let spec = JobSpec {
-                line: LineId(1),
-                class: Class::Live,
-                token: TurnToken::forever(),
-                tenant: "".into(),
-                chars: 100,
-            };
-            let job = sched.submit(now, spec).expect("an idle device takes it");
-            sched.sized(job, 60);
-            let Plan::Open { slot, .. } = sched.plan(now) else { panic!("it opens first") };
-            let ready = Stages::NONE.with(Stage::Vocode);
-            sched.opened(job, Ok(ready));
-            let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
-            assert_eq!(sched.plan(now), Plan::Run(step.clone()));
-            let samples = crate::audio::samples_in(Duration::from_millis(7_400));
-            let outcome = Outcome { slot, ready, samples, decoded: samples, done: false, failed: None };
-            sched.record(now, Duration::from_millis(1), &step, &[outcome]);
-            sched.plan(now)
-        };
-        assert!(matches!(after_most_of_it(1_000), Plan::Idle { .. }), "there is memory enough: it rests");
-        assert!(matches!(after_most_of_it(100), Plan::Run(_)), "memory is short: it is finished");
-    }
-}
+mod tests;

@@ -99,6 +99,8 @@ pub struct BackendCaps {
     pub positions: u32,
     /// Whether [`Backend::park`] frees device memory.
     pub parks: bool,
+    /// Whether [`Backend::decode_beside`] is faster than one call after the other.
+    pub overlap: bool,
 }
 
 /// How a slot's decoding ended.
@@ -155,6 +157,8 @@ pub struct Vocoded {
     pub pcm: Vec<f32>,
     /// The last frame's samples are out.
     pub done: bool,
+    /// There are frames left that the next call takes.
+    pub more: bool,
     /// This slot cannot go on.
     pub failed: Option<SynthError>,
 }
@@ -210,6 +214,25 @@ pub trait Backend: Send {
     /// The device failed.
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError>;
 
+    /// Decodes as [`Self::decode`] does and makes the calls of `other` meanwhile: [`Self::flow`] or [`Self::vocode`],
+    /// for other slots. Returns when both have ended.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn decode_beside(
+        &mut self,
+        slots: &[Slot],
+        rounds: u32,
+        out: &mut Vec<Decoded>,
+        other: impl FnOnce(&mut Self) -> Result<(), SynthError>,
+    ) -> Result<(), SynthError>
+    where
+        Self: Sized,
+    {
+        self.decode(slots, rounds, out)?;
+        other(self)
+    }
+
     /// Appends generated tokens to the slot's flow input. Without `last`, prompt plus all pushed tokens less the
     /// look-ahead must be whole blocks, and the newest `lookahead` tokens produce no frames yet. With `last`
     /// everything is produced (`tokens` may be empty) and no push may follow.
@@ -231,7 +254,8 @@ pub trait Backend: Send {
         u32::MAX
     }
 
-    /// Turns all new mel frames of each slot into samples, as far as exactness allows.
+    /// Turns new mel frames of each slot into samples, as far as exactness allows; all of them, or as many as one call
+    /// takes, see [`Vocoded::more`].
     ///
     /// # Errors
     /// The device failed.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 use super::delivery::Payload;
+use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
@@ -40,6 +41,7 @@ pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) parts: Vec<(&'static str, u64)>,
     pub(super) produced: u64,
+    pub(super) spent: Spent,
     pub(super) failures: u32,
     /// When a failed device is loaded again.
     pub(super) retry_at: Option<Instant>,
@@ -241,6 +243,7 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
         width: caps.width,
         rounds: caps.rounds,
         parks: caps.parks,
+        overlap: caps.overlap,
         memory: memory.total,
         seeds,
     };
@@ -325,7 +328,11 @@ impl Worker<'_> {
                 }
                 Plan::Run(step) => {
                     drop(state);
-                    self.step(&step)?;
+                    self.step(&step, None)?;
+                }
+                Plan::RunBoth { sound, decode } => {
+                    drop(state);
+                    self.step(&sound, Some(&decode))?;
                 }
                 Plan::Idle { until } => self.sleep(state, until),
             }
@@ -371,15 +378,22 @@ impl Worker<'_> {
         })
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), SynthError> {
+    /// Runs `step`, and `decode` at the same time.
+    fn step(&mut self, step: &Step, decode: Option<&Step>) -> Result<(), SynthError> {
         let start = clock::now();
-        let mut progress = Vec::with_capacity(step.slots.len());
-        match guarded(|| self.synth.run(step, &mut progress)) {
-            Ok(()) => {}
+        let steps: Vec<&Step> = std::iter::once(step).chain(decode).collect();
+        let mut progress = Vec::with_capacity(steps.iter().map(|step| step.slots.len()).sum());
+        let ran = guarded(|| match decode {
+            Some(decode) => self.synth.run_both(step, decode, &mut progress).map(|ran| ran.to_vec()),
+            None => self.synth.run(step, &mut progress).map(|()| self.synth.rounds_run().into_iter().collect()),
+        });
+        let ran: Vec<u32> = match ran {
+            Ok(ran) => ran,
             Err(error @ SynthError::Device(_)) => return Err(error),
-            // Not the device's: those of the step that have no result share it.
+            // Not the device's: those of the steps that have no result share it.
             Err(error) => {
-                let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
+                let slots = steps.iter().flat_map(|step| &step.slots);
+                let missing = slots.filter(|slot| progress.iter().all(|p| p.slot != **slot));
                 let missing: Vec<Slot> = missing.copied().collect();
                 progress.extend(missing.into_iter().map(|slot| Progress {
                     slot,
@@ -389,13 +403,17 @@ impl Worker<'_> {
                     decoded_samples: 0,
                     failed: Some(SynthError::Utterance(error.to_string())),
                 }));
+                Vec::new()
             }
-        }
+        };
         let now = clock::now();
         let took = now - start;
         // What was not run has no cost and made nothing.
-        let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
-        metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
+        let ran = |n: usize, step: &Step| Step { rounds: ran.get(n).copied().unwrap_or(step.rounds), ..step.clone() };
+        let (step, decode) = (&ran(0, step), decode.map(|decode| ran(1, decode)));
+        for step in &steps {
+            metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
+        }
         let memory = self.synth.memory();
         let mut state = self.shared.state();
         state.remember(memory);
@@ -405,31 +423,40 @@ impl Worker<'_> {
             Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
             None => return Ok(()),
         };
+        let State { spent, payloads, .. } = &mut *state;
+        let classes = deliveries.iter().filter_map(|(job, _)| Some(payloads.get(job)?.utterance.class));
+        spent.ran(start, now, &steps, classes);
         // Audio first: `record` ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
             if let Some(payload) = state.payloads.get_mut(&job) {
-                payload.trace.ran(step.stage, start, now);
+                let stage = steps.iter().find(|step| step.slots.contains(&progress.slot)).map_or(step.stage, |s| s.stage);
+                payload.trace.ran(stage, start, now);
             }
             state.deliver(job, progress);
         }
         if let Some(sched) = &mut state.sched {
-            sched.record(now, took, step, &outcomes);
+            match &decode {
+                Some(decode) => sched.record_both(now, took, step, decode, &outcomes),
+                None => sched.record(now, took, step, &outcomes),
+            }
         }
         Ok(())
     }
 
-    fn sleep(&self, state: MutexGuard<'_, State>, until: Option<Instant>) {
+    fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) {
         let idle = |state: &mut State| !state.poked && !state.stop;
+        state.spent.pass(clock::now(), false);
         // Nobody tells when a full sink has room again.
         let full = !state.leaving.is_empty() || !state.blocked.is_empty();
         let until = if full { Some(clock::now() + RETRY) } else { until };
-        match until {
+        let mut state = match until {
             Some(until) => {
                 let wait = until.saturating_duration_since(clock::now());
-                drop(self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner));
+                self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner).0
             }
-            None => drop(self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner)),
-        }
+            None => self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+        };
+        state.spent.pass(clock::now(), true);
     }
 
     fn measure(&mut self, state: &mut State, now: Instant) {

@@ -12,6 +12,9 @@ use super::rng::Rng;
 /// One speech token is 40 ms.
 pub(super) const TOKEN: u64 = 960;
 const EULER: u32 = 10;
+/// Tokens that flow together, and tokens whose frames the vocoder takes at once.
+const BLOCK: u32 = 25;
+const PASS: u32 = 32;
 /// Bytes one token's state holds.
 pub(super) const TOKEN_BYTES: u64 = 1_000;
 
@@ -35,6 +38,9 @@ pub(super) struct Costs {
     pub(super) memory: u64,
     #[serde(default)]
     pub(super) parks: bool,
+    /// What the shorter of two steps at once adds to the longer, as a share of what it takes alone; without it the
+    /// engine runs one at a time.
+    pub(super) overlap: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -42,6 +48,9 @@ pub(super) struct Costs {
 pub(super) struct Hop {
     pub(super) first: u32,
     pub(super) hop: u32,
+    /// Hops double up to this; 0: they do not.
+    #[serde(default)]
+    most: u32,
 }
 
 impl Costs {
@@ -78,6 +87,7 @@ impl Costs {
             width: self.width,
             rounds: self.rounds,
             parks: self.parks,
+            overlap: self.overlap.is_some(),
             memory: self.memory,
             seeds: Stage::ALL.map(seed),
         }
@@ -158,6 +168,25 @@ impl Engine {
 
     /// How long the step takes and what it does.
     pub(super) fn run(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
+        let (took, outcomes) = self.advance(step);
+        self.busy += took;
+        (took, outcomes)
+    }
+
+    /// The same of two steps at once.
+    pub(super) fn run_both(&mut self, sound: &Step, decode: &Step) -> (Duration, Vec<Outcome>) {
+        let shared = self.costs.overlap.expect("an engine that can");
+        assert!(decode.stage == Stage::Decode && matches!(sound.stage, Stage::Flow | Stage::Vocode));
+        assert!(sound.slots.iter().all(|slot| !decode.slots.contains(slot)), "a slot in both");
+        let (one, mut outcomes) = self.advance(sound);
+        let (other, more) = self.advance(decode);
+        outcomes.extend(more);
+        let took = one.max(other) + one.min(other).mul_f64(shared);
+        self.busy += took;
+        (took, outcomes)
+    }
+
+    fn advance(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
         let stage = step.stage;
         assert!(
             !step.slots.is_empty() && step.slots.len() <= self.costs.width[stage as usize] as usize,
@@ -186,14 +215,19 @@ impl Engine {
         self.check_memory();
         // A few percent of noise, as devices have.
         let took = self.costs.step(stage, step.slots.len(), rounds).mul_f64(0.97 + 0.06 * self.rng.unit());
-        self.busy += took;
         (took, outcomes)
     }
 }
 
 fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
-    let hop = if from == 0 { costs.tokens.first } else { costs.tokens.hop };
-    hop.min(state.tokens - from)
+    let Hop { first, hop, most } = costs.tokens;
+    let mut next = if from == 0 { first } else { hop };
+    let mut end = first;
+    while from > end && next < most {
+        end += next;
+        next = (2 * next).min(most);
+    }
+    next.min(state.tokens - from)
 }
 
 fn ready(costs: &Costs, state: &State) -> Stages {
@@ -233,9 +267,11 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
         }
         Stage::Flow => {
             let (tokens, steps) = state.chunk.unwrap_or((next_chunk(costs, state, state.flowed), 0));
-            let used = rounds.min(EULER - steps);
+            // A block of frames after the other.
+            let all = EULER * tokens.div_ceil(BLOCK);
+            let used = rounds.min(all - steps);
             state.chunk = Some((tokens, steps + used));
-            if steps + used == EULER {
+            if steps + used == all {
                 state.chunk = None;
                 state.flowed += tokens;
                 state.mel = tokens;
@@ -244,7 +280,10 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
         }
         Stage::Vocode => {
             let tokens = if costs.has(Stage::Flow) {
-                std::mem::take(&mut state.mel)
+                // A pass at a time.
+                let pass = state.mel.min(PASS);
+                state.mel -= pass;
+                pass
             } else {
                 next_chunk(costs, state, state.voiced)
             };

@@ -198,3 +198,41 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
         assert!(ours.underruns.len() * 100 <= ours.first_audio.len(), "{} underruns", ours.underruns.len());
     }
 }
+
+/// The table of LOG.md: turns of 8 s, eight a second, beside a backlog of the same.
+#[test]
+fn what_batch_gets_beside_listeners() {
+    let costs = Costs::named("tuned");
+    let bench = |rate: f64, backlog: usize, config: Config| {
+        let mut world = World::new(Engine::new(costs.clone(), 1), Kind::Ours(config).build(costs.limits()));
+        world.backlog = backlog;
+        world.backlog_tokens = 200;
+        world.measure_from = zero() + Duration::from_secs_f64(8.0);
+        let mut rng = Rng::new(1);
+        let (mut at, mut line) = (Duration::ZERO, 0);
+        let end = Duration::from_secs_f64(8.0 + 15.0);
+        while at < end {
+            at += rng.gap(rate.max(1e-9));
+            line += 1;
+            world.at(at, Event::Turn { line, class: Class::Live, tenant: "", tokens: vec![200] });
+        }
+        world.run(end);
+        let mut report = world.report;
+        report.seconds = 15.0;
+        report
+    };
+    for (name, config) in [4, 6, 8, 10].map(|ms| (format!("step {ms}"), Config { batch_step_ms: ms, ..Config::default() })) {
+        for (rate, backlog) in [(0.0, 256), (5.2, 0), (5.2, 256), (8.0, 0), (8.0, 256), (20.0, 0), (20.0, 256), (30.0, 0), (36.0, 0)] {
+            let r = bench(rate, backlog, config.clone());
+            let ms = |q: f64| r.quantile(q).as_secs_f64() * 1e3;
+            println!(
+                "{name:<8} {rate:>5.1} {backlog:>4} {:>6.1} {:>6.1} {:>6.1} live {:>6.1} batch {:>6.1} gaps {} refused {} displaced {} busy {:.2} left {:.1}",
+                ms(0.5), ms(0.95), ms(0.99), audio(&r, r.live_samples), audio(&r, r.batch_samples), r.underruns.len(), r.refused, r.displaced,
+                r.busy / r.seconds, left(&r, 490.0)
+            );
+            for (key, (steps, seconds, rows)) in &r.kinds {
+                println!("    {key:<24} {:>5.1} % {steps:>6} steps of {:>6.2} ms, {:>6.1} rows", seconds / r.seconds * 100.0, seconds / *steps as f64 * 1e3, *rows as f64 / *steps as f64);
+            }
+        }
+    }
+}

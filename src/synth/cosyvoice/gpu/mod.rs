@@ -182,7 +182,8 @@ impl GpuBackend {
         let position = 2 * config.llm.layers * config.llm.kv_heads * config.llm.head_dim * precision.llm.size();
         let affordable = (free as usize / 8) / (position * room);
         let positions = POSITIONS.min(affordable).max(256);
-        let llm = Llm::load(&Packer::new(&device, precision.llm)?, source, &config.llm, room, positions)?;
+        // The language model shares no memory with the other two, so that its rounds may run beside their steps.
+        let llm = Llm::load(&Packer::new(&device.beside()?, precision.llm)?, source, &config.llm, room, positions)?;
         let flow = Flow::load(&Packer::new(&device, precision.flow)?, source, &config)?;
         let packer = Packer::new(&device, precision.hift)?;
         let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
@@ -199,6 +200,7 @@ impl GpuBackend {
             rounds: [1, llm::ROUNDS as u32, EULER_STEPS as u32, 1],
             positions: positions as u32,
             parks: false,
+            overlap: true,
         };
         let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
         let mut backend =
@@ -559,6 +561,16 @@ impl Backend for GpuBackend {
     }
 
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError> {
+        self.decode_beside(slots, rounds, out, |_| Ok(()))
+    }
+
+    fn decode_beside(
+        &mut self,
+        slots: &[Slot],
+        rounds: u32,
+        out: &mut Vec<Decoded>,
+        other: impl FnOnce(&mut Self) -> Result<(), SynthError>,
+    ) -> Result<(), SynthError> {
         let first = out.len();
         let mut rows = Vec::with_capacity(slots.len());
         for (n, &slot) in slots.iter().enumerate() {
@@ -575,10 +587,14 @@ impl Backend for GpuBackend {
             out.push(Decoded { slot, tokens: Vec::new(), ended, failed });
         }
         if rows.is_empty() {
-            return Ok(());
+            return other(self);
         }
         let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
-        let drawn = self.llm.decode(&numbers, rounds as usize)?;
+        self.llm.start(&numbers, rounds as usize)?;
+        let other = other(self);
+        // Waited for in any case: nothing is under way when a call returns.
+        let drawn = self.llm.drawn(numbers.len(), rounds as usize)?;
+        other?;
         for ((n, slot), drawn) in rows.into_iter().zip(drawn) {
             let Some(state) = self.slots.get_mut(&slot) else { continue };
             let result = &mut out[first + n];
@@ -693,29 +709,28 @@ impl Backend for GpuBackend {
             };
             lists.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
         }
+        // One pass a call, so that a call is bounded however long the chunks are.
         let excerpts: Vec<Excerpt<'_>> = lists
             .iter()
-            .map(|(slot, slabs, frame0, total, last)| Excerpt {
-                slot: *slot,
-                frame0: *frame0,
-                total: *total,
-                last: *last,
-                slabs,
+            .map(|(slot, slabs, frame0, total, last)| {
+                let reach = self.hift.reach_of_a_pass(*slot);
+                let (total, last) = if *total > reach { (reach, false) } else { (*total, *last) };
+                Excerpt { slot: *slot, frame0: *frame0, total, last, slabs }
             })
             .collect();
         let pcm = self.hift.run(&excerpts)?;
-        let mut results = excerpts.iter().zip(pcm);
+        let mut results = excerpts.iter().zip(&lists).zip(pcm);
         for &slot in slots {
             let failed = failures.remove(&slot);
             if failed.is_some() || !self.slots.contains_key(&slot) {
                 let failed = Some(failed.unwrap_or_else(not_open));
-                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed });
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, more: false, failed });
                 continue;
             }
-            let Some((e, pcm)) = results.next() else { break };
+            let Some(((e, whole), pcm)) = results.next() else { break };
             let failed = pcm.is_none().then(|| SynthError::Utterance("a sample is not a number".into()));
             let done = self.hift.finished(e.slot, e.total, e.last);
-            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, failed });
+            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, more: e.total < whole.3, failed });
         }
         Ok(())
     }
@@ -753,6 +768,7 @@ impl Backend for GpuBackend {
     }
 
     fn sync(&mut self) -> Result<(), SynthError> {
+        self.llm.sync()?;
         Ok(self.device.sync()?)
     }
 }
