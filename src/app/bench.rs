@@ -97,8 +97,8 @@ pub struct Level {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// A stage; `flow+decode` for two at once; `between steps`; `idle`.
-    pub stage: String,
+    /// A stage; `between steps`; `idle`.
+    pub stage: &'static str,
     /// Whose steps: `live`, `batch` or `both`; empty outside of steps.
     pub whose: &'static str,
     /// Of the time of all devices.
@@ -251,14 +251,14 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
 
 /// All devices together, the largest part first.
 fn shares(devices: &[Spent]) -> Vec<Share> {
-    let mut parts: BTreeMap<(String, &'static str), (f64, u64, u64)> = BTreeMap::new();
+    let mut parts: BTreeMap<(&'static str, &'static str), (f64, u64, u64)> = BTreeMap::new();
     for device in devices {
         for (kind, steps) in &device.steps {
-            let part = parts.entry(kind.clone()).or_default();
+            let part = parts.entry(*kind).or_default();
             *part = (part.0 + steps.time.as_secs_f64(), part.1 + steps.count, part.2 + steps.slots);
         }
         for (name, time) in [("between steps", device.between), ("idle", device.idle)] {
-            parts.entry((name.into(), "")).or_default().0 += time.as_secs_f64();
+            parts.entry((name, "")).or_default().0 += time.as_secs_f64();
         }
     }
     let all: f64 = parts.values().map(|(seconds, ..)| seconds).sum();

@@ -169,7 +169,7 @@ impl Scheduler {
         // One slot is left for batch that has starved for its patience.
         let slots = self.limits.slots - u32::from(self.limits.slots > 1);
         let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
-        let (promise, memory) = (self.promise(), self.has_memory_for(chars));
+        let (promise, memory) = (self.promise(), self.has_memory_for(now, chars));
         let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
         if over {
             tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
@@ -223,16 +223,16 @@ impl Scheduler {
         self.learned.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, lines))
     }
 
-    fn has_memory_for(&self, chars: u32) -> bool {
+    fn has_memory_for(&self, now: Instant, chars: u32) -> bool {
         if self.limits.memory == 0 {
             return true;
         }
         let needed = self.learned.bytes_per_char.unwrap_or(0.0) * f64::from(chars);
         let live = self.jobs.values().filter(|job| job.is_live() && self.is_front(job));
         let held: u64 = live.map(|job| job.memory).sum();
-        // As one slot is, room for one utterance of batch is left: it would starve while live lines that rest hold all.
-        let queues = self.batch_waiting.values().filter_map(|queue| queue.front());
-        let batch = queues.filter_map(|id| self.jobs.get(id)).map(|job| job.memory).max().unwrap_or(0);
+        // Lines that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
+        let aged = self.batch_is_aged(now);
+        let batch = self.jobs.values().filter(|job| aged && !job.is_live()).map(|job| job.memory).max().unwrap_or(0);
         (held + batch) as f64 + needed <= self.limits.memory as f64
     }
 

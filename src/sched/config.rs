@@ -23,8 +23,6 @@ pub struct Config {
     pub max_step_ms: u32,
     /// Longest step of batch work alone, ms: what a live turn can lose to batch. Longer is more efficient.
     pub batch_step_ms: u32,
-    /// Whether decode steps of some utterances run beside flow and vocoder steps of others, on devices that can.
-    pub overlap: bool,
     /// By what batch may multiply the cost of a step that makes first audio, at least 1. Near 1 no caller notices it;
     /// more gives batch more of a busy device, and every first audio is later by about as much.
     pub batch_ride: f64,
@@ -64,7 +62,6 @@ impl Default for Config {
             slack_reserve_ms: 250,
             max_step_ms: 20,
             batch_step_ms: 6,
-            overlap: true,
             batch_ride: 1.15,
             batch_patience_s: 30,
             batch_min_share: 0.02,

@@ -11,12 +11,6 @@ const WIDTHS: usize = 20;
 const ROUNDS: usize = 7;
 /// Weight of a new observation. Costs drift with context lengths, over tens of steps.
 const WEIGHT: f64 = 0.1;
-/// What two steps at once are taken to cost at first; see [`Costs::both`].
-const SHARED: f64 = 0.5;
-/// Beyond this, two steps at once are not worth while.
-const WORTH: f64 = 0.9;
-/// By how much that is forgotten whenever it kept two steps apart, so that it is tried again after some thousands.
-const FORGET: f64 = 1e-4;
 /// A wider step that was never seen is taken to cost this much more per bucket, half as much again per octave:
 /// optimistic (one device call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
 const GROWTH: f64 = 1.19;
@@ -45,8 +39,6 @@ impl Estimate {
 #[derive(Debug)]
 pub(super) struct Costs {
     table: [[[Option<Estimate>; ROUNDS]; WIDTHS]; 4],
-    /// What the shorter of two steps at once adds to the longer, as a share of what it takes alone.
-    shared: f64,
 }
 
 impl Costs {
@@ -56,27 +48,7 @@ impl Costs {
         for (stage, seed) in table.iter_mut().zip(seeds) {
             stage[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
         }
-        Self { table, shared: SHARED }
-    }
-
-    /// Seconds of two steps at once, which take these alone.
-    pub(super) fn both(&self, one: f64, other: f64) -> f64 {
-        one.max(other) + self.shared * one.min(other)
-    }
-
-    /// Two steps that take these alone took `took` seconds at once.
-    pub(super) fn observe_both(&mut self, one: f64, other: f64, took: f64) {
-        let shared = (took - one.max(other)) / one.min(other).max(1e-6);
-        self.shared += WEIGHT * (shared.clamp(0.0, 2.0) - self.shared);
-    }
-
-    /// Whether running two steps at once gains anything.
-    pub(super) fn worth_both(&mut self) -> bool {
-        let worth = self.shared < WORTH;
-        if !worth {
-            self.shared -= FORGET;
-        }
-        worth
+        Self { table }
     }
 
     pub(super) fn observe(&mut self, stage: Stage, width: usize, rounds: u32, took: Duration) {
@@ -147,23 +119,9 @@ mod tests {
 
     #[test]
     fn widths_have_two_buckets_an_octave() {
-        let buckets: Vec<usize> = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 48, 49, 64, 769, 5000].map(width_bucket).into();
+        let buckets: Vec<usize> =
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 48, 49, 64, 769, 5000].map(width_bucket).into();
         assert_eq!(buckets, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 10, 11, 11, 19, 19]);
-    }
-
-    #[test]
-    fn two_steps_at_once_are_given_up_where_they_gain_nothing_and_tried_again_later() {
-        let mut costs = Costs::new([ms(1.0); 4]);
-        for _ in 0..100 {
-            costs.observe_both(8e-3, 4e-3, 9e-3);
-        }
-        assert!((costs.both(8e-3, 4e-3) - 9e-3).abs() < 1e-5);
-        assert!(costs.worth_both());
-        for _ in 0..100 {
-            costs.observe_both(8e-3, 4e-3, 13e-3);
-        }
-        assert!(!costs.worth_both());
-        assert!((0..100_000).any(|_| costs.worth_both()));
     }
 
     #[test]

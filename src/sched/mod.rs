@@ -2,8 +2,8 @@
 //! never a tensor, a socket or a clock; every entry point takes `now`.
 //!
 //! Contract: call [`Scheduler::plan`] until it answers [`Plan::Idle`], and do what it says before the next call.
-//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::RunBoth`]
-//! with [`Scheduler::record_both`]. All other entry points may be called at any time in between. Every job ends with exactly one [`Plan::End`].
+//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`]. All other
+//! entry points may be called at any time in between. Every job ends with exactly one [`Plan::End`].
 //!
 //! Order of work, from the most urgent:
 //! 1. a listener who is about to run dry (less left than its next chunk takes to make);
@@ -13,9 +13,8 @@
 //! 5. lines without a listener's clock (downloads) beyond that;
 //! 6. batch, by tenant, then first come.
 //!
-//! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes, and a step
-//! of another stage may run beside it as [`pair`] does. Nothing is preempted inside a step (or the two at once) and
-//! every step is bounded, so a new turn waits for at most one.
+//! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
+//! Nothing is preempted inside a step and every step is bounded, so a new turn waits for at most one.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted line has been promised no gap; a first audio
@@ -31,7 +30,6 @@ mod config;
 mod cost;
 mod job;
 mod line;
-mod pair;
 mod select;
 mod step;
 mod tenant;
@@ -69,8 +67,6 @@ pub struct Limits {
     pub rounds: [u32; 4],
     /// Whether parking a slot frees its memory.
     pub parks: bool,
-    /// Whether decode steps can run beside flow and vocoder steps.
-    pub overlap: bool,
     /// Bytes that open utterances may hold; 0: not limited.
     pub memory: u64,
     /// What the narrowest step of each stage took at warm-up.
@@ -112,13 +108,6 @@ pub enum Plan {
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
-    /// Run both at the same time, then call [`Scheduler::record_both`]. No slot is in both.
-    RunBoth {
-        /// A flow or vocoder step.
-        sound: Step,
-        /// A decode step.
-        decode: Step,
-    },
     /// Nothing to do until then, or until something is submitted or noted.
     Idle {
         /// When to ask again; `None`: only when something happens.
@@ -330,7 +319,10 @@ impl Scheduler {
         {
             return plan;
         }
-        self.select(now, &candidates).unwrap_or_else(|| Plan::Idle { until: self.wake_at(now) })
+        match self.select(now, &candidates) {
+            Some(step) => Plan::Run(step),
+            None => Plan::Idle { until: self.wake_at(now) },
+        }
     }
 
     /// Answers [`Plan::Open`].
@@ -358,20 +350,8 @@ impl Scheduler {
     /// Answers [`Plan::Run`]: `took` is how long the step ran, until `now`.
     pub fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
-        self.account(now, took, [step, step], outcomes);
-    }
-
-    /// Answers [`Plan::RunBoth`], as [`Self::record`] does; `outcomes` are those of both steps.
-    pub fn record_both(&mut self, now: Instant, took: Duration, sound: &Step, decode: &Step, outcomes: &[Outcome]) {
-        let alone = |step: &Step| self.costs.predict(step.stage, step.slots.len(), step.rounds);
-        let (one, other) = (alone(sound), alone(decode));
-        self.costs.observe_both(one, other, took.as_secs_f64());
-        self.account(now, took, [sound, decode], outcomes);
-    }
-
-    /// Follows what `outcomes` say of the slots of `steps`: one step twice, or two.
-    fn account(&mut self, now: Instant, took: Duration, steps: [&Step; 2], outcomes: &[Outcome]) {
-        let share = took.as_secs_f64() / outcomes.len().max(1) as f64;
+        let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
+        let stage = step.stage as usize;
         let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
             let Some(Some(id)) = self.slots.get(outcome.slot.0 as usize).copied() else { continue };
@@ -381,9 +361,8 @@ impl Scheduler {
             batch_done |= !job.is_live() && outcome.done;
             job.ready = outcome.ready;
             job.decoded = outcome.decoded;
-            let step = steps[usize::from(!steps[0].slots.contains(&outcome.slot))];
             job.service += took;
-            job.rounds[step.stage as usize] += step.rounds;
+            job.rounds[stage] += step.rounds;
             if outcome.samples > 0 {
                 self.learned.produced(job, outcome.samples);
                 job.samples += outcome.samples;

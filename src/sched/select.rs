@@ -46,7 +46,7 @@ const LIVE_RESERVE: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Candidate {
     job: JobId,
-    pub(super) slot: Slot,
+    slot: Slot,
     pub(super) rank: u8,
     /// Within the rank: the earlier the sooner.
     key: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Candidate {
     /// What it would run by itself.
     stage: Stage,
     /// What it can run.
-    pub(super) stages: Stages,
+    stages: Stages,
 }
 
 impl Scheduler {
@@ -78,8 +78,7 @@ impl Scheduler {
         let free = self.slots.iter().position(Option::is_none);
         let front = self.jobs.get(&id).is_some_and(|job| self.is_front(job));
         let spare = self.slots.iter().filter(|slot| slot.is_none()).count();
-        let starving = self.batch_grant.is_some() || self.batch_starves(now);
-        if !front && (starving || spare < 2 || !self.fits(needed)) {
+        if !front && (spare < 2 || !self.fits(needed) || self.batch_is_aged(now)) {
             return None;
         }
         if let Some(free) = free
@@ -318,8 +317,8 @@ impl Scheduler {
         Duration::from_secs_f64(ahead.min(self.config.first_audio_target().as_secs_f64()))
     }
 
-    /// The next step, or two at once.
-    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Plan> {
+    /// The next step.
+    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Step> {
         let batch_ready = candidates.iter().find(|c| c.rank == BATCH && self.can_be_resident(c));
         let aged = self.batch_starves(now);
         if aged && batch_ready.is_some() {
@@ -330,7 +329,7 @@ impl Scheduler {
             _ => candidates.iter().find(|c| c.rank != BATCH).or(batch_ready)?,
         };
         let starving = aged && head.rank == BATCH;
-        let stage = match self.fullest(&Stage::ALL, candidates.iter()) {
+        let stage = match self.fullest(candidates) {
             Some(fullest) if head.rank >= COMFORT && !starving => fullest,
             _ => head.stage,
         };
@@ -339,15 +338,7 @@ impl Scheduler {
         } else {
             self.live_members(now, head, candidates)
         };
-        let rounds = self.rounds(stage, members.len(), head.rank >= COMFORT);
-        let alone = Step { stage, slots: members.iter().map(|c| c.slot).collect(), rounds };
-        let pairs = self.limits.overlap && self.config.overlap && !starving && head.rank > FIRST;
-        let partner = (pairs && self.costs.worth_both()).then(|| self.partner(now, &alone, candidates)).flatten();
-        let in_step = |c: &Candidate| {
-            alone.slots.contains(&c.slot) || partner.as_ref().is_some_and(|step| step.slots.contains(&c.slot))
-        };
-        let runs_batch = candidates.iter().any(|c| c.rank == BATCH && in_step(c));
-        let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
+        let runs_batch = members.iter().any(|c| c.rank == BATCH);
         let batch_waits = batch_ready.is_some() || self.batch_waiting.values().any(|queue| !queue.is_empty());
         if batch_waits && !runs_batch {
             if self.batch_hungry.is_none() {
@@ -355,6 +346,9 @@ impl Scheduler {
             }
             self.batch_hungry.get_or_insert(now);
         }
+        let slots: Vec<Slot> = members.iter().map(|c| c.slot).collect();
+        let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
+        let rounds = self.rounds(stage, slots.len(), head.rank >= COMFORT);
         for id in resumed {
             if let Some(job) = self.jobs.get_mut(&id)
                 && let State::Parked(slot) = job.state
@@ -362,17 +356,18 @@ impl Scheduler {
                 job.state = State::Open(slot);
             }
         }
-        Some(match partner {
-            None => Plan::Run(alone),
-            Some(decode) if decode.stage == Stage::Decode => Plan::RunBoth { sound: alone, decode },
-            Some(sound) => Plan::RunBoth { sound, decode: alone },
-        })
+        Some(Step { stage, slots, rounds })
     }
 
     /// Whether batch work has waited for its patience, or for the pause after what it was then granted.
     pub(super) fn batch_starves(&self, now: Instant) -> bool {
         let patience = self.batch_hungry.is_some_and(|since| now >= since + self.config.batch_patience());
         patience || self.batch_grant.is_some_and(|grant| now >= grant)
+    }
+
+    /// Whether batch work starves, or did and has not yet finished a sentence in what live work leaves.
+    pub(super) fn batch_is_aged(&self, now: Instant) -> bool {
+        self.batch_grant.is_some() || self.batch_starves(now)
     }
 
     fn live_members<'a>(&self, now: Instant, head: &'a Candidate, candidates: &'a [Candidate]) -> Vec<&'a Candidate> {
@@ -436,17 +431,14 @@ impl Scheduler {
         members
     }
 
-    /// Of `stages`, that in which most of a step's width would be used; the one nearest to sound where there are several.
-    pub(super) fn fullest<'a>(
-        &self,
-        stages: &[Stage],
-        candidates: impl Iterator<Item = &'a Candidate> + Clone,
-    ) -> Option<Stage> {
+    /// The stage in which most of a step's width would be used, of those nobody is waiting for; the one nearest to
+    /// sound where there are several.
+    fn fullest(&self, candidates: &[Candidate]) -> Option<Stage> {
         let fill = |stage: Stage| {
-            let ready = candidates.clone().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
+            let ready = candidates.iter().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
             ready.min(self.width(stage)) * 1_000 / self.width(stage)
         };
-        stages.iter().copied().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
+        Stage::ALL.into_iter().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
     }
 
     /// Adds batch jobs while the step costs no more than `limit` seconds and their memory fits.
@@ -476,11 +468,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether its state is on the device: not parked.
-    pub(super) fn is_resident(&self, candidate: &Candidate) -> bool {
-        self.jobs.get(&candidate.job).is_some_and(|job| matches!(job.state, State::Open(_)))
-    }
-
     fn memory_to_resume(&self, candidate: &Candidate) -> u64 {
         let parked = self.jobs.get(&candidate.job).filter(|job| matches!(job.state, State::Parked(_)));
         parked.map_or(0, |job| job.memory)
@@ -492,13 +479,13 @@ impl Scheduler {
     }
 
     /// Seconds that a step may take before some listener gets into the time his own next chunk needs.
-    pub(super) fn room(&self, now: Instant, candidates: &[Candidate]) -> f64 {
+    fn room(&self, now: Instant, candidates: &[Candidate]) -> f64 {
         let first = candidates.iter().filter_map(|c| c.dry).min();
         let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical()));
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
-    pub(super) fn width(&self, stage: Stage) -> usize {
+    fn width(&self, stage: Stage) -> usize {
         self.limits.width[stage as usize].max(1) as usize
     }
 

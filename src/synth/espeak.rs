@@ -93,7 +93,6 @@ impl Espeak {
             width: [0, 0, 0, config.slots.clamp(1, 32)],
             rounds: [0, 0, 0, 1],
             parks: true,
-            overlap: false,
         };
         let mut espeak =
             Self { config, caps, catalogue, open: HashMap::new(), warm: VecDeque::new(), dead: Vec::new() };

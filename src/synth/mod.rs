@@ -48,8 +48,6 @@ pub struct Caps {
     pub rounds: [u32; 4],
     /// Whether [`Synthesizer::park`] gives the slot's compute memory back and resumes exactly.
     pub parks: bool,
-    /// Whether [`Synthesizer::run_both`] is faster than one step after the other.
-    pub overlap: bool,
 }
 
 /// Device memory, as admission sees it.
@@ -107,18 +105,6 @@ pub trait Synthesizer: Send {
     /// # Errors
     /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
-
-    /// Runs a flow or vocoder step and a decode step of other slots at the same time, to the end of both, and appends
-    /// one [`Progress`] per slot of each to `out`. Returns the rounds that each really ran.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    fn run_both(&mut self, sound: &Step, decode: &Step, out: &mut Vec<Progress>) -> Result<[u32; 2], SynthError> {
-        self.run(sound, out)?;
-        let ran = self.rounds_run().unwrap_or(sound.rounds);
-        self.run(decode, out)?;
-        Ok([ran, self.rounds_run().unwrap_or(decode.rounds)])
-    }
 
     /// Rounds that the last [`Self::run`] really ran, for voices that may run fewer than asked: what steps cost is
     /// learned from it. `None`: as many as asked.

@@ -42,7 +42,6 @@ impl Tone {
             width: [0, 0, 0, SLOTS],
             rounds: [0, 0, 0, 1],
             parks: true,
-            overlap: false,
         };
         Self { caps, open: HashMap::new() }
     }

@@ -9,7 +9,6 @@ fn small(memory: u64) -> Scheduler {
         width: [1, 2, 2, 2],
         rounds: [1; 4],
         parks: false,
-        overlap: true,
         memory,
         seeds: [Duration::from_millis(1); 4],
     };

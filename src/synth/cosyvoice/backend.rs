@@ -99,8 +99,6 @@ pub struct BackendCaps {
     pub positions: u32,
     /// Whether [`Backend::park`] frees device memory.
     pub parks: bool,
-    /// Whether [`Backend::decode_beside`] is faster than one call after the other.
-    pub overlap: bool,
 }
 
 /// How a slot's decoding ended.
@@ -213,25 +211,6 @@ pub trait Backend: Send {
     /// # Errors
     /// The device failed.
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError>;
-
-    /// Decodes as [`Self::decode`] does and makes the calls of `other` meanwhile: [`Self::flow`] or [`Self::vocode`],
-    /// for other slots. Returns when both have ended.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn decode_beside(
-        &mut self,
-        slots: &[Slot],
-        rounds: u32,
-        out: &mut Vec<Decoded>,
-        other: impl FnOnce(&mut Self) -> Result<(), SynthError>,
-    ) -> Result<(), SynthError>
-    where
-        Self: Sized,
-    {
-        self.decode(slots, rounds, out)?;
-        other(self)
-    }
 
     /// Appends generated tokens to the slot's flow input. Without `last`, prompt plus all pushed tokens less the
     /// look-ahead must be whole blocks, and the newest `lookahead` tokens produce no frames yet. With `last`

@@ -5,7 +5,6 @@
 //! and thinning belong to the job.
 
 mod job;
-mod sound;
 mod streamed;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -14,10 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::job::push;
-use self::sound::{Call, Sound};
 use self::streamed::TextStream;
 use super::backend::{
-    Backend, Decoded, Extent, FlowPrompt, MinLength, Prefilled, Sampling, SlotRequest, VoiceHandle,
+    Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
 };
 use super::config::Config;
 use super::probe::Probe;
@@ -127,7 +125,6 @@ impl<B: Backend + Probe> CosyVoice<B> {
             width: limits.width,
             rounds: limits.rounds,
             parks: limits.parks,
-            overlap: limits.overlap,
         };
         let mut dirs = settings.voice_dirs.clone();
         dirs.push(dir.join("voices"));
@@ -328,7 +325,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 }
             }
             Stage::Decode => {
-                let (streamed, whole): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|s| self.is_streamed(**s));
+                let (streamed, whole): (Vec<Slot>, Vec<Slot>) =
+                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| j.text.is_some()));
                 for slot in streamed {
                     results.entry(slot).or_default().failed = self.decode_streamed(slot)?;
                 }
@@ -336,93 +334,60 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 if !whole.is_empty() {
                     self.backend.decode(&whole, rounds, &mut out)?;
                 }
-                self.take_tokens(out, results);
+                for result in out {
+                    let outcome = results.entry(result.slot).or_default();
+                    outcome.failed = result.failed;
+                    let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
+                    let run = &mut job.now;
+                    run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
+                    run.decoded |= result.ended.is_some();
+                    if outcome.failed.is_none() {
+                        outcome.failed = push(&mut self.backend, result.slot, run).err();
+                    }
+                }
             }
-            Stage::Flow | Stage::Vocode => {
-                let made = self.call(step, rounds, results).run(&mut self.backend)?;
-                self.take_sound(made, results);
+            Stage::Flow => {
+                let mut out: Vec<Flowed> = Vec::with_capacity(slots.len());
+                self.backend.flow(slots, rounds, &mut out)?;
+                for result in out {
+                    if let Some(job) = self.jobs.get_mut(&result.slot) {
+                        job.now.frames += result.frames;
+                        job.now.pending = result.pending;
+                    }
+                    results.entry(result.slot).or_default().failed = result.failed;
+                }
+            }
+            Stage::Vocode => {
+                let (open, silent): (Vec<Slot>, Vec<Slot>) =
+                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| !j.now.finished));
+                for slot in silent {
+                    results.entry(slot).or_default();
+                }
+                let mut out: Vec<Vocoded> = Vec::with_capacity(open.len());
+                self.backend.vocode(&open, &mut out)?;
+                for result in out {
+                    let outcome = results.entry(result.slot).or_default();
+                    if let Some(job) = self.jobs.get_mut(&result.slot) {
+                        if !result.more {
+                            job.now.vocoded = job.now.frames;
+                        }
+                        job.now.finished = result.done;
+                        if result.done {
+                            job.before += job.samples(&self.config);
+                        }
+                    }
+                    outcome.pcm = result.pcm;
+                    outcome.failed = result.failed;
+                    if result.done
+                        && outcome.failed.is_none()
+                        && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
+                    {
+                        outcome.failed = self.start_segment(result.slot).err();
+                    }
+                }
             }
         }
         Ok(())
-    }
-
-    fn is_streamed(&self, slot: Slot) -> bool {
-        self.jobs.get(&slot).is_some_and(|job| job.text.is_some())
-    }
-
-    /// What a flow or vocoder step asks of the backend.
-    fn call(&self, step: &Step, rounds: u32, results: &mut BTreeMap<Slot, Outcome>) -> Call {
-        if step.stage == Stage::Flow {
-            return Call::Flow(step.slots.clone(), rounds);
-        }
-        let (open, silent): (Vec<Slot>, Vec<Slot>) =
-            step.slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| !j.now.finished));
-        for slot in silent {
-            results.entry(slot).or_default();
-        }
-        Call::Vocode(open)
-    }
-
-    fn take_tokens(&mut self, drawn: Vec<Decoded>, results: &mut BTreeMap<Slot, Outcome>) {
-        for result in drawn {
-            let outcome = results.entry(result.slot).or_default();
-            outcome.failed = result.failed;
-            let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
-            let run = &mut job.now;
-            run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
-            run.decoded |= result.ended.is_some();
-            if outcome.failed.is_none() {
-                outcome.failed = push(&mut self.backend, result.slot, run).err();
-            }
-        }
-    }
-
-    fn take_sound(&mut self, made: Sound, results: &mut BTreeMap<Slot, Outcome>) {
-        for result in made.mel {
-            if let Some(job) = self.jobs.get_mut(&result.slot) {
-                job.now.frames += result.frames;
-                job.now.pending = result.pending;
-            }
-            results.entry(result.slot).or_default().failed = result.failed;
-        }
-        for result in made.pcm {
-            let outcome = results.entry(result.slot).or_default();
-            if let Some(job) = self.jobs.get_mut(&result.slot) {
-                if !result.more {
-                    job.now.vocoded = job.now.frames;
-                }
-                job.now.finished = result.done;
-                if result.done {
-                    job.before += job.samples(&self.config);
-                }
-            }
-            outcome.pcm = result.pcm;
-            outcome.failed = result.failed;
-            if result.done
-                && outcome.failed.is_none()
-                && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
-            {
-                outcome.failed = self.start_segment(result.slot).err();
-            }
-        }
-    }
-
-    /// What the slots of a step that was run have to say.
-    fn report(&self, step: &Step, results: &mut BTreeMap<Slot, Outcome>, out: &mut Vec<Progress>) {
-        let hold_back = self.backend.hold_back();
-        for &slot in &step.slots {
-            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
-            let Some(job) = self.jobs.get(&slot) else {
-                let failed = Some(SynthError::Utterance("the slot is not open".into()));
-                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
-                continue;
-            };
-            let done = failed.is_none() && job.now.finished && job.segments.is_empty();
-            let current = if job.now.finished { 0 } else { job.samples(&self.config) };
-            let decoded_samples = job.before + current;
-            let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
-            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
-        }
     }
 }
 
@@ -475,31 +440,21 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
         let mut results = BTreeMap::new();
         self.run_stage(step, &mut results)?;
-        self.report(step, &mut results, out);
-        Ok(())
-    }
-
-    fn run_both(&mut self, sound: &Step, decode: &Step, out: &mut Vec<Progress>) -> Result<[u32; 2], SynthError> {
-        if decode.slots.iter().any(|slot| self.is_streamed(*slot)) {
-            // Those decode with their own text's pace, call by call.
-            self.run(sound, out)?;
-            let ran = self.ran;
-            self.run(decode, out)?;
-            return Ok([ran, self.ran]);
+        let hold_back = self.backend.hold_back();
+        for &slot in &step.slots {
+            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Some(job) = self.jobs.get(&slot) else {
+                let failed = Some(SynthError::Utterance("the slot is not open".into()));
+                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
+                continue;
+            };
+            let done = failed.is_none() && job.now.finished && job.segments.is_empty();
+            let current = if job.now.finished { 0 } else { job.samples(&self.config) };
+            let decoded_samples = job.before + current;
+            let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
+            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
         }
-        let mut results = BTreeMap::new();
-        let ran = [sound, decode].map(|step| self.useful_rounds(step));
-        let call = self.call(sound, ran[0], &mut results);
-        let (mut made, mut drawn) = (Sound::default(), Vec::with_capacity(decode.slots.len()));
-        self.backend.decode_beside(&decode.slots, ran[1], &mut drawn, |backend| {
-            made = call.run(backend)?;
-            Ok(())
-        })?;
-        self.take_tokens(drawn, &mut results);
-        self.take_sound(made, &mut results);
-        self.report(sound, &mut results, out);
-        self.report(decode, &mut results, out);
-        Ok(ran)
+        Ok(())
     }
 
     fn rounds_run(&self) -> Option<u32> {

@@ -9,8 +9,8 @@ use crate::turn::Class;
 /// A device's time since its first step.
 #[derive(Clone, Debug, Default)]
 pub struct Spent {
-    /// Steps by stage (`flow`, or `flow+decode` for two at once) and by whose they were: `live`, `batch` or `both`.
-    pub steps: BTreeMap<(String, &'static str), Steps>,
+    /// Steps by stage and by whose they were: `live`, `batch` or `both`.
+    pub steps: BTreeMap<(&'static str, &'static str), Steps>,
     /// Between two steps: deciding, opening and closing, handing out.
     pub between: Duration,
     /// Nothing to do.
@@ -31,8 +31,8 @@ pub struct Steps {
 }
 
 impl Spent {
-    /// Steps that ran at the same time from `start` to `end`, with slots of these classes.
-    pub(super) fn ran(&mut self, start: Instant, end: Instant, steps: &[&Step], classes: impl Iterator<Item = Class>) {
+    /// A step ran from `start` to `end`, with slots of these classes.
+    pub(super) fn ran(&mut self, start: Instant, end: Instant, step: &Step, classes: impl Iterator<Item = Class>) {
         self.pass(start, false);
         self.until = Some(end);
         let (mut live, mut batch) = (false, false);
@@ -45,10 +45,9 @@ impl Spent {
             (false, true) => "batch",
             _ => "live",
         };
-        let stages: Vec<&str> = steps.iter().map(|step| step.stage.label()).collect();
-        let kind = self.steps.entry((stages.join("+"), whose)).or_default();
+        let kind = self.steps.entry((step.stage.label(), whose)).or_default();
         kind.count += 1;
-        kind.slots += steps.iter().map(|step| step.slots.len() as u64).sum::<u64>();
+        kind.slots += step.slots.len() as u64;
         kind.time += end - start;
     }
 

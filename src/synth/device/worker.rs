@@ -243,7 +243,6 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
         width: caps.width,
         rounds: caps.rounds,
         parks: caps.parks,
-        overlap: caps.overlap,
         memory: memory.total,
         seeds,
     };
@@ -328,11 +327,7 @@ impl Worker<'_> {
                 }
                 Plan::Run(step) => {
                     drop(state);
-                    self.step(&step, None)?;
-                }
-                Plan::RunBoth { sound, decode } => {
-                    drop(state);
-                    self.step(&sound, Some(&decode))?;
+                    self.step(&step)?;
                 }
                 Plan::Idle { until } => self.sleep(state, until),
             }
@@ -378,22 +373,15 @@ impl Worker<'_> {
         })
     }
 
-    /// Runs `step`, and `decode` at the same time.
-    fn step(&mut self, step: &Step, decode: Option<&Step>) -> Result<(), SynthError> {
+    fn step(&mut self, step: &Step) -> Result<(), SynthError> {
         let start = clock::now();
-        let steps: Vec<&Step> = std::iter::once(step).chain(decode).collect();
-        let mut progress = Vec::with_capacity(steps.iter().map(|step| step.slots.len()).sum());
-        let ran = guarded(|| match decode {
-            Some(decode) => self.synth.run_both(step, decode, &mut progress).map(|ran| ran.to_vec()),
-            None => self.synth.run(step, &mut progress).map(|()| self.synth.rounds_run().into_iter().collect()),
-        });
-        let ran: Vec<u32> = match ran {
-            Ok(ran) => ran,
+        let mut progress = Vec::with_capacity(step.slots.len());
+        match guarded(|| self.synth.run(step, &mut progress)) {
+            Ok(()) => {}
             Err(error @ SynthError::Device(_)) => return Err(error),
-            // Not the device's: those of the steps that have no result share it.
+            // Not the device's: those of the step that have no result share it.
             Err(error) => {
-                let slots = steps.iter().flat_map(|step| &step.slots);
-                let missing = slots.filter(|slot| progress.iter().all(|p| p.slot != **slot));
+                let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
                 let missing: Vec<Slot> = missing.copied().collect();
                 progress.extend(missing.into_iter().map(|slot| Progress {
                     slot,
@@ -403,17 +391,13 @@ impl Worker<'_> {
                     decoded_samples: 0,
                     failed: Some(SynthError::Utterance(error.to_string())),
                 }));
-                Vec::new()
             }
-        };
+        }
         let now = clock::now();
         let took = now - start;
         // What was not run has no cost and made nothing.
-        let ran = |n: usize, step: &Step| Step { rounds: ran.get(n).copied().unwrap_or(step.rounds), ..step.clone() };
-        let (step, decode) = (&ran(0, step), decode.map(|decode| ran(1, decode)));
-        for step in &steps {
-            metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
-        }
+        let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
+        metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
         let memory = self.synth.memory();
         let mut state = self.shared.state();
         state.remember(memory);
@@ -425,20 +409,16 @@ impl Worker<'_> {
         };
         let State { spent, payloads, .. } = &mut *state;
         let classes = deliveries.iter().filter_map(|(job, _)| Some(payloads.get(job)?.utterance.class));
-        spent.ran(start, now, &steps, classes);
+        spent.ran(start, now, step, classes);
         // Audio first: `record` ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
             if let Some(payload) = state.payloads.get_mut(&job) {
-                let stage = steps.iter().find(|step| step.slots.contains(&progress.slot)).map_or(step.stage, |s| s.stage);
-                payload.trace.ran(stage, start, now);
+                payload.trace.ran(step.stage, start, now);
             }
             state.deliver(job, progress);
         }
         if let Some(sched) = &mut state.sched {
-            match &decode {
-                Some(decode) => sched.record_both(now, took, step, decode, &outcomes),
-                None => sched.record(now, took, step, &outcomes),
-            }
+            sched.record(now, took, step, &outcomes);
         }
         Ok(())
     }

@@ -38,9 +38,6 @@ pub(super) struct Costs {
     pub(super) memory: u64,
     #[serde(default)]
     pub(super) parks: bool,
-    /// What the shorter of two steps at once adds to the longer, as a share of what it takes alone; without it the
-    /// engine runs one at a time.
-    pub(super) overlap: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -87,7 +84,6 @@ impl Costs {
             width: self.width,
             rounds: self.rounds,
             parks: self.parks,
-            overlap: self.overlap.is_some(),
             memory: self.memory,
             seeds: Stage::ALL.map(seed),
         }
@@ -168,25 +164,6 @@ impl Engine {
 
     /// How long the step takes and what it does.
     pub(super) fn run(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
-        let (took, outcomes) = self.advance(step);
-        self.busy += took;
-        (took, outcomes)
-    }
-
-    /// The same of two steps at once.
-    pub(super) fn run_both(&mut self, sound: &Step, decode: &Step) -> (Duration, Vec<Outcome>) {
-        let shared = self.costs.overlap.expect("an engine that can");
-        assert!(decode.stage == Stage::Decode && matches!(sound.stage, Stage::Flow | Stage::Vocode));
-        assert!(sound.slots.iter().all(|slot| !decode.slots.contains(slot)), "a slot in both");
-        let (one, mut outcomes) = self.advance(sound);
-        let (other, more) = self.advance(decode);
-        outcomes.extend(more);
-        let took = one.max(other) + one.min(other).mul_f64(shared);
-        self.busy += took;
-        (took, outcomes)
-    }
-
-    fn advance(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
         let stage = step.stage;
         assert!(
             !step.slots.is_empty() && step.slots.len() <= self.costs.width[stage as usize] as usize,
@@ -215,6 +192,7 @@ impl Engine {
         self.check_memory();
         // A few percent of noise, as devices have.
         let took = self.costs.step(stage, step.slots.len(), rounds).mul_f64(0.97 + 0.06 * self.rng.unit());
+        self.busy += took;
         (took, outcomes)
     }
 }

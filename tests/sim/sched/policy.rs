@@ -17,7 +17,6 @@ pub(super) trait Policy {
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
-    fn record_both(&mut self, now: Instant, took: Duration, sound: &Step, decode: &Step, outcomes: &[Outcome]);
     /// Jobs, open slots and bytes it believes in, at the end.
     fn remains(&self, now: Instant) -> (u32, u32, u64);
 }
@@ -45,10 +44,6 @@ impl Policy for Scheduler {
 
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         self.record(now, took, step, outcomes);
-    }
-
-    fn record_both(&mut self, now: Instant, took: Duration, sound: &Step, decode: &Step, outcomes: &[Outcome]) {
-        self.record_both(now, took, sound, decode, outcomes);
     }
 
     fn remains(&self, now: Instant) -> (u32, u32, u64) {
@@ -160,10 +155,6 @@ impl Policy for Simple {
                 self.ended.push((key.1, Some(outcome.slot), JobEnd::Done));
             }
         }
-    }
-
-    fn record_both(&mut self, _: Instant, _: Duration, _: &Step, _: &Step, _: &[Outcome]) {
-        unreachable!("it plans one step at a time");
     }
 
     fn remains(&self, _: Instant) -> (u32, u32, u64) {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Outcome, Plan, Refused, Step};
+use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Plan, Refused, Step};
 use antiphon::turn::{Class, Epoch, LineId};
 
 use super::engine::{Engine, TOKEN};
@@ -97,8 +97,8 @@ pub(super) struct Report {
     pub(super) widths: [(f64, f64); 4],
     /// Device seconds that live work alone would have taken in the same steps.
     pub(super) live_busy: f64,
-    /// Steps, their seconds and rows, by stage and for whom.
-    pub(super) kinds: BTreeMap<String, (u64, f64, usize)>,
+    /// Steps, their seconds and slots, by stage and by whose they were.
+    pub(super) kinds: BTreeMap<(&'static str, &'static str), (u64, f64, usize)>,
     /// Device seconds of steps.
     pub(super) busy: f64,
     /// Seconds that were measured.
@@ -196,14 +196,7 @@ impl World {
                     self.report.parked += 1;
                 }
                 Plan::End { job, slot, how } => self.end(job, slot, how),
-                Plan::Run(step) => {
-                    let report = self.run_step(&[&step]);
-                    self.policy.record(self.now, report.0, &step, &report.1);
-                }
-                Plan::RunBoth { sound, decode } => {
-                    let report = self.run_step(&[&sound, &decode]);
-                    self.policy.record_both(self.now, report.0, &sound, &decode, &report.1);
-                }
+                Plan::Run(step) => self.step(&step),
                 Plan::Idle { until } => {
                     let event = self.events.peek().map(|Reverse((at, _))| *at);
                     let Some(next) = until.into_iter().chain(event).min() else { break };
@@ -336,66 +329,53 @@ impl World {
         }
     }
 
-    /// Runs one step, or two at once: how long it takes and what it does.
-    fn run_step(&mut self, steps: &[&Step]) -> (Duration, Vec<Outcome>) {
-        let jobs: Vec<JobId> = steps.iter().flat_map(|step| &step.slots).map(|slot| self.slots[slot]).collect();
+    fn step(&mut self, step: &Step) {
+        let jobs: Vec<JobId> = step.slots.iter().map(|slot| self.slots[slot]).collect();
         for job in &jobs {
             assert!(!self.jobs[job].epoch.is_stale(), "work for nobody: {job:?}");
         }
-        let is_live = |job: &JobId| self.jobs[job].class == Class::Live;
-        let (live, batch) = (jobs.iter().any(is_live), jobs.iter().any(|job| !is_live(job)));
+        let live = jobs.iter().any(|job| self.jobs[job].class == Class::Live);
         self.count_waiting(live);
-        if batch {
+        if jobs.iter().any(|job| self.jobs[job].class == Class::Batch) {
             let since = self.last_batch.replace(self.now).unwrap_or(self.now);
             self.report.longest_without_batch = self.report.longest_without_batch.max(self.now - since);
         }
-        let (took, outcomes) = match steps {
-            [step] => self.engine.run(step),
-            [sound, decode] => self.engine.run_both(sound, decode),
-            _ => unreachable!("one or two"),
-        };
+        let (took, outcomes) = self.engine.run(step);
         if self.trace {
-            println!("{:?} {steps:?} {jobs:?} took {took:?}", self.now - zero());
+            println!("{:?} {step:?} {jobs:?} took {took:?}", self.now - zero());
         }
         self.pass(took);
         self.report.steps += 1;
         if self.now >= self.measure_from {
-            self.measure(steps, &jobs, took.as_secs_f64());
-        }
-        for outcome in &outcomes {
-            let job = self.slots[&outcome.slot];
-            self.audio(self.now, job, outcome.samples);
-        }
-        (took, outcomes)
-    }
-
-    /// Who had the device, and how much of it live work would have needed by itself.
-    fn measure(&mut self, steps: &[&Step], jobs: &[JobId], seconds: f64) {
-        self.report.busy += seconds;
-        for job in jobs {
-            *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
-        }
-        let alone = |step: &Step, width: usize| match width {
-            0 => 0.0,
-            _ => self.engine.costs.step(step.stage, width, step.rounds).as_secs_f64(),
-        };
-        let whole: f64 = steps.iter().map(|step| alone(step, step.slots.len())).sum();
-        for step in steps {
+            let seconds = took.as_secs_f64();
             let (total, slots) = &mut self.report.widths[step.stage as usize];
             *total += seconds;
             *slots += seconds * step.slots.len() as f64;
-            let live = step.slots.iter().filter(|slot| self.jobs[&self.slots[slot]].class == Class::Live).count();
-            self.report.live_busy += seconds * alone(step, live) / whole;
+            self.report.busy += seconds;
+            for job in &jobs {
+                *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
+            }
+            let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
+            let whose = match live {
+                0 => "batch",
+                live if live == jobs.len() => "live",
+                _ => "both",
+            };
+            let kind = self.report.kinds.entry((step.stage.label(), whose)).or_default();
+            *kind = (kind.0 + 1, kind.1 + seconds, kind.2 + jobs.len());
+            if live > 0 {
+                let costs = &self.engine.costs;
+                let share =
+                    costs.step(step.stage, live, 1).as_secs_f64() / costs.step(step.stage, jobs.len(), 1).as_secs_f64();
+                self.report.live_busy += seconds * share;
+            }
         }
-        let class = |job: &JobId| self.jobs[job].class;
-        let whom = match (jobs.iter().any(|j| class(j) == Class::Live), jobs.iter().any(|j| class(j) == Class::Batch)) {
-            (true, true) => "both",
-            (true, false) => "live",
-            _ => "batch",
-        };
-        let stages: Vec<&str> = steps.iter().map(|step| step.stage.label()).collect();
-        let kind = self.report.kinds.entry(format!("{whom} {}", stages.join(" + "))).or_default();
-        *kind = (kind.0 + 1, kind.1 + seconds, kind.2 + jobs.len());
+        let now = self.now;
+        for outcome in &outcomes {
+            let job = self.slots[&outcome.slot];
+            self.audio(now, job, outcome.samples);
+        }
+        self.policy.record(now, took, step, &outcomes);
     }
 
     /// Counts, for every live job whose listener hears nothing, the steps without live work.

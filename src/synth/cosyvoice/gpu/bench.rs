@@ -193,9 +193,7 @@ impl GpuBackend {
     pub fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
         let mut out = Vec::new();
         self.llm_costs(effort, &mut out)?;
-        for rows in [0, 1, 128] {
-            self.flow_costs(effort, rows, &mut out)?;
-        }
+        self.flow_costs(effort, &mut out)?;
         self.vocoder_costs(effort, &mut out)?;
         Ok(out)
     }
@@ -222,7 +220,7 @@ impl GpuBackend {
         // Prefixes are cut into passes, so that floors are right where one is enough.
         let rows = (visible - 1) * width;
         all.push(("prefill", self.with_floors(prefill, rows, rows * visible / 2)));
-        let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, 0, &mut out))?);
+        let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?);
         // What attention reads, only this knows: earlier keys and values, then the chunk's own row by row.
         let (block, inner) = (self.config.flow.block, self.config.flow.inner());
         let frames = 2 * (effort.visible / block * block) + 6 * block;
@@ -334,9 +332,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Euler steps; beside each call of `effort.rounds` of them, where `rows` is not 0, twice as many decode rounds of
-    /// so many rows.
-    fn flow_costs(&mut self, effort: &Effort, rows: usize, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+    fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
         let f = self.config.flow.clone();
         let block = f.block;
@@ -384,29 +380,18 @@ impl GpuBackend {
                     })
                     .collect();
                 let from = clock::now();
-                let beside: Vec<usize> = (0..rows.min(self.caps.slots as usize)).collect();
-                if !beside.is_empty() {
-                    self.llm.start(&beside, 2 * steps)?;
-                }
                 self.flow.run(&rounds)?;
-                if !beside.is_empty() {
-                    self.llm.drawn(beside.len(), 2 * steps)?;
-                }
                 if repeat > 0 {
                     times.push(from.elapsed().as_secs_f64() / steps as f64);
                 }
             }
             held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
-            let frames = (2 * block * width) as f64;
+            let rows = (2 * block * width) as f64;
             let seen = ((before + 1) * block) as f64;
-            let flops = frames * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
+            let flops = rows * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
             let kv = 2.0 * 2.0 * (f.depth * inner) as f64 * 2.0 * width as f64 * seen;
             out.push(Cost {
-                stage: match rows {
-                    0 => "flow step",
-                    1 => "with 2x1",
-                    _ => "with 2x128",
-                },
+                stage: "flow step",
                 width,
                 seconds: median(times),
                 flops,

@@ -1,7 +1,6 @@
-//! A driver context and its streams, made for one load of a model and gone with it.
+//! A driver context with one stream, made for one load of a model and gone with it.
 //!
-//! A [`Context`] is one stream; further ones of the same context ([`Context::beside`]) are ordered with it only by waits.
-//! Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
+//! Owns both. Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
 //! is lost, as is one whose driver reports an error. A lost context takes no more work.
 //!
 //! # Why
@@ -13,7 +12,7 @@
 //!   would block in the driver, where no deadline reaches.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use cudarc::driver::DriverError;
@@ -32,28 +31,18 @@ const QUEUE: u32 = 512;
 /// Questions asked of the stream between two looks at the clock.
 const POLLS: u32 = 64;
 
-/// What the streams of one context have in common.
-struct Shared {
+/// One context and its stream.
+pub(super) struct Context {
     device: sys::CUdevice,
     raw: sys::CUcontext,
-    lost: AtomicBool,
-    /// [`PATIENCE`] in milliseconds, unless a test is in a hurry.
-    patience: AtomicU64,
-}
-
-// SAFETY: the driver's handles may be used from any thread; what changes here is atomic.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-/// One stream of a context.
-pub(super) struct Context {
-    shared: Arc<Shared>,
     stream: sys::CUstream,
+    lost: AtomicBool,
     /// Launches since the stream was last seen empty.
     waiting: AtomicU32,
     /// Launches are being recorded, not run.
     recording: AtomicBool,
+    /// [`PATIENCE`] in milliseconds, unless a test is in a hurry.
+    patience: AtomicU64,
 }
 
 // SAFETY: the driver's handles may be used from any thread; what changes here is atomic.
@@ -86,33 +75,25 @@ impl Context {
         // SAFETY: the device is one that there is; null asks for no parameters beyond it.
         let raw =
             unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }.map_err(refused("create a context"))?;
-        let shared = Arc::new(Shared {
+        let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking).map_err(|e| {
+            // What failed first is what is told.
+            let _ = Remains(raw).let_go();
+            refused("create a stream")(e)
+        })?;
+        Ok(Self {
             device,
             raw,
+            stream,
             lost: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
+            recording: AtomicBool::new(false),
             patience: AtomicU64::new(PATIENCE.as_millis() as u64),
-        });
-        let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking).map_err(refused("create a stream"))?;
-        Ok(Self::on(shared, stream))
-    }
-
-    fn on(shared: Arc<Shared>, stream: sys::CUstream) -> Self {
-        Self { shared, stream, waiting: AtomicU32::new(0), recording: AtomicBool::new(false) }
-    }
-
-    /// Another stream of the same context, whose launches go before those of this one.
-    pub(super) fn beside(&self) -> Result<Self, GpuError> {
-        self.bind()?;
-        let failed = self.failed("create a stream");
-        let (_, greatest) = cu::stream::get_priority_range().map_err(&failed)?;
-        let kind = cu::stream::StreamKind::NonBlocking;
-        let stream = cu::stream::create_with_priority(kind, greatest).map_err(&failed)?;
-        Ok(Self::on(self.shared.clone(), stream))
+        })
     }
 
     /// The device's name.
     pub(super) fn name(&self) -> Result<String, GpuError> {
-        cu::device::get_name(self.shared.device).map_err(refused("read the device's name"))
+        cu::device::get_name(self.device).map_err(refused("read the device's name"))
     }
 
     /// Its compute capability.
@@ -120,7 +101,7 @@ impl Context {
         use sys::CUdevice_attribute_enum as Of;
         let read = |which| {
             // SAFETY: the device is one that there is.
-            unsafe { cu::device::get_attribute(self.shared.device, which) }.map_err(refused("read the compute capability"))
+            unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the compute capability"))
         };
         Ok((
             read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -134,13 +115,13 @@ impl Context {
 
     /// Whether it is of no more use.
     pub(super) fn is_lost(&self) -> bool {
-        self.shared.lost.load(Ordering::Relaxed)
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// What an error of the driver means: it is told, and the context is lost.
     pub(super) fn failed(&self, what: &'static str) -> impl Fn(DriverError) -> GpuError {
         move |e| {
-            self.shared.lost.store(true, Ordering::Relaxed);
+            self.lost.store(true, Ordering::Relaxed);
             refused(what)(e)
         }
     }
@@ -151,7 +132,7 @@ impl Context {
             return Err(GpuError::Driver { what: "use the device", reason: "it was lost before".into() });
         }
         // SAFETY: the context lives as long as `self`.
-        unsafe { cu::ctx::set_current(self.shared.raw) }.map_err(self.failed("bind the device to a thread"))
+        unsafe { cu::ctx::set_current(self.raw) }.map_err(self.failed("bind the device to a thread"))
     }
 
     /// Waits until everything that was started has ended.
@@ -172,9 +153,9 @@ impl Context {
                 std::hint::spin_loop();
                 continue;
             }
-            let patience = Duration::from_millis(self.shared.patience.load(Ordering::Relaxed));
+            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
             if from.elapsed() > patience {
-                self.shared.lost.store(true, Ordering::Relaxed);
+                self.lost.store(true, Ordering::Relaxed);
                 let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
                 return Err(GpuError::Driver { what: WHAT, reason });
             }
@@ -201,16 +182,16 @@ impl Context {
 
     /// Waits are given up after `patience` from now on.
     pub(super) fn hurry(&self, patience: Duration) {
-        self.shared.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
     }
 }
 
-impl Drop for Shared {
+impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: null leaves the thread without a context, so that none is current that is gone.
         let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
         let remains = Remains(self.raw);
-        if !self.lost.load(Ordering::Relaxed) {
+        if !self.is_lost() {
             if let Err(error) = remains.let_go() {
                 tracing::warn!(%error, "a device's context could not be let go");
             }

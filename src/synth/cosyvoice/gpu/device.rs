@@ -137,9 +137,9 @@ pub(super) struct Device {
     overlap: bool,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
-    trace: Arc<Mutex<Trace>>,
-    pub(super) ledger: Arc<Ledger>,
-    pub(super) faults: Arc<Faults>,
+    trace: Mutex<Trace>,
+    pub(super) ledger: Ledger,
+    pub(super) faults: Faults,
 }
 
 /// A kernel of a loaded module, and its name.
@@ -208,27 +208,12 @@ impl Device {
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
             hopper: major == 9,
-            trace: Arc::default(),
-            ledger: Arc::default(),
-            faults: Arc::default(),
+            trace: Mutex::default(),
+            ledger: Ledger::default(),
+            faults: Faults::default(),
         };
         this.settle(Part::Context)?;
         Ok(Arc::new(this))
-    }
-
-    /// The same device with a stream of its own, whose launches go before those of this one. What is started on the two
-    /// runs in any order: they may share only memory that neither writes.
-    pub(super) fn beside(&self) -> Result<Arc<Self>, GpuError> {
-        Ok(Arc::new(Self {
-            context: self.context.beside()?,
-            name: self.name.clone(),
-            arch: self.arch.clone(),
-            overlap: self.overlap,
-            hopper: self.hopper,
-            trace: self.trace.clone(),
-            ledger: self.ledger.clone(),
-            faults: self.faults.clone(),
-        }))
     }
 
     /// Books what the driver took by itself since the last time under `part`.

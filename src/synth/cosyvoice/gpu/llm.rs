@@ -308,11 +308,6 @@ impl Llm {
         })
     }
 
-    /// Waits for everything that was started.
-    pub(super) fn sync(&self) -> Result<(), GpuError> {
-        self.device.sync()
-    }
-
     /// Clears a slot whose values became no numbers, so that its next utterance does not read them.
     pub(super) fn scrub(&self, slot: usize) -> Result<(), GpuError> {
         let (at, bytes) = self.slot_range(slot);
@@ -568,12 +563,6 @@ impl Llm {
 
     /// `rounds` rounds for `slots`, one result each.
     pub(super) fn decode(&mut self, slots: &[usize], rounds: usize) -> Result<Vec<Drawn>, GpuError> {
-        self.start(slots, rounds)?;
-        self.drawn(slots.len(), rounds)
-    }
-
-    /// Starts `rounds` rounds for `slots`; [`Self::drawn`] waits for them and comes before any other call.
-    pub(super) fn start(&mut self, slots: &[usize], rounds: usize) -> Result<(), GpuError> {
         let rounds = rounds.min(ROUNDS);
         let Some(width) = WIDTHS.into_iter().find(|&w| w >= slots.len()) else {
             return Err(GpuError::Model(format!("{} rows are more than a decode step takes", slots.len())));
@@ -590,15 +579,10 @@ impl Llm {
                 None => self.round(width)?,
             }
         }
-        self.results.fetch(slots.len() * ROUNDS * 4)
-    }
-
-    /// What the rounds that were started gave for each of their `rows` rows.
-    pub(super) fn drawn(&mut self, rows: usize, rounds: usize) -> Result<Vec<Drawn>, GpuError> {
-        let rounds = rounds.min(ROUNDS);
-        self.sync()?;
+        self.results.fetch(slots.len() * ROUNDS * 4)?;
+        self.device.sync()?;
         let results = self.results.as_mut::<i32>();
-        Ok((0..rows)
+        Ok((0..slots.len())
             .map(|row| {
                 let mut drawn = Drawn::default();
                 for &t in &results[row * ROUNDS..][..rounds] {

@@ -182,8 +182,7 @@ impl GpuBackend {
         let position = 2 * config.llm.layers * config.llm.kv_heads * config.llm.head_dim * precision.llm.size();
         let affordable = (free as usize / 8) / (position * room);
         let positions = POSITIONS.min(affordable).max(256);
-        // The language model shares no memory with the other two, so that its rounds may run beside their steps.
-        let llm = Llm::load(&Packer::new(&device.beside()?, precision.llm)?, source, &config.llm, room, positions)?;
+        let llm = Llm::load(&Packer::new(&device, precision.llm)?, source, &config.llm, room, positions)?;
         let flow = Flow::load(&Packer::new(&device, precision.flow)?, source, &config)?;
         let packer = Packer::new(&device, precision.hift)?;
         let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
@@ -200,7 +199,6 @@ impl GpuBackend {
             rounds: [1, llm::ROUNDS as u32, EULER_STEPS as u32, 1],
             positions: positions as u32,
             parks: false,
-            overlap: true,
         };
         let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
         let mut backend =
@@ -561,16 +559,6 @@ impl Backend for GpuBackend {
     }
 
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError> {
-        self.decode_beside(slots, rounds, out, |_| Ok(()))
-    }
-
-    fn decode_beside(
-        &mut self,
-        slots: &[Slot],
-        rounds: u32,
-        out: &mut Vec<Decoded>,
-        other: impl FnOnce(&mut Self) -> Result<(), SynthError>,
-    ) -> Result<(), SynthError> {
         let first = out.len();
         let mut rows = Vec::with_capacity(slots.len());
         for (n, &slot) in slots.iter().enumerate() {
@@ -587,14 +575,10 @@ impl Backend for GpuBackend {
             out.push(Decoded { slot, tokens: Vec::new(), ended, failed });
         }
         if rows.is_empty() {
-            return other(self);
+            return Ok(());
         }
         let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
-        self.llm.start(&numbers, rounds as usize)?;
-        let other = other(self);
-        // Waited for in any case: nothing is under way when a call returns.
-        let drawn = self.llm.drawn(numbers.len(), rounds as usize)?;
-        other?;
+        let drawn = self.llm.decode(&numbers, rounds as usize)?;
         for ((n, slot), drawn) in rows.into_iter().zip(drawn) {
             let Some(state) = self.slots.get_mut(&slot) else { continue };
             let result = &mut out[first + n];
@@ -768,7 +752,6 @@ impl Backend for GpuBackend {
     }
 
     fn sync(&mut self) -> Result<(), SynthError> {
-        self.llm.sync()?;
         Ok(self.device.sync()?)
     }
 }
