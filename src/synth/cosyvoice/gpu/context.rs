@@ -4,8 +4,9 @@
 //! is lost, as is one whose driver reports an error. A lost context takes no more work.
 //!
 //! # Why
-//! - **A context of its own**, not the device's primary one: after a kernel has failed the context it ran in answers
-//!   every call with that error, and the primary one stays for as long as anything in the process holds it.
+//! - **A context of its own**, not the device's primary one: a new one works while a lost one still waits for a kernel
+//!   that does not end. After a kernel that failed (a trap, an illegal address) the driver creates none, neither kind,
+//!   whatever became of the old one: seen on driver 580. That device is lost until there is a new process.
 //! - **What a lost context holds is not freed piece by piece**: each call would fail, or wait for a kernel that does
 //!   not end. Letting go of the context frees all of it, on a thread of its own in case that does not end either.
 //! - **Few launches wait at a time** ([`QUEUE`]): the driver makes room for about a thousand, and starting one more
@@ -73,8 +74,15 @@ impl Context {
         cu::init().map_err(refused("start the driver"))?;
         let device = cu::device::get(ordinal as i32).map_err(refused("open the device"))?;
         // SAFETY: the device is one that there is; null asks for no parameters beyond it.
-        let raw =
-            unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }.map_err(refused("create a context"))?;
+        let raw = unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+                refused("create a context")(e)
+            }
+            _ => GpuError::Driver {
+                what: "create a context",
+                reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
+            },
+        })?;
         let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking).map_err(|e| {
             // What failed first is what is told.
             let _ = Remains(raw).let_go();

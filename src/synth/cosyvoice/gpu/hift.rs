@@ -41,16 +41,36 @@ const RING: usize = 128;
 const FEW_FRAMES: usize = 256;
 /// Blocks that keep a device busy: two a multiprocessor.
 const ENOUGH_BLOCKS: usize = 264;
-/// Frames of a short block of the F0 convolutions; a long one has twice as many.
-const F0_TILE: usize = 16;
-/// Frames of a pass from which its blocks are long.
-const F0_MANY: usize = 512;
+/// A block shape of the F0 convolutions.
+#[derive(Debug)]
+struct F0Shape {
+    kernel: &'static str,
+    /// Frames and channels of a block.
+    frames: usize,
+    channels: usize,
+    threads: u32,
+    /// Input channels of one of its four stages.
+    stage: usize,
+    /// Frames of a pass up to which it is the fastest.
+    most: usize,
+}
+
+impl F0Shape {
+    fn shared(&self) -> u32 {
+        let weights = 4 * self.stage * (self.channels + 4);
+        (8 * (weights + (self.frames + F0_AHEAD) * (self.stage + 4))) as u32
+    }
+}
+
+/// As measured at 12 and 50 frames of 1, 8 and 32 utterances.
+const F0_SHAPES: [F0Shape; 3] = [
+    F0Shape { kernel: "voc_f0_16x32", frames: 16, channels: 32, threads: 128, stage: 64, most: 256 },
+    F0Shape { kernel: "voc_f0_32x32", frames: 32, channels: 32, threads: 128, stage: 64, most: 1200 },
+    F0Shape { kernel: "voc_f0_64x128", frames: 64, channels: 128, threads: 256, stage: 32, most: usize::MAX },
+];
 /// Utterances of a pass that a graph is recorded for, and frames of each on average. Wider passes take so long that
 /// starting their launches one by one costs nothing.
 const RECORDED: ([usize; 4], [usize; 3]) = ([1, 2, 4, 8], [16, 32, FRAMES]);
-/// Shared memory of a block of the F0 convolutions at most: four stages of 64 x 36 doubles, and frames of 68.
-const F0_SHARED: u32 = ((4 * 64 * 36 + (2 * F0_TILE + F0_AHEAD) * 68) * 8) as u32;
-
 /// `Voc` of hift.cu.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -90,8 +110,8 @@ struct Extent {
     f0_frames: usize,
     /// Columns of an utterance's spectrum at most.
     columns: usize,
-    /// Frames of an F0 block.
-    f0_tile: usize,
+    /// Which of [`F0_SHAPES`].
+    f0: usize,
     /// Block shapes: of the mel's rate, then of every stage's.
     tiles: Vec<Tile>,
     /// Entries of the tile tables: F0, the mel's rate, every stage's.
@@ -163,8 +183,7 @@ struct Stage {
 }
 
 struct Kernels {
-    /// For short and for long blocks of frames.
-    f0: [Kernel; 2],
+    f0: [Kernel; F0_SHAPES.len()],
     f0_out: Kernel,
     tone: Kernel,
     spectrum: Kernel,
@@ -362,8 +381,9 @@ impl Hift {
         let post_hist = histories.room(&post);
 
         let module = device.compile("hift.cu", &[super::COMMON, super::HIFT], elt, &defines(config, x_offset))?;
+        let f0_kernel = |shape: &F0Shape| module.kernel(shape.kernel, shape.shared());
         let kernels = Kernels {
-            f0: [module.kernel("voc_f0", F0_SHARED)?, module.kernel("voc_f0_long", F0_SHARED)?],
+            f0: [f0_kernel(&F0_SHAPES[0])?, f0_kernel(&F0_SHAPES[1])?, f0_kernel(&F0_SHAPES[2])?],
             f0_out: module.kernel("voc_f0_out", 0)?,
             tone: module.kernel("voc_tone", 0)?,
             spectrum: module.kernel("voc_spectrum", 0)?,
@@ -414,7 +434,7 @@ impl Hift {
             pcm: Staging::new(device, "samples", WIDTH * (FRAMES + 1) * frame * 4)?,
         };
         // Tables: pieces, then tiles of the F0 network and of every rate, then history addresses.
-        let tiles = (most + WIDTH * 8) / F0_TILE
+        let tiles = (most + WIDTH * 8) / F0_SHAPES[0].frames
             + WIDTH * 2
             + (0..=stages.len())
                 .map(|l| most * h.upsample_rates[..l].iter().product::<usize>() / 32 + WIDTH * 2)
@@ -584,7 +604,7 @@ impl Hift {
         let mut tables: Vec<Vec<TileEntry>> = vec![Vec::new(); extent.entries.len()];
         for (n, v) in vocs.iter().take(group.len()).enumerate() {
             let frames = (v.to - v.from) as usize;
-            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, extent.f0_tile);
+            cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, F0_SHAPES[extent.f0].frames);
             cut(&mut tables[1], n, v.row, frames, self.gemm.positions(extent.tiles[0]));
             let mut steps = 1;
             for (i, stage) in self.stages.iter().enumerate() {
@@ -640,12 +660,12 @@ impl Hift {
 
     /// What a pass of so many utterances and frames takes at most.
     fn extent(&self, pieces: usize, frames: usize, f0_frames: usize) -> Extent {
-        let f0_tile = if f0_frames < F0_MANY { F0_TILE } else { 2 * F0_TILE };
+        let f0 = F0_SHAPES.iter().position(|shape| f0_frames <= shape.most).unwrap_or(F0_SHAPES.len() - 1);
         // Short blocks while there are too few long ones to go round.
         let mut tiles = vec![if frames < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 }];
         // Each utterance's last block may be short, and at the last rate it may have a step more.
         let blocks = |rows: usize, by: usize| rows / by + pieces;
-        let mut entries = vec![blocks(f0_frames, f0_tile), blocks(frames, self.gemm.positions(tiles[0]))];
+        let mut entries = vec![blocks(f0_frames, F0_SHAPES[f0].frames), blocks(frames, self.gemm.positions(tiles[0]))];
         let mut steps = 1;
         for stage in &self.stages {
             steps *= stage.rate;
@@ -662,7 +682,7 @@ impl Hift {
             entries.push(blocks(frames * steps, self.gemm.positions(tile)));
         }
         let columns = FRAMES.min(frames) * self.cols() + self.reach() + 1;
-        Extent { pieces, frames, f0_frames, columns, f0_tile, tiles, entries }
+        Extent { pieces, frames, f0_frames, columns, f0, tiles, entries }
     }
 
     /// The utterances and frames of the smallest graph that such a pass fits into.
@@ -726,14 +746,15 @@ impl Hift {
         if f0_rows > 0 {
             for (layer, (w, b)) in self.f0.iter().enumerate() {
                 let (tiles, blocks) = levels[0];
-                let grid = (blocks as u32, h.f0_channels.div_ceil(32) as u32, 1);
+                let shape = &F0_SHAPES[extent.f0];
+                let grid = (blocks as u32, h.f0_channels.div_ceil(shape.channels) as u32, 1);
                 let (from, to) = (s.f0[(layer + 1) % 2].ptr, s.f0[layer % 2].ptr);
                 let (weights, results) = (w.bytes / 8, f0_rows * h.f0_channels);
                 d.expect(
                     DOUBLE * 2.0 * (f0_rows * weights) as f64,
                     (w.bytes + (results + f0_rows * weights / h.f0_channels) * 8) as f64,
                 );
-                start!(d, k.f0[usize::from(extent.f0_tile > F0_TILE)], grid, 128, F0_SHARED; vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
+                start!(d, k.f0[extent.f0], grid, shape.threads, shape.shared(); vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
             }
             let last = s.f0[(F0_LAYERS - 1) % 2].ptr;
             start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, self.f0_out.0.ptr, self.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;
@@ -813,7 +834,7 @@ impl Hift {
         let post = Conv { x: x.0, ldx: x.1, out: s.post.ptr, ldo: ld, tiles, ..base };
         let tile = if shapes[shapes.len() - 1] == Tile::N64T32 { Tile::N32T32 } else { Tile::N32T128 };
         self.gemm.conv(&self.post, tile, blocks, with(post, self.post_hist))?;
-        start!(d, k.samples, (32, n, 1), 256, 0;
+        start!(d, k.samples, (64, n, 1), 256, 0;
             vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)
     }
 

@@ -182,33 +182,67 @@ DEV void conv_mma(const Conv& p) {
     __syncthreads();
     // A thread has two outputs of several positions. What is added to them is asked for at once: results may be stored
     // where others are read, so the compiler would wait for each in turn.
-    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8;
+    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8, FEW = MOST < 4 ? MOST : 4;
     static_assert(G * TH % (BN / 2) == 0 && BT % EVERY == 0 && MOST % BATCH == 0, "a thread's outputs stay the same");
-    const int n = threadIdx.x % (BN / 2) * 2, positions = min(BT, s.len - s.t0);
+    const int n = threadIdx.x % (BN / 2) * 2, positions = min(BT, s.len - s.t0), first = threadIdx.x / (BN / 2);
     if (n0 + n >= p.n) return;
-    const float2 al = alphas(p, n0 + n);
-#pragma unroll 1
-    for (int t = threadIdx.x / (BN / 2); t < positions; t += EVERY * BATCH) {
-        Added add[BATCH];
-        float2 late[BATCH];
-        float rs[BATCH];
+    auto sums = [&](int at) {
+        float2 v = *(const float2*)(tile + at * LD + n);
 #pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        for (int q = 1; q < G; q++) {
+            float2 w = *(const float2*)(tile + (q * BT + at) * LD + n);
+            v.x += w.x; v.y += w.y;
+        }
+        return v;
+    };
+    const float2 al = alphas(p, n0 + n);
+    if (!SPLIT && p.act == ACT_SNAKE && !p.sum && !p.post && !p.rowscale) {
+        // Most of the vocoder. The general form would take more instructions than the products.
+        const i64 row = s.row0 + s.t0 + first;
+        const float2 bias = p.bias ? *(const float2*)(p.bias + n0 + n) : make_float2(0.f, 0.f);
+        const Snake sa = snake_of(al.x), sb = snake_of(al.y);
+        const int step = EVERY * p.ldo, stepe = EVERY * p.lde;
+        const float* res = p.res ? p.res + row * p.ldo + n0 + n : nullptr;
+        float* out = p.out ? p.out + row * p.ldo + n0 + n : nullptr;
+        elt* oute = p.oute + row * p.lde + n0 + n;
+#pragma unroll 1
+        for (int t = first; t < positions; t += EVERY * BATCH) {
+            float2 r[BATCH];
+#pragma unroll
+            for (int u = 0; u < BATCH; u++)
+                r[u] = res && t + u * EVERY < positions ? *(const float2*)(res + u * step) : make_float2(0.f, 0.f);
+#pragma unroll
+            for (int u = 0; u < BATCH; u++) {
+                if (t + u * EVERY >= positions) break;
+                float2 v = sums(t + u * EVERY);
+                v.x += bias.x + r[u].x;
+                v.y += bias.y + r[u].y;
+                if (out) *(float2*)(out + u * step) = v;
+                store2(oute + u * stepe, snake(v.x, sa), snake(v.y, sb));
+            }
+            if (res) res += BATCH * step;
+            if (out) out += BATCH * step;
+            oute += BATCH * stepe;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int t = first; t < positions; t += EVERY * FEW) {
+        Added add[FEW];
+        float2 late[FEW];
+        float rs[FEW];
+#pragma unroll
+        for (int u = 0; u < FEW; u++) {
             int row = s.row0 + s.t0 + min(t + u * EVERY, positions - 1);
             add[u] = added(p, n0 + n, row);
             late[u] = added_late(p, n0 + n, row);
             rs[u] = p.rowscale ? p.rowscale[row] : 1.f;
         }
 #pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        for (int u = 0; u < FEW; u++) {
             const int at = t + u * EVERY;
             if (at >= positions) break;
-            float2 v = *(const float2*)(tile + at * LD + n);
-#pragma unroll
-            for (int q = 1; q < G; q++) {
-                float2 w = *(const float2*)(tile + (q * BT + at) * LD + n);
-                v.x += w.x; v.y += w.y;
-            }
+            float2 v = sums(at);
             epilogue(p, n0 + n, s.row0 + s.t0 + at, v.x, v.y, rs[u], add[u], late[u], al);
         }
     }
