@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::job::{Job, JobSpec};
 use super::step::Stage;
-use super::{Scheduler, cost::Costs};
+use super::Scheduler;
 use crate::audio::duration_of;
 use crate::turn::Class;
 
@@ -202,14 +202,13 @@ impl Scheduler {
 
     /// Device seconds for so many rounds of each stage by `lines` lines together, in steps as wide as they allow.
     fn seconds_for(&self, rounds: &[f64; 4], lines: u32) -> f64 {
-        let costs: &Costs = &self.costs;
         let stages = Stage::ALL.iter().zip(rounds).zip(self.limits.width);
         stages
             .filter(|((_, rounds), width)| **rounds > 0.0 && *width > 0)
             .map(|((stage, rounds), most)| {
                 let width = lines.clamp(1, most);
                 let times = f64::from(lines.max(1)) / f64::from(width);
-                rounds * costs.per_round(*stage, width as usize) * times
+                rounds * self.costs.predict(*stage, width as usize, 1) * times
             })
             .sum()
     }

@@ -510,11 +510,11 @@ impl Scheduler {
     /// Puts the jobs of `line` that may open now into a waiting list: the first, and the second as soon as the
     /// first has all its tokens, so that decoding goes on while it sounds.
     fn advance(&mut self, line: LineId) {
-        let Some(state) = self.lines.get(&line) else { return };
-        let Some(&first) = state.jobs.front() else { return };
+        let Some(line) = self.lines.get(&line) else { return };
+        let Some(&first) = line.jobs.front() else { return };
+        let second = line.jobs.get(1).copied();
         self.enqueue(first);
         let decodes = self.limits.width[Stage::Decode as usize] > 0;
-        let second = state_second(&self.lines, line);
         if let Some(second) = second
             && decodes
             && self.jobs.get(&first).is_some_and(Job::is_decoded)
@@ -579,8 +579,4 @@ impl Scheduler {
     fn reserved(&self) -> u64 {
         self.slots.iter().flatten().filter_map(|id| self.jobs.get(id)).map(Job::resident).sum()
     }
-}
-
-fn state_second(lines: &BTreeMap<LineId, Line>, line: LineId) -> Option<JobId> {
-    lines.get(&line)?.jobs.get(1).copied()
 }
