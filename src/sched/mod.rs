@@ -562,6 +562,11 @@ impl Scheduler {
         }
         self.tenants.job_ended(job.tenant);
         self.live_jobs -= u32::from(job.is_live());
+        if self.jobs.len() == self.live_jobs as usize {
+            // Nobody starves any more, however long whoever went had waited.
+            self.batch_hungry = None;
+            self.batch_grant = None;
+        }
         if let Some(line) = self.lines.get_mut(&job.spec.line) {
             line.jobs.retain(|other| *other != id);
             if line.jobs.is_empty()
@@ -580,3 +585,6 @@ impl Scheduler {
         self.slots.iter().flatten().filter_map(|id| self.jobs.get(id)).map(Job::resident).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+use super::*;
+use crate::turn::TurnToken;
+
+const LIMITS: Limits = Limits {
+    slots: 4,
+    width: [1, 2, 2, 2],
+    rounds: [1; 4],
+    parks: true,
+    memory: 0,
+    seeds: [Duration::from_millis(1); 4],
+};
+
+fn spec(line: u64, class: Class) -> JobSpec {
+    JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
+}
+
+/// Submits a job that needs `bytes` and opens it.
+fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: u64, ready: Stages) -> (JobId, Slot) {
+    let job = sched.submit(now, spec).expect("there is room");
+    sched.sized(job, bytes);
+    let Plan::Open { slot, job: next } = sched.plan(now) else { panic!("it opens first") };
+    assert_eq!(next, job);
+    sched.opened(job, Ok(ready));
+    (job, slot)
+}
+
+/// Seen when a job was cancelled that had waited for its patience: decoding ahead, which gives way to starving batch
+/// work, never began again.
+#[test]
+fn batch_that_was_cancelled_starves_no_more() {
+    let start = crate::clock::now();
+    let mut sched = Scheduler::new(Config::default(), LIMITS);
+    let decodes = Stages::NONE.with(Stage::Decode);
+    let (_, slot) = opened(&mut sched, start, spec(1, Class::Live), 0, decodes);
+    sched.submit(start, spec(2, Class::Batch)).expect("batch always waits");
+    let Plan::Run(step) = sched.plan(start) else { panic!("first audio is urgent") };
+    let now = start + Config::default().batch_patience() + Duration::from_secs(1);
+    assert!(sched.batch_starves(now));
+    sched.note(now, LineId(2), LineNote::Closed);
+    assert!(matches!(sched.plan(now), Plan::End { how: JobEnd::Cancelled, .. }));
+    let ahead = sched.submit(now, spec(1, Class::Live)).expect("goes on with an accepted turn");
+    let all_decoded = Outcome {
+        slot,
+        ready: Stages::NONE.with(Stage::Flow),
+        samples: 0,
+        decoded: 24_000,
+        done: false,
+        failed: None,
+    };
+    sched.record(now, Duration::from_millis(1), &step, &[all_decoded]);
+    assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == ahead), "nobody is starving");
+}
