@@ -10,9 +10,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::job::{Job, JobSpec};
 use super::step::Stage;
-use super::Scheduler;
 use crate::audio::duration_of;
 use crate::turn::Class;
 

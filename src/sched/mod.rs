@@ -333,7 +333,7 @@ impl Scheduler {
                 let line = state.spec.line;
                 self.advance(line);
             }
-            Err(OpenError::Memory) if self.slots.iter().flatten().count() > 1 => {
+            Err(OpenError::Memory) if self.holders() > 1 => {
                 self.memory_short = true;
                 self.give_up(job);
             }
@@ -578,6 +578,12 @@ impl Scheduler {
         }
         self.ended.push_back((id, slot, how));
         self.advance(job.spec.line);
+    }
+
+    /// How many slots hold memory: only what they give up can ever be had.
+    fn holders(&self) -> usize {
+        let jobs = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
+        jobs.filter(|job| !matches!(job.state, State::Parked(_))).count()
     }
 
     /// Bytes reserved by what is on the device.

@@ -39,14 +39,24 @@ fn batch_that_was_cancelled_starves_no_more() {
     sched.note(now, LineId(2), LineNote::Closed);
     assert!(matches!(sched.plan(now), Plan::End { how: JobEnd::Cancelled, .. }));
     let ahead = sched.submit(now, spec(1, Class::Live)).expect("goes on with an accepted turn");
-    let all_decoded = Outcome {
-        slot,
-        ready: Stages::NONE.with(Stage::Flow),
-        samples: 0,
-        decoded: 24_000,
-        done: false,
-        failed: None,
-    };
+    let all_decoded =
+        Outcome { slot, ready: Stages::NONE.with(Stage::Flow), samples: 0, decoded: 24_000, done: false, failed: None };
     sched.record(now, Duration::from_millis(1), &step, &[all_decoded]);
     assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == ahead), "nobody is starving");
+}
+
+/// What is parked holds nothing: waiting for it to give something up would be waiting for ever.
+#[test]
+fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
+    let now = crate::clock::now();
+    let mut sched = Scheduler::new(Config::default(), Limits { memory: 100, ..LIMITS });
+    let vocodes = Stages::NONE.with(Stage::Vocode);
+    let (batch, _) = opened(&mut sched, now, spec(1, Class::Batch), 60, vocodes);
+    let live = sched.submit(now, spec(2, Class::Live)).expect("an idle device takes it");
+    sched.sized(live, 60);
+    assert!(matches!(sched.plan(now), Plan::Park { job, .. } if job == batch));
+    assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == live));
+    sched.opened(live, Err(OpenError::Memory));
+    assert!(matches!(sched.plan(now), Plan::End { job, how: JobEnd::Failed(_), .. } if job == live));
+    assert!(matches!(sched.plan(now), Plan::Run(_)), "batch comes back");
 }
