@@ -279,7 +279,7 @@ impl Batch {
     pub fn cancel(&self, id: &str) -> Result<Job, BatchError> {
         let cancelled = self.store().cancel(id, clock::wall())?;
         if cancelled {
-            self.inner.shared.raise(id);
+            self.inner.shared.changed.notify_one();
             audio::remove(&self.inner.config.audio_dir, id)?;
         }
         self.job(id)

@@ -12,7 +12,7 @@ use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, LineNote, Phase};
-use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, TurnToken, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
 const EVENTS: usize = 256;
@@ -30,8 +30,6 @@ pub(super) struct Shared {
     store: Mutex<Store>,
     pub(super) changed: Notify,
     stopped: AtomicBool,
-    /// Cancels a job's utterances.
-    epochs: Mutex<HashMap<String, Epoch>>,
     stalled: Mutex<Option<String>>,
     /// Characters a second, smoothed.
     speed: Mutex<Option<f64>>,
@@ -43,7 +41,6 @@ impl Shared {
             store: Mutex::new(store),
             changed,
             stopped: AtomicBool::new(false),
-            epochs: Mutex::default(),
             stalled: Mutex::default(),
             speed: Mutex::default(),
         }
@@ -55,16 +52,6 @@ impl Shared {
 
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        for epoch in lock(&self.epochs).values() {
-            epoch.raise();
-        }
-        self.changed.notify_one();
-    }
-
-    pub(super) fn raise(&self, job: &str) {
-        if let Some(epoch) = lock(&self.epochs).get(job) {
-            epoch.raise();
-        }
         self.changed.notify_one();
     }
 
@@ -166,13 +153,13 @@ impl Runner {
                 Ok(None) => return,
                 Err(error) => return self.stall(now, format!("job database: {error}")),
             };
-            let epoch = lock(&self.shared.epochs).entry(work.job.clone()).or_default().token();
             let utterance = Utterance {
                 id: UtteranceId::next(),
                 // A line each: the order of a text is restored where it is stored.
                 line: LineId::next(),
                 class: Class::Batch,
-                token: epoch,
+                // Cancelled by closing the line.
+                token: TurnToken::forever(),
                 text: work.text.clone(),
                 voice: work.voice.clone(),
                 language: work.language.clone(),
@@ -286,7 +273,6 @@ impl Runner {
         for id in over {
             let Some(lane) = self.lanes.remove(&id) else { continue };
             self.engine.note(lane.line, LineNote::Closed);
-            lock(&self.shared.epochs).remove(&lane.work.job);
             if let Err(error) = audio::remove(&self.config.audio_dir, &lane.work.job) {
                 tracing::warn!(%error, "audio of a cancelled job remains");
             }
