@@ -18,7 +18,7 @@ use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, TurnToken, Utterance, 
 const EVENTS: usize = 256;
 /// After a disk or database error. Tests of what follows do not wait as long as disks do.
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
-/// An utterance that fails is tried so often: what failed may have been the device.
+/// An utterance that fails is tried so often, not counting the times when the device failed under it.
 const ATTEMPTS: u32 = 3;
 /// Weight of a new observation of the speed.
 const WEIGHT: f64 = 0.2;
@@ -221,6 +221,7 @@ impl Runner {
                     let folder = self.config.audio_dir.display();
                     return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
                 }
+                self.attempts.remove(id);
                 Ok(lane.pcm.len() as u64)
             }
             UtteranceEnd::Cancelled => return,
@@ -230,9 +231,12 @@ impl Runner {
             }
             UtteranceEnd::Failed(reason) => {
                 let device_lost = self.engine.status().iter().all(|device| device.phase != Phase::Ready);
+                if device_lost {
+                    return;
+                }
                 let attempts = self.attempts.entry(id.clone()).or_default();
                 *attempts += 1;
-                if device_lost || *attempts < ATTEMPTS {
+                if *attempts < ATTEMPTS {
                     return;
                 }
                 self.attempts.remove(id);
