@@ -80,8 +80,8 @@ pub(super) struct Runner {
     /// Nothing is started before then.
     pause: Option<Instant>,
     tidied: Option<Instant>,
-    /// Characters finished since.
-    observed: (Instant, u64),
+    /// Characters finished since then; `None` while there is nothing to do, which says nothing about the speed.
+    observed: Option<(Instant, u64)>,
 }
 
 /// An utterance in the engine.
@@ -102,7 +102,7 @@ impl Runner {
             unrecorded: Vec::new(),
             pause: None,
             tidied: None,
-            observed: (clock::now(), 0),
+            observed: None,
         }
     }
 
@@ -150,7 +150,10 @@ impl Runner {
         while self.lanes.len() < self.config.lanes.max(1) {
             let work = match self.next() {
                 Ok(Some(work)) => work,
-                Ok(None) => return,
+                Ok(None) => {
+                    self.observed = self.observed.take().filter(|_| !self.lanes.is_empty());
+                    return;
+                }
                 Err(error) => return self.stall(now, format!("job database: {error}")),
             };
             let utterance = Utterance {
@@ -173,6 +176,7 @@ impl Runner {
                 self.pause = Some(now + refused.retry_after);
                 return;
             }
+            self.observed.get_or_insert((now, 0));
             self.lanes.insert(id, Lane { work, line, pcm: Vec::new() });
         }
     }
@@ -290,7 +294,7 @@ impl Runner {
     }
 
     fn observe(&mut self, now: Instant, chars: u64) {
-        let (since, sum) = &mut self.observed;
+        let Some((since, sum)) = &mut self.observed else { return };
         *sum += chars;
         let passed = now - *since;
         if passed < WINDOW {
@@ -299,9 +303,7 @@ impl Runner {
         let new = *sum as f64 / passed.as_secs_f64();
         let mut speed = lock(&self.shared.speed);
         *speed = Some(speed.map_or(new, |old| old + WEIGHT * (new - old)));
-        self.observed = (now, 0);
-        drop(speed);
-        self.gauge();
+        self.observed = Some((now, 0));
     }
 
     /// Forgets what is over and too old, or too much.
