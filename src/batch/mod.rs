@@ -110,6 +110,23 @@ pub enum JobState {
     Cancelled,
 }
 
+impl JobState {
+    /// Every state.
+    pub const ALL: [JobState; 5] =
+        [JobState::Queued, JobState::Running, JobState::Done, JobState::Failed, JobState::Cancelled];
+
+    /// Its name in the database, in metrics and for clients.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobState::Queued => "queued",
+            JobState::Running => "running",
+            JobState::Done => "done",
+            JobState::Failed => "failed",
+            JobState::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// A job as clients see it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -312,7 +329,7 @@ impl Batch {
     ///
     /// # Errors
     /// The database failed.
-    pub fn counts(&self) -> Result<Vec<(JobState, u32)>, BatchError> {
+    pub fn counts(&self) -> Result<[(JobState, u32); 5], BatchError> {
         Ok(self.store().counts()?)
     }
 

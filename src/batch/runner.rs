@@ -315,15 +315,6 @@ impl Runner {
         if let Err(error) = self.forget_old() {
             tracing::warn!(%error, "old jobs could not be forgotten");
         }
-        self.gauge();
-    }
-
-    fn gauge(&self) {
-        let counts = self.shared.store().counts().unwrap_or_default();
-        for (state, jobs) in counts {
-            let state = format!("{state:?}").to_lowercase();
-            metrics::gauge!("antiphon_batch_jobs", "state" => state).set(f64::from(jobs));
-        }
     }
 
     fn forget_old(&self) -> Result<(), super::BatchError> {

@@ -269,9 +269,18 @@ impl Store {
         self.db.query_row("SELECT COUNT(*) FROM job WHERE state IN ('queued', 'running')", [], |row| row.get(0))
     }
 
-    pub(super) fn counts(&self) -> rusqlite::Result<Vec<(JobState, u32)>> {
+    /// Jobs in every state, also in those that none is in.
+    pub(super) fn counts(&self) -> rusqlite::Result<[(JobState, u32); 5]> {
+        let mut counts = JobState::ALL.map(|state| (state, 0));
         let mut query = self.db.prepare("SELECT state, COUNT(*) FROM job GROUP BY state")?;
-        query.query_map([], |row| Ok((state_of(&row.get::<_, String>(0)?), row.get(1)?)))?.collect()
+        let mut rows = query.query([])?;
+        while let Some(row) = rows.next()? {
+            let state = state_of(&row.get::<_, String>(0)?);
+            if let Some((_, count)) = counts.iter_mut().find(|(known, _)| *known == state) {
+                *count = row.get(1)?;
+            }
+        }
+        Ok(counts)
     }
 
     /// Characters that wait in this job and in those before it.
@@ -356,11 +365,5 @@ fn job_of(row: &Row<'_>) -> rusqlite::Result<Job> {
 }
 
 fn state_of(name: &str) -> JobState {
-    match name {
-        "running" => JobState::Running,
-        "done" => JobState::Done,
-        "failed" => JobState::Failed,
-        "cancelled" => JobState::Cancelled,
-        _ => JobState::Queued,
-    }
+    JobState::ALL.into_iter().find(|state| state.name() == name).unwrap_or(JobState::Queued)
 }

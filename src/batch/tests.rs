@@ -65,6 +65,9 @@ async fn a_job_becomes_one_file_of_all_its_items() {
     assert_eq!((job.state, job.total, job.results.len()), (JobState::Queued, 3, 2));
     let job = over(&batch, &job.id).await;
     assert_eq!((job.state, job.finished), (JobState::Done, 3));
+    // Also those that no job is in any more, or a metric would go on telling of it.
+    let counts = batch.counts().expect("counted").map(|(state, jobs)| (state.name(), jobs));
+    assert_eq!(counts, [("queued", 0), ("running", 0), ("done", 1), ("failed", 0), ("cancelled", 0)]);
     let all = bytes(&batch, &job.id, None);
     assert_eq!(all, [bytes(&batch, &job.id, Some(0)), bytes(&batch, &job.id, Some(1))].concat());
     let samples: u64 = job.results.iter().map(|r| r.duration_ms * 24).sum();
