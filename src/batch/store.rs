@@ -1,6 +1,6 @@
 //! The database of jobs. One connection, behind a lock; every change is one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
@@ -288,16 +288,19 @@ impl Store {
         Ok(counts)
     }
 
-    /// Characters that wait in this job and in those before it.
-    pub(super) fn chars_until(&self, id: &str) -> Result<u64, BatchError> {
-        let seq = self.seq(id)?;
-        let chars: i64 = self.db.query_row(
-            "SELECT COALESCE(SUM(part.chars), 0) FROM job JOIN part ON part.job = job.seq AND part.state = 0
-             WHERE job.state IN ('queued', 'running') AND job.seq <= ?1",
-            [seq],
-            |row| row.get(0),
+    /// Characters that wait in each unfinished job and in those before it, by the job's name.
+    pub(super) fn chars_ahead(&self) -> rusqlite::Result<HashMap<String, u64>> {
+        let mut query = self.db.prepare(
+            "SELECT job.id, COALESCE(SUM(part.chars), 0)
+             FROM job NOT INDEXED LEFT JOIN part ON part.job = job.seq AND part.state = 0
+             WHERE job.state IN ('queued', 'running') GROUP BY job.seq ORDER BY job.seq",
         )?;
-        Ok(chars as u64)
+        let mut ahead = 0;
+        let upto = |row: &Row<'_>| {
+            ahead += row.get::<_, i64>(1)? as u64;
+            Ok((row.get(0)?, ahead))
+        };
+        query.query_map([], upto)?.collect()
     }
 
     /// Unfinished jobs and their waiting parts, for recovery.
