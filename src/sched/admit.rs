@@ -163,16 +163,19 @@ impl Scheduler {
         if self.live_lines == 0 {
             return Ok(());
         }
-        // One slot is left for batch that has starved for its patience.
-        let slots = self.limits.slots - u32::from(self.limits.slots > 1);
         let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
         let (promise, memory) = (self.promise(), self.has_memory_for(chars));
-        let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
+        let over = self.live_lines >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
         if over {
             tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded);
         }
         Ok(())
+    }
+
+    /// Slots that live lines may have: one is left for batch that has starved for its patience.
+    pub(super) fn live_slots(&self) -> u32 {
+        self.limits.slots - u32::from(self.limits.slots > 1)
     }
 
     /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as

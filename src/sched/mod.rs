@@ -416,7 +416,7 @@ impl Scheduler {
             live: self.live_jobs,
             batch: self.jobs.len() as u32 - self.live_jobs,
             load: self.predicted_load(self.live_lines),
-            places: self.config.max_live.min(self.limits.slots),
+            places: self.config.max_live.min(self.live_slots()),
             memory: self.reserved(),
             preemptions: self.preemptions,
             ..Load::default()

@@ -60,3 +60,17 @@ fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
     assert!(matches!(sched.plan(now), Plan::End { job, how: JobEnd::Failed(_), .. } if job == live));
     assert!(matches!(sched.plan(now), Plan::Run(_)), "batch comes back");
 }
+
+#[test]
+fn as_many_lines_are_taken_as_there_are_places() {
+    let now = crate::clock::now();
+    for max_live in [2, 1_000] {
+        let mut sched = Scheduler::new(Config { max_live, ..Config::default() }, LIMITS);
+        let places = sched.load(now).places;
+        for line in 1..=places {
+            sched.submit(now, spec(line.into(), Class::Live)).expect("there is a place");
+        }
+        assert!(sched.has_room(now).is_err());
+        assert!(sched.submit(now, spec(99, Class::Live)).is_err(), "{places} places");
+    }
+}
