@@ -65,6 +65,7 @@ fn describe() {
         Unit::Seconds,
         "Time left until a listener hears a gap, at each step"
     );
+    describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");

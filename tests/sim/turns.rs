@@ -187,6 +187,26 @@ fn one_bad_sentence_costs_only_itself() {
 }
 
 #[test]
+fn every_sentence_that_was_with_a_failed_engine_is_rescued_and_the_rest_stays_with_the_other_voice() {
+    let mut world = World::new();
+    world.engine.stands_in();
+    world.engine.fail_on("sentence");
+    let text = "One sentence is here. One more sentence is there. The last sentence is a third one. And an end.";
+    world.say(text);
+    world.run(20_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!((&turns[0].1, turns[0].2.text.as_str()), (&TurnHow::Done, text));
+    let submitted = world.engine.submitted();
+    assert!(submitted.iter().filter(|text| !text.starts_with('*')).count() > 1, "{submitted:?}");
+    let spoken: Vec<&str> = submitted.iter().filter_map(|text| text.strip_prefix('*')).collect();
+    assert_eq!(spoken.join(" "), text);
+    // The next turn is the engine's again.
+    world.say("This is fine.");
+    world.run(5_000 * MS);
+    assert_eq!(world.engine.submitted().last().map(String::as_str), Some("This is fine."));
+}
+
+#[test]
 fn nothing_to_say_is_refused() {
     let mut world = World::new();
     assert_eq!(world.speak(TurnRequest::new(" ... ")), Err(SpeakError::Empty));
