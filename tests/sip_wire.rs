@@ -256,7 +256,7 @@ async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
         let endpoint = endpoint.clone();
         async move { endpoint.dial(request).await }
     });
-    let invite = raw.expect("INVITE").await;
+    let invite = raw.next("INVITE").await;
     let supported = header(&invite, "Supported").expect("Supported");
     assert!(supported.contains("timer") && supported.contains("100rel"), "{invite}");
     // The answer comes early and reliably, and not again.
@@ -272,14 +272,14 @@ async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     assert_eq!(leg.format().codec, Codec::Pcmu);
     // Our refresh: the same session, and the same interval.
-    let refresh = raw.expect("INVITE").await;
+    let refresh = raw.next("INVITE").await;
     assert_eq!(header(&refresh, "Session-Expires"), Some("4;refresher=uac"));
     assert!(body(&refresh).contains("m=audio "), "{refresh}");
     let theirs = "Require: timer\r\nSession-Expires: 3;refresher=uas\r\nContent-Type: application/sdp\r\n";
     raw.answer_with(&refresh, "200 OK", theirs, &sdp(4_000, "")).await;
     raw.expect("ACK").await;
     // They never refresh it: it ends before its time is over.
-    let bye = raw.expect("BYE").await;
+    let bye = raw.next("BYE").await;
     assert!(header(&bye, "Reason").is_some_and(|reason| reason.contains("session expired")), "{bye}");
     raw.answer(&bye, "200 OK", "").await;
     assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Lost));
