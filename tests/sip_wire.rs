@@ -287,6 +287,30 @@ async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_turned_away_is_told_when_to_come_again() {
+    let (endpoint, mut calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "later").await;
+    let invite = raw.request("INVITE", "", &sdp(4_000, ""));
+    raw.send(&invite).await;
+    let incoming = limited(calls.recv()).await.expect("a call");
+    incoming.ringing();
+    let ringing = raw.expect("SIP/2.0 180").await;
+    incoming.reject_for(Duration::from_millis(1_200), "no device is free");
+    let refusal = raw.expect("SIP/2.0 503").await;
+    assert_eq!(header(&refusal, "Retry-After"), Some("2"), "{refusal}");
+    assert_eq!(header(&refusal, "To"), header(&ringing, "To"), "one dialog");
+    assert!(header(&refusal, "Reason").is_some_and(|reason| reason.contains("no device is free")), "{refusal}");
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+    // Whoever is going down says so, too, before anybody rings.
+    endpoint.drain();
+    for method in ["INVITE", "OPTIONS"] {
+        let mut other = self::raw(&endpoint, method).await;
+        let refusal = other.ask(method, "", "", "SIP/2.0 503").await;
+        assert_eq!(header(&refusal, "Retry-After"), Some("30"), "{refusal}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_dialog_are_answered() {
     let (endpoint, _calls) = endpoint().await;
     for (method, headers, content, status) in [
