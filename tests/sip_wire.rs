@@ -311,6 +311,40 @@ async fn who_is_turned_away_is_told_when_to_come_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_before_the_answer_is_not_taken_for_the_called() {
+    let (endpoint, _calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "early").await;
+    let request = DialRequest { to: raw.uri(), ..DialRequest::default() };
+    let dialling = tokio::spawn({
+        let endpoint = endpoint.clone();
+        async move { endpoint.dial(request).await }
+    });
+    let invite = raw.next("INVITE").await;
+    let port = body(&invite).lines().find_map(|line| line.strip_prefix("m=audio ")).expect("audio");
+    let port: u16 = port.split(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+    let media = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let ours = sdp(media.local_addr().expect("bound").port(), "");
+    let say = async |number: u8| {
+        let mut packet = [0; 172];
+        (packet[0], packet[3], packet[7]) = (0x80, number, number);
+        media.send_to(&packet, ("127.0.0.1", port)).await.expect("sent");
+    };
+    // An announcement of a second, then the answer.
+    let kind = "Content-Type: application/sdp\r\n";
+    raw.answer_with(&invite, "183 Session Progress", kind, &ours).await;
+    for number in 0..50 {
+        say(number).await;
+    }
+    raw.answer_with(&invite, "200 OK", kind, &ours).await;
+    raw.expect("ACK").await;
+    let mut leg = limited(dialling).await.expect("runs").expect("answered");
+    leg.attach().await.expect("attaches");
+    say(50).await;
+    let first = event(&mut leg, |e| matches!(e, LegEvent::Rtp(_))).await;
+    assert!(matches!(&first, LegEvent::Rtp(packet) if packet.sequence == 50), "{first:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_dialog_are_answered() {
     let (endpoint, _calls) = endpoint().await;
     for (method, headers, content, status) in [
