@@ -345,6 +345,39 @@ async fn what_is_sent_before_the_answer_is_not_taken_for_the_called() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_hold_leaves_what_was_agreed_before() {
+    let (endpoint, mut calls) = endpoint().await;
+    let (mut raw, mut leg) = call(&endpoint, &mut calls, "refused-hold", 4_000).await;
+    let kind = "Content-Type: application/sdp\r\n";
+    leg.hold(true).expect("asked");
+    let held = raw.next("INVITE").await;
+    assert!(body(&held).contains("a=sendonly"), "{held}");
+    raw.answer_with(&held, "200 OK", kind, &sdp(4_000, "a=recvonly\r\n")).await;
+    raw.expect("ACK").await;
+    assert!(matches!(
+        event(&mut leg, |e| matches!(e, LegEvent::HoldAnswered { .. })).await,
+        LegEvent::HoldAnswered { outcome: Ok(()), .. }
+    ));
+    // The end of it is refused, and another wish waits behind it, which is refused as well: both leave the hold.
+    leg.hold(false).expect("asked");
+    let ended = raw.next("INVITE").await;
+    assert!(!body(&ended).contains("a=sendonly"), "{ended}");
+    leg.hold(true).expect("asked");
+    raw.answer(&ended, "488 Not Acceptable Here", "").await;
+    raw.expect("ACK").await;
+    let again = raw.next("INVITE").await;
+    raw.answer(&again, "488 Not Acceptable Here", "").await;
+    raw.expect("ACK").await;
+    assert!(matches!(
+        event(&mut leg, |e| matches!(e, LegEvent::HoldAnswered { .. })).await,
+        LegEvent::HoldAnswered { outcome: Err(_), .. }
+    ));
+    let answer = raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 200").await;
+    assert!(body(&answer).contains("a=sendonly"), "{answer}");
+    raw.ack("").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_dialog_are_answered() {
     let (endpoint, _calls) = endpoint().await;
     for (method, headers, content, status) in [
