@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use antiphon::agent::config::Agent;
+use antiphon::agent::frames::print;
+use antiphon::agent::relay::Relay;
 use antiphon::call::event::{Cause, Heard, Precision};
 use antiphon::call::{
     CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
@@ -171,8 +174,14 @@ fn a_refusal_is_told_at_once_or_tried_again() {
     world.engine.refuse(1_000);
     world.push("A stream that is refused for ever. And more", false);
     world.run(20_000 * MS);
-    let turns = ended(&world.take_events());
+    let events = world.take_events();
+    let turns = ended(&events);
     assert!(matches!(turns[..], [(_, TurnHow::Refused { .. }, _)]), "{turns:?}");
+    // Its agent, too, learns when to come again.
+    let relay = Relay::new(world.handle.clone(), &Agent::at("builtin:silent"));
+    let frames: Vec<String> = events.iter().filter_map(|event| relay.frame(event)).map(|f| print(&f)).collect();
+    let told = |frame: &String| frame.contains(r#""how":"refused""#) && frame.contains(r#""retryAfterMs":100"#);
+    assert!(frames.iter().any(told), "{frames:?}");
 }
 
 #[test]
