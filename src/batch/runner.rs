@@ -310,8 +310,6 @@ impl Runner {
         let mut speed = lock(&self.shared.speed);
         *speed = Some(speed.map_or(new, |old| old + WEIGHT * (new - old)));
         self.observed = (now, 0);
-        drop(speed);
-        self.gauge();
     }
 
     /// Forgets what is over and too old, or too much.
@@ -322,15 +320,6 @@ impl Runner {
         self.tidied = Some(now);
         if let Err(error) = self.forget_old() {
             tracing::warn!(%error, "old jobs could not be forgotten");
-        }
-        self.gauge();
-    }
-
-    fn gauge(&self) {
-        let counts = self.shared.store().counts().unwrap_or_default();
-        for (state, jobs) in counts {
-            let state = format!("{state:?}").to_lowercase();
-            metrics::gauge!("antiphon_batch_jobs", "state" => state).set(f64::from(jobs));
         }
     }
 
