@@ -73,3 +73,26 @@ fn describe() {
     describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
     describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
 }
+
+#[cfg(test)]
+mod tests {
+    /// An alert on a metric that is not there never fires.
+    #[test]
+    fn every_metric_of_the_shipped_alerts_is_described() {
+        let described = include_str!("metrics.rs");
+        let alerts = include_str!("../../config/alerts.yml");
+        let words = alerts.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+        let names = words.filter(|word| word.starts_with("antiphon_") || word.starts_with("voice_"));
+        let mut seen = 0;
+        for name in names {
+            let series = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(
+                described.contains(&format!("!(\"{series}\""))
+                    || described.contains(&format!("!(\n        \"{series}\"")),
+                "{name}"
+            );
+            seen += 1;
+        }
+        assert!(seen >= 9, "{seen}");
+    }
+}
