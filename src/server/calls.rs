@@ -16,6 +16,7 @@ use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
+use super::speech::speed_of;
 use crate::call::handle::Style;
 use crate::call::speech::WithStandIn;
 use crate::call::{
@@ -189,10 +190,6 @@ async fn speak(
 ) -> Result<Response, ApiError> {
     let handle = find(&gateway, &id).await?;
     let agent = gateway.agents.find(&handle.meta().agent);
-    let speed = turn.speed.unwrap_or(1.0);
-    if !(0.25..=4.0).contains(&speed) {
-        return Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"));
-    }
     let request = TurnRequest {
         id: turn.utterance_id.as_deref().map(TurnId::from),
         text: turn.text,
@@ -203,7 +200,7 @@ async fn speak(
             language: turn.language.or_else(|| agent.as_ref().and_then(|a| a.language.clone())),
             instructions: turn.instructions,
             seed: turn.seed.unwrap_or(0),
-            speed,
+            speed: speed_of(turn.speed)?,
             interruptible: turn.interruptible.or_else(|| agent.and_then(|a| a.interruptible)),
             preemptible: false,
         },
