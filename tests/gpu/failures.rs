@@ -376,7 +376,10 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
                 break;
             }
             assert!(back, "{lost:?}");
-            assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            // Loading is tried until a kernel that was given up has ended.
+            if matches!(lost, Fault::Lost(_)) {
+                assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            }
             let (again, how) = speak(&engine).await;
             assert_eq!(how, UtteranceEnd::Done, "{lost:?}");
             assert!(again == clean, "the same seed gives the same audio after {lost:?}");

@@ -12,8 +12,8 @@
 //! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
 //! result says so, its memory is cleared and given back. A driver call that fails ends the device
 //! ([`SynthError::Device`]), and so does one that has nothing to say for ten seconds: no wait is longer. Dropping the
-//! backend lets go of its context without waiting for what does not end, and a new one is loaded in its place as soon as
-//! there is memory. After a kernel that failed (a trap, an illegal address) the driver gives the process no context any
+//! backend lets go of its context without waiting for what does not end, and a new one is loaded in its place, after
+//! such a silence only when the kernel has ended. After a kernel that failed (a trap, an illegal address) the driver gives the process no context any
 //! more; the device then says so until there is a new process ([`context`]).
 //!
 //! # Why
