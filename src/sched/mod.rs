@@ -105,6 +105,8 @@ pub enum Plan {
         slot: Option<Slot>,
         /// How it ended.
         how: JobEnd,
+        /// How long its live line held its place, if it was the last of the line's work.
+        held: Option<Duration>,
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
@@ -150,6 +152,10 @@ pub struct Load {
     pub batch: u32,
     /// Live lines that may have unfinished work at once, whatever the device could compute.
     pub places: u32,
+    /// Live lines that the device could keep speaking, by what steps have cost so far; 0 until that is known.
+    pub carries: u32,
+    /// How long live lines have held their places so far, all together, in seconds.
+    pub held: f64,
     /// Live jobs in slots.
     pub live_open: u32,
     /// Batch jobs in slots.
@@ -179,12 +185,14 @@ pub struct Scheduler {
     live_waiting: Vec<JobId>,
     /// Batch jobs that may open, by tenant, first come first.
     batch_waiting: BTreeMap<usize, VecDeque<JobId>>,
-    /// Over, not yet told.
-    ended: VecDeque<(JobId, Option<Slot>, JobEnd)>,
+    /// Over, not yet told; and since when the line whose last work it was held its place.
+    ended: VecDeque<(JobId, Option<Slot>, JobEnd, Option<Instant>)>,
     next: u64,
     /// Live lines with unfinished work.
     live_lines: u32,
     live_jobs: u32,
+    /// How long lines that ended held their places, all together.
+    held: Duration,
     swept: Option<Instant>,
     /// Since when batch work that could run has not run.
     batch_hungry: Option<Instant>,
@@ -215,6 +223,7 @@ impl Scheduler {
             next: 0,
             live_lines: 0,
             live_jobs: 0,
+            held: Duration::ZERO,
             swept: None,
             batch_hungry: None,
             batch_grant: None,
@@ -241,7 +250,7 @@ impl Scheduler {
         line.jobs.push_back(id);
         let counts = live && line.counted.is_none();
         if counts {
-            line.counted = Some(tenant);
+            line.counted = Some((tenant, now));
         }
         self.tenants.job_added(tenant, spec.chars, counts);
         self.live_jobs += u32::from(live);
@@ -301,8 +310,10 @@ impl Scheduler {
     /// What to do now.
     pub fn plan(&mut self, now: Instant) -> Plan {
         self.sweep(now);
-        if let Some((job, slot, how)) = self.ended.pop_front() {
-            return Plan::End { job, slot, how };
+        if let Some((job, slot, how, since)) = self.ended.pop_front() {
+            let held = since.map(|since| now.saturating_duration_since(since));
+            self.held += held.unwrap_or_default();
+            return Plan::End { job, slot, how, held };
         }
         if let Some(plan) = self.place_live(now) {
             return plan;
@@ -417,6 +428,8 @@ impl Scheduler {
             batch: self.jobs.len() as u32 - self.live_jobs,
             load: self.predicted_load(self.live_lines),
             places: self.config.max_live.min(self.limits.slots),
+            carries: self.carries(),
+            held: self.held.as_secs_f64(),
             memory: self.reserved(),
             preemptions: self.preemptions,
             ..Load::default()
@@ -562,16 +575,18 @@ impl Scheduler {
         }
         self.tenants.job_ended(job.tenant);
         self.live_jobs -= u32::from(job.is_live());
+        let mut since = None;
         if let Some(line) = self.lines.get_mut(&job.spec.line) {
             line.jobs.retain(|other| *other != id);
             if line.jobs.is_empty()
-                && let Some(tenant) = line.counted.take()
+                && let Some((tenant, counted)) = line.counted.take()
             {
+                since = Some(counted);
                 self.tenants.line_ended(tenant);
                 self.live_lines -= 1;
             }
         }
-        self.ended.push_back((id, slot, how));
+        self.ended.push_back((id, slot, how, since));
         self.advance(job.spec.line);
     }
 
