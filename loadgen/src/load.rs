@@ -123,7 +123,9 @@ pub async fn run(
     // overflow: awaited; callers wait for the collector, which only adds numbers.
     let (events, mut received) = mpsc::channel(1_024);
     let ramp = match load.arrivals {
-        Arrivals::Closed(n) => Duration::from_millis(30 * u64::from(n)).min(load.duration / 4),
+        // Callers that all began together would also speak together, and be refused as they never are later.
+        Arrivals::Closed(n) if n > 1 => load.duration / 4,
+        Arrivals::Closed(_) => Duration::ZERO,
         _ => load.warm_up.min(load.duration / 2),
     };
     let window = (start + ramp, start + load.duration);

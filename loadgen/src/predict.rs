@@ -4,7 +4,7 @@
 //! the least of the four loads at which one is used up:
 //!
 //! - **cpu**: cores of the gateway and of the generator by a straight line over the loads, against what the host's
-//!   cores can bear ([`host_ceiling`]) less what other programs took;
+//!   cores can bear ([`host_ceiling`]) less what other programs took, but at least half of it;
 //! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core;
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
 //!   their steps have cost. By chance (open loop) turns also wait for each other: Erlang C with the device's time for
@@ -25,6 +25,8 @@ use crate::report::{Knee, Level, Report, Verdict};
 /// A frame that is due may find all cores busy this often. Found on two cores, where it is three quarters of their
 /// time; for more cores Erlang's second formula tells what is the same for them.
 const ALL_BUSY: f64 = 0.65;
+/// What programs that take all there is leave of it to one that wants more: the operating system divides it fairly.
+const FAIR: f64 = 0.5;
 /// Share of a core that a thread with a deadline every 20 ms may use.
 pub const THREAD_CEILING: f64 = 0.8;
 /// As close to the knee as a prediction should be.
@@ -182,7 +184,8 @@ fn cpu(report: &Report, light: &Light<'_>) -> Option<Bound> {
     let cores = report.host.cores as u64;
     let others = light.mean(|l| l.others).unwrap_or(0.0);
     let ceiling = host_ceiling(cores);
-    let (calls, each) = light.linear(|l| Some(l.gateway?.cores + l.generator?.cores), ceiling - others)?;
+    let free = (ceiling - others).max(ceiling * FAIR);
+    let (calls, each) = light.linear(|l| Some(l.gateway?.cores + l.generator?.cores), free)?;
     let basis = format!(
         "{:.2} % of a core a call, generator included; {ceiling:.2} of {cores} cores can be used beside frames that are due, \
          other programs take {others:.2}",

@@ -190,9 +190,9 @@ impl Scheduler {
     }
 
     /// How many speaking lines the device is predicted to keep up with; 0 until something was spoken.
-    pub(super) fn carries(&self) -> u32 {
+    pub(super) fn carries(&self) -> f64 {
         if self.learned.seconds == 0.0 {
-            return 0;
+            return 0.0;
         }
         let fits = |lines: &u32| self.predicted_load(*lines) <= self.config.load_limit;
         let (mut good, mut bad) = (0, 1);
@@ -203,7 +203,9 @@ impl Scheduler {
             let middle = good + (bad - good) / 2;
             if fits(&middle) { good = middle } else { bad = middle }
         }
-        good
+        // What is left over is part of a line: the load grows evenly between two widths.
+        let lines = good.max(1);
+        f64::from(lines) * self.config.load_limit / self.predicted_load(lines).max(f64::MIN_POSITIVE)
     }
 
     /// How long the first audio of one more silent line would take, in seconds.

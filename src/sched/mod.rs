@@ -153,7 +153,7 @@ pub struct Load {
     /// Live lines that may have unfinished work at once, whatever the device could compute.
     pub places: u32,
     /// Live lines that the device could keep speaking, by what steps have cost so far; 0 until that is known.
-    pub carries: u32,
+    pub carries: f64,
     /// How long live lines have held their places so far, all together, in seconds.
     pub held: f64,
     /// Live jobs in slots.

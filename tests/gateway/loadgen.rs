@@ -180,9 +180,9 @@ async fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
     };
     let rig = Rig::with_voices(change, voices).await;
     let (plan, report) = telephones(&rig).await;
-    // Only waiting counts. With these a level has some 400 turns, and the simulated device's knee lies within a tenth
-    // of the prediction in 97 of 100 draws; the draw is the same in every run.
-    let limits = Limits { first_audio_p95: 0.7, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    // Only waiting counts. A level has some 400 turns, which is enough for the 95th percentile to be that of the
+    // formula within a few hundredths of load; the draw is the same in every run.
+    let limits = Limits { first_audio_p95: 0.5, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
     let one_sentence = |text: &&antiphon_loadgen::corpus::Text| text.text.matches(['.', '!', '?', ';']).count() <= 1;
     let options = Options {
         most: 400,
@@ -190,7 +190,7 @@ async fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
         open_loop: true,
         rate: Some(0.25),
         texts: corpus::select(&["en".to_owned()], &[Length::Short]).into_iter().filter(one_sentence).collect(),
-        ..options(vec![30, 60, 120], limits)
+        ..options(vec![30, 60, 120, 140], limits)
     };
     foreseen(plan, &options, report, "device", &[30, 60]).await;
     rig.app.drain().await;

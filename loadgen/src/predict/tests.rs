@@ -67,6 +67,9 @@ fn the_host_runs_out_where_its_cores_are_as_busy_as_they_may_be() {
     assert!((alone - (1.51 - 0.1) / 0.03).abs() < 1e-6, "{alone}");
     report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
     assert!((bound(&report, "cpu") - (alone - 10.0)).abs() < 1e-6, "others take their share");
+    report.levels.iter_mut().for_each(|l| l.others = Some(1.9));
+    assert!((bound(&report, "cpu") - (1.51 / 2.0 - 0.1) / 0.03).abs() < 1e-6, "but no more than that");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
     let verdict = verdict(&report).unwrap();
     assert!(!verdict.holds && verdict.text.contains("found 48, -23 %"), "{verdict:?}");
 }
