@@ -243,12 +243,12 @@ fn places(report: &Report, light: &Light<'_>) -> Option<Bound> {
     if places == 0 {
         return None;
     }
-    let told = |l: &Level| l.metrics.held_seconds.filter(|s| *s > 0.0).map(|s| s / l.turns as f64);
-    let (held, whose) = match light.mean(told) {
-        Some(held) => (held, "until it is computed"),
-        None => (light.mean(|l| Some(l.service.mean))?, "until it is heard"),
-    };
-    let occupied = (light.turns * held).clamp(0.0, 1.0);
+    let told: f64 = light.used.iter().filter_map(|l| l.metrics.held_seconds).sum();
+    let heard: f64 = light.used.iter().map(|l| l.service.mean * l.turns as f64).sum();
+    let (held, whose) = if told > 0.0 { (told, "until it is computed") } else { (heard, "until it is heard") };
+    let calls: f64 = light.used.iter().map(|l| f64::from(l.level) * l.seconds).sum();
+    let turns: f64 = light.used.iter().map(|l| l.turns as f64).sum();
+    let (occupied, held) = ((held / calls).clamp(0.0, 1.0), held / turns);
     if occupied <= 0.0 {
         return None;
     }

@@ -163,7 +163,8 @@ async fn the_knee_of_few_places_is_where_it_was_predicted() {
     let (plan, report) = telephones(&rig).await;
     // Only refusals count: this is about the places, not about how punctual a busy machine is.
     let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
-    foreseen(plan, &options(vec![3, 5, 10], limits), report, "places", &[3, 5]).await;
+    let options = Options { duration: Duration::from_secs(12), ..options(vec![3, 5, 10], limits) };
+    foreseen(plan, &options, report, "places", &[3, 5]).await;
     rig.app.drain().await;
 }
 

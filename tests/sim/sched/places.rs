@@ -49,12 +49,13 @@ fn a_place_is_held_from_the_first_utterance_to_the_end_of_the_last() {
     };
     let mut sched = Scheduler::new(Config { load_limit: 0.9, ..Config::default() }, limits);
     assert_eq!(sched.load(zero()).carries, 0.0, "nothing was spoken yet");
-    let mut submit = |sched: &mut Scheduler, now, line, class| {
+    let submit = |sched: &mut Scheduler, now, line, class| {
         let spec = JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 10 };
         sched.submit(now, spec).expect("accepted");
     };
     submit(&mut sched, zero(), 1, Class::Live);
     submit(&mut sched, zero() + 10 * MS, 1, Class::Live);
+    assert_eq!(sched.load(zero() + 20 * MS).held, 0.02, "it is held already");
     let (held, now) = drain(&mut sched, zero() + 20 * MS);
     assert_eq!(held, [None, Some(120 * MS)], "two utterances, one place");
     submit(&mut sched, now, 2, Class::Batch);
