@@ -98,8 +98,9 @@ DEV void conv_mma(const Conv& p) {
         cp_commit();
     }
     float acc[MT][NT][4] = {};
-    float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    int c = 0, tap = 0, part = 0, slot = 0, buf = 0;
+    float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {}, held[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
+    int c = 0, tap = 0, step = 0, slot = 0, buf = 0;
+    bool odd = false;
     for (int it = 0; it < iters; it++) {
         cp_wait<ST - 2>();
         __syncthreads();
@@ -146,14 +147,21 @@ DEV void conv_mma(const Conv& p) {
             tap = 0;
             c++;
             buf = buf == ring - 1 ? 0 : buf + 1;
-            if (SPLIT && (++part == SPLIT_CHUNKS(p.cin) || c == chunks)) {
-                part = 0;
+            if (SPLIT && (++step == SPLIT_CHUNKS(p.cin) || c == chunks)) {
+                const bool first = SPLIT_CHUNKS(p.cin) > 1 && !odd && c < chunks;
+                step = 0;
+                odd = !odd;
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
                     for (int j = 0; j < NT; j++)
 #pragma unroll
-                        for (int e = 0; e < 4; e++) { tot[SPLIT ? i : 0][SPLIT ? j : 0][e] += acc[i][j][e]; acc[i][j][e] = 0.f; }
+                        for (int e = 0; e < 4; e++) {
+                            const int si = SPLIT ? i : 0, sj = SPLIT ? j : 0;
+                            held[si][sj][e] += acc[i][j][e];
+                            acc[i][j][e] = 0.f;
+                            if (!first) { tot[si][sj][e] += held[si][sj][e]; held[si][sj][e] = 0.f; }
+                        }
             }
         }
     }
@@ -296,10 +304,10 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
         if (row >= p.rows || n0 + n >= p.n) continue;
         float a = 0.f, b = 0.f;
 #pragma unroll
-        for (int q = 0; q < SPLITS; q++) {
-            float2 v = *(const float2*)(tile + (q * 32 + t) * SPLIT_LD + n);
-            a += v.x;
-            b += v.y;
+        for (int q = 0; q < SPLITS; q += 2) {
+            float2 v = *(const float2*)(tile + (q * 32 + t) * SPLIT_LD + n), u = *(const float2*)(tile + ((q + 1) * 32 + t) * SPLIT_LD + n);
+            add_parts(a, v.x, u.x, per > 1);
+            add_parts(b, v.y, u.y, per > 1);
         }
         epilogue(p, n0 + n, row, a, b, p.rowscale ? p.rowscale[row] : 1.f);
     }
@@ -323,21 +331,22 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
 #pragma unroll
     for (int u = 0; u < U; u++) {
         bool ok = k0 + u < k1;
-        a[u][0] = ok ? __ldg(w + (i64)(k0 + u) * 64) : none;
-        a[u][1] = ok ? __ldg(w + (i64)(k0 + u) * 64 + 32) : none;
+        a[u][0] = ok ? load_ahead(w + (i64)(k0 + u) * 64) : none;
+        a[u][1] = ok ? load_ahead(w + (i64)(k0 + u) * 64 + 32) : none;
     }
     dep_wait();
     const uint4* x[NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) x[j] = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
-    float inv[2] = {1.f, 1.f};
+    // Two warps add up what eight rows have, a row of each pair each; a lane has two outputs of it.
+    const int uj = warp >> 1, uh = warp & 1, t = uj * 8 + 2 * t4 + uh;
+    const bool unit = warp < 2 * NT && t < p.rows;
+    float inv = 1.f;
     bool first = true;
     for (int tile = blockIdx.x, buf = 0; tile < tiles; tile += step, w += jump, buf ^= BUFS - 1) {
-        const int n = tile * 16 + 2 * g, t = warp * 8 + 2 * t4;
-        Added add[2];
-        if (warp < NT)
-#pragma unroll
-            for (int h = 0; h < 2; h++) add[h] = added(p, n, min(t + h, p.rows - 1));
+        const int n = tile * 16 + 2 * g;
+        Added add;
+        if (unit) add = added(p, n, t);
         float acc[NT][4] = {}, ss[NT] = {};
         for (int k = k0; k < k1; k += U) {
             const bool last = k + U >= k1, on = !last || tile + step < tiles;
@@ -376,23 +385,19 @@ template <int NT, int U> DEV void gemv(const Conv& p) {
             }
         }
         __syncthreads();
-        // one warp a column group; a lane sums its own two outputs of two positions
-        if (warp < NT) {
-            float v[4] = {};
+        if (unit) {
+            float v[2] = {};
 #pragma unroll
-            for (int q = 0; q < SPLITS; q++)
+            for (int q = 0; q < SPLITS; q += 2)
 #pragma unroll
-                for (int e = 0; e < 4; e++) v[e] += red[buf][q][warp][e][lane];
-            if (first && p.eps > 0.f)
+                for (int e = 0; e < 2; e++) add_parts(v[e], red[buf][q][uj][e * 2 + uh][lane], red[buf][q + 1][uj][e * 2 + uh][lane], per > 2);
+            if (first && p.eps > 0.f) {
+                float z = 0.f;
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float z = 0.f;
-#pragma unroll
-                    for (int q = 0; q < SPLITS; q++) z += sq[q][t + h];
-                    inv[h] = rsqrtf(z / p.kreal + p.eps);
-                }
-            if (t < p.rows) epilogue(p, n, t, v[0], v[2], inv[0], add[0]);
-            if (t + 1 < p.rows) epilogue(p, n, t + 1, v[1], v[3], inv[1], add[1]);
+                for (int q = 0; q < SPLITS; q++) z += sq[q][t];
+                inv = rsqrtf(z / p.kreal + p.eps);
+            }
+            epilogue(p, n, t, v[0], v[1], inv, add);
         }
         first = false;
         if (BUFS == 1) __syncthreads();
