@@ -196,6 +196,8 @@ pub(super) struct Gemm {
     /// For three convolutions at once: 64 x 32, 64 x 128, 128 x 128.
     three: [Kernel; 3],
     gemv: [Kernel; 5],
+    /// On Hopper: `gemv` with all of a block's weights under way, for short inputs and for long ones.
+    ahead: Option<[Kernel; 2]>,
     rms: Kernel,
     wide: Option<([Kernel; WIDE.len()], Kernel)>,
 }
@@ -206,6 +208,10 @@ pub(super) const NARROW: usize = 32;
 const FEW: usize = 8;
 /// Inputs up to which few rows need few registers.
 const SHORT: usize = 1024;
+/// Most shared memory that weights under way may take, tiles of a block, and inputs, as in gemm.cu.
+const AHEAD_SHARED: u32 = 200 << 10;
+const AHEAD_TILES: usize = 8;
+const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
 /// Multiprocessors of the card that block shapes are chosen for.
 const MULTIPROCESSORS: usize = 132;
 /// Stages of weights in flight, as in gemm.cu.
@@ -227,6 +233,7 @@ impl Gemm {
                 conv: [plain; 8],
                 three: [plain; 3],
                 gemv: [plain; 5],
+                ahead: None,
                 rms,
                 wide: None,
             });
@@ -253,6 +260,11 @@ impl Gemm {
                 module.kernel("gemv_8s", 0)?,
                 module.kernel("gemv_16s", 0)?,
             ],
+            ahead: if device.hopper {
+                Some([module.kernel("gemv_ahead_2", AHEAD_SHARED)?, module.kernel("gemv_ahead_10", AHEAD_SHARED)?])
+            } else {
+                None
+            },
             rms,
             wide: None,
         })
@@ -449,7 +461,19 @@ impl Gemm {
             };
             // As many blocks as run at once, each with as many tiles of outputs as any other.
             let (tiles, at_once) = (w.n / 16, if which > 2 { 2 * MULTIPROCESSORS } else { MULTIPROCESSORS });
-            let grid = tiles.div_ceil(tiles.div_ceil(at_once));
+            let each = tiles.div_ceil(at_once);
+            let grid = tiles.div_ceil(each);
+            // Where a multiprocessor's blocks have room for all of their weights, these are on their way from the start.
+            let (shared, blocks) = (each * w.cin * 32, if which > 2 { 2 } else { 1 });
+            if let Some(kernels) = &self.ahead
+                && rows <= FEW
+                && each <= AHEAD_TILES
+                && w.cin <= AHEAD_INPUTS
+                && shared * blocks <= AHEAD_SHARED as usize
+            {
+                let kernel = kernels[usize::from(w.cin > SHORT)].called(w.name);
+                return start!(self.device, kernel, (grid as u32, 1, 1), 512, shared as u32; p);
+            }
             return start!(self.device, self.gemv[which].called(w.name), (grid as u32, 1, 1), 512, 0; p);
         }
         let many = w.n >= 2048 && rows > 64 || rows > 512;
