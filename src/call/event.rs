@@ -208,6 +208,22 @@ impl TurnHow {
             TurnHow::CallEnded => "call_ended",
         }
     }
+
+    /// Why it failed, for people.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            TurnHow::Failed(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Milliseconds after which another try is worth while, of a turn that was refused.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            TurnHow::Refused { retry_after } => Some(retry_after.as_millis() as u64),
+            _ => None,
+        }
+    }
 }
 
 /// Why a call ended. Closed: also a metric label.

@@ -10,9 +10,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::job::{Job, JobSpec};
 use super::step::Stage;
-use super::{Scheduler, cost::Costs};
 use crate::audio::duration_of;
 use crate::turn::Class;
 
@@ -163,16 +163,19 @@ impl Scheduler {
         if self.live_lines == 0 {
             return Ok(());
         }
-        // One slot is left for batch that has starved for its patience.
-        let slots = self.limits.slots - u32::from(self.limits.slots > 1);
         let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
         let (promise, memory) = (self.promise(), self.has_memory_for(chars));
-        let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
+        let over = self.live_lines >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
         if over {
             tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded);
         }
         Ok(())
+    }
+
+    /// Slots that live lines may have: one is left for batch that has starved for its patience.
+    pub(super) fn live_slots(&self) -> u32 {
+        self.limits.slots - u32::from(self.limits.slots > 1)
     }
 
     /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as
@@ -202,14 +205,13 @@ impl Scheduler {
 
     /// Device seconds for so many rounds of each stage by `lines` lines together, in steps as wide as they allow.
     fn seconds_for(&self, rounds: &[f64; 4], lines: u32) -> f64 {
-        let costs: &Costs = &self.costs;
         let stages = Stage::ALL.iter().zip(rounds).zip(self.limits.width);
         stages
             .filter(|((_, rounds), width)| **rounds > 0.0 && *width > 0)
             .map(|((stage, rounds), most)| {
                 let width = lines.clamp(1, most);
                 let times = f64::from(lines.max(1)) / f64::from(width);
-                rounds * costs.per_round(*stage, width as usize) * times
+                rounds * self.costs.predict(*stage, width as usize, 1) * times
             })
             .sum()
     }

@@ -333,7 +333,7 @@ impl Scheduler {
                 let line = state.spec.line;
                 self.advance(line);
             }
-            Err(OpenError::Memory) if self.slots.iter().flatten().count() > 1 => {
+            Err(OpenError::Memory) if self.holders() > 1 => {
                 self.memory_short = true;
                 self.give_up(job);
             }
@@ -416,7 +416,7 @@ impl Scheduler {
             live: self.live_jobs,
             batch: self.jobs.len() as u32 - self.live_jobs,
             load: self.predicted_load(self.live_lines),
-            places: self.config.max_live.min(self.limits.slots),
+            places: self.config.max_live.min(self.live_slots()),
             memory: self.reserved(),
             preemptions: self.preemptions,
             ..Load::default()
@@ -510,11 +510,11 @@ impl Scheduler {
     /// Puts the jobs of `line` that may open now into a waiting list: the first, and the second as soon as the
     /// first has all its tokens, so that decoding goes on while it sounds.
     fn advance(&mut self, line: LineId) {
-        let Some(state) = self.lines.get(&line) else { return };
-        let Some(&first) = state.jobs.front() else { return };
+        let Some(line) = self.lines.get(&line) else { return };
+        let Some(&first) = line.jobs.front() else { return };
+        let second = line.jobs.get(1).copied();
         self.enqueue(first);
         let decodes = self.limits.width[Stage::Decode as usize] > 0;
-        let second = state_second(&self.lines, line);
         if let Some(second) = second
             && decodes
             && self.jobs.get(&first).is_some_and(Job::is_decoded)
@@ -562,6 +562,11 @@ impl Scheduler {
         }
         self.tenants.job_ended(job.tenant);
         self.live_jobs -= u32::from(job.is_live());
+        if self.jobs.len() == self.live_jobs as usize {
+            // Nobody starves any more, however long whoever went had waited.
+            self.batch_hungry = None;
+            self.batch_grant = None;
+        }
         if let Some(line) = self.lines.get_mut(&job.spec.line) {
             line.jobs.retain(|other| *other != id);
             if line.jobs.is_empty()
@@ -575,12 +580,17 @@ impl Scheduler {
         self.advance(job.spec.line);
     }
 
+    /// How many slots hold memory: only what they give up can ever be had.
+    fn holders(&self) -> usize {
+        let jobs = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
+        jobs.filter(|job| !matches!(job.state, State::Parked(_))).count()
+    }
+
     /// Bytes reserved by what is on the device.
     fn reserved(&self) -> u64 {
         self.slots.iter().flatten().filter_map(|id| self.jobs.get(id)).map(Job::resident).sum()
     }
 }
 
-fn state_second(lines: &BTreeMap<LineId, Line>, line: LineId) -> Option<JobId> {
-    lines.get(&line)?.jobs.get(1).copied()
-}
+#[cfg(test)]
+mod tests;

@@ -65,10 +65,34 @@ fn describe() {
         Unit::Seconds,
         "Time left until a listener hears a gap, at each step"
     );
+    describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
     describe_gauge!("antiphon_batch_jobs", "Batch jobs by state");
     describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
     describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
+}
+
+#[cfg(test)]
+mod tests {
+    /// An alert on a metric that is not there never fires.
+    #[test]
+    fn every_metric_of_the_shipped_alerts_is_described() {
+        let described = include_str!("metrics.rs");
+        let alerts = include_str!("../../config/alerts.yml");
+        let words = alerts.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+        let names = words.filter(|word| word.starts_with("antiphon_") || word.starts_with("voice_"));
+        let mut seen = 0;
+        for name in names {
+            let series = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(
+                described.contains(&format!("!(\"{series}\""))
+                    || described.contains(&format!("!(\n        \"{series}\"")),
+                "{name}"
+            );
+            seen += 1;
+        }
+        assert!(seen >= 9, "{seen}");
+    }
 }
