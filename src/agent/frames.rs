@@ -276,6 +276,12 @@ mod tests {
     }
 
     #[test]
+    fn the_outcome_of_a_barge_in_is_spelt_as_the_other_names_are() {
+        let json = print(&ToAgent::BargeInResolved { outcome: BargeInOutcome::TimedOutConfirmed });
+        assert_eq!(json, r#"{"type":"bargeInResolved","outcome":"timedOutConfirmed"}"#);
+    }
+
+    #[test]
     fn nonsense_is_an_error_that_says_so() {
         for text in
             ["", "{}", "[]", r#"{"type":"nope"}"#, r#"{"type":"text"}"#, "\u{0}", r#"{"type":"text","token":5}"#]

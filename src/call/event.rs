@@ -164,7 +164,7 @@ impl Cause {
 
 /// What became of a pending barge-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "camelCase")]
 pub enum BargeInOutcome {
     /// The agent confirmed it.
     Confirmed,

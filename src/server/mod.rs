@@ -190,6 +190,8 @@ fn device_json(status: &DeviceStatus) -> Value {
         "error": error,
         "live": status.load.live,
         "places": status.load.places,
+        "carries": status.load.carries,
+        "heldSeconds": status.load.held,
         "batch": status.load.batch,
         "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
         "load": status.load.load,

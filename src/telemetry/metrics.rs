@@ -21,12 +21,13 @@ const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 pub fn recorder() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let buckets: [(&str, &[f64]); 6] = [
+        let buckets: [(&str, &[f64]); 7] = [
             ("antiphon_first_audio_seconds", FIRST_AUDIO),
             ("voice_request_duration_seconds", REQUEST),
             ("antiphon_step_seconds", FINE),
             ("antiphon_pacing_lateness_seconds", FINE),
             ("antiphon_slack_seconds", SLACK),
+            ("antiphon_line_seconds", REQUEST),
             ("antiphon_underrun_seconds", GAPS),
         ];
         let mut builder = PrometheusBuilder::new();
@@ -66,6 +67,11 @@ fn describe() {
         "Time left until a listener hears a gap, at each step"
     );
     describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
+    describe_histogram!(
+        "antiphon_line_seconds",
+        Unit::Seconds,
+        "How long a live line held its place: from acceptance to the end of its unfinished work"
+    );
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
