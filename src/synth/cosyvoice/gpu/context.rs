@@ -14,7 +14,7 @@
 //! - **Few launches wait at a time** ([`QUEUE`]): the driver makes room for about a thousand, and starting one more
 //!   would block in the driver, where no deadline reaches.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -50,8 +50,8 @@ pub(super) struct Context {
     raw: sys::CUcontext,
     stream: sys::CUstream,
     lost: AtomicBool,
-    /// Lost because a kernel does not end.
-    hung: AtomicBool,
+    /// The stream that a kernel does not end on; null: none.
+    hung: AtomicPtr<sys::CUstream_st>,
     /// Launches since the stream was last seen empty.
     waiting: AtomicU32,
     /// Launches are being recorded, not run.
@@ -132,7 +132,7 @@ impl Context {
             raw,
             stream,
             lost: AtomicBool::new(false),
-            hung: AtomicBool::new(false),
+            hung: AtomicPtr::default(),
             waiting: AtomicU32::new(0),
             recording: AtomicBool::new(false),
             patience: AtomicU64::new(PATIENCE.as_millis() as u64),
@@ -204,7 +204,7 @@ impl Context {
             let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
             if from.elapsed() > patience {
                 self.lost.store(true, Ordering::Relaxed);
-                self.hung.store(true, Ordering::Relaxed);
+                self.hung.store(self.stream, Ordering::Relaxed);
                 let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
                 return Err(GpuError::Driver { what: WHAT, reason });
             }
@@ -239,7 +239,8 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: null leaves the thread without a context, so that none is current that is gone.
         let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
-        let hung = self.hung.load(Ordering::Relaxed).then_some((self.stream, self.ordinal));
+        let hung = Some(self.hung.load(Ordering::Relaxed)).filter(|stream| !stream.is_null());
+        let hung = hung.map(|stream| (stream, self.ordinal));
         let remains = Remains { raw: self.raw, hung };
         if !self.is_lost() {
             if let Err(error) = remains.let_go() {
