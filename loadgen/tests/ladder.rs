@@ -211,6 +211,7 @@ async fn an_open_loop_counts_what_arrives() {
     let load = Load {
         arrivals: Arrivals::Trace(arrivals),
         duration: Duration::from_secs(2),
+        warm_up: Duration::ZERO,
         legs: shared.legs,
         turns: Some(1..=1),
         think: (0.0, 0.0),

@@ -20,6 +20,7 @@ mod audio;
 mod runner;
 mod store;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -108,6 +109,23 @@ pub enum JobState {
     Failed,
     /// Over before its time.
     Cancelled,
+}
+
+impl JobState {
+    /// Every state.
+    pub const ALL: [JobState; 5] =
+        [JobState::Queued, JobState::Running, JobState::Done, JobState::Failed, JobState::Cancelled];
+
+    /// Its name in the database, in metrics and for clients.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobState::Queued => "queued",
+            JobState::Running => "running",
+            JobState::Done => "done",
+            JobState::Failed => "failed",
+            JobState::Cancelled => "cancelled",
+        }
+    }
 }
 
 /// A job as clients see it.
@@ -256,7 +274,7 @@ impl Batch {
     /// There is none of that name.
     pub fn job(&self, id: &str) -> Result<Job, BatchError> {
         let mut job = self.store().job(id)?;
-        self.annotate(&mut job)?;
+        self.annotate(std::slice::from_mut(&mut job))?;
         Ok(job)
     }
 
@@ -266,9 +284,7 @@ impl Batch {
     /// The database failed.
     pub fn list(&self) -> Result<Vec<Job>, BatchError> {
         let mut jobs = self.store().list()?;
-        for job in &mut jobs {
-            self.annotate(job)?;
-        }
+        self.annotate(&mut jobs)?;
         Ok(jobs)
     }
 
@@ -279,7 +295,7 @@ impl Batch {
     pub fn cancel(&self, id: &str) -> Result<Job, BatchError> {
         let cancelled = self.store().cancel(id, clock::wall())?;
         if cancelled {
-            self.inner.shared.raise(id);
+            self.inner.shared.changed.notify_one();
             audio::remove(&self.inner.config.audio_dir, id)?;
         }
         self.job(id)
@@ -312,7 +328,7 @@ impl Batch {
     ///
     /// # Errors
     /// The database failed.
-    pub fn counts(&self) -> Result<Vec<(JobState, u32)>, BatchError> {
+    pub fn counts(&self) -> Result<[(JobState, u32); 5], BatchError> {
         Ok(self.store().counts()?)
     }
 
@@ -331,13 +347,17 @@ impl Batch {
     }
 
     /// What the database does not know: how fast it goes, and whether it goes.
-    fn annotate(&self, job: &mut Job) -> Result<(), BatchError> {
-        if !matches!(job.state, JobState::Queued | JobState::Running) {
+    fn annotate(&self, jobs: &mut [Job]) -> Result<(), BatchError> {
+        let mut unfinished =
+            jobs.iter_mut().filter(|job| matches!(job.state, JobState::Queued | JobState::Running)).peekable();
+        if unfinished.peek().is_none() {
             return Ok(());
         }
-        job.reason = self.inner.shared.stalled();
-        if let Some(rate) = self.inner.shared.chars_per_second() {
-            job.eta_seconds = Some(self.store().chars_until(&job.id)? as f64 / rate);
+        let (reason, rate) = (self.inner.shared.stalled(), self.inner.shared.chars_per_second());
+        let ahead = if rate.is_some() { self.store().chars_ahead()? } else { HashMap::new() };
+        for job in unfinished {
+            job.reason.clone_from(&reason);
+            job.eta_seconds = rate.and_then(|rate| Some(*ahead.get(&job.id)? as f64 / rate));
         }
         Ok(())
     }

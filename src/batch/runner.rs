@@ -12,13 +12,13 @@ use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, LineNote, Phase};
-use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, TurnToken, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
 const EVENTS: usize = 256;
 /// After a disk or database error. Tests of what follows do not wait as long as disks do.
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
-/// An utterance that fails is tried so often: what failed may have been the device.
+/// An utterance that fails is tried so often, not counting the times when the device failed under it.
 const ATTEMPTS: u32 = 3;
 /// Weight of a new observation of the speed.
 const WEIGHT: f64 = 0.2;
@@ -30,8 +30,6 @@ pub(super) struct Shared {
     store: Mutex<Store>,
     pub(super) changed: Notify,
     stopped: AtomicBool,
-    /// Cancels a job's utterances.
-    epochs: Mutex<HashMap<String, Epoch>>,
     stalled: Mutex<Option<String>>,
     /// Characters a second, smoothed.
     speed: Mutex<Option<f64>>,
@@ -43,7 +41,6 @@ impl Shared {
             store: Mutex::new(store),
             changed,
             stopped: AtomicBool::new(false),
-            epochs: Mutex::default(),
             stalled: Mutex::default(),
             speed: Mutex::default(),
         }
@@ -55,16 +52,6 @@ impl Shared {
 
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        for epoch in lock(&self.epochs).values() {
-            epoch.raise();
-        }
-        self.changed.notify_one();
-    }
-
-    pub(super) fn raise(&self, job: &str) {
-        if let Some(epoch) = lock(&self.epochs).get(job) {
-            epoch.raise();
-        }
         self.changed.notify_one();
     }
 
@@ -93,8 +80,8 @@ pub(super) struct Runner {
     /// Nothing is started before then.
     pause: Option<Instant>,
     tidied: Option<Instant>,
-    /// Characters finished since.
-    observed: (Instant, u64),
+    /// Characters finished since then; `None` while there is nothing to do, which says nothing about the speed.
+    observed: Option<(Instant, u64)>,
 }
 
 /// An utterance in the engine.
@@ -115,7 +102,7 @@ impl Runner {
             unrecorded: Vec::new(),
             pause: None,
             tidied: None,
-            observed: (clock::now(), 0),
+            observed: None,
         }
     }
 
@@ -163,16 +150,19 @@ impl Runner {
         while self.lanes.len() < self.config.lanes.max(1) {
             let work = match self.next() {
                 Ok(Some(work)) => work,
-                Ok(None) => return,
+                Ok(None) => {
+                    self.observed = self.observed.take().filter(|_| !self.lanes.is_empty());
+                    return;
+                }
                 Err(error) => return self.stall(now, format!("job database: {error}")),
             };
-            let epoch = lock(&self.shared.epochs).entry(work.job.clone()).or_default().token();
             let utterance = Utterance {
                 id: UtteranceId::next(),
                 // A line each: the order of a text is restored where it is stored.
                 line: LineId::next(),
                 class: Class::Batch,
-                token: epoch,
+                // Cancelled by closing the line.
+                token: TurnToken::forever(),
                 text: work.text.clone(),
                 voice: work.voice.clone(),
                 language: work.language.clone(),
@@ -186,6 +176,7 @@ impl Runner {
                 self.pause = Some(now + refused.retry_after);
                 return;
             }
+            self.observed.get_or_insert((now, 0));
             self.lanes.insert(id, Lane { work, line, pcm: Vec::new() });
         }
     }
@@ -234,6 +225,7 @@ impl Runner {
                     let folder = self.config.audio_dir.display();
                     return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
                 }
+                self.attempts.remove(id);
                 Ok(lane.pcm.len() as u64)
             }
             UtteranceEnd::Cancelled => return,
@@ -243,9 +235,12 @@ impl Runner {
             }
             UtteranceEnd::Failed(reason) => {
                 let device_lost = self.engine.status().iter().all(|device| device.phase != Phase::Ready);
+                if device_lost {
+                    return;
+                }
                 let attempts = self.attempts.entry(id.clone()).or_default();
                 *attempts += 1;
-                if device_lost || *attempts < ATTEMPTS {
+                if *attempts < ATTEMPTS {
                     return;
                 }
                 self.attempts.remove(id);
@@ -286,7 +281,6 @@ impl Runner {
         for id in over {
             let Some(lane) = self.lanes.remove(&id) else { continue };
             self.engine.note(lane.line, LineNote::Closed);
-            lock(&self.shared.epochs).remove(&lane.work.job);
             if let Err(error) = audio::remove(&self.config.audio_dir, &lane.work.job) {
                 tracing::warn!(%error, "audio of a cancelled job remains");
             }
@@ -300,7 +294,7 @@ impl Runner {
     }
 
     fn observe(&mut self, now: Instant, chars: u64) {
-        let (since, sum) = &mut self.observed;
+        let Some((since, sum)) = &mut self.observed else { return };
         *sum += chars;
         let passed = now - *since;
         if passed < WINDOW {
@@ -309,9 +303,7 @@ impl Runner {
         let new = *sum as f64 / passed.as_secs_f64();
         let mut speed = lock(&self.shared.speed);
         *speed = Some(speed.map_or(new, |old| old + WEIGHT * (new - old)));
-        self.observed = (now, 0);
-        drop(speed);
-        self.gauge();
+        self.observed = Some((now, 0));
     }
 
     /// Forgets what is over and too old, or too much.
@@ -322,15 +314,6 @@ impl Runner {
         self.tidied = Some(now);
         if let Err(error) = self.forget_old() {
             tracing::warn!(%error, "old jobs could not be forgotten");
-        }
-        self.gauge();
-    }
-
-    fn gauge(&self) {
-        let counts = self.shared.store().counts().unwrap_or_default();
-        for (state, jobs) in counts {
-            let state = format!("{state:?}").to_lowercase();
-            metrics::gauge!("antiphon_batch_jobs", "state" => state).set(f64::from(jobs));
         }
     }
 

@@ -27,16 +27,28 @@ fn spec(items: &[&str], format: Format) -> JobSpec {
     }
 }
 
-/// Waits for a job to be over, for ten seconds at most.
-async fn over(batch: &Batch, id: &str) -> Job {
-    for _ in 0..1_000 {
-        let job = batch.job(id).expect("known");
-        if !matches!(job.state, JobState::Queued | JobState::Running) {
-            return job;
+/// Looks until there is what `look` looks for.
+async fn found<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("not over: {:?}", batch.job(id));
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time")
+}
+
+/// Waits for a job to be over.
+async fn over(batch: &Batch, id: &str) -> Job {
+    let unfinished = |job: &Job| matches!(job.state, JobState::Queued | JobState::Running);
+    found(|| batch.job(id).ok().filter(|job| !unfinished(job))).await
+}
+
+/// Waits until a job says why it stands still.
+async fn reason(batch: &Batch, id: &str) -> String {
+    found(|| batch.job(id).expect("known").reason).await
 }
 
 fn bytes(batch: &Batch, id: &str, item: Option<u32>) -> Vec<u8> {
@@ -53,6 +65,9 @@ async fn a_job_becomes_one_file_of_all_its_items() {
     assert_eq!((job.state, job.total, job.results.len()), (JobState::Queued, 3, 2));
     let job = over(&batch, &job.id).await;
     assert_eq!((job.state, job.finished), (JobState::Done, 3));
+    // Also those that no job is in any more, or a metric would go on telling of it.
+    let counts = batch.counts().expect("counted").map(|(state, jobs)| (state.name(), jobs));
+    assert_eq!(counts, [("queued", 0), ("running", 0), ("done", 1), ("failed", 0), ("cancelled", 0)]);
     let all = bytes(&batch, &job.id, None);
     assert_eq!(all, [bytes(&batch, &job.id, Some(0)), bytes(&batch, &job.id, Some(1))].concat());
     let samples: u64 = job.results.iter().map(|r| r.duration_ms * 24).sum();
@@ -123,15 +138,7 @@ async fn a_folder_that_cannot_be_written_stops_work_and_says_why() {
     std::fs::remove_dir(&audio).expect("empty");
     std::fs::write(&audio, b"in the way").expect("writes");
     let job = batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted");
-    let mut reason = None;
-    for _ in 0..1_000 {
-        reason = batch.job(&job.id).expect("known").reason;
-        if reason.is_some() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert!(reason.is_some_and(|r| r.contains("audio")), "no reason");
+    assert!(reason(&batch, &job.id).await.contains("audio"));
     batch.shutdown();
     std::fs::remove_file(&audio).expect("removes");
     let batch = Batch::open(config(folder.path()), engine()).expect("opens again");
@@ -148,17 +155,6 @@ fn waiting_engine() -> (Engine, std::sync::mpsc::SyncSender<()>) {
         Ok(Box::new(Tone::new()))
     });
     (Engine::start(vec![loader], sched::Config::default()).expect("starts"), go)
-}
-
-/// Waits until a job says why it stands still.
-async fn reason(batch: &Batch, id: &str) -> String {
-    for _ in 0..1_000 {
-        if let Some(reason) = batch.job(id).expect("known").reason {
-            return reason;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("no reason: {:?}", batch.job(id));
 }
 
 /// What a job of these texts sounds like where nothing goes wrong.
@@ -275,13 +271,7 @@ async fn finished_jobs_are_forgotten_when_there_is_too_much_audio() {
     over(&batch, &job.id).await;
     batch.shutdown();
     let batch = Batch::open(Config { max_audio_mib: 0, ..config(folder.path()) }, engine()).expect("opens again");
-    for _ in 0..1_000 {
-        if batch.job(&job.id).is_err() {
-            assert!(!folder.path().join("audio").join(&job.id).exists());
-            batch.shutdown();
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("still there");
+    found(|| batch.job(&job.id).err()).await;
+    assert!(!folder.path().join("audio").join(&job.id).exists());
+    batch.shutdown();
 }

@@ -10,9 +10,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::Scheduler;
 use super::job::{Job, JobSpec};
 use super::step::Stage;
-use super::{Scheduler, cost::Costs};
 use crate::audio::duration_of;
 use crate::turn::Class;
 
@@ -27,6 +27,9 @@ const QUEUEING: f64 = 1.5;
 const LENIENCE: f64 = 3.0;
 /// Bounds of what clients are told to wait.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// More lines than any device is asked about.
+const MOST_LINES: u32 = 1 << 16;
 
 /// Why work was not taken on, and when to try again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -166,16 +169,19 @@ impl Scheduler {
         if self.live_lines == 0 {
             return Ok(());
         }
-        // One slot is left for batch that has starved for its patience.
-        let slots = self.limits.slots - u32::from(self.limits.slots > 1);
         let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
         let (promise, memory) = (self.promise(), self.has_memory_for(now, chars));
-        let over = self.live_lines + 1 > slots || load > self.config.load_limit || first > promise || !memory;
+        let over = self.live_lines >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
         if over {
             tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded);
         }
         Ok(())
+    }
+
+    /// Slots that live lines may have: one is left for batch that has starved for its patience.
+    pub(super) fn live_slots(&self) -> u32 {
+        self.limits.slots - u32::from(self.limits.slots > 1)
     }
 
     /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as
@@ -187,6 +193,25 @@ impl Scheduler {
         let rounds = self.learned.rounds.map(|rounds| rounds / self.learned.seconds);
         let per_second = self.seconds_for(&rounds, (lines / 2).max(1));
         per_second * f64::from(lines) / f64::from((lines / 2).max(1))
+    }
+
+    /// How many speaking lines the device is predicted to keep up with; 0 until something was spoken.
+    pub(super) fn carries(&self) -> f64 {
+        if self.learned.seconds == 0.0 {
+            return 0.0;
+        }
+        let fits = |lines: &u32| self.predicted_load(*lines) <= self.config.load_limit;
+        let (mut good, mut bad) = (0, 1);
+        while bad < MOST_LINES && fits(&bad) {
+            (good, bad) = (bad, bad * 2);
+        }
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            if fits(&middle) { good = middle } else { bad = middle }
+        }
+        // What is left over is part of a line: the load grows evenly between two widths.
+        let lines = good.max(1);
+        f64::from(lines) * self.config.load_limit / self.predicted_load(lines).max(f64::MIN_POSITIVE)
     }
 
     /// How long the first audio of one more silent line would take, in seconds.
@@ -205,14 +230,13 @@ impl Scheduler {
 
     /// Device seconds for so many rounds of each stage by `lines` lines together, in steps as wide as they allow.
     fn seconds_for(&self, rounds: &[f64; 4], lines: u32) -> f64 {
-        let costs: &Costs = &self.costs;
         let stages = Stage::ALL.iter().zip(rounds).zip(self.limits.width);
         stages
             .filter(|((_, rounds), width)| **rounds > 0.0 && *width > 0)
             .map(|((stage, rounds), most)| {
                 let width = lines.clamp(1, most);
                 let times = f64::from(lines.max(1)) / f64::from(width);
-                rounds * costs.per_round(*stage, width as usize) * times
+                rounds * self.costs.predict(*stage, width as usize, 1) * times
             })
             .sum()
     }

@@ -81,11 +81,6 @@ impl Costs {
         let narrower = (0..w).rev().find_map(|k| Some(at_width(k)? * GROWTH.powi((w - k) as i32)));
         narrower.or_else(|| (w + 1..WIDTHS).find_map(at_width)).unwrap_or(0.0)
     }
-
-    /// Seconds of one round at `width`, by the rounds that steps of this width usually have.
-    pub(super) fn per_round(&self, stage: Stage, width: usize) -> f64 {
-        self.predict(stage, width, 1)
-    }
 }
 
 fn width_bucket(width: usize) -> usize {

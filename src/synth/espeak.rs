@@ -38,6 +38,8 @@ const WAIT: Duration = Duration::from_millis(2);
 const NICE: &str = "nice";
 /// A child that gives nothing for so long is taken for dead.
 const STALLED: Duration = Duration::from_secs(5);
+/// The same for one that gives way to everything else: on a busy machine it may have got nothing to compute with.
+const STARVED: Duration = Duration::from_secs(300);
 
 /// How to run the program.
 #[derive(Clone, Debug)]

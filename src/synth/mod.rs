@@ -1,7 +1,7 @@
 //! Voices: what turns an utterance into PCM on one device.
 //!
 //! [`Synthesizer`] is the one open seam of the gateway. An implementation owns a loaded model on one device
-//! and computes bounded steps; it never decides what to run next, never sees a call, a socket or a clock.
+//! and computes bounded steps; it never decides what to run next and never sees a call.
 //! [`crate::sched`] decides; [`device`] is the thread on which both live.
 
 pub mod cosyvoice;

@@ -126,11 +126,16 @@ fn eight() -> Vec<(Slot, f32)> {
     (0..8).map(|n| (Slot(n), 1.0)).collect()
 }
 
+/// That nothing became of `spoken` but that it rode in narrower passes of the vocoder, whose sums are cut by their width.
+fn unharmed(spoken: &Spoken, clean: &Spoken) {
+    assert_eq!((&spoken.tokens, &spoken.failed, spoken.pcm.len()), (&clean.tokens, &clean.failed, clean.pcm.len()));
+    let apart = spoken.pcm.iter().zip(&clean.pcm).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart < 2e-3, "{apart}");
+}
+
 #[test]
 fn a_poisoned_row_ends_alone_and_leaves_nothing_behind() {
-    if !device() {
-        return;
-    }
+    let Some(_device) = device() else { return };
     let mut rig = rig(FinalChunk::Causal);
     let memory = rig.backend.memory();
     let clean = rig.speak(&eight(), &mut |_, _, _| {});
@@ -163,9 +168,7 @@ fn a_poisoned_row_ends_alone_and_leaves_nothing_behind() {
 
 #[test]
 fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
-    if !device() {
-        return;
-    }
+    let Some(_device) = device() else { return };
     // Another speed is an allocation in the vocoder's stage.
     let mut one = rig(FinalChunk::Causal);
     let slots = [(Slot(0), 1.0), (Slot(1), 1.25), (Slot(2), 1.25)];
@@ -177,7 +180,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[1].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[1]);
-    assert_eq!((&spoken[0], &spoken[2]), (&clean[0], &clean[2]));
+    [0, 2].into_iter().for_each(|n| unharmed(&spoken[n], &clean[n]));
     assert_eq!(one.backend.memory(), memory);
     assert_eq!(one.speak(&slots, &mut |_, _, _| {}), clean);
     drop(one);
@@ -192,7 +195,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[0].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[0]);
-    assert_eq!(spoken[1], clean[1]);
+    unharmed(&spoken[1], &clean[1]);
     assert_eq!(two.backend.memory(), memory);
     // No slab is left: nobody gets further, and the device is none the worse.
     let spoken = two.speak(&slots, &mut |backend, stage, call| {
@@ -210,9 +213,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
 /// between the Euler steps of a window.
 #[test]
 fn an_utterance_left_alone_between_any_two_steps_goes_on_to_the_bit() {
-    if !device() {
-        return;
-    }
+    let Some(_device) = device() else { return };
     let mut rig = rig(FinalChunk::Causal);
     let alone = rig.speak(&[(Slot(0), 1.0)], &mut |_, _, _| {});
     let (voice, others) = (rig.voice, [Slot(4), Slot(5), Slot(6)]);
@@ -307,14 +308,13 @@ async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     panic!("no end");
 }
 
-/// A device that is lost tells its lines and is loaded again: by an injected error, by a kernel that fails, by a kernel
-/// that does not end in time. The same process speaks the same afterwards, in the working precision.
+/// A device that is lost tells its lines and is loaded again, by an injected error or by a kernel that does not end in
+/// time: the same process speaks the same afterwards, in the working precision. After a kernel that fails, the driver
+/// may not allow that; then the device says that it takes a new process.
 #[test]
 #[ignore = "takes the device from whoever else uses it"]
 fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
-    if !device() {
-        return;
-    }
+    let Some(_device) = device() else { return };
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
     let (dir, voices) = (kit.checkpoint_dir(), tempfile::tempdir().expect("temp dir"));
     let sizes = config::Config::load(&dir).expect("sizes");
@@ -344,7 +344,7 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         assert!(clean.len() > 24_000);
         // It ends after all, since the test has to; the device is given up long before.
         let hang = Fault::Hang { lasts: Duration::from_secs(6), patience: Duration::from_millis(300) };
-        let faults = [Fault::Lost(5), Fault::Lost(50), Fault::Trap, hang, Fault::Trap];
+        let faults = [Fault::Lost(5), Fault::Lost(50), hang, Fault::Trap];
         for (n, lost) in faults.into_iter().enumerate() {
             *fault.lock().expect("unpoisoned") = Some(lost);
             let from = clock::now();
@@ -353,20 +353,25 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
             println!("{lost:?}: told after {:?}: {reason}", from.elapsed());
             assert!(reason.contains("device failed") && reason.contains("CUDA"), "{reason}");
             let wait = async {
-                while engine.status()[0].phase != Phase::Ready {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+                loop {
+                    match &engine.status()[0].phase {
+                        Phase::Ready => return true,
+                        Phase::Failed(reason) if reason.contains("start a new one") => return false,
+                        _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                    }
                 }
             };
-            let back = tokio::time::timeout(Duration::from_secs(60), wait).await.is_ok();
+            let back = tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it is one or the other");
             let status = &engine.status()[0];
-            println!(
-                "{lost:?}: back {back} after {:?}, {:?}, {} failures",
-                from.elapsed(),
-                status.phase,
-                status.failures
-            );
+            println!("{lost:?}: back {back} after {:?}, {:?}", from.elapsed(), status.phase);
+            if lost == Fault::Trap && !back {
+                break;
+            }
             assert!(back, "{lost:?}");
-            assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            // Loading is tried until a kernel that was given up has ended.
+            if matches!(lost, Fault::Lost(_)) {
+                assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            }
             let (again, how) = speak(&engine).await;
             assert_eq!(how, UtteranceEnd::Done, "{lost:?}");
             assert!(again == clean, "the same seed gives the same audio after {lost:?}");

@@ -52,13 +52,8 @@ impl CosyVoice<CpuBackend> {
     /// # Errors
     /// Everything that is wrong with the checkpoint, in one report.
     pub fn load_cpu(dir: &Path, options: Options, settings: Settings) -> Result<Self, SynthError> {
-        let report = verify::verify(dir, options.llm.stem());
-        if !report.passed() {
-            return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
-        }
-        let failed = |e: &dyn std::fmt::Display| SynthError::Device(e.to_string());
-        let config = Config::load(dir).map_err(|e| failed(&e))?;
-        let backend = CpuBackend::load(dir, options).map_err(|e| failed(&e))?;
+        let config = checked(dir, &options)?;
+        let backend = CpuBackend::load(dir, options).map_err(|e| SynthError::Device(e.to_string()))?;
         Self::new(backend, dir, config, settings)
     }
 }
@@ -75,13 +70,18 @@ impl CosyVoice<GpuBackend> {
         precision: Precision,
         settings: Settings,
     ) -> Result<Self, SynthError> {
-        let report = verify::verify(dir, options.llm.stem());
-        if !report.passed() {
-            return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
-        }
-        let failed = |e: &dyn std::fmt::Display| SynthError::Device(e.to_string());
-        let config = Config::load(dir).map_err(|e| failed(&e))?;
-        let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| failed(&e))?;
+        let config = checked(dir, &options)?;
+        let backend =
+            GpuBackend::load(dir, ordinal, options, precision).map_err(|e| SynthError::Device(e.to_string()))?;
         Self::new(backend, dir, config, settings)
     }
+}
+
+/// The sizes of a checkpoint in which nothing is wrong.
+fn checked(dir: &Path, options: &Options) -> Result<Config, SynthError> {
+    let report = verify::verify(dir, options.llm.stem());
+    if !report.passed() {
+        return Err(SynthError::Device(format!("{} cannot be used:\n{report}", dir.display())));
+    }
+    Config::load(dir).map_err(|e| SynthError::Device(e.to_string()))
 }

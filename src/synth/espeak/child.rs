@@ -11,7 +11,7 @@ use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 use super::voices::missing;
-use super::{Manner, STALLED};
+use super::{Manner, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
 use crate::synth::{Progress, Slot, Stage, Stages, SynthError};
 
@@ -28,8 +28,9 @@ pub(super) struct Child {
     bytes: Vec<u8>,
     wav: Option<Converter>,
     ended: bool,
-    /// Since when reads have brought nothing.
+    /// Since when reads have brought nothing, and for how long they may.
     silent_since: Option<Instant>,
+    patience: Duration,
 }
 
 impl Child {
@@ -59,7 +60,16 @@ impl Child {
             .spawn()
             .map_err(|e| missing(program, &e))?;
         let stdin = process.stdin.take();
-        Ok(Self { process, stdin, stdout: ours, bytes: Vec::new(), wav: None, ended: false, silent_since: None })
+        Ok(Self {
+            process,
+            stdin,
+            stdout: ours,
+            bytes: Vec::new(),
+            wav: None,
+            ended: false,
+            silent_since: None,
+            patience: if nice.is_some() { STARVED } else { STALLED },
+        })
     }
 
     /// Hands over the text. It fits the pipe, so this does not block.
@@ -118,8 +128,8 @@ impl Child {
             return Ok(());
         }
         let since = *self.silent_since.get_or_insert(now);
-        if now.saturating_duration_since(since) > STALLED {
-            return Err(format!("gave no audio for {STALLED:?}"));
+        if now.saturating_duration_since(since) > self.patience {
+            return Err(format!("gave no audio for {:?}", self.patience));
         }
         Ok(())
     }

@@ -128,3 +128,19 @@ fn closing_kills_the_child_and_a_killed_child_fails_one_utterance() {
     }
     panic!("the death of the child went unnoticed");
 }
+
+#[test]
+fn a_child_that_gives_way_may_be_silent_for_longer() {
+    let Some(voice) = espeak() else { return };
+    let manner = voice.manner(None, None, 1.0).expect("the default");
+    let now = clock::now();
+    for (nice, dead) in [(None, true), (Some(Path::new(NICE)), false)] {
+        // It has no text, so it says nothing.
+        let mut child = Child::start(&voice.config.program, &manner, nice).expect("starts");
+        assert!(child.read(Slot(0), now, None).failed.is_none());
+        let later = child.read(Slot(0), now + 2 * STALLED, None);
+        assert_eq!(later.failed.is_some(), dead, "{nice:?}");
+        child.kill();
+        child.wait();
+    }
+}

@@ -63,7 +63,7 @@ impl Probe for CpuBackend {
 
     fn look_ahead(&mut self, tokens: &[u32], last: bool) -> Result<Option<Values>, SynthError> {
         let ahead = if last { 0 } else { self.config.flow.lookahead };
-        values(&self.flow.look_ahead(tokens, 0, tokens.len() - ahead).map_err(device)?).map(Some)
+        values(&self.flow.look_ahead(tokens, 0, tokens.len().saturating_sub(ahead)).map_err(device)?).map(Some)
     }
 
     fn dit(&mut self, input: &DitInput) -> Result<DitProbe, SynthError> {

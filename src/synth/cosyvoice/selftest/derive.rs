@@ -28,10 +28,9 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
 /// How many recent ids the kit's sampler may exclude: the known kit's number, the configured one, then all others.
 pub(super) fn windows(configured: usize) -> Vec<usize> {
     const MOST: usize = 64;
-    let mut all = vec![KIT_WINDOW];
-    all.extend([configured].into_iter().chain(0..MOST).filter(|&w| w != KIT_WINDOW));
-    all.dedup();
-    all
+    let known = [KIT_WINDOW, configured];
+    let first = if configured == KIT_WINDOW { &known[..1] } else { &known };
+    first.iter().copied().chain((0..MOST).filter(|w| !known.contains(w))).collect()
 }
 
 /// Whether with that window every token is the best that is allowed.
