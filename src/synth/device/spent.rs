@@ -73,3 +73,30 @@ impl Spent {
         Spent { steps, between, idle, until: self.until }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::{Slot, Stage};
+
+    #[test]
+    fn every_moment_is_counted_once() {
+        let start = crate::clock::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let step = Step { stage: Stage::Flow, slots: vec![Slot(0), Slot(1)], rounds: 1 };
+        let mut spent = Spent::default();
+        spent.ran(at(0), at(5), &step, [Class::Live, Class::Batch].into_iter());
+        spent.ran(at(6), at(10), &step, [Class::Live].into_iter());
+        let before = spent.clone();
+        spent.pass(at(11), false);
+        spent.pass(at(20), true);
+        spent.ran(at(22), at(25), &step, [Class::Live].into_iter());
+        let live = spent.steps[&("flow", "live")];
+        assert_eq!((live.count, live.slots, live.time), (2, 4, Duration::from_millis(7)));
+        let all = spent.steps.values().map(|steps| steps.time).sum::<Duration>() + spent.between + spent.idle;
+        assert_eq!((all, spent.idle), (Duration::from_millis(25), Duration::from_millis(9)));
+        let since = spent.since(&before);
+        assert_eq!(since.steps.keys().copied().collect::<Vec<_>>(), [("flow", "live")]);
+        assert_eq!((since.between, since.idle), (Duration::from_millis(3), Duration::from_millis(9)));
+    }
+}
