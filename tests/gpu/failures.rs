@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use antiphon::clock;
 use antiphon::sched::Config;
 use antiphon::synth::cosyvoice::backend::{
     Backend, Embed, FinalChunk, FlowPrompt, MinLength, Options, Sampling, SlotRequest, VoiceHandle,
@@ -125,6 +126,13 @@ fn eight() -> Vec<(Slot, f32)> {
     (0..8).map(|n| (Slot(n), 1.0)).collect()
 }
 
+/// That nothing became of `spoken` but that it rode in narrower passes of the vocoder, whose sums are cut by their width.
+fn unharmed(spoken: &Spoken, clean: &Spoken) {
+    assert_eq!((&spoken.tokens, &spoken.failed, spoken.pcm.len()), (&clean.tokens, &clean.failed, clean.pcm.len()));
+    let apart = spoken.pcm.iter().zip(&clean.pcm).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart < 2e-3, "{apart}");
+}
+
 #[test]
 fn a_poisoned_row_ends_alone_and_leaves_nothing_behind() {
     let Some(_device) = device() else { return };
@@ -172,7 +180,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[1].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[1]);
-    assert_eq!((&spoken[0], &spoken[2]), (&clean[0], &clean[2]));
+    [0, 2].into_iter().for_each(|n| unharmed(&spoken[n], &clean[n]));
     assert_eq!(one.backend.memory(), memory);
     assert_eq!(one.speak(&slots, &mut |_, _, _| {}), clean);
     drop(one);
@@ -187,7 +195,7 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[0].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[0]);
-    assert_eq!(spoken[1], clean[1]);
+    unharmed(&spoken[1], &clean[1]);
     assert_eq!(two.backend.memory(), memory);
     // No slab is left: nobody gets further, and the device is none the worse.
     let spoken = two.speak(&slots, &mut |backend, stage, call| {
@@ -300,11 +308,11 @@ async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     panic!("no end");
 }
 
-/// A device that is lost tells its lines and is loaded again. After an error of the real driver its lines are told as
-/// well; whether the same process gets a context that works is printed, not promised: the driver's own documentation
-/// asks for a new process. To be run alone: a context is shared by all of a process.
+/// A device that is lost tells its lines and is loaded again, by an injected error or by a kernel that does not end in
+/// time: the same process speaks the same afterwards, in the working precision. After a kernel that fails, the driver
+/// may not allow that; then the device says that it takes a new process.
 #[test]
-#[ignore = "breaks the process's context; run it alone"]
+#[ignore = "takes the device from whoever else uses it"]
 fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
     let Some(_device) = device() else { return };
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
@@ -320,9 +328,7 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
             let options = Options { slots: Some(8), memory: Some(2 << 30), ..Options::default() };
-            // Which of several kernels does a product is found by timing when a model is loaded in 16 bits, and they
-            // round differently: to the bit is promised within one load, and here.
-            let backend = GpuBackend::load(&dir, 0, options, Precision::EXACT)?;
+            let backend = GpuBackend::load(&dir, 0, options, Precision::default())?;
             let mut voice = CosyVoice::new(backend, &dir, sizes.clone(), settings.clone())?;
             voice.force_length(Some(60));
             Ok(Box::new(Breakable { voice, fault: fault.clone() }))
@@ -330,39 +336,46 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
     };
     let recovery = Recovery { first: Duration::from_millis(10), most: Duration::from_millis(10) };
     let engine = Engine::start_with(vec![loader], Config::default(), recovery).expect("starts");
-    let stop = AtomicBool::new(false);
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
         engine.ready().await;
         assert_eq!(engine.status()[0].phase, Phase::Ready);
         let (clean, how) = speak(&engine).await;
         assert_eq!(how, UtteranceEnd::Done);
         assert!(clean.len() > 24_000);
-        for (n, lost) in [Fault::Lost(5), Fault::Lost(50), Fault::Trap].into_iter().enumerate() {
+        // It ends after all, since the test has to; the device is given up long before.
+        let hang = Fault::Hang { lasts: Duration::from_secs(6), patience: Duration::from_millis(300) };
+        let faults = [Fault::Lost(5), Fault::Lost(50), hang, Fault::Trap];
+        for (n, lost) in faults.into_iter().enumerate() {
             *fault.lock().expect("unpoisoned") = Some(lost);
+            let from = clock::now();
             let (_, how) = speak(&engine).await;
             let UtteranceEnd::Failed(reason) = how else { panic!("{lost:?}: {how:?}") };
-            println!("{lost:?}: {reason}");
+            println!("{lost:?}: told after {:?}: {reason}", from.elapsed());
             assert!(reason.contains("device failed") && reason.contains("CUDA"), "{reason}");
             let wait = async {
-                while engine.status()[0].phase != Phase::Ready {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+                loop {
+                    match &engine.status()[0].phase {
+                        Phase::Ready => return true,
+                        Phase::Failed(reason) if reason.contains("start a new one") => return false,
+                        _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                    }
                 }
             };
-            let back = tokio::time::timeout(Duration::from_secs(10), wait).await.is_ok();
+            let back = tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it is one or the other");
             let status = &engine.status()[0];
-            println!("{lost:?}: back {back}, {:?}, {} failures", status.phase, status.failures);
-            if lost == Fault::Trap {
+            println!("{lost:?}: back {back} after {:?}, {:?}", from.elapsed(), status.phase);
+            if lost == Fault::Trap && !back {
                 break;
             }
             assert!(back, "{lost:?}");
-            assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            // Loading is tried until a kernel that was given up has ended.
+            if matches!(lost, Fault::Lost(_)) {
+                assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+            }
             let (again, how) = speak(&engine).await;
-            assert_eq!(how, UtteranceEnd::Done);
+            assert_eq!(how, UtteranceEnd::Done, "{lost:?}");
             assert!(again == clean, "the same seed gives the same audio after {lost:?}");
         }
-        stop.store(true, Ordering::Relaxed);
     });
-    assert!(stop.load(Ordering::Relaxed));
-    // Not joined: the driver may not let go of a broken context.
-    drop(engine);
+    engine.shutdown();
 }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
+use antiphon::synth::cosyvoice::random;
 use antiphon::synth::cosyvoice::selftest::{self, Kit};
 
 /// The kit lies beside this file's package, which is also where tests run.
@@ -87,65 +88,9 @@ fn product_costs() {
 
 /// Sizes of the 0.5B model.
 fn full() -> Config {
-    use antiphon::synth::cosyvoice::config::{FlowConfig, HiftConfig, LlmConfig, RasConfig};
-    let three = |v: [usize; 3]| vec![v.to_vec(), v.to_vec(), v.to_vec()];
-    Config {
-        sample_rate: 24000,
-        token_rate: 25,
-        token_mel_ratio: 2,
-        llm: LlmConfig {
-            hidden: 896,
-            layers: 24,
-            heads: 14,
-            kv_heads: 2,
-            head_dim: 64,
-            intermediate: 4864,
-            rms_eps: 1e-6,
-            rope_theta: 1e6,
-            vocab: 151_936,
-            tied: true,
-            speech_tokens: 6561,
-            mix_ratio: [5, 15],
-            sampling: RasConfig { top_p: 0.8, top_k: 25, window: 10, tau: 0.1 },
-        },
-        flow: FlowConfig {
-            input: 80,
-            mel: 80,
-            speaker: 192,
-            vocab: 6561,
-            lookahead: 3,
-            lookahead_channels: 1024,
-            dim: 1024,
-            depth: 22,
-            heads: 16,
-            head_dim: 64,
-            ff_mult: 2,
-            spk_dim: 80,
-            block: 50,
-            left_blocks: None,
-            guidance: 0.7,
-        },
-        hift: HiftConfig {
-            mel: 80,
-            base_channels: 512,
-            harmonics: 8,
-            sine_amp: 0.1,
-            noise_std: 0.003,
-            voiced_threshold: 10.0,
-            upsample_rates: vec![8, 5, 3],
-            upsample_kernels: vec![16, 11, 7],
-            n_fft: 16,
-            hop: 4,
-            resblock_kernels: vec![3, 7, 11],
-            resblock_dilations: three([1, 3, 5]),
-            source_kernels: vec![7, 7, 11],
-            source_dilations: three([1, 3, 5]),
-            slope: 0.1,
-            limit: 0.99,
-            look_right: 4,
-            f0_channels: 512,
-        },
-    }
+    let dir = tempfile::tempdir().expect("temp dir");
+    random::write_texts(dir.path(), random::Size::Full).expect("written");
+    Config::load(dir.path()).expect("sizes")
 }
 
 #[test]

@@ -33,7 +33,7 @@ unpack() {
 
 parity() { ./gpu --nocapture --test-threads=1; }
 
-# What goes wrong ends alone. The last breaks its process's context, so it has one of its own.
+# What goes wrong ends alone. The last takes the device from whoever else uses it, so it has a process of its own.
 failures() {
     ./gpu --nocapture --test-threads=1 failures::
     ./gpu --nocapture --ignored a_device_that_is_lost

@@ -1,19 +1,20 @@
 //! One CUDA device: memory, kernels compiled at load, launches and graphs.
 //!
-//! Owns the context, one stream, and what it allocates. Knows nothing of the model. All of it is used from one
-//! thread at a time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
+//! Owns the [`Context`] and what is made in it. Knows nothing of the model. All of it is used from one thread at a
+//! time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
 //!
 //! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
 
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cudarc::driver::CudaContext;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use cudarc::nvrtc::result as rtc;
 use cudarc::nvrtc::sys as rtc_sys;
 
+use super::context::Context;
 use super::faults::Faults;
 use super::ledger::{Ledger, Part};
 use crate::synth::SynthError;
@@ -66,10 +67,6 @@ impl From<GpuError> for SynthError {
             other => SynthError::Device(other.to_string()),
         }
     }
-}
-
-pub(super) fn driver(what: &'static str) -> impl Fn(cudarc::driver::DriverError) -> GpuError {
-    move |e| GpuError::Driver { what, reason: e.to_string() }
 }
 
 /// Type of operands and caches; sums are single precision throughout.
@@ -133,8 +130,7 @@ pub fn count() -> u32 {
 
 /// One device and its stream.
 pub(super) struct Device {
-    ctx: Arc<CudaContext>,
-    pub(super) stream: Arc<CudaStream>,
+    pub(super) context: Context,
     pub(super) name: String,
     arch: String,
     /// Whether launches may start before the one before them has ended.
@@ -142,27 +138,8 @@ pub(super) struct Device {
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     trace: Mutex<Trace>,
-    /// Unloaded when the device is dropped: nothing that was loaded on it is used after it.
-    modules: Mutex<Vec<Loaded>>,
     pub(super) ledger: Ledger,
     pub(super) faults: Faults,
-}
-
-/// A loaded module's handle.
-struct Loaded(sys::CUmodule);
-
-// SAFETY: a module handle may be used from any thread; it is only unloaded, by the last owner of the device.
-unsafe impl Send for Loaded {}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        // Errors mean that the device is lost, and its modules with it.
-        let _ = self.bind();
-        for module in self.modules.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // SAFETY: loaded by `compile`, unloaded only here; buffers and kernels that hold this device are gone.
-            let _ = unsafe { cu::module::unload(module.0) };
-        }
-    }
 }
 
 /// A kernel of a loaded module, and its name.
@@ -201,7 +178,7 @@ unsafe impl Send for Trace {}
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
 
-/// Kernels of one source, compiled for this device, which unloads them.
+/// Kernels of one source, compiled for this device; they stay loaded for as long as its context.
 pub(super) struct Module {
     module: sys::CUmodule,
     unit: &'static str,
@@ -216,12 +193,9 @@ impl Device {
         if let Some(reason) = absent() {
             return Err(GpuError::Absent(reason));
         }
-        let ctx = CudaContext::new(ordinal as usize).map_err(driver("open the device"))?;
-        // SAFETY: everything runs on one stream, so no event has to order it.
-        unsafe { ctx.disable_event_tracking() };
-        let stream = ctx.new_stream().map_err(driver("create a stream"))?;
-        let name = ctx.name().map_err(driver("read the device's name"))?;
-        let (major, minor) = ctx.compute_capability().map_err(driver("read the compute capability"))?;
+        let context = Context::open(ordinal)?;
+        let name = context.name()?;
+        let (major, minor) = context.capability()?;
         if major < 8 {
             return Err(GpuError::Absent(format!(
                 "no GPU engine: {name} has compute capability {major}.{minor}, 8.0 is needed"
@@ -229,14 +203,12 @@ impl Device {
         }
         let suffix = if major == 9 { "a" } else { "" };
         let this = Self {
-            ctx,
-            stream,
+            context,
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
             hopper: major == 9,
             trace: Mutex::default(),
-            modules: Mutex::default(),
             ledger: Ledger::default(),
             faults: Faults::default(),
         };
@@ -251,28 +223,33 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the device current on this thread.
-    pub(super) fn bind(&self) -> Result<(), GpuError> {
-        self.ctx.bind_to_thread().map_err(driver("bind the device to a thread"))
+    /// Before a driver call: makes the device current on this thread.
+    pub(super) fn enter(&self, what: &'static str) -> Result<(), GpuError> {
+        self.faults.call(what)?;
+        self.context.bind()
+    }
+
+    /// Before a driver call that may wait for what was started: nothing else bounds that.
+    fn enter_idle(&self, what: &'static str) -> Result<(), GpuError> {
+        self.faults.call(what)?;
+        self.context.wait()
     }
 
     /// Bytes free and in all.
     pub(super) fn memory(&self) -> Result<(u64, u64), GpuError> {
-        self.bind()?;
-        let (free, total) = cu::mem_get_info().map_err(driver("read the memory's state"))?;
+        self.context.bind()?;
+        let (free, total) = cu::mem_get_info().map_err(self.context.failed("read the memory's state"))?;
         Ok((free as u64, total as u64))
     }
 
     /// Waits for everything that was started.
     pub(super) fn sync(&self) -> Result<(), GpuError> {
-        self.faults.call("wait for the device")?;
-        self.stream.synchronize().map_err(driver("wait for the device"))
+        self.enter_idle("wait for the device")
     }
 
     /// Uninitialised memory.
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
-        self.bind()?;
-        self.faults.call("allocate memory")?;
+        self.enter_idle("allocate memory")?;
         let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
         if self.faults.no_memory() {
             return Err(short());
@@ -281,7 +258,7 @@ impl Device {
         let ptr = unsafe { cu::malloc_sync(bytes.max(256)) }.map_err(|e| match e.0 {
             // Any other error is the device's, and is not answered by asking for less.
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short(),
-            _ => driver("allocate memory")(e),
+            _ => self.context.failed("allocate memory")(e),
         })?;
         let part = Part::of(what);
         self.ledger.add(part, bytes as u64);
@@ -309,9 +286,10 @@ impl Device {
     /// The driver's blocking copy runs on the default stream, which ours does not wait for, and for few bytes of
     /// pageable memory it returns before they have arrived: a kernel started next may read what was there before.
     pub(super) fn write<T: Copy>(&self, ptr: u64, values: &[T]) -> Result<(), GpuError> {
-        self.bind()?;
+        self.enter_idle("copy to the device")?;
         // SAFETY: callers pass ranges of buffers they own; `values` outlives the copy, which is waited for.
-        unsafe { cu::memcpy_htod_async(ptr, values, self.stream.cu_stream()) }.map_err(driver("copy to the device"))?;
+        unsafe { cu::memcpy_htod_async(ptr, values, self.context.stream()) }
+            .map_err(self.context.failed("copy to the device"))?;
         self.sync()
     }
 
@@ -322,23 +300,27 @@ impl Device {
 
     /// Sets `bytes` bytes at `ptr` to `value`, in the order of the stream.
     pub(super) fn fill(&self, ptr: u64, value: u8, bytes: usize) -> Result<(), GpuError> {
-        self.bind()?;
+        self.enter("set memory")?;
         // SAFETY: callers pass ranges of buffers they own.
-        unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.stream.cu_stream()).result() }
-            .map_err(driver("set memory"))
+        unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.context.stream()).result() }
+            .map_err(self.context.failed("set memory"))?;
+        self.context.started(1)
     }
 
     /// Copies between two ranges of the device, in the order of the stream.
     pub(super) fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<(), GpuError> {
+        self.enter("copy on the device")?;
         // SAFETY: callers pass ranges of buffers they own.
-        unsafe { cu::memcpy_dtod_async(dst, src, bytes, self.stream.cu_stream()) }.map_err(driver("copy on the device"))
+        unsafe { cu::memcpy_dtod_async(dst, src, bytes, self.context.stream()) }
+            .map_err(self.context.failed("copy on the device"))?;
+        self.context.started(1)
     }
 
     /// Reads `out.len()` values; waits for the stream.
     pub(super) fn read<T: Copy>(&self, ptr: u64, out: &mut [T]) -> Result<(), GpuError> {
-        self.sync()?;
+        self.enter_idle("copy from the device")?;
         // SAFETY: callers pass ranges of buffers they own; nothing runs any more.
-        unsafe { cu::memcpy_dtoh_sync(out, ptr) }.map_err(driver("copy from the device"))
+        unsafe { cu::memcpy_dtoh_sync(out, ptr) }.map_err(self.context.failed("copy from the device"))
     }
 
     /// Compiles `sources`, one after another as one unit, with the given macros.
@@ -349,11 +331,11 @@ impl Device {
         elt: Elt,
         defines: &[(&str, i64)],
     ) -> Result<Module, GpuError> {
-        self.bind()?;
         let image = compile(unit, sources, elt, defines, &self.arch)?;
+        self.enter_idle("load a module")?;
         // SAFETY: the image is a complete module that the compiler made for this device.
-        let module = unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(driver("load a module"))?;
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(Loaded(module));
+        let module =
+            unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(self.context.failed("load a module"))?;
         Ok(Module { module, unit })
     }
 
@@ -373,7 +355,7 @@ impl Device {
     ) -> Result<(), GpuError> {
         use sys::CUlaunchAttributeID as Id;
         use sys::CUlaunchAttributeValue as Value;
-        self.faults.call("start a kernel")?;
+        self.enter("start a kernel")?;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut size = Value { pad: [0; 64] };
         size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
@@ -391,7 +373,7 @@ impl Device {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared,
-            hStream: self.stream.cu_stream(),
+            hStream: self.context.stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: u32::from(self.overlap) * if cluster > 1 { 2 } else { 1 },
         };
@@ -400,7 +382,8 @@ impl Device {
             sys::cuLaunchKernelEx(&raw const config, kernel.0, args.as_ptr().cast_mut().cast(), std::ptr::null_mut())
         }
         .result()
-        .map_err(driver("start a kernel"))?;
+        .map_err(self.context.failed("start a kernel"))?;
+        self.context.started(1)?;
         self.note(kernel.1, u64::from(grid.0) * u64::from(grid.1) * u64::from(grid.2))
     }
 
@@ -419,10 +402,25 @@ impl Device {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         let (flops, bytes) = std::mem::take(&mut trace.next);
         let Some(list) = &mut trace.list else { return Ok(()) };
-        let event = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"))?;
+        let event = self.event()?;
         list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
+        self.mark(event)
+    }
+
+    fn event(&self) -> Result<sys::CUevent, GpuError> {
+        cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(self.context.failed("create an event"))
+    }
+
+    fn mark(&self, event: sys::CUevent) -> Result<(), GpuError> {
         // SAFETY: event and stream are alive.
-        unsafe { cu::event::record(event, self.stream.cu_stream()) }.map_err(driver("record an event"))
+        unsafe { cu::event::record(event, self.context.stream()) }.map_err(self.context.failed("record an event"))
+    }
+
+    /// Seconds between two events, both of which were recorded and have passed.
+    fn between(&self, from: sys::CUevent, to: sys::CUevent) -> Result<f64, GpuError> {
+        // SAFETY: the caller's promise.
+        let ms = unsafe { cu::event::elapsed(from, to) }.map_err(self.context.failed("read a timer"))?;
+        Ok(f64::from(ms) * 1e-3)
     }
 
     /// Runs `work` with every launch timed, in order.
@@ -433,9 +431,7 @@ impl Device {
         self.sync()?;
         let mut out = Vec::with_capacity(list.len());
         for pair in list.windows(2) {
-            // SAFETY: both events were recorded and have passed.
-            let ms = unsafe { cu::event::elapsed(pair[0].1, pair[1].1) }.map_err(driver("read a timer"))?;
-            out.push(Launch { seconds: f64::from(ms) * 1e-3, ..pair[1].0 });
+            out.push(Launch { seconds: self.between(pair[0].1, pair[1].1)?, ..pair[1].0 });
         }
         for (_, event) in list {
             // SAFETY: created by `note`, destroyed only here.
@@ -445,17 +441,24 @@ impl Device {
     }
 
     /// Records what `work` starts into a graph, without running it.
-    pub(super) fn capture(&self, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
+    pub(super) fn capture(self: &Arc<Self>, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
         self.sync()?;
-        self.stream
-            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-            .map_err(driver("begin a graph"))?;
+        let (stream, failed) = (self.context.stream(), self.context.failed("record a graph"));
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive and records nothing yet.
+        unsafe { cu::stream::begin_capture(stream, mode) }.map_err(&failed)?;
+        self.context.record(true);
         let done = work();
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(driver("end a graph"));
+        self.context.record(false);
+        // SAFETY: the stream records since above.
+        let graph = unsafe { cu::stream::end_capture(stream) };
         done?;
-        match graph? {
-            Some(graph) => Ok(Graph(graph)),
-            None => Err(GpuError::Driver { what: "end a graph", reason: "nothing was recorded".into() }),
+        let graph = graph.map_err(&failed)?;
+        // SAFETY: the graph was just made, and is needed only to make what is launched.
+        unsafe {
+            let exec = cu::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = cu::graph::destroy(graph);
+            Ok(Graph { exec: exec.map_err(&failed)?, device: self.clone() })
         }
     }
 }
@@ -530,22 +533,42 @@ pub(super) struct Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         self.device.ledger.sub(self.part, self.bytes as u64);
-        // Failing here means that the device is lost, and its memory with it.
-        let _ = self.device.bind();
-        // SAFETY: allocated by `Device::alloc`, freed only here; the driver waits for work that uses it.
-        let _ = unsafe { cu::free_sync(self.ptr) };
+        // What is left in a lost context goes with it. The wait is ours, not the driver's: it ends.
+        if self.device.context.wait().is_ok() {
+            // SAFETY: allocated by `Device::alloc`, freed only here; nothing runs any more.
+            let _ = unsafe { cu::free_sync(self.ptr) };
+        }
     }
 }
 
 /// A recorded sequence of launches.
-pub(super) struct Graph(CudaGraph);
+pub(super) struct Graph {
+    exec: sys::CUgraphExec,
+    device: Arc<Device>,
+}
 
 // SAFETY: a graph may be launched from any thread, one at a time; the model that holds it is used that way.
 unsafe impl Send for Graph {}
 
+/// Launches of a queue that one graph stands for: its nodes take less room than launches of their own.
+const GRAPH_LAUNCHES: u32 = 8;
+
 impl Graph {
     pub(super) fn launch(&self) -> Result<(), GpuError> {
-        self.0.launch().map_err(driver("launch a graph"))
+        self.device.enter("launch a graph")?;
+        let context = &self.device.context;
+        // SAFETY: graph and stream are alive; what the graph's launches use outlives it, as `Device::launch` demands.
+        unsafe { cu::graph::launch(self.exec, context.stream()) }.map_err(context.failed("launch a graph"))?;
+        context.started(GRAPH_LAUNCHES)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.context.wait().is_ok() {
+            // SAFETY: made by `Device::capture`, destroyed only here; nothing runs any more.
+            let _ = unsafe { cu::graph::exec_destroy(self.exec) };
+        }
     }
 }
 
@@ -563,8 +586,9 @@ impl Staging {
     pub(super) fn new(device: &Arc<Device>, what: &'static str, bytes: usize) -> Result<Self, GpuError> {
         let dev = device.zeros(what, bytes)?;
         // SAFETY: a plain allocation, freed in `drop`.
-        let host =
-            unsafe { cu::malloc_host(bytes.max(256), 0) }.map_err(driver("allocate page-locked memory"))?.cast::<u8>();
+        let host = unsafe { cu::malloc_host(bytes.max(256), 0) }
+            .map_err(device.context.failed("allocate page-locked memory"))?;
+        let host = host.cast::<u8>();
         // SAFETY: `host` has that many bytes.
         unsafe { std::ptr::write_bytes(host, 0, bytes) };
         Ok(Self { host, dev })
@@ -580,26 +604,32 @@ impl Staging {
     /// Sends the first `bytes` bytes to the device.
     pub(super) fn send(&self, bytes: usize) -> Result<(), GpuError> {
         let bytes = bytes.min(self.dev.bytes);
-        let stream = self.dev.device.stream.cu_stream();
+        self.dev.device.enter("copy to the device")?;
+        let context = &self.dev.device.context;
         // SAFETY: both sides are `bytes` long at least and live as long as `self`.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.cast(), bytes, stream).result() }
-            .map_err(driver("copy to the device"))
+        unsafe { sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.cast(), bytes, context.stream()).result() }
+            .map_err(context.failed("copy to the device"))?;
+        context.started(1)
     }
 
     /// Fetches the first `bytes` bytes; valid after the next wait.
     pub(super) fn fetch(&self, bytes: usize) -> Result<(), GpuError> {
         let bytes = bytes.min(self.dev.bytes);
-        let stream = self.dev.device.stream.cu_stream();
+        self.dev.device.enter("copy from the device")?;
+        let context = &self.dev.device.context;
         // SAFETY: as in `send`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(self.host.cast(), self.dev.ptr, bytes, stream).result() }
-            .map_err(driver("copy from the device"))
+        unsafe { sys::cuMemcpyDtoHAsync_v2(self.host.cast(), self.dev.ptr, bytes, context.stream()).result() }
+            .map_err(context.failed("copy from the device"))?;
+        context.started(1)
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed only here. An error means the device is lost.
-        let _ = unsafe { cu::free_host(self.host.cast()) };
+        if self.dev.device.context.wait().is_ok() {
+            // SAFETY: allocated in `new`, freed only here; nothing runs any more.
+            let _ = unsafe { cu::free_host(self.host.cast()) };
+        }
     }
 }
 
@@ -627,31 +657,26 @@ unsafe impl Send for Timer {}
 
 impl Timer {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
-        device.bind()?;
-        let make = || cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("create an event"));
-        Ok(Self { events: [make()?, make()?], device: device.clone() })
+        device.enter("create an event")?;
+        Ok(Self { events: [device.event()?, device.event()?], device: device.clone() })
     }
 
     pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
-        // SAFETY: events and stream are alive.
-        unsafe { cu::event::record(self.events[which], self.device.stream.cu_stream()) }
-            .map_err(driver("record an event"))
+        self.device.mark(self.events[which])
     }
 
     /// Seconds between the two marks; waits for the second.
     pub(super) fn seconds(&self) -> Result<f64, GpuError> {
-        // SAFETY: both events were recorded.
-        unsafe {
-            cu::event::synchronize(self.events[1]).map_err(driver("wait for an event"))?;
-            cu::event::elapsed(self.events[0], self.events[1])
-                .map(|ms| f64::from(ms) * 1e-3)
-                .map_err(driver("read a timer"))
-        }
+        self.device.sync()?;
+        self.device.between(self.events[0], self.events[1])
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
+        if self.device.context.is_lost() {
+            return;
+        }
         for event in self.events {
             // SAFETY: created in `new`, destroyed only here.
             let _ = unsafe { cu::event::destroy(event) };

@@ -3,14 +3,22 @@
 //! Nothing here runs unless [`GpuBackend::inject`] was called; until then it costs one atomic load a launch.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::device::start;
 use super::slabs::Pool;
 use super::{Elt, GpuBackend, GpuError, Stage};
 use crate::synth::{Slot, SynthError};
 
-/// Never returns from its launch.
-const TRAP: &str = "extern \"C\" __global__ void fault_trap() { asm volatile(\"trap;\"); }";
+/// A kernel that fails, and one that goes on for so many nanoseconds.
+const KERNELS: &str = r#"
+extern "C" __global__ void fault_trap() { asm volatile("trap;"); }
+extern "C" __global__ void fault_hang(unsigned long long ns) {
+    unsigned long long from, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - from < ns);
+}
+"#;
 /// Bytes of all ones are NaN in every operand type.
 const NAN: u8 = 0xff;
 
@@ -25,6 +33,13 @@ pub enum Fault {
     /// A kernel traps: an error of the real driver, after which the context is of no more use. Other contexts and
     /// other programs are not touched.
     Trap,
+    /// A kernel goes on for as long as `lasts`, and waits for the device are given up after `patience`.
+    Hang {
+        /// How long the kernel runs.
+        lasts: Duration,
+        /// How long the device may have nothing to say.
+        patience: Duration,
+    },
     /// State that the slot's next step of that stage reads becomes NaN.
     NotANumber(Slot, Stage),
     /// No slab is free until [`Fault::Slabs`] is undone by dropping the backend.
@@ -82,9 +97,13 @@ impl GpuBackend {
             Fault::Allocation(n) => faults.arm(&faults.allocation, n),
             Fault::Lost(n) => faults.arm(&faults.call, n),
             Fault::Trap => {
-                let module = self.device.compile("faults", &[TRAP], Elt::F32, &[])?;
-                let kernel = module.kernel("fault_trap", 0)?;
-                start!(self.device, kernel, (1, 1, 1), 32, 0;)?;
+                let module = self.device.compile("faults", &[KERNELS], Elt::F32, &[])?;
+                start!(self.device, module.kernel("fault_trap", 0)?, (1, 1, 1), 32, 0;)?;
+            }
+            Fault::Hang { lasts, patience } => {
+                let module = self.device.compile("faults", &[KERNELS], Elt::F32, &[])?;
+                self.device.context.hurry(patience);
+                start!(self.device, module.kernel("fault_hang", 0)?, (1, 1, 1), 32, 0; lasts.as_nanos() as u64)?;
             }
             Fault::NotANumber(slot, stage) => self.spoil(slot, stage)?,
             Fault::Slabs => while self.slabs.take().is_ok() {},

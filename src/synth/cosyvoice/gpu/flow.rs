@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, Timer, start};
 use super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::lt::{Lt, Operands, Shape};
+use super::tuned::Tuned;
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{
@@ -96,6 +97,9 @@ enum Choice {
     /// For few rows: so many times 16 outputs a block.
     Few(usize),
 }
+
+/// What is faster than cuBLASLt.
+static CHOICES: Tuned<Option<Choice>> = Tuned::new();
 
 /// One of a block's products.
 type Pick = fn(&Block) -> &Linear;
@@ -646,7 +650,6 @@ impl Flow {
         let rows = width * 2 * self.config.block;
         let Some(block) = self.blocks.first() else { return Ok(()) };
         let s = &self.scratch;
-        let timer = Timer::new(&self.device)?;
         let mut choices = Vec::new();
         let kinds: [(Pick, u64, u64, bool); 4] = [
             (|b| &b.qkv, s.a.ptr, s.qkv.ptr, false),
@@ -662,35 +665,41 @@ impl Flow {
                 continue;
             }
             lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
-            let time = |run: &dyn Fn(&Linear) -> Result<(), GpuError>| -> Result<f64, GpuError> {
-                // As part of a graph: gaps between launches made one by one would hide the difference. Each layer's
-                // weights once: in a step they are never in the cache.
-                let graph = self.device.capture(|| self.blocks.iter().try_for_each(|b| run(pick(b))))?;
-                let mut best = f64::INFINITY;
-                for _ in 0..3 {
-                    timer.mark(0)?;
-                    graph.launch()?;
-                    timer.mark(1)?;
-                    best = best.min(timer.seconds()?);
-                }
-                Ok(best)
-            };
-            let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
-            // Blocks of outputs that divide what there are, and inputs in groups of 32.
-            let few = (1..=self.kernels.products.len()).filter(|t| rows <= FEW_ROWS && l.n % (16 * t) == 0);
-            let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).map(Choice::Few);
-            for choice in PLAIN.into_iter().map(Choice::Tile).chain(few) {
-                let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
-                if seconds < best.0 {
-                    best = (seconds, Some(choice));
-                }
-            }
-            if let Some(choice) = best.1 {
-                choices.push((shape, choice));
-            }
+            let faster = CHOICES.of(&self.device, self.gemm.elt, shape, || self.faster(pick, shape, x, y))?;
+            choices.extend(faster.map(|choice| (shape, choice)));
         }
         self.choices.extend(choices);
         Ok(())
+    }
+
+    /// A kernel of ours that is faster than the library at one of the products.
+    fn faster(&self, pick: Pick, shape: Shape, x: u64, y: u64) -> Result<Option<Choice>, GpuError> {
+        let Some(l) = self.blocks.first().map(pick) else { return Ok(None) };
+        let timer = Timer::new(&self.device)?;
+        let time = |run: &dyn Fn(&Linear) -> Result<(), GpuError>| -> Result<f64, GpuError> {
+            // As part of a graph: gaps between launches made one by one would hide the difference. Each layer's
+            // weights once: in a step they are never in the cache.
+            let graph = self.device.capture(|| self.blocks.iter().try_for_each(|b| run(pick(b))))?;
+            let mut best = f64::INFINITY;
+            for _ in 0..3 {
+                timer.mark(0)?;
+                graph.launch()?;
+                timer.mark(1)?;
+                best = best.min(timer.seconds()?);
+            }
+            Ok(best)
+        };
+        let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
+        // Blocks of outputs that divide what there are, and inputs in groups of 32.
+        let few = (1..=self.kernels.products.len()).filter(|t| shape.m <= FEW_ROWS && l.n % (16 * t) == 0);
+        let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).map(Choice::Few);
+        for choice in PLAIN.into_iter().map(Choice::Tile).chain(few) {
+            let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
+            if seconds < best.0 {
+                best = (seconds, Some(choice));
+            }
+        }
+        Ok(best.1)
     }
 }
 

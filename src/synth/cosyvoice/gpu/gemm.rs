@@ -88,6 +88,35 @@ impl Tile {
     }
 }
 
+/// Groups of warps that share the sums of a block of 64 outputs by 32 positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Groups {
+    One = 1,
+    Two = 2,
+    Four = 4,
+}
+
+impl Groups {
+    /// As many as leave a place for every block of `grid`: one or two a multiprocessor.
+    fn of(tile: Tile, grid: (u32, u32, u32)) -> Self {
+        let blocks = grid.0 as usize * grid.1 as usize * grid.2 as usize;
+        match tile {
+            Tile::N64T32 if blocks <= MULTIPROCESSORS => Groups::Four,
+            Tile::N64T32 if blocks <= 2 * MULTIPROCESSORS => Groups::Two,
+            _ => Groups::One,
+        }
+    }
+
+    /// Its kernel among those for few blocks.
+    fn index(self) -> Option<usize> {
+        match self {
+            Groups::One => None,
+            Groups::Two => Some(0),
+            Groups::Four => Some(1),
+        }
+    }
+}
+
 /// Block shapes worth trying for a plain product.
 pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
 
@@ -188,13 +217,15 @@ pub(super) const PARTS: usize = 16;
 /// added in pairs.
 pub(super) const WHOLE_PARTS: usize = 64 * PARTS;
 
-/// The kernels of gemm.cu and, on Hopper, of wide.cu.
+/// The kernels of gemm.cu and gemv.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
     conv: [Kernel; 8],
     /// For three convolutions at once: 64 x 32, 64 x 128, 128 x 128.
     three: [Kernel; 3],
+    /// 64 x 32 for few blocks, by what [`Groups`] says; then for three at once.
+    grouped: [[Kernel; 2]; 2],
     gemv: [Kernel; 5],
     /// On Hopper: `gemv` with all of a block's weights under way, for short inputs and for long ones.
     ahead: Option<[Kernel; 2]>,
@@ -219,11 +250,12 @@ const STAGES: usize = 4;
 /// The same for small blocks.
 const DEEP: usize = 8;
 /// Dynamic shared memory that a convolution may take.
-const SHARED: u32 = 200 << 10;
+const SHARED: u32 = 220 << 10;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        let module = device.compile("gemm.cu", &[super::COMMON, super::PRODUCT, super::GEMM], elt, &[])?;
+        let sources = [super::COMMON, super::PRODUCT, super::GEMM, super::GEMV];
+        let module = device.compile("gemm.cu", &sources, elt, &[])?;
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;
@@ -232,6 +264,7 @@ impl Gemm {
                 elt,
                 conv: [plain; 8],
                 three: [plain; 3],
+                grouped: [[plain; 2]; 2],
                 gemv: [plain; 5],
                 ahead: None,
                 rms,
@@ -253,6 +286,7 @@ impl Gemm {
                 conv("split_128x64")?,
             ],
             three: [conv("three_64x32")?, conv("three_64x128")?, conv("three_128x128")?],
+            grouped: [[conv("conv_64x32_2")?, conv("conv_64x32_4")?], [conv("three_64x32_2")?, conv("three_64x32_4")?]],
             gemv: [
                 module.kernel("gemv_8", 0)?,
                 module.kernel("gemv_16", 0)?,
@@ -356,18 +390,19 @@ impl Gemm {
         let Some(kernel) = self.three.get(which).filter(|_| self.elt != Elt::F32 && convs.len() <= 3) else {
             return convs.iter().try_for_each(|(w, p)| self.conv(w, tile, blocks, *p));
         };
+        let (wide, positions) = tile.shape();
+        let outputs = convs.iter().map(|(w, _)| w.n).max().unwrap_or(0);
+        let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
+        let groups = Groups::of(tile, grid);
+        let kernel = groups.index().map_or(*kernel, |g| self.grouped[1][g]);
         let mut all = [Conv::default(); 3];
         let mut shared = 0;
-        let mut outputs = 0;
         for (to, (w, p)) in all.iter_mut().zip(convs) {
             *to = Self::filled(w, *p);
-            shared = shared.max(Self::shared(w, tile));
-            outputs = w.n;
+            shared = shared.max(Self::shared(w, tile, groups));
         }
-        let (wide, positions) = tile.shape();
         self.expect(convs, blocks * positions);
-        let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
-        start!(self.device, *kernel, grid, Self::threads(tile), shared; all)
+        start!(self.device, kernel, grid, Self::threads(tile) * groups as u32, shared; all)
     }
 
     /// Says what convolutions over at most `rows` positions cannot do without.
@@ -410,14 +445,19 @@ impl Gemm {
         }
     }
 
-    fn shared(w: &Packed, tile: Tile) -> u32 {
+    fn shared(w: &Packed, tile: Tile, groups: Groups) -> u32 {
         let (outputs, positions) = tile.shape();
         let halo = (w.taps - 1) * w.dil;
-        let stages = if matches!(tile, Tile::N32T32 | Tile::N64T32) { DEEP } else { STAGES };
-        let ring = (stages - 2) / w.taps + 2;
-        // Four groups of warps have a ring of their own in the one that splits.
-        let groups = if tile == Tile::Split64 { 4 } else { 1 };
-        (groups * (stages * outputs * 128 + ring * (positions + halo) * 128)) as u32
+        let deep = matches!(tile, Tile::N32T32 | Tile::N64T32) && groups == Groups::One;
+        let stages = if deep { DEEP } else { STAGES };
+        // The one that splits has its own ring, without taps.
+        let (groups, ring) = match tile {
+            Tile::Split64 => (4, (stages - 2) / w.taps + 2),
+            _ => (groups as usize, ((stages - 2) / w.taps + 2).min(w.cin.div_ceil(64))),
+        };
+        let rings = groups * (stages * outputs * 128 + ring * (positions + halo) * 128);
+        // In their place come the sums, padded.
+        rings.max(groups * positions * (outputs + 8) * 4) as u32
     }
 
     /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
@@ -431,7 +471,10 @@ impl Gemm {
             let halo = (w.taps - 1) * w.dil;
             return start!(self.device, self.conv[0].called(w.name), grid, 256, ((64 + halo) * 17 * 4) as u32; p);
         }
-        start!(self.device, self.conv[tile as usize].called(w.name), grid, Self::threads(tile), Self::shared(w, tile); p)
+        let groups = Groups::of(tile, grid);
+        let kernel = groups.index().map_or(self.conv[tile as usize], |g| self.grouped[0][g]);
+        let threads = Self::threads(tile) * groups as u32;
+        start!(self.device, kernel.called(w.name), grid, threads, Self::shared(w, tile, groups); p)
     }
 
     /// `p.rows` rows through `w` with an order of sums that does not depend on how many there are. With

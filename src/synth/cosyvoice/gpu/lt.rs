@@ -1,4 +1,4 @@
-//! Large products of the flow through cuBLASLt: one plan per shape, tuned when it is made.
+//! Large products of the flow through cuBLASLt: one plan per shape, tuned the first time in a process.
 //!
 //! `y[m, n] = act(x[m, k] w[n, k]^T + bias[n])`, all row-major 16 bit, sums in single precision, never split over k.
 
@@ -8,10 +8,14 @@ use std::sync::Arc;
 use cudarc::cublaslt::{result as lt, sys};
 
 use super::device::{Buf, Device, Elt, GpuError, Timer};
+use super::tuned::Tuned;
 
 /// Algorithms tried for each shape.
 const CANDIDATES: usize = 8;
 const WORKSPACE: usize = 32 << 20;
+
+/// The fastest algorithms.
+static ALGORITHMS: Tuned<sys::cublasLtMatmulAlgo_t> = Tuned::new();
 
 /// Which product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +46,7 @@ struct Plan {
 pub(super) struct Lt {
     device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
+    elt: Elt,
     kind: sys::cudaDataType,
     plans: HashMap<Shape, Plan>,
     workspace: Buf,
@@ -56,7 +61,7 @@ fn blas(e: cudarc::cublaslt::result::CublasError) -> GpuError {
 
 impl Lt {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        device.bind()?;
+        device.enter("open cuBLASLt")?;
         let kind = match elt {
             Elt::Bf16 => sys::cudaDataType::CUDA_R_16BF,
             Elt::F16 => sys::cudaDataType::CUDA_R_16F,
@@ -66,6 +71,7 @@ impl Lt {
         Ok(Self {
             device: device.clone(),
             handle: lt::create_handle().map_err(blas)?,
+            elt,
             kind,
             plans: HashMap::new(),
             workspace,
@@ -77,7 +83,7 @@ impl Lt {
         self.plans.contains_key(&shape)
     }
 
-    /// Makes the plan for `shape` and picks the fastest of the library's proposals on real operands.
+    /// Makes the plan for `shape`; `on`: real operands, on which the library's proposals are timed.
     pub(super) fn prepare(&mut self, shape: Shape, on: Operands) -> Result<(), GpuError> {
         if self.plans.contains_key(&shape) {
             return Ok(());
@@ -135,9 +141,22 @@ impl Lt {
             found.truncate(count.max(0) as usize);
             (desc, layouts, found)
         };
+        let algo = ALGORITHMS.of(&self.device, self.elt, shape, || self.fastest(desc, layouts, &found, on))?;
+        self.plans.insert(shape, Plan { desc, layouts, algo });
+        Ok(())
+    }
+
+    /// Which of the proposals is the fastest.
+    fn fastest(
+        &self,
+        desc: sys::cublasLtMatmulDesc_t,
+        layouts: [sys::cublasLtMatrixLayout_t; 3],
+        found: &[sys::cublasLtMatmulHeuristicResult_t],
+        on: Operands,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
         let timer = Timer::new(&self.device)?;
         let mut best: Option<(f64, sys::cublasLtMatmulAlgo_t)> = None;
-        for candidate in &found {
+        for candidate in found {
             let plan = Plan { desc, layouts, algo: candidate.algo };
             if self.run_plan(&plan, on).is_err() || self.device.sync().is_err() {
                 continue;
@@ -156,11 +175,7 @@ impl Lt {
                 best = Some((times[1], candidate.algo));
             }
         }
-        let Some((_, algo)) = best else {
-            return Err(GpuError::Blas(format!("no algorithm for {shape:?}")));
-        };
-        self.plans.insert(shape, Plan { desc, layouts, algo });
-        Ok(())
+        best.map(|(_, algo)| algo).ok_or_else(|| GpuError::Blas("no algorithm for a product".into()))
     }
 
     /// Starts a product whose plan was made.
@@ -203,16 +218,19 @@ impl Lt {
                 &raw const plan.algo,
                 self.workspace.ptr as *mut _,
                 WORKSPACE,
-                self.device.stream.cu_stream().cast(),
+                self.device.context.stream().cast(),
             )
             .map_err(blas)?;
         }
+        self.device.context.started(1)?;
         self.device.note("cublasLt", 0)
     }
 }
 
 impl Drop for Lt {
     fn drop(&mut self) {
+        // The library frees what it has on the device; in a lost context that goes with it.
+        let lost = self.device.context.wait().is_err();
         // SAFETY: each was created once and is destroyed once.
         unsafe {
             for plan in self.plans.values() {
@@ -221,7 +239,9 @@ impl Drop for Lt {
                     let _ = lt::destroy_matrix_layout(layout);
                 }
             }
-            let _ = lt::destroy_handle(self.handle);
+            if !lost {
+                let _ = lt::destroy_handle(self.handle);
+            }
         }
     }
 }

@@ -1,18 +1,20 @@
 //! CosyVoice3 on a CUDA device: a [`Backend`] with kernels of its own.
 //!
 //! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
-//! [`absent`] says in one line why there is no GPU engine. [`device`] owns memory and launches, [`gemm`] products
-//! and convolutions, [`lt`] the flow's large products, [`llm`], [`flow`] and [`hift`] one network each, [`slabs`]
-//! the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who holds the device's memory,
-//! [`faults`] what can be made to go wrong.
+//! [`absent`] says in one line why there is no GPU engine. [`context`] owns the driver's context and every wait,
+//! [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what
+//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`slabs`] the flow's memory, [`slots`] what the
+//! host knows of each utterance, [`ledger`] who holds the device's memory, [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
 //! # Failures
 //! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
 //! result says so, its memory is cleared and given back. A driver call that fails ends the device
-//! ([`SynthError::Device`]); dropping the backend releases the context, and a new one is loaded in its place. After an
-//! error that the driver reports of a kernel the new one has not been seen to work: that takes a new process.
+//! ([`SynthError::Device`]), and so does one that has nothing to say for ten seconds: no wait is longer. Dropping the
+//! backend lets go of its context without waiting for what does not end, and a new one is loaded in its place, after
+//! such a silence only when the kernel has ended. After a kernel that failed (a trap, an illegal address) the driver gives the process no context any
+//! more; the device then says so until there is a new process ([`context`]).
 //!
 //! # Why
 //! - Nothing is moved out of device memory (`parks` is false). An utterance that is not scheduled keeps its state and
@@ -21,13 +23,16 @@
 //! - Only new frames are computed. Keys and values of the flow live per (Euler step, layer, guidance row) in slabs
 //!   of one block; a voice's prompt blocks are solved once and shared.
 //! - The language model's sums have one order whatever the batch, so a seed's tokens are the same alone and in
-//!   company. The flow's large products may round differently at another width: cuBLASLt picks by shape.
+//!   company. The flow's large products may round differently at another width, since cuBLASLt picks by shape, and so
+//!   may the vocoder, whose narrow passes share their sums among warps. What was found fastest is kept ([`tuned`]), so
+//!   that a reload in the same process gives the same audio.
 //!
 //! Why this file is long: it is the whole of one trait over three networks.
 
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 
 pub mod bench;
+mod context;
 mod device;
 mod faults;
 mod flow;
@@ -40,6 +45,7 @@ mod probe;
 pub mod products;
 mod slabs;
 mod slots;
+mod tuned;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -70,6 +76,7 @@ const COMMON: &str = include_str!("kernels/common.cuh");
 const SETUP: &str = include_str!("kernels/setup.cu");
 const PRODUCT: &str = include_str!("kernels/product.cuh");
 const GEMM: &str = include_str!("kernels/gemm.cu");
+const GEMV: &str = include_str!("kernels/gemv.cu");
 const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const DRAW: &str = include_str!("kernels/draw.cu");
@@ -117,7 +124,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
     device::can_compile().then(|| {
         let units = [
             ("setup.cu", vec![COMMON, SETUP], Vec::new()),
-            ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
+            ("gemm.cu", vec![COMMON, PRODUCT, GEMM, GEMV], Vec::new()),
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
             ("llm.cu", vec![COMMON, LLM, DRAW], llm::defines(&config.llm)),
             ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
@@ -210,6 +217,7 @@ impl GpuBackend {
     fn warm_up(&mut self) -> Result<(), GpuError> {
         self.llm.warm_up(self.caps.width[1] as usize)?;
         self.flow.warm_up(self.caps.width[2] as usize)?;
+        self.hift.warm_up(self.caps.width[3] as usize)?;
         self.device.sync()
     }
 

@@ -40,9 +40,8 @@ DEV float2 unpack2(u32 x) { return make_float2(__uint_as_float(x << 16), __uint_
 #else
 DEV float to_f(elt x) { float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x)); return r; }
 // Out of range saturates instead of becoming infinite; a NaN stays one.
-DEV float sat16(float x) { return x != x ? x : fminf(fmaxf(x, -65504.f), 65504.f); }
-DEV elt to_e(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(sat16(x))); return r; }
-DEV u32 pack2(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(sat16(hi)), "f"(sat16(lo))); return r; }
+DEV elt to_e(float x) { u16 r; asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+DEV u32 pack2(float lo, float hi) { u32 r; asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
 DEV float2 unpack2(u32 x) {
     float2 r;
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
@@ -159,5 +158,14 @@ DEV float sin_sq(float x) {
     float s = __sinf(r);
 #endif
     return s * s;
+}
+// `snake` for many values of one alpha: below 1e7, `turns` being alpha / pi and `gain` 1 / alpha.
+struct Snake { float turns, gain; };
+DEV Snake snake_of(float alpha) { return {alpha * 0.318309886183790672f, quotient(1.f, alpha + 1e-9f)}; }
+DEV float snake(float x, Snake s) {
+    const float whole = 12582912.f; // adding it leaves no fraction
+    float r = fmaf(x, s.turns, -(fmaf(x, s.turns, whole) - whole));
+    float v = __sinf(r * 3.14159265358979f);
+    return fmaf(v * v, s.gain, x);
 }
 DEV float snake(float x, float alpha) { return x + quotient(sin_sq(alpha * x), alpha + 1e-9f); }

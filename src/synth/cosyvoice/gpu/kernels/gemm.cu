@@ -9,7 +9,8 @@
 // for each of two products, so that it reads its part of a position in one piece. The order of tiles is
 // [output tile][64 channels][tap][16 channels].
 //
-// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it. Continues product.cuh.
+// Every sum runs in an order that depends on neither the batch nor the tile shape chosen for it, but for the shapes
+// whose groups of warps share a sum. Continues product.cuh.
 
 struct Span { int seq, t0, row0, len; };
 DEV Span span_of(const Conv& p, int bt) {
@@ -23,9 +24,10 @@ DEV Span span_of(const Conv& p, int bt) {
 #define DEEP 8
 // One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
 DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
-// A block computes 16*MT*WN outputs of 8*NT*WT positions with WN x WT warps. Weights of one (64 channels, tap) are
-// a stage of a ring; positions of 64 channels stay for all their taps.
-template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES>
+// A block computes 16*MT*WN outputs of 8*NT*WT positions with G groups of WN x WT warps, of which each takes a part of
+// (channels, taps) and a ring of its own. Weights of one (64 channels, tap) are a stage of a ring; positions of 64
+// channels stay for all their taps.
+template <int MT, int NT, int WN, int WT, bool SPLIT, int ST = STAGES, int G = 1>
 DEV void conv_mma(const Conv& p) {
     extern __shared__ __align__(128) unsigned char smem[];
     constexpr int BT = 8 * NT * WT, BN = 16 * MT * WN, TH = 32 * WN * WT, TILES = BN / 16;
@@ -33,23 +35,27 @@ DEV void conv_mma(const Conv& p) {
     dep_go();
     Span s = span_of(p, BT);
     if (s.seq < 0) { dep_wait(); return; }
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wn = warp % WN, wt = warp / WN;
+    const int grp = G == 1 ? 0 : threadIdx.x / TH, tid = G == 1 ? threadIdx.x : threadIdx.x % TH;
+    const int lane = tid & 31, warp = tid >> 5, wn = warp % WN, wt = warp / WN;
     const int n0 = blockIdx.y * BN, halo = (p.taps - 1) * p.dil, rows = BT + halo;
     const int gcol = p.group ? (n0 / p.group) * p.cin : 0;
     const int chunks = (p.cin + 63) >> 6, kt_all = (p.cin >> 4) * p.taps, iters = chunks * p.taps;
-    const int ring = (ST - 2) / p.taps + 2; // chunks of positions that stages in flight may need
-    const u32 wbase = smem_addr(smem), xbase = wbase + ST * WSTAGE, xstage = rows * 128;
+    // Steps of this group: all groups go equally many rounds, so that barriers are the whole block's.
+    const int rounds = (iters + G - 1) / G, it0 = G == 1 ? 0 : min(grp * rounds, iters), it1 = G == 1 ? iters : min(it0 + rounds, iters);
+    const int ring = min((ST - 2) / p.taps + 2, chunks); // chunks of positions that stages in flight may need
+    const u32 xstage = rows * 128, wbase = smem_addr(smem) + grp * (ST * WSTAGE + ring * xstage), xbase = wbase + ST * WSTAGE;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
 
     // Each thread copies the same places of every stage: what changes from stage to stage is one offset.
     constexpr int WSTEP = TH / 128, XSTEP = TH / 8;
-    const int wr = threadIdx.x & 127, wtile = threadIdx.x >> 7;
+    const int wr = tid & 127, wtile = tid >> 7;
     const uint4* wsrc = (const uint4*)p.w + (i64)(tile0 + wtile) * kt_all * 32 + wr;
     const i64 wjump = (i64)WSTEP * kt_all * 32;
     const int wleft = ntiles - tile0 - wtile;
     const u32 wdst = wbase + wtile * 2048 + wr * 16;
     const int last16 = (p.cin - (chunks - 1) * 64) >> 4, full = (chunks - 1) * p.taps;
-    int wit = 0, woff = 0, wslot = 0; // the stage fetched next, where its weights lie, its place in the ring
+    // the stage fetched next, where its weights lie, its place in the ring
+    int wit = it0, woff = min(it0, full) * 128 + max(it0 - full, 0) * last16 * 32, wslot = 0;
     auto fetch_w = [&]() {
         int k16 = wit < full ? 4 : last16;
         bool in = wr < k16 * 32;
@@ -64,11 +70,12 @@ DEV void conv_mma(const Conv& p) {
         wit++;
         wslot = wslot == ST - 1 ? 0 : wslot + 1;
     };
+    int c = G == 1 ? 0 : it0 / p.taps, tap = G == 1 ? 0 : it0 - c * p.taps, step = 0, slot = 0, buf = 0;
     const elt* hin = nullptr;
-    const int xr = threadIdx.x >> 3, xq = threadIdx.x & 7, xt = s.t0 - halo + xr;
+    const int xr = tid >> 3, xq = tid & 7, xt = s.t0 - halo + xr;
     const elt* xsrc = p.x + (i64)(s.row0 + xt) * p.ldx + gcol + xq * 8;
     const elt* hsrc = nullptr;
-    int xslot = 0, xc = 0;
+    int xslot = 0, xc = c;
     auto fetch_x = [&]() {
         const int c64 = xc * 64;
         const bool in = xq * 8 < p.cin - c64;
@@ -84,36 +91,36 @@ DEV void conv_mma(const Conv& p) {
         xc++;
         xslot = xslot == ring - 1 ? 0 : xslot + 1;
     };
-    for (int it = 0; it < ST - 1; it++) if (it < iters) fetch_w();
+    for (int it = it0; it < it0 + ST - 1; it++) if (it < it1) fetch_w();
     dep_wait();
     if (p.hist_in) {
         hin = (const elt*)p.hist_in[s.seq] + p.hist_off;
         hsrc = hin + (i64)(xt + halo) * p.ldx + gcol + xq * 8;
     }
     elt* hout = p.hist_out && n0 % (p.group ? p.group : 1 << 30) == 0 ? (elt*)p.hist_out[s.seq] + p.hist_off : nullptr;
-    int ahead = 0; // tap of the stage fetched next
-    for (int it = 0; it < ST - 1; it++) {
-        if (it < iters && ahead == 0) fetch_x();
+    int ahead = tap; // tap of the stage fetched next
+    for (int it = it0; it < it0 + ST - 1; it++) {
+        if (it < it1 && (ahead == 0 || it == it0)) fetch_x();
         ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         cp_commit();
     }
     float acc[MT][NT][4] = {};
     float tot[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {}, held[SPLIT ? MT : 1][SPLIT ? NT : 1][4] = {};
-    int c = 0, tap = 0, step = 0, slot = 0, buf = 0;
     bool odd = false;
-    for (int it = 0; it < iters; it++) {
+    for (int it = it0; it < it0 + rounds; it++) {
         cp_wait<ST - 2>();
         __syncthreads();
-        if (it + ST - 1 < iters) {
+        if (it + ST - 1 < it1) {
             fetch_w();
             if (ahead == 0) fetch_x();
             ahead = ahead + 1 == p.taps ? 0 : ahead + 1;
         }
         cp_commit();
+        if (G > 1 && it >= it1) continue;
         const u32 xb = xbase + buf * xstage;
         if (hout && tap == 0) {
             // the last `halo` rows of (history, input) are the next call's history
-            for (int i = threadIdx.x; i < rows * 8; i += TH) {
+            for (int i = tid; i < rows * 8; i += TH) {
                 int r = i >> 3, q = i & 7, t = s.t0 - halo + r, h = t - s.len + halo;
                 bool mine = t >= s.t0 || s.t0 == 0;
                 if (mine && h >= 0 && h < halo && q * 8 < p.cin - c * 64)
@@ -176,19 +183,75 @@ DEV void conv_mma(const Conv& p) {
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float* v = SPLIT ? tot[SPLIT ? i : 0][SPLIT ? j : 0] : acc[i][j];
-            float* o = tile + ((wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
+            float* o = tile + (grp * BT + (wt * NT + j) * 8 + 2 * t4) * LD + (wn * MT + i) * 16 + 2 * g;
             *(float2*)o = make_float2(v[0], v[2]);
             *(float2*)(o + LD) = make_float2(v[1], v[3]);
         }
     __syncthreads();
-    const int outputs = min(BN, p.n - n0), positions = min(BT, s.len - s.t0);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < BT * BN / 2; i += TH) {
-        int t = i / (BN / 2), n = i % (BN / 2) * 2;
-        if (t < positions && n < outputs) {
-            float2 v = *(const float2*)(tile + t * LD + n);
-            int row = s.row0 + s.t0 + t;
-            epilogue(p, n0 + n, row, v.x, v.y, p.rowscale ? p.rowscale[row] : 1.f);
+    // A thread has two outputs of several positions. What is added to them is asked for at once: results may be stored
+    // where others are read, so the compiler would wait for each in turn.
+    constexpr int EVERY = G * TH / (BN / 2), MOST = BT / EVERY, BATCH = MOST < 8 ? MOST : 8, FEW = MOST < 4 ? MOST : 4;
+    static_assert(G * TH % (BN / 2) == 0 && BT % EVERY == 0 && MOST % BATCH == 0, "a thread's outputs stay the same");
+    const int n = threadIdx.x % (BN / 2) * 2, positions = min(BT, s.len - s.t0), first = threadIdx.x / (BN / 2);
+    if (n0 + n >= p.n) return;
+    auto sums = [&](int at) {
+        float2 v = *(const float2*)(tile + at * LD + n);
+#pragma unroll
+        for (int q = 1; q < G; q++) {
+            float2 w = *(const float2*)(tile + (q * BT + at) * LD + n);
+            v.x += w.x; v.y += w.y;
+        }
+        return v;
+    };
+    const float2 al = alphas(p, n0 + n);
+    if (!SPLIT && p.act == ACT_SNAKE && !p.sum && !p.post && !p.rowscale) {
+        // Most of the vocoder. The general form would take more instructions than the products.
+        const i64 row = s.row0 + s.t0 + first;
+        const float2 bias = p.bias ? *(const float2*)(p.bias + n0 + n) : make_float2(0.f, 0.f);
+        const Snake sa = snake_of(al.x), sb = snake_of(al.y);
+        const int step = EVERY * p.ldo, stepe = EVERY * p.lde;
+        const float* res = p.res ? p.res + row * p.ldo + n0 + n : nullptr;
+        float* out = p.out ? p.out + row * p.ldo + n0 + n : nullptr;
+        elt* oute = p.oute + row * p.lde + n0 + n;
+#pragma unroll 1
+        for (int t = first; t < positions; t += EVERY * BATCH) {
+            float2 r[BATCH];
+#pragma unroll
+            for (int u = 0; u < BATCH; u++)
+                r[u] = res && t + u * EVERY < positions ? *(const float2*)(res + u * step) : make_float2(0.f, 0.f);
+#pragma unroll
+            for (int u = 0; u < BATCH; u++) {
+                if (t + u * EVERY >= positions) break;
+                float2 v = sums(t + u * EVERY);
+                v.x += bias.x + r[u].x;
+                v.y += bias.y + r[u].y;
+                if (out) *(float2*)(out + u * step) = v;
+                store2(oute + u * stepe, snake(v.x, sa), snake(v.y, sb));
+            }
+            if (res) res += BATCH * step;
+            if (out) out += BATCH * step;
+            oute += BATCH * stepe;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int t = first; t < positions; t += EVERY * FEW) {
+        Added add[FEW];
+        float2 late[FEW];
+        float rs[FEW];
+#pragma unroll
+        for (int u = 0; u < FEW; u++) {
+            int row = s.row0 + s.t0 + min(t + u * EVERY, positions - 1);
+            add[u] = added(p, n0 + n, row);
+            late[u] = added_late(p, n0 + n, row);
+            rs[u] = p.rowscale ? p.rowscale[row] : 1.f;
+        }
+#pragma unroll
+        for (int u = 0; u < FEW; u++) {
+            const int at = t + u * EVERY;
+            if (at >= positions) break;
+            float2 v = sums(at);
+            epilogue(p, n0 + n, s.row0 + s.t0 + at, v.x, v.y, rs[u], add[u], late[u], al);
         }
     }
 }
@@ -199,9 +262,14 @@ KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
+// For few blocks: groups of warps share the sum.
+KERNEL __launch_bounds__(256, 2) conv_64x32_2(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(p); }
+KERNEL __launch_bounds__(512, 1) conv_64x32_4(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(p); }
 // Up to three convolutions of equal outputs and positions side by side.
 struct Three { Conv p[3]; };
 KERNEL __launch_bounds__(128, 6) three_64x32(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, DEEP>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(256, 2) three_64x32_2(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(512, 1) three_64x32_4(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 3) three_64x128(const __grid_constant__ Three t) { conv_mma<2, 4, 2, 4, false>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
@@ -312,202 +380,6 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
         epilogue(p, n0 + n, row, a, b, p.rowscale ? p.rowscale[row] : 1.f);
     }
 }
-
-// What the sixteen warps found for two outputs of a row: of eight rows, `half` is the second of each pair.
-template <int NT> DEV float2 parts_sum(const float (*red)[NT][4][32], int eight, int half, int lane, bool paired) {
-    float2 v = make_float2(0.f, 0.f);
-#pragma unroll
-    for (int q = 0; q < SPLITS; q += 2) {
-        add_parts(v.x, red[q][eight][half][lane], red[q + 1][eight][half][lane], paired);
-        add_parts(v.y, red[q][eight][2 + half][lane], red[q + 1][eight][2 + half][lane], paired);
-    }
-    return v;
-}
-// 1/rms of a row whose squares every warp has summed for its part.
-template <int ROWS> DEV float inverse_rms(const Conv& p, const float (*sq)[ROWS], int row) {
-    float z = 0.f;
-#pragma unroll
-    for (int q = 0; q < SPLITS; q++) z += sq[q][row];
-    return rsqrtf(z / p.kreal + p.eps);
-}
-
-// Few rows: a block streams 16 outputs' weights straight into registers, its 16 warps share the inputs' axis. Then
-// the next 16 outputs, whose first weights are on their way while the sums of these are added up.
-// U: groups of 32 inputs in flight.
-template <int NT, int U> DEV void gemv(const Conv& p) {
-    constexpr int BUFS = NT <= 2 ? 2 : 1;
-    __shared__ float red[BUFS][SPLITS][NT][4][32];
-    __shared__ float sq[SPLITS][NT * 8];
-    dep_go();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5, tiles = p.n >> 4, step = gridDim.x;
-    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
-    const uint4* w = (const uint4*)p.w + ((i64)blockIdx.x * groups) * 64 + lane;
-    const i64 jump = (i64)step * groups * 64;
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    uint4 a[U][2];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        bool ok = k0 + u < k1;
-        a[u][0] = ok ? load_ahead(w + (i64)(k0 + u) * 64) : none;
-        a[u][1] = ok ? load_ahead(w + (i64)(k0 + u) * 64 + 32) : none;
-    }
-    dep_wait();
-    const uint4* x[NT];
-#pragma unroll
-    for (int j = 0; j < NT; j++) x[j] = (const uint4*)(p.x + (i64)min(j * 8 + g, p.rows - 1) * p.ldx) + t4;
-    // Two warps add up what eight rows have, a row of each pair each; a lane has two outputs of it.
-    const int uj = warp >> 1, uh = warp & 1, t = uj * 8 + 2 * t4 + uh;
-    const bool unit = warp < 2 * NT && t < p.rows;
-    float inv = 1.f;
-    bool first = true;
-    for (int tile = blockIdx.x, buf = 0; tile < tiles; tile += step, w += jump, buf ^= BUFS - 1) {
-        const int n = tile * 16 + 2 * g;
-        Added add;
-        if (unit) add = added(p, n, t);
-        float acc[NT][4] = {}, ss[NT] = {};
-        for (int k = k0; k < k1; k += U) {
-            const bool last = k + U >= k1, on = !last || tile + step < tiles;
-            const uint4* ahead = last ? w + jump : w;
-            const int from = last ? k0 : k + U;
-            uint4 b[U][NT], f[U][2];
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int j = 0; j < NT; j++) b[u][j] = k + u < k1 ? x[j][(k + u) * 4] : none;
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                bool ok = on && from + u < k1;
-                f[u][0] = a[u][0]; f[u][1] = a[u][1];
-                a[u][0] = ok ? __ldg(ahead + (i64)(from + u) * 64) : none;
-                a[u][1] = ok ? __ldg(ahead + (i64)(from + u) * 64 + 32) : none;
-            }
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int j = 0; j < NT; j++) {
-                    mma(acc[j], f[u][0], b[u][j].x, b[u][j].y);
-                    mma(acc[j], f[u][1], b[u][j].z, b[u][j].w);
-                    if (first && p.eps > 0.f) ss[j] = squares(b[u][j], ss[j]);
-                }
-        }
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) red[buf][warp][j][e][lane] = acc[j][e];
-            if (first && p.eps > 0.f) {
-                float v = ss[j];
-                v += __shfl_xor_sync(~0u, v, 1);
-                v += __shfl_xor_sync(~0u, v, 2);
-                if (t4 == 0) sq[warp][j * 8 + g] = v;
-            }
-        }
-        __syncthreads();
-        if (unit) {
-            if (first && p.eps > 0.f) inv = inverse_rms(p, sq, t);
-            const float2 v = parts_sum<NT>(red[buf], uj, uh, lane, per > 2);
-            epilogue(p, n, t, v.x, v.y, inv, add);
-        }
-        first = false;
-        if (BUFS == 1) __syncthreads();
-    }
-}
-KERNEL __launch_bounds__(512) gemv_8(const __grid_constant__ Conv p) { gemv<1, 5>(p); }
-// for short inputs: two blocks a multiprocessor
-KERNEL __launch_bounds__(512, 2) gemv_8s(const __grid_constant__ Conv p) { gemv<1, 2>(p); }
-KERNEL __launch_bounds__(512, 2) gemv_16s(const __grid_constant__ Conv p) { gemv<2, 2>(p); }
-KERNEL __launch_bounds__(512) gemv_16(const __grid_constant__ Conv p) { gemv<2, 3>(p); }
-KERNEL __launch_bounds__(512) gemv_32(const __grid_constant__ Conv p) { gemv<4, 2>(p); }
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define MOST_TILES 8
-// The same for at most eight rows where a block's weights fit its shared memory: all of them are on their way before the
-// kernels before have ended, and memory is busy while those wait for each other.
-// U: groups of 32 inputs of a warp's part, at most.
-template <int U> DEV void gemv_ahead(const Conv& p) {
-    extern __shared__ __align__(128) unsigned char smem[];
-    __shared__ float red[2][SPLITS][1][4][32];
-    __shared__ float sq[SPLITS][8];
-    __shared__ __align__(8) u64 here_s[MOST_TILES];
-    dep_go();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(p.cin) * 2, groups = p.cin >> 5, tiles = p.n >> 4, step = gridDim.x;
-    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
-    const u32 base = smem_addr(smem), here = smem_addr(here_s), bytes = groups * 1024;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < MOST_TILES; i++) bar_init(here + i * 8, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int tile = blockIdx.x, i = 0; tile < tiles; tile += step, i++) {
-            bar_expect(here + i * 8, bytes);
-            for (u32 at = 0; at < bytes; at += 14336)
-                bulk_copy(base + i * bytes + at, (const unsigned char*)p.w + (i64)tile * bytes + at, min(14336u, bytes - at), here + i * 8);
-        }
-    }
-    __syncthreads();
-    dep_wait();
-    const uint4* x = (const uint4*)(p.x + (i64)min(g, p.rows - 1) * p.ldx) + t4;
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    uint4 b[U];
-#pragma unroll
-    for (int u = 0; u < U; u++) b[u] = k0 + u < k1 ? x[(k0 + u) * 4] : none;
-    const int t = 2 * t4 + warp;
-    const bool unit = warp < 2 && t < p.rows;
-    float inv = 1.f;
-    for (int tile = blockIdx.x, i = 0; tile < tiles; tile += step, i++) {
-        const int n = tile * 16 + 2 * g, buf = i & 1;
-        Added add;
-        if (unit) add = added(p, n, t);
-        float acc[4] = {}, ss = 0.f;
-        bar_wait(here + i * 8, 0);
-        const u32 w = base + i * bytes + k0 * 1024 + lane * 16;
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (k0 + u < k1) {
-                mma(acc, lds(w + u * 1024), b[u].x, b[u].y);
-                mma(acc, lds(w + u * 1024 + 512), b[u].z, b[u].w);
-                if (i == 0 && p.eps > 0.f) ss = squares(b[u], ss);
-            }
-#pragma unroll
-        for (int e = 0; e < 4; e++) red[buf][warp][0][e][lane] = acc[e];
-        if (i == 0 && p.eps > 0.f) {
-            ss += __shfl_xor_sync(~0u, ss, 1);
-            ss += __shfl_xor_sync(~0u, ss, 2);
-            if (t4 == 0) sq[warp][g] = ss;
-        }
-        __syncthreads();
-        if (unit) {
-            if (i == 0 && p.eps > 0.f) inv = inverse_rms(p, sq, t);
-            const float2 v = parts_sum<1>(red[buf], 0, warp, lane, per > 2);
-            epilogue(p, n, t, v.x, v.y, inv, add);
-        }
-    }
-}
-KERNEL __launch_bounds__(512, 2) gemv_ahead_2(const __grid_constant__ Conv p) { gemv_ahead<2>(p); }
-KERNEL __launch_bounds__(512) gemv_ahead_10(const __grid_constant__ Conv p) { gemv_ahead<10>(p); }
-#endif
-
-// 1/rms of each row, summed in the order in which `gemv` sums it.
-KERNEL __launch_bounds__(512) row_rms(const elt* x, float* out, int rows, int k, int ldx, int kreal, float eps) {
-    __shared__ float sq[SPLITS][8];
-    dep_go();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
-    const int per = SPLIT_CHUNKS(k) * 2, groups = k >> 5;
-    const int k0 = min(warp * per, groups), k1 = min(k0 + per, groups);
-    dep_wait();
-    const uint4* r = (const uint4*)(x + (i64)min((int)blockIdx.x * 8 + g, rows - 1) * ldx) + t4;
-    float s = 0.f;
-    for (int i = k0; i < k1; i++) s = squares(r[i * 4], s);
-    s += __shfl_xor_sync(~0u, s, 1);
-    s += __shfl_xor_sync(~0u, s, 2);
-    if (t4 == 0) sq[warp][g] = s;
-    __syncthreads();
-    int row = blockIdx.x * 8 + threadIdx.x;
-    if (threadIdx.x < 8 && row < rows) {
-        float z = 0.f;
-        for (int q = 0; q < SPLITS; q++) z += sq[q][threadIdx.x];
-        out[row] = rsqrtf(z / kreal + eps);
-    }
-}
 #else
 // Plain float: 64 outputs x 64 positions a block; weights are [tap][channel][output].
 KERNEL __launch_bounds__(256) conv_f32(const __grid_constant__ Conv p) {
@@ -558,13 +430,5 @@ KERNEL __launch_bounds__(256) conv_f32(const __grid_constant__ Conv p) {
         int t = s.t0 + mt + 8 * i;
         if (t < s.len) epilogue(p, n, s.row0 + t, a[i], b[i], p.rowscale ? p.rowscale[s.row0 + t] : 1.f);
     }
-}
-KERNEL __launch_bounds__(32) row_rms(const elt* x, float* out, int rows, int k, int ldx, int kreal, float eps) {
-    dep_go();
-    dep_wait();
-    float s = 0.f;
-    for (int i = threadIdx.x; i < k; i += 32) { float v = x[(i64)blockIdx.x * ldx + i]; s = fmaf(v, v, s); }
-    s = warp_sum(s);
-    if (threadIdx.x == 0) out[blockIdx.x] = rsqrtf(s / kreal + eps);
 }
 #endif

@@ -51,12 +51,6 @@ DEV float mel_at(const Voc& v, int f, int m) {
 
 // One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
 // w: [tap][in][F0C].
-#define FN 32
-#define FC 64
-#define FTH 128
-#define F0_STAGES 4
-#define FX_LD (FC + 4)
-#define FW_LD (FN + 4)
 // 16 x 8 += 16 x 16 by 16 x 8. a[i]: row lane/4 + 8*(i%2), column lane%4 + 4*(i/2); b[i]: row lane%4 + 4*i, column
 // lane/4; c: rows lane/4 (first two) and 8 more, columns 2*(lane%4) and the next.
 #if __CUDA_ARCH__ >= 900
@@ -72,24 +66,26 @@ DEV void dmma(double* c, const double* a, const double* b) {
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[i % 2 * 2]), "+d"(c[i % 2 * 2 + 1]) : "d"(a[i]), "d"(b[i / 2]));
 }
 #endif
-// A block computes 16*MT frames by 32 channels. Weights of one (64 channels, tap) are a stage of a ring.
-template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
+// A block computes 16*MM*WM frames by 8*NN*WN channels with WM x WN warps. Weights of one (FC channels, tap) are a stage
+// of a ring of ST.
+template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
     extern __shared__ __align__(128) unsigned char smem[];
-    constexpr int FT = 16 * MT, XROWS = FT + F0_AHEAD, XPER = (XROWS * FC + FTH - 1) / FTH, WPER = FC * FN / 2 / FTH;
+    constexpr int FT = 16 * MM * WM, FN = 8 * NN * WN, FTH = 32 * WM * WN, FX_LD = FC + 4, FW_LD = FN + 4;
+    constexpr int XROWS = FT + F0_AHEAD, XPER = (XROWS * FC + FTH - 1) / FTH, WPER = FC * FN / 2 / FTH;
     constexpr int WSTAGE = FC * FW_LD;
     double* ws = (double*)smem;
-    double* xs = ws + F0_STAGES * WSTAGE;
+    double* xs = ws + ST * WSTAGE;
     dep_go();
     const int4 s = tiles[blockIdx.x];
+    if (s.x < 0) { dep_wait(); return; }
     const int taps = layer ? F0_KEEP + 1 : F0_AHEAD + 1, cin = layer ? F0C : MEL, t0 = s.y, n0 = blockIdx.y * FN;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = MT == 1 ? 0 : (warp & 1) * 16, nw = MT == 1 ? warp * 8 : (warp >> 1) * 16;
-    constexpr int NN = MT; // groups of 8 channels of a warp
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tw = warp % WM * MM * 16, nw = warp / WM * NN * 8;
     const int chunks = (cin + FC - 1) / FC, iters = chunks * taps;
     const u32 wb = smem_addr(ws);
     auto fetch = [&](int it) {
         if (it < iters) {
             const int c0 = it / taps * FC, tap = it % taps;
-            const u32 dst = wb + it % F0_STAGES * WSTAGE * 8;
+            const u32 dst = wb + it % ST * WSTAGE * 8;
 #pragma unroll
             for (int j = 0; j < WPER; j++) {
                 int i = threadIdx.x + j * FTH, k = i / (FN / 2), n = i % (FN / 2) * 2;
@@ -99,7 +95,7 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
         }
         cp_commit();
     };
-    for (int it = 0; it < F0_STAGES - 1; it++) fetch(it);
+    for (int it = 0; it < ST - 1; it++) fetch(it);
     dep_wait();
     const Voc& v = vocs[s.x];
     const double* hin = (const double*)v.f0_in + (i64)(layer - 1) * F0_KEEP * F0C;
@@ -124,10 +120,10 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
         }
     };
     take(0);
-    double acc[NN][4] = {};
+    double acc[MM][NN][4] = {};
     for (int it = 0; it < iters; it++) {
         const int chunk = it / taps, tap = it % taps;
-        cp_wait<F0_STAGES - 2>();
+        cp_wait<ST - 2>();
         __syncthreads();
         if (tap == 0) {
 #pragma unroll
@@ -142,24 +138,27 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
             if (chunk + 1 < chunks) take(chunk + 1);
             __syncthreads();
         }
-        fetch(it + F0_STAGES - 1);
-        const double* wt = ws + it % F0_STAGES * WSTAGE;
+        fetch(it + ST - 1);
+        const double* wt = ws + it % ST * WSTAGE;
 #pragma unroll
         for (int k = 0; k < FC; k += 16) {
-            double a[8];
+            double a[MM][8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) a[i] = xs[(tw + (lane >> 2) + i % 2 * 8 + tap) * FX_LD + k + i / 2 * 4 + (lane & 3)];
+            for (int m = 0; m < MM; m++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) a[m][i] = xs[(tw + m * 16 + (lane >> 2) + i % 2 * 8 + tap) * FX_LD + k + i / 2 * 4 + (lane & 3)];
 #pragma unroll
             for (int j = 0; j < NN; j++) {
                 double b[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) b[i] = wt[(k + i * 4 + (lane & 3)) * FW_LD + nw + j * 8 + (lane >> 2)];
-                dmma(acc[j], a, b);
+#pragma unroll
+                for (int m = 0; m < MM; m++) dmma(acc[m][j], a[m], b);
             }
         }
     }
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < 2 * MM; m++) {
         const int t = t0 + tw + m * 8 + (lane >> 2);
         if (t >= s.w) continue;
 #pragma unroll
@@ -168,13 +167,16 @@ template <int MT> DEV void f0_layer(const Voc* vocs, const int4* tiles, int laye
             for (int e = 0; e < 2; e++) {
                 int n = n0 + nw + j * 8 + (lane & 3) * 2 + e;
                 if (n >= F0C) continue;
-                double y = acc[j][m * 2 + e] + (double)bias[n];
+                double y = acc[m >> 1][j][(m & 1) * 2 + e] + (double)bias[n];
                 out[(i64)(s.z + t) * F0C + n] = y > 0 ? y : expm1(y);
             }
     }
 }
-KERNEL __launch_bounds__(FTH) voc_f0(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<1>(vocs, tiles, layer, in, out, w, bias); }
-KERNEL __launch_bounds__(FTH) voc_f0_long(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<2>(vocs, tiles, layer, in, out, w, bias); }
+#define F0_KERNEL(name, threads, ...) \
+    KERNEL __launch_bounds__(threads) name(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) { f0_layer<__VA_ARGS__>(vocs, tiles, layer, in, out, w, bias); }
+F0_KERNEL(voc_f0_16x32, 128, 1, 1, 1, 4, 64, 4)
+F0_KERNEL(voc_f0_32x32, 128, 1, 2, 2, 2, 64, 4)
+F0_KERNEL(voc_f0_64x128, 256, 2, 4, 2, 4, 32, 4)
 
 // F0 of each frame: |x . w + b|. A warp a frame.
 KERNEL voc_f0_out(const double* in, const float* w, float bias, float* f0, int rows) {
@@ -321,8 +323,14 @@ KERNEL voc_merge(const Voc* vocs, const int4* tiles, int bt, const float* up, co
     }
 }
 
-// Samples by the inverse transform of columns [rows, ld], and the columns that the next call needs again.
-KERNEL __launch_bounds__(256) voc_samples(const Voc* vocs, const float* post, int ld, const float* window, float limit, float* pcm, int* bad) {
+// Samples by the inverse transform of columns [rows, ld], and the columns that the next call needs again. A column is
+// part of NFFT samples: each turn of a block takes the exponentials and angles of its columns once.
+#define TURN 256
+#define TURN_COLUMNS (TURN / HOP + NFFT / HOP)
+KERNEL __launch_bounds__(TURN) voc_samples(const Voc* vocs, const float* post, int ld, const float* window, float limit, float* pcm, int* bad) {
+    __shared__ float mag_s[TURN_COLUMNS * BINS], cos_s[TURN_COLUMNS * BINS], sin_s[TURN_COLUMNS * BINS];
+    __shared__ float2 turn_s[NFFT];
+    if (threadIdx.x < NFFT) sincospif(2.f * (float)threadIdx.x / NFFT, &turn_s[threadIdx.x].y, &turn_s[threadIdx.x].x);
     dep_go();
     dep_wait();
     const Voc& v = vocs[blockIdx.y];
@@ -332,20 +340,29 @@ KERNEL __launch_bounds__(256) voc_samples(const Voc* vocs, const float* post, in
     auto at = [&](int f, int k) { return f >= begin ? post[(i64)(v.top_row + f - begin) * ld + k] : hin[(f - begin + POST_KEEP) * ROWS + k]; };
     const int n0 = v.from == 0 ? 0 : (v.from - 1) * FRAME, n1 = v.last ? v.to * FRAME : (v.to - 1) * FRAME;
     const int columns = v.to * COLS + 1;
-    for (int n = n0 + blockIdx.x * blockDim.x + threadIdx.x; n < n1; n += gridDim.x * blockDim.x) {
+    for (int base = n0 + blockIdx.x * TURN; base < n1; base += gridDim.x * TURN) {
+        const int f0 = max(0, (base + NFFT / 2 - NFFT + HOP) / HOP), f1 = min(columns - 1, (min(base + TURN, n1) - 1 + NFFT / 2) / HOP);
+        __syncthreads();
+        for (int i = threadIdx.x; i < (f1 - f0 + 1) * BINS; i += TURN) {
+            int f = f0 + i / BINS, k = i % BINS;
+            mag_s[i] = fminf(expf(at(f, k)), 100.f);
+            sincosf(sinf(at(f, BINS + k)), &sin_s[i], &cos_s[i]);
+        }
+        __syncthreads();
+        const int n = base + threadIdx.x;
+        if (n >= n1) continue;
         int p = n + NFFT / 2; // position before the padding is cut off
         int fa = max(0, (p - NFFT + HOP) / HOP), fb = min(columns - 1, p / HOP);
         float sum = 0.f, norm = 0.f;
         for (int f = fa; f <= fb; f++) {
             int m = p - f * HOP;
             float w = window[m], a = 0.f;
+#pragma unroll
             for (int k = 0; k < BINS; k++) {
-                float mag = fminf(expf(at(f, k)), 100.f), ph = sinf(at(f, BINS + k)), sn, cs;
-                sincosf(ph, &sn, &cs);
-                float s2, c2;
-                sincospif(2.f * (float)((k * m) % NFFT) / NFFT, &s2, &c2);
-                float q = mag * (cs * c2 - sn * s2);
-                a += k == 0 || k == NFFT / 2 ? mag * cs * c2 : 2.f * q;
+                const int i = (f - f0) * BINS + k;
+                float mag = mag_s[i], cs = cos_s[i];
+                float2 c = turn_s[(k * m) % NFFT];
+                a += k == 0 || k == NFFT / 2 ? mag * cs * c.x : 2.f * (mag * (cs * c.x - sin_s[i] * c.y));
             }
             sum += a * (1.f / NFFT) * w;
             norm = fmaf(w, w, norm);

@@ -41,8 +41,14 @@ DEV Added added(const Conv& p, int n, int row) {
     const float2 none = make_float2(0.f, 0.f);
     return {p.bias ? *(const float2*)(p.bias + n) : none, p.res ? *(const float2*)(p.res + (i64)row * p.ldo + n) : none};
 }
+// What is added later: `sum` or `post`, of which a product has one at most.
+DEV float2 added_late(const Conv& p, int n, int row) {
+    const float* from = p.sum ? p.sum : p.post;
+    return from ? *(const float2*)(from + (i64)row * p.ldo + n) : make_float2(0.f, 0.f);
+}
+DEV float2 alphas(const Conv& p, int n) { return p.alpha ? *(const float2*)(p.alpha + n) : make_float2(1.f, 1.f); }
 // Outputs n and n+1 of one row.
-DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Added add) {
+DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Added add, float2 late, float2 al) {
     a *= rs;
     b *= rs;
     if (p.act == ACT_SILU_GATE) {
@@ -52,20 +58,21 @@ DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Add
     if (p.bias) { a += add.bias.x; b += add.bias.y; }
     i64 o = (i64)row * p.ldo + n;
     if (p.res) { a += add.res.x; b += add.res.y; }
-    if (p.sum) { float2 v = *(const float2*)(p.sum + o); a = (a + v.x) * p.scale; b = (b + v.y) * p.scale; }
+    if (p.sum) { a = (a + late.x) * p.scale; b = (b + late.y) * p.scale; }
     float fa = a, fb = b;
     if (p.act != ACT_NONE) {
-        float2 al = p.alpha ? *(const float2*)(p.alpha + n) : make_float2(1.f, 1.f);
         fa = activate(p.act, p.slope, al.x, a);
         fb = activate(p.act, p.slope, al.y, b);
     }
     if (p.post) {
-        float2 v = *(const float2*)(p.post + o);
-        a = fa + v.x; b = fb + v.y;
+        a = fa + late.x; b = fb + late.y;
         fa = a; fb = b;
     }
     if (p.out) *(float2*)(p.out + o) = make_float2(a, b);
     if (p.oute) store2(p.oute + (i64)row * p.lde + n, fa, fb);
+}
+DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs, Added add) {
+    epilogue(p, n, row, a, b, rs, add, added_late(p, n, row), alphas(p, n));
 }
 DEV void epilogue(const Conv& p, int n, int row, float a, float b, float rs) { epilogue(p, n, row, a, b, rs, added(p, n, row)); }
 

@@ -1,4 +1,6 @@
 use super::*;
+use crate::synth::cosyvoice::config::Config;
+use crate::synth::cosyvoice::random;
 
 const BLOCK: usize = 50;
 
@@ -28,24 +30,11 @@ impl Pool for Numbers {
     }
 }
 
+/// Blocks are as long in the small model as in the large one.
 fn config() -> FlowConfig {
-    FlowConfig {
-        input: 80,
-        mel: 80,
-        speaker: 192,
-        vocab: 6561,
-        lookahead: 3,
-        lookahead_channels: 1024,
-        dim: 1024,
-        depth: 22,
-        heads: 16,
-        head_dim: 64,
-        ff_mult: 2,
-        spk_dim: 80,
-        block: BLOCK,
-        left_blocks: None,
-        guidance: 0.7,
-    }
+    let dir = tempfile::tempdir().expect("temp dir");
+    random::write_texts(dir.path(), random::Size::Tiny).expect("written");
+    Config::load(dir.path()).expect("sizes").flow
 }
 
 fn stream(end: FinalChunk) -> Stream {

@@ -1,0 +1,272 @@
+//! A driver context with one stream, made for one load of a model and gone with it.
+//!
+//! Owns both. Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
+//! is lost, as is one whose driver reports an error. A lost context takes no more work.
+//!
+//! # Why
+//! - **A context of its own**, not the device's primary one: a new one works while a lost one still waits for a kernel
+//!   that does not end. After a kernel that failed (a trap, an illegal address) the driver creates none, neither kind,
+//!   whatever became of the old one: seen on driver 580. That device is lost until there is a new process.
+//! - **What a lost context holds is not freed piece by piece**: each call would fail, or wait for a kernel that does
+//!   not end. Letting go of the context frees all of it, on a thread of its own in case that does not end either.
+//! - **A context whose kernel goes on is let go when the kernel ends**, and its device is not opened before: there would
+//!   be little memory, and what the driver locks meanwhile is not said.
+//! - **Few launches wait at a time** ([`QUEUE`]): the driver makes room for about a thousand, and starting one more
+//!   would block in the driver, where no deadline reaches.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use cudarc::driver::DriverError;
+use cudarc::driver::result as cu;
+use cudarc::driver::sys;
+
+use super::GpuError;
+use crate::clock;
+
+/// How long one wait may take: far beyond any step, tuning at load included.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long letting go of a lost context is waited for.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// How often a kernel that was given up is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Launches that may wait to be run.
+const QUEUE: u32 = 512;
+/// Questions asked of the stream between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// Devices that still run a kernel that was given up.
+static GIVEN_UP: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn given_up<T>(look: impl FnOnce(&mut Vec<u32>) -> T) -> T {
+    look(&mut GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// One context and its stream.
+pub(super) struct Context {
+    ordinal: u32,
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+    stream: sys::CUstream,
+    lost: AtomicBool,
+    /// The stream that a kernel does not end on; null: none.
+    hung: AtomicPtr<sys::CUstream_st>,
+    /// Launches since the stream was last seen empty.
+    waiting: AtomicU32,
+    /// Launches are being recorded, not run.
+    recording: AtomicBool,
+    /// [`PATIENCE`] in milliseconds, unless a test is in a hurry.
+    patience: AtomicU64,
+}
+
+// SAFETY: the driver's handles may be used from any thread; what changes here is atomic.
+unsafe impl Send for Context {}
+// SAFETY: as above; the order of calls is the model's, which is used from one thread at a time.
+unsafe impl Sync for Context {}
+
+/// A context that nobody uses any more, on its way to the thread that lets go of it.
+struct Remains {
+    raw: sys::CUcontext,
+    /// Where a kernel goes on: the stream and the device.
+    hung: Option<(sys::CUstream, u32)>,
+}
+
+// SAFETY: a context and its stream may be used from any thread.
+unsafe impl Send for Remains {}
+
+impl Remains {
+    /// Returns when the context is gone, which takes as long as a kernel in it.
+    fn let_go(self) -> Result<(), DriverError> {
+        if let Some((stream, _)) = self.hung {
+            // SAFETY: context and stream are there until below.
+            let running = || unsafe { sys::cuStreamQuery(stream) } == sys::CUresult::CUDA_ERROR_NOT_READY;
+            // SAFETY: as above. Without a context the query fails, and there is nothing to wait for.
+            let _ = unsafe { cu::ctx::set_current(self.raw) };
+            while running() {
+                std::thread::park_timeout(LOOK);
+            }
+            // SAFETY: null leaves this thread without a context.
+            let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
+        }
+        // SAFETY: created by `Context::open` and destroyed only here; whatever lies in it is not used any more.
+        let result = unsafe { sys::cuCtxDestroy_v2(self.raw) }.result();
+        if let Some((_, ordinal)) = self.hung {
+            given_up(|list| list.iter().position(|at| *at == ordinal).map(|n| list.swap_remove(n)));
+        }
+        result
+    }
+}
+
+fn refused(what: &'static str) -> impl Fn(DriverError) -> GpuError {
+    move |e| GpuError::Driver { what, reason: e.to_string() }
+}
+
+impl Context {
+    /// A context on device `ordinal`, current on this thread.
+    pub(super) fn open(ordinal: u32) -> Result<Self, GpuError> {
+        if given_up(|list| list.contains(&ordinal)) {
+            let reason = "a kernel that was given up has not ended yet".into();
+            return Err(GpuError::Driver { what: "create a context", reason });
+        }
+        cu::init().map_err(refused("start the driver"))?;
+        let device = cu::device::get(ordinal as i32).map_err(refused("open the device"))?;
+        // SAFETY: the device is one that there is; null asks for no parameters beyond it.
+        let raw = unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+                refused("create a context")(e)
+            }
+            _ => GpuError::Driver {
+                what: "create a context",
+                reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
+            },
+        })?;
+        let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking).map_err(|e| {
+            // What failed first is what is told.
+            let _ = Remains { raw, hung: None }.let_go();
+            refused("create a stream")(e)
+        })?;
+        Ok(Self {
+            ordinal,
+            device,
+            raw,
+            stream,
+            lost: AtomicBool::new(false),
+            hung: AtomicPtr::default(),
+            waiting: AtomicU32::new(0),
+            recording: AtomicBool::new(false),
+            patience: AtomicU64::new(PATIENCE.as_millis() as u64),
+        })
+    }
+
+    /// The device's name.
+    pub(super) fn name(&self) -> Result<String, GpuError> {
+        cu::device::get_name(self.device).map_err(refused("read the device's name"))
+    }
+
+    /// Its compute capability.
+    pub(super) fn capability(&self) -> Result<(i32, i32), GpuError> {
+        use sys::CUdevice_attribute_enum as Of;
+        let read = |which| {
+            // SAFETY: the device is one that there is.
+            unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the compute capability"))
+        };
+        Ok((
+            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ))
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Whether it is of no more use.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// What an error of the driver means: it is told, and the context is lost.
+    pub(super) fn failed(&self, what: &'static str) -> impl Fn(DriverError) -> GpuError {
+        move |e| {
+            self.lost.store(true, Ordering::Relaxed);
+            refused(what)(e)
+        }
+    }
+
+    /// Makes it current on this thread.
+    pub(super) fn bind(&self) -> Result<(), GpuError> {
+        if self.is_lost() {
+            return Err(GpuError::Driver { what: "use the device", reason: "it was lost before".into() });
+        }
+        // SAFETY: the context lives as long as `self`.
+        unsafe { cu::ctx::set_current(self.raw) }.map_err(self.failed("bind the device to a thread"))
+    }
+
+    /// Waits until everything that was started has ended.
+    pub(super) fn wait(&self) -> Result<(), GpuError> {
+        const WHAT: &str = "wait for the device";
+        self.bind()?;
+        let from = clock::now();
+        for polls in 1u64.. {
+            // SAFETY: the stream lives as long as `self`.
+            match unsafe { sys::cuStreamQuery(self.stream) } {
+                sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                other => {
+                    self.waiting.store(0, Ordering::Relaxed);
+                    return other.result().map_err(self.failed(WHAT));
+                }
+            }
+            if polls % u64::from(POLLS) != 0 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+            if from.elapsed() > patience {
+                self.lost.store(true, Ordering::Relaxed);
+                self.hung.store(self.stream, Ordering::Relaxed);
+                let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
+                return Err(GpuError::Driver { what: WHAT, reason });
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Counts launches that were just started; waits where too many are under way.
+    pub(super) fn started(&self, launches: u32) -> Result<(), GpuError> {
+        let waiting = self.waiting.fetch_add(launches, Ordering::Relaxed) + launches;
+        if waiting < QUEUE || self.recording.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.wait()
+    }
+
+    /// Whether launches are recorded instead of run.
+    pub(super) fn record(&self, on: bool) {
+        self.recording.store(on, Ordering::Relaxed);
+        // What was recorded does not wait.
+        self.waiting.store(0, Ordering::Relaxed);
+    }
+
+    /// Waits are given up after `patience` from now on.
+    pub(super) fn hurry(&self, patience: Duration) {
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: null leaves the thread without a context, so that none is current that is gone.
+        let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
+        let hung = Some(self.hung.load(Ordering::Relaxed)).filter(|stream| !stream.is_null());
+        let hung = hung.map(|stream| (stream, self.ordinal));
+        let remains = Remains { raw: self.raw, hung };
+        if !self.is_lost() {
+            if let Err(error) = remains.let_go() {
+                tracing::warn!(%error, "a device's context could not be let go");
+            }
+            return;
+        }
+        if hung.is_some() {
+            given_up(|list| list.push(self.ordinal));
+        }
+        let (told, gone) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("lost-device".into()).spawn(move || {
+            // overflow: one message in a channel of one; an error means that nobody waits any more.
+            let _ = told.send(remains.let_go());
+        });
+        // A kernel that goes on is not waited for.
+        let patience = if hung.is_some() { Duration::ZERO } else { FAREWELL };
+        let result = thread
+            .map_err(|e| e.to_string())
+            .and_then(|_| gone.recv_timeout(patience).map_err(|e| e.to_string())?.map_err(|e| e.to_string()));
+        match result {
+            Ok(()) => tracing::info!("the lost device's context is gone, and its memory free"),
+            Err(error) => tracing::error!(
+                %error,
+                "the lost device's context is not gone: its memory is taken until it is, at the latest when the process ends"
+            ),
+        }
+    }
+}
