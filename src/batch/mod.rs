@@ -14,9 +14,11 @@
 //!   temporary file is dropped.
 //! - **16-bit samples on disk, the format at the door**: what is asked for is encoded when it is read, joined over
 //!   all utterances as one stream, always from the same samples by the same encoder.
+//! - **A sentence that makes devices fail is found and left out**, for each failure ends live calls; see [`blame`].
 //! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room.
 
 mod audio;
+mod blame;
 mod runner;
 mod store;
 

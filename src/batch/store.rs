@@ -157,20 +157,19 @@ impl Store {
     /// The first waiting parts of a tenant's oldest jobs, at most `limit`.
     pub(super) fn waiting(&self, tenant: &str, limit: usize) -> rusqlite::Result<Vec<Work>> {
         let mut query = self.db.prepare(WAITING)?;
-        let work = |row: &Row<'_>| {
-            Ok(Work {
-                id: PartId { seq: row.get(0)?, item: row.get(1)?, part: row.get(2)? },
-                job: row.get(3)?,
-                tenant: row.get(4)?,
-                text: row.get(5)?,
-                voice: row.get(6)?,
-                language: row.get(7)?,
-                instructions: row.get(8)?,
-                speed: row.get::<_, f64>(9)? as f32,
-                seed: row.get::<_, i64>(10)? as u64,
-            })
-        };
-        query.query_map(params![tenant, limit as i64], work)?.collect()
+        query.query_map(params![tenant, limit as i64], work_of)?.collect()
+    }
+
+    /// One part, if it is still to be made.
+    pub(super) fn part(&self, id: &PartId) -> rusqlite::Result<Option<Work>> {
+        let mut query = self.db.prepare(
+            "SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text, job.voice, job.language,
+                    job.instructions, job.speed, part.seed
+             FROM part JOIN job ON job.seq = part.job
+             WHERE part.job = ?1 AND part.item = ?2 AND part.part = ?3 AND part.state = 0
+                   AND job.state IN ('queued', 'running')",
+        )?;
+        query.query_row(params![id.seq, id.item, id.part], work_of).optional()
     }
 
     /// Those who have work waiting.
@@ -358,6 +357,20 @@ impl Store {
         let seq = self.db.query_row("SELECT seq FROM job WHERE id = ?1", [id], |row| row.get(0)).optional()?;
         seq.ok_or_else(|| BatchError::NotFound(format!("job `{id}`")))
     }
+}
+
+fn work_of(row: &Row<'_>) -> rusqlite::Result<Work> {
+    Ok(Work {
+        id: PartId { seq: row.get(0)?, item: row.get(1)?, part: row.get(2)? },
+        job: row.get(3)?,
+        tenant: row.get(4)?,
+        text: row.get(5)?,
+        voice: row.get(6)?,
+        language: row.get(7)?,
+        instructions: row.get(8)?,
+        speed: row.get::<_, f64>(9)? as f32,
+        seed: row.get::<_, i64>(10)? as u64,
+    })
 }
 
 fn job_of(row: &Row<'_>) -> rusqlite::Result<Job> {

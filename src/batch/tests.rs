@@ -1,9 +1,12 @@
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::sched;
-use crate::synth::device::Loader;
+use crate::synth::device::{Loader, Recovery};
 use crate::synth::tone::Tone;
+use crate::synth::{Caps, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::turn::Utterance;
 
 fn engine() -> Engine {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
@@ -259,6 +262,91 @@ async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
     drop(full);
     std::fs::remove_file(&ballast).expect("removes");
     assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
+    batch.shutdown();
+}
+
+/// The tone on a device that is lost at a word, or at anything.
+struct Frail {
+    tone: Tone,
+    deadly: std::collections::HashSet<Slot>,
+    broken: Arc<AtomicBool>,
+}
+
+impl Synthesizer for Frail {
+    fn caps(&self) -> &Caps {
+        self.tone.caps()
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.tone.voices()
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        if utterance.text.contains("deadly") {
+            self.deadly.insert(slot);
+        }
+        self.tone.open(slot, utterance)
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        if self.broken.load(Ordering::Relaxed) || step.slots.iter().any(|slot| self.deadly.contains(slot)) {
+            return Err(SynthError::Device("the cable was pulled".into()));
+        }
+        self.tone.run(step, out)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.deadly.remove(&slot);
+        self.tone.close(slot);
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        self.tone.warm_up()
+    }
+}
+
+fn frail_engine(broken: &Arc<AtomicBool>) -> Engine {
+    let broken = broken.clone();
+    let loader: Loader =
+        Box::new(move || Ok(Box::new(Frail { tone: Tone::new(), deadly: Default::default(), broken: broken.clone() })));
+    let soon = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4) };
+    Engine::start_with(vec![loader], sched::Config::default(), soon).expect("starts")
+}
+
+#[tokio::test]
+async fn a_sentence_that_makes_the_device_fail_is_left_out_and_its_job_goes_on() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let engine = frail_engine(&Arc::default());
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    let texts = ["Hello there.", "This is a deadly sentence.", "And here is another text.", "One more.", "The last."];
+    let job = batch.submit(spec(&texts, Format::Wav)).expect("accepted");
+    let job = over(&batch, &job.id).await;
+    let states: Vec<JobState> = job.results.iter().map(|item| item.status).collect();
+    let done = JobState::Done;
+    assert_eq!((job.state, &states[..]), (done, &[done, JobState::Failed, done, done, done][..]));
+    let error = job.results[1].error.as_deref().expect("it says why");
+    assert!(error.contains("alone") && error.contains("the cable was pulled"), "{error}");
+    // Among others, and then alone.
+    assert_eq!(engine.status()[0].failures, 1 + blame::LOSSES);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_device_that_fails_at_everything_costs_no_sentence() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let broken = Arc::new(AtomicBool::new(true));
+    let engine = frail_engine(&broken);
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    let spec = spec(&["Hello there. This is one more sentence.", "And here is another text."], Format::Wav);
+    let job = batch.submit(spec.clone()).expect("accepted");
+    found(|| (engine.status()[0].failures > 2 + blame::LOSSES).then_some(())).await;
+    let waiting = batch.job(&job.id).expect("known");
+    assert_eq!((waiting.state, waiting.finished), (JobState::Queued, 0));
+    assert!(waiting.reason.is_some_and(|reason| reason.contains("the cable was pulled")));
+    broken.store(false, Ordering::Relaxed);
+    let job = over(&batch, &job.id).await;
+    assert!(job.state == JobState::Done && job.results.iter().all(|item| item.error.is_none()), "{job:?}");
     assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
     batch.shutdown();
 }
