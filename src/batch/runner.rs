@@ -307,7 +307,12 @@ impl Runner {
         let result = match how {
             UtteranceEnd::Done => {
                 self.blame.finished(id);
-                if let Err(error) = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm) {
+                let written = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm);
+                if !self.shared.store().keeps_audio(&lane.work.job).unwrap_or(true) {
+                    // Cancelled while this was written, which may have failed for that, or else left a file behind.
+                    return self.drop_audio(&lane.work.job);
+                }
+                if let Err(error) = written {
                     let folder = self.config.audio_dir.display();
                     return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
                 }
@@ -382,9 +387,14 @@ impl Runner {
             self.blame.forget(&lane.work.id);
             self.trial.take_if(|line| *line == lane.line);
             self.close(lane.line);
-            if let Err(error) = audio::remove(&self.config.audio_dir, &lane.work.job) {
-                tracing::warn!(%error, "audio of a cancelled job remains");
-            }
+            self.drop_audio(&lane.work.job);
+        }
+    }
+
+    /// Of a cancelled job.
+    fn drop_audio(&self, job: &str) {
+        if let Err(error) = audio::remove(&self.config.audio_dir, job) {
+            tracing::warn!(%error, "audio of a cancelled job remains");
         }
     }
 
@@ -461,4 +471,36 @@ fn plain(line: LineId, text: String) -> Utterance {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, engine, spec};
+    use super::*;
+    use crate::audio_file::Format;
+
+    #[test]
+    fn a_job_cancelled_while_its_audio_is_written_stops_no_other_and_leaves_nothing() {
+        for in_the_way in [true, false] {
+            let folder = tempfile::tempdir().expect("temp dir");
+            let config = config(folder.path());
+            let mut store = Store::open(&config.database).expect("opens");
+            let items = [vec!["Hello there.".to_string()]];
+            store.insert("job", Duration::ZERO, &spec(&["Hello there."], Format::Wav), &items).expect("inserts");
+            let work = store.waiting("", 1).expect("reads").remove(0);
+            assert!(store.cancel("job", Duration::ZERO).expect("known"));
+            if in_the_way {
+                // As where the folder of the job is removed between any two calls of the writer.
+                std::fs::write(&config.audio_dir, b"in the way").expect("writes");
+            }
+            let shared = Arc::new(Shared::new(store, Notify::new()));
+            let audio = config.audio_dir.join("job");
+            let mut runner = Runner::new(config, engine(), shared.clone());
+            let lane = Lane { work, line: LineId::next(), pcm: vec![0; 480], failures: 0 };
+            runner.ended(lane, UtteranceEnd::Done);
+            assert_eq!((shared.stalled(), runner.pause), (None, None));
+            assert!(!audio.exists());
+            assert_eq!(shared.store().bytes().expect("reads"), 0);
+        }
+    }
 }

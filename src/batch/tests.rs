@@ -8,16 +8,16 @@ use crate::synth::tone::Tone;
 use crate::synth::{Caps, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::Utterance;
 
-fn engine() -> Engine {
+pub(super) fn engine() -> Engine {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
     Engine::start(vec![loader], sched::Config::default()).expect("starts")
 }
 
-fn config(folder: &Path) -> Config {
+pub(super) fn config(folder: &Path) -> Config {
     Config { database: folder.join("jobs.sqlite"), audio_dir: folder.join("audio"), lanes: 4, ..Config::default() }
 }
 
-fn spec(items: &[&str], format: Format) -> JobSpec {
+pub(super) fn spec(items: &[&str], format: Format) -> JobSpec {
     JobSpec {
         items: items.iter().map(ToString::to_string).collect(),
         voice: None,
