@@ -39,6 +39,9 @@ use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
 use crate::synth::device::Engine;
 
+/// Most jobs that are listed at once.
+pub const PAGE: u32 = 1_000;
+
 /// `[batch]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -167,6 +170,16 @@ pub struct ItemResult {
     pub error: Option<String>,
 }
 
+/// Some of the jobs, the newest first.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobPage {
+    /// These, without their items.
+    pub jobs: Vec<Job>,
+    /// Whether there are older ones.
+    pub has_more: bool,
+}
+
 /// Why batch work was not taken on or could not be looked at.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -280,14 +293,17 @@ impl Batch {
         Ok(job)
     }
 
-    /// All jobs, newest first, without their items.
+    /// Jobs from the newest on, or from the one that came before the job `after`, at most `limit` and [`PAGE`].
     ///
     /// # Errors
-    /// The database failed.
-    pub fn list(&self) -> Result<Vec<Job>, BatchError> {
-        let mut jobs = self.store().list()?;
+    /// There is no job `after` (any more), or the database failed.
+    pub fn list(&self, limit: u32, after: Option<&str>) -> Result<JobPage, BatchError> {
+        let limit = limit.min(PAGE);
+        let mut jobs = self.store().list(limit + 1, after)?;
+        let has_more = jobs.len() > limit as usize;
+        jobs.truncate(limit as usize);
         self.annotate(&mut jobs)?;
-        Ok(jobs)
+        Ok(JobPage { jobs, has_more })
     }
 
     /// Ends a job at once and drops its audio. A job that is over stays as it is.

@@ -228,9 +228,12 @@ impl Store {
         Ok(job)
     }
 
-    pub(super) fn list(&self) -> rusqlite::Result<Vec<Job>> {
-        let mut query = self.db.prepare("SELECT id, state, total, finished FROM job ORDER BY seq DESC LIMIT 1000")?;
-        query.query_map([], job_of)?.collect()
+    /// The newest jobs, or the newest that are older than `after`, at most `limit`.
+    pub(super) fn list(&self, limit: u32, after: Option<&str>) -> Result<Vec<Job>, BatchError> {
+        let before = after.map_or(Ok(i64::MAX), |id| self.seq(id))?;
+        let mut query =
+            self.db.prepare("SELECT id, state, total, finished FROM job WHERE seq < ?1 ORDER BY seq DESC LIMIT ?2")?;
+        Ok(query.query_map(params![before, limit], job_of)?.collect::<rusqlite::Result<_>>()?)
     }
 
     fn results(&self, seq: i64, job: JobState) -> rusqlite::Result<Vec<ItemResult>> {

@@ -95,7 +95,30 @@ async fn a_reopened_batch_goes_on_where_it_stopped() {
     let again = batch.submit(spec(&[&text], Format::Flac)).expect("accepted");
     over(&batch, &again.id).await;
     assert_eq!(bytes(&batch, &job.id, None), bytes(&batch, &again.id, None));
-    assert_eq!(batch.list().expect("lists").len(), 2);
+    assert_eq!(batch.list(PAGE, None).expect("lists").jobs.len(), 2);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn jobs_are_listed_from_the_newest_on_a_page_at_a_time() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let ids: Vec<String> =
+        (0..5).map(|_| batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted").id).collect();
+    let (mut listed, mut pages) = (Vec::<String>::new(), Vec::new());
+    loop {
+        let page = batch.list(2, listed.last().map(String::as_str)).expect("lists");
+        pages.push(page.jobs.len());
+        listed.extend(page.jobs.into_iter().map(|job| job.id));
+        if !page.has_more {
+            break;
+        }
+    }
+    listed.reverse();
+    assert_eq!((listed, &pages[..]), (ids, &[2, 2, 1][..]));
+    let all = batch.list(u32::MAX, None).expect("lists");
+    assert_eq!((all.jobs.len(), all.has_more), (5, false));
+    assert!(matches!(batch.list(2, Some("nothing")), Err(BatchError::NotFound(_))));
     batch.shutdown();
 }
 
@@ -208,7 +231,7 @@ async fn a_full_database_refuses_new_jobs_and_makes_nothing_twice() {
     batch.store().limit_growth(0);
     let refused = batch.submit(spec.clone()).expect_err("refused");
     assert!(refused.to_string().contains("full"), "{refused}");
-    assert_eq!(batch.list().expect("lists").len(), 1, "a refused job leaves nothing");
+    assert_eq!(batch.list(PAGE, None).expect("lists").jobs.len(), 1, "a refused job leaves nothing");
     go.send(()).expect("waits");
     // The accepted job may need a page or not; with room for it, it ends whichever way it went.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -258,7 +281,7 @@ async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
     go.send(()).expect("waits");
     let reason = reason(&batch, &job.id).await;
     assert!(reason.contains("No space left") || reason.contains("full"), "{reason}");
-    assert_eq!(batch.list().expect("still answers").len(), 1);
+    assert_eq!(batch.list(PAGE, None).expect("still answers").jobs.len(), 1);
     drop(full);
     std::fs::remove_file(&ballast).expect("removes");
     assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
