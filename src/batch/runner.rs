@@ -136,7 +136,7 @@ impl Runner {
         };
         let (sink, mut events) = mpsc::channel(EVENTS);
         runtime.block_on(async {
-            self.engine.ready().await;
+            self.loaded().await;
             while !self.shared.is_stopped() {
                 let now = clock::now();
                 self.tidy(now);
@@ -156,6 +156,16 @@ impl Runner {
         });
         for line in self.lanes.values().map(|lane| lane.line).chain(self.trial) {
             self.engine.note(line, LineNote::Closed);
+        }
+    }
+
+    /// Waits until a device speaks, or until this is stopped: a model may take minutes to load.
+    async fn loaded(&self) {
+        while !self.shared.is_stopped() {
+            tokio::select! {
+                () = self.engine.ready() => return,
+                () = self.shared.changed.notified() => {}
+            }
         }
     }
 

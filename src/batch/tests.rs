@@ -183,6 +183,22 @@ fn waiting_engine() -> (Engine, std::sync::mpsc::SyncSender<()>) {
     (Engine::start(vec![loader], sched::Config::default()).expect("starts"), go)
 }
 
+#[tokio::test]
+async fn shutting_down_does_not_wait_for_a_voice_that_loads() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let (engine, go) = waiting_engine();
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted");
+    let joined = tokio::task::spawn_blocking(move || {
+        batch.shutdown();
+        engine.shutdown();
+    });
+    let joined = tokio::time::timeout(Duration::from_secs(30), joined).await;
+    // Let go before it is looked at: a runtime waits for its blocking tasks.
+    drop(go);
+    joined.expect("the voice still loads").expect("no panic");
+}
+
 /// What a job of these texts sounds like where nothing goes wrong.
 async fn undisturbed(spec: &JobSpec) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("temp dir");
