@@ -331,7 +331,8 @@ impl Store {
     /// Jobs that are over, oldest first: name, when, and bytes of audio.
     pub(super) fn over(&self) -> rusqlite::Result<Vec<(String, Duration, u64)>> {
         let mut query = self.db.prepare(
-            "SELECT job.id, job.ended_ms, 2 * COALESCE(SUM(part.samples), 0) FROM job JOIN part ON part.job = job.seq
+            "SELECT job.id, job.ended_ms, 2 * COALESCE(SUM(part.samples) FILTER (WHERE job.state <> 'cancelled'), 0)
+             FROM job JOIN part ON part.job = job.seq
              WHERE job.state NOT IN ('queued', 'running') GROUP BY job.seq ORDER BY job.ended_ms",
         )?;
         let over = |row: &Row<'_>| {
@@ -345,9 +346,11 @@ impl Store {
         query.query_map([], over)?.collect()
     }
 
-    /// Bytes of audio in all.
+    /// Bytes of audio in all: cancelled jobs keep none, whatever was made of them.
     pub(super) fn bytes(&self) -> rusqlite::Result<u64> {
-        let samples: i64 = self.db.query_row("SELECT COALESCE(SUM(samples), 0) FROM part", [], |row| row.get(0))?;
+        let query = "SELECT COALESCE(SUM(samples), 0) FROM part JOIN job ON job.seq = part.job
+                     WHERE job.state <> 'cancelled'";
+        let samples: i64 = self.db.query_row(query, [], |row| row.get(0))?;
         Ok(2 * samples.max(0) as u64)
     }
 
@@ -405,5 +408,22 @@ mod tests {
         let plan: Vec<String> = plan.collect::<rusqlite::Result<_>>().expect("read");
         assert!(plan.iter().any(|step| step.contains("part_waiting")), "{plan:?}");
         assert!(plan.iter().all(|step| !step.contains("TEMP B-TREE")), "it sorts: {plan:?}");
+    }
+
+    #[test]
+    fn the_audio_of_cancelled_jobs_does_not_count() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let mut store = Store::open(&folder.path().join("jobs.sqlite")).expect("opens");
+        let spec = super::super::tests::spec(&["One. Two."], Format::Wav);
+        for id in ["kept", "cancelled"] {
+            store.insert(id, Duration::ZERO, &spec, &[vec!["One.".into(), "Two.".into()]]).expect("inserts");
+        }
+        for work in store.waiting("", 3).expect("reads") {
+            store.finish(&work.id, Ok(100), Duration::ZERO).expect("finishes");
+        }
+        assert!(store.cancel("cancelled", Duration::ZERO).expect("known"));
+        assert_eq!(store.bytes().expect("reads"), 400);
+        let sizes: Vec<u64> = store.over().expect("reads").into_iter().map(|(_, _, bytes)| bytes).collect();
+        assert_eq!(sizes.iter().sum::<u64>(), 400);
     }
 }
