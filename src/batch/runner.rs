@@ -307,7 +307,10 @@ impl Runner {
                 self.blame.broken(now);
                 self.tell(format!("{reason}; it fails at any sentence, and is tried again from time to time"));
             }
-            UtteranceEnd::Done | UtteranceEnd::Failed(_) => self.blame.proved(),
+            UtteranceEnd::Done | UtteranceEnd::Failed(_) => {
+                *lock(&self.shared.stalled) = None;
+                self.blame.proved();
+            }
         }
     }
 
