@@ -256,7 +256,7 @@ async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
         let endpoint = endpoint.clone();
         async move { endpoint.dial(request).await }
     });
-    let invite = raw.expect("INVITE").await;
+    let invite = raw.next("INVITE").await;
     let supported = header(&invite, "Supported").expect("Supported");
     assert!(supported.contains("timer") && supported.contains("100rel"), "{invite}");
     // The answer comes early and reliably, and not again.
@@ -272,18 +272,109 @@ async fn a_called_party_may_answer_reliably_and_ask_for_refreshes() {
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     assert_eq!(leg.format().codec, Codec::Pcmu);
     // Our refresh: the same session, and the same interval.
-    let refresh = raw.expect("INVITE").await;
+    let refresh = raw.next("INVITE").await;
     assert_eq!(header(&refresh, "Session-Expires"), Some("4;refresher=uac"));
     assert!(body(&refresh).contains("m=audio "), "{refresh}");
     let theirs = "Require: timer\r\nSession-Expires: 3;refresher=uas\r\nContent-Type: application/sdp\r\n";
     raw.answer_with(&refresh, "200 OK", theirs, &sdp(4_000, "")).await;
     raw.expect("ACK").await;
     // They never refresh it: it ends before its time is over.
-    let bye = raw.expect("BYE").await;
+    let bye = raw.next("BYE").await;
     assert!(header(&bye, "Reason").is_some_and(|reason| reason.contains("session expired")), "{bye}");
     raw.answer(&bye, "200 OK", "").await;
     assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Lost));
     within("the call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_turned_away_is_told_when_to_come_again() {
+    let (endpoint, mut calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "later").await;
+    let invite = raw.request("INVITE", "", &sdp(4_000, ""));
+    raw.send(&invite).await;
+    let incoming = limited(calls.recv()).await.expect("a call");
+    incoming.ringing();
+    let ringing = raw.expect("SIP/2.0 180").await;
+    incoming.reject_for(Duration::from_millis(1_200), "no device is free");
+    let refusal = raw.expect("SIP/2.0 503").await;
+    assert_eq!(header(&refusal, "Retry-After"), Some("2"), "{refusal}");
+    assert_eq!(header(&refusal, "To"), header(&ringing, "To"), "one dialog");
+    assert!(header(&refusal, "Reason").is_some_and(|reason| reason.contains("no device is free")), "{refusal}");
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+    // Whoever is going down says so, too, before anybody rings.
+    endpoint.drain();
+    for method in ["INVITE", "OPTIONS"] {
+        let mut other = self::raw(&endpoint, method).await;
+        let refusal = other.ask(method, "", "", "SIP/2.0 503").await;
+        assert_eq!(header(&refusal, "Retry-After"), Some("30"), "{refusal}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_before_the_answer_is_not_taken_for_the_called() {
+    let (endpoint, _calls) = endpoint().await;
+    let mut raw = raw(&endpoint, "early").await;
+    let request = DialRequest { to: raw.uri(), ..DialRequest::default() };
+    let dialling = tokio::spawn({
+        let endpoint = endpoint.clone();
+        async move { endpoint.dial(request).await }
+    });
+    let invite = raw.next("INVITE").await;
+    let port = body(&invite).lines().find_map(|line| line.strip_prefix("m=audio ")).expect("audio");
+    let port: u16 = port.split(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+    let media = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let ours = sdp(media.local_addr().expect("bound").port(), "");
+    let say = async |number: u8| {
+        let mut packet = [0; 172];
+        (packet[0], packet[3], packet[7]) = (0x80, number, number);
+        media.send_to(&packet, ("127.0.0.1", port)).await.expect("sent");
+    };
+    // An announcement of a second, then the answer.
+    let kind = "Content-Type: application/sdp\r\n";
+    raw.answer_with(&invite, "183 Session Progress", kind, &ours).await;
+    for number in 0..50 {
+        say(number).await;
+    }
+    raw.answer_with(&invite, "200 OK", kind, &ours).await;
+    raw.expect("ACK").await;
+    let mut leg = limited(dialling).await.expect("runs").expect("answered");
+    leg.attach().await.expect("attaches");
+    say(50).await;
+    let first = event(&mut leg, |e| matches!(e, LegEvent::Rtp(_))).await;
+    assert!(matches!(&first, LegEvent::Rtp(packet) if packet.sequence == 50), "{first:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_hold_leaves_what_was_agreed_before() {
+    let (endpoint, mut calls) = endpoint().await;
+    let (mut raw, mut leg) = call(&endpoint, &mut calls, "refused-hold", 4_000).await;
+    let kind = "Content-Type: application/sdp\r\n";
+    leg.hold(true).expect("asked");
+    let held = raw.next("INVITE").await;
+    assert!(body(&held).contains("a=sendonly"), "{held}");
+    raw.answer_with(&held, "200 OK", kind, &sdp(4_000, "a=recvonly\r\n")).await;
+    raw.expect("ACK").await;
+    assert!(matches!(
+        event(&mut leg, |e| matches!(e, LegEvent::HoldAnswered { .. })).await,
+        LegEvent::HoldAnswered { outcome: Ok(()), .. }
+    ));
+    // The end of it is refused, and another wish waits behind it, which is refused as well: both leave the hold.
+    leg.hold(false).expect("asked");
+    let ended = raw.next("INVITE").await;
+    assert!(!body(&ended).contains("a=sendonly"), "{ended}");
+    leg.hold(true).expect("asked");
+    raw.answer(&ended, "488 Not Acceptable Here", "").await;
+    raw.expect("ACK").await;
+    let again = raw.next("INVITE").await;
+    raw.answer(&again, "488 Not Acceptable Here", "").await;
+    raw.expect("ACK").await;
+    assert!(matches!(
+        event(&mut leg, |e| matches!(e, LegEvent::HoldAnswered { .. })).await,
+        LegEvent::HoldAnswered { outcome: Err(_), .. }
+    ));
+    let answer = raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 200").await;
+    assert!(body(&answer).contains("a=sendonly"), "{answer}");
+    raw.ack("").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -72,7 +72,7 @@ async fn run(script: &str, arguments: &[&str]) {
     let gateway = gateway(WebRtcConfig { tcp: true, ..WebRtcConfig::default() }).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
-    let state = WhipState { gateway, accept: Speaker, cors: Vec::new() };
+    let state = WhipState { gateway, accept: Speaker };
     tokio::spawn(async move { axum::serve(listener, router(state)).await });
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
     let child = Command::new(path).arg(url).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use antiphon::media::leg::{LegEnd, LegEvent};
 use antiphon::media::webrtc::WebRtcLeg;
+use antiphon::server::across_origins;
 use antiphon::server::error::ApiError;
 use antiphon::server::whip::{AcceptCall, WhipState, router};
 use antiphon::webrtc::{Gateway, IceServer, SessionId, WebRtcConfig};
@@ -46,10 +47,11 @@ impl Service {
     async fn start(config: WebRtcConfig) -> Self {
         let gateway = gateway(config).await;
         let calls = Echo::default();
-        let state = WhipState { gateway: gateway.clone(), accept: calls.clone(), cors: vec!["*".to_owned()] };
+        let state = WhipState { gateway: gateway.clone(), accept: calls.clone() };
+        let router = across_origins(router(state), &["*".to_owned()]);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let base = format!("http://{}", listener.local_addr().expect("bound"));
-        tokio::spawn(async move { axum::serve(listener, router(state)).await });
+        tokio::spawn(async move { axum::serve(listener, router).await });
         // The client is built without a TLS provider of its own.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self { gateway, calls, client: Client::new(), base }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::chart::{self, Series, escape, number};
 use crate::process::Usage;
 use crate::report::{Level, Limits, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
-use crate::size;
+use crate::{predict, size};
 
 /// The page.
 pub fn page(report: &Report) -> String {
@@ -15,8 +15,9 @@ pub fn page(report: &Report) -> String {
     charts(&mut body, report);
     table(&mut body, report);
     if let Some(found) = size::Measured::from_report(report) {
-        sizes(&mut body, report, &found);
+        sizes(&mut body, &found);
     }
+    prediction(&mut body, report);
     notes(&mut body, report);
     format!(
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
@@ -53,7 +54,7 @@ fn device(value: &serde_json::Value) -> String {
 
 fn verdicts(out: &mut String, report: &Report) {
     out.push_str("<h2>Verdicts</h2><ul class='verdicts'>");
-    for verdict in report.verdicts() {
+    for verdict in report.verdicts().into_iter().chain(predict::verdict(report)) {
         let _ = write!(
             out,
             "<li class='{}'><b>{}</b> {}</li>",
@@ -233,7 +234,7 @@ fn table(out: &mut String, report: &Report) {
     }
 }
 
-fn sizes(out: &mut String, report: &Report, measured: &size::Measured) {
+fn sizes(out: &mut String, measured: &size::Measured) {
     let demand = size::Demand::default();
     out.push_str(
         "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>GPUs (gateways of this kind, one device each)<th>cores</tr></thead><tbody>",
@@ -253,20 +254,33 @@ fn sizes(out: &mut String, report: &Report, measured: &size::Measured) {
         let _ = write!(out, "<li>{}</li>", escape(&line));
     }
     out.push_str("</ul>");
-    if let (Some(predicted), Some(knee)) = (size::predict(report), report.knee) {
-        let (found, deviation) = match predicted.deviation(&knee) {
-            Some(off) => (number(f64::from(knee.level)), format!("{:+.0} %", off * 100.0)),
-            None => (format!("over {}", knee.level), "–".to_owned()),
-        };
+}
+
+fn prediction(out: &mut String, report: &Report) {
+    let (Some(predicted), Some(knee)) = (predict::predict(report), report.knee) else { return };
+    let levels = predicted.from.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let (found, deviation) = match predicted.deviation(&knee) {
+        Some(off) => (number(f64::from(knee.level)), format!("{:+.0} %", off * 100.0)),
+        None => (format!("over {}", knee.level), "–".to_owned()),
+    };
+    let _ = write!(
+        out,
+        "<h2>Prediction</h2><table><thead><tr><th>from levels<th>what runs out<th>predicted calls<th>found\
+         <th>deviation</tr></thead><tbody><tr><td>{levels}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>\
+         <table><thead><tr><th>what may run out<th>at calls<th>by</tr></thead><tbody>",
+        predicted.bound,
+        number(predicted.capacity.round()),
+    );
+    for bound in &predicted.bounds {
         let _ = write!(
             out,
-            "<h2>Prediction</h2><table><thead><tr><th>from levels up to<th>what runs out<th>predicted calls<th>found\
-             <th>deviation</tr></thead><tbody><tr><td>{}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>",
-            predicted.from,
-            predicted.bound,
-            number(predicted.capacity),
+            "<tr><td>{}<td>{}<td class='text'>{}</tr>",
+            bound.what,
+            number(bound.calls.round()),
+            escape(&bound.basis)
         );
     }
+    out.push_str("</tbody></table>");
 }
 
 fn notes(out: &mut String, report: &Report) {
@@ -305,7 +319,7 @@ svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:11px}.grid{stroke:v
 .line.c0{stroke:#2a6fdb}.line.c1{stroke:#e0742c}.line.c2{stroke:#8a4fd0}.line.c3{stroke:#1f9a8a}.line.c4{stroke:#c23a6b}.line.c5{stroke:#8a8a2c}\
 .dot.c0,.bar.c0{fill:#2a6fdb}.dot.c1,.bar.c1{fill:#e0742c}.dot.c2,.bar.c2{fill:#8a4fd0}.dot.c3,.bar.c3{fill:#1f9a8a}.dot.c4,.bar.c4{fill:#c23a6b}.dot.c5,.bar.c5{fill:#8a8a2c}\
 .key.c0{background:#2a6fdb}.key.c1{background:#e0742c}.key.c2{background:#8a4fd0}.key.c3{background:#1f9a8a}.key.c4{background:#c23a6b}.key.c5{background:#8a8a2c}\
-table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
+td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
 th{font-weight:600;color:var(--faint);font-size:12px}.verdicts{list-style:none;padding:0}.verdicts li:before{content:'· '}\
 .verdicts .good:before{content:'✓ ';color:var(--good)}.verdicts .bad:before{content:'✗ ';color:var(--bad)}p.bad{color:var(--bad)}tr.bad td:first-child{color:var(--bad)}";
 

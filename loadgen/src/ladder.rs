@@ -128,22 +128,29 @@ pub async fn climb(
             return;
         }
     };
+    // As long as a call: then as many end as begin.
+    let warm_up = if rate > 0.0 { Duration::from_secs_f64((1.0 / rate).min(600.0)) } else { Duration::ZERO };
     let mut search = Search::new(options.levels.clone(), options.most, options.find_knee);
     let mut turns: Vec<(u32, Vec<Turn>)> = Vec::new();
     while let Some(number) = search.next() {
         let arrivals = match options.open_loop {
-            true => Arrivals::Poisson(rate * f64::from(number)),
+            true => {
+                let calls = rate * f64::from(number) * (options.duration + warm_up).as_secs_f64();
+                Arrivals::Counted(calls.round().max(1.0) as u64)
+            }
             false => Arrivals::Closed(number),
         };
         let load = Load {
             arrivals,
-            duration: options.duration,
+            duration: options.duration + warm_up,
+            warm_up,
             legs: options.legs.clone(),
             turns: options.open_loop.then(|| options.turns.clone()),
             think: options.think,
             texts: options.texts.clone(),
             behaviour: options.behaviour.clone(),
-            seed: options.seed.wrapping_add(u64::from(number)),
+            // The same draws at every level: what differs between them is the load and not luck.
+            seed: options.seed,
             most: number.saturating_mul(4).saturating_add(50),
             sampled: options.sampled,
         };

@@ -13,9 +13,9 @@
 //! - [`http`], [`gateway`], [`process`] — the gateway as its HTTP interface and its process show it
 //! - [`corpus`], [`judge`], [`stats`] — what is spoken, whether it was, and the figures of it
 //! - [`dispatch`], [`exchange`] — one call of a test, with its turns
-//! - [`report`], [`load`], [`ladder`] — many of them, and how far a gateway goes
+//! - [`report`], [`snapshot`], [`load`], [`ladder`] — many of them, and how far a gateway goes
 //! - [`prepare`], [`scenario`] — from words to a test
-//! - [`size`], [`chart`], [`html`] — what follows from the figures, and how it is shown
+//! - [`erlang`], [`predict`], [`size`], [`chart`], [`html`] — what follows from the figures, and how it is shown
 
 pub mod agent;
 pub mod call;
@@ -26,6 +26,7 @@ pub mod corpus;
 pub mod correlate;
 pub mod dispatch;
 pub mod dtmf;
+pub mod erlang;
 pub mod exchange;
 pub mod gateway;
 pub mod heard;
@@ -35,6 +36,7 @@ pub mod judge;
 pub mod ladder;
 pub mod listen;
 pub mod load;
+pub mod predict;
 pub mod prepare;
 pub mod process;
 pub mod relay;
@@ -44,6 +46,7 @@ pub mod rtp;
 pub mod scenario;
 pub mod sip;
 pub mod size;
+pub mod snapshot;
 pub mod speak;
 pub mod stats;
 pub mod synthetic;

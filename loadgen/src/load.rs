@@ -26,8 +26,8 @@ use crate::exchange::{Exchange, Interjection, Plan, Turn};
 use crate::heard::Clip;
 use crate::judge;
 use crate::listen::StallCause;
-use crate::process::Sample;
-use crate::report::{GatewayMetrics, Level};
+use crate::report::Level;
+use crate::snapshot::Snapshot;
 use crate::stats::{Numbers, Spread};
 
 /// When calls come.
@@ -37,6 +37,8 @@ pub enum Arrivals {
     Closed(u32),
     /// By chance, so many a second.
     Poisson(f64),
+    /// By chance, but exactly so many in the whole time: what differs between two loads is not how lucky they were.
+    Counted(u64),
     /// By chance, at a rate that grows evenly from the first to the second.
     Ramp(f64, f64),
     /// So many at once, again after each interval.
@@ -67,6 +69,9 @@ pub struct Load {
     pub arrivals: Arrivals,
     /// How long they come.
     pub duration: Duration,
+    /// So long at the beginning nothing is counted but failures: calls that arrive by chance have to become as many as
+    /// they are going to be.
+    pub warm_up: Duration,
     /// Kinds of calls and their weights.
     pub legs: Vec<(Leg, f64)>,
     /// Turns of a call; `None`: as many as fit (closed loop only).
@@ -117,10 +122,11 @@ pub async fn run(
     let live = Arc::new(AtomicU32::new(0));
     // overflow: awaited; callers wait for the collector, which only adds numbers.
     let (events, mut received) = mpsc::channel(1_024);
-    let before = metrics(&plan).await;
     let ramp = match load.arrivals {
-        Arrivals::Closed(n) => Duration::from_millis(30 * u64::from(n)).min(load.duration / 4),
-        _ => Duration::ZERO,
+        // Callers that all began together would also speak together, and be refused as they never are later.
+        Arrivals::Closed(n) if n > 1 => load.duration / 4,
+        Arrivals::Closed(_) => Duration::ZERO,
+        _ => load.warm_up.min(load.duration / 2),
     };
     let window = (start + ramp, start + load.duration);
     let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
@@ -129,8 +135,7 @@ pub async fn run(
         AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
 
     let mut tally = Tally::new(window, load.sampled.max(1));
-    let mut usage: Option<(Option<Sample>, Option<Sample>)> = None;
-    let mut measured = None;
+    let (mut first, mut last) = (None, None);
     let mut tick = tokio::time::interval(Duration::from_millis(200));
     loop {
         tokio::select! {
@@ -143,11 +148,11 @@ pub async fn run(
                 if now >= window.0 && now < window.1 {
                     tally.concurrency.add(f64::from(live.load(Ordering::Relaxed)));
                 }
-                if usage.is_none() && now >= window.0 {
-                    usage = Some((gateway_pid.and_then(Sample::of), Sample::own()));
+                if first.is_none() && now >= window.0 {
+                    first = Some(Snapshot::take(&plan, gateway_pid).await);
                 }
-                if measured.is_none() && now >= window.1 {
-                    measured = Some((gateway_pid.and_then(Sample::of), Sample::own(), metrics(&plan).await));
+                if last.is_none() && now >= window.1 {
+                    last = Some(Snapshot::take(&plan, gateway_pid).await);
                 }
                 let passed = now.saturating_duration_since(start).as_secs_f64() / load.duration.as_secs_f64();
                 watch(&tally.progress(live.load(Ordering::Relaxed), passed.min(1.0)));
@@ -155,17 +160,18 @@ pub async fn run(
         }
     }
     drop(callers);
-    let (gateway_end, own_end, after) = match measured {
-        Some(measured) => measured,
-        None => (gateway_pid.and_then(Sample::of), Sample::own(), metrics(&plan).await),
+    let last = match last {
+        Some(last) => last,
+        None => Snapshot::take(&plan, gateway_pid).await,
     };
     let (mut level, turns) = tally.finish(&plan, mode);
-    if let Some((gateway_start, own_start)) = usage {
-        level.gateway = gateway_end.zip(gateway_start).map(|(end, start)| end.since(&start));
-        level.generator = own_end.zip(own_start).map(|(end, start)| end.since(&start));
+    if let Arrivals::Counted(calls) = load.arrivals {
+        level.offered = Some(calls as f64 / load.duration.as_secs_f64());
     }
     level.generator_lateness_p99 = lateness.await.map_or(0.0, |s: Spread| s.summary().p99);
-    level.metrics = difference(&before, &after, level.audio_s_per_s * level.seconds);
+    if let Some(first) = first {
+        last.since(&first, &mut level);
+    }
     (level, turns)
 }
 
@@ -234,6 +240,13 @@ fn next_arrival(
     match arrivals {
         Arrivals::Closed(_) => None,
         Arrivals::Poisson(rate) => Some(last + chance(*rate, rng)?),
+        Arrivals::Counted(calls) => {
+            // The first of those that are left, each as likely at any instant that is left.
+            let left = calls.checked_sub(number as u64).filter(|left| *left > 0)?;
+            let uniform: f64 = rng.random_range(f64::EPSILON..1.0);
+            let time = (start + duration).saturating_duration_since(last);
+            Some(last + time.mul_f64(1.0 - uniform.powf(1.0 / left as f64)))
+        }
         Arrivals::Ramp(from, to) => {
             // Thinning: candidates at the highest rate, each kept with the share the rate has of it by then.
             let most = from.max(*to);
@@ -357,33 +370,6 @@ async fn own_lateness(until: Instant) -> Spread {
     spread
 }
 
-async fn metrics(plan: &Plan) -> crate::gateway::Metrics {
-    match &plan.gateway {
-        // A gateway without metrics, or one that is dead by now, has none.
-        Some(gateway) => gateway.metrics().await.unwrap_or_default(),
-        None => Default::default(),
-    }
-}
-
-fn difference(before: &crate::gateway::Metrics, after: &crate::gateway::Metrics, speech: f64) -> GatewayMetrics {
-    let stage = |m: &crate::gateway::Metrics| m.by("antiphon_step_seconds_sum", "stage");
-    let earlier = stage(before);
-    let stage_seconds: BTreeMap<String, f64> = stage(after)
-        .into_iter()
-        .map(|(name, value)| {
-            let was = earlier.get(&name).copied().unwrap_or(0.0);
-            (name, (value - was).max(0.0))
-        })
-        .collect();
-    let busy: f64 = stage_seconds.values().sum();
-    GatewayMetrics {
-        underruns: (after.total("antiphon_underruns_total") - before.total("antiphon_underruns_total")).max(0.0),
-        engine_rtf: (busy > 0.0 && speech > 0.0).then(|| busy / speech),
-        stage_seconds,
-        gpu_memory: after.total("voice_gpu_memory_bytes"),
-    }
-}
-
 struct Tally {
     window: (Instant, Instant),
     sampled: u64,
@@ -396,6 +382,7 @@ struct Tally {
     jitter: Spread,
     lateness: Spread,
     mos: Numbers,
+    said: Numbers,
     barge_in: Spread,
     report_error: Numbers,
     concurrency: Numbers,
@@ -403,6 +390,7 @@ struct Tally {
     chars: f64,
     speech: f64,
     seen: u64,
+    heard: u64,
     kept: Vec<Turn>,
 }
 
@@ -423,6 +411,7 @@ impl Tally {
             jitter: Spread::default(),
             lateness: Spread::default(),
             mos: Numbers::default(),
+            said: Numbers::default(),
             barge_in: Spread::default(),
             report_error: Numbers::default(),
             concurrency: Numbers::default(),
@@ -430,6 +419,7 @@ impl Tally {
             chars: 0.0,
             speech: 0.0,
             seen: 0,
+            heard: 0,
             kept: Vec::new(),
         }
     }
@@ -456,9 +446,23 @@ impl Tally {
             if turn.first_audio.is_none() {
                 return;
             }
-        } else {
-            self.level.turns += 1;
         }
+        self.heard += u64::from(turn.fault.is_none());
+        let (from, until) = self.window;
+        if turn.barge_in.is_none() && turn.fault.is_none() {
+            // The part of the turn that lies in the window.
+            let whole = turn.ended.saturating_duration_since(turn.sent).as_secs_f64();
+            let part = turn.ended.min(until).saturating_duration_since(turn.sent.max(from)).as_secs_f64();
+            if whole > 0.0 {
+                self.chars += turn.chars as f64 * part / whole;
+                self.speech += turn.speech.as_secs_f64() * part / whole;
+            }
+        }
+        // The load was not yet, or is no more, what it is to be.
+        if turn.sent < from || turn.sent >= until {
+            return;
+        }
+        self.level.turns += u64::from(turn.fault.is_none());
         if let Some(first) = turn.first_audio {
             self.first_audio.add(first);
             self.by_leg.entry(turn.leg).or_default().add(first);
@@ -484,14 +488,7 @@ impl Tally {
         } else {
             self.rtf.add(turn.rtf);
             self.service.add(turn.ended.saturating_duration_since(turn.sent));
-            // The part of the turn that lies in the window.
-            let whole = turn.ended.saturating_duration_since(turn.sent).as_secs_f64();
-            let from = turn.sent.max(self.window.0);
-            let part = turn.ended.min(self.window.1).saturating_duration_since(from).as_secs_f64();
-            if whole > 0.0 && turn.fault.is_none() {
-                self.chars += turn.chars as f64 * part / whole;
-                self.speech += turn.speech.as_secs_f64() * part / whole;
-            }
+            self.said.add(turn.speech.as_secs_f64());
         }
         self.seen += 1;
         if turn.barge_in.is_none() && self.seen.is_multiple_of(self.sampled) && self.kept.len() < KEPT {
@@ -525,6 +522,9 @@ impl Tally {
         level.mos = self.mos.summary();
         level.barge_in = self.barge_in.summary();
         level.report_error = self.report_error.summary();
+        level.turns_per_call = self.heard as f64 / level.calls.max(1) as f64;
+        level.speech = self.said.summary();
+        level.speech_spread = self.said.spread();
         level.chars_per_s = self.chars / seconds.max(f64::MIN_POSITIVE);
         level.audio_s_per_s = self.speech / seconds.max(f64::MIN_POSITIVE);
         level.by_leg = self.by_leg.iter().map(|(leg, spread)| (leg.label().to_owned(), spread.summary())).collect();

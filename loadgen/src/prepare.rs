@@ -49,6 +49,8 @@ pub struct Target {
     pub agent_bind: Option<SocketAddr>,
     /// Command that starts the gateway.
     pub spawn: Option<String>,
+    /// Where the output of that gateway goes.
+    pub log: PathBuf,
     /// Signalling of telephone calls.
     pub transport: sip::Transport,
     /// Codecs of telephone calls.
@@ -75,6 +77,7 @@ impl Default for Target {
             via: Via::Auto,
             agent_bind: None,
             spawn: None,
+            log: PathBuf::from("gateway.log"),
             transport: sip::Transport::Udp,
             codecs: vec![Codec::Pcmu, Codec::Pcma, Codec::G722, Codec::Opus],
             srtp: false,
@@ -109,11 +112,17 @@ pub struct Prepared {
     pub legs: Vec<(Leg, f64)>,
     /// The gateway, if it was started here.
     pub spawned: Option<Spawned>,
+    /// What a report should say of it.
+    pub about: About,
+}
+
+/// What is tested, for the report.
+pub struct About {
     /// What the gateway says about its devices.
     pub devices: Value,
     /// What a reader of the report should know.
     pub notes: Vec<String>,
-    /// What is called, for the report.
+    /// What is called.
     pub targets: Vec<String>,
 }
 
@@ -181,9 +190,8 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     }
     let mut spawned = match &target.spawn {
         Some(command) => {
-            let log = std::env::temp_dir().join(format!("antiphon-loadgen-gateway-{}.log", std::process::id()));
-            notes.push(format!("gateway started by: {command}"));
-            Some(Spawned::start(command, &environment, PathBuf::from(&log))?)
+            notes.push(format!("gateway started by: {command}; its log: {}", target.log.display()));
+            Some(Spawned::start(command, &environment, target.log.clone())?)
         }
         None => None,
     };
@@ -233,7 +241,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         patience: Duration::from_secs(30),
     };
     let targets = sip_target.into_iter().filter(|_| wants(Leg::Sip)).chain(http).collect();
-    Ok(Prepared { plan: Arc::new(plan), legs, spawned, devices, notes, targets })
+    Ok(Prepared { plan: Arc::new(plan), legs, spawned, about: About { devices, notes, targets } })
 }
 
 async fn wait_until_ready(gateway: Option<&Gateway>, mut spawned: Option<&mut Spawned>) -> Result<Value, PrepareError> {

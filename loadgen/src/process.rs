@@ -1,5 +1,7 @@
 //! What a process costs, and a gateway that is started for a measurement.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -54,10 +56,8 @@ impl Sample {
     fn read(folder: &str) -> Option<Sample> {
         let at = clock::now();
         let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
-        // The name in parentheses may hold spaces; fields are counted from behind it.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         // utime, stime and the same of children that ended (a voice that is a child process per utterance).
-        let ticks: u64 = (11..15).map(|n| fields.get(n).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0)).sum();
+        let ticks = ticks(&stat, 11..15)?;
         let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
         let rss = status
             .lines()
@@ -66,6 +66,32 @@ impl Sample {
             .unwrap_or(0);
         Some(Sample { at, cpu: ticks as f64 / TICKS, rss: rss * 1024 })
     }
+}
+
+/// CPU time of each thread of process `pid` so far, seconds, by its id; nothing when it is gone.
+pub fn threads(pid: u32) -> BTreeMap<u32, f64> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
+    let thread = |task: std::io::Result<std::fs::DirEntry>| {
+        let task = task.ok()?;
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        Some((task.file_name().to_str()?.parse().ok()?, ticks(&stat, 11..13)? as f64 / TICKS))
+    };
+    tasks.filter_map(thread).collect()
+}
+
+/// CPU time that this computer has spent on anything so far, seconds; `None` where there is no `/proc`.
+pub fn host_busy() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
+    // user, nice, system, then idle and iowait, then irq, softirq, steal; what follows is counted in user already.
+    let busy = fields.iter().enumerate().filter(|(n, _)| !matches!(n, 3 | 4)).take(6).map(|(_, v)| v).sum::<u64>();
+    Some(busy as f64 / TICKS)
+}
+
+/// Sum of some fields of a `stat` file, counted from behind the name in parentheses, which may hold spaces.
+fn ticks(stat: &str, fields: Range<usize>) -> Option<u64> {
+    let all: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(fields.map(|n| all.get(n).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0)).sum())
 }
 
 /// This computer, for the head of a report.
@@ -170,6 +196,9 @@ mod tests {
         }
         let usage = Sample::own().unwrap().since(&before);
         assert!(usage.cores > 0.05 && usage.rss > 1_000_000, "{usage:?} {n}");
+        let own = threads(std::process::id());
+        assert!(own.values().sum::<f64>() >= 0.02, "{own:?}");
+        assert!(host_busy().unwrap() >= own.values().sum());
         assert!(Host::here().cores >= 1);
     }
 

@@ -98,6 +98,7 @@ impl Limits {
 
 /// What was measured under one load. Times in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Level {
     /// Calls at a time (closed loop), or the load that was offered in calls at a time (open loop).
     pub level: u32,
@@ -107,6 +108,10 @@ pub struct Level {
     pub seconds: f64,
     /// Calls placed.
     pub calls: u64,
+    /// Open loop: calls a second that arrived.
+    pub offered: Option<f64>,
+    /// Turns heard for each call.
+    pub turns_per_call: f64,
     /// Mean number of calls at a time.
     pub concurrency: f64,
     /// Turns that were heard as they should be.
@@ -125,6 +130,10 @@ pub struct Level {
     pub chars_per_s: f64,
     /// Seconds of speech per second, all calls together.
     pub audio_s_per_s: f64,
+    /// Lengths of the turns' speech.
+    pub speech: Summary,
+    /// Squared coefficient of variation of the lengths of turns' speech: 0 when all are alike, 1 as by chance.
+    pub speech_spread: f64,
     /// Turns with at least one stall.
     pub stalled_turns: u64,
     /// Stalls by cause.
@@ -155,6 +164,10 @@ pub struct Level {
     pub gateway: Option<Usage>,
     /// What the generator cost.
     pub generator: Option<Usage>,
+    /// Cores that the gateway's busiest thread used.
+    pub busiest_thread: Option<f64>,
+    /// Cores that everything else on this computer used.
+    pub others: Option<f64>,
     /// What the gateway's own metrics say it did during this level.
     pub metrics: GatewayMetrics,
     /// Wake-up lateness of the generator itself, 99th percentile: figures finer than this mean nothing.
@@ -165,11 +178,16 @@ pub struct Level {
 
 /// What `/metrics` said over one level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GatewayMetrics {
     /// Underruns counted by the gateway.
     pub underruns: f64,
     /// Device seconds by stage.
     pub stage_seconds: BTreeMap<String, f64>,
+    /// Seconds that live lines held their places, all together.
+    pub held_seconds: Option<f64>,
+    /// Speaking lines that the devices could keep up with, as the gateway sees it at the end.
+    pub carries: Option<f64>,
     /// Device memory in use at the end, octets.
     pub gpu_memory: f64,
     /// Device seconds for each second of speech: the engine's own real-time factor.

@@ -268,6 +268,7 @@ impl Scenario {
         let load = Load {
             arrivals,
             duration: Duration::from_secs_f64(table.duration_s),
+            warm_up: Duration::ZERO,
             legs: legs.clone(),
             turns,
             think,

@@ -89,6 +89,14 @@ impl Numbers {
         self.0.extend_from_slice(&other.0);
     }
 
+    /// Squared coefficient of variation: variance over squared mean; 0 where there is none.
+    pub fn spread(&self) -> f64 {
+        let n = self.0.len() as f64;
+        let mean = self.0.iter().sum::<f64>() / n;
+        let variance = self.0.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+        if mean > 0.0 { variance / (mean * mean) } else { 0.0 }
+    }
+
     /// The figures for a report.
     pub fn summary(&self) -> Summary {
         let mut all = self.0.clone();
@@ -126,11 +134,14 @@ mod tests {
             assert!((seconds * 1_000.0 - value).abs() < value * 0.002, "{seconds} {value}");
         }
         assert_eq!((b.p50, b.p95, b.p99), (50.0, 95.0, 99.0));
+        // Evenly spread numbers from 1 to n: (n^2 - 1) / 12 over ((n + 1) / 2)^2.
+        assert!((numbers.spread() - (9_999.0 / 12.0) / 50.5f64.powi(2)).abs() < 1e-9);
     }
 
     #[test]
     fn nothing_counted_is_all_zero() {
         assert_eq!(Spread::default().summary(), Summary::default());
         assert_eq!(Numbers::default().summary(), Summary::default());
+        assert_eq!(Numbers::default().spread(), 0.0);
     }
 }

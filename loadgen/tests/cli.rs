@@ -92,7 +92,7 @@ fn a_report_becomes_a_page_and_a_size() {
         loadgen(&["size", "--users", "1000,10000", "--turns-per-user-hour", "12", "--from", json.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(table.contains("GPUs") && table.contains("Erlang C") && table.contains("Predicted"), "{table}");
+    assert!(table.contains("GPUs") && table.contains("Erlang C") && table.contains("Prediction: 43 calls from levels 4, 8, 16"), "{table}");
     std::fs::write(&json, "{}").unwrap();
     assert_eq!(loadgen(&["size", "--from", json.to_str().unwrap()]).status.code(), Some(64));
 }

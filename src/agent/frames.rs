@@ -30,7 +30,7 @@ pub enum ToAgent {
         direction: String,
         /// `sip` or `webrtc`.
         call_type: String,
-        /// Headers of the call that were configured to be passed on.
+        /// Headers of the call that signalling itself has no use for.
         custom_parameters: BTreeMap<String, String>,
     },
     /// What the caller said, where a recogniser is attached.
@@ -71,7 +71,7 @@ pub enum ToAgent {
     },
     /// Something worth knowing: a turn began to sound or ended.
     Info {
-        /// `turnStarted`, `turnEnded`, `callConnected`, ...
+        /// `callConnected`, `firstAudio`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
         name: String,
         /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,7 +80,7 @@ pub enum ToAgent {
         #[serde(flatten)]
         details: BTreeMap<String, serde_json::Value>,
     },
-    /// Everything queued before the mark has left.
+    /// Everything queued before the mark has left, or was dropped.
     Mark {
         /// The agent's name for it.
         name: String,
@@ -175,11 +175,11 @@ pub enum FromAgent {
     },
     /// Hang up when all that is queued has been said.
     End {
-        /// Passed on to the event stream.
+        /// Written to the log.
         #[serde(default)]
         handoff_data: Option<String>,
     },
-    /// Answer with a `mark` when everything queued so far has left.
+    /// Answer with a `mark` when everything queued so far has left or was dropped.
     Mark {
         /// The agent's name for it.
         name: String,
@@ -273,6 +273,12 @@ mod tests {
             json.starts_with(r#"{"type":"interrupt","utteranceUntilInterrupt":"Hello","durationUntilInterruptMs":460"#),
             "{json}"
         );
+    }
+
+    #[test]
+    fn the_outcome_of_a_barge_in_is_spelt_as_the_other_names_are() {
+        let json = print(&ToAgent::BargeInResolved { outcome: BargeInOutcome::TimedOutConfirmed });
+        assert_eq!(json, r#"{"type":"bargeInResolved","outcome":"timedOutConfirmed"}"#);
     }
 
     #[test]

@@ -104,9 +104,13 @@ impl Conversation {
                     was_attached = true;
                     self.serve_link(link).await
                 }
-                // An agent that attached by itself may leave and come back; the call waits.
-                RelayEnd::LinkClosed if was_attached => self.serve_builtin(Builtin::Silent).await,
-                RelayEnd::LinkClosed => return self.apologise().await,
+                RelayEnd::LinkClosed => match self.attached.try_recv() {
+                    // It came while the one before was dialled.
+                    Ok(link) => RelayEnd::Replaced(link),
+                    // An agent that attached by itself may leave and come back; the call waits.
+                    Err(_) if was_attached => self.serve_builtin(Builtin::Silent).await,
+                    Err(_) => return self.apologise().await,
+                },
             };
         }
     }

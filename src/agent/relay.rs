@@ -239,7 +239,14 @@ impl Relay {
                 info("firstAudio", Some(turn), json!({"afterMs": after.as_secs_f64() * 1e3}))
             }
             CallEvent::TurnEnded { turn, how, heard } => {
-                info("turnEnded", Some(turn), json!({"how": how.label(), "heard": heard}))
+                let mut details = json!({"how": how.label(), "heard": heard});
+                if let Some(reason) = how.reason() {
+                    details["reason"] = json!(reason);
+                }
+                if let Some(wait) = how.retry_after_ms() {
+                    details["retryAfterMs"] = json!(wait);
+                }
+                info("turnEnded", Some(turn), details)
             }
             CallEvent::Interrupted { turn, heard, .. } => Some(ToAgent::Interrupt {
                 utterance_until_interrupt: heard.text.clone(),

@@ -16,6 +16,7 @@ use crate::agent::config::Overload;
 use crate::call::{CallId, CallMeta, Calls, Direction};
 use crate::clock;
 use crate::config::Config;
+use crate::server::calls::BUSY_RETRY;
 use crate::server::jobs::Jobs;
 use crate::server::{self, Gateway};
 use crate::sip::{Endpoint, IncomingCall};
@@ -27,9 +28,6 @@ use crate::voice::store::{REFRESH, Store};
 
 /// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
 const RINGING: usize = 256;
-/// What a caller who is turned away is told to wait.
-const BUSY_STATUS: u16 = 503;
-
 /// How long requests that are under way may take when everything else has stopped.
 const HTTP_GRACE: Duration = Duration::from_secs(1);
 
@@ -228,12 +226,11 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
         tracing::warn!(%agent, "no such agent; check [sip] agent");
         return call.reject(404, "No such agent");
     };
-    let full = gateway.calls.count() >= gateway.calls.config().max_calls;
-    if full || gateway.calls.is_draining() {
-        return call.reject(BUSY_STATUS, "Service Unavailable");
+    if let Err(refused) = gateway.calls.has_room() {
+        return call.reject_for(BUSY_RETRY, &refused.to_string());
     }
     if let Err(refused) = gateway.has_room_for(&found) {
-        return call.reject(BUSY_STATUS, &refused.to_string());
+        return call.reject_for(refused.retry_after, &refused.to_string());
     }
     let id = CallId::random();
     let meta = CallMeta {

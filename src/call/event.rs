@@ -164,7 +164,7 @@ impl Cause {
 
 /// What became of a pending barge-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "camelCase")]
 pub enum BargeInOutcome {
     /// The agent confirmed it.
     Confirmed,
@@ -206,6 +206,22 @@ impl TurnHow {
             TurnHow::Refused { .. } => "refused",
             TurnHow::Failed(_) => "failed",
             TurnHow::CallEnded => "call_ended",
+        }
+    }
+
+    /// Why it failed, for people.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            TurnHow::Failed(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Milliseconds after which another try is worth while, of a turn that was refused.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            TurnHow::Refused { retry_after } => Some(retry_after.as_millis() as u64),
+            _ => None,
         }
     }
 }

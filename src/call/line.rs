@@ -14,7 +14,7 @@ use super::segment::Segmenter;
 use super::{EndReason, TurnId};
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::media::playout::Playout;
-use crate::turn::{Epoch, UtteranceId};
+use crate::turn::{Class, Epoch, LineId, Utterance, UtteranceId};
 
 /// Utterances of one call that are with the engine at a time: what sounds next, what follows it without a gap,
 /// and one more for a voice that makes several at once.
@@ -82,6 +82,8 @@ pub(super) struct Part {
     pushed: u64,
     /// Samples that came.
     received: u64,
+    /// Another voice has it than the engine's.
+    pub(super) stand_in: bool,
     /// When it was handed to the engine.
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
@@ -158,6 +160,24 @@ impl Turn {
         }
         if let Some(part) = self.parts.last_mut() {
             part.receive(pcm);
+        }
+    }
+
+    /// What the engine gets of the part at `place`.
+    pub(super) fn utterance(&self, place: usize, line: LineId, tenant: &Arc<str>) -> Utterance {
+        let (part, style) = (&self.parts[place], &self.style);
+        Utterance {
+            id: part.utterance,
+            line,
+            class: Class::Live,
+            token: self.epoch.token(),
+            text: part.text.clone(),
+            voice: style.voice.clone(),
+            language: style.language.clone(),
+            instructions: style.instructions.clone(),
+            seed: style.seed,
+            speed: style.speed,
+            tenant: tenant.clone(),
         }
     }
 
@@ -239,7 +259,17 @@ impl Turn {
 
 impl Part {
     fn new(text: String, state: PartState, audio: Audio) -> Self {
-        Self { utterance: UtteranceId::next(), text, state, audio, pushed: 0, received: 0, submitted: None, made: None }
+        Self {
+            utterance: UtteranceId::next(),
+            text,
+            state,
+            audio,
+            pushed: 0,
+            received: 0,
+            stand_in: false,
+            submitted: None,
+            made: None,
+        }
     }
 
     pub(super) fn receive(&mut self, pcm: Vec<f32>) {

@@ -140,6 +140,20 @@ impl Calls {
         Ok(handle)
     }
 
+    /// Whether a call could start now: for those who must not ring anybody in vain.
+    ///
+    /// # Errors
+    /// Draining, or no place.
+    pub fn has_room(&self) -> Result<(), StartError> {
+        if self.is_draining() {
+            return Err(StartError::Draining);
+        }
+        match self.0.places.available_permits() {
+            0 => Err(StartError::Full(self.0.config.max_calls)),
+            _ => Ok(()),
+        }
+    }
+
     /// Says that the peer is about to be told `id`, until the guard is dropped: [`Calls::find`] waits for the call
     /// meanwhile. Drop it when the call was started or will not be.
     pub fn announce(&self, id: CallId) -> Arriving {

@@ -43,9 +43,10 @@ impl Speech for WithStandIn {
     }
 
     fn stand_in(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
-        metrics::counter!("antiphon_stand_in_total").increment(1);
         // Voices and manners are those of the other engine.
-        Speech::submit(&self.other, Utterance { voice: None, instructions: None, ..utterance }, sink)
+        Speech::submit(&self.other, Utterance { voice: None, instructions: None, ..utterance }, sink)?;
+        metrics::counter!("antiphon_stand_in_total").increment(1);
+        Ok(())
     }
 
     fn note(&self, line: LineId, note: LineState) {

@@ -29,15 +29,18 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("draining; a second signal exits at once");
+        let ended = async {
+            app.drain().await;
+            drop(stop);
+            if let Some(exporting) = exporting {
+                // Bounded by the exporter; the last turns are worth the wait.
+                let _ = exporting.await;
+            }
+        };
         tokio::select! {
-            () = app.drain() => {}
-            _ = terminate.recv() => tracing::warn!("exiting with calls in progress"),
-            _ = interrupt.recv() => tracing::warn!("exiting with calls in progress"),
-        }
-        drop(stop);
-        if let Some(exporting) = exporting {
-            // Bounded by the exporter; the last turns are worth the wait.
-            let _ = exporting.await;
+            () = ended => {}
+            _ = terminate.recv() => tracing::warn!("exiting before all calls and traces have ended"),
+            _ = interrupt.recv() => tracing::warn!("exiting before all calls and traces have ended"),
         }
         Ok(())
     })

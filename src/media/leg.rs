@@ -73,6 +73,22 @@ pub struct OutPacket {
     pub payload: Bytes,
 }
 
+impl OutPacket {
+    /// The packet under the leg's SSRC.
+    pub fn with_ssrc(self, ssrc: u32) -> rtc_rtp::Packet {
+        let header = rtc_rtp::Header {
+            version: 2,
+            marker: self.marker,
+            payload_type: self.payload_type,
+            sequence_number: self.sequence,
+            timestamp: self.timestamp,
+            ssrc,
+            ..rtc_rtp::Header::default()
+        };
+        rtc_rtp::Packet { header, payload: self.payload }
+    }
+}
+
 /// One RTP packet that arrived, already authenticated and decrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InPacket {

@@ -442,16 +442,7 @@ impl MediaLeg for SipLeg {
         let Some(sockets) = &self.sockets else { return Err(LegEnd::Failed) };
         // On hold nothing is sent; without an address nothing can be, until the peer is heard.
         let Some(target) = self.latch.target().filter(|_| self.agreed.direction.sends()) else { return Ok(()) };
-        let header = rtc_rtp::Header {
-            version: 2,
-            marker: packet.marker,
-            payload_type: packet.payload_type,
-            sequence_number: packet.sequence,
-            timestamp: packet.timestamp,
-            ssrc: self.ssrc,
-            ..Default::default()
-        };
-        let rtp = rtc_rtp::Packet { header, payload: packet.payload.clone() };
+        let rtp = packet.clone().with_ssrc(self.ssrc);
         let mut buffer = [0; MAX_DATAGRAM];
         if rtp.marshal_size() > buffer.len() {
             self.counters.full.increment(1);

@@ -217,20 +217,8 @@ impl MediaLeg for WebRtcLeg {
             }
             Progress::Connected => {}
         }
-        let packet = rtp::Packet {
-            header: rtp::Header {
-                version: 2,
-                marker: packet.marker,
-                payload_type: packet.payload_type,
-                sequence_number: packet.sequence,
-                timestamp: packet.timestamp,
-                ssrc: self.ssrc,
-                ..rtp::Header::default()
-            },
-            payload: packet.payload,
-        };
         // overflow: drops (counted). The queue to the driver holds 256 packets, five seconds of audio.
-        match self.track.write_rtp(packet).now_or_never() {
+        match self.track.write_rtp(packet.with_ssrc(self.ssrc)).now_or_never() {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) => Err(self.progress.borrow().ended().unwrap_or(LegEnd::Failed)),
             None => {

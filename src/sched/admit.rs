@@ -28,6 +28,9 @@ const LENIENCE: f64 = 3.0;
 /// Bounds of what clients are told to wait.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
+/// More lines than any device is asked about.
+const MOST_LINES: u32 = 1 << 16;
+
 /// Why work was not taken on, and when to try again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}; try again in {} s", retry_after.as_secs_f64().ceil())]
@@ -187,6 +190,25 @@ impl Scheduler {
         let rounds = self.learned.rounds.map(|rounds| rounds / self.learned.seconds);
         let per_second = self.seconds_for(&rounds, (lines / 2).max(1));
         per_second * f64::from(lines) / f64::from((lines / 2).max(1))
+    }
+
+    /// How many speaking lines the device is predicted to keep up with; 0 until something was spoken.
+    pub(super) fn carries(&self) -> f64 {
+        if self.learned.seconds == 0.0 {
+            return 0.0;
+        }
+        let fits = |lines: &u32| self.predicted_load(*lines) <= self.config.load_limit;
+        let (mut good, mut bad) = (0, 1);
+        while bad < MOST_LINES && fits(&bad) {
+            (good, bad) = (bad, bad * 2);
+        }
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            if fits(&middle) { good = middle } else { bad = middle }
+        }
+        // What is left over is part of a line: the load grows evenly between two widths.
+        let lines = good.max(1);
+        f64::from(lines) * self.config.load_limit / self.predicted_load(lines).max(f64::MIN_POSITIVE)
     }
 
     /// How long the first audio of one more silent line would take, in seconds.

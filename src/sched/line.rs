@@ -40,8 +40,8 @@ pub(super) struct Line {
     pub(super) resting: bool,
     /// Memory is short and so much of its utterance is left: it goes on to the end, which frees what it holds.
     pub(super) finishing: Option<Duration>,
-    /// The tenant that this line is counted for as a live line with unfinished work.
-    pub(super) counted: Option<usize>,
+    /// The tenant that this line is counted for as a live line with unfinished work, and since when.
+    pub(super) counted: Option<(usize, Instant)>,
     pub(super) touched: Instant,
     playout: Playout,
 }

@@ -30,6 +30,7 @@ mod config;
 mod cost;
 mod job;
 mod line;
+mod load;
 mod select;
 mod step;
 mod tenant;
@@ -45,6 +46,7 @@ use self::job::{Job, State};
 pub use self::job::{JobEnd, JobId, JobSpec};
 use self::line::Line;
 pub use self::line::LineNote;
+pub use self::load::Load;
 pub use self::step::{Slot, Stage, Stages, Step};
 use self::tenant::Tenants;
 use crate::turn::{Class, LineId};
@@ -105,6 +107,8 @@ pub enum Plan {
         slot: Option<Slot>,
         /// How it ended.
         how: JobEnd,
+        /// How long its live line held its place, if it was the last of the line's work.
+        held: Option<Duration>,
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
@@ -141,29 +145,6 @@ pub enum OpenError {
     Failed(String),
 }
 
-/// Numbers for people and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Live jobs that have not ended.
-    pub live: u32,
-    /// Batch jobs that have not ended.
-    pub batch: u32,
-    /// Live lines that may have unfinished work at once, whatever the device could compute.
-    pub places: u32,
-    /// Live jobs in slots.
-    pub live_open: u32,
-    /// Batch jobs in slots.
-    pub batch_open: u32,
-    /// Predicted share of the device that live lines need, 1.0 is all of it.
-    pub load: f64,
-    /// Bytes reserved by open jobs.
-    pub memory: u64,
-    /// Batch jobs displaced or parked for live ones, and steps that left ready batch work out, so far.
-    pub preemptions: u64,
-    /// Time until the listener with the least audio left runs dry, in seconds; `None` when nobody listens.
-    pub slack: Option<f64>,
-}
-
 /// The scheduler of one device.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -179,12 +160,14 @@ pub struct Scheduler {
     live_waiting: Vec<JobId>,
     /// Batch jobs that may open, by tenant, first come first.
     batch_waiting: BTreeMap<usize, VecDeque<JobId>>,
-    /// Over, not yet told.
-    ended: VecDeque<(JobId, Option<Slot>, JobEnd)>,
+    /// Over, not yet told; and since when the line whose last work it was held its place.
+    ended: VecDeque<(JobId, Option<Slot>, JobEnd, Option<Instant>)>,
     next: u64,
     /// Live lines with unfinished work.
     live_lines: u32,
     live_jobs: u32,
+    /// How long lines that ended held their places, all together.
+    held: Duration,
     swept: Option<Instant>,
     /// Since when batch work that could run has not run.
     batch_hungry: Option<Instant>,
@@ -215,6 +198,7 @@ impl Scheduler {
             next: 0,
             live_lines: 0,
             live_jobs: 0,
+            held: Duration::ZERO,
             swept: None,
             batch_hungry: None,
             batch_grant: None,
@@ -241,7 +225,7 @@ impl Scheduler {
         line.jobs.push_back(id);
         let counts = live && line.counted.is_none();
         if counts {
-            line.counted = Some(tenant);
+            line.counted = Some((tenant, now));
         }
         self.tenants.job_added(tenant, spec.chars, counts);
         self.live_jobs += u32::from(live);
@@ -301,8 +285,10 @@ impl Scheduler {
     /// What to do now.
     pub fn plan(&mut self, now: Instant) -> Plan {
         self.sweep(now);
-        if let Some((job, slot, how)) = self.ended.pop_front() {
-            return Plan::End { job, slot, how };
+        if let Some((job, slot, how, since)) = self.ended.pop_front() {
+            let held = since.map(|since| now.saturating_duration_since(since));
+            self.held += held.unwrap_or_default();
+            return Plan::End { job, slot, how, held };
         }
         if let Some(plan) = self.place_live(now) {
             return plan;
@@ -408,37 +394,6 @@ impl Scheduler {
     /// The ids of all jobs that have not ended.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
         self.jobs.keys().copied()
-    }
-
-    /// Numbers for people and metrics.
-    pub fn load(&self, now: Instant) -> Load {
-        let mut load = Load {
-            live: self.live_jobs,
-            batch: self.jobs.len() as u32 - self.live_jobs,
-            load: self.predicted_load(self.live_lines),
-            places: self.config.max_live.min(self.live_slots()),
-            memory: self.reserved(),
-            preemptions: self.preemptions,
-            ..Load::default()
-        };
-        for id in self.slots.iter().flatten() {
-            match self.jobs.get(id).map(|job| job.spec.class) {
-                Some(Class::Live) => load.live_open += 1,
-                Some(Class::Batch) => load.batch_open += 1,
-                None => {}
-            }
-        }
-        let dry = self.lines.values().filter(|line| !line.jobs.is_empty()).filter_map(Line::dry_at).min();
-        load.slack = dry.map(|dry| {
-            let ahead = dry.saturating_duration_since(now).as_secs_f64();
-            ahead - now.saturating_duration_since(dry).as_secs_f64()
-        });
-        load
-    }
-
-    /// Predicted seconds of the narrowest step, per stage.
-    pub fn step_seconds(&self) -> [f64; 4] {
-        Stage::ALL.map(|stage| self.costs.predict(stage, 1, 1))
     }
 
     /// Whose state is in `slot`.
@@ -567,16 +522,18 @@ impl Scheduler {
             self.batch_hungry = None;
             self.batch_grant = None;
         }
+        let mut since = None;
         if let Some(line) = self.lines.get_mut(&job.spec.line) {
             line.jobs.retain(|other| *other != id);
             if line.jobs.is_empty()
-                && let Some(tenant) = line.counted.take()
+                && let Some((tenant, counted)) = line.counted.take()
             {
+                since = Some(counted);
                 self.tenants.line_ended(tenant);
                 self.live_lines -= 1;
             }
         }
-        self.ended.push_back((id, slot, how));
+        self.ended.push_back((id, slot, how, since));
         self.advance(job.spec.line);
     }
 

@@ -42,7 +42,7 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
 }
 
 async fn metrics(State(gateway): State<Gateway>) -> Response {
-    super::gauges::refresh(&gateway);
+    super::gauges::refresh(&gateway).await;
     ([(header::CONTENT_TYPE, PROMETHEUS)], gateway.metrics.render()).into_response()
 }
 

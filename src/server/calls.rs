@@ -16,6 +16,7 @@ use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
+use super::speech::speed_of;
 use crate::call::handle::Style;
 use crate::call::speech::WithStandIn;
 use crate::call::{
@@ -26,7 +27,9 @@ use crate::sip::{DialError, DialRequest};
 use crate::synth::device::{Refused, RefusedReason};
 
 /// Where a full queue is worth trying again.
-const BUSY_RETRY: Duration = Duration::from_secs(1);
+const QUEUE_RETRY: Duration = Duration::from_secs(1);
+/// Where every place for calls is taken, or the gateway is going down.
+pub const BUSY_RETRY: Duration = Duration::from_secs(5);
 
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {
@@ -56,7 +59,7 @@ impl From<SpeakError> for ApiError {
             SpeakError::Ended => ApiError::new(StatusCode::CONFLICT, "call_ended", message),
             SpeakError::Draining => ApiError::unavailable(message, Duration::from_secs(10)),
             SpeakError::Busy => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "call_busy", message).retry_after(BUSY_RETRY)
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "call_busy", message).retry_after(QUEUE_RETRY)
             }
             SpeakError::Refused { retry_after, .. } => ApiError::unavailable(message, retry_after),
             SpeakError::Empty => ApiError::bad_request("nothing_to_speak", message).param("text"),
@@ -81,7 +84,7 @@ impl From<Refused> for ApiError {
 
 impl From<StartError> for ApiError {
     fn from(error: StartError) -> Self {
-        ApiError::unavailable(error.to_string(), Duration::from_secs(5))
+        ApiError::unavailable(error.to_string(), BUSY_RETRY)
     }
 }
 
@@ -123,6 +126,7 @@ async fn place(
     let Some(agent) = gateway.agents.find(&agent_name) else {
         return Err(ApiError::not_found("agent", &agent_name).param("agent"));
     };
+    gateway.calls.has_room()?;
     gateway.has_room_for(&agent)?;
     let id = CallId::random();
     let to = body.to.clone();
@@ -149,7 +153,7 @@ fn refused_dial(error: DialError) -> ApiError {
     match error {
         DialError::Address(_) => ApiError::bad_request("invalid_address", message).param("to"),
         DialError::UnknownTrunk(_) => ApiError::bad_request("unknown_trunk", message).param("trunk"),
-        DialError::Overloaded => ApiError::unavailable(message, Duration::from_secs(5)),
+        DialError::Overloaded => ApiError::unavailable(message, BUSY_RETRY),
         _ => ApiError::new(StatusCode::BAD_GATEWAY, "call_failed", message),
     }
 }
@@ -186,10 +190,6 @@ async fn speak(
 ) -> Result<Response, ApiError> {
     let handle = find(&gateway, &id).await?;
     let agent = gateway.agents.find(&handle.meta().agent);
-    let speed = turn.speed.unwrap_or(1.0);
-    if !(0.25..=4.0).contains(&speed) {
-        return Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"));
-    }
     let request = TurnRequest {
         id: turn.utterance_id.as_deref().map(TurnId::from),
         text: turn.text,
@@ -200,7 +200,7 @@ async fn speak(
             language: turn.language.or_else(|| agent.as_ref().and_then(|a| a.language.clone())),
             instructions: turn.instructions,
             seed: turn.seed.unwrap_or(0),
-            speed,
+            speed: speed_of(turn.speed)?,
             interruptible: turn.interruptible.or_else(|| agent.and_then(|a| a.interruptible)),
             preemptible: false,
         },

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::Gateway;
-use crate::call::{CallEvent, CallId, TurnHow};
+use crate::call::{CallEvent, CallId};
 
 /// How often the state of the devices is told.
 const DEVICES_EVERY: Duration = Duration::from_secs(1);
@@ -44,8 +44,10 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
             json!({ "event": "firstAudio", "utteranceId": turn, "afterMs": ms(after), "immediate": immediate })
         }
         CallEvent::TurnEnded { turn, how, heard } => {
-            let reason = if let TurnHow::Failed(reason) = how { Some(reason) } else { None };
-            json!({ "event": "turnEnded", "utteranceId": turn, "how": how.label(), "reason": reason, "heard": heard })
+            json!({
+                "event": "turnEnded", "utteranceId": turn, "how": how.label(), "reason": how.reason(),
+                "retryAfterMs": how.retry_after_ms(), "heard": heard,
+            })
         }
         CallEvent::Interrupted { turn, cause, heard } => {
             json!({ "event": "interrupted", "utteranceId": turn, "cause": cause, "heard": heard })

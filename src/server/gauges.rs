@@ -5,10 +5,11 @@ use metrics::gauge;
 use super::Gateway;
 
 /// Sets them to what they are now. The devices' own gauges are kept by their threads.
-pub(super) fn refresh(gateway: &Gateway) {
-    if let Some(counts) = gateway.jobs.opened().and_then(|jobs| jobs.counts().ok()) {
-        for (state, jobs) in counts {
-            gauge!("antiphon_batch_jobs", "state" => state.name()).set(f64::from(jobs));
-        }
+pub(super) async fn refresh(gateway: &Gateway) {
+    let Some(jobs) = gateway.jobs.opened() else { return };
+    // The database may be busy writing.
+    let Ok(Ok(counts)) = tokio::task::spawn_blocking(move || jobs.counts()).await else { return };
+    for (state, jobs) in counts {
+        gauge!("antiphon_batch_jobs", "state" => state.name()).set(f64::from(jobs));
     }
 }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
 use axum::routing::{get, post};
 use error::ApiError;
@@ -123,7 +123,7 @@ fn is_ready(engine: &Engine) -> bool {
 /// All routes.
 pub fn router(gateway: Gateway, config: &config::Http) -> Router {
     let tokens = auth::Tokens::new(config.tokens.clone());
-    Router::new()
+    let router = Router::new()
         .merge(admin::router())
         .merge(calls::router())
         .merge(jobs::router())
@@ -134,7 +134,7 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
         .route("/v1/audio/speech", post(speech::speech))
         .route("/v1/audio/speech/stream", get(speech_socket::stream))
         .with_state(gateway.clone())
-        .merge(whip::router(whip::WhipState { gateway: gateway.webrtc.clone(), accept: gateway, cors: Vec::new() }))
+        .merge(whip::router(whip::WhipState { gateway: gateway.webrtc.clone(), accept: gateway }))
         .fallback(async |uri: Uri| {
             ApiError::new(StatusCode::NOT_FOUND, "unknown_route", format!("there is no route {uri}; see /openapi.json"))
         })
@@ -143,8 +143,13 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(tokens, auth::require))
-        .layer(cors(&config.cors))
+        .layer(middleware::from_fn_with_state(tokens, auth::require));
+    across_origins(router, &config.cors)
+}
+
+/// `router` for pages of these origins, too; `*` allows all. Answers OPTIONS on every route.
+pub fn across_origins(router: Router, origins: &[String]) -> Router {
+    router.layer(cors(origins)).layer(middleware::from_fn(whip::advertise))
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
@@ -158,7 +163,15 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])
         .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH])
-        .expose_headers([header::LOCATION, header::ETAG, header::LINK, HeaderName::from_static("x-antiphon-call")])
+        .expose_headers([
+            header::LOCATION,
+            header::ETAG,
+            header::LINK,
+            header::RETRY_AFTER,
+            whip::ACCEPT_PATCH,
+            whip::CALL_ID,
+        ])
+        .max_age(Duration::from_secs(3_600))
 }
 
 /// One device for `/readyz`, the console and events.
@@ -177,6 +190,8 @@ fn device_json(status: &DeviceStatus) -> Value {
         "error": error,
         "live": status.load.live,
         "places": status.load.places,
+        "carries": status.load.carries,
+        "heldSeconds": status.load.held,
         "batch": status.load.batch,
         "queued": status.load.live + status.load.batch - status.load.live_open - status.load.batch_open,
         "load": status.load.load,

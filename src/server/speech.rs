@@ -204,7 +204,11 @@ async fn produce(
             Ok(None) => break,
             Err(error) => return cut_short(error, &pieces).await,
         }
-        next = speaker.next().await;
+        next = tokio::select! {
+            next = speaker.next() => next,
+            // Without this it would be noticed with the next piece only, which may be a second of Opus away.
+            () = pieces.closed() => return,
+        };
     }
     let rest = match writer.finish() {
         Ok(rest) => rest,

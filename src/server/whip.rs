@@ -13,13 +13,12 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, OriginalUri, Path, Query, Request, State};
-use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE, ETAG, IF_MATCH, LINK, LOCATION};
+use axum::http::header::{CONTENT_TYPE, ETAG, IF_MATCH, LINK, LOCATION};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
-use axum::middleware::{self, Next};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, post};
 use serde::{Deserialize, Serialize};
-use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use super::error::ApiError;
 use crate::media::webrtc::WebRtcLeg;
@@ -54,30 +53,19 @@ pub struct WhipState<A> {
     pub gateway: Gateway,
     /// The calls.
     pub accept: A,
-    /// Origins that browsers may call from; `*` allows all, none leaves the headers to an outer layer.
-    pub cors: Vec<String>,
 }
 
 /// The routes of browser calls.
 pub fn router<A: AcceptCall>(state: WhipState<A>) -> Router {
-    let cors = cors(&state.cors);
-    let session = || -> MethodRouter<WhipState<A>> {
-        MethodRouter::new().patch(patch::<A>).delete(delete::<A>).options(session_options)
-    };
-    let endpoint = || -> MethodRouter<WhipState<A>> { post(offer::<A>).options(endpoint_options) };
-    let mut router = Router::new()
-        .route("/v1/webrtc", endpoint())
-        .route("/whip", endpoint())
+    let session = || -> MethodRouter<WhipState<A>> { MethodRouter::new().patch(patch::<A>).delete(delete::<A>) };
+    Router::new()
+        .route("/v1/webrtc", post(offer::<A>))
+        .route("/whip", post(offer::<A>))
         .route("/v1/webrtc/{session}", session())
         .route("/whip/{session}", session())
         .route("/api/offer", post(json_offer::<A>).patch(json_patch::<A>))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(state);
-    if let Some(cors) = cors {
-        // The layer answers every OPTIONS request itself, so what ours would say is added behind it.
-        router = router.layer(cors).layer(middleware::from_fn(advertise));
-    }
-    router
+        .with_state(state)
 }
 
 /// An offer of one audio section and one data channel with dozens of candidates is a tenth of this.
@@ -86,25 +74,10 @@ const MAX_BODY: usize = 64 * 1024;
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 const SDP: &str = "application/sdp";
 const FRAGMENT: &str = "application/trickle-ice-sdpfrag";
-const ACCEPT_PATCH: HeaderName = HeaderName::from_static("accept-patch");
+pub(super) const ACCEPT_PATCH: HeaderName = HeaderName::from_static("accept-patch");
 const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
 /// Names the call, for the routes below `/v1/calls`.
-const CALL_ID: HeaderName = HeaderName::from_static("x-antiphon-call");
-
-fn cors(origins: &[String]) -> Option<CorsLayer> {
-    let origin = match origins {
-        [] => return None,
-        origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
-        origins => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
-    };
-    let layer = CorsLayer::new()
-        .allow_origin(origin)
-        .allow_methods([Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])
-        .allow_headers([ACCEPT, CONTENT_TYPE, IF_MATCH, axum::http::header::AUTHORIZATION])
-        .expose_headers([LOCATION, ETAG, LINK, ACCEPT_PATCH, CALL_ID, axum::http::header::RETRY_AFTER])
-        .max_age(Duration::from_secs(3600));
-    Some(layer)
-}
+pub(super) const CALL_ID: HeaderName = HeaderName::from_static("x-antiphon-call");
 
 /// `?agent=`; others' parameters are theirs.
 #[derive(Debug, Default, Deserialize)]
@@ -174,22 +147,17 @@ async fn delete<A: AcceptCall>(
     }
 }
 
-async fn advertise(request: Request, next: Next) -> Response {
-    let asked = request.method() == Method::OPTIONS;
+/// Says on OPTIONS what the routes of browser calls take (RFC 9725). It lies around the CORS layer, which
+/// answers every OPTIONS request itself.
+pub(super) async fn advertise(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let asked = request.method() == Method::OPTIONS && (path.starts_with("/v1/webrtc") || path.starts_with("/whip"));
     let mut response = next.run(request).await;
     if asked {
-        response.headers_mut().entry(ACCEPT_POST).or_insert(HeaderValue::from_static(SDP));
-        response.headers_mut().entry(ACCEPT_PATCH).or_insert(HeaderValue::from_static(FRAGMENT));
+        response.headers_mut().insert(ACCEPT_POST, HeaderValue::from_static(SDP));
+        response.headers_mut().insert(ACCEPT_PATCH, HeaderValue::from_static(FRAGMENT));
     }
     response
-}
-
-async fn endpoint_options() -> impl IntoResponse {
-    (StatusCode::NO_CONTENT, [(ALLOW, "OPTIONS, POST"), (ACCEPT_POST, SDP)])
-}
-
-async fn session_options() -> impl IntoResponse {
-    (StatusCode::NO_CONTENT, [(ALLOW, "OPTIONS, PATCH, DELETE"), (ACCEPT_PATCH, FRAGMENT)])
 }
 
 /// What a SmallWebRTC client posts; fields it adds for its own application are ignored.

@@ -1,5 +1,7 @@
 //! What requests and responses carry: descriptions, digits, and the headers that go with them.
 
+use std::time::Duration;
+
 use rsipstack::sip::{Header, Headers, Request, Response, StatusCode};
 
 /// Methods we take, as `Allow` says.
@@ -123,6 +125,12 @@ pub(super) fn capabilities() -> Vec<Header> {
 
 pub(super) fn allow() -> Header {
     Header::Allow(ALLOW.into())
+}
+
+/// `Retry-After` in whole seconds, rounded up: who comes back too early is refused again (RFC 3261 section 20.33).
+pub(super) fn retry_after(wait: Duration) -> Header {
+    let seconds = wait.as_millis().div_ceil(1_000).max(1);
+    Header::RetryAfter(seconds.to_string().into())
 }
 
 /// `Warning: 399`, with a text for people.

@@ -345,8 +345,14 @@ async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
                 let headers = vec![Header::Unsupported(extension.into())];
                 return reply(&mut tx, StatusCode::BadExtension, headers).await;
             }
-            let status = if shared.is_draining() { StatusCode::ServiceUnavailable } else { StatusCode::OK };
-            reply(&mut tx, status, body::capabilities()).await;
+            let mut headers = body::capabilities();
+            let status = if shared.is_draining() {
+                headers.push(body::retry_after(inbound::RESTART));
+                StatusCode::ServiceUnavailable
+            } else {
+                StatusCode::OK
+            };
+            reply(&mut tx, status, headers).await;
         }
         Method::Ack => {}
         // These belong to a dialog, and name none.
@@ -367,7 +373,7 @@ async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
         }
         return;
     };
-    let later = || vec![Header::RetryAfter("2".into())];
+    let later = || vec![body::retry_after(Duration::from_secs(2))];
     match method {
         Method::Message | Method::Subscribe | Method::Publish | Method::Register => {
             reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;

@@ -20,7 +20,10 @@ use rsipstack::{
         Header, Request, StatusCode, Transport,
         prelude::{HeadersExt, ToTypedHeader},
     },
-    transaction::Transaction,
+    transaction::{
+        Transaction,
+        transaction::{TransactionEvent, TransactionEventSender},
+    },
     transport::SipAddr,
 };
 use sdp::{Description, Negotiator, Policy};
@@ -49,6 +52,10 @@ use crate::{
 
 /// How long a call may ring here before it is declined.
 const RINGING: Duration = Duration::from_secs(180);
+/// When a caller may come again where every place, or every port, is taken: calls end all the time.
+const FULL: Duration = Duration::from_secs(10);
+/// The same where this endpoint is going down, and another takes its place.
+pub(super) const RESTART: Duration = Duration::from_secs(30);
 /// Headers handed to the application at most, and their length.
 const MAX_HEADERS: usize = 64;
 const MAX_HEADER: usize = 2_048;
@@ -78,7 +85,14 @@ pub struct IncomingCall {
 enum Command {
     Ringing,
     Accept(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
-    Reject(u16, String),
+    Reject(Rejection),
+}
+
+/// Why a call is declined, and when the caller may come again.
+struct Rejection {
+    status: u16,
+    reason: String,
+    retry_after: Option<Duration>,
 }
 
 impl IncomingCall {
@@ -112,13 +126,32 @@ impl IncomingCall {
     /// Declines with a status of 300 to 699; others count as 480.
     pub fn reject(self, status: u16, reason: &str) {
         let status = if (300..700).contains(&status) { status } else { 480 };
+        self.decline(Rejection { status, reason: reason.to_owned(), retry_after: None });
+    }
+
+    /// Declines with 503, and says when another call is worth while.
+    pub fn reject_for(self, retry_after: Duration, reason: &str) {
+        self.decline(Rejection::for_now(retry_after, reason));
+    }
+
+    fn decline(self, rejection: Rejection) {
         // overflow: drops: then dropping the sender declines with 480
-        self.commands.try_send(Command::Reject(status, reason.to_owned())).ok();
+        self.commands.try_send(Command::Reject(rejection)).ok();
     }
 
     /// Returns when the caller gives up. Cancel safe.
     pub async fn cancelled(&self) {
         self.gone.cancelled().await;
+    }
+}
+
+impl Rejection {
+    fn nobody_answers() -> Rejection {
+        Rejection { status: 480, reason: "nobody answers".to_owned(), retry_after: None }
+    }
+
+    fn for_now(retry_after: Duration, reason: &str) -> Rejection {
+        Rejection { status: 503, reason: reason.to_owned(), retry_after: Some(retry_after) }
     }
 }
 
@@ -166,7 +199,9 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let quiet = request.header_contains_token("Require", "100rel");
     let timed = timer.map(|timer| timer.answer_headers(&request)).unwrap_or_default();
     let timer = timer.map(|timer| (timer, timed));
-    let ringing = Ringing { shared: shared.clone(), dialog, states, offer, policy, slot, source, gone, quiet, timer };
+    let responses = tx.tu_sender.clone();
+    let ringing =
+        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, source, gone, quiet, timer };
     shared.tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
@@ -194,8 +229,8 @@ impl Refused {
         Refused { status, headers }
     }
 
-    fn later(seconds: u64) -> Refused {
-        Refused::new(StatusCode::ServiceUnavailable, vec![Header::RetryAfter(seconds.to_string().into())])
+    fn later(wait: Duration) -> Refused {
+        Refused::new(StatusCode::ServiceUnavailable, vec![body::retry_after(wait)])
     }
 }
 
@@ -204,10 +239,10 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     let request = &tx.original;
     let now = clock::now();
     if shared.is_draining() {
-        return Err(Refused::later(30));
+        return Err(Refused::later(RESTART));
     }
     if let Some(wait) = shared.refused(source.ip()) {
-        return Err(Refused::later(wait.as_secs().max(1)));
+        return Err(Refused::later(wait));
     }
     let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
     let mut account = None;
@@ -244,7 +279,7 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
     let timer = SessionTimer::asked(request, now).map_err(|(status, headers)| Refused::new(status, headers))?;
-    let slot = shared.calls.clone().try_acquire_owned().map_err(|_| Refused::later(10))?;
+    let slot = shared.calls.clone().try_acquire_owned().map_err(|_| Refused::later(FULL))?;
     Ok(Admitted { account, offer, slot, policy, offered, timer })
 }
 
@@ -253,6 +288,8 @@ struct Ringing {
     shared: Arc<Shared>,
     dialog: InviteDialog,
     states: DialogStateReceiver,
+    /// What the INVITE's transaction is to answer.
+    responses: TransactionEventSender,
     offer: Option<Description>,
     policy: Policy,
     slot: OwnedSemaphorePermit,
@@ -269,7 +306,7 @@ impl Ringing {
         // Told to everybody who waits, on every way out.
         let _gone = self.gone.clone().drop_guard();
         if !taken {
-            return self.reject(503, "no more calls can be taken");
+            return self.reject(Rejection::for_now(FULL, "no more calls can be taken"));
         }
         let limit = sleep(RINGING);
         tokio::pin!(limit);
@@ -282,25 +319,43 @@ impl Ringing {
                     Some(DialogState::Terminated(..)) => return self.forget(),
                     Some(_) => {}
                 },
-                () = stop.cancelled() => return self.reject(503, "shutting down"),
+                () = stop.cancelled() => return self.reject(Rejection::for_now(RESTART, "shutting down")),
                 command = commands.recv() => match command {
                     Some(Command::Ringing) if self.quiet => {}
                     Some(Command::Ringing) => {
                         self.dialog.ringing(Some(vec![body::allow()]), None).ok();
                     }
                     Some(Command::Accept(headers, reply)) => return self.accept(headers, reply).await,
-                    Some(Command::Reject(status, reason)) => return self.reject(status, &reason),
-                    None => return self.reject(480, "nobody answers"),
+                    Some(Command::Reject(rejection)) => return self.reject(rejection),
+                    None => return self.reject(Rejection::nobody_answers()),
                 },
-                () = &mut limit => return self.reject(480, "nobody answers"),
+                () = &mut limit => return self.reject(Rejection::nobody_answers()),
             }
         }
     }
 
-    fn reject(self, status: u16, reason: &str) {
+    fn reject(self, rejection: Rejection) {
+        let Rejection { status, reason, retry_after } = rejection;
         let text: String = reason.chars().filter(|c| !matches!(c, '"' | '\\') && !c.is_control()).take(100).collect();
         let cause = (!text.is_empty()).then(|| format!("SIP;cause={status};text=\"{text}\""));
-        self.dialog.reject(Some(StatusCode::from(status)), cause).ok();
+        let status = StatusCode::from(status);
+        if let Some(wait) = retry_after {
+            // The stack's own rejection takes no headers. A transaction sends the first final response that it is
+            // given and drops later ones, so that after this one the stack's only ends the dialog.
+            let mut response = self.shared.stack.make_response(&self.dialog.initial_request(), status.clone(), None);
+            let tag = self.dialog.id().local_tag;
+            for header in response.headers.iter_mut() {
+                if let Header::To(to) = header {
+                    *to = to.with_tag(tag.clone().into());
+                }
+            }
+            response.headers.push(body::retry_after(wait));
+            if let Some(cause) = &cause {
+                response.headers.push(Header::Reason(cause.clone().into()));
+            }
+            self.responses.send(TransactionEvent::Respond(response)).ok();
+        }
+        self.dialog.reject(Some(status), cause).ok();
         self.forget();
     }
 
@@ -317,7 +372,7 @@ impl Ringing {
             Ok(ports) => ports,
             Err(error) => {
                 reply.send(Err(SipError::NoPort(error))).ok();
-                return self.reject(503, "no media port is free");
+                return self.reject(Rejection::for_now(FULL, "no media port is free"));
             }
         };
         let local = session::local_media(self.shared.media_ip(self.source.ip()), ports.port);
@@ -328,7 +383,8 @@ impl Ringing {
                 Ok((answer, agreed)) => (answer, Some(agreed)),
                 Err(error) => {
                     reply.send(Err(SipError::NotAcceptable(error.to_string()))).ok();
-                    return self.reject(488, "nothing in common");
+                    let reason = "nothing in common".to_owned();
+                    return self.reject(Rejection { status: 488, reason, retry_after: None });
                 }
             },
         };

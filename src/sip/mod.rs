@@ -8,16 +8,17 @@
 //! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
 //! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
 //! - `listen`, `screen`: sockets, and what stands between them and the stack
-//! - `limits`, `body`, `refer`, `tls`: what the names say
+//! - `limits`, `body`, `refer`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
 //!
 //! # What it does
 //! UDP, TCP and TLS. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
-//! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Refusals:
-//! 400 with a reason, 401 and 403, 405, 415, 416, 420, 481, 482, 488 with a reason, 491, 500 and 503 with
-//! `Retry-After`, 501, 505. Not done: session timers (RFC 4028; a peer that wants them refreshes by itself),
-//! reliable provisional responses (RFC 3262), early media (183 is waited through), registration of others.
+//! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
+//! in either role (RFC 4028). Refusals: 400 with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with
+//! a reason, 491, 500 and 503 with `Retry-After`, 501, 505. Not done: reliable provisional responses of our own
+//! (RFC 3262; those of the called are acknowledged), early media (183 is waited through, and what was sent until
+//! the answer is not heard), registration of others.
 //!
 //! # Why
 //! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the

@@ -123,6 +123,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         return Err(DialError::Declined { status, reason });
     }
 
+    ports.discard();
     let timer = SessionTimer::answered(&response, clock::now());
     let agreed = match body::description(&response) {
         Ok(Some(answer)) => negotiator.accept(&answer).map_err(|e| e.to_string()),

@@ -110,7 +110,11 @@ struct Done {
 /// What a re-INVITE of ours is for. Every one refreshes the session, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    Hold(bool),
+    /// `before`: what held until then, and holds again where the peer refuses.
+    Hold {
+        hold: bool,
+        before: bool,
+    },
     Refresh,
 }
 
@@ -330,11 +334,11 @@ impl Running {
             return;
         }
         let why = match (self.wanted.take(), std::mem::take(&mut self.refresh)) {
-            (Some(hold), _) => Why::Hold(hold),
+            (Some(hold), _) => Why::Hold { hold, before: self.session.negotiator.is_holding() },
             (None, true) => Why::Refresh,
             (None, false) => return,
         };
-        if let Why::Hold(hold) = why {
+        if let Why::Hold { hold, .. } = why {
             self.session.negotiator.set_holding(hold);
         }
         let offer = self.session.negotiator.offer().to_string().into_bytes();
@@ -386,16 +390,18 @@ impl Running {
                 Ok(())
             }
             Err(reason) => {
-                if let Why::Hold(hold) = why {
-                    self.session.negotiator.set_holding(!hold);
+                if let Why::Hold { before, .. } = why {
+                    self.session.negotiator.set_holding(before);
                 }
                 Err(reason)
             }
         };
         match why {
             // A wish that was overtaken is answered with the one that did.
-            Why::Hold(hold) if self.wanted.is_none() => self.signal(Signal::HoldAnswered(hold, outcome)).await,
-            Why::Hold(_) => {}
+            Why::Hold { hold, .. } if self.wanted.is_none() => {
+                self.signal(Signal::HoldAnswered(hold, outcome)).await;
+            }
+            Why::Hold { .. } => {}
             Why::Refresh => {
                 if let Err(reason) = outcome {
                     debug!(id = %self.session.dialog.id(), reason, "the session was not refreshed");

@@ -21,12 +21,13 @@ const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 pub fn recorder() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let buckets: [(&str, &[f64]); 6] = [
+        let buckets: [(&str, &[f64]); 7] = [
             ("antiphon_first_audio_seconds", FIRST_AUDIO),
             ("voice_request_duration_seconds", REQUEST),
             ("antiphon_step_seconds", FINE),
             ("antiphon_pacing_lateness_seconds", FINE),
             ("antiphon_slack_seconds", SLACK),
+            ("antiphon_line_seconds", REQUEST),
             ("antiphon_underrun_seconds", GAPS),
         ];
         let mut builder = PrometheusBuilder::new();
@@ -65,10 +66,39 @@ fn describe() {
         Unit::Seconds,
         "Time left until a listener hears a gap, at each step"
     );
+    describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
+    describe_histogram!(
+        "antiphon_line_seconds",
+        Unit::Seconds,
+        "How long a live line held its place: from acceptance to the end of its unfinished work"
+    );
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
     describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
     describe_gauge!("antiphon_batch_jobs", "Batch jobs by state");
     describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
     describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
+}
+
+#[cfg(test)]
+mod tests {
+    /// An alert on a metric that is not there never fires.
+    #[test]
+    fn every_metric_of_the_shipped_alerts_is_described() {
+        let described = include_str!("metrics.rs");
+        let alerts = include_str!("../../config/alerts.yml");
+        let words = alerts.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+        let names = words.filter(|word| word.starts_with("antiphon_") || word.starts_with("voice_"));
+        let mut seen = 0;
+        for name in names {
+            let series = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(
+                described.contains(&format!("!(\"{series}\""))
+                    || described.contains(&format!("!(\n        \"{series}\"")),
+                "{name}"
+            );
+            seen += 1;
+        }
+        assert!(seen >= 9, "{seen}");
+    }
 }

@@ -167,13 +167,15 @@ impl Exporter {
                 Some(record) => self.spans(record, &mut spans),
                 None => stopping = true,
             }
-            let deadline = Instant::now() + if stopping { Duration::ZERO } else { LINGER };
+            let mut deadline = Instant::now() + if stopping { Duration::ZERO } else { LINGER };
             while spans.len() < BATCH {
                 let record = tokio::select! {
                     biased;
                     record = timeout_at(deadline, self.records.recv()) => record,
                     () = &mut stop, if !stopping => {
                         stopping = true;
+                        // What waits is taken yet; nothing is waited for.
+                        deadline = Instant::now();
                         continue;
                     }
                 };
@@ -202,6 +204,7 @@ impl Exporter {
                 }
             }
         }
+        dropped(self.records.len() as u64, "queue");
     }
 
     fn spans(&mut self, record: Record, spans: &mut Vec<Value>) {

@@ -142,13 +142,12 @@ impl Shared {
                     Err(_) => "queue_full",
                 }
             }
-            Err(reason) => {
-                if let Some(missed) = self.told.admit(clock::now()) {
-                    tracing::info!(from = %source, reason = reason.label(), missed, "a datagram was dropped");
-                }
-                reason.label()
-            }
+            Err(reason) => reason.label(),
         };
+        // Behind the match, which holds the lock: writing a line may take a while.
+        if let Some(missed) = self.told.admit(clock::now()) {
+            tracing::info!(from = %source, reason = dropped, missed, "a datagram was dropped");
+        }
         metrics::counter!("antiphon_webrtc_datagrams_dropped_total", "reason" => dropped).increment(1);
     }
 }

@@ -8,7 +8,7 @@ use antiphon_loadgen::agent::Server;
 use antiphon_loadgen::call::{End, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, listen};
-use futures_util::SinkExt;
+use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -164,6 +164,28 @@ async fn an_agent_that_stalls_costs_its_call_an_apology_and_others_nothing() {
     let (_, end) = hear_turn(&other, began).await;
     let stalls = listen::stalls(&other.ear().heard(), onset, end, Duration::from_millis(100));
     assert!(stalls.is_empty(), "{stalls:?}");
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_attaches_takes_the_place_of_one_that_never_answers() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("ws://{}/", listener.local_addr().expect("bound"));
+    let rig = Rig::with(|config| {
+        config.agent.insert("remote".into(), Agent { apology: "Sorry, goodbye.".into(), ..Agent::at(&url) });
+    })
+    .await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let _kept = stalled(&listener, Stall::Handshake).await;
+    let url = format!("{}/v1/calls/{}/agent", rig.http.replace("http", "ws"), call.id().expect("named"));
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("upgraded");
+    let setup = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it is served").expect("open");
+    assert!(setup.expect("sound").to_text().is_ok_and(|text| text.contains("\"setup\"")));
+    let asked = now();
+    let text = json!({ "type": "text", "token": SENTENCE, "last": true });
+    socket.send(Message::text(text.to_string())).await.expect("sent");
+    hear_turn(&call, asked).await;
+    call.hang_up().await;
     rig.app.drain().await;
 }
 

@@ -52,6 +52,10 @@ async fn every_described_route_is_there() {
     for schema in ["Speech", "Batch"] {
         assert_eq!(schemas[schema]["properties"]["response_format"]["enum"], json!(formats), "{schema}");
     }
+    // Browsers ask before they call from elsewhere, and clients of browser calls ask what is taken.
+    let options = rig.client.request(Method::OPTIONS, format!("{}/whip", rig.http)).send().await.expect("HTTP");
+    assert_eq!(options.headers()["accept-post"], "application/sdp");
+    assert_eq!(options.headers()["accept-patch"], "application/trickle-ice-sdpfrag");
     let (status, error) = rig.get("/v2").await;
     assert_eq!((status, &error["error"]["code"]), (404, &json!("unknown_route")));
     rig.app.drain().await;

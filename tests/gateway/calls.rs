@@ -7,6 +7,7 @@ use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, listen};
 use serde_json::json;
 
+use super::raw::Raw;
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
 /// As the product promises: recognisable, by aligned correlation with the same sentence made directly.
@@ -138,4 +139,19 @@ async fn a_drain_lets_the_turn_end_and_refuses_new_calls() {
     assert!(spoken > Duration::from_secs(2), "the turn was cut at {spoken:?}");
     drain.await.expect("no panic");
     assert!(client.get(format!("{http}/healthz")).send().await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_is_going_down_has_nobody_pick_up_in_vain() {
+    let rig = Rig::start().await;
+    rig.app.gateway().calls.drain(Duration::ZERO).await;
+    let mut telephone = Raw::new(rig.sip_udp(), "in-vain").await;
+    let request = rig.client.post(format!("{}/v1/calls", rig.http)).json(&json!({ "to": telephone.uri() }));
+    let response = tokio::select! {
+        response = request.send() => response.expect("HTTP"),
+        invite = telephone.expect("INVITE") => panic!("it rings: {invite}"),
+    };
+    assert_eq!(response.status(), 503);
+    assert!(response.headers().contains_key("retry-after"));
+    rig.app.drain().await;
 }

@@ -56,18 +56,6 @@ impl Ear {
     }
 }
 
-/// The next request of this method that is no repetition: one that is answered late is sent again.
-async fn request(telephone: &mut Raw, method: &str, seen: &mut Vec<String>) -> String {
-    loop {
-        let request = telephone.expect(method).await;
-        let number = header(&request, "CSeq").expect("CSeq").to_owned();
-        if !seen.contains(&number) {
-            seen.push(number);
-            return request;
-        }
-    }
-}
-
 async fn told(events: &mut Receiver<CallEvent>, wanted: impl Fn(&CallEvent) -> bool) {
     let wait = async { while !wanted(&events.recv().await.expect("the call lives")) {} };
     timeout(PATIENCE, wait).await.expect("it is told");
@@ -77,7 +65,6 @@ async fn told(events: &mut Receiver<CallEvent>, wanted: impl Fn(&CallEvent) -> b
 async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
     let rig = Rig::start().await;
     let (mut ear, port) = Ear::new().await;
-    let mut seen = Vec::new();
     let mut telephone = Raw::new(rig.sip_udp(), "late").await;
     telephone.contact = format!("sip:silent@{}", rig.sip_udp());
     let invite = telephone.request("INVITE", "", &sdp(port, ""));
@@ -96,7 +83,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
     ear.onset().await;
     // A transfer that is taken on late, and then comes to nothing.
     ask("transfer", json!({ "to": "sip:other@127.0.0.1:9" })).await;
-    let refer = request(&mut telephone, "REFER", &mut seen).await;
+    let refer = telephone.next("REFER").await;
     assert!(ear.hear(75).await > 40);
     telephone.answer(&refer, "202 Accepted", "").await;
     told(&mut events, |event| *event == CallEvent::TransferAccepted).await;
@@ -108,7 +95,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
 
     // Hold: silence, packet by packet, also before the answer. Its end: speech, also before the answer.
     ask("hold", json!({})).await;
-    let held = request(&mut telephone, "INVITE", &mut seen).await;
+    let held = telephone.next("INVITE").await;
     assert!(body(&held).contains("a=sendonly"), "{held}");
     ear.hear(5).await;
     assert_eq!(ear.hear(50).await, 0);
@@ -116,7 +103,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
     telephone.expect("ACK").await;
     // The second wish comes while the first exchange may still be open; it is not lost.
     ask("resume", json!({})).await;
-    let resumed = request(&mut telephone, "INVITE", &mut seen).await;
+    let resumed = telephone.next("INVITE").await;
     assert!(!body(&resumed).contains("a=sendonly"), "{resumed}");
     assert!(ear.hear(75).await > 40);
     telephone.answer_with(&resumed, "200 OK", "Content-Type: application/sdp\r\n", &sdp(port, "")).await;
@@ -126,12 +113,12 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
 
     // A transfer that arrives ends the call; its NOTIFY overtakes the answer.
     ask("transfer", json!({ "to": "sip:other@127.0.0.1:9" })).await;
-    let refer = request(&mut telephone, "REFER", &mut seen).await;
+    let refer = telephone.next("REFER").await;
     telephone.ask("NOTIFY", progress, "SIP/2.0 200 OK", "SIP/2.0 200").await;
     assert!(ear.hear(25).await > 12);
     telephone.answer(&refer, "202 Accepted", "").await;
     told(&mut events, |event| *event == CallEvent::Transferred(Ok(()))).await;
-    let bye = request(&mut telephone, "BYE", &mut seen).await;
+    let bye = telephone.next("BYE").await;
     telephone.answer(&bye, "200 OK", "").await;
     rig.app.drain().await;
 }

@@ -2,10 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use antiphon::app::engines::Choice;
 use antiphon::secret::Secret;
 use antiphon::sip::{TlsConfig, User};
+use antiphon::synth::device::Loader;
+use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::turn::Utterance;
 use antiphon_loadgen::call::{CallError, Leg, now};
 use antiphon_loadgen::clock::sleep_until;
 use antiphon_loadgen::codec::Codec;
@@ -15,7 +19,7 @@ use antiphon_loadgen::ladder::{self, Options};
 use antiphon_loadgen::load::Behaviour;
 use antiphon_loadgen::report::{Limits, Report};
 use antiphon_loadgen::sip::{Caller, Config, Credentials, Transport};
-use antiphon_loadgen::{gateway, html, sip, size};
+use antiphon_loadgen::{gateway, html, predict, sip, synthetic};
 
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
@@ -82,18 +86,13 @@ async fn a_telephone_says_who_it_is() {
     rig.app.drain().await;
 }
 
-/// A gateway that admits ten speaking lines, whatever the machine could do: its knee is there, and is foreseen from half
-/// the load.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_knee_is_where_it_was_predicted() {
-    let rig = Rig::with(|config| {
-        config.scheduler.max_live = 10;
-        // Lines are busy nearly as long as their speech is heard.
-        config.scheduler.max_lead_ms = 400;
-    })
-    .await;
+/// How telephones reach `rig`, and have turns spoken to them.
+async fn telephones(rig: &Rig) -> (Arc<Plan>, Report) {
     let gateway = gateway::Gateway::at(&rig.http, None).expect("an address");
     let ready = gateway.ready().await.expect("ready");
+    let mut report = Report { devices: ready["devices"].clone(), ..Report::default() };
+    // Neither this machine nor what else runs on it is what is measured here.
+    report.host.cores = 1_000;
     let plan = Plan {
         sip_target: Some(format!("sip:silent@{}", rig.sip_udp())),
         sip: sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() },
@@ -102,12 +101,14 @@ async fn the_knee_is_where_it_was_predicted() {
         trigger: Trigger::Http,
         references: Arc::default(),
         buffer: Duration::from_millis(60),
-        patience: Duration::from_secs(5),
+        patience: Duration::from_secs(30),
     };
-    // Only refusals count: this is about the places, not about how punctual a busy machine is.
-    let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
-    let options = Options {
-        levels: vec![3, 5, 10],
+    (Arc::new(plan), report)
+}
+
+fn options(levels: Vec<u32>, limits: Limits) -> Options {
+    Options {
+        levels,
         most: 16,
         duration: Duration::from_secs(6),
         open_loop: false,
@@ -121,17 +122,139 @@ async fn the_knee_is_where_it_was_predicted() {
         seed: 1,
         sampled: 1,
         find_knee: true,
-    };
-    let mut report = Report { devices: ready["devices"].clone(), limits, ..Report::default() };
-    report.host.cores = 64;
-    ladder::climb(Arc::new(plan), &options, &mut None, None, &mut report, |_, _, _| {}).await;
+    }
+}
+
+/// Climbs, and compares what was found with what was foreseen from the levels `light`.
+async fn foreseen(plan: Arc<Plan>, options: &Options, mut report: Report, bound: &str, light: &[u32]) {
+    report.limits = options.limits;
+    ladder::climb(plan, options, &mut None, None, &mut report, |_, _, done| {
+        if let Some(level) = done {
+            println!(
+                "{}: {} turns, first audio p95 {:.3} s, {:?}",
+                level.level, level.turns, level.first_audio.p95, level.broken
+            );
+        }
+    })
+    .await;
     assert_eq!(report.ended_early, None);
-    let knee = report.knee.expect("levels were measured");
-    let predicted = size::predict(&report).expect("a prediction");
-    assert_eq!((predicted.bound, predicted.from), ("places", 5), "{predicted:?}");
-    let off = predicted.deviation(&knee).expect("a knee");
-    assert!(off.abs() <= 0.1 + 1e-9, "{predicted:?} {knee:?}");
+    let predicted = predict::predict(&report).expect("a prediction");
+    let verdict = predict::verdict(&report).expect("a knee to compare with");
+    println!("{}", verdict.text);
+    assert_eq!((predicted.bound, &*predicted.from), (bound, light), "{predicted:?}");
+    assert!(verdict.holds, "{}", verdict.text);
     let page = html::page(&report);
-    assert!(page.contains("<h2>Prediction</h2>") && page.contains("<td>places<td>"), "the page compares them");
+    assert!(
+        page.contains("<h2>Prediction</h2>") && page.contains(&format!("<td>{bound}<td>")),
+        "the page compares them"
+    );
+}
+
+/// A gateway that admits ten speaking lines, whatever the machine could do: its knee is there, and is foreseen from half
+/// the load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_knee_of_few_places_is_where_it_was_predicted() {
+    let rig = Rig::with(|config| {
+        config.scheduler.max_live = 10;
+        // Lines are busy nearly as long as their speech is heard.
+        config.scheduler.max_lead_ms = 400;
+    })
+    .await;
+    let (plan, report) = telephones(&rig).await;
+    // Only refusals count: this is about the places, not about how punctual a busy machine is.
+    let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    let options = Options { duration: Duration::from_secs(12), ..options(vec![3, 5, 10], limits) };
+    foreseen(plan, &options, report, "places", &[3, 5]).await;
     rig.app.drain().await;
+}
+
+/// A device that takes 30 ms for each utterance, one after the other: turns that come by chance wait for each other,
+/// and when they wait too long is foreseen from loads at which hardly any waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
+    let loader: Loader = Box::new(|| Ok(Box::new(Clockwork::new(Duration::from_millis(30)))));
+    let voices = Choice { loaders: vec![loader], stand_in: None, reasons: Vec::new() };
+    let change = |config: &mut antiphon::config::Config| {
+        // Turns are to wait, not to be refused.
+        config.scheduler.first_audio_target_ms = 60_000;
+        config.scheduler.load_limit = 1.0;
+    };
+    let rig = Rig::with_voices(change, voices).await;
+    let (plan, report) = telephones(&rig).await;
+    // Only waiting counts. A level has some 400 turns, which is enough for the 95th percentile to be that of the
+    // formula within a few hundredths of load; the draw is the same in every run.
+    let limits = Limits { first_audio_p95: 0.5, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    let one_sentence = |text: &&antiphon_loadgen::corpus::Text| text.text.matches(['.', '!', '?', ';']).count() <= 1;
+    let options = Options {
+        most: 400,
+        duration: Duration::from_secs(12),
+        open_loop: true,
+        rate: Some(0.25),
+        texts: corpus::select(&["en".to_owned()], &[Length::Short]).into_iter().filter(one_sentence).collect(),
+        ..options(vec![30, 60, 120, 140], limits)
+    };
+    foreseen(plan, &options, report, "device", &[30, 60]).await;
+    rig.app.drain().await;
+}
+
+/// A voice that says the same for everything, and takes the same time for it.
+struct Clockwork {
+    caps: Caps,
+    takes: Duration,
+    free: Instant,
+}
+
+impl Clockwork {
+    fn new(takes: Duration) -> Self {
+        let caps = Caps {
+            name: "clockwork",
+            device: "none".into(),
+            slots: 1_000,
+            width: [0, 0, 0, 1],
+            rounds: [0, 0, 0, 1],
+            parks: false,
+        };
+        Self { caps, takes, free: now() }
+    }
+}
+
+impl Synthesizer for Clockwork {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        vec![VoiceInfo { name: "clockwork".into(), languages: Vec::new() }]
+    }
+
+    fn open(&mut self, _: Slot, _: &Utterance) -> Result<Stages, SynthError> {
+        Ok(Stages::NONE.with(Stage::Vocode))
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        // A wake-up that came late is not paid for by those that follow at once.
+        let lateness = now().saturating_duration_since(self.free);
+        let begin = if lateness < self.takes { self.free } else { now() };
+        self.free = begin + self.takes;
+        while let Some(left) = self.free.checked_duration_since(now()).filter(|left| !left.is_zero()) {
+            std::thread::park_timeout(left);
+        }
+        let pcm = synthetic::tone(antiphon::audio::RATE, 300.0, 1.0).pcm;
+        let spoken = |slot: &Slot| Progress {
+            slot: *slot,
+            ready: Stages::NONE,
+            pcm: pcm.clone(),
+            done: true,
+            decoded_samples: pcm.len() as u64,
+            failed: None,
+        };
+        out.extend(step.slots.iter().map(spoken));
+        Ok(())
+    }
+
+    fn close(&mut self, _: Slot) {}
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        Ok([Duration::ZERO, Duration::ZERO, Duration::ZERO, self.takes])
+    }
 }

@@ -14,6 +14,7 @@ use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, sip};
 use serde_json::json;
 
+use super::raw::{Raw, header, sdp};
 use super::support::{Rig, SENTENCE, hear_turn};
 use super::watched::Watch;
 
@@ -59,6 +60,10 @@ async fn where_no_device_speaks_a_call_is_refused_or_has_the_default_voice() {
     let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
     let refused = caller.call(&format!("sip:strict@{}", rig.sip_udp())).await.err().expect("refused");
     assert!(refused.to_string().contains("503"), "{refused}");
+    let mut telephone = Raw::new(rig.sip_udp(), "strict").await;
+    telephone.contact = format!("sip:strict@{}", rig.sip_udp());
+    let refused = telephone.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 503").await;
+    assert!(header(&refused, "Retry-After").and_then(|wait| wait.parse::<u64>().ok()) > Some(0), "{refused}");
     let speech = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&json!({ "input": "Hello." }));
     let speech = speech.send().await.expect("HTTP");
     assert_eq!(speech.status(), 503);

@@ -127,7 +127,7 @@ fn by_tenths(expected: &Values, actual: &Values) -> String {
 #[test]
 #[ignore = "needs 16 GB of memory and some CPU cores"]
 fn full_size_agrees_with_the_cpu() {
-    if device() {
+    if let Some(_device) = device() {
         agrees(&checkpoint());
     }
 }
@@ -135,7 +135,7 @@ fn full_size_agrees_with_the_cpu() {
 /// The same lengths at the kit's sizes: tells a fault of length from one of width.
 #[test]
 fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
-    if device() {
+    if let Some(_device) = device() {
         agrees(&Path::new(KIT).join("checkpoint"));
     }
 }
@@ -144,9 +144,7 @@ fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
 #[test]
 #[ignore = "takes the whole device"]
 fn memory_is_accounted_at_two_hundred_utterances() {
-    if !device() {
-        return;
-    }
+    let Some(_device) = device() else { return };
     let source = gpu::bench::random_source(1);
     let mut backend =
         GpuBackend::new(full(), &source, 0, Options::default(), Precision::default()).expect("the model loads");

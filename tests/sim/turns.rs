@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use antiphon::agent::config::Agent;
+use antiphon::agent::frames::print;
+use antiphon::agent::relay::Relay;
 use antiphon::call::event::{Cause, Heard, Precision};
 use antiphon::call::{
     CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
@@ -171,8 +174,14 @@ fn a_refusal_is_told_at_once_or_tried_again() {
     world.engine.refuse(1_000);
     world.push("A stream that is refused for ever. And more", false);
     world.run(20_000 * MS);
-    let turns = ended(&world.take_events());
+    let events = world.take_events();
+    let turns = ended(&events);
     assert!(matches!(turns[..], [(_, TurnHow::Refused { .. }, _)]), "{turns:?}");
+    // Its agent, too, learns when to come again.
+    let relay = Relay::new(world.handle.clone(), &Agent::at("builtin:silent"));
+    let frames: Vec<String> = events.iter().filter_map(|event| relay.frame(event)).map(|f| print(&f)).collect();
+    let told = |frame: &String| frame.contains(r#""how":"refused""#) && frame.contains(r#""retryAfterMs":100"#);
+    assert!(frames.iter().any(told), "{frames:?}");
 }
 
 #[test]
@@ -184,6 +193,26 @@ fn one_bad_sentence_costs_only_itself() {
     let turns = ended(&world.take_events());
     assert_eq!(turns[0].1, TurnHow::Failed("cannot say that".into()));
     assert_eq!(turns[0].2.text, "This can be spoken well. This can be spoken, too.");
+}
+
+#[test]
+fn every_sentence_that_was_with_a_failed_engine_is_rescued_and_the_rest_stays_with_the_other_voice() {
+    let mut world = World::new();
+    world.engine.stands_in();
+    world.engine.fail_on("sentence");
+    let text = "One sentence is here. One more sentence is there. The last sentence is a third one. And an end.";
+    world.say(text);
+    world.run(20_000 * MS);
+    let turns = ended(&world.take_events());
+    assert_eq!((&turns[0].1, turns[0].2.text.as_str()), (&TurnHow::Done, text));
+    let submitted = world.engine.submitted();
+    assert!(submitted.iter().filter(|text| !text.starts_with('*')).count() > 1, "{submitted:?}");
+    let spoken: Vec<&str> = submitted.iter().filter_map(|text| text.strip_prefix('*')).collect();
+    assert_eq!(spoken.join(" "), text);
+    // The next turn is the engine's again.
+    world.say("This is fine.");
+    world.run(5_000 * MS);
+    assert_eq!(world.engine.submitted().last().map(String::as_str), Some("This is fine."));
 }
 
 #[test]

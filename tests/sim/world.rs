@@ -38,6 +38,7 @@ struct State {
     queue: Vec<(Instant, Utterance, SpeechSink, SpeechEvent)>,
     refusals: u32,
     fail: Option<String>,
+    stands_in: bool,
     submitted: Vec<String>,
     notes: Vec<LineState>,
     cancelled: u32,
@@ -61,6 +62,11 @@ impl Fake {
     /// Fails utterances that contain `text`.
     pub(crate) fn fail_on(&self, text: &str) {
         self.lock().fail = Some(text.to_owned());
+    }
+
+    /// Lets another voice speak, which neither refuses nor fails; its texts begin with `*` in [`Fake::submitted`].
+    pub(crate) fn stands_in(&self) {
+        self.lock().stands_in = true;
     }
 
     pub(crate) fn submitted(&self) -> Vec<String> {
@@ -105,28 +111,49 @@ impl Speech for Fake {
             return Err(Refusal { retry_after: 100 * MS, reason: "full".into() });
         }
         state.submitted.push(utterance.text.clone());
-        let id = utterance.id;
-        let mut at = state.now.max(state.busy_until) + state.first;
         if state.fail.as_ref().is_some_and(|text| utterance.text.contains(text)) {
             let how = UtteranceEnd::Failed("cannot say that".into());
-            state.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how }));
+            let (at, end) = (state.begins(), SpeechEvent::End { utterance: utterance.id, how });
+            state.queue.push((at, utterance, sink, end));
             return Ok(());
         }
-        let samples = utterance.text.chars().count() as u64 * MS_PER_CHAR * 24;
-        let pcm = (0..samples).map(|n| 0.5 * (n as f32 * 0.1).sin()).collect::<Vec<_>>();
-        // Chunks of 200 ms.
-        for chunk in pcm.chunks(4_800) {
-            let event = SpeechEvent::Audio { utterance: id, pcm: chunk.to_vec() };
-            state.queue.push((at, utterance.clone(), sink.clone(), event));
-            at += Duration::from_secs_f64(chunk.len() as f64 / 24_000.0 * state.rtf);
+        state.make(utterance, sink);
+        Ok(())
+    }
+
+    fn stand_in(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        if !state.stands_in {
+            return Err(Refusal { retry_after: 100 * MS, reason: "nobody stands in".into() });
         }
-        state.busy_until = at;
-        state.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how: UtteranceEnd::Done }));
+        state.submitted.push(format!("*{}", utterance.text));
+        state.make(utterance, sink);
         Ok(())
     }
 
     fn note(&self, _line: LineId, note: LineState) {
         self.lock().notes.push(note);
+    }
+}
+
+impl State {
+    /// When something comes of an utterance that is submitted now.
+    fn begins(&self) -> Instant {
+        self.now.max(self.busy_until) + self.first
+    }
+
+    fn make(&mut self, utterance: Utterance, sink: SpeechSink) {
+        let (id, mut at) = (utterance.id, self.begins());
+        let samples = utterance.text.chars().count() as u64 * MS_PER_CHAR * 24;
+        let pcm = (0..samples).map(|n| 0.5 * (n as f32 * 0.1).sin()).collect::<Vec<_>>();
+        // Chunks of 200 ms.
+        for chunk in pcm.chunks(4_800) {
+            let event = SpeechEvent::Audio { utterance: id, pcm: chunk.to_vec() };
+            self.queue.push((at, utterance.clone(), sink.clone(), event));
+            at += Duration::from_secs_f64(chunk.len() as f64 / 24_000.0 * self.rtf);
+        }
+        self.busy_until = at;
+        self.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how: UtteranceEnd::Done }));
     }
 }
 
@@ -170,6 +197,7 @@ impl World {
             queue: Vec::new(),
             refusals: 0,
             fail: None,
+            stands_in: false,
             submitted: Vec::new(),
             notes: Vec::new(),
             cancelled: 0,

@@ -28,6 +28,8 @@ pub(crate) struct Raw {
     pub(crate) contact: String,
     cseq: u32,
     branch: u32,
+    /// Requests that came, by CSeq.
+    seen: Vec<String>,
 }
 
 impl Raw {
@@ -44,6 +46,7 @@ impl Raw {
             contact,
             cseq: 0,
             branch: 0,
+            seen: Vec::new(),
         }
     }
 
@@ -97,6 +100,18 @@ impl Raw {
             self.remote_tag = tag.to_owned();
         }
         text
+    }
+
+    /// The next request of this method that is no repetition: one that is answered late is sent again.
+    pub(crate) async fn next(&mut self, method: &str) -> String {
+        loop {
+            let request = self.expect(method).await;
+            let number = header(&request, "CSeq").expect("CSeq").to_owned();
+            if !self.seen.contains(&number) {
+                self.seen.push(number);
+                return request;
+            }
+        }
     }
 
     /// Sends a request and returns the final response.

@@ -4,17 +4,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use antiphon_loadgen::corpus::{self, Length};
+use antiphon_loadgen::html;
 use antiphon_loadgen::ladder::{self, LEVELS, Options};
 use antiphon_loadgen::load::Behaviour;
 use antiphon_loadgen::prepare::{self, Prepared};
-use antiphon_loadgen::process::Host;
-use antiphon_loadgen::report::{FORMAT, Limits, Report};
-use antiphon_loadgen::{clock, html};
+use antiphon_loadgen::report::{Limits, Report};
 use clap::Args;
 
 use super::target::{TargetOptions, refused};
 use super::watch::{Watch, conclude};
-use super::{FAILED, Failure};
+use super::{FAILED, Failure, begun};
 
 #[derive(Args)]
 pub(crate) struct Ladder {
@@ -63,8 +62,8 @@ impl Ladder {
             return Err(Failure::new(2, format!("no texts in {:?}; there are {known}", self.languages)));
         }
         let words: Vec<&str> = texts.iter().map(|t| t.text).collect();
-        let Prepared { plan, legs, mut spawned, devices, notes, targets } =
-            prepare::prepare(&self.target.target(), &words).await.map_err(refused)?;
+        let Prepared { plan, legs, mut spawned, about } =
+            prepare::prepare(&self.target.target(&self.output), &words).await.map_err(refused)?;
         let options = Options {
             levels: self.levels,
             most: self.most,
@@ -81,18 +80,7 @@ impl Ladder {
             sampled: 8,
             find_knee: !self.no_search,
         };
-        let mut report = Report {
-            format: FORMAT,
-            name: "ladder".to_owned(),
-            when: clock::wall().as_secs(),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
-            targets,
-            host: Host::here(),
-            devices,
-            limits: options.limits,
-            notes,
-            ..Report::default()
-        };
+        let mut report = Report { name: "ladder".to_owned(), limits: options.limits, ..begun(about) };
         let pid = spawned.as_ref().map(|s| s.pid()).or(self.target.pid);
         let mut watch = Watch::new(options.duration);
         ladder::climb(plan, &options, &mut spawned, pid, &mut report, |level, progress, done| {

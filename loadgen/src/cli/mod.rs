@@ -8,6 +8,10 @@ mod watch;
 
 use std::process::ExitCode;
 
+use antiphon_loadgen::clock;
+use antiphon_loadgen::prepare::About;
+use antiphon_loadgen::process::Host;
+use antiphon_loadgen::report::{FORMAT, Report};
 use clap::{Parser, Subcommand};
 
 /// Exit codes, as all programs of this project: usage is 2 by clap itself.
@@ -34,6 +38,20 @@ enum Command {
     Report(report::Page),
     /// How many gateways for how many users.
     Size(report::Size),
+}
+
+/// A report on what was prepared, before anything was measured.
+fn begun(about: About) -> Report {
+    Report {
+        format: FORMAT,
+        when: clock::wall().as_secs(),
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        targets: about.targets,
+        host: Host::here(),
+        devices: about.devices,
+        notes: about.notes,
+        ..Report::default()
+    }
 }
 
 /// Why a command did not do what it should.

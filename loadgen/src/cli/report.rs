@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use antiphon_loadgen::html;
 use antiphon_loadgen::report::{FORMAT, Report};
-use antiphon_loadgen::size::{self, Demand, Measured};
+use antiphon_loadgen::size::{self, Demand, Measured, Origin};
+use antiphon_loadgen::{html, predict};
 use clap::Args;
 
 use super::{BAD_CONFIGURATION, FAILED, Failure};
@@ -75,9 +75,14 @@ impl Size {
             (Some(report), ..) => Measured::from_report(report).ok_or_else(|| {
                 Failure::new(FAILED, "no level of that report kept within its limits: nothing to size by")
             })?,
-            (None, Some(capacity), Some(service)) if capacity > 0 && service > 0.0 => {
-                Measured { capacity, found: true, service, speech: service, occupied: 1.0, cores_per_call: None }
-            }
+            (None, Some(capacity), Some(service)) if capacity > 0 && service > 0.0 => Measured {
+                capacity,
+                origin: Origin::Told,
+                service,
+                speech: service,
+                occupied: 1.0,
+                cores_per_call: None,
+            },
             _ => return Err(Failure::new(2, "give --from REPORT, or --capacity and --service")),
         };
         let demand = |users| Demand {
@@ -109,8 +114,11 @@ impl Size {
         for line in size::assumptions(&demand(0), &measured) {
             println!("- {line}");
         }
-        if let Some(check) = report.as_ref().and_then(size::check) {
-            println!("- {check}");
+        for bound in report.as_ref().and_then(predict::predict).into_iter().flat_map(|p| p.bounds) {
+            println!("- One gateway: {} runs out at {:.0} calls: {}.", bound.what, bound.calls, bound.basis);
+        }
+        if let Some(verdict) = report.as_ref().and_then(predict::verdict) {
+            println!("- Prediction: {}.", verdict.text);
         }
         Ok(())
     }

@@ -8,17 +8,16 @@ use antiphon_loadgen::call::CallError;
 use antiphon_loadgen::exchange::Plan;
 use antiphon_loadgen::load::{self, Progress};
 use antiphon_loadgen::prepare::{self, Prepared};
-use antiphon_loadgen::process::Host;
-use antiphon_loadgen::report::{FORMAT, Report};
+use antiphon_loadgen::report::Report;
 use antiphon_loadgen::scenario::Scenario;
 use antiphon_loadgen::{clock, ladder};
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ladder::finish;
-use super::target::refused;
+use super::target::{log_beside, refused};
 use super::watch::Watch;
-use super::{BAD_CONFIGURATION, Failure};
+use super::{BAD_CONFIGURATION, Failure, begun};
 
 #[derive(Args)]
 pub(crate) struct Run {
@@ -46,22 +45,12 @@ impl Run {
             scenario.target.addresses = self.targets;
         }
         scenario.target.spawn = self.spawn.or(scenario.target.spawn);
+        scenario.target.log = log_beside(&self.output);
         let words: Vec<&str> = scenario.load.texts.iter().map(|t| t.text).collect();
-        let Prepared { plan, legs, mut spawned, devices, notes, targets } =
+        let Prepared { plan, legs, mut spawned, about } =
             prepare::prepare(&scenario.target, &words).await.map_err(refused)?;
         scenario.load.legs = legs;
-        let mut report = Report {
-            format: FORMAT,
-            name: scenario.name.clone(),
-            when: clock::wall().as_secs(),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
-            targets,
-            host: Host::here(),
-            devices,
-            limits: scenario.limits,
-            notes,
-            ..Report::default()
-        };
+        let mut report = Report { name: scenario.name.clone(), limits: scenario.limits, ..begun(about) };
         let pid = spawned.as_ref().map(|s| s.pid()).or(self.pid);
         let batch = (scenario.batch > 0).then(|| Background::start(plan.clone(), scenario.batch, &words));
         let mut watch = Watch::new(scenario.load.duration);

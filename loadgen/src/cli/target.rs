@@ -1,6 +1,7 @@
 //! What is tested: the options that `ladder` and `run` share.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use antiphon_loadgen::call::Leg;
 use antiphon_loadgen::codec::Codec;
@@ -69,7 +70,8 @@ pub(crate) enum TransportOption {
 }
 
 impl TargetOptions {
-    pub(crate) fn target(&self) -> Target {
+    /// The target, the gateway's log beside the report `output`.
+    pub(crate) fn target(&self, output: &Path) -> Target {
         let credentials = self.credentials.as_ref().map(|pair| {
             let (username, password) = pair.split_once(':').unwrap_or((pair, ""));
             Credentials { username: username.to_owned(), password: password.to_owned() }
@@ -87,6 +89,7 @@ impl TargetOptions {
             },
             agent_bind: self.agent_bind,
             spawn: self.spawn.clone(),
+            log: log_beside(output),
             transport: match self.transport {
                 TransportOption::Udp => Transport::Udp,
                 TransportOption::Tcp => Transport::Tcp,
@@ -99,6 +102,11 @@ impl TargetOptions {
             ..Target::default()
         }
     }
+}
+
+/// `ladder.gateway.log` of `ladder.json`.
+pub(crate) fn log_beside(report: &Path) -> PathBuf {
+    report.with_extension("gateway.log")
 }
 
 pub(crate) fn refused(error: PrepareError) -> Failure {

@@ -4,8 +4,8 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use antiphon_loadgen::load::Progress;
+use antiphon_loadgen::predict;
 use antiphon_loadgen::report::{Level, Report};
-use antiphon_loadgen::size;
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) struct Watch {
@@ -69,7 +69,7 @@ fn line(name: &str, level: &Level) -> String {
 
 /// What is to be concluded, on standard output.
 pub(crate) fn conclude(report: &Report) {
-    for verdict in report.verdicts() {
+    for verdict in report.verdicts().into_iter().chain(predict::verdict(report)) {
         println!("{} {:<20} {}", if verdict.holds { "✓" } else { "✗" }, verdict.name, verdict.text);
     }
     if let Some(knee) = report.knee {
@@ -77,9 +77,6 @@ pub(crate) fn conclude(report: &Report) {
             Some(bad) => println!("  knee                 {} calls pass, {bad} do not", knee.level),
             None => println!("  knee                 not reached: {} calls pass", knee.level),
         }
-    }
-    if let Some(check) = size::check(report) {
-        println!("  prediction           {check}");
     }
     for note in &report.notes {
         println!("  note                 {note}");

@@ -28,6 +28,18 @@ fn poisson_arrivals_have_their_rate_and_its_variance() {
 }
 
 #[test]
+fn counted_arrivals_are_as_many_as_told_and_come_by_chance() {
+    let at = arrivals(&Arrivals::Counted(10_000), 2_000);
+    assert_eq!(at.len(), 10_000);
+    let early = at.iter().filter(|t| **t < 500.0).count() as f64;
+    assert!((early / 2_500.0 - 1.0).abs() < 0.05, "a quarter in the first quarter: {early}");
+    let gaps: Vec<f64> = at.windows(2).map(|w| w[1] - w[0]).collect();
+    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+    let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+    assert!((deviation / mean - 1.0).abs() < 0.05, "{deviation} {mean}");
+}
+
+#[test]
 fn a_ramp_grows_evenly() {
     let at = arrivals(&Arrivals::Ramp(0.0, 20.0), 1_000);
     let early = at.iter().filter(|t| **t < 500.0).count() as f64;

@@ -14,7 +14,7 @@ use crate::call::speech::LineState;
 use crate::media::leg::OutPacket;
 use crate::media::playout::{Body, Departure, Frame};
 use crate::media::resample::Converter;
-use crate::turn::{Class, Utterance, UtteranceId};
+use crate::turn::UtteranceId;
 
 /// Refusals in a row that end a turn.
 const MAX_REFUSALS: u32 = 6;
@@ -28,20 +28,7 @@ impl Machine {
             return;
         }
         while let Some((turn, place)) = self.line.next_to_submit() {
-            let part = &mut turn.parts[place];
-            let utterance = Utterance {
-                id: part.utterance,
-                line: self.line_id,
-                class: Class::Live,
-                token: turn.epoch.token(),
-                text: part.text.clone(),
-                voice: turn.style.voice.clone(),
-                language: turn.style.language.clone(),
-                instructions: turn.style.instructions.clone(),
-                seed: turn.style.seed,
-                speed: turn.style.speed,
-                tenant: self.shared.meta.tenant.clone(),
-            };
+            let utterance = turn.utterance(place, self.line_id, &self.shared.meta.tenant);
             let taken = if turn.stand_in {
                 self.speech.stand_in(utterance, self.sink.clone())
             } else {
@@ -52,9 +39,11 @@ impl Machine {
                     Ok(())
                 })
             };
+            let part = &mut turn.parts[place];
             match taken {
                 Ok(()) => {
                     part.state = PartState::Submitted;
+                    part.stand_in = turn.stand_in;
                     part.submitted = Some(now);
                     turn.refusals = 0;
                 }
@@ -70,25 +59,17 @@ impl Machine {
     /// heard of it already is heard again: the sentence is whole, and nobody can say where a broken one stopped.
     pub(super) fn rescue(&mut self, utterance: UtteranceId) -> bool {
         let Some(turn) = self.line.turn_of(utterance) else { return false };
-        let Some(part) = turn.parts.iter().find(|part| part.utterance == utterance) else { return false };
-        if turn.stand_in {
+        // Its neighbours may have been with the engine that failed, too: each is rescued, once.
+        let Some(place) = turn.parts.iter().position(|part| part.utterance == utterance && !part.stand_in) else {
+            return false;
+        };
+        let again = turn.utterance(place, self.line_id, &self.shared.meta.tenant);
+        if self.speech.stand_in(again, self.sink.clone()).is_err() {
             return false;
         }
-        let again = Utterance {
-            id: utterance,
-            line: self.line_id,
-            class: Class::Live,
-            token: turn.epoch.token(),
-            text: part.text.clone(),
-            voice: None,
-            language: turn.style.language.clone(),
-            instructions: None,
-            seed: turn.style.seed,
-            speed: turn.style.speed,
-            tenant: self.shared.meta.tenant.clone(),
-        };
-        turn.stand_in = self.speech.stand_in(again, self.sink.clone()).is_ok();
-        turn.stand_in
+        turn.parts[place].stand_in = true;
+        turn.stand_in = true;
+        true
     }
 
     /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.

@@ -17,6 +17,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Expedited forwarding (DSCP 46, RFC 3246) in the place of the TOS octet.
 const EXPEDITED: u32 = 46 << 2;
+/// Datagrams thrown away at most: more than a socket of usual size holds.
+const MAX_EARLY: usize = 4_096;
 
 /// Hands out pairs of bound sockets. Cheap to clone; clones share the turn.
 #[derive(Clone, Debug)]
@@ -33,6 +35,21 @@ pub(crate) struct PortPair {
     pub(crate) rtp: UdpSocket,
     pub(crate) rtcp: UdpSocket,
     pub(crate) port: u16,
+}
+
+impl PortPair {
+    /// Throws away what came before the called party answered: ringing tones and announcements, some of them seconds
+    /// old, are nothing that it says.
+    pub(crate) fn discard(&self) {
+        for socket in [&self.rtp, &self.rtcp] {
+            // The bound is for who sends faster than this reads. An error left by an earlier send takes a turn, too.
+            for _ in 0..MAX_EARLY {
+                if socket.recv_from(&mut [0; 1]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                    break;
+                }
+            }
+        }
+    }
 }
 
 impl PortPool {

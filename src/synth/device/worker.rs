@@ -314,7 +314,10 @@ impl Worker<'_> {
                         Ok(())
                     })?;
                 }
-                Plan::End { job, slot, how } => {
+                Plan::End { job, slot, how, held } => {
+                    if let Some(held) = held {
+                        metrics::histogram!("antiphon_line_seconds").record(held.as_secs_f64());
+                    }
                     if let Some(slot) = slot {
                         drop(state);
                         self.close(slot)?;

@@ -5,6 +5,7 @@
 
 mod engine;
 mod load;
+mod places;
 mod policy;
 mod property;
 mod rng;

@@ -115,7 +115,7 @@ impl Policy for Simple {
 
     fn plan(&mut self, _: Instant) -> Plan {
         if let Some((job, slot, how)) = self.ended.pop() {
-            return Plan::End { job, slot, how };
+            return Plan::End { job, slot, how, held: None };
         }
         if let Some(slot) = self.free() {
             // Lines are heard in order: the first of each line that is not open yet may open.

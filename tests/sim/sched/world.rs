@@ -193,7 +193,7 @@ impl World {
                     self.engine.park(slot);
                     self.report.parked += 1;
                 }
-                Plan::End { job, slot, how } => self.end(job, slot, how),
+                Plan::End { job, slot, how, .. } => self.end(job, slot, how),
                 Plan::Run(step) => self.step(&step),
                 Plan::Idle { until } => {
                     let event = self.events.peek().map(|Reverse((at, _))| *at);

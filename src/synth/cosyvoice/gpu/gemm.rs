@@ -4,7 +4,7 @@
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
 //! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
 //! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
-//! the flow alone. Because the ways of a wide product give the same bits, which one runs may be timed at every load (but see `Wide::loose`).
+//! the flow alone. Because the ways of a wide product give the same bits, which one runs may be timed at every load.
 
 use std::sync::Arc;
 
@@ -94,77 +94,83 @@ pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, T
 /// A tile table: `{sequence, first position, first row, length}` a block.
 pub(super) type TileEntry = [i32; 4];
 
-/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way but the loose ones gives the
-/// same sums.
+/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way gives the same sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wide {
+    N64T32,
+    N64T64,
     N128T64,
-    /// Three blocks a multiprocessor.
-    N128T64Three,
-    /// Four blocks share the weights they read.
-    N128T64Four,
-    /// Clusters of eight, each block with an eighth of the inputs.
+    N192T128,
+    /// For inputs whose parts are longer than a step.
+    N64T64Long,
+    N128T128Long,
+    /// The same in clusters of eight, each block with an eighth of the inputs.
+    N64T64Shared,
     N128T64Shared,
-    N128T64Loose,
-    N128T128,
     N128T128Shared,
-    N128T128Loose,
 }
 
 /// All of them.
-pub(super) const WIDE: [Wide; 8] = [
+pub(super) const WIDE: [Wide; 9] = [
+    Wide::N64T32,
+    Wide::N64T64,
     Wide::N128T64,
-    Wide::N128T64Three,
-    Wide::N128T64Four,
+    Wide::N192T128,
+    Wide::N64T64Long,
+    Wide::N128T128Long,
+    Wide::N64T64Shared,
     Wide::N128T64Shared,
-    Wide::N128T64Loose,
-    Wide::N128T128,
     Wide::N128T128Shared,
-    Wide::N128T128Loose,
 ];
 
 impl Wide {
     /// Its kernel in wide.cu.
     fn kernel(self) -> &'static str {
         match self {
+            Wide::N64T32 => "wide_64x32",
+            Wide::N64T64 => "wide_64x64",
             Wide::N128T64 => "wide_128x64",
-            Wide::N128T64Three => "wide_128x64_three",
-            Wide::N128T64Four => "wide_128x64_four",
+            Wide::N192T128 => "wide_192x128",
+            Wide::N64T64Long => "wide_64x64_long",
+            Wide::N128T128Long => "wide_128x128_long",
+            Wide::N64T64Shared => "wide_64x64_shared",
             Wide::N128T64Shared => "wide_128x64_shared",
-            Wide::N128T64Loose => "wide_128x64_loose",
-            Wide::N128T128 => "wide_128x128",
             Wide::N128T128Shared => "wide_128x128_shared",
-            Wide::N128T128Loose => "wide_128x128_loose",
         }
     }
 
-    /// Whether its sums are not those of the others to the bit: a cluster's blocks add up what they have first.
-    pub(super) fn loose(self) -> bool {
-        matches!(self, Wide::N128T64Loose | Wide::N128T128Loose)
-    }
-
-    /// Rows of a block and stages of its ring.
-    fn shape(self) -> (usize, usize) {
+    /// Outputs and rows of a block, and stages of its ring.
+    fn shape(self) -> (usize, usize, usize) {
         match self {
-            Wide::N128T64 | Wide::N128T64Four | Wide::N128T64Shared | Wide::N128T64Loose => (64, 4),
-            Wide::N128T64Three => (64, 3),
-            Wide::N128T128 | Wide::N128T128Shared | Wide::N128T128Loose => (128, 6),
+            Wide::N64T32 => (64, 32, 8),
+            Wide::N64T64 | Wide::N64T64Long | Wide::N64T64Shared => (64, 64, 6),
+            Wide::N128T64 | Wide::N128T64Shared => (128, 64, 4),
+            Wide::N192T128 => (192, 128, 5),
+            Wide::N128T128Long | Wide::N128T128Shared => (128, 128, 6),
         }
     }
 
-    /// Blocks of a cluster, and how many blocks of rows one has.
-    fn cluster(self) -> (u32, u32) {
-        match self {
-            Wide::N128T64Shared | Wide::N128T64Loose | Wide::N128T128Shared | Wide::N128T128Loose => (8, 1),
-            Wide::N128T64Four => (4, 4),
-            Wide::N128T64 | Wide::N128T64Three | Wide::N128T128 => (1, 1),
-        }
+    /// Blocks of a cluster.
+    fn cluster(self) -> u32 {
+        if matches!(self, Wide::N64T64Shared | Wide::N128T64Shared | Wide::N128T128Shared) { 8 } else { 1 }
+    }
+
+    /// Whether it is for weights of so many inputs.
+    pub(super) fn fits(self, w: &Packed) -> bool {
+        let long = matches!(self, Wide::N64T64Long | Wide::N128T128Long) || self.cluster() > 1;
+        long == (w.cin > WHOLE_PARTS)
     }
 
     /// The ring starts at a multiple of 1024 bytes; in its place comes a padded table of sums, which is smaller.
     fn shared(self) -> u32 {
-        let (rows, stages) = self.shape();
-        (1024 + stages * (128 + rows) * 128) as u32
+        let (outputs, rows, stages) = self.shape();
+        (1024 + stages * (outputs + rows) * 128) as u32
+    }
+
+    /// Four warps for 64 outputs, and one that copies; four where they leave their registers to the others.
+    fn threads(self) -> u32 {
+        let copying = if matches!(self, Wide::N192T128 | Wide::N128T128Long) { 128 } else { 32 };
+        2 * self.shape().0 as u32 + copying
     }
 }
 
@@ -178,7 +184,8 @@ pub(super) struct Squares {
 
 /// Parts of the inputs' axis, as SPLITS of product.cuh.
 pub(super) const PARTS: usize = 16;
-/// Most inputs of which every part is 64, so that a block of 128 results has two whole parts.
+/// Most inputs of which every part is 64: 64 results are a part of the next product's inputs. Parts of more inputs are
+/// added in pairs.
 pub(super) const WHOLE_PARTS: usize = 64 * PARTS;
 
 /// The kernels of gemm.cu and, on Hopper, of wide.cu.
@@ -189,14 +196,22 @@ pub(super) struct Gemm {
     /// For three convolutions at once: 64 x 32, 64 x 128, 128 x 128.
     three: [Kernel; 3],
     gemv: [Kernel; 5],
+    /// On Hopper: `gemv` with all of a block's weights under way, for short inputs and for long ones.
+    ahead: Option<[Kernel; 2]>,
     rms: Kernel,
     wide: Option<([Kernel; WIDE.len()], Kernel)>,
 }
 
 /// Most rows that go through `gemv`.
 pub(super) const NARROW: usize = 32;
+/// Most rows that do where there are wide products.
+const FEW: usize = 8;
 /// Inputs up to which few rows need few registers.
 const SHORT: usize = 1024;
+/// Most shared memory that weights under way may take, tiles of a block, and inputs, as in gemm.cu.
+const AHEAD_SHARED: u32 = 200 << 10;
+const AHEAD_TILES: usize = 8;
+const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
 /// Multiprocessors of the card that block shapes are chosen for.
 const MULTIPROCESSORS: usize = 132;
 /// Stages of weights in flight, as in gemm.cu.
@@ -218,6 +233,7 @@ impl Gemm {
                 conv: [plain; 8],
                 three: [plain; 3],
                 gemv: [plain; 5],
+                ahead: None,
                 rms,
                 wide: None,
             });
@@ -244,6 +260,11 @@ impl Gemm {
                 module.kernel("gemv_8s", 0)?,
                 module.kernel("gemv_16s", 0)?,
             ],
+            ahead: if device.hopper {
+                Some([module.kernel("gemv_ahead_2", AHEAD_SHARED)?, module.kernel("gemv_ahead_10", AHEAD_SHARED)?])
+            } else {
+                None
+            },
             rms,
             wide: None,
         })
@@ -265,7 +286,7 @@ impl Gemm {
 
     /// Whether `rows` rows of operands `columns` wide are to be tiled, for [`Self::wide`]; else [`Self::linear`].
     pub(super) fn tiled(&self, rows: usize) -> bool {
-        self.wide.is_some() && rows > NARROW
+        self.wide.is_some() && rows > FEW
     }
 
     /// As [`Self::linear`], to the bit, for tiled operands (common.cuh): `p.ldx` and `p.lde` are the rows that there
@@ -291,10 +312,12 @@ impl Gemm {
             kreal: width as i32,
             ..p
         };
-        let (rows, _) = way.shape();
-        let (cluster, of_rows) = way.cluster();
-        let blocks = (p.rows as usize).div_ceil(rows) as u32;
-        let grid = (cluster, blocks.div_ceil(of_rows), w.n.div_ceil(128) as u32);
+        if !way.fits(w) {
+            return Err(GpuError::Model(format!("{way:?} is not for {} inputs", w.cin)));
+        }
+        let (outputs, rows, _) = way.shape();
+        let cluster = way.cluster();
+        let grid = (cluster, (p.rows as usize).div_ceil(rows) as u32, w.n.div_ceil(outputs) as u32);
         let Squares { inputs, results } = squares;
         let args = [
             std::ptr::from_ref(&p).cast::<std::ffi::c_void>(),
@@ -302,7 +325,9 @@ impl Gemm {
             std::ptr::from_ref(&results).cast(),
         ];
         // SAFETY: the kernels' parameters are a `Conv` and two addresses; all are of buffers of the calling model.
-        unsafe { self.device.launch(kernels[way as usize].called(w.name), cluster, grid, 288, way.shared(), &args) }
+        unsafe {
+            self.device.launch(kernels[way as usize].called(w.name), cluster, grid, way.threads(), way.shared(), &args)
+        }
     }
 
     /// Squares of `rows` tiled rows at `x`, in a layout `height` rows high, that no product handed on.
@@ -312,20 +337,6 @@ impl Gemm {
         };
         let grid = (rows.div_ceil(64) as u32, PARTS as u32, 1);
         start!(self.device, squares, grid, 256, 0; x, out, height as i32, rows as i32, k as i32)
-    }
-
-    /// A way for `rows` rows through `w` that is never far off; the model times them all.
-    pub(super) fn cut(w: &Packed, rows: usize) -> Wide {
-        let blocks = w.n.div_ceil(128) * rows.div_ceil(64);
-        // Two blocks run on a multiprocessor at once. Sharing pays while all do, for many inputs also in two turns.
-        let turns = if w.cin > SHORT { 2 } else { 1 };
-        if blocks * 8 <= turns * 2 * MULTIPROCESSORS {
-            Wide::N128T64Shared
-        } else if blocks <= 4 * MULTIPROCESSORS {
-            Wide::N128T64
-        } else {
-            Wide::N128T128
-        }
     }
 
     /// Positions of a block of `tile`, which tile tables are cut by.
@@ -450,7 +461,19 @@ impl Gemm {
             };
             // As many blocks as run at once, each with as many tiles of outputs as any other.
             let (tiles, at_once) = (w.n / 16, if which > 2 { 2 * MULTIPROCESSORS } else { MULTIPROCESSORS });
-            let grid = tiles.div_ceil(tiles.div_ceil(at_once));
+            let each = tiles.div_ceil(at_once);
+            let grid = tiles.div_ceil(each);
+            // Where a multiprocessor's blocks have room for all of their weights, these are on their way from the start.
+            let (shared, blocks) = (each * w.cin * 32, if which > 2 { 2 } else { 1 });
+            if let Some(kernels) = &self.ahead
+                && rows <= FEW
+                && each <= AHEAD_TILES
+                && w.cin <= AHEAD_INPUTS
+                && shared * blocks <= AHEAD_SHARED as usize
+            {
+                let kernel = kernels[usize::from(w.cin > SHORT)].called(w.name);
+                return start!(self.device, kernel, (grid as u32, 1, 1), 512, shared as u32; p);
+            }
             return start!(self.device, self.gemv[which].called(w.name), (grid as u32, 1, 1), 512, 0; p);
         }
         let many = w.n >= 2048 && rows > 64 || rows > 512;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, Timer, start};
-use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, WHOLE_PARTS, WIDE, Wide};
+use super::gemm::{Act, Conv, Gemm, PARTS, Squares, WHOLE_PARTS, WIDE, Wide};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
 use crate::synth::cosyvoice::checkpoint::Part;
@@ -23,14 +23,12 @@ use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Widths that a decode graph is recorded for.
 pub(super) const WIDTHS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256];
-/// Most rows of a decode round whose sums are to the bit those of one row. Prefixes' sums always are. In wider rounds
-/// they run in another order where that is faster, so that scores are only close, and a token may be another one where
-/// two scores are.
-const EXACT: usize = 128;
 /// Most rounds of one call.
 pub(super) const ROUNDS: usize = 32;
 /// Positions of one prefill pass.
 const PASS: usize = 4096;
+/// Rows that the ways of wide products are timed at; fewer take the next.
+const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
 /// Warps of an attention block, each with buffers of sixteen keys and values: two, or four for few rows.
 const ATTEND_WARPS: usize = 8;
 /// Rows up to which an attention block may have a multiprocessor to itself.
@@ -136,6 +134,8 @@ pub(super) struct Llm {
     attend: Kernel,
     /// As `attend`, with more under way; for few rows.
     attend_deep: Kernel,
+    /// For prefixes.
+    attend_prefix: Kernel,
     sample: Kernel,
     qkv: Buf,
     heard: Buf,
@@ -280,6 +280,7 @@ impl Llm {
             append: module.kernel("llm_append", 0)?,
             attend: module.kernel("llm_attend", 200 << 10)?,
             attend_deep: module.kernel(if elt == Elt::F32 { "llm_attend" } else { "llm_attend_deep" }, 200 << 10)?,
+            attend_prefix: module.kernel("llm_attend_prefix", 200 << 10)?,
             sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
             heard: device.zeros("activations", PASS * queries * size)?,
@@ -430,19 +431,24 @@ impl Llm {
         if tiled {
             self.gemm.squares(args.xe, self.squares.ptr, PASS, rows, c.hidden)?;
         }
-        // Tiles of keys and of values that a warp has room for.
-        let (attend, tiles) = if rows <= FEW { (self.attend_deep, 8) } else { (self.attend, 4) };
-        let shared = if self.gemm.elt == Elt::F32 { 0 } else { ATTEND_WARPS * tiles * 16 * c.head_dim * 2 } as u32;
+        let f32 = self.gemm.elt == Elt::F32;
+        // Tiles of keys and of values that a warp has room for, and rows of a block.
+        let (attend, tiles, pair) = match () {
+            () if prefill => (self.attend_prefix, 4, !f32),
+            () if rows <= FEW => (self.attend_deep, 8, false),
+            () => (self.attend, 4, false),
+        };
+        let shared = if f32 { 0 } else { ATTEND_WARPS * tiles * 16 * c.head_dim * 2 } as u32;
+        let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);
         for n in 0..self.layers.len() {
-            self.product(Product::Qkv, n, rows, prefill)?;
+            self.product(Product::Qkv, n, rows)?;
             if prefill {
                 start!(self.device, self.append, grid, 128, 0; args, self.qkv.ptr, n as i32)?;
             }
-            let heads = (rows as u32, c.kv_heads as u32, 1);
-            start!(self.device, attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32, i32::from(!prefill))?;
-            self.product(Product::Out, n, rows, prefill)?;
-            self.product(Product::GateUp, n, rows, prefill)?;
-            self.product(Product::Down, n, rows, prefill)?;
+            start!(self.device, attend, heads, 256, shared; args, self.qkv.ptr, self.heard.ptr, n as i32)?;
+            self.product(Product::Out, n, rows)?;
+            self.product(Product::GateUp, n, rows)?;
+            self.product(Product::Down, n, rows)?;
         }
         Ok(())
     }
@@ -453,16 +459,25 @@ impl Llm {
     }
 
     /// One product over `rows` rows, of layer `layer` where it is a layer's.
-    fn product(&self, which: Product, layer: usize, rows: usize, prefill: bool) -> Result<(), GpuError> {
-        // The widest bucket is that of prefixes.
-        let decoding = WIDTHS.into_iter().find(|&w| w >= rows).filter(|_| !prefill);
-        let bucket = decoding.unwrap_or(PASS);
+    fn product(&self, which: Product, layer: usize, rows: usize) -> Result<(), GpuError> {
+        let bucket = BUCKETS.into_iter().find(|&most| most >= rows).unwrap_or(PASS);
         self.product_by(which, layer, rows, self.ways.get(&(bucket, which)).copied())
+    }
+
+    fn weights(&self, which: Product, layer: usize) -> &Packed {
+        let at = &self.layers[layer];
+        match which {
+            Product::Qkv => &at.qkv,
+            Product::Out => &at.out,
+            Product::GateUp => &at.gate_up,
+            Product::Down => &at.down,
+            Product::Head => &self.head,
+        }
     }
 
     fn product_by(&self, which: Product, layer: usize, rows: usize, way: Option<Wide>) -> Result<(), GpuError> {
         let c = &self.config;
-        let (a, at) = (&self.args, &self.layers[layer]);
+        let (a, w) = (&self.args, self.weights(which, layer));
         let width = ((c.heads + 2 * c.kv_heads) * c.head_dim) as i32;
         let tiled = self.tiled(rows);
         // Of tiled operands the leading dimension is their height.
@@ -471,15 +486,12 @@ impl Llm {
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let normed = Conv { x: a.xe, ldx: hidden, ..base };
         let residual = Conv { res: a.x, out: a.x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
-        let (w, p) = match which {
-            Product::Qkv => (&at.qkv, Conv { out: self.qkv.ptr, ldo: width, ..normed }),
-            Product::Out => (&at.out, Conv { x: self.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual }),
-            Product::GateUp => {
-                let lde = ld(c.intermediate);
-                (&at.gate_up, Conv { oute: self.inner.ptr, lde, act: Act::SiluGate, ..normed })
-            }
-            Product::Down => (&at.down, Conv { x: self.inner.ptr, ldx: ld(c.intermediate), ..residual }),
-            Product::Head => (&self.head, Conv { out: self.logits.ptr, ldo: self.head.n as i32, ..normed }),
+        let p = match which {
+            Product::Qkv => Conv { out: self.qkv.ptr, ldo: width, ..normed },
+            Product::Out => Conv { x: self.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual },
+            Product::GateUp => Conv { oute: self.inner.ptr, lde: ld(c.intermediate), act: Act::SiluGate, ..normed },
+            Product::Down => Conv { x: self.inner.ptr, ldx: ld(c.intermediate), ..residual },
+            Product::Head => Conv { out: self.logits.ptr, ldo: self.head.n as i32, ..normed },
         };
         let makes_rows = matches!(which, Product::Out | Product::Down);
         let norm = (!makes_rows).then_some((c.rms_eps as f32, c.hidden));
@@ -491,21 +503,19 @@ impl Llm {
         } else {
             Squares { inputs: self.squares.ptr, results: 0 }
         };
-        self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(|| Gemm::cut(w, rows)))
+        let first = || WIDE.into_iter().find(|way| way.fits(w)).unwrap_or(Wide::N128T64);
+        self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(first))
     }
 
-    /// Finds out the fastest way of every product over `rows` rows. Up to [`EXACT`], and for prefixes, from among those
-    /// that give the same bits.
+    /// Finds out the fastest way of every product over `rows` rows; all give the same bits.
     fn tune(&mut self, rows: usize) -> Result<(), GpuError> {
         let timer = Timer::new(&self.device)?;
         for which in PRODUCTS {
             if which == Product::Head && rows > WIDTHS[WIDTHS.len() - 1] {
                 continue;
             }
-            let residual = matches!(which, Product::Out | Product::Down);
-            let loose = (EXACT + 1..PASS).contains(&rows);
             let mut best: Option<(f64, Wide)> = None;
-            for way in WIDE.into_iter().filter(|way| !way.loose() || residual && loose) {
+            for way in WIDE.into_iter().filter(|way| way.fits(self.weights(which, 0))) {
                 // All layers in turn, so that weights come from where they do in a round.
                 let all = || (0..self.layers.len()).try_for_each(|n| self.product_by(which, n, rows, Some(way)));
                 all()?;
@@ -529,7 +539,7 @@ impl Llm {
 
     fn round(&self, width: usize) -> Result<(), GpuError> {
         self.network(width, false)?;
-        self.product(Product::Head, 0, width, false)?;
+        self.product(Product::Head, 0, width)?;
         let scores = self.config.speech_rows();
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
@@ -539,9 +549,10 @@ impl Llm {
 
     /// Times the ways of wide products and records the rounds of every width.
     pub(super) fn warm_up(&mut self, most: usize) -> Result<(), GpuError> {
-        let widths = WIDTHS.into_iter().filter(|&w| w > NARROW && w < most * 2);
-        for rows in widths.chain([PASS]).filter(|&rows| self.tiled(rows)).collect::<Vec<_>>() {
-            self.tune(rows)?;
+        if self.tiled(PASS) {
+            for rows in BUCKETS {
+                self.tune(rows)?;
+            }
         }
         for width in WIDTHS.into_iter().filter(|&w| w < most * 2) {
             self.blank();

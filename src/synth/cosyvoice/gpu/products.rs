@@ -237,8 +237,8 @@ pub fn disagreements(ordinal: u32, size: Size) -> Result<Vec<String>, GpuError> 
             check(&mut out, format!("{tile:?}"), rows)?;
         }
         if device.hopper {
-            for how in WIDE.into_iter().filter(|way| !way.loose()) {
-                for count in [33, 64, rows] {
+            for how in WIDE.into_iter().filter(|way| way.fits(&bench.w)) {
+                for count in [9, 33, 64, rows] {
                     bench.squares(count)?;
                     bench.tiled(count, how)?;
                     check(&mut out, format!("{how:?} of {count}"), count)?;
@@ -267,12 +267,12 @@ pub fn costs(ordinal: u32, sizes: &[Size], rows: &[usize]) -> Result<Vec<Product
             let mut add = |way: String, seconds: f64, chosen: bool| {
                 out.push(ProductCost { size, rows, way, seconds, chosen });
             };
-            let narrow = rows <= NARROW;
-            let way = if narrow { "gemv" } else { "split" };
-            add(way.into(), bench.seconds(|| bench.plain(0, rows, None))?, narrow || !device.hopper);
-            if device.hopper && rows > 8 {
+            let tiled = bench.gemm.tiled(rows);
+            let way = if rows <= NARROW { "gemv" } else { "split" };
+            add(way.into(), bench.seconds(|| bench.plain(0, rows, None))?, !tiled);
+            if tiled {
                 bench.squares(rows)?;
-                for how in WIDE {
+                for how in WIDE.into_iter().filter(|way| way.fits(&bench.w)) {
                     add(format!("{how:?}"), bench.seconds(|| bench.tiled(rows, how))?, false);
                 }
             }

@@ -22,6 +22,12 @@ typedef u16 elt;
 // complete and visible; `dep_go` lets the next kernel start its own prologue. No effect without the attribute.
 DEV void dep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEV void dep_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// What no kernel writes, read here and now: the compiler moves other loads behind the next `dep_wait`.
+DEV uint4 load_ahead(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
 
 #if ELT == 0
 DEV float to_f(elt x) { return x; }

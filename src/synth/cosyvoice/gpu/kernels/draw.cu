@@ -35,7 +35,7 @@ DEV double warp_sum(double v) {
 // Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input. At most
 // DRAW_THREADS * DRAW_PER scores.
 KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
-    extern __shared__ __align__(16) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char smem[];
     float* lp = (float*)smem;
     __shared__ float red[DRAW_WARPS];
     __shared__ double redd[DRAW_WARPS];

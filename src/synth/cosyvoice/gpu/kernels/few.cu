@@ -20,7 +20,7 @@ template <int MT, int D> DEV void product(const elt* x, const uint4* w, const fl
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) a[d][i][h] = at < k1 ? __ldg(wp + ((i64)i * groups + at) * 64 + h * 32) : none;
+            for (int h = 0; h < 2; h++) a[d][i][h] = at < k1 ? load_ahead(wp + ((i64)i * groups + at) * 64 + h * 32) : none;
     };
 #pragma unroll
     for (int d = 0; d < D; d++) load_w(d, k0 + d);

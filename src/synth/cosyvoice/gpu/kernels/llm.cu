@@ -97,7 +97,7 @@ KERNEL llm_append(const __grid_constant__ Llm p, const float* qkv, int layer) {
 #define AT_ONCE 4 // keys of a lane group between two updates of the running maximum
 #define LPK (HD / 8)
 #define KPW (32 / LPK)
-KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
+DEV void attend(const Llm& p, const float* qkv, elt* out, int layer, int append) {
     __shared__ float q_s[GROUP][HD];
     __shared__ float m_s[WARPS][GROUP], l_s[WARPS][GROUP];
     __shared__ float o_s[WARPS][GROUP][HD];
@@ -228,77 +228,68 @@ KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, c
         out[(i64)r * GROUP * KVH * HD + (h * GROUP + g) * HD + d] = to_e(a / z);
     }
 }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend(p, qkv, out, layer, 1); }
+KERNEL __launch_bounds__(WARPS * 32) llm_attend_prefix(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend(p, qkv, out, layer, 0); }
 #else
-// One position of one key head against its past. The query heads that share the key head are the rows of a product
-// (16, of which GROUP count); each of the warps takes 16 keys in turn, so the order of sums depends on the position
-// alone.
+// One position of one key head against its past, or two neighbours (PAIR). The query heads that share the key head are
+// the rows of a product: eight a position, of which GROUP count, or sixteen. Each of the warps takes 16 keys in turn, so the
+// order of sums depends on the position alone.
 #define WARPS 8
-#define HIGH (GROUP > 8) // whether the upper eight rows count
 #define CPR (HD / 8)
 #define TILE_BYTES (16 * HD * 2)
+#define CAN_PAIR (GROUP <= 8)
 DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
-// RING: tiles of keys and values a warp has under way or in use. While decoding, all but the position itself was
-// there before the round, so that it is fetched while the products before are still running.
-template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, int layer, int append) {
-    __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
+// RING: tiles of keys and values a warp has under way or in use, [warp][RING][keys, values] in shared memory. `append`: the
+// position's own key and value are put into the cache; all else that is read was there before the round, so that it is
+// fetched while the kernels before are still running.
+template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s, int pos, const float* qkv, elt* out, int layer, int append) {
     extern __shared__ __align__(128) unsigned char smem[];
-    auto kv_s = (unsigned char(*)[RING][2][TILE_BYTES])smem; // [warp][buffer][keys, values]
+    __shared__ __align__(128) unsigned char q_s[TILE_BYTES];
     __shared__ float m_s[WARPS][16], l_s[WARPS][16];
-    dep_go();
-    const int r = blockIdx.x, h = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int s, pos = 0;
-    if (append) {
-        s = __ldcg(p.slots + r);
-        if (s >= 0) pos = __ldcg(&p.seq[s].pos);
-    } else {
-        dep_wait();
-        s = p.row_slot[r];
-        pos = p.row_pos[r];
-    }
-    if (s < 0) { dep_wait(); return; }
+    constexpr bool HIGH = PAIR || GROUP > 8; // whether the upper eight rows count
+    auto kv_s = (unsigned char(*)[RING][2][TILE_BYTES])smem;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, last = pos + PAIR;
     const float* row = qkv + (i64)r * (GROUP + 2) * KVH * HD;
     elt* kc = p.cache + s * p.slot_stride + layer * p.layer_stride + (i64)h * p.positions * HD;
     elt* vc = kc + (i64)KVH * p.positions * HD;
     const u32 kb = smem_addr(kv_s[warp]);
-    auto fetch = [&](int j0, int buf) {
+    auto fetch = [&](int j0, u32 to) {
 #pragma unroll
         for (int i = lane; i < 16 * CPR; i += 32) {
             int rr = i / CPR, q = i % CPR, j = j0 + rr;
-            bool ok = j <= pos && !(append && j == pos);
+            bool ok = j <= last && !(append && j == pos);
             i64 off = ok ? (i64)j * HD + q * 8 : 0;
-            cp16(kb + buf * 2 * TILE_BYTES + swz(rr, q), kc + off, ok);
-            cp16(kb + buf * 2 * TILE_BYTES + TILE_BYTES + swz(rr, q), vc + off, ok);
+            cp16(to + swz(rr, q), kc + off, ok);
+            cp16(to + TILE_BYTES + swz(rr, q), vc + off, ok);
         }
     };
     const int step = WARPS * 16, first = warp * 16;
 #pragma unroll
-    for (int i = 0; i < RING - 1; i++) {
-        if (first + i * step <= pos) fetch(first + i * step, i);
+    for (int i = 0; i < RING; i++) {
+        if (first + i * step <= last) fetch(first + i * step, kb + i * 2 * TILE_BYTES);
         cp_commit();
     }
     if (append) dep_wait();
     const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
     for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
-        int g = i / (HD / 2), j = i % (HD / 2);
+        const int at = i / (HD / 2), j = i % (HD / 2), second = PAIR ? at >> 3 : 0, g = PAIR ? at & 7 : at;
         float2 v = make_float2(0.f, 0.f);
         if (g < GROUP) {
-            const float* q = row + (h * GROUP + g) * HD;
-            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)pos * (HD / 2) + j]);
+            const float* q = row + (i64)second * (GROUP + 2) * KVH * HD + (h * GROUP + g) * HD;
+            v = rotate(q[j], q[j + HD / 2], p.rope[(i64)(pos + second) * (HD / 2) + j]);
         }
-        *(elt*)(q_s + swz(g, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
-        *(elt*)(q_s + swz(g, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
+        *(elt*)(q_s + swz(at, j >> 3) + (j & 7) * 2) = to_e(v.x * scale);
+        *(elt*)(q_s + swz(at, (j + HD / 2) >> 3) + (j & 7) * 2) = to_e(v.y * scale);
     }
     __syncthreads();
     uint4 qf[HD / 16];
 #pragma unroll
     for (int k = 0; k < HD / 16; k++)
         ldm4(smem_addr(q_s) + swz(lane & 15, k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
-    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4, and the unused lane / 4 + 8
+    float o[HD / 8][4] = {}, m = -1e30f, l = 0.f; // rows of this thread: lane / 4 and lane / 4 + 8
     float m8 = -1e30f, l8 = 0.f;
     int buf = 0;
-    for (int j0 = first, next = RING - 1; j0 <= pos; j0 += step) {
-        if (j0 + (RING - 1) * step <= pos) fetch(j0 + (RING - 1) * step, next);
-        cp_commit();
+    for (int j0 = first; j0 <= last; j0 += step) {
         cp_wait<RING - 1>();
         __syncwarp();
         const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
@@ -334,7 +325,7 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
         for (int t = 0; t < 2; t++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > pos) sc[t][e] = -1e30f;
+                if (j0 + t * 8 + (lane & 3) * 2 + (e & 1) > (e < 2 ? pos : last)) sc[t][e] = -1e30f;
                 if (e < 2) n = fmaxf(n, sc[t][e]); else if (HIGH) n8 = fmaxf(n8, sc[t][e]);
             }
         n = fmaxf(n, __shfl_xor_sync(~0u, n, 1)); n = fmaxf(n, __shfl_xor_sync(~0u, n, 2));
@@ -358,8 +349,9 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
             mma(o[d + 1], pf, b2, b3);
         }
         __syncwarp();
+        if (j0 + RING * step <= last) fetch(j0 + RING * step, ks);
+        cp_commit();
         buf = buf == RING - 1 ? 0 : buf + 1;
-        next = next == RING - 1 ? 0 : next + 1;
     }
     l += __shfl_xor_sync(~0u, l, 1); l += __shfl_xor_sync(~0u, l, 2);
     l8 += __shfl_xor_sync(~0u, l8, 1); l8 += __shfl_xor_sync(~0u, l8, 2);
@@ -377,21 +369,39 @@ template <int RING> DEV void attend(const Llm& p, const float* qkv, elt* out, in
         m_s[warp][(lane >> 2) + 8] = m8; l_s[warp][(lane >> 2) + 8] = l8;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < GROUP * HD; i += WARPS * 32) {
-        int g = i / HD, d = i % HD;
+    for (int i = threadIdx.x; i < (PAIR + 1) * GROUP * HD; i += WARPS * 32) {
+        const int second = i / (GROUP * HD), col = i % (GROUP * HD), g = col / HD + second * 8, d = col % HD;
         float n = -1e30f, a = 0.f, z = 0.f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) n = fmaxf(n, m_s[w][g]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) { float c = exp2f(m_s[w][g] - n); z += c * l_s[w][g]; a += c * o_s[(w * 16 + g) * HD + d]; }
-        out[place(p, r, (h * GROUP + g) * HD + d, GROUP * KVH * HD)] = to_e(a / z);
+        out[place(p, r + second, h * GROUP * HD + col, GROUP * KVH * HD)] = to_e(a / z);
     }
 }
-KERNEL __launch_bounds__(WARPS * 32, 3) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
-    attend<2>(p, qkv, out, layer, append);
+// A round's rows, each in a slot of its own.
+template <int RING> DEV void attend_round(const Llm& p, const float* qkv, elt* out, int layer) {
+    dep_go();
+    const int s = __ldcg(p.slots + blockIdx.x);
+    if (s < 0) { dep_wait(); return; }
+    attend<RING, false>(p, blockIdx.x, blockIdx.y, s, __ldcg(&p.seq[s].pos), qkv, out, layer, 1);
 }
+KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<2>(p, qkv, out, layer); }
 // for few rows: a block has a multiprocessor to itself
-KERNEL __launch_bounds__(WARPS * 32) llm_attend_deep(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer, int append) {
-    attend<4>(p, qkv, out, layer, append);
+KERNEL __launch_bounds__(WARPS * 32) llm_attend_deep(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) { attend_round<4>(p, qkv, out, layer); }
+// Prefixes, whose keys and values are in the cache: two rows a block, most of which are neighbours.
+KERNEL __launch_bounds__(WARPS * 32, 2) llm_attend_prefix(const __grid_constant__ Llm p, const float* qkv, elt* out, int layer) {
+    dep_go();
+    dep_wait();
+    const int r = 2 * blockIdx.x, rows = min(2, p.rows - r), s = p.row_slot[r], pos = p.row_pos[r];
+    if (CAN_PAIR && rows == 2 && p.row_slot[r + 1] == s && p.row_pos[r + 1] == pos + 1) {
+        attend<2, CAN_PAIR>(p, r, blockIdx.y, s, pos, qkv, out, layer, 0);
+        return;
+    }
+#pragma unroll 1
+    for (int i = r; i < r + rows; i++) {
+        attend<2, false>(p, i, blockIdx.y, p.row_slot[i], p.row_pos[i], qkv, out, layer, 0);
+        __syncthreads();
+    }
 }
 #endif

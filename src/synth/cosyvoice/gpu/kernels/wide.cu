@@ -4,34 +4,16 @@
 // any run of rows is one bulk copy and lies in shared memory as a warpgroup product wants it. Weights are a second copy of
 // gemm.cu's, of each 16 outputs the even ones first, so that a thread's two results of one row are neighbours.
 //
-// A block makes 128 outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of one more
-// warp has both operands copied into a ring. The inputs' axis has SPLITS parts whose sums are added in order. Where there
-// are too few blocks, a cluster of eight shares the parts, and every block adds up some of the rows; where there are many,
-// a team of two or four blocks shares the weights of its outputs.
+// A block makes 64*GROUPS outputs of BN rows: a group of four warps multiplies 64 outputs each, and the first thread of
+// one more warp has both operands copied into a ring. What a multiprocessor takes in is the limit (some 45 bytes a
+// clock), so block shapes are chosen to spread that evenly and to need little of it. The inputs' axis has SPLITS parts; of
+// long inputs two parts are added to each other before they are added to the rest, so that where there are too few blocks a
+// cluster of eight shares the parts, two a block, and every block adds up some of the rows.
 //
 // Squares of what a norm divides by are summed where it is made, a sum for every part of a row: [part][rows].
 #if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SHARED_BY 8 // blocks of a cluster that shares the parts
 
-DEV void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
-DEV void bar_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
-DEV void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-DEV void bar_wait(u32 bar, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                     : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    } while (!done);
-}
-DEV void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
-}
-// To the same place, and barrier, of the blocks in `mask`.
-DEV void bulk_copy_all(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
-}
 DEV void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -46,7 +28,6 @@ DEV float4 peer_load4(u32 addr) {
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(addr) : "memory");
     return v;
 }
-DEV void peer_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -60,7 +41,11 @@ DEV void group_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "mem
 #define F16(c, i) F4(c, i), F4(c, i + 4), F4(c, i + 8), F4(c, i + 12)
 // c (+)= a * b: 64 outputs x N rows x 16 inputs; a and b describe shared memory.
 template <int N> DEV void group_mma(float* c, u64 a, u64 b, bool add) {
-    if constexpr (N == 64)
+    if constexpr (N == 32)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n32k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;}"
+            : F16(c, 0) : "l"(a), "l"(b), "r"((int)add));
+    else if constexpr (N == 64)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16." GROUP_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
             "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;}"
@@ -95,7 +80,7 @@ DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs, floa
     return v;
 }
 
-// The squares of 128 neighbouring values of a row, four a lane, summed for each 64 of them as `gemv` does it: of every
+// The squares of 64 neighbouring values of a row in each half of a warp, four a lane, summed as `gemv` does it: of every
 // 32, its thread t of four has the values 8t..8t+7. The results are in lanes 9 and 25.
 DEV float row_squares(float4 v) {
     auto chain = [&](float s) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, s)))); };
@@ -132,36 +117,36 @@ KERNEL __launch_bounds__(256) wide_squares(const elt* x, float* squares_out, int
     if (t4 == 0 && row < rows) squares_out[(i64)blockIdx.y * height + row] = s;
 }
 
-// GROUPS of 64 outputs; ST stages of the ring; SPLIT: a cluster shares the parts; TEAM: blocks that share weights.
-// LOOSE: a block of a cluster adds up its own parts first, so that the sums are not gemv's to the bit.
-template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM, bool LOOSE> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
+enum { SHORT = 0, LONG = 1, SHARED = 2 };
+// ST: stages of the ring; INPUTS: whether parts are single steps of 64 inputs, or longer, or shared by a cluster; MORE:
+// registers of a thread that multiplies, taken from four warps that copy; 0: as launched, with one warp that copies.
+template <int GROUPS, int BN, int ST, int INPUTS, int MORE> DEV void wide(const Conv& p, const float* sq_in, float* sq_out) {
     extern __shared__ __align__(1024) unsigned char raw[];
-    constexpr int BM = 64 * GROUPS, LD = BM + 4, THREADS = 128 * GROUPS;
-    constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128, PART = BN * LD * 4;
+    constexpr int BM = 64 * GROUPS, LD = BM + 4, WORKERS = 128 * GROUPS;
+    constexpr u32 WEIGHTS = BM * 128, STAGE = WEIGHTS + BN * 128;
     __shared__ __align__(8) u64 full_s[ST], empty_s[ST];
     __shared__ float inv[BN];
     dep_go();
     const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), g = lane >> 2, t4 = lane & 3;
     const u32 ring = (smem_addr(raw) + 1023) & ~1023u, full = smem_addr(full_s), empty = smem_addr(empty_s);
-    constexpr int parts = SPLIT ? SPLITS / SHARED_BY : SPLITS;
-    const int rank = SPLIT || TEAM > 1 ? blockIdx.x : 0, share_of = SPLIT ? rank : 0;
-    const int n0 = blockIdx.z * BM, t0 = (TEAM > 1 ? blockIdx.y * TEAM + rank : blockIdx.y) * BN;
-    const int chunks = p.cin >> 6, per = SPLIT_CHUNKS(p.cin), all_parts = (chunks + per - 1) / per;
-    const int c0 = min(share_of * parts * per, chunks), c1 = min(c0 + parts * per, chunks);
+    constexpr int parts = INPUTS == SHARED ? SPLITS / SHARED_BY : SPLITS;
+    const int rank = INPUTS == SHARED ? blockIdx.x : 0, n0 = blockIdx.z * BM, t0 = blockIdx.y * BN;
+    const int chunks = p.cin >> 6, per = INPUTS == SHORT ? 1 : SPLIT_CHUNKS(p.cin), all_parts = (chunks + per - 1) / per;
+    const int c0 = min(rank * parts * per, chunks), c1 = min(c0 + parts * per, chunks);
     if (tid == 0) {
-        for (int i = 0; i < ST; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, THREADS / 32 * TEAM); }
+        for (int i = 0; i < ST; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, WORKERS / 32); }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (TEAM > 1) cluster_sync(); else __syncthreads();
-    if (warp == GROUPS * 4) {
-        if (lane == 0) {
+    __syncthreads();
+    if (warp >= GROUPS * 4) {
+        if constexpr (MORE > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (tid == WORKERS) {
+            // Past the last output there is nothing, and nothing is read of it.
             const int height = (p.n + 127) & ~127;
+            const u32 have = min(BM, height - n0) * 128;
             auto weights = [&](int c, int slot) {
-                const elt* from = p.w + ((i64)c * height + n0) * 64;
-                const u32 to = ring + slot * STAGE, bar = full + slot * 8;
-                bar_expect(bar, STAGE);
-                if (TEAM > 1) bulk_copy_all(to + rank * (WEIGHTS / TEAM), from + rank * (BM / TEAM) * 64, WEIGHTS / TEAM, bar, (1 << TEAM) - 1);
-                else bulk_copy(to, from, WEIGHTS, bar);
+                bar_expect(full + slot * 8, have + BN * 128);
+                bulk_copy(ring + slot * STAGE, p.w + ((i64)c * height + n0) * 64, have, full + slot * 8);
             };
             auto rows = [&](int c, int slot) {
                 bulk_copy(ring + slot * STAGE + WEIGHTS, p.x + ((i64)c * p.ldx + t0) * 64, BN * 128, full + slot * 8);
@@ -180,64 +165,67 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM, bool LOOSE> DEV void
                 if (++slot == ST) { slot = 0; phase ^= 1; }
             }
         }
-        __syncwarp();
-    } else {
-        dep_wait();
-        if (p.eps > 0.f && tid < BN) {
-            float z[SPLITS], all = 0.f;
+        return;
+    }
+    if constexpr (MORE > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+    dep_wait();
+    if (p.eps > 0.f && tid < BN) {
+        float z[SPLITS], all = 0.f;
 #pragma unroll
-            for (int i = 0; i < SPLITS; i++) z[i] = i < all_parts ? __ldcg(sq_in + (i64)i * p.ldx + t0 + tid) : 0.f;
+        for (int i = 0; i < SPLITS; i++) z[i] = i < all_parts ? __ldcg(sq_in + (i64)i * p.ldx + t0 + tid) : 0.f;
 #pragma unroll
-            for (int i = 0; i < SPLITS; i++) all += z[i];
-            inv[tid] = rsqrtf(all / p.kreal + p.eps);
-        }
-        __syncwarp();
-        float acc[BN / 2], tot[BN / 2];
+        for (int i = 0; i < SPLITS; i++) all += z[i];
+        inv[tid] = rsqrtf(all / p.kreal + p.eps);
+    }
+    __syncwarp();
+    // the part under way; the one before, of a pair; all pairs (or parts) before that
+    float acc[BN / 2], held[INPUTS == LONG ? BN / 2 : 1], tot[BN / 2];
 #pragma unroll
-        for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; acc[e] = 0.f; }
-        const u32 mine_w = ring + (warp >> 2) * 64 * 128;
-        int slot = 0, phase = 0, q = 0, part = 0;
+    for (int e = 0; e < BN / 2; e++) { tot[e] = 0.f; acc[e] = 0.f; if (INPUTS == LONG) held[e] = 0.f; }
+    const u32 mine_w = ring + (warp >> 2) * 64 * 128;
+    int slot = 0, phase = 0, q = 0, part = 0;
 #pragma unroll 1
-        for (int c = c0; c < c1; c++) {
-            bar_wait(full + slot * 8, phase);
-            const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
-            const u64 a = (u64)((mine_w + slot * STAGE) >> 4) | shape, b = (u64)((ring + slot * STAGE + WEIGHTS) >> 4) | shape;
-            group_fence();
+    for (int c = c0; c < c1; c++) {
+        bar_wait(full + slot * 8, phase);
+        const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
+        const u64 a = (u64)((mine_w + slot * STAGE) >> 4) | shape, b = (u64)((ring + slot * STAGE + WEIGHTS) >> 4) | shape;
+        group_fence();
 #pragma unroll
-            for (int k = 0; k < 4; k++) group_mma<BN>(acc, a + 2 * k, b + 2 * k, k > 0 || q > 0);
-            group_commit();
-            group_wait();
-            if (lane < TEAM) {
-                if (TEAM > 1) peer_arrive(peer(empty + slot * 8, lane)); else bar_arrive(empty + slot * 8);
-            }
-            __syncwarp();
-            if (++slot == ST) { slot = 0; phase ^= 1; }
-            if (++q < per && c + 1 < c1) continue;
-            // the end of a part; of a cluster's two, the second stays where it is
-            if (!SPLIT || LOOSE || part == 0)
+        for (int k = 0; k < 4; k++) group_mma<BN>(acc, a + 2 * k, b + 2 * k, k > 0 || q > 0);
+        group_commit();
+        group_wait();
+        if (lane == 0) bar_arrive(empty + slot * 8);
+        __syncwarp();
+        if (++slot == ST) { slot = 0; phase ^= 1; }
+        if (++q < per && c + 1 < c1) continue;
+        if constexpr (INPUTS == LONG) {
 #pragma unroll
-                for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
-            q = 0;
-            part++;
+            for (int e = 0; e < BN / 2; e++) held[e] += acc[e];
+            if (part % 2 == 1 || c + 1 == c1)
+#pragma unroll
+                for (int e = 0; e < BN / 2; e++) { tot[e] += held[e]; held[e] = 0.f; }
+        } else {
+            // a cluster's block has no more than one pair
+#pragma unroll
+            for (int e = 0; e < BN / 2; e++) tot[e] += acc[e];
         }
-        // The ring has been read by everybody: the sums take its place. Outputs 2g, 2g+1 of the warp's sixteen and rows
-        // 2*t4, 2*t4+1 of every eight are this thread's.
-        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-        auto keep = [&](const float* v, u32 to) {
+        q = 0;
+        part++;
+    }
+    // The ring has been read by everybody: the sums take its place. Outputs 2g, 2g+1 of the warp's sixteen and rows
+    // 2*t4, 2*t4+1 of every eight are this thread's.
+    auto workers_meet = [] { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); };
+    workers_meet();
+    const u32 mine = ring + ((2 * t4) * LD + warp * 16 + 2 * g) * 4;
 #pragma unroll
-            for (int j = 0; j < BN / 8; j++) {
-                asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + j * 8 * LD * 4), "f"(v[j * 4]), "f"(v[j * 4 + 2]) : "memory");
-                asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to + (j * 8 + 1) * LD * 4), "f"(v[j * 4 + 1]), "f"(v[j * 4 + 3]) : "memory");
-            }
-        };
-        const u32 mine = ring + ((2 * t4) * LD + warp * 16 + 2 * g) * 4;
-        keep(tot, mine);
-        if (SPLIT && !LOOSE && part > 1) keep(acc, mine + PART);
+    for (int j = 0; j < BN / 8; j++) {
+        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(mine + j * 8 * LD * 4), "f"(tot[j * 4]), "f"(tot[j * 4 + 2]) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(mine + (j * 8 + 1) * LD * 4), "f"(tot[j * 4 + 1]), "f"(tot[j * 4 + 3]) : "memory");
     }
     // A thread has four outputs of every eighth row. What is added to several rows travels together.
-    constexpr int share = SPLIT ? BN / SHARED_BY : BN, passes = share / 8, AT_ONCE = passes < 4 ? passes : 4;
-    const int first = share_of * share, n = tid % (BM / 4) * 4, r0 = tid / (BM / 4);
-    const bool worker = warp < GROUPS * 4, column = worker && n0 + n < p.n;
+    constexpr int share = INPUTS == SHARED ? BN / SHARED_BY : BN, passes = share / 8, AT_ONCE = passes < 4 ? passes : 4;
+    const int first = rank * share, n = tid % (BM / 4) * 4, r0 = tid / (BM / 4);
+    const bool column = n0 + n < p.n;
     const float4 none = make_float4(0.f, 0.f, 0.f, 0.f), bias = column && p.bias ? *(const float4*)(p.bias + n0 + n) : none;
     float4 res[AT_ONCE];
     auto fetch = [&](int pass) {
@@ -248,50 +236,50 @@ template <int GROUPS, int BN, int ST, bool SPLIT, int TEAM, bool LOOSE> DEV void
         }
     };
     fetch(0);
-    if (SPLIT) cluster_sync(); else __syncthreads();
+    if (INPUTS == SHARED) cluster_sync(); else workers_meet();
 #pragma unroll 1
-    for (int pass = 0; pass < passes && worker; pass += AT_ONCE) {
+    for (int pass = 0; pass < passes; pass += AT_ONCE) {
         if (pass > 0) fetch(pass);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             const int r = first + r0 + (pass + j) * 8, row = t0 + r;
             const u32 at = ring + (r * LD + n) * 4;
             float4 v = none;
-            if (SPLIT) {
+            if (INPUTS == SHARED) {
                 // many on their way at once: each comes from another multiprocessor
+                float4 u[SHARED_BY];
 #pragma unroll
-                for (int from = 0; from < (LOOSE ? SHARED_BY : SPLITS); from += 8) {
-                    float4 u[8];
+                for (int e = 0; e < SHARED_BY; e++) u[e] = peer_load4(peer(at, e));
 #pragma unroll
-                    for (int e = 0; e < 8; e++) u[e] = LOOSE ? peer_load4(peer(at, e)) : from + e < all_parts ? peer_load4(peer(at + (from + e) % parts * PART, (from + e) / parts)) : none;
-#pragma unroll
-                    for (int e = 0; e < 8; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
-                }
+                for (int e = 0; e < SHARED_BY; e++) { v.x += u[e].x; v.y += u[e].y; v.z += u[e].z; v.w += u[e].w; }
             } else {
                 uint4 b = lds(at);
                 v = make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w));
             }
             const bool mine = column && row < p.rows;
             if (mine) v = wide_epilogue(p, n0 + n, row, v, p.eps > 0.f ? inv[r] : 1.f, bias, res[j]);
-            // a warp has one row of a block of 128 outputs
-            if (BM == 128 && sq_out) {
+            // half a warp has 64 outputs of a row
+            if (sq_out) {
                 const float s = row_squares(v);
                 if (mine && (lane & 15) == 9) sq_out[(i64)((n0 + n) >> 6) * p.lde + row] = s;
             }
         }
     }
-    // Nobody leaves while its sums are read, or its barriers used.
-    if (SPLIT || TEAM > 1) cluster_sync();
+    // Nobody leaves while its sums are read.
+    if (INPUTS == SHARED) cluster_sync();
 }
 // names: outputs x rows of a block
-#define WIDE_KERNEL(NAME, BN, ST, SPLIT, TEAM, LOOSE, BLOCKS) \
-    KERNEL __launch_bounds__(288, BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { wide<2, BN, ST, SPLIT, TEAM, LOOSE>(p, sq_in, sq_out); }
-WIDE_KERNEL(wide_128x64, 64, 4, false, 1, false, 2)
-WIDE_KERNEL(wide_128x64_three, 64, 3, false, 1, false, 3)
-WIDE_KERNEL(wide_128x64_four, 64, 4, false, 4, false, 2)
-WIDE_KERNEL(wide_128x64_shared, 64, 4, true, 1, false, 2)
-WIDE_KERNEL(wide_128x64_loose, 64, 4, true, 1, true, 2)
-WIDE_KERNEL(wide_128x128, 128, 6, false, 1, false, 1)
-WIDE_KERNEL(wide_128x128_shared, 128, 6, true, 1, false, 1)
-WIDE_KERNEL(wide_128x128_loose, 128, 6, true, 1, true, 1)
+#define WIDE_KERNEL(NAME, GROUPS, BN, ST, INPUTS, MORE, BLOCKS) \
+    KERNEL __launch_bounds__(128 * GROUPS + (MORE ? 128 : 32), BLOCKS) NAME(const __grid_constant__ Conv p, const float* sq_in, float* sq_out) { \
+        wide<GROUPS, BN, ST, INPUTS, MORE>(p, sq_in, sq_out); \
+    }
+WIDE_KERNEL(wide_64x32, 1, 32, 8, SHORT, 0, 2)
+WIDE_KERNEL(wide_64x64, 1, 64, 6, SHORT, 0, 2)
+WIDE_KERNEL(wide_128x64, 2, 64, 4, SHORT, 0, 2)
+WIDE_KERNEL(wide_192x128, 3, 128, 5, SHORT, 152, 1)
+WIDE_KERNEL(wide_64x64_long, 1, 64, 6, LONG, 0, 2)
+WIDE_KERNEL(wide_128x128_long, 2, 128, 6, LONG, 232, 1)
+WIDE_KERNEL(wide_64x64_shared, 1, 64, 6, SHARED, 0, 2)
+WIDE_KERNEL(wide_128x64_shared, 2, 64, 4, SHARED, 0, 2)
+WIDE_KERNEL(wide_128x128_shared, 2, 128, 6, SHARED, 0, 1)
 #endif

@@ -1,0 +1,133 @@
+use serde_json::json;
+
+use super::*;
+use crate::process::{Host, Usage};
+use crate::report::{GatewayMetrics, Limits};
+use crate::stats::Summary;
+
+/// A level of `n` calls on a gateway that takes 0.1 cores and 3 % of one for each call, its busiest thread 0.2 % of one.
+/// Each call has a turn of 2 s of speech every 4 s, which holds a place for 0.5 s.
+fn level(n: u32, mode: &str) -> Level {
+    let calls = f64::from(n);
+    Level {
+        level: n,
+        mode: mode.into(),
+        seconds: 40.0,
+        turns: u64::from(n) * 10,
+        audio_s_per_s: calls * 0.5,
+        first_audio: Summary { p50: 0.05, ..Summary::default() },
+        service: Summary { mean: 2.1, ..Summary::default() },
+        gateway: Some(Usage { cores: 0.1 + 0.02 * calls, rss: 0 }),
+        generator: Some(Usage { cores: 0.01 * calls, rss: 0 }),
+        busiest_thread: Some(0.002 * calls),
+        others: Some(0.0),
+        offered: (mode == "open").then_some(calls / 4.0),
+        turns_per_call: 1.0,
+        speech: Summary { mean: 2.0, ..Summary::default() },
+        metrics: GatewayMetrics { held_seconds: Some(5.0 * calls), carries: Some(0.0), ..GatewayMetrics::default() },
+        ..Level::default()
+    }
+}
+
+fn report(mode: &str, levels: &[u32], knee: Knee) -> Report {
+    let mut levels: Vec<Level> = levels.iter().map(|n| level(*n, mode)).collect();
+    for level in levels.iter_mut().filter(|l| knee.broken_at.is_some_and(|b| l.level >= b)) {
+        level.broken.push("too much".into());
+    }
+    let host = Host { cores: 2, ..Host::default() };
+    Report { host, levels, knee: Some(knee), ..Report::default() }
+}
+
+fn bound(report: &Report, what: &str) -> f64 {
+    let predicted = predict(report).unwrap();
+    predicted.bounds.iter().find(|b| b.what == what).unwrap_or_else(|| panic!("no {what}: {predicted:?}")).calls
+}
+
+const FAR: Knee = Knee { level: 48, broken_at: Some(49) };
+
+#[test]
+fn only_light_loads_are_used() {
+    let from = |levels: &[u32], level, broken| {
+        let knee = Knee { level, broken_at: broken };
+        predict(&report("closed", levels, knee)).map(|p| p.from)
+    };
+    assert_eq!(from(&[4, 8, 16, 24, 32, 48, 49], 48, Some(49)), Some(vec![4, 8, 16, 24]));
+    assert_eq!(from(&[4, 8, 12], 12, None), Some(vec![4, 8]), "at least two");
+    assert_eq!(from(&[4, 8, 12], 8, Some(12)), Some(vec![4]), "but never the knee");
+    assert_eq!(from(&[4, 8], 0, Some(4)), None);
+}
+
+#[test]
+fn the_host_runs_out_where_its_cores_are_as_busy_as_they_may_be() {
+    assert_eq!(host_ceiling(2), 1.51);
+    // By the same formula more cores are used better.
+    assert!((host_ceiling(4), host_ceiling(16)) == (3.31, 14.66));
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    let alone = bound(&report, "cpu");
+    assert!((alone - (1.51 - 0.1) / 0.03).abs() < 1e-6, "{alone}");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
+    assert!((bound(&report, "cpu") - (alone - 10.0)).abs() < 1e-6, "others take their share");
+    report.levels.iter_mut().for_each(|l| l.others = Some(1.9));
+    assert!((bound(&report, "cpu") - (1.51 / 2.0 - 0.1) / 0.03).abs() < 1e-6, "but no more than that");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
+    let verdict = verdict(&report).unwrap();
+    assert!(!verdict.holds && verdict.text.contains("found 48, -23 %"), "{verdict:?}");
+}
+
+#[test]
+fn one_thread_runs_out_before_all_cores_do() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    report.host.cores = 64;
+    assert!((bound(&report, "thread") - THREAD_CEILING / 0.002).abs() < 1e-6);
+    assert_eq!(predict(&report).unwrap().bound, "thread");
+}
+
+#[test]
+fn calls_by_chance_crowd_and_so_fewer_are_borne() {
+    let closed = bound(&report("closed", &[4, 8, 16, 48, 49], FAR), "cpu");
+    let open = bound(&report("open", &[4, 8, 16, 48, 49], FAR), "cpu");
+    let most = closed as u64;
+    assert!(crowded(most, open) <= 0.01 && crowded(most, open + 1.0) > 0.01, "{closed} {open}");
+}
+
+#[test]
+fn places_are_held_until_speech_is_computed() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    report.devices = json!([{ "state": "ready", "places": 8 }, { "state": "failed", "places": 100 }]);
+    // An eighth of the time of each call: hardly ever 8 of 20, often enough 8 of 40.
+    let held = bound(&report, "places");
+    assert!((20.0..32.0).contains(&held), "{held}");
+    // A gateway that does not tell how long is taken to hold them until all was heard.
+    report.levels.iter_mut().for_each(|l| l.metrics.held_seconds = None);
+    let heard = bound(&report, "places");
+    assert!((8.0..12.0).contains(&heard), "{heard}");
+}
+
+#[test]
+fn turns_wait_for_the_device_where_they_come_by_chance() {
+    let with = |mode: &str, carries: f64, limit: f64| {
+        let mut report = report(mode, &[4, 8, 16, 48, 49], FAR);
+        report.devices = json!([{ "state": "ready" }]);
+        report.limits = Limits { first_audio_p95: limit, ..Limits::default() };
+        report.levels.iter_mut().for_each(|l| l.metrics.carries = Some(carries));
+        bound(&report, "device")
+    };
+    // Half a second of speech a second of each call.
+    assert_eq!(with("closed", 20.0, 0.3), 40.0);
+    // 0.1 s of device time a turn, all alike: of 40 calls, those that leave at most 5 % waiting for over 0.25 s.
+    let open = with("open", 20.0, 0.3);
+    assert!((22.0..28.0).contains(&open), "{open}");
+    assert!(with("open", 20.0, 2.0) > 35.0, "patience fills the device");
+    // 200 lines: ten times as fast, turns wait for a tenth of the time.
+    assert!(with("open", 200.0, 0.3) > 340.0);
+}
+
+#[test]
+fn a_device_that_does_not_tell_is_taken_to_cost_the_same_at_any_load() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    for level in &mut report.levels {
+        let busy = f64::from(level.level) * 0.01 * level.seconds;
+        level.metrics.stage_seconds.insert("decode".into(), busy);
+    }
+    assert!((bound(&report, "device") - 100.0).abs() < 1e-6);
+}

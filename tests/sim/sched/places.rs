@@ -1,0 +1,67 @@
+//! Places of live lines: how long they are held, and how many the device could keep up with.
+
+use std::time::{Duration, Instant};
+
+use antiphon::sched::{Config, JobSpec, Limits, Outcome, Plan, Scheduler, Stage, Stages};
+use antiphon::turn::{Class, LineId, TurnToken};
+
+use super::world::zero;
+
+const MS: Duration = Duration::from_millis(1);
+/// Device time of half a second of speech.
+const STEP: Duration = Duration::from_millis(50);
+
+/// Speaks what is there, one step of half a second for each utterance; gives how long places were held, and the time.
+fn drain(sched: &mut Scheduler, mut now: Instant) -> (Vec<Option<Duration>>, Instant) {
+    let mut held = Vec::new();
+    loop {
+        match sched.plan(now) {
+            Plan::Open { job, .. } => sched.opened(job, Ok(Stages::NONE.with(Stage::Vocode))),
+            Plan::Run(step) => {
+                now += STEP;
+                let outcome = |slot| Outcome {
+                    slot,
+                    ready: Stages::NONE,
+                    samples: 12_000,
+                    decoded: 12_000,
+                    done: true,
+                    failed: None,
+                };
+                let outcomes: Vec<Outcome> = step.slots.iter().map(|slot| outcome(*slot)).collect();
+                sched.record(now, STEP, &step, &outcomes);
+            }
+            Plan::End { held: place, .. } => held.push(place),
+            Plan::Idle { .. } => return (held, now),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_place_is_held_from_the_first_utterance_to_the_end_of_the_last() {
+    let limits = Limits {
+        slots: 40,
+        width: [0, 0, 0, 1],
+        rounds: [0, 0, 0, 1],
+        parks: false,
+        memory: 0,
+        seeds: [Duration::ZERO; 4],
+    };
+    let mut sched = Scheduler::new(Config { load_limit: 0.9, ..Config::default() }, limits);
+    assert_eq!(sched.load(zero()).carries, 0.0, "nothing was spoken yet");
+    let submit = |sched: &mut Scheduler, now, line, class| {
+        let spec = JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 10 };
+        sched.submit(now, spec).expect("accepted");
+    };
+    submit(&mut sched, zero(), 1, Class::Live);
+    submit(&mut sched, zero() + 10 * MS, 1, Class::Live);
+    assert_eq!(sched.load(zero() + 20 * MS).held, 0.02, "it is held already");
+    let (held, now) = drain(&mut sched, zero() + 20 * MS);
+    assert_eq!(held, [None, Some(120 * MS)], "two utterances, one place");
+    submit(&mut sched, now, 2, Class::Batch);
+    let (held, now) = drain(&mut sched, now);
+    assert_eq!(held, [None], "batch work takes no place");
+    // A tenth of the device for each line: nine of them within nine tenths.
+    assert!((sched.load(now).carries - 9.0).abs() < 0.01, "{}", sched.load(now).carries);
+    assert!((sched.load(now).held - 0.12).abs() < 1e-9);
+}
