@@ -36,8 +36,10 @@ fn usage_and_unreachable_gateways_have_their_codes() {
     let output = loadgen(&["ladder"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("--target"), "{}", said(&output));
-    let output =
-        loadgen(&["ladder", "--target", "http://127.0.0.1:1", "--spawn", "sh -c 'echo no such model; exit 64'"]);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("r.json");
+    let spawn = "sh -c 'echo no such model; exit 64'";
+    let output = loadgen(&["ladder", "--target", "http://127.0.0.1:1", "-o", json.to_str().unwrap(), "--spawn", spawn]);
     assert_eq!(output.status.code(), Some(69), "{}", said(&output));
     assert!(said(&output).contains("no such model"), "{}", said(&output));
     assert_eq!(loadgen(&["ladder", "--target", "http://127.0.0.1:8080", "--languages", "xx"]).status.code(), Some(2));
