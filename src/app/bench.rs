@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::audio;
 use crate::clock;
-use crate::synth::device::{Engine, LineNote};
+use crate::synth::device::{Engine, LineNote, Spent};
 use crate::turn::{Class, Epoch, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events that may wait for a listener: more than the lead limit can produce in 20 ms pieces.
@@ -87,6 +87,28 @@ pub struct Level {
     pub memory_parts: BTreeMap<&'static str, u64>,
     /// Seconds of audio that each device made.
     pub by_device: Vec<f64>,
+    /// Seconds that the level took in all, with filling up before what is measured and running empty after it.
+    pub level_seconds: f64,
+    /// Where the devices' time went, from the level's begin to its end.
+    pub shares: Vec<Share>,
+}
+
+/// A part of the devices' time.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// A stage; `between steps`; `idle`.
+    pub stage: &'static str,
+    /// Whose steps: `live`, `batch` or `both`; empty outside of steps.
+    pub whose: &'static str,
+    /// Of the time of all devices.
+    pub share: f64,
+    /// How many steps.
+    pub steps: u64,
+    /// Mean length of a step, in milliseconds.
+    pub step_ms: f64,
+    /// Mean number of slots in a step.
+    pub width: f64,
 }
 
 #[derive(Default)]
@@ -173,6 +195,8 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
     let mut memory = Fullest::default();
     let made = |engine: &Engine| engine.status().iter().map(|device| device.produced).collect::<Vec<u64>>();
     let before = made(engine);
+    let spent = |engine: &Engine| engine.status().into_iter().map(|device| device.spent).collect::<Vec<Spent>>();
+    let spent_before = spent(engine);
     let mut tick = tokio::time::interval(SAMPLING);
     loop {
         let tally = tokio::select! {
@@ -197,6 +221,7 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
     }
     let batch_samples = backlog.await.unwrap_or_default();
     let seconds = plan.time.as_secs_f64();
+    let spent: Vec<Spent> = spent(engine).iter().zip(&spent_before).map(|(now, before)| now.since(before)).collect();
     Level {
         listeners,
         turns: all.turns,
@@ -219,7 +244,37 @@ async fn measure(engine: &Engine, plan: &Plan, listeners: u32) -> Level {
             .zip(before)
             .map(|(after, before)| audio::duration_of(after - before).as_secs_f64())
             .collect(),
+        level_seconds: begin.elapsed().as_secs_f64(),
+        shares: shares(&spent),
     }
+}
+
+/// All devices together, the largest part first.
+fn shares(devices: &[Spent]) -> Vec<Share> {
+    let mut parts: BTreeMap<(&'static str, &'static str), (f64, u64, u64)> = BTreeMap::new();
+    for device in devices {
+        for (kind, steps) in &device.steps {
+            let part = parts.entry(*kind).or_default();
+            *part = (part.0 + steps.time.as_secs_f64(), part.1 + steps.count, part.2 + steps.slots);
+        }
+        for (name, time) in [("between steps", device.between), ("idle", device.idle)] {
+            parts.entry((name, "")).or_default().0 += time.as_secs_f64();
+        }
+    }
+    let all: f64 = parts.values().map(|(seconds, ..)| seconds).sum();
+    let mut shares: Vec<Share> = parts
+        .into_iter()
+        .map(|((stage, whose), (seconds, steps, slots))| Share {
+            stage,
+            whose,
+            share: seconds / all.max(f64::MIN_POSITIVE),
+            steps,
+            step_ms: seconds * 1e3 / steps.max(1) as f64,
+            width: slots as f64 / steps.max(1) as f64,
+        })
+        .collect();
+    shares.sort_by(|a, b| b.share.total_cmp(&a.share));
+    shares
 }
 
 /// The devices' memory when utterances held most of it.
@@ -364,16 +419,18 @@ impl Listener {
                 tally.gap += turn.gaps.iter().sum::<Duration>();
             }
             if let UtteranceEnd::Refused { retry_after } = turn.end {
-                tokio::time::sleep(retry_after).await;
+                tokio::time::sleep_until((clock::now() + retry_after).min(self.until).into()).await;
             }
+            // What comes after the measured time is not waited for.
             if self.plan.paced {
-                tokio::time::sleep_until(turn.played.into()).await;
+                tokio::time::sleep_until(turn.played.min(self.until).into()).await;
             }
             if let Some(rate) = self.plan.arrivals {
                 // Each listener's share of a Poisson process.
                 let mean = f64::from(self.listeners) / rate.max(f64::MIN_POSITIVE);
                 let pause = -mean * (1.0 - self.random.random::<f64>()).ln();
-                tokio::time::sleep_until((asked + Duration::from_secs_f64(pause.min(3_600.0))).into()).await;
+                let next = asked + Duration::from_secs_f64(pause.min(3_600.0));
+                tokio::time::sleep_until(next.min(self.until).into()).await;
             }
         }
         self.engine.note(line, LineNote::Closed);
@@ -438,7 +495,7 @@ impl Level {
     /// The head of the table whose rows are levels.
     pub fn header() -> String {
         format!(
-            "{:>9} {:>5} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}",
+            "{:>9} {:>5} {:>6} {:>8} {:>8} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7}",
             "listeners",
             "batch",
             "turns",
@@ -451,7 +508,8 @@ impl Level {
             "chars/s",
             "underruns",
             "refused",
-            "GB"
+            "GB",
+            "took s"
         )
     }
 }
@@ -460,7 +518,7 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:>9} {:>5} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>7.3} {:>9.2} {:>9.2} {:>9.1} {:>9} {:>8} {:>7.2}",
+            "{:>9} {:>5} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>7.3} {:>9.2} {:>9.2} {:>9.1} {:>9} {:>8} {:>7.2} {:>7.1}",
             self.listeners,
             self.batch,
             self.turns,
@@ -474,7 +532,18 @@ impl fmt::Display for Level {
             self.underruns,
             self.refused + self.failed,
             self.memory_used as f64 / 1e9,
+            self.level_seconds,
         )
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>16} {:<5} {:>5.1} %", self.stage, self.whose, self.share * 100.0)?;
+        match self.steps {
+            0 => Ok(()),
+            steps => write!(f, "  {steps:>6} steps of {:>6.2} ms, {:>5.1} slots", self.step_ms, self.width),
+        }
     }
 }
 

@@ -178,6 +178,8 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         println!("{}", Level::header());
         if args.side_by_side {
             let report = bench::side_by_side(&engine, &plan, |level| println!("{level}")).await;
+            let pairs = report.pairs.iter().flat_map(|pair| [&pair.live, &pair.both]);
+            print_shares(std::iter::once(&report.batch_alone).chain(pairs));
             for pair in &report.pairs {
                 println!(
                     "{} listeners: p95 first audio with batch is {:.2} of that without; batch gets {:.1} % of what it makes alone",
@@ -189,12 +191,21 @@ fn engine(args: &Args) -> Result<Value, Failure> {
             return Ok(json!({ "devices": devices, "arrivals": plan.arrivals, "sideBySide": report }));
         }
         let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
+        print_shares(&levels);
         print_devices(&devices, &levels);
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
     });
     // A device thread that still computes while the process ends would have its driver taken away under it.
     engine.shutdown();
     results
+}
+
+/// Where the devices' time went, level by level.
+fn print_shares<'a>(levels: impl IntoIterator<Item = &'a Level>) {
+    for level in levels {
+        println!("share of time with {} listeners and {} batch utterances:", level.listeners, level.batch);
+        level.shares.iter().filter(|share| share.share >= 0.001).for_each(|share| println!("{share}"));
+    }
 }
 
 /// Which device made how much, and what the memory was used for when utterances held most of it.

@@ -85,6 +85,8 @@ pub(super) struct Learned {
     seconds: f64,
     /// Device time of the steps that a chunk after the first took part in, seconds.
     pub(super) chunk_service: Option<f64>,
+    /// Rounds of each stage that a chunk after the first takes.
+    chunk_rounds: Option<[f64; 4]>,
     /// Samples a character stands for.
     samples_per_char: Option<f64>,
     /// Bytes a character needs at most.
@@ -103,6 +105,7 @@ impl Learned {
         self.seconds = self.seconds * FADE + seconds;
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
+            smooth_all(&mut self.chunk_rounds, rounds);
         }
     }
 
@@ -167,7 +170,7 @@ impl Scheduler {
             return Ok(());
         }
         let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
-        let (promise, memory) = (self.promise(), self.has_memory_for(chars));
+        let (promise, memory) = (self.promise(), self.has_memory_for(now, chars));
         let over = self.live_lines >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
         if over {
             tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
@@ -238,14 +241,23 @@ impl Scheduler {
             .sum()
     }
 
-    fn has_memory_for(&self, chars: u32) -> bool {
+    /// How long a chunk takes where `lines` lines need one at the same time and nothing else is in their steps, in
+    /// seconds.
+    pub(super) fn chunk_seconds(&self, lines: u32) -> f64 {
+        self.learned.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, lines))
+    }
+
+    fn has_memory_for(&self, now: Instant, chars: u32) -> bool {
         if self.limits.memory == 0 {
             return true;
         }
         let needed = self.learned.bytes_per_char.unwrap_or(0.0) * f64::from(chars);
         let live = self.jobs.values().filter(|job| job.is_live() && self.is_front(job));
         let held: u64 = live.map(|job| job.memory).sum();
-        held as f64 + needed <= self.limits.memory as f64
+        // Lines that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
+        let aged = self.batch_is_aged(now);
+        let batch = self.jobs.values().filter(|job| aged && !job.is_live()).map(|job| job.memory).max().unwrap_or(0);
+        (held + batch) as f64 + needed <= self.limits.memory as f64
     }
 
     pub(super) fn is_front(&self, job: &Job) -> bool {

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use super::step::Stage;
 
-/// Width buckets: 1, 2, 3-4, 5-8, ..., 513-1024.
-const WIDTHS: usize = 11;
+/// Width buckets, two an octave: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..., 769-1024. Engines run widths much like these, and
+/// a step that has to stay below some time is often best between two powers of two.
+const WIDTHS: usize = 20;
 /// Round buckets: 1, 2, 3-4, ..., 33-64.
 const ROUNDS: usize = 7;
 /// Weight of a new observation. Costs drift with context lengths, over tens of steps.
 const WEIGHT: f64 = 0.1;
-/// A wider step that was never seen is taken to cost this much more per doubling: optimistic (one device
-/// call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
-const GROWTH: f64 = std::f64::consts::SQRT_2;
+/// A wider step that was never seen is taken to cost this much more per bucket, half as much again per octave:
+/// optimistic (one device call is cheaper than two) but bounded, so that the first wide step teaches what it really is.
+const GROWTH: f64 = 1.19;
 
 /// Smoothed mean and mean deviation, in seconds, as in TCP's round-trip estimator (RFC 6298).
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +52,7 @@ impl Costs {
     }
 
     pub(super) fn observe(&mut self, stage: Stage, width: usize, rounds: u32, took: Duration) {
-        let cell = &mut self.table[stage as usize][bucket(width, WIDTHS)][bucket(rounds as usize, ROUNDS)];
+        let cell = &mut self.table[stage as usize][width_bucket(width)][bucket(rounds as usize, ROUNDS)];
         let seconds = took.as_secs_f64();
         match cell {
             Some(estimate) => estimate.observe(seconds),
@@ -62,7 +63,7 @@ impl Costs {
     /// What such a step will take, in seconds, with a mean deviation on top.
     pub(super) fn predict(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
         let table = &self.table[stage as usize];
-        let (w, r) = (bucket(width, WIDTHS), bucket(rounds as usize, ROUNDS));
+        let (w, r) = (width_bucket(width), bucket(rounds as usize, ROUNDS));
         let cost = |estimate: &Estimate| estimate.mean + estimate.deviation;
         if let Some(estimate) = &table[w][r] {
             return cost(estimate);
@@ -80,6 +81,12 @@ impl Costs {
         let narrower = (0..w).rev().find_map(|k| Some(at_width(k)? * GROWTH.powi((w - k) as i32)));
         narrower.or_else(|| (w + 1..WIDTHS).find_map(at_width)).unwrap_or(0.0)
     }
+}
+
+fn width_bucket(width: usize) -> usize {
+    let octave = bucket(width, usize::MAX);
+    let lower = octave > 1 && width <= 3 << (octave - 2);
+    (2 * octave).saturating_sub(usize::from(octave > 0) + usize::from(lower)).min(WIDTHS - 1)
 }
 
 fn bucket(n: usize, buckets: usize) -> usize {
@@ -106,11 +113,18 @@ mod tests {
     }
 
     #[test]
+    fn widths_have_two_buckets_an_octave() {
+        let buckets: Vec<usize> =
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 48, 49, 64, 769, 5000].map(width_bucket).into();
+        assert_eq!(buckets, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 10, 11, 11, 19, 19]);
+    }
+
+    #[test]
     fn unseen_widths_grow_from_the_nearest_and_are_learned() {
         let mut costs = Costs::new([ms(1.0); 4]);
         costs.observe(Stage::Decode, 4, 1, ms(3.0));
         let wide = costs.predict(Stage::Decode, 16, 1);
-        assert!((wide - 6e-3).abs() < 1e-9, "{wide}");
+        assert!((wide - 6e-3).abs() < 1e-4, "{wide}");
         costs.observe(Stage::Decode, 16, 1, ms(4.0));
         assert!((costs.predict(Stage::Decode, 16, 1) - 4e-3).abs() < 1e-12);
         assert!((costs.predict(Stage::Decode, 4, 8) - 24e-3).abs() < 1e-9, "rounds are proportional until seen");

@@ -176,6 +176,8 @@ pub struct Scheduler {
     preemptions: u64,
     /// An open failed for want of memory: nothing more is opened until a slot is freed.
     memory_short: bool,
+    /// Live lines that work on their next audio now: those that do not rest.
+    awake: u32,
 }
 
 impl Scheduler {
@@ -204,6 +206,7 @@ impl Scheduler {
             batch_grant: None,
             preemptions: 0,
             memory_short: false,
+            awake: 0,
         }
     }
 

@@ -78,8 +78,7 @@ impl Scheduler {
         let free = self.slots.iter().position(Option::is_none);
         let front = self.jobs.get(&id).is_some_and(|job| self.is_front(job));
         let spare = self.slots.iter().filter(|slot| slot.is_none()).count();
-        let starving = self.batch_grant.is_some() || self.batch_starves(now);
-        if !front && (starving || spare < 2 || !self.fits(needed)) {
+        if !front && (spare < 2 || !self.fits(needed) || self.batch_is_aged(now)) {
             return None;
         }
         if let Some(free) = free
@@ -156,9 +155,13 @@ impl Scheduler {
     /// sample is made, so few at a time and each to its end hold less than all of them side by side.
     pub(super) fn rest(&mut self, now: Instant) {
         let limit = self.config.max_lead();
-        let short = self.limits.memory > 0 && self.reserved() > self.limits.memory / 2;
+        let open = || self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
+        // What batch holds can be had without waiting for anybody's end.
+        let held: u64 = open().filter(|job| job.is_live()).map(Job::resident).sum();
+        let short = self.limits.memory > 0 && held > self.limits.memory / 2;
+        self.awake = 0;
         for id in self.slots.iter().flatten() {
-            let Some(job) = self.jobs.get(id) else { continue };
+            let Some(job) = self.jobs.get(id).filter(|job| job.is_live()) else { continue };
             let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
             let lead = line.lead(now);
             if line.jobs.front() == Some(id) {
@@ -168,6 +171,7 @@ impl Scheduler {
             }
             let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
             line.resting = line.paced && line.finishing.is_none() && resting;
+            self.awake += u32::from(!line.resting && line.jobs.front() == Some(id));
         }
     }
 
@@ -290,9 +294,12 @@ impl Scheduler {
         before.map(|other| other.decoded.saturating_sub(other.samples)).sum()
     }
 
-    /// A listener with less left than this may run dry before his next chunk is made.
+    /// A listener with less left than this may run dry before his next chunk is made: not what chunks took of late,
+    /// beside batch and in no hurry, if they would take less without it.
     fn critical(&self) -> Duration {
-        let chunk = Duration::from_secs_f64(self.learned.chunk_service.unwrap_or(0.0).min(60.0));
+        let taken = self.learned.chunk_service.unwrap_or(0.0);
+        // Lines that work are in different stages: they meet in steps half as wide as their number.
+        let chunk = Duration::from_secs_f64(taken.min(self.chunk_seconds((self.awake / 2).max(1))).min(60.0));
         (chunk.mul_f64(1.5) + 2 * self.config.max_step()).min(self.config.max_lead() / 2)
     }
 
@@ -356,6 +363,11 @@ impl Scheduler {
     pub(super) fn batch_starves(&self, now: Instant) -> bool {
         let patience = self.batch_hungry.is_some_and(|since| now >= since + self.config.batch_patience());
         patience || self.batch_grant.is_some_and(|grant| now >= grant)
+    }
+
+    /// Whether batch work starves, or did and has not yet finished a sentence in what live work leaves.
+    pub(super) fn batch_is_aged(&self, now: Instant) -> bool {
+        self.batch_grant.is_some() || self.batch_starves(now)
     }
 
     fn live_members<'a>(&self, now: Instant, head: &'a Candidate, candidates: &'a [Candidate]) -> Vec<&'a Candidate> {
@@ -515,79 +527,4 @@ fn last(stages: Stages) -> Option<Stage> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sched::{Config, JobSpec, Limits, Outcome};
-    use crate::turn::{LineId, TurnToken};
-
-    /// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
-    /// short of the next chunk and the listener ran dry for ever.
-    #[test]
-    fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
-        let now = crate::clock::now();
-        let limits = Limits {
-            slots: 2,
-            width: [1, 2, 2, 2],
-            rounds: [1; 4],
-            parks: false,
-            memory: 0,
-            seeds: [Duration::from_millis(1); 4],
-        };
-        let mut sched = Scheduler::new(Config::default(), limits);
-        let spec =
-            JobSpec { line: LineId(1), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
-        let job = sched.submit(now, spec).expect("an idle device takes it");
-        let Plan::Open { slot, job: opened } = sched.plan(now) else { panic!("it opens first") };
-        assert_eq!(opened, job);
-        let decodes = Stages::NONE.with(Stage::Decode);
-        sched.opened(job, Ok(decodes));
-        let step = Step { stage: Stage::Decode, slots: vec![slot], rounds: 1 };
-        assert_eq!(sched.plan(now), Plan::Run(step.clone()));
-        let decoded = crate::audio::samples_in(Config::default().max_lead());
-        let outcome = Outcome { slot, ready: decodes, samples: 0, decoded, done: false, failed: None };
-        sched.record(now, Duration::from_millis(1), &step, std::slice::from_ref(&outcome));
-        assert_eq!(sched.plan(now), Plan::Run(step.clone()), "the chunk is not complete yet");
-        let complete = Outcome { ready: decodes.with(Stage::Flow), ..outcome };
-        sched.record(now, Duration::from_millis(1), &step, &[complete]);
-        let Plan::Run(next) = sched.plan(now) else { panic!("there is work") };
-        assert_eq!(next.stage, Stage::Flow);
-    }
-    /// Seen with 200 listeners: most of the memory was held by utterances of which the last half second was missing,
-    /// resting at their lead limit, and new turns were refused.
-    #[test]
-    fn a_line_goes_on_past_its_lead_limit_when_that_frees_memory() {
-        let after_most_of_it = |memory: u64| {
-            let now = crate::clock::now();
-            let limits = Limits {
-                slots: 2,
-                width: [1, 2, 2, 2],
-                rounds: [1; 4],
-                parks: false,
-                memory,
-                seeds: [Duration::from_millis(1); 4],
-            };
-            let mut sched = Scheduler::new(Config::default(), limits);
-            sched.learned.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
-            let spec = JobSpec {
-                line: LineId(1),
-                class: Class::Live,
-                token: TurnToken::forever(),
-                tenant: "".into(),
-                chars: 100,
-            };
-            let job = sched.submit(now, spec).expect("an idle device takes it");
-            sched.sized(job, 60);
-            let Plan::Open { slot, .. } = sched.plan(now) else { panic!("it opens first") };
-            let ready = Stages::NONE.with(Stage::Vocode);
-            sched.opened(job, Ok(ready));
-            let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
-            assert_eq!(sched.plan(now), Plan::Run(step.clone()));
-            let samples = crate::audio::samples_in(Duration::from_millis(7_400));
-            let outcome = Outcome { slot, ready, samples, decoded: samples, done: false, failed: None };
-            sched.record(now, Duration::from_millis(1), &step, &[outcome]);
-            sched.plan(now)
-        };
-        assert!(matches!(after_most_of_it(1_000), Plan::Idle { .. }), "there is memory enough: it rests");
-        assert!(matches!(after_most_of_it(100), Plan::Run(_)), "memory is short: it is finished");
-    }
-}
+mod tests;

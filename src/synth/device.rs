@@ -17,6 +17,7 @@
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
 mod delivery;
+mod spent;
 mod trace;
 mod worker;
 
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
+pub use self::spent::{Spent, Steps};
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
@@ -95,6 +97,8 @@ pub struct DeviceStatus {
     pub parts: Vec<(&'static str, u64)>,
     /// Audio made since the start, in samples.
     pub produced: u64,
+    /// Where its time went.
+    pub spent: Spent,
     /// How often it failed since the start.
     pub failures: u32,
     /// Time until a failed device is loaded again.
@@ -258,6 +262,7 @@ impl Engine {
                 memory: state.memory,
                 parts: state.parts.clone(),
                 produced: state.produced,
+                spent: state.spent.clone(),
                 failures: state.failures,
                 retry_in: state.retry_at.map(|at| at.saturating_duration_since(now)),
                 step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),

@@ -155,6 +155,8 @@ pub struct Vocoded {
     pub pcm: Vec<f32>,
     /// The last frame's samples are out.
     pub done: bool,
+    /// There are frames left that the next call takes.
+    pub more: bool,
     /// This slot cannot go on.
     pub failed: Option<SynthError>,
 }
@@ -231,7 +233,8 @@ pub trait Backend: Send {
         u32::MAX
     }
 
-    /// Turns all new mel frames of each slot into samples, as far as exactness allows.
+    /// Turns new mel frames of each slot into samples, as far as exactness allows; all of them, or as many as one call
+    /// takes, see [`Vocoded::more`].
     ///
     /// # Errors
     /// The device failed.

@@ -368,7 +368,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 for result in out {
                     let outcome = results.entry(result.slot).or_default();
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
-                        job.now.vocoded = job.now.frames;
+                        if !result.more {
+                            job.now.vocoded = job.now.frames;
+                        }
                         job.now.finished = result.done;
                         if result.done {
                             job.before += job.samples(&self.config);

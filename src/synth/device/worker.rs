@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 use super::delivery::Payload;
+use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
@@ -40,6 +41,7 @@ pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) parts: Vec<(&'static str, u64)>,
     pub(super) produced: u64,
+    pub(super) spent: Spent,
     pub(super) failures: u32,
     /// When a failed device is loaded again.
     pub(super) retry_at: Option<Instant>,
@@ -408,6 +410,9 @@ impl Worker<'_> {
             Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
             None => return Ok(()),
         };
+        let State { spent, payloads, .. } = &mut *state;
+        let classes = deliveries.iter().filter_map(|(job, _)| Some(payloads.get(job)?.utterance.class));
+        spent.ran(start, now, step, classes);
         // Audio first: `record` ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
             if let Some(payload) = state.payloads.get_mut(&job) {
@@ -421,18 +426,20 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn sleep(&self, state: MutexGuard<'_, State>, until: Option<Instant>) {
+    fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) {
         let idle = |state: &mut State| !state.poked && !state.stop;
+        state.spent.pass(clock::now(), false);
         // Nobody tells when a full sink has room again.
         let full = !state.leaving.is_empty() || !state.blocked.is_empty();
         let until = if full { Some(clock::now() + RETRY) } else { until };
-        match until {
+        let mut state = match until {
             Some(until) => {
                 let wait = until.saturating_duration_since(clock::now());
-                drop(self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner));
+                self.shared.wake.wait_timeout_while(state, wait, idle).unwrap_or_else(PoisonError::into_inner).0
             }
-            None => drop(self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner)),
-        }
+            None => self.shared.wake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+        };
+        state.spent.pass(clock::now(), true);
     }
 
     fn measure(&mut self, state: &mut State, now: Instant) {

@@ -12,6 +12,9 @@ use super::rng::Rng;
 /// One speech token is 40 ms.
 pub(super) const TOKEN: u64 = 960;
 const EULER: u32 = 10;
+/// Tokens that flow together, and tokens whose frames the vocoder takes at once.
+const BLOCK: u32 = 25;
+const PASS: u32 = 32;
 /// Bytes one token's state holds.
 pub(super) const TOKEN_BYTES: u64 = 1_000;
 
@@ -42,6 +45,9 @@ pub(super) struct Costs {
 pub(super) struct Hop {
     pub(super) first: u32,
     pub(super) hop: u32,
+    /// Hops double up to this; 0: they do not.
+    #[serde(default)]
+    most: u32,
 }
 
 impl Costs {
@@ -192,8 +198,14 @@ impl Engine {
 }
 
 fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
-    let hop = if from == 0 { costs.tokens.first } else { costs.tokens.hop };
-    hop.min(state.tokens - from)
+    let Hop { first, hop, most } = costs.tokens;
+    let mut next = if from == 0 { first } else { hop };
+    let mut end = first;
+    while from > end && next < most {
+        end += next;
+        next = (2 * next).min(most);
+    }
+    next.min(state.tokens - from)
 }
 
 fn ready(costs: &Costs, state: &State) -> Stages {
@@ -233,9 +245,11 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
         }
         Stage::Flow => {
             let (tokens, steps) = state.chunk.unwrap_or((next_chunk(costs, state, state.flowed), 0));
-            let used = rounds.min(EULER - steps);
+            // A block of frames after the other.
+            let all = EULER * tokens.div_ceil(BLOCK);
+            let used = rounds.min(all - steps);
             state.chunk = Some((tokens, steps + used));
-            if steps + used == EULER {
+            if steps + used == all {
                 state.chunk = None;
                 state.flowed += tokens;
                 state.mel = tokens;
@@ -244,7 +258,10 @@ fn advance(costs: &Costs, state: &mut State, stage: Stage, rounds: u32) -> (u32,
         }
         Stage::Vocode => {
             let tokens = if costs.has(Stage::Flow) {
-                std::mem::take(&mut state.mel)
+                // A pass at a time.
+                let pass = state.mel.min(PASS);
+                state.mel -= pass;
+                pass
             } else {
                 next_chunk(costs, state, state.voiced)
             };

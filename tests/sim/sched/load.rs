@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use antiphon::audio::duration_of;
 use antiphon::sched::Config;
 use antiphon::turn::Class;
 use serde::Deserialize;
 
-use super::engine::{Costs, Engine};
+use super::engine::{Costs, Engine, TOKEN_BYTES};
 use super::policy::Kind;
 use super::rng::Rng;
 use super::world::{Event, Report, World, zero};
@@ -68,9 +69,13 @@ fn run(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seed: u64) -> Repo
 
 /// Runs that differ in nothing but their random numbers, together.
 fn runs(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seeds: &[u64]) -> Report {
+    together(seeds, |seed| run(costs, kind, rate, backlog, seed))
+}
+
+fn together(seeds: &[u64], run: impl Fn(u64) -> Report) -> Report {
     let mut all = Report::default();
     for seed in seeds {
-        let one = run(costs, kind, rate, backlog, *seed);
+        let one = run(*seed);
         all.seconds += MEASURED;
         all.first_audio.extend(one.first_audio);
         all.underruns.extend(one.underruns);
@@ -85,6 +90,10 @@ fn runs(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seeds: &[u64]) ->
         for (sum, (seconds, slots)) in all.widths.iter_mut().zip(one.widths) {
             sum.0 += seconds;
             sum.1 += slots;
+        }
+        for (kind, (steps, seconds, slots)) in one.kinds {
+            let sum = all.kinds.entry(kind).or_default();
+            *sum = (sum.0 + steps, sum.1 + seconds, sum.2 + slots);
         }
     }
     all
@@ -197,4 +206,72 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
         assert!(ours.quantile(0.99) <= 2 * Duration::from_millis(Config::default().first_audio_target_ms.into()));
         assert!(ours.underruns.len() * 100 <= ours.first_audio.len(), "{} underruns", ours.underruns.len());
     }
+}
+
+/// Turns of so many tokens, `rate` a second, beside a backlog of 8 s each.
+fn long_turns(costs: &Costs, config: &Config, tokens: u32, rate: f64, backlog: usize, seed: u64) -> Report {
+    let mut world = World::new(Engine::new(costs.clone(), seed), Kind::Ours(config.clone()).build(costs.limits()));
+    world.backlog = backlog;
+    world.backlog_tokens = 200;
+    world.measure_from = zero() + Duration::from_secs_f64(WARM);
+    let mut rng = Rng::new(seed);
+    let (mut at, mut line) = (Duration::ZERO, 0);
+    let end = Duration::from_secs_f64(WARM + MEASURED);
+    while at < end {
+        at += rng.gap(rate.max(1e-9));
+        line += 1;
+        world.at(at, Event::Turn { line, class: Class::Live, tenant: "", tokens: vec![tokens] });
+    }
+    world.run(end);
+    world.report
+}
+
+/// Seen on the device: batch filled the memory, so that live lines were finished in a hurry instead of resting at their
+/// lead limit, and lines counted as about to run dry by what chunks took beside batch. Batch had 201 of 490.
+#[test]
+fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
+    let (costs, config) = (Costs::named("tuned"), Config::default());
+    let runs = |rate, backlog| together(&SEEDS, |seed| long_turns(&costs, &config, 200, rate, backlog, seed));
+    let full = runs(0.0, 256);
+    let full = audio(&full, full.batch_samples);
+    for rate in [5.6, 8.0, 20.0] {
+        let (alone, both) = (runs(rate, 0), runs(rate, 256));
+        let (batch, live) = (audio(&both, both.batch_samples), audio(&both, both.live_samples));
+        let (before, after) = (alone.quantile(0.95), both.quantile(0.95));
+        println!(
+            "{rate} turns a second: p95 {before:.1?}, with batch {after:.1?}; {live:.1} live, {batch:.1} batch of {full:.1}, \
+             live leaves {:.1}",
+            left(&both, full)
+        );
+        for ((stage, whose), (steps, seconds, slots)) in &both.kinds {
+            let (share, steps) = (seconds / both.seconds * 100.0, *steps as f64);
+            let (ms, width) = (seconds / steps * 1e3, *slots as f64 / steps);
+            println!("{stage:>10} {whose:<5} {share:>5.1} % {steps:>6} steps of {ms:>5.2} ms, {width:>5.1} slots");
+        }
+        assert!(both.underruns.is_empty() && both.refused == 0, "{} gaps", both.underruns.len());
+        assert!(after.as_secs_f64() <= 1.15 * before.as_secs_f64(), "batch is heard: {after:?}, without it {before:?}");
+        assert!(batch >= 0.9 * left(&both, full), "batch got {batch} of {}", left(&both, full));
+    }
+}
+
+/// An utterance holds its memory while its line rests at the lead limit. Slots and time are there, memory is not: a
+/// sentence that finds some is displaced by the next turn.
+#[test]
+fn batch_gets_on_beside_lines_that_hold_all_the_memory() {
+    let mut costs = Costs::named("tuned");
+    costs.memory = 2 * 600 * TOKEN_BYTES;
+    let made = |patience: u32| {
+        let config = Config { batch_patience_s: patience, ..Config::default() };
+        let report = together(&SEEDS, |seed| long_turns(&costs, &config, 600, 20.0, 8, seed));
+        assert!(report.underruns.is_empty() && report.refused > 0);
+        println!(
+            "patience of {patience} s: live {:.1?}, batch {:.1?}, displaced {}",
+            duration_of(report.live_samples),
+            duration_of(report.batch_samples),
+            report.displaced
+        );
+        report.batch_samples
+    };
+    let (starved, fed) = (made(3_600), made(2));
+    assert!(fed > 2 * starved, "batch gained nothing by having waited");
 }

@@ -97,6 +97,8 @@ pub(super) struct Report {
     pub(super) widths: [(f64, f64); 4],
     /// Device seconds that live work alone would have taken in the same steps.
     pub(super) live_busy: f64,
+    /// Steps, their seconds and slots, by stage and by whose they were.
+    pub(super) kinds: BTreeMap<(&'static str, &'static str), (u64, f64, usize)>,
     /// Device seconds of steps.
     pub(super) busy: f64,
     /// Seconds that were measured.
@@ -354,6 +356,13 @@ impl World {
                 *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
             }
             let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
+            let whose = match live {
+                0 => "batch",
+                live if live == jobs.len() => "live",
+                _ => "both",
+            };
+            let kind = self.report.kinds.entry((step.stage.label(), whose)).or_default();
+            *kind = (kind.0 + 1, kind.1 + seconds, kind.2 + jobs.len());
             if live > 0 {
                 let costs = &self.engine.costs;
                 let share =

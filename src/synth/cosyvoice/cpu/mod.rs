@@ -305,13 +305,13 @@ impl Backend for CpuBackend {
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
         for &slot in slots {
             let Some(state) = self.slots.get_mut(&slot) else {
-                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed: Some(not_open()) });
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, more: false, failed: Some(not_open()) });
                 continue;
             };
             let pcm = state.vocode(&self.hift, &mut self.noise).map_err(device)?;
             let failed =
                 pcm.iter().any(|v| !v.is_finite()).then(|| SynthError::Utterance("a sample is not a number".into()));
-            out.push(Vocoded { slot, pcm, done: state.vocoder.finished(), failed });
+            out.push(Vocoded { slot, pcm, done: state.vocoder.finished(), more: false, failed });
         }
         Ok(())
     }

@@ -276,6 +276,11 @@ impl Hift {
         self.places[slot].f0_done
     }
 
+    /// How much of a slot's mel one pass can turn into samples, counted from its beginning, with what it looks ahead.
+    pub(super) fn reach_of_a_pass(&self, slot: usize) -> usize {
+        self.places[slot].done + FRAMES + self.ahead()
+    }
+
     /// The start of a stream.
     pub(super) fn open(&mut self, slot: usize) -> Result<(), GpuError> {
         self.places[slot] = Place::default();

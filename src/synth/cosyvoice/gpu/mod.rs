@@ -698,29 +698,28 @@ impl Backend for GpuBackend {
             };
             lists.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
         }
+        // One pass a call, so that a call is bounded however long the chunks are.
         let excerpts: Vec<Excerpt<'_>> = lists
             .iter()
-            .map(|(slot, slabs, frame0, total, last)| Excerpt {
-                slot: *slot,
-                frame0: *frame0,
-                total: *total,
-                last: *last,
-                slabs,
+            .map(|(slot, slabs, frame0, total, last)| {
+                let reach = self.hift.reach_of_a_pass(*slot);
+                let (total, last) = if *total > reach { (reach, false) } else { (*total, *last) };
+                Excerpt { slot: *slot, frame0: *frame0, total, last, slabs }
             })
             .collect();
         let pcm = self.hift.run(&excerpts)?;
-        let mut results = excerpts.iter().zip(pcm);
+        let mut results = excerpts.iter().zip(&lists).zip(pcm);
         for &slot in slots {
             let failed = failures.remove(&slot);
             if failed.is_some() || !self.slots.contains_key(&slot) {
                 let failed = Some(failed.unwrap_or_else(not_open));
-                out.push(Vocoded { slot, pcm: Vec::new(), done: false, failed });
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, more: false, failed });
                 continue;
             }
-            let Some((e, pcm)) = results.next() else { break };
+            let Some(((e, whole), pcm)) = results.next() else { break };
             let failed = pcm.is_none().then(|| SynthError::Utterance("a sample is not a number".into()));
             let done = self.hift.finished(e.slot, e.total, e.last);
-            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, failed });
+            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, more: e.total < whole.3, failed });
         }
         Ok(())
     }

@@ -169,12 +169,17 @@ fn speak<B: Testable>(
             }
         }
         let mut vocoded = Vec::new();
-        backend.vocode(&[slot], &mut vocoded)?;
-        let result = vocoded.pop().ok_or_else(|| no_result("vocode"))?;
-        if let Some(error) = result.failed {
-            return Err(error.into());
+        loop {
+            backend.vocode(&[slot], &mut vocoded)?;
+            let result = vocoded.pop().ok_or_else(|| no_result("vocode"))?;
+            if let Some(error) = result.failed {
+                return Err(error.into());
+            }
+            wave.extend(result.pcm);
+            if !result.more {
+                break;
+            }
         }
-        wave.extend(result.pcm);
     }
     backend.close(slot);
     backend.release_voice(voice);
