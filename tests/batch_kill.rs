@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use antiphon::audio_file::Format;
-use antiphon::batch::{Batch, Config, JobSpec, JobState};
+use antiphon::batch::{Batch, Config, JobSpec, JobState, PAGE};
 use antiphon::sched;
 use antiphon::synth::device::{Engine, Loader};
 use antiphon::synth::tone::Tone;
@@ -45,7 +45,7 @@ fn submit(batch: &Batch) -> Vec<String> {
 }
 
 async fn finish(batch: &Batch) {
-    let all_over = || batch.list().expect("lists").iter().all(|job| job.state == JobState::Done);
+    let all_over = || batch.list(PAGE, None).expect("lists").jobs.iter().all(|job| job.state == JobState::Done);
     let wait = async {
         while !all_over() {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -36,8 +36,10 @@ fn usage_and_unreachable_gateways_have_their_codes() {
     let output = loadgen(&["ladder"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("--target"), "{}", said(&output));
-    let output =
-        loadgen(&["ladder", "--target", "http://127.0.0.1:1", "--spawn", "sh -c 'echo no such model; exit 64'"]);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("r.json");
+    let spawn = "sh -c 'echo no such model; exit 64'";
+    let output = loadgen(&["ladder", "--target", "http://127.0.0.1:1", "-o", json.to_str().unwrap(), "--spawn", spawn]);
     assert_eq!(output.status.code(), Some(69), "{}", said(&output));
     assert!(said(&output).contains("no such model"), "{}", said(&output));
     assert_eq!(loadgen(&["ladder", "--target", "http://127.0.0.1:8080", "--languages", "xx"]).status.code(), Some(2));
@@ -92,7 +94,12 @@ fn a_report_becomes_a_page_and_a_size() {
         loadgen(&["size", "--users", "1000,10000", "--turns-per-user-hour", "12", "--from", json.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(table.contains("GPUs") && table.contains("Erlang C") && table.contains("Prediction: 43 calls from levels 4, 8, 16"), "{table}");
+    assert!(
+        table.contains("GPUs")
+            && table.contains("Erlang C")
+            && table.contains("Prediction: 43 calls from levels 4, 8, 16"),
+        "{table}"
+    );
     std::fs::write(&json, "{}").unwrap();
     assert_eq!(loadgen(&["size", "--from", json.to_str().unwrap()]).status.code(), Some(64));
 }

@@ -14,9 +14,11 @@
 //!   temporary file is dropped.
 //! - **16-bit samples on disk, the format at the door**: what is asked for is encoded when it is read, joined over
 //!   all utterances as one stream, always from the same samples by the same encoder.
+//! - **A sentence that makes devices fail is found and left out**, for each failure ends live calls; see [`blame`].
 //! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room.
 
 mod audio;
+mod blame;
 mod runner;
 mod store;
 
@@ -36,6 +38,9 @@ use crate::audio_file::{AudioFileError, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
 use crate::synth::device::Engine;
+
+/// Most jobs that are listed at once.
+pub const PAGE: u32 = 1_000;
 
 /// `[batch]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,6 +170,16 @@ pub struct ItemResult {
     pub error: Option<String>,
 }
 
+/// Some of the jobs, the newest first.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobPage {
+    /// These, without their items.
+    pub jobs: Vec<Job>,
+    /// Whether there are older ones.
+    pub has_more: bool,
+}
+
 /// Why batch work was not taken on or could not be looked at.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -278,14 +293,17 @@ impl Batch {
         Ok(job)
     }
 
-    /// All jobs, newest first, without their items.
+    /// Jobs from the newest on, or from the one that came before the job `after`, at most `limit` and [`PAGE`].
     ///
     /// # Errors
-    /// The database failed.
-    pub fn list(&self) -> Result<Vec<Job>, BatchError> {
-        let mut jobs = self.store().list()?;
+    /// There is no job `after` (any more), or the database failed.
+    pub fn list(&self, limit: u32, after: Option<&str>) -> Result<JobPage, BatchError> {
+        let limit = limit.min(PAGE);
+        let mut jobs = self.store().list(limit + 1, after)?;
+        let has_more = jobs.len() > limit as usize;
+        jobs.truncate(limit as usize);
         self.annotate(&mut jobs)?;
-        Ok(jobs)
+        Ok(JobPage { jobs, has_more })
     }
 
     /// Ends a job at once and drops its audio. A job that is over stays as it is.

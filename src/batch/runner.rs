@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
+use super::blame::{Blame, LOSSES, Turn};
 use super::store::{PartId, Store, Work};
 use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
@@ -20,6 +21,8 @@ const EVENTS: usize = 256;
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// An utterance that fails is tried so often, not counting the times when the device failed under it.
 const ATTEMPTS: u32 = 3;
+/// What no device fails at, spoken to see whether it fails at everything.
+const PROBE: &str = "One, two, three, four, five.";
 /// Weight of a new observation of the speed.
 const WEIGHT: f64 = 0.2;
 /// The speed is observed over at least this long.
@@ -75,6 +78,11 @@ pub(super) struct Runner {
     lanes: HashMap<UtteranceId, Lane>,
     /// How often what failed has been tried.
     attempts: HashMap<PartId, u32>,
+    /// Who may have made a device fail.
+    blame: Blame,
+    probe: Option<Probe>,
+    /// Of the probe and of the suspects after it, so that they speak on the device that the probe spoke on.
+    trial: Option<LineId>,
     /// Over, their audio on disk, and not in the database yet because that is full: made once is made for good.
     unrecorded: Vec<(PartId, Result<u64, String>)>,
     /// Nothing is started before then.
@@ -89,6 +97,14 @@ struct Lane {
     work: Work,
     line: LineId,
     pcm: Vec<i16>,
+    /// [`Runner::failures`] when it was handed out.
+    failures: u32,
+}
+
+/// The harmless sentence in the engine.
+struct Probe {
+    id: UtteranceId,
+    failures: u32,
 }
 
 impl Runner {
@@ -99,6 +115,9 @@ impl Runner {
             shared,
             lanes: HashMap::new(),
             attempts: HashMap::new(),
+            blame: Blame::new(),
+            probe: None,
+            trial: None,
             unrecorded: Vec::new(),
             pause: None,
             tidied: None,
@@ -117,7 +136,7 @@ impl Runner {
         };
         let (sink, mut events) = mpsc::channel(EVENTS);
         runtime.block_on(async {
-            self.engine.ready().await;
+            self.loaded().await;
             while !self.shared.is_stopped() {
                 let now = clock::now();
                 self.tidy(now);
@@ -135,8 +154,18 @@ impl Runner {
                 }
             }
         });
-        for lane in self.lanes.values() {
-            self.engine.note(lane.line, LineNote::Closed);
+        for line in self.lanes.values().map(|lane| lane.line).chain(self.trial) {
+            self.engine.note(line, LineNote::Closed);
+        }
+    }
+
+    /// Waits until a device speaks, or until this is stopped: a model may take minutes to load.
+    async fn loaded(&self) {
+        while !self.shared.is_stopped() {
+            tokio::select! {
+                () = self.engine.ready() => return,
+                () = self.shared.changed.notified() => {}
+            }
         }
     }
 
@@ -147,8 +176,31 @@ impl Runner {
                 return;
             }
         }
+        let failures = self.failures();
         while self.lanes.len() < self.config.lanes.max(1) {
-            let work = match self.next() {
+            let busy = !self.lanes.is_empty() || self.probe.is_some();
+            let (work, line) = match self.blame.next(now, busy) {
+                Turn::Hold => return,
+                Turn::Wait(until) => {
+                    self.pause = Some(until);
+                    return;
+                }
+                Turn::Probe => return self.probe(now, failures, sink),
+                Turn::Alone(id) => {
+                    let work = self.shared.store().part(&id);
+                    if work.as_ref().is_ok_and(Option::is_none) {
+                        self.blame.forget(&id);
+                        continue;
+                    }
+                    (work, *self.trial.get_or_insert_with(LineId::next))
+                }
+                Turn::Free => {
+                    self.end_trial();
+                    // A line each: the order of a text is restored where it is stored.
+                    (self.next(), LineId::next())
+                }
+            };
+            let work = match work {
                 Ok(Some(work)) => work,
                 Ok(None) => {
                     self.observed = self.observed.take().filter(|_| !self.lanes.is_empty());
@@ -157,28 +209,54 @@ impl Runner {
                 Err(error) => return self.stall(now, format!("job database: {error}")),
             };
             let utterance = Utterance {
-                id: UtteranceId::next(),
-                // A line each: the order of a text is restored where it is stored.
-                line: LineId::next(),
-                class: Class::Batch,
-                // Cancelled by closing the line.
-                token: TurnToken::forever(),
-                text: work.text.clone(),
                 voice: work.voice.clone(),
                 language: work.language.clone(),
                 instructions: work.instructions.clone(),
                 seed: work.seed,
                 speed: work.speed,
                 tenant: work.tenant.as_str().into(),
+                ..plain(line, work.text.clone())
             };
-            let (id, line) = (utterance.id, utterance.line);
+            let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
                 self.pause = Some(now + refused.retry_after);
                 return;
             }
+            if self.trial == Some(line) {
+                self.blame.started(&work.id);
+            }
             self.observed.get_or_insert((now, 0));
-            self.lanes.insert(id, Lane { work, line, pcm: Vec::new() });
+            self.lanes.insert(id, Lane { work, line, pcm: Vec::new(), failures });
         }
+    }
+
+    /// Has a harmless sentence spoken, on a line that the suspects will speak on.
+    fn probe(&mut self, now: Instant, failures: u32, sink: &SpeechSink) {
+        let line = *self.trial.get_or_insert_with(LineId::next);
+        let utterance = plain(line, PROBE.into());
+        let id = utterance.id;
+        match self.engine.submit(utterance, sink.clone()) {
+            Ok(()) => self.probe = Some(Probe { id, failures }),
+            Err(refused) => self.pause = Some(now + refused.retry_after),
+        }
+    }
+
+    fn end_trial(&mut self) {
+        if let Some(line) = self.trial.take() {
+            self.engine.note(line, LineNote::Closed);
+        }
+    }
+
+    /// Gives a line up, unless more is to be spoken where it speaks.
+    fn close(&self, line: LineId) {
+        if self.trial != Some(line) {
+            self.engine.note(line, LineNote::Closed);
+        }
+    }
+
+    /// How often any device has failed: a sentence that ends as failed was on a device that was lost if that has changed.
+    fn failures(&self) -> u32 {
+        self.engine.status().iter().map(|device| device.failures).sum()
     }
 
     fn next(&self) -> rusqlite::Result<Option<Work>> {
@@ -207,11 +285,31 @@ impl Runner {
                 }
             }
             SpeechEvent::End { utterance, how } => {
+                if let Some(probe) = self.probe.take_if(|probe| probe.id == utterance) {
+                    return self.probed(&probe, how);
+                }
                 let Some(lane) = self.lanes.remove(&utterance) else { return };
-                self.engine.note(lane.line, LineNote::Closed);
+                self.close(lane.line);
                 if !self.shared.is_stopped() {
                     self.ended(lane, how);
                 }
+            }
+        }
+    }
+
+    fn probed(&mut self, probe: &Probe, how: UtteranceEnd) {
+        let now = clock::now();
+        match how {
+            UtteranceEnd::Refused { retry_after } => self.pause = Some(now + retry_after),
+            UtteranceEnd::Cancelled => {}
+            UtteranceEnd::Failed(reason) if self.failures() != probe.failures => {
+                self.end_trial();
+                self.blame.broken(now);
+                self.tell(format!("{reason}; it fails at any sentence, and is tried again from time to time"));
+            }
+            UtteranceEnd::Done | UtteranceEnd::Failed(_) => {
+                *lock(&self.shared.stalled) = None;
+                self.blame.proved();
             }
         }
     }
@@ -221,23 +319,42 @@ impl Runner {
         let id = &lane.work.id;
         let result = match how {
             UtteranceEnd::Done => {
-                if let Err(error) = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm) {
+                self.blame.finished(id);
+                let written = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm);
+                if !self.shared.store().keeps_audio(&lane.work.job).unwrap_or(true) {
+                    // Cancelled while this was written, which may have failed for that, or else left a file behind.
+                    return self.drop_audio(&lane.work.job);
+                }
+                if let Err(error) = written {
                     let folder = self.config.audio_dir.display();
                     return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
                 }
                 self.attempts.remove(id);
                 Ok(lane.pcm.len() as u64)
             }
-            UtteranceEnd::Cancelled => return,
+            UtteranceEnd::Cancelled => return self.blame.returned(id),
             UtteranceEnd::Refused { retry_after } => {
+                self.blame.returned(id);
                 self.pause = Some(now + retry_after);
                 return;
             }
-            UtteranceEnd::Failed(reason) => {
-                let device_lost = self.engine.status().iter().all(|device| device.phase != Phase::Ready);
-                if device_lost {
-                    return;
+            UtteranceEnd::Failed(_) if self.engine.status().iter().all(|device| device.phase == Phase::Stopped) => {
+                return;
+            }
+            UtteranceEnd::Failed(reason) if self.failures() != lane.failures => {
+                self.end_trial();
+                if !self.blame.lost(now, id) {
+                    let what = "the sentences it was lost with are spoken one at a time when it works again";
+                    return self.tell(format!("{reason}; {what}"));
                 }
+                self.attempts.remove(id);
+                Err(format!(
+                    "the speech device failed {LOSSES} times while this sentence was spoken alone, so it is left \
+                     out; change its text or its voice: {reason}"
+                ))
+            }
+            UtteranceEnd::Failed(reason) => {
+                self.blame.forget(id);
                 let attempts = self.attempts.entry(id.clone()).or_default();
                 *attempts += 1;
                 if *attempts < ATTEMPTS {
@@ -280,17 +397,29 @@ impl Runner {
         drop(store);
         for id in over {
             let Some(lane) = self.lanes.remove(&id) else { continue };
-            self.engine.note(lane.line, LineNote::Closed);
-            if let Err(error) = audio::remove(&self.config.audio_dir, &lane.work.job) {
-                tracing::warn!(%error, "audio of a cancelled job remains");
-            }
+            self.blame.forget(&lane.work.id);
+            self.trial.take_if(|line| *line == lane.line);
+            self.close(lane.line);
+            self.drop_audio(&lane.work.job);
+        }
+    }
+
+    /// Of a cancelled job.
+    fn drop_audio(&self, job: &str) {
+        if let Err(error) = audio::remove(&self.config.audio_dir, job) {
+            tracing::warn!(%error, "audio of a cancelled job remains");
         }
     }
 
     fn stall(&mut self, now: Instant, reason: String) {
+        self.tell(reason);
+        self.pause = Some(now + STALL);
+    }
+
+    /// Says why nothing is finished, until something is.
+    fn tell(&self, reason: String) {
         tracing::warn!(%reason, "batch work stands still");
         *lock(&self.shared.stalled) = Some(reason);
-        self.pause = Some(now + STALL);
     }
 
     fn observe(&mut self, now: Instant, chars: u64) {
@@ -335,6 +464,56 @@ impl Runner {
     }
 }
 
+/// A text in the default voice that nobody waits for.
+fn plain(line: LineId, text: String) -> Utterance {
+    Utterance {
+        id: UtteranceId::next(),
+        line,
+        class: Class::Batch,
+        // Cancelled by closing the line.
+        token: TurnToken::forever(),
+        text,
+        voice: None,
+        language: None,
+        instructions: None,
+        seed: 0,
+        speed: 1.0,
+        tenant: "".into(),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, engine, spec};
+    use super::*;
+    use crate::audio_file::Format;
+
+    #[test]
+    fn a_job_cancelled_while_its_audio_is_written_stops_no_other_and_leaves_nothing() {
+        for in_the_way in [true, false] {
+            let folder = tempfile::tempdir().expect("temp dir");
+            let config = config(folder.path());
+            let mut store = Store::open(&config.database).expect("opens");
+            let items = [vec!["Hello there.".to_string()]];
+            store.insert("job", Duration::ZERO, &spec(&["Hello there."], Format::Wav), &items).expect("inserts");
+            let work = store.waiting("", 1).expect("reads").remove(0);
+            assert!(store.cancel("job", Duration::ZERO).expect("known"));
+            if in_the_way {
+                // As where the folder of the job is removed between any two calls of the writer.
+                std::fs::write(&config.audio_dir, b"in the way").expect("writes");
+            }
+            let shared = Arc::new(Shared::new(store, Notify::new()));
+            let audio = config.audio_dir.join("job");
+            let mut runner = Runner::new(config, engine(), shared.clone());
+            let lane = Lane { work, line: LineId::next(), pcm: vec![0; 480], failures: 0 };
+            runner.ended(lane, UtteranceEnd::Done);
+            assert_eq!((shared.stalled(), runner.pause), (None, None));
+            assert!(!audio.exists());
+            assert_eq!(shared.store().bytes().expect("reads"), 0);
+        }
+    }
 }

@@ -157,20 +157,19 @@ impl Store {
     /// The first waiting parts of a tenant's oldest jobs, at most `limit`.
     pub(super) fn waiting(&self, tenant: &str, limit: usize) -> rusqlite::Result<Vec<Work>> {
         let mut query = self.db.prepare(WAITING)?;
-        let work = |row: &Row<'_>| {
-            Ok(Work {
-                id: PartId { seq: row.get(0)?, item: row.get(1)?, part: row.get(2)? },
-                job: row.get(3)?,
-                tenant: row.get(4)?,
-                text: row.get(5)?,
-                voice: row.get(6)?,
-                language: row.get(7)?,
-                instructions: row.get(8)?,
-                speed: row.get::<_, f64>(9)? as f32,
-                seed: row.get::<_, i64>(10)? as u64,
-            })
-        };
-        query.query_map(params![tenant, limit as i64], work)?.collect()
+        query.query_map(params![tenant, limit as i64], work_of)?.collect()
+    }
+
+    /// One part, if it is still to be made.
+    pub(super) fn part(&self, id: &PartId) -> rusqlite::Result<Option<Work>> {
+        let mut query = self.db.prepare(
+            "SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text, job.voice, job.language,
+                    job.instructions, job.speed, part.seed
+             FROM part JOIN job ON job.seq = part.job
+             WHERE part.job = ?1 AND part.item = ?2 AND part.part = ?3 AND part.state = 0
+                   AND job.state IN ('queued', 'running')",
+        )?;
+        query.query_row(params![id.seq, id.item, id.part], work_of).optional()
     }
 
     /// Those who have work waiting.
@@ -229,9 +228,12 @@ impl Store {
         Ok(job)
     }
 
-    pub(super) fn list(&self) -> rusqlite::Result<Vec<Job>> {
-        let mut query = self.db.prepare("SELECT id, state, total, finished FROM job ORDER BY seq DESC LIMIT 1000")?;
-        query.query_map([], job_of)?.collect()
+    /// The newest jobs, or the newest that are older than `after`, at most `limit`.
+    pub(super) fn list(&self, limit: u32, after: Option<&str>) -> Result<Vec<Job>, BatchError> {
+        let before = after.map_or(Ok(i64::MAX), |id| self.seq(id))?;
+        let mut query =
+            self.db.prepare("SELECT id, state, total, finished FROM job WHERE seq < ?1 ORDER BY seq DESC LIMIT ?2")?;
+        Ok(query.query_map(params![before, limit], job_of)?.collect::<rusqlite::Result<_>>()?)
     }
 
     fn results(&self, seq: i64, job: JobState) -> rusqlite::Result<Vec<ItemResult>> {
@@ -329,7 +331,8 @@ impl Store {
     /// Jobs that are over, oldest first: name, when, and bytes of audio.
     pub(super) fn over(&self) -> rusqlite::Result<Vec<(String, Duration, u64)>> {
         let mut query = self.db.prepare(
-            "SELECT job.id, job.ended_ms, 2 * COALESCE(SUM(part.samples), 0) FROM job JOIN part ON part.job = job.seq
+            "SELECT job.id, job.ended_ms, 2 * COALESCE(SUM(part.samples) FILTER (WHERE job.state <> 'cancelled'), 0)
+             FROM job JOIN part ON part.job = job.seq
              WHERE job.state NOT IN ('queued', 'running') GROUP BY job.seq ORDER BY job.ended_ms",
         )?;
         let over = |row: &Row<'_>| {
@@ -343,9 +346,11 @@ impl Store {
         query.query_map([], over)?.collect()
     }
 
-    /// Bytes of audio in all.
+    /// Bytes of audio in all: cancelled jobs keep none, whatever was made of them.
     pub(super) fn bytes(&self) -> rusqlite::Result<u64> {
-        let samples: i64 = self.db.query_row("SELECT COALESCE(SUM(samples), 0) FROM part", [], |row| row.get(0))?;
+        let query = "SELECT COALESCE(SUM(samples), 0) FROM part JOIN job ON job.seq = part.job
+                     WHERE job.state <> 'cancelled'";
+        let samples: i64 = self.db.query_row(query, [], |row| row.get(0))?;
         Ok(2 * samples.max(0) as u64)
     }
 
@@ -358,6 +363,20 @@ impl Store {
         let seq = self.db.query_row("SELECT seq FROM job WHERE id = ?1", [id], |row| row.get(0)).optional()?;
         seq.ok_or_else(|| BatchError::NotFound(format!("job `{id}`")))
     }
+}
+
+fn work_of(row: &Row<'_>) -> rusqlite::Result<Work> {
+    Ok(Work {
+        id: PartId { seq: row.get(0)?, item: row.get(1)?, part: row.get(2)? },
+        job: row.get(3)?,
+        tenant: row.get(4)?,
+        text: row.get(5)?,
+        voice: row.get(6)?,
+        language: row.get(7)?,
+        instructions: row.get(8)?,
+        speed: row.get::<_, f64>(9)? as f32,
+        seed: row.get::<_, i64>(10)? as u64,
+    })
 }
 
 fn job_of(row: &Row<'_>) -> rusqlite::Result<Job> {
@@ -389,5 +408,22 @@ mod tests {
         let plan: Vec<String> = plan.collect::<rusqlite::Result<_>>().expect("read");
         assert!(plan.iter().any(|step| step.contains("part_waiting")), "{plan:?}");
         assert!(plan.iter().all(|step| !step.contains("TEMP B-TREE")), "it sorts: {plan:?}");
+    }
+
+    #[test]
+    fn the_audio_of_cancelled_jobs_does_not_count() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let mut store = Store::open(&folder.path().join("jobs.sqlite")).expect("opens");
+        let spec = super::super::tests::spec(&["One. Two."], Format::Wav);
+        for id in ["kept", "cancelled"] {
+            store.insert(id, Duration::ZERO, &spec, &[vec!["One.".into(), "Two.".into()]]).expect("inserts");
+        }
+        for work in store.waiting("", 3).expect("reads") {
+            store.finish(&work.id, Ok(100), Duration::ZERO).expect("finishes");
+        }
+        assert!(store.cancel("cancelled", Duration::ZERO).expect("known"));
+        assert_eq!(store.bytes().expect("reads"), 400);
+        let sizes: Vec<u64> = store.over().expect("reads").into_iter().map(|(_, _, bytes)| bytes).collect();
+        assert_eq!(sizes.iter().sum::<u64>(), 400);
     }
 }

@@ -1,20 +1,23 @@
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::sched;
-use crate::synth::device::Loader;
+use crate::synth::device::{Loader, Recovery};
 use crate::synth::tone::Tone;
+use crate::synth::{Caps, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::turn::Utterance;
 
-fn engine() -> Engine {
+pub(super) fn engine() -> Engine {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
     Engine::start(vec![loader], sched::Config::default()).expect("starts")
 }
 
-fn config(folder: &Path) -> Config {
+pub(super) fn config(folder: &Path) -> Config {
     Config { database: folder.join("jobs.sqlite"), audio_dir: folder.join("audio"), lanes: 4, ..Config::default() }
 }
 
-fn spec(items: &[&str], format: Format) -> JobSpec {
+pub(super) fn spec(items: &[&str], format: Format) -> JobSpec {
     JobSpec {
         items: items.iter().map(ToString::to_string).collect(),
         voice: None,
@@ -92,7 +95,30 @@ async fn a_reopened_batch_goes_on_where_it_stopped() {
     let again = batch.submit(spec(&[&text], Format::Flac)).expect("accepted");
     over(&batch, &again.id).await;
     assert_eq!(bytes(&batch, &job.id, None), bytes(&batch, &again.id, None));
-    assert_eq!(batch.list().expect("lists").len(), 2);
+    assert_eq!(batch.list(PAGE, None).expect("lists").jobs.len(), 2);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn jobs_are_listed_from_the_newest_on_a_page_at_a_time() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let ids: Vec<String> =
+        (0..5).map(|_| batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted").id).collect();
+    let (mut listed, mut pages) = (Vec::<String>::new(), Vec::new());
+    loop {
+        let page = batch.list(2, listed.last().map(String::as_str)).expect("lists");
+        pages.push(page.jobs.len());
+        listed.extend(page.jobs.into_iter().map(|job| job.id));
+        if !page.has_more {
+            break;
+        }
+    }
+    listed.reverse();
+    assert_eq!((listed, &pages[..]), (ids, &[2, 2, 1][..]));
+    let all = batch.list(u32::MAX, None).expect("lists");
+    assert_eq!((all.jobs.len(), all.has_more), (5, false));
+    assert!(matches!(batch.list(2, Some("nothing")), Err(BatchError::NotFound(_))));
     batch.shutdown();
 }
 
@@ -157,6 +183,22 @@ fn waiting_engine() -> (Engine, std::sync::mpsc::SyncSender<()>) {
     (Engine::start(vec![loader], sched::Config::default()).expect("starts"), go)
 }
 
+#[tokio::test]
+async fn shutting_down_does_not_wait_for_a_voice_that_loads() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let (engine, go) = waiting_engine();
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    batch.submit(spec(&["Hello there."], Format::Wav)).expect("accepted");
+    let joined = tokio::task::spawn_blocking(move || {
+        batch.shutdown();
+        engine.shutdown();
+    });
+    let joined = tokio::time::timeout(Duration::from_secs(30), joined).await;
+    // Let go before it is looked at: a runtime waits for its blocking tasks.
+    drop(go);
+    joined.expect("the voice still loads").expect("no panic");
+}
+
 /// What a job of these texts sounds like where nothing goes wrong.
 async fn undisturbed(spec: &JobSpec) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("temp dir");
@@ -205,7 +247,7 @@ async fn a_full_database_refuses_new_jobs_and_makes_nothing_twice() {
     batch.store().limit_growth(0);
     let refused = batch.submit(spec.clone()).expect_err("refused");
     assert!(refused.to_string().contains("full"), "{refused}");
-    assert_eq!(batch.list().expect("lists").len(), 1, "a refused job leaves nothing");
+    assert_eq!(batch.list(PAGE, None).expect("lists").jobs.len(), 1, "a refused job leaves nothing");
     go.send(()).expect("waits");
     // The accepted job may need a page or not; with room for it, it ends whichever way it went.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -255,10 +297,95 @@ async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
     go.send(()).expect("waits");
     let reason = reason(&batch, &job.id).await;
     assert!(reason.contains("No space left") || reason.contains("full"), "{reason}");
-    assert_eq!(batch.list().expect("still answers").len(), 1);
+    assert_eq!(batch.list(PAGE, None).expect("still answers").jobs.len(), 1);
     drop(full);
     std::fs::remove_file(&ballast).expect("removes");
     assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
+    batch.shutdown();
+}
+
+/// The tone on a device that is lost at a word, or at anything.
+struct Frail {
+    tone: Tone,
+    deadly: std::collections::HashSet<Slot>,
+    broken: Arc<AtomicBool>,
+}
+
+impl Synthesizer for Frail {
+    fn caps(&self) -> &Caps {
+        self.tone.caps()
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        self.tone.voices()
+    }
+
+    fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
+        if utterance.text.contains("deadly") {
+            self.deadly.insert(slot);
+        }
+        self.tone.open(slot, utterance)
+    }
+
+    fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        if self.broken.load(Ordering::Relaxed) || step.slots.iter().any(|slot| self.deadly.contains(slot)) {
+            return Err(SynthError::Device("the cable was pulled".into()));
+        }
+        self.tone.run(step, out)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.deadly.remove(&slot);
+        self.tone.close(slot);
+    }
+
+    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+        self.tone.warm_up()
+    }
+}
+
+fn frail_engine(broken: &Arc<AtomicBool>) -> Engine {
+    let broken = broken.clone();
+    let loader: Loader =
+        Box::new(move || Ok(Box::new(Frail { tone: Tone::new(), deadly: Default::default(), broken: broken.clone() })));
+    let soon = Recovery { first: Duration::from_millis(1), most: Duration::from_millis(4) };
+    Engine::start_with(vec![loader], sched::Config::default(), soon).expect("starts")
+}
+
+#[tokio::test]
+async fn a_sentence_that_makes_the_device_fail_is_left_out_and_its_job_goes_on() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let engine = frail_engine(&Arc::default());
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    let texts = ["Hello there.", "This is a deadly sentence.", "And here is another text.", "One more.", "The last."];
+    let job = batch.submit(spec(&texts, Format::Wav)).expect("accepted");
+    let job = over(&batch, &job.id).await;
+    let states: Vec<JobState> = job.results.iter().map(|item| item.status).collect();
+    let done = JobState::Done;
+    assert_eq!((job.state, &states[..]), (done, &[done, JobState::Failed, done, done, done][..]));
+    let error = job.results[1].error.as_deref().expect("it says why");
+    assert!(error.contains("alone") && error.contains("the cable was pulled"), "{error}");
+    // Among others, and then alone.
+    assert_eq!(engine.status()[0].failures, 1 + blame::LOSSES);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn a_device_that_fails_at_everything_costs_no_sentence() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let broken = Arc::new(AtomicBool::new(true));
+    let engine = frail_engine(&broken);
+    let batch = Batch::open(config(folder.path()), engine.clone()).expect("opens");
+    let spec = spec(&["Hello there. This is one more sentence.", "And here is another text."], Format::Wav);
+    let job = batch.submit(spec.clone()).expect("accepted");
+    found(|| (engine.status()[0].failures > 2 + blame::LOSSES).then_some(())).await;
+    let waiting = batch.job(&job.id).expect("known");
+    assert_eq!((waiting.state, waiting.finished), (JobState::Queued, 0));
+    assert!(waiting.reason.is_some_and(|reason| reason.contains("the cable was pulled")));
+    broken.store(false, Ordering::Relaxed);
+    let job = over(&batch, &job.id).await;
+    assert!(job.state == JobState::Done && job.results.iter().all(|item| item.error.is_none()), "{job:?}");
     assert_eq!(bytes(&batch, &job.id, None), undisturbed(&spec).await);
     batch.shutdown();
 }

@@ -1,8 +1,9 @@
-//! Request bodies whose mistakes come back in the one error shape.
+//! Request bodies and query parameters whose mistakes come back in the one error shape.
 
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::error::ApiError;
@@ -18,6 +19,21 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         match axum::Json::<T>::from_request(request, state).await {
             Ok(axum::Json(value)) => Ok(Body(value)),
             Err(rejection) => Err(of_json(&rejection)),
+        }
+    }
+}
+
+/// The parameters behind `?`.
+#[derive(Debug)]
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(value)) => Ok(Parameters(value)),
+            Err(rejection) => Err(ApiError::bad_request("invalid_query", rejection.body_text())),
         }
     }
 }

@@ -8,22 +8,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body as HttpBody;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
-use super::extract::Body;
+use super::extract::{Body, Parameters};
 use super::speech::{format_of, speed_of, voice_of};
-use crate::batch::{Batch, BatchError, Config, Job, JobSpec};
+use crate::batch::{Batch, BatchError, Config, Job, JobPage, JobSpec, PAGE};
 use crate::synth::device::Engine;
 
 /// The longest text a job may have by default, in four-byte characters.
@@ -157,9 +156,22 @@ async fn submit(
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response())
 }
 
-async fn list(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
-    let jobs = on_batch(&gateway, |batch| batch.list()).await?;
-    Ok(Json(json!({ "jobs": jobs })))
+/// Which of the jobs; a client asks on with the last job of the answer as `after` while that says `hasMore`.
+#[derive(Deserialize)]
+struct Listing {
+    limit: Option<u32>,
+    after: Option<String>,
+}
+
+async fn list(
+    State(gateway): State<Gateway>,
+    Parameters(Listing { limit, after }): Parameters<Listing>,
+) -> Result<Json<JobPage>, ApiError> {
+    let limit = limit.unwrap_or(PAGE);
+    if !(1..=PAGE).contains(&limit) {
+        return Err(ApiError::bad_request("invalid_query", format!("`limit` is 1 to {PAGE}")).param("limit"));
+    }
+    Ok(Json(on_batch(&gateway, move |batch| batch.list(limit, after.as_deref())).await?))
 }
 
 async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
@@ -178,7 +190,7 @@ struct Which {
 async fn audio(
     State(gateway): State<Gateway>,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
+    Parameters(which): Parameters<Which>,
 ) -> Result<Response, ApiError> {
     let audio = on_batch(&gateway, move |batch| batch.audio(&id, which.item)).await?;
     let mime = audio.format().mime();

@@ -296,11 +296,15 @@ impl Engine {
         let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(ready)).await;
     }
 
-    /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code.
+    /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code. A voice that
+    /// is being loaded cannot be told to stop and is not waited for: its thread ends when it has loaded, or with the
+    /// process.
     pub fn shutdown(self) {
         self.inner.stop();
         for device in &self.inner.devices {
-            if let Some(thread) = lock(&device.thread).take() {
+            let Some(thread) = lock(&device.thread).take() else { continue };
+            // Told to stop, a device that is not loading now does not begin to, unless it was just about to.
+            if *device.phase.borrow() != Phase::Loading {
                 // A device thread that panicked has said so in its phase.
                 let _ = thread.join();
             }

@@ -86,6 +86,15 @@ async fn a_batch_job_is_accepted_finished_and_heard() {
     assert!(first > 48_000 && whole > first, "{first} of {whole}");
     let (status, error) = rig.post("/v1/audio/speech/batch", json!({ "items": [] })).await;
     assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_job")));
+    let (_, newer) = rig.post("/v1/audio/speech/batch", json!({ "input": SENTENCE })).await;
+    let (_, page) = rig.get("/v1/jobs?limit=1").await;
+    assert_eq!((&page["jobs"][0]["id"], &page["hasMore"]), (&newer["id"], &json!(true)), "{page}");
+    let (_, page) = rig.get(&format!("/v1/jobs?limit=1&after={}", newer["id"].as_str().expect("an id"))).await;
+    assert_eq!((&page["jobs"][0]["id"], &page["hasMore"]), (&json!(id), &json!(false)), "{page}");
+    for (query, expected) in [("limit=0", 400), ("limit=some", 400), ("after=nothing", 404)] {
+        let (status, error) = rig.get(&format!("/v1/jobs?{query}")).await;
+        assert!(status == expected && error["error"]["message"].is_string(), "{query}: {status} {error}");
+    }
     rig.app.drain().await;
 }
 

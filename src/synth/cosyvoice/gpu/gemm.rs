@@ -217,7 +217,7 @@ pub(super) const PARTS: usize = 16;
 /// added in pairs.
 pub(super) const WHOLE_PARTS: usize = 64 * PARTS;
 
-/// The kernels of gemm.cu and, on Hopper, of wide.cu.
+/// The kernels of gemm.cu and gemv.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
@@ -254,7 +254,8 @@ const SHARED: u32 = 220 << 10;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        let module = device.compile("gemm.cu", &[super::COMMON, super::PRODUCT, super::GEMM], elt, &[])?;
+        let sources = [super::COMMON, super::PRODUCT, super::GEMM, super::GEMV];
+        let module = device.compile("gemm.cu", &sources, elt, &[])?;
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", SHARED)?;

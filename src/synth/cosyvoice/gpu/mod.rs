@@ -76,6 +76,7 @@ const COMMON: &str = include_str!("kernels/common.cuh");
 const SETUP: &str = include_str!("kernels/setup.cu");
 const PRODUCT: &str = include_str!("kernels/product.cuh");
 const GEMM: &str = include_str!("kernels/gemm.cu");
+const GEMV: &str = include_str!("kernels/gemv.cu");
 const WIDE: &str = include_str!("kernels/wide.cu");
 const LLM: &str = include_str!("kernels/llm.cu");
 const DRAW: &str = include_str!("kernels/draw.cu");
@@ -123,7 +124,7 @@ pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> 
     device::can_compile().then(|| {
         let units = [
             ("setup.cu", vec![COMMON, SETUP], Vec::new()),
-            ("gemm.cu", vec![COMMON, PRODUCT, GEMM], Vec::new()),
+            ("gemm.cu", vec![COMMON, PRODUCT, GEMM, GEMV], Vec::new()),
             ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
             ("llm.cu", vec![COMMON, LLM, DRAW], llm::defines(&config.llm)),
             ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
