@@ -97,7 +97,7 @@ fn a_report_becomes_a_page_and_a_size() {
     assert!(
         table.contains("GPUs")
             && table.contains("Erlang C")
-            && table.contains("Prediction: 43 calls from levels 4, 8, 16"),
+            && table.contains("Prediction: 48 calls from levels 4, 8, 16"),
         "{table}"
     );
     std::fs::write(&json, "{}").unwrap();
