@@ -176,8 +176,8 @@ pub struct Scheduler {
     preemptions: u64,
     /// An open failed for want of memory: nothing more is opened until a slot is freed.
     memory_short: bool,
-    /// Live lines that work on their next audio now: those that do not rest.
-    awake: u32,
+    /// A listener with less left than this may run dry before his next chunk is made.
+    critical: Duration,
 }
 
 impl Scheduler {
@@ -206,7 +206,7 @@ impl Scheduler {
             batch_grant: None,
             preemptions: 0,
             memory_short: false,
-            awake: 0,
+            critical: Duration::ZERO,
         }
     }
 

@@ -159,7 +159,7 @@ impl Scheduler {
         // What batch holds can be had without waiting for anybody's end.
         let held: u64 = open().filter(|job| job.is_live()).map(Job::resident).sum();
         let short = self.limits.memory > 0 && held > self.limits.memory / 2;
-        self.awake = 0;
+        let mut awake = 0;
         for id in self.slots.iter().flatten() {
             let Some(job) = self.jobs.get(id).filter(|job| job.is_live()) else { continue };
             let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
@@ -171,8 +171,9 @@ impl Scheduler {
             }
             let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
             line.resting = line.paced && line.finishing.is_none() && resting;
-            self.awake += u32::from(!line.resting && line.jobs.front() == Some(id));
+            awake += u32::from(!line.resting && line.jobs.front() == Some(id));
         }
+        self.critical = self.critical_with(awake);
     }
 
     /// All that could run now, the most urgent first.
@@ -273,7 +274,7 @@ impl Scheduler {
         let decoded = if front { Duration::ZERO } else { duration_of(self.undelivered(job)) };
         let slack = lead + decoded;
         let due = dry + decoded;
-        if slack < self.critical() {
+        if slack < self.critical {
             (CRITICAL, due)
         } else if slack < self.reserve() {
             (RESERVE, due)
@@ -294,17 +295,17 @@ impl Scheduler {
         before.map(|other| other.decoded.saturating_sub(other.samples)).sum()
     }
 
-    /// A listener with less left than this may run dry before his next chunk is made: not what chunks took of late,
-    /// beside batch and in no hurry, if they would take less without it.
-    fn critical(&self) -> Duration {
+    /// [`Scheduler::critical`] where so many live lines do not rest: not by what chunks took of late, beside batch and in
+    /// no hurry, if they would take less without it.
+    fn critical_with(&self, awake: u32) -> Duration {
         let taken = self.learned.chunk_service.unwrap_or(0.0);
         // Lines that work are in different stages: they meet in steps half as wide as their number.
-        let chunk = Duration::from_secs_f64(taken.min(self.chunk_seconds((self.awake / 2).max(1))).min(60.0));
+        let chunk = Duration::from_secs_f64(taken.min(self.chunk_seconds((awake / 2).max(1))).min(60.0));
         (chunk.mul_f64(1.5) + 2 * self.config.max_step()).min(self.config.max_lead() / 2)
     }
 
     fn reserve(&self) -> Duration {
-        self.config.slack_reserve().max(2 * self.critical()).min(self.config.max_lead().mul_f64(RESUME))
+        self.config.slack_reserve().max(2 * self.critical).min(self.config.max_lead().mul_f64(RESUME))
     }
 
     /// How much later a tenant's first audio counts for having used more than others. Bounded by the target, so
@@ -481,7 +482,7 @@ impl Scheduler {
     /// Seconds that a step may take before some listener gets into the time his own next chunk needs.
     fn room(&self, now: Instant, candidates: &[Candidate]) -> f64 {
         let first = candidates.iter().filter_map(|c| c.dry).min();
-        let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical()));
+        let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical));
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
