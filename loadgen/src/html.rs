@@ -258,7 +258,6 @@ fn sizes(out: &mut String, measured: &size::Measured) {
 
 fn prediction(out: &mut String, report: &Report) {
     let (Some(predicted), Some(knee)) = (predict::predict(report), report.knee) else { return };
-    let levels = predicted.from.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let (found, deviation) = match predicted.deviation(&knee) {
         Some(off) => (number(f64::from(knee.level)), format!("{:+.0} %", off * 100.0)),
         None => (format!("over {}", knee.level), "–".to_owned()),
@@ -266,8 +265,9 @@ fn prediction(out: &mut String, report: &Report) {
     let _ = write!(
         out,
         "<h2>Prediction</h2><table><thead><tr><th>from levels<th>what runs out<th>predicted calls<th>found\
-         <th>deviation</tr></thead><tbody><tr><td>{levels}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>\
+         <th>deviation</tr></thead><tbody><tr><td>{}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>\
          <table><thead><tr><th>what may run out<th>at calls<th>by</tr></thead><tbody>",
+        predicted.levels(),
         predicted.bound,
         number(predicted.capacity.round()),
     );

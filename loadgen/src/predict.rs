@@ -66,7 +66,8 @@ impl Prediction {
         knee.broken_at.map(|_| self.capacity / f64::from(knee.level.max(1)) - 1.0)
     }
 
-    fn levels(&self) -> String {
+    /// The levels that were used, for people.
+    pub fn levels(&self) -> String {
         self.from.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
     }
 }
