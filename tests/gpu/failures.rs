@@ -15,7 +15,7 @@ use antiphon::synth::cosyvoice::selftest::{self, Kit};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
 use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
-use antiphon::turn::{Class, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
+use antiphon::turn::{Class, LineId, SpeechEvent, Utterance, UtteranceEnd};
 
 use super::{KIT, device};
 
@@ -69,34 +69,47 @@ impl Rig {
 
     /// Speaks one utterance in each slot, all stages in calls of a few rounds, and closes them.
     fn speak(&mut self, slots: &[(Slot, f32)], before: Before<'_>) -> Vec<Spoken> {
+        self.speak_without(slots, None, before)
+    }
+
+    /// As [`Self::speak`], but `left` is not asked for its stage and those after it: what is left to the others when
+    /// it fails there. They keep each other company as they do then, on which their last bits depend.
+    fn speak_without(
+        &mut self,
+        slots: &[(Slot, f32)],
+        left: Option<(Slot, Stage)>,
+        before: Before<'_>,
+    ) -> Vec<Spoken> {
         for &(slot, speed) in slots {
             self.open(slot, speed);
         }
         let all: Vec<Slot> = slots.iter().map(|s| s.0).collect();
         let mut spoken = vec![Spoken::default(); all.len()];
         let at = |slot: Slot| all.iter().position(|s| *s == slot).expect("one of ours");
-        let alive = |spoken: &[Spoken]| -> Vec<Slot> {
-            all.iter().zip(spoken).filter(|(_, s)| s.failed.is_none()).map(|(slot, _)| *slot).collect()
+        let alive = |spoken: &[Spoken], stage: Stage| -> Vec<Slot> {
+            let stays = |slot: Slot| left.is_none_or(|(gone, from)| slot != gone || stage < from);
+            let going = all.iter().zip(spoken).filter(|(slot, s)| s.failed.is_none() && stays(**slot));
+            going.map(|(slot, _)| *slot).collect()
         };
         self.backend.prefill(&all, &mut Vec::new()).expect("prefill");
         for call in 0..TOKENS as usize / 16 {
             before(&mut self.backend, Stage::Decode, call);
             let mut out = Vec::new();
-            self.backend.decode(&alive(&spoken), 16, &mut out).expect("decode");
+            self.backend.decode(&alive(&spoken, Stage::Decode), 16, &mut out).expect("decode");
             for d in out {
                 let s = &mut spoken[at(d.slot)];
                 s.tokens.extend(d.tokens);
                 s.failed = d.failed.map(|e| e.to_string());
             }
         }
-        for slot in alive(&spoken) {
+        for slot in alive(&spoken, Stage::Flow) {
             let tokens = spoken[at(slot)].tokens.clone();
             self.backend.flow_push(slot, &tokens, true).expect("whole utterances");
         }
         for call in 0.. {
             before(&mut self.backend, Stage::Flow, call);
             let mut out = Vec::new();
-            self.backend.flow(&alive(&spoken), 3, &mut out).expect("flow");
+            self.backend.flow(&alive(&spoken, Stage::Flow), 3, &mut out).expect("flow");
             let pending = out.iter().any(|f| f.failed.is_none() && f.pending > 0);
             out.into_iter().for_each(|f| spoken[at(f.slot)].failed = f.failed.map(|e| e.to_string()));
             if !pending {
@@ -106,7 +119,7 @@ impl Rig {
         for call in 0.. {
             before(&mut self.backend, Stage::Vocode, call);
             let mut out = Vec::new();
-            self.backend.vocode(&alive(&spoken), &mut out).expect("vocode");
+            self.backend.vocode(&alive(&spoken, Stage::Vocode), &mut out).expect("vocode");
             let more = out.iter().any(|v| v.failed.is_none() && !v.done);
             for v in out {
                 let s = &mut spoken[at(v.slot)];
@@ -124,13 +137,6 @@ impl Rig {
 
 fn eight() -> Vec<(Slot, f32)> {
     (0..8).map(|n| (Slot(n), 1.0)).collect()
-}
-
-/// That nothing became of `spoken` but that it rode in narrower passes of the vocoder, whose sums are cut by their width.
-fn unharmed(spoken: &Spoken, clean: &Spoken) {
-    assert_eq!((&spoken.tokens, &spoken.failed, spoken.pcm.len()), (&clean.tokens, &clean.failed, clean.pcm.len()));
-    let apart = spoken.pcm.iter().zip(&clean.pcm).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(apart < 2e-3, "{apart}");
 }
 
 #[test]
@@ -180,7 +186,8 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[1].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[1]);
-    [0, 2].into_iter().for_each(|n| unharmed(&spoken[n], &clean[n]));
+    let without = one.speak_without(&slots, Some((Slot(1), Stage::Vocode)), &mut |_, _, _| {});
+    assert_eq!([&spoken[0], &spoken[2]], [&without[0], &without[2]]);
     assert_eq!(one.backend.memory(), memory);
     assert_eq!(one.speak(&slots, &mut |_, _, _| {}), clean);
     drop(one);
@@ -195,7 +202,8 @@ fn a_failed_allocation_ends_one_utterance_and_memory_returns() {
         }
     });
     assert!(spoken[0].failed.as_deref().is_some_and(|r| r.contains("not enough device memory")), "{:?}", spoken[0]);
-    unharmed(&spoken[1], &clean[1]);
+    let without = two.speak_without(&slots, Some((Slot(0), Stage::Flow)), &mut |_, _, _| {});
+    assert_eq!(spoken[1], without[1]);
     assert_eq!(two.backend.memory(), memory);
     // No slab is left: nobody gets further, and the device is none the worse.
     let spoken = two.speak(&slots, &mut |backend, stage, call| {
@@ -284,19 +292,7 @@ impl Synthesizer for Breakable {
 
 async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     let (sink, mut events) = tokio::sync::mpsc::channel(1024);
-    let utterance = Utterance {
-        id: UtteranceId::next(),
-        line: LineId::next(),
-        class: Class::Batch,
-        token: TurnToken::forever(),
-        text: "One two three four.".into(),
-        voice: None,
-        language: None,
-        instructions: None,
-        seed: 3,
-        speed: 1.0,
-        tenant: "".into(),
-    };
+    let utterance = Utterance { seed: 3, ..Utterance::plain(LineId::next(), Class::Batch, "One two three four.") };
     engine.submit(utterance, sink).expect("accepted");
     let mut all = Vec::new();
     while let Some(event) = events.recv().await {
