@@ -119,6 +119,25 @@ pub struct Utterance {
     pub tenant: Arc<str>,
 }
 
+impl Utterance {
+    /// `text` in the default voice as it speaks by itself, wanted until its line is closed, and nobody's in particular.
+    pub fn plain(line: LineId, class: Class, text: impl Into<String>) -> Self {
+        Self {
+            id: UtteranceId::next(),
+            line,
+            class,
+            token: TurnToken::forever(),
+            text: text.into(),
+            voice: None,
+            language: None,
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            tenant: "".into(),
+        }
+    }
+}
+
 /// What the device thread tells the sink of an utterance.
 #[derive(Debug)]
 pub enum SpeechEvent {

@@ -349,19 +349,8 @@ async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u
 
 impl Plan {
     fn utterance(&self, line: LineId, class: Class, token: TurnToken, seed: u64) -> Utterance {
-        Utterance {
-            id: UtteranceId::next(),
-            line,
-            class,
-            token,
-            text: self.text.clone(),
-            voice: self.voice.clone(),
-            language: None,
-            instructions: None,
-            seed,
-            speed: 1.0,
-            tenant: "".into(),
-        }
+        let plain = Utterance::plain(line, class, self.text.clone());
+        Utterance { token, voice: self.voice.clone(), seed, ..plain }
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, LineNote, Phase};
-use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, TurnToken, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
 const EVENTS: usize = 256;
@@ -215,7 +215,7 @@ impl Runner {
                 seed: work.seed,
                 speed: work.speed,
                 tenant: work.tenant.as_str().into(),
-                ..plain(line, work.text.clone())
+                ..Utterance::plain(line, Class::Batch, work.text.clone())
             };
             let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
@@ -233,7 +233,7 @@ impl Runner {
     /// Has a harmless sentence spoken, on a line that the suspects will speak on.
     fn probe(&mut self, now: Instant, failures: u32, sink: &SpeechSink) {
         let line = *self.trial.get_or_insert_with(LineId::next);
-        let utterance = plain(line, PROBE.into());
+        let utterance = Utterance::plain(line, Class::Batch, PROBE);
         let id = utterance.id;
         match self.engine.submit(utterance, sink.clone()) {
             Ok(()) => self.probe = Some(Probe { id, failures }),
@@ -461,24 +461,6 @@ impl Runner {
             bytes -= size.min(bytes);
         }
         Ok(())
-    }
-}
-
-/// A text in the default voice that nobody waits for.
-fn plain(line: LineId, text: String) -> Utterance {
-    Utterance {
-        id: UtteranceId::next(),
-        line,
-        class: Class::Batch,
-        // Cancelled by closing the line.
-        token: TurnToken::forever(),
-        text,
-        voice: None,
-        language: None,
-        instructions: None,
-        seed: 0,
-        speed: 1.0,
-        tenant: "".into(),
     }
 }
 

@@ -26,7 +26,7 @@ use super::text::{self, Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
 use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo};
-use crate::turn::Utterance;
+use crate::turn::{Class, LineId, Utterance};
 use crate::voice::file::Voice;
 
 /// Speech tokens that a text id usually becomes, with room: what admission counts.
@@ -526,19 +526,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
 impl<B: Backend + Probe> CosyVoice<B> {
     /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
     fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
-        let utterance = Utterance {
-            id: crate::turn::UtteranceId(0),
-            line: crate::turn::LineId(0),
-            class: crate::turn::Class::Batch,
-            token: crate::turn::TurnToken::forever(),
-            text: "One two three four five.".into(),
-            voice: None,
-            language: None,
-            instructions: None,
-            seed: 0,
-            speed: 1.0,
-            tenant: "".into(),
-        };
+        let utterance = Utterance::plain(LineId::next(), Class::Batch, "One two three four five.");
         let mut ready = self.open(slot, &utterance)?;
         let mut out = Vec::new();
         while !ready.is_empty() {

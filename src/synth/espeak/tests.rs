@@ -1,21 +1,9 @@
 use super::*;
 use crate::audio::FRAME_SAMPLES;
-use crate::turn::{Class, LineId, TurnToken, UtteranceId};
+use crate::turn::{Class, LineId};
 
 pub(crate) fn utterance(text: &str) -> Utterance {
-    Utterance {
-        id: UtteranceId::next(),
-        line: LineId::next(),
-        class: Class::Live,
-        token: TurnToken::forever(),
-        text: text.into(),
-        voice: None,
-        language: None,
-        instructions: None,
-        seed: 0,
-        speed: 1.0,
-        tenant: "".into(),
-    }
+    Utterance::plain(LineId::next(), Class::Live, text)
 }
 
 /// All audio of one utterance, by steps as a scheduler would run them.
