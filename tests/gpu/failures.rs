@@ -74,12 +74,7 @@ impl Rig {
 
     /// As [`Self::speak`], but `left` is not asked for its stage and those after it: what is left to the others when
     /// it fails there. They keep each other company as they do then, on which their last bits depend.
-    fn speak_without(
-        &mut self,
-        slots: &[(Slot, f32)],
-        left: Option<(Slot, Stage)>,
-        before: Before<'_>,
-    ) -> Vec<Spoken> {
+    fn speak_without(&mut self, slots: &[(Slot, f32)], left: Option<(Slot, Stage)>, before: Before<'_>) -> Vec<Spoken> {
         for &(slot, speed) in slots {
             self.open(slot, speed);
         }
