@@ -2,8 +2,9 @@
 //! never a tensor, a socket or a clock; every entry point takes `now`.
 //!
 //! Contract: call [`Scheduler::plan`] until it answers [`Plan::Idle`], and do what it says before the next call.
-//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`]. All other
-//! entry points may be called at any time in between. Every job ends with exactly one [`Plan::End`].
+//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::Begin`]
+//! with [`Scheduler::begun`] and, once that step has ended, [`Scheduler::finished`]. All other entry points may be
+//! called at any time in between. Every job ends with exactly one [`Plan::End`].
 //!
 //! Order of work, from the most urgent:
 //! 1. a listener who is about to run dry (less left than its next chunk takes to make);
@@ -14,7 +15,9 @@
 //! 6. batch, by tenant, then first come.
 //!
 //! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
-//! Nothing is preempted inside a step and every step is bounded, so a new turn waits for at most one.
+//! Every step is bounded. One that nobody waits for is begun and not waited for, where the device can do that: what
+//! becomes urgent meanwhile runs beside it, and before it wherever the device has room, but for its own stage, which
+//! waits for it ([`behind`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted line has been promised no gap; a first audio
@@ -26,6 +29,7 @@
 //! - **The playout anchor is followed by arithmetic** (see [`line`]), so no buffer level is ever asked for.
 
 mod admit;
+mod behind;
 mod config;
 mod cost;
 mod job;
@@ -40,6 +44,7 @@ use std::time::{Duration, Instant};
 
 use self::admit::Learned;
 pub use self::admit::{Refused, RefusedReason};
+use self::behind::Behind;
 pub use self::config::{Config, Tenant};
 use self::cost::Costs;
 use self::job::{Job, State};
@@ -69,6 +74,8 @@ pub struct Limits {
     pub rounds: [u32; 4],
     /// Whether parking a slot frees its memory.
     pub parks: bool,
+    /// Whether flow and vocoder steps can be begun and finished later.
+    pub background: bool,
     /// Bytes that open utterances may hold; 0: not limited.
     pub memory: u64,
     /// What the narrowest step of each stage took at warm-up.
@@ -112,6 +119,9 @@ pub enum Plan {
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
+    /// Start this behind whatever comes next and call [`Scheduler::begun`]; when it has ended, [`Scheduler::finished`].
+    /// Or, where it cannot be started so, do as for [`Plan::Run`].
+    Begin(Step),
     /// Nothing to do until then, or until something is submitted or noted.
     Idle {
         /// When to ask again; `None`: only when something happens.
@@ -145,6 +155,9 @@ pub enum OpenError {
     Failed(String),
 }
 
+/// A job that is over, what it held, how it ended, and since when the line whose last work it was held its place.
+type Ended = (JobId, Option<Slot>, JobEnd, Option<Instant>);
+
 /// The scheduler of one device.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -160,8 +173,8 @@ pub struct Scheduler {
     live_waiting: Vec<JobId>,
     /// Batch jobs that may open, by tenant, first come first.
     batch_waiting: BTreeMap<usize, VecDeque<JobId>>,
-    /// Over, not yet told; and since when the line whose last work it was held its place.
-    ended: VecDeque<(JobId, Option<Slot>, JobEnd, Option<Instant>)>,
+    /// Over, not yet told.
+    ended: VecDeque<Ended>,
     next: u64,
     /// Live lines with unfinished work.
     live_lines: u32,
@@ -178,6 +191,8 @@ pub struct Scheduler {
     memory_short: bool,
     /// A listener with less left than this may run dry before his next chunk is made.
     critical: Duration,
+    /// The step that was begun.
+    behind: Option<Behind>,
 }
 
 impl Scheduler {
@@ -207,6 +222,7 @@ impl Scheduler {
             preemptions: 0,
             memory_short: false,
             critical: Duration::ZERO,
+            behind: None,
         }
     }
 
@@ -298,6 +314,10 @@ impl Scheduler {
         }
         self.rest(now);
         let candidates = self.candidates(now);
+        if self.behind.is_some() {
+            let step = self.select_beside(&candidates);
+            return step.map_or_else(|| Plan::Idle { until: self.wake_at(now) }, Plan::Run);
+        }
         let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
         let starving = self.batch_starves(now);
         if (!urgent || starving)
@@ -305,10 +325,7 @@ impl Scheduler {
         {
             return plan;
         }
-        match self.select(now, &candidates) {
-            Some(step) => Plan::Run(step),
-            None => Plan::Idle { until: self.wake_at(now) },
-        }
+        self.select(now, &candidates).unwrap_or_else(|| Plan::Idle { until: self.wake_at(now) })
     }
 
     /// Answers [`Plan::Open`].
@@ -335,7 +352,16 @@ impl Scheduler {
 
     /// Answers [`Plan::Run`]: `took` is how long the step ran, until `now`.
     pub fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
-        self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
+        match &mut self.behind {
+            // Neither takes as long as it does alone.
+            Some(behind) => behind.crossed = true,
+            None => self.costs.observe(step.stage, step.slots.len(), step.rounds, took),
+        }
+        self.account(now, took, step, outcomes);
+    }
+
+    /// Follows what `outcomes` say of the slots of a step that ended `now` and had the device for `took`.
+    fn account(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
         let stage = step.stage as usize;
         let (mut batch_ran, mut batch_done) = (false, false);
@@ -511,7 +537,10 @@ impl Scheduler {
         let Some(job) = self.jobs.remove(&id) else { return };
         let slot = job.slot();
         if let Some(slot) = slot {
-            self.slots[slot.0 as usize] = None;
+            match &mut self.behind {
+                Some(behind) if behind.has(slot) => behind.held += job.resident(),
+                _ => self.slots[slot.0 as usize] = None,
+            }
             self.memory_short = false;
         } else if job.is_live() {
             self.live_waiting.retain(|other| *other != id);
@@ -536,7 +565,7 @@ impl Scheduler {
                 self.live_lines -= 1;
             }
         }
-        self.ended.push_back((id, slot, how, since));
+        self.tell((id, slot, how, since));
         self.advance(job.spec.line);
     }
 
@@ -548,7 +577,8 @@ impl Scheduler {
 
     /// Bytes reserved by what is on the device.
     fn reserved(&self) -> u64 {
-        self.slots.iter().flatten().filter_map(|id| self.jobs.get(id)).map(Job::resident).sum()
+        let open = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
+        open.map(Job::resident).sum::<u64>() + self.behind.as_ref().map_or(0, |behind| behind.held)
     }
 }
 

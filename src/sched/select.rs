@@ -25,7 +25,7 @@ use crate::turn::Class;
 
 /// Ranks, from the most urgent.
 const CRITICAL: u8 = 0;
-const FIRST: u8 = 1;
+pub(super) const FIRST: u8 = 1;
 pub(super) const RESERVE: u8 = 2;
 const COMFORT: u8 = 3;
 const SURPLUS: u8 = 4;
@@ -46,7 +46,7 @@ const LIVE_RESERVE: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Candidate {
     job: JobId,
-    slot: Slot,
+    pub(super) slot: Slot,
     pub(super) rank: u8,
     /// Within the rank: the earlier the sooner.
     key: Instant,
@@ -57,9 +57,9 @@ pub(super) struct Candidate {
     /// When its listener runs dry, if there is one.
     dry: Option<Instant>,
     /// What it would run by itself.
-    stage: Stage,
+    pub(super) stage: Stage,
     /// What it can run.
-    stages: Stages,
+    pub(super) stages: Stages,
 }
 
 impl Scheduler {
@@ -133,7 +133,7 @@ impl Scheduler {
     /// Makes room at the cost of the batch job with the least work to lose. Parking frees only memory.
     fn displace(&mut self, slot_short: bool) -> Option<Plan> {
         let batch = self.slots.iter().flatten().filter_map(|id| Some((*id, self.jobs.get(id)?)));
-        let batch = batch.filter(|(_, job)| !job.is_live());
+        let batch = batch.filter(|(_, job)| !job.is_live() && job.slot().is_some_and(|slot| !self.is_busy(slot)));
         let parks = self.limits.parks && !slot_short;
         let victim = batch.filter(|(_, job)| !parks || matches!(job.state, State::Open(_)));
         // A front that gave up what it needs while its successor keeps it could never go on, nor could the successor.
@@ -194,7 +194,7 @@ impl Scheduler {
     fn candidate(&self, now: Instant, least: f64, id: JobId) -> Option<Candidate> {
         let job = self.jobs.get(&id)?;
         let slot = match job.state {
-            State::Open(slot) | State::Parked(slot) if !job.blocked => slot,
+            State::Open(slot) | State::Parked(slot) if !job.blocked && !self.is_busy(slot) => slot,
             _ => return None,
         };
         let line = self.lines.get(&job.spec.line)?;
@@ -319,7 +319,7 @@ impl Scheduler {
     }
 
     /// The next step.
-    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Step> {
+    pub(super) fn select(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Plan> {
         let batch_ready = candidates.iter().find(|c| c.rank == BATCH && self.can_be_resident(c));
         let aged = self.batch_starves(now);
         if aged && batch_ready.is_some() {
@@ -357,7 +357,7 @@ impl Scheduler {
                 job.state = State::Open(slot);
             }
         }
-        Some(Step { stage, slots, rounds })
+        Some(self.plan_for(Step { stage, slots, rounds }))
     }
 
     /// Whether batch work has waited for its patience, or for the pause after what it was then granted.
@@ -469,6 +469,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether its state is on the device.
+    pub(super) fn is_resident(&self, candidate: &Candidate) -> bool {
+        self.jobs.get(&candidate.job).is_some_and(|job| matches!(job.state, State::Open(_)))
+    }
+
     fn memory_to_resume(&self, candidate: &Candidate) -> u64 {
         let parked = self.jobs.get(&candidate.job).filter(|job| matches!(job.state, State::Parked(_)));
         parked.map_or(0, |job| job.memory)
@@ -486,13 +491,13 @@ impl Scheduler {
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
-    fn width(&self, stage: Stage) -> usize {
+    pub(super) fn width(&self, stage: Stage) -> usize {
         self.limits.width[stage as usize].max(1) as usize
     }
 
     /// Rounds amortise what a device call costs whatever it does; a quarter of the longest step is enough for
     /// that, and all a new turn has to wait.
-    fn rounds(&self, stage: Stage, width: usize, batch: bool) -> u32 {
+    pub(super) fn rounds(&self, stage: Stage, width: usize, batch: bool) -> u32 {
         let limit = if batch { self.config.batch_step() } else { self.config.max_step() / 4 }.as_secs_f64();
         let most = self.limits.rounds[stage as usize].max(1);
         let mut rounds = 1;

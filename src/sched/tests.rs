@@ -6,6 +6,7 @@ const LIMITS: Limits = Limits {
     width: [1, 2, 2, 2],
     rounds: [1; 4],
     parks: true,
+    background: false,
     memory: 0,
     seeds: [Duration::from_millis(1); 4],
 };

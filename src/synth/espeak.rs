@@ -95,6 +95,7 @@ impl Espeak {
             width: [0, 0, 0, config.slots.clamp(1, 32)],
             rounds: [0, 0, 0, 1],
             parks: true,
+            background: false,
         };
         let mut espeak =
             Self { config, caps, catalogue, open: HashMap::new(), warm: VecDeque::new(), dead: Vec::new() };

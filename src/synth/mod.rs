@@ -48,6 +48,8 @@ pub struct Caps {
     pub rounds: [u32; 4],
     /// Whether [`Synthesizer::park`] gives the slot's compute memory back and resumes exactly.
     pub parks: bool,
+    /// Whether [`Synthesizer::begin`] can start anything.
+    pub background: bool,
 }
 
 /// Device memory, as admission sees it.
@@ -106,7 +108,33 @@ pub trait Synthesizer: Send {
     /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
 
-    /// Rounds that the last [`Self::run`] really ran, for voices that may run fewer than asked: what steps cost is
+    /// Starts `step` behind whatever is run next and returns, see [`Self::finish`]. Until then steps of other slots may
+    /// run; they go before it wherever the device has room, but one of the same stage waits for it. `false`: it was not
+    /// started, and nothing is to be finished.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    fn begin(&mut self, _step: &Step) -> Result<bool, SynthError> {
+        Ok(false)
+    }
+
+    /// Whether the step that was begun has ended.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    fn has_ended(&mut self) -> Result<bool, SynthError> {
+        Ok(true)
+    }
+
+    /// Waits for the step that was begun and appends one [`Progress`] per slot of it to `out`.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    fn finish(&mut self, _out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        Ok(())
+    }
+
+    /// Rounds that the last [`Self::run`] or [`Self::finish`] really ran, for voices that may run fewer than asked: what steps cost is
     /// learned from it. `None`: as many as asked.
     fn rounds_run(&self) -> Option<u32> {
         None

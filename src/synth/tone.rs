@@ -42,6 +42,7 @@ impl Tone {
             width: [0, 0, 0, SLOTS],
             rounds: [0, 0, 0, 1],
             parks: true,
+            background: false,
         };
         Self { caps, open: HashMap::new() }
     }

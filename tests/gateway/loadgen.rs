@@ -213,6 +213,7 @@ impl Clockwork {
             width: [0, 0, 0, 1],
             rounds: [0, 0, 0, 1],
             parks: false,
+            background: false,
         };
         Self { caps, takes, free: now() }
     }

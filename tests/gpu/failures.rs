@@ -20,15 +20,15 @@ use antiphon::turn::{Class, LineId, SpeechEvent, Utterance, UtteranceEnd};
 use super::{KIT, device};
 
 /// Tokens of every utterance.
-const TOKENS: u32 = 80;
+pub(super) const TOKENS: u32 = 80;
 
 /// A backend over the kit's checkpoint, and a voice in it.
-struct Rig {
-    backend: GpuBackend,
-    voice: VoiceHandle,
+pub(super) struct Rig {
+    pub(super) backend: GpuBackend,
+    pub(super) voice: VoiceHandle,
 }
 
-fn rig(final_chunk: FinalChunk) -> Rig {
+pub(super) fn rig(final_chunk: FinalChunk) -> Rig {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
     let options = Options { slots: Some(16), memory: Some(2 << 30), final_chunk, ..selftest::options(&kit) };
     let mut backend =
@@ -52,7 +52,7 @@ struct Spoken {
 type Before<'a> = &'a mut dyn FnMut(&mut GpuBackend, Stage, usize);
 
 impl Rig {
-    fn open(&mut self, slot: Slot, speed: f32) {
+    pub(super) fn open(&mut self, slot: Slot, speed: f32) {
         let config = self.backend.config().clone();
         let mut prefix = vec![Embed::Speech(config.llm.control(0))];
         prefix.extend((0..20 + slot.0).map(|i| Embed::Text((i * 13 + slot.0) % 900)));

@@ -1,6 +1,7 @@
 //! The GPU engine against the golden kit, and its promises about batches and failures. Where there is no GPU every
 //! test says so and passes.
 
+mod behind;
 mod failures;
 mod full_size;
 

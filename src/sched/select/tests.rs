@@ -9,6 +9,7 @@ fn small(memory: u64) -> Scheduler {
         width: [1, 2, 2, 2],
         rounds: [1; 4],
         parks: false,
+        background: false,
         memory,
         seeds: [Duration::from_millis(1); 4],
     };

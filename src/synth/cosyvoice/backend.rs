@@ -99,6 +99,8 @@ pub struct BackendCaps {
     pub positions: u32,
     /// Whether [`Backend::park`] frees device memory.
     pub parks: bool,
+    /// Whether [`Backend::begin_flow`] and [`Backend::begin_vocode`] can start anything.
+    pub background: bool,
 }
 
 /// How a slot's decoding ended.
@@ -239,6 +241,48 @@ pub trait Backend: Send {
     /// # Errors
     /// The device failed.
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError>;
+
+    /// Starts a flow call behind whatever is called next, and returns. Until [`Self::finish_flow`] its slots may be
+    /// named by no call but [`Self::close`]; calls for others go before it wherever the device has room. One such call
+    /// is under way at a time. `false`: nothing was started, it is [`Self::flow`] that has to be called.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn begin_flow(&mut self, _slots: &[Slot], _rounds: u32) -> Result<bool, SynthError> {
+        Ok(false)
+    }
+
+    /// The same of a vocoder call, until [`Self::finish_vocode`].
+    ///
+    /// # Errors
+    /// The device failed.
+    fn begin_vocode(&mut self, _slots: &[Slot]) -> Result<bool, SynthError> {
+        Ok(false)
+    }
+
+    /// Whether what was begun has ended.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn has_ended(&mut self) -> Result<bool, SynthError> {
+        Ok(true)
+    }
+
+    /// Waits for the flow call that was begun and says what it did.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn finish_flow(&mut self, _out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+        Ok(())
+    }
+
+    /// Waits for the vocoder call that was begun and says what it did.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn finish_vocode(&mut self, _out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        Ok(())
+    }
 
     /// Frees a slot; nothing happens if it is not open.
     fn close(&mut self, slot: Slot);

@@ -5,6 +5,7 @@
 //! and thinning belong to the job.
 
 mod job;
+mod sound;
 mod streamed;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -66,6 +67,8 @@ pub struct CosyVoice<B> {
     forced: Option<u32>,
     /// Rounds of the last step.
     ran: u32,
+    /// The step that was begun, and its rounds.
+    begun: Option<(Step, u32)>,
 }
 
 struct Known {
@@ -125,6 +128,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             width: limits.width,
             rounds: limits.rounds,
             parks: limits.parks,
+            background: limits.background,
         };
         let mut dirs = settings.voice_dirs.clone();
         dirs.push(dir.join("voices"));
@@ -139,6 +143,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             jobs: BTreeMap::new(),
             forced: None,
             ran: 1,
+            begun: None,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -349,42 +354,13 @@ impl<B: Backend + Probe> CosyVoice<B> {
             Stage::Flow => {
                 let mut out: Vec<Flowed> = Vec::with_capacity(slots.len());
                 self.backend.flow(slots, rounds, &mut out)?;
-                for result in out {
-                    if let Some(job) = self.jobs.get_mut(&result.slot) {
-                        job.now.frames += result.frames;
-                        job.now.pending = result.pending;
-                    }
-                    results.entry(result.slot).or_default().failed = result.failed;
-                }
+                self.take_mel(out, results);
             }
             Stage::Vocode => {
-                let (open, silent): (Vec<Slot>, Vec<Slot>) =
-                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| !j.now.finished));
-                for slot in silent {
-                    results.entry(slot).or_default();
-                }
+                let open = self.unfinished(slots);
                 let mut out: Vec<Vocoded> = Vec::with_capacity(open.len());
                 self.backend.vocode(&open, &mut out)?;
-                for result in out {
-                    let outcome = results.entry(result.slot).or_default();
-                    if let Some(job) = self.jobs.get_mut(&result.slot) {
-                        if !result.more {
-                            job.now.vocoded = job.now.frames;
-                        }
-                        job.now.finished = result.done;
-                        if result.done {
-                            job.before += job.samples(&self.config);
-                        }
-                    }
-                    outcome.pcm = result.pcm;
-                    outcome.failed = result.failed;
-                    if result.done
-                        && outcome.failed.is_none()
-                        && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
-                    {
-                        outcome.failed = self.start_segment(result.slot).err();
-                    }
-                }
+                self.take_pcm(out, results);
             }
         }
         Ok(())
@@ -440,21 +416,20 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError> {
         let mut results = BTreeMap::new();
         self.run_stage(step, &mut results)?;
-        let hold_back = self.backend.hold_back();
-        for &slot in &step.slots {
-            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
-            let Some(job) = self.jobs.get(&slot) else {
-                let failed = Some(SynthError::Utterance("the slot is not open".into()));
-                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
-                continue;
-            };
-            let done = failed.is_none() && job.now.finished && job.segments.is_empty();
-            let current = if job.now.finished { 0 } else { job.samples(&self.config) };
-            let decoded_samples = job.before + current;
-            let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
-            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
-        }
+        self.report(step, results, out);
         Ok(())
+    }
+
+    fn begin(&mut self, step: &Step) -> Result<bool, SynthError> {
+        self.begin_sound(step)
+    }
+
+    fn has_ended(&mut self) -> Result<bool, SynthError> {
+        self.backend.has_ended()
+    }
+
+    fn finish(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        self.finish_sound(out)
     }
 
     fn rounds_run(&self) -> Option<u32> {

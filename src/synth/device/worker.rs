@@ -149,7 +149,8 @@ pub(super) fn run(
                 began = Some(clock::now());
                 up(shared, index, true);
                 phase.send_replace(Phase::Ready);
-                let mut worker = Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0 };
+                let mut worker =
+                    Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0, behind: None };
                 guarded(|| worker.work())
             }
             Err(error) => Err(SynthError::Device(match error {
@@ -199,6 +200,7 @@ impl Shared {
     fn abandon<T>(&self, reason: &str, retry_at: Option<Instant>, tell: impl FnOnce() -> T) {
         let mut state = self.state();
         state.sched = None;
+        state.spent.lapse();
         state.voices.clear();
         state.fresh.clear();
         state.blocked.clear();
@@ -243,6 +245,7 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
         width: caps.width,
         rounds: caps.rounds,
         parks: caps.parks,
+        background: caps.background,
         memory: memory.total,
         seeds,
     };
@@ -263,11 +266,33 @@ struct Worker<'a> {
     synth: &'a mut dyn Synthesizer,
     gauges: Instant,
     preemptions: u64,
+    behind: Option<Begun>,
+}
+
+/// A step that is not waited for.
+struct Begun {
+    step: Step,
+    start: Instant,
+    /// What steps took that ran meanwhile.
+    beside: Duration,
+}
+
+/// A step that has ended.
+struct Ran {
+    start: Instant,
+    end: Instant,
+    /// Without steps that ran meanwhile.
+    took: Duration,
+    /// It was begun and not waited for.
+    behind: bool,
 }
 
 impl Worker<'_> {
     fn work(&mut self) -> Result<(), SynthError> {
         loop {
+            if self.behind.is_some() && guarded(|| self.synth.has_ended())? {
+                self.finish()?;
+            }
             let mut state = self.shared.state();
             if state.stop {
                 return Ok(());
@@ -332,6 +357,14 @@ impl Worker<'_> {
                     drop(state);
                     self.step(&step)?;
                 }
+                Plan::Begin(step) => {
+                    drop(state);
+                    self.begin(step)?;
+                }
+                Plan::Idle { .. } if self.behind.is_some() => {
+                    drop(state);
+                    self.watch()?;
+                }
                 Plan::Idle { until } => self.sleep(state, until),
             }
         }
@@ -379,28 +412,60 @@ impl Worker<'_> {
     fn step(&mut self, step: &Step) -> Result<(), SynthError> {
         let start = clock::now();
         let mut progress = Vec::with_capacity(step.slots.len());
-        match guarded(|| self.synth.run(step, &mut progress)) {
-            Ok(()) => {}
-            Err(error @ SynthError::Device(_)) => return Err(error),
-            // Not the device's: those of the step that have no result share it.
-            Err(error) => {
-                let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
-                let missing: Vec<Slot> = missing.copied().collect();
-                progress.extend(missing.into_iter().map(|slot| Progress {
-                    slot,
-                    ready: Stages::NONE,
-                    pcm: Vec::new(),
-                    done: false,
-                    decoded_samples: 0,
-                    failed: Some(SynthError::Utterance(error.to_string())),
-                }));
-            }
-        }
+        share(guarded(|| self.synth.run(step, &mut progress)), step, &mut progress)?;
         let now = clock::now();
         let took = now - start;
+        if let Some(begun) = &mut self.behind {
+            begun.beside += took;
+        }
+        self.hand_out(step, &Ran { start, end: now, took, behind: false }, progress);
+        Ok(())
+    }
+
+    /// Starts `step` and does not wait for it, if that is possible.
+    fn begin(&mut self, step: Step) -> Result<(), SynthError> {
+        let start = clock::now();
+        if !guarded(|| self.synth.begin(&step))? {
+            return self.step(&step);
+        }
+        let mut state = self.shared.state();
+        state.spent.begun(start);
+        if let Some(sched) = &mut state.sched {
+            sched.begun(step.clone());
+        }
+        self.behind = Some(Begun { step, start, beside: Duration::ZERO });
+        Ok(())
+    }
+
+    /// Takes what the step did that was begun.
+    fn finish(&mut self) -> Result<(), SynthError> {
+        let Some(Begun { step, start, beside }) = self.behind.take() else { return Ok(()) };
+        let mut progress = Vec::with_capacity(step.slots.len());
+        share(guarded(|| self.synth.finish(&mut progress)), &step, &mut progress)?;
+        let now = clock::now();
+        let took = (now - start).saturating_sub(beside);
+        self.hand_out(&step, &Ran { start, end: now, took, behind: true }, progress);
+        Ok(())
+    }
+
+    /// Waits until the step that was begun has ended or there is something new to look at.
+    fn watch(&mut self) -> Result<(), SynthError> {
+        while !guarded(|| self.synth.has_ended())? {
+            let state = self.shared.state();
+            if state.poked || state.stop {
+                break;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Gives out what a step did.
+    fn hand_out(&mut self, step: &Step, ran: &Ran, progress: Vec<Progress>) {
         // What was not run has no cost and made nothing.
         let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
-        metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(took.as_secs_f64());
+        metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(ran.took.as_secs_f64());
         let memory = self.synth.memory();
         let mut state = self.shared.state();
         state.remember(memory);
@@ -408,22 +473,27 @@ impl Worker<'_> {
         let outcomes: Vec<Outcome> = progress.iter().map(outcome).collect();
         let deliveries: Vec<_> = match &state.sched {
             Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
-            None => return Ok(()),
+            None => return,
         };
         let State { spent, payloads, .. } = &mut *state;
         let classes = deliveries.iter().filter_map(|(job, _)| Some(payloads.get(job)?.utterance.class));
-        spent.ran(start, now, step, classes);
-        // Audio first: `record` ends what is done, and its end must come after its audio.
+        if ran.behind {
+            spent.finished(ran.end, ran.took, step, classes);
+        } else {
+            spent.ran(ran.start, ran.end, step, classes);
+        }
+        // Audio first: the scheduler ends what is done, and its end must come after its audio.
         for (job, progress) in deliveries {
             if let Some(payload) = state.payloads.get_mut(&job) {
-                payload.trace.ran(step.stage, start, now);
+                payload.trace.ran(step.stage, ran.start, ran.end);
             }
             state.deliver(job, progress);
         }
-        if let Some(sched) = &mut state.sched {
-            sched.record(now, took, step, &outcomes);
+        match &mut state.sched {
+            Some(sched) if ran.behind => sched.finished(ran.end, ran.took, step, &outcomes),
+            Some(sched) => sched.record(ran.end, ran.took, step, &outcomes),
+            None => {}
         }
-        Ok(())
     }
 
     fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) {
@@ -482,6 +552,27 @@ impl State {
         }
         self.memory = memory;
     }
+}
+
+/// What a step's result means for its slots: only what is not the device's is theirs, and those without a result
+/// share it.
+fn share(result: Result<(), SynthError>, step: &Step, progress: &mut Vec<Progress>) -> Result<(), SynthError> {
+    let error = match result {
+        Ok(()) => return Ok(()),
+        Err(error @ SynthError::Device(_)) => return Err(error),
+        Err(error) => error,
+    };
+    let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
+    let missing: Vec<Slot> = missing.copied().collect();
+    progress.extend(missing.into_iter().map(|slot| Progress {
+        slot,
+        ready: Stages::NONE,
+        pcm: Vec::new(),
+        done: false,
+        decoded_samples: 0,
+        failed: Some(SynthError::Utterance(error.to_string())),
+    }));
+    Ok(())
 }
 
 fn outcome(progress: &Progress) -> Outcome {

@@ -38,6 +38,9 @@ pub(super) struct Costs {
     pub(super) memory: u64,
     #[serde(default)]
     pub(super) parks: bool,
+    /// What a step takes beside one that was begun, as a multiple of what it takes alone, and by what share of that
+    /// time the one that was begun gets on; without it the engine runs one at a time.
+    pub(super) beside: Option<(f64, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -84,6 +87,7 @@ impl Costs {
             width: self.width,
             rounds: self.rounds,
             parks: self.parks,
+            background: self.beside.is_some(),
             memory: self.memory,
             seeds: Stage::ALL.map(seed),
         }

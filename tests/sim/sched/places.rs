@@ -44,6 +44,7 @@ fn a_place_is_held_from_the_first_utterance_to_the_end_of_the_last() {
         width: [0, 0, 0, 1],
         rounds: [0, 0, 0, 1],
         parks: false,
+        background: false,
         memory: 0,
         seeds: [Duration::ZERO; 4],
     };

@@ -17,6 +17,8 @@ pub(super) trait Policy {
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
+    fn begun(&mut self, step: Step);
+    fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     /// Jobs, open slots and bytes it believes in, at the end.
     fn remains(&self, now: Instant) -> (u32, u32, u64);
 }
@@ -44,6 +46,14 @@ impl Policy for Scheduler {
 
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         self.record(now, took, step, outcomes);
+    }
+
+    fn begun(&mut self, step: Step) {
+        self.begun(step);
+    }
+
+    fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
+        self.finished(now, took, step, outcomes);
     }
 
     fn remains(&self, now: Instant) -> (u32, u32, u64) {
@@ -155,6 +165,14 @@ impl Policy for Simple {
                 self.ended.push((key.1, Some(outcome.slot), JobEnd::Done));
             }
         }
+    }
+
+    fn begun(&mut self, _: Step) {
+        unreachable!("it waits for every step");
+    }
+
+    fn finished(&mut self, _: Instant, _: Duration, _: &Step, _: &[Outcome]) {
+        unreachable!("it waits for every step");
     }
 
     fn remains(&self, _: Instant) -> (u32, u32, u64) {

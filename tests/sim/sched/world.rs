@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Plan, Refused, Step};
+use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Outcome, Plan, Refused, Step};
 use antiphon::turn::{Class, Epoch, LineId};
 
 use super::engine::{Engine, TOKEN};
@@ -89,6 +89,8 @@ pub(super) struct Report {
     pub(super) cancelled: u32,
     pub(super) submitted: u32,
     pub(super) steps: u64,
+    /// Of these, beside one that nobody waited for.
+    pub(super) beside: u64,
     /// Most steps without live work that a first audio waited for after it was submitted.
     pub(super) most_behind_batch: u32,
     pub(super) displaced: u32,
@@ -137,7 +139,18 @@ pub(super) struct World {
     pub(super) backlog_tenants: Vec<&'static str>,
     backlog_jobs: BTreeMap<&'static str, usize>,
     last_batch: Option<Instant>,
+    behind: Option<Begun>,
     pub(super) trace: bool,
+}
+
+/// A step that nobody waits for.
+struct Begun {
+    step: Step,
+    outcomes: Vec<Outcome>,
+    start: Instant,
+    /// What is left of it, and what ran meanwhile.
+    left: Duration,
+    beside: Duration,
 }
 
 impl World {
@@ -159,6 +172,7 @@ impl World {
             backlog_tenants: vec!["book"],
             backlog_jobs: BTreeMap::new(),
             last_batch: None,
+            behind: None,
             trace: false,
         }
     }
@@ -175,6 +189,7 @@ impl World {
         while self.now < end {
             self.handle_events(self.now);
             self.top_up();
+            self.land();
             match self.policy.plan(self.now) {
                 Plan::Open { slot, job } => {
                     let tokens = self.jobs[&job].tokens;
@@ -197,6 +212,8 @@ impl World {
                 }
                 Plan::End { job, slot, how, .. } => self.end(job, slot, how),
                 Plan::Run(step) => self.step(&step),
+                Plan::Begin(step) => self.begin(step),
+                Plan::Idle { .. } if self.behind.is_some() => self.fly(),
                 Plan::Idle { until } => {
                     let event = self.events.peek().map(|Reverse((at, _))| *at);
                     let Some(next) = until.into_iter().chain(event).min() else { break };
@@ -330,6 +347,54 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) {
+        let (mut took, outcomes) = self.start(step);
+        if let (Some(begun), Some((longer, share))) = (&mut self.behind, self.engine.costs.beside) {
+            assert!(begun.step.stage != step.stage && begun.step.slots.iter().all(|slot| !step.slots.contains(slot)));
+            took = took.mul_f64(longer);
+            begun.left = begun.left.saturating_sub(took.mul_f64(share));
+            begun.beside += took;
+            self.report.beside += 1;
+        }
+        self.pass(took);
+        self.measure(step, took);
+        self.hear(&outcomes);
+        self.policy.record(self.now, took, step, &outcomes);
+    }
+
+    fn begin(&mut self, step: Step) {
+        let (left, outcomes) = self.start(&step);
+        self.policy.begun(step.clone());
+        self.behind = Some(Begun { step, outcomes, start: self.now, left, beside: Duration::ZERO });
+    }
+
+    /// Lets the step that was begun go on until it has ended or something happens.
+    fn fly(&mut self) {
+        let event = self.events.peek().map(|Reverse((at, _))| *at);
+        let Some(begun) = &mut self.behind else { return };
+        let end = self.now + begun.left;
+        let next = event.map_or(end, |event| event.clamp(self.now, end));
+        begun.left = end - next;
+        self.now = next;
+    }
+
+    /// Takes what the step did that was begun, if it has ended.
+    fn land(&mut self) {
+        let Some(begun) = self.behind.take_if(|begun| begun.left.is_zero()) else { return };
+        let took = (self.now - begun.start).saturating_sub(begun.beside);
+        self.measure(&begun.step, took);
+        self.hear(&begun.outcomes);
+        self.policy.finished(self.now, took, &begun.step, &begun.outcomes);
+    }
+
+    fn hear(&mut self, outcomes: &[Outcome]) {
+        for outcome in outcomes {
+            let job = self.slots[&outcome.slot];
+            self.audio(self.now, job, outcome.samples);
+        }
+    }
+
+    /// How long a step takes alone and what it does.
+    fn start(&mut self, step: &Step) -> (Duration, Vec<Outcome>) {
         let jobs: Vec<JobId> = step.slots.iter().map(|slot| self.slots[slot]).collect();
         for job in &jobs {
             assert!(!self.jobs[job].epoch.is_stale(), "work for nobody: {job:?}");
@@ -344,38 +409,38 @@ impl World {
         if self.trace {
             println!("{:?} {step:?} {jobs:?} took {took:?}", self.now - zero());
         }
-        self.pass(took);
         self.report.steps += 1;
-        if self.now >= self.measure_from {
-            let seconds = took.as_secs_f64();
-            let (total, slots) = &mut self.report.widths[step.stage as usize];
-            *total += seconds;
-            *slots += seconds * step.slots.len() as f64;
-            self.report.busy += seconds;
-            for job in &jobs {
-                *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
-            }
-            let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
-            let whose = match live {
-                0 => "batch",
-                live if live == jobs.len() => "live",
-                _ => "both",
-            };
-            let kind = self.report.kinds.entry((step.stage.label(), whose)).or_default();
-            *kind = (kind.0 + 1, kind.1 + seconds, kind.2 + jobs.len());
-            if live > 0 {
-                let costs = &self.engine.costs;
-                let share =
-                    costs.step(step.stage, live, 1).as_secs_f64() / costs.step(step.stage, jobs.len(), 1).as_secs_f64();
-                self.report.live_busy += seconds * share;
-            }
+        (took, outcomes)
+    }
+
+    /// Who had the device, and how much of it live work would have needed by itself.
+    fn measure(&mut self, step: &Step, took: Duration) {
+        if self.now < self.measure_from {
+            return;
         }
-        let now = self.now;
-        for outcome in &outcomes {
-            let job = self.slots[&outcome.slot];
-            self.audio(now, job, outcome.samples);
+        let jobs: Vec<JobId> = step.slots.iter().map(|slot| self.slots[slot]).collect();
+        let seconds = took.as_secs_f64();
+        let (total, slots) = &mut self.report.widths[step.stage as usize];
+        *total += seconds;
+        *slots += seconds * step.slots.len() as f64;
+        self.report.busy += seconds;
+        for job in &jobs {
+            *self.report.device_by.entry(self.jobs[job].tenant).or_default() += seconds / jobs.len() as f64;
         }
-        self.policy.record(now, took, step, &outcomes);
+        let live = jobs.iter().filter(|job| self.jobs[job].class == Class::Live).count();
+        let whose = match live {
+            0 => "batch",
+            live if live == jobs.len() => "live",
+            _ => "both",
+        };
+        let kind = self.report.kinds.entry((step.stage.label(), whose)).or_default();
+        *kind = (kind.0 + 1, kind.1 + seconds, kind.2 + jobs.len());
+        if live > 0 {
+            let costs = &self.engine.costs;
+            let share =
+                costs.step(step.stage, live, 1).as_secs_f64() / costs.step(step.stage, jobs.len(), 1).as_secs_f64();
+            self.report.live_busy += seconds * share;
+        }
     }
 
     /// Counts, for every live job whose listener hears nothing, the steps without live work.

@@ -88,6 +88,7 @@ impl CpuBackend {
             rounds: [1, DECODE_ROUNDS, EULER_STEPS as u32, 1],
             positions: POSITIONS,
             parks: false,
+            background: false,
         };
         let noise = SineTable::new(&config, options.sine_noise);
         Ok(Self {

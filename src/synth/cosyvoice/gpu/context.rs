@@ -1,7 +1,10 @@
-//! A driver context with one stream, made for one load of a model and gone with it.
+//! A driver context with two streams, made for one load of a model and gone with it.
 //!
-//! Owns both. Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
+//! Owns them. Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
 //! is lost, as is one whose driver reports an error. A lost context takes no more work.
+//!
+//! Work goes to [`Lane::Front`] unless [`Context::behind`] says otherwise. Blocks of its launches go before those of
+//! [`Lane::Back`] wherever a multiprocessor has room; nothing else orders the two, so whoever uses both waits.
 //!
 //! # Why
 //! - **A context of its own**, not the device's primary one: a new one works while a lost one still waits for a kernel
@@ -16,7 +19,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result as cu;
@@ -43,17 +46,31 @@ fn given_up<T>(look: impl FnOnce(&mut Vec<u32>) -> T) -> T {
     look(&mut GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// One context and its stream.
+/// Which of the two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// What is waited for.
+    Front,
+    /// What may take longer.
+    Back,
+}
+
+const LANES: [Lane; 2] = [Lane::Front, Lane::Back];
+
+/// One context and its streams.
 pub(super) struct Context {
     ordinal: u32,
     device: sys::CUdevice,
     raw: sys::CUcontext,
-    stream: sys::CUstream,
+    /// By [`Lane`].
+    streams: [sys::CUstream; 2],
+    /// Where work goes now: to [`Lane::Back`]?
+    behind: AtomicBool,
     lost: AtomicBool,
     /// The stream that a kernel does not end on; null: none.
     hung: AtomicPtr<sys::CUstream_st>,
-    /// Launches since the stream was last seen empty.
-    waiting: AtomicU32,
+    /// Launches since each stream was last seen empty.
+    waiting: [AtomicU32; 2],
     /// Launches are being recorded, not run.
     recording: AtomicBool,
     /// [`PATIENCE`] in milliseconds, unless a test is in a hurry.
@@ -102,6 +119,16 @@ fn refused(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |e| GpuError::Driver { what, reason: e.to_string() }
 }
 
+/// A stream for each lane, in the order of [`Lane`].
+fn streams() -> Result<[sys::CUstream; 2], DriverError> {
+    use cu::stream::{StreamKind, create_with_priority, get_priority_range};
+    let (least, greatest) = get_priority_range()?;
+    Ok([
+        create_with_priority(StreamKind::NonBlocking, greatest)?,
+        create_with_priority(StreamKind::NonBlocking, least)?,
+    ])
+}
+
 impl Context {
     /// A context on device `ordinal`, current on this thread.
     pub(super) fn open(ordinal: u32) -> Result<Self, GpuError> {
@@ -121,7 +148,7 @@ impl Context {
                 reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
             },
         })?;
-        let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking).map_err(|e| {
+        let streams = streams().map_err(|e| {
             // What failed first is what is told.
             let _ = Remains { raw, hung: None }.let_go();
             refused("create a stream")(e)
@@ -130,10 +157,11 @@ impl Context {
             ordinal,
             device,
             raw,
-            stream,
+            streams,
+            behind: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             hung: AtomicPtr::default(),
-            waiting: AtomicU32::new(0),
+            waiting: Default::default(),
             recording: AtomicBool::new(false),
             patience: AtomicU64::new(PATIENCE.as_millis() as u64),
         })
@@ -157,8 +185,21 @@ impl Context {
         ))
     }
 
+    fn lane(&self) -> Lane {
+        if self.behind.load(Ordering::Relaxed) { Lane::Back } else { Lane::Front }
+    }
+
+    /// The stream that work goes to now.
     pub(super) fn stream(&self) -> sys::CUstream {
-        self.stream
+        self.streams[self.lane() as usize]
+    }
+
+    /// What `work` starts, and waits for, is on [`Lane::Back`].
+    pub(super) fn behind<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.behind.store(true, Ordering::Relaxed);
+        let result = work();
+        self.behind.store(false, Ordering::Relaxed);
+        result
     }
 
     /// Whether it is of no more use.
@@ -183,39 +224,65 @@ impl Context {
         unsafe { cu::ctx::set_current(self.raw) }.map_err(self.failed("bind the device to a thread"))
     }
 
-    /// Waits until everything that was started has ended.
+    /// Waits until everything that was started has ended, on the stream that work goes to now.
     pub(super) fn wait(&self) -> Result<(), GpuError> {
-        const WHAT: &str = "wait for the device";
+        self.wait_for(self.lane())
+    }
+
+    /// Waits until everything that was started has ended.
+    pub(super) fn wait_all(&self) -> Result<(), GpuError> {
+        LANES.into_iter().try_for_each(|lane| self.wait_for(lane))
+    }
+
+    fn wait_for(&self, lane: Lane) -> Result<(), GpuError> {
         self.bind()?;
         let from = clock::now();
         for polls in 1u64.. {
-            // SAFETY: the stream lives as long as `self`.
-            match unsafe { sys::cuStreamQuery(self.stream) } {
-                sys::CUresult::CUDA_ERROR_NOT_READY => {}
-                other => {
-                    self.waiting.store(0, Ordering::Relaxed);
-                    return other.result().map_err(self.failed(WHAT));
-                }
+            // The clock is not asked every time.
+            if self.poll(lane, from, polls % u64::from(POLLS) == 0)? {
+                break;
             }
-            if polls % u64::from(POLLS) != 0 {
+            if polls % u64::from(POLLS) == 0 {
+                std::thread::yield_now();
+            } else {
                 std::hint::spin_loop();
-                continue;
             }
-            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
-            if from.elapsed() > patience {
-                self.lost.store(true, Ordering::Relaxed);
-                self.hung.store(self.stream, Ordering::Relaxed);
-                let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
-                return Err(GpuError::Driver { what: WHAT, reason });
-            }
-            std::thread::yield_now();
         }
         Ok(())
     }
 
+    /// Whether what was started on `lane`, the last of it no later than `since`, has ended.
+    pub(super) fn has_ended(&self, lane: Lane, since: Instant) -> Result<bool, GpuError> {
+        self.bind()?;
+        self.poll(lane, since, true)
+    }
+
+    /// Asks the stream once; gives it up where it has had nothing to say since `from` for too long.
+    fn poll(&self, lane: Lane, from: Instant, look: bool) -> Result<bool, GpuError> {
+        const WHAT: &str = "wait for the device";
+        let stream = self.streams[lane as usize];
+        let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+        let late = look && from.elapsed() > patience;
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { sys::cuStreamQuery(stream) } {
+            // Asked after the clock was read: a process that was paused in between is not the device's fault.
+            sys::CUresult::CUDA_ERROR_NOT_READY if late => {
+                self.lost.store(true, Ordering::Relaxed);
+                self.hung.store(stream, Ordering::Relaxed);
+                let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
+                Err(GpuError::Driver { what: WHAT, reason })
+            }
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => {
+                self.waiting[lane as usize].store(0, Ordering::Relaxed);
+                other.result().map_err(self.failed(WHAT)).map(|()| true)
+            }
+        }
+    }
+
     /// Counts launches that were just started; waits where too many are under way.
     pub(super) fn started(&self, launches: u32) -> Result<(), GpuError> {
-        let waiting = self.waiting.fetch_add(launches, Ordering::Relaxed) + launches;
+        let waiting = self.waiting[self.lane() as usize].fetch_add(launches, Ordering::Relaxed) + launches;
         if waiting < QUEUE || self.recording.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -226,7 +293,7 @@ impl Context {
     pub(super) fn record(&self, on: bool) {
         self.recording.store(on, Ordering::Relaxed);
         // What was recorded does not wait.
-        self.waiting.store(0, Ordering::Relaxed);
+        self.waiting[self.lane() as usize].store(0, Ordering::Relaxed);
     }
 
     /// Waits are given up after `patience` from now on.

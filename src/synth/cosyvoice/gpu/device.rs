@@ -128,7 +128,7 @@ pub fn count() -> u32 {
     if absent().is_some() { 0 } else { CudaContext::device_count().map_or(0, |n| n.max(0) as u32) }
 }
 
-/// One device and its stream.
+/// One device and its streams.
 pub(super) struct Device {
     pub(super) context: Context,
     pub(super) name: String,
@@ -229,10 +229,16 @@ impl Device {
         self.context.bind()
     }
 
-    /// Before a driver call that may wait for what was started: nothing else bounds that.
+    /// Before a driver call that may wait for what was started where work goes now: nothing else bounds that.
     fn enter_idle(&self, what: &'static str) -> Result<(), GpuError> {
         self.faults.call(what)?;
         self.context.wait()
+    }
+
+    /// The same, for calls that may wait for everything.
+    fn enter_still(&self, what: &'static str) -> Result<(), GpuError> {
+        self.faults.call(what)?;
+        self.context.wait_all()
     }
 
     /// Bytes free and in all.
@@ -249,7 +255,7 @@ impl Device {
 
     /// Uninitialised memory.
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
-        self.enter_idle("allocate memory")?;
+        self.enter_still("allocate memory")?;
         let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
         if self.faults.no_memory() {
             return Err(short());
@@ -319,7 +325,7 @@ impl Device {
     /// Reads `out.len()` values; waits for the stream.
     pub(super) fn read<T: Copy>(&self, ptr: u64, out: &mut [T]) -> Result<(), GpuError> {
         self.enter_idle("copy from the device")?;
-        // SAFETY: callers pass ranges of buffers they own; nothing runs any more.
+        // SAFETY: callers pass ranges of buffers they own; nothing that writes them runs any more.
         unsafe { cu::memcpy_dtoh_sync(out, ptr) }.map_err(self.context.failed("copy from the device"))
     }
 
@@ -332,7 +338,7 @@ impl Device {
         defines: &[(&str, i64)],
     ) -> Result<Module, GpuError> {
         let image = compile(unit, sources, elt, defines, &self.arch)?;
-        self.enter_idle("load a module")?;
+        self.enter_still("load a module")?;
         // SAFETY: the image is a complete module that the compiler made for this device.
         let module =
             unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(self.context.failed("load a module"))?;
@@ -534,7 +540,7 @@ impl Drop for Buf {
     fn drop(&mut self) {
         self.device.ledger.sub(self.part, self.bytes as u64);
         // What is left in a lost context goes with it. The wait is ours, not the driver's: it ends.
-        if self.device.context.wait().is_ok() {
+        if self.device.context.wait_all().is_ok() {
             // SAFETY: allocated by `Device::alloc`, freed only here; nothing runs any more.
             let _ = unsafe { cu::free_sync(self.ptr) };
         }
@@ -565,7 +571,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.device.context.wait().is_ok() {
+        if self.device.context.wait_all().is_ok() {
             // SAFETY: made by `Device::capture`, destroyed only here; nothing runs any more.
             let _ = unsafe { cu::graph::exec_destroy(self.exec) };
         }
@@ -626,7 +632,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.dev.device.context.wait().is_ok() {
+        if self.dev.device.context.wait_all().is_ok() {
             // SAFETY: allocated in `new`, freed only here; nothing runs any more.
             let _ = unsafe { cu::free_host(self.host.cast()) };
         }

@@ -400,6 +400,14 @@ impl Flow {
     /// Runs `rounds`, each one Euler step of its chunks; chunks of a later round may depend on earlier ones.
     /// Returns, by flag, which chunks are no longer finite. `rounds` and each round's width are within bounds.
     pub(super) fn run(&mut self, rounds: &[Vec<ChunkRun>]) -> Result<Vec<bool>, GpuError> {
+        self.start(rounds)?;
+        self.device.sync()?;
+        Ok(self.flags())
+    }
+
+    /// Starts `rounds` as [`Self::run`] does. Nothing else may be started here before they have ended and
+    /// [`Self::flags`] were read.
+    pub(super) fn start(&mut self, rounds: &[Vec<ChunkRun>]) -> Result<(), GpuError> {
         self.device.fill_zero(self.bad.dev.ptr, WIDTH * 4)?;
         let mut used = 0usize;
         for (n, round) in rounds.iter().enumerate() {
@@ -422,9 +430,12 @@ impl Flow {
                 None => self.step(width, false)?,
             }
         }
-        self.bad.fetch(WIDTH * 4)?;
-        self.device.sync()?;
-        Ok(self.bad.as_mut::<i32>().iter().map(|&b| b != 0).collect())
+        self.bad.fetch(WIDTH * 4)
+    }
+
+    /// Which chunks of the rounds that have ended are no longer finite, by flag.
+    pub(super) fn flags(&mut self) -> Vec<bool> {
+        self.bad.as_mut::<i32>().iter().map(|&b| b != 0).collect()
     }
 
     /// One Euler step of a whole utterance whose blocks see each other fully; `blocks` in order. They are given
@@ -445,7 +456,7 @@ impl Flow {
         self.step(blocks.len(), true)?;
         self.bad.fetch(WIDTH * 4)?;
         self.device.sync()?;
-        Ok(self.bad.as_mut::<i32>().iter().any(|&b| b != 0))
+        Ok(self.flags().contains(&true))
     }
 
     /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken.

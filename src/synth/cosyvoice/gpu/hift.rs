@@ -152,6 +152,18 @@ pub(super) struct Excerpt<'a> {
     pub(super) slabs: &'a [u64],
 }
 
+/// A pass that was started, piece by piece.
+pub(super) struct Pass(Vec<Part>);
+
+struct Part {
+    /// Which of the pieces it was started with.
+    piece: usize,
+    slot: usize,
+    /// Where the slot's stream stands then.
+    place: Place,
+    samples: usize,
+}
+
 /// Where a slot's stream stands.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
@@ -276,9 +288,11 @@ impl Hift {
         self.places[slot].f0_done
     }
 
-    /// How much of a slot's mel one pass can turn into samples, counted from its beginning, with what it looks ahead.
-    pub(super) fn reach_of_a_pass(&self, slot: usize) -> usize {
-        self.places[slot].done + FRAMES + self.ahead()
+    /// As much of a piece as one pass can turn into samples.
+    pub(super) fn for_one_pass<'a>(&self, piece: Excerpt<'a>) -> Excerpt<'a> {
+        let end = self.places[piece.slot].done + FRAMES;
+        let last = piece.last && piece.total <= end;
+        Excerpt { total: piece.total.min(end + if last { 0 } else { self.ahead() }), last, ..piece }
     }
 
     /// The start of a stream.
@@ -300,28 +314,31 @@ impl Hift {
     /// New samples of each piece, everything that is exact; `None` for one whose values are no longer finite.
     pub(super) fn run(&mut self, pieces: &[Excerpt<'_>]) -> Result<Vec<Option<Vec<f32>>>, GpuError> {
         let mut out: Vec<Option<Vec<f32>>> = pieces.iter().map(|_| Some(Vec::new())).collect();
-        loop {
-            let mut group = Vec::new();
-            for (i, p) in pieces.iter().enumerate() {
-                let done = self.places[p.slot].done;
-                let target = if p.last { p.total } else { p.total.saturating_sub(self.ahead()) };
-                if done < target && group.len() < WIDTH && out[i].is_some() {
-                    group.push((i, target.min(done + FRAMES)));
-                }
-            }
-            if group.is_empty() {
-                return Ok(out);
-            }
-            self.pass(pieces, &group, &mut out)?;
+        while let Some(pass) = self.start(pieces, &out)? {
+            self.device.sync()?;
+            self.take(pass, &mut out);
         }
+        Ok(out)
     }
 
-    fn pass(
-        &mut self,
-        pieces: &[Excerpt<'_>],
-        group: &[(usize, usize)],
-        out: &mut [Option<Vec<f32>>],
-    ) -> Result<(), GpuError> {
+    /// Starts a pass over those of `pieces` that have something left and a place in `out` still; `None`: there are
+    /// none. Nothing else may be started here before it has ended and [`Self::take`] was called.
+    pub(super) fn start(&mut self, pieces: &[Excerpt<'_>], out: &[Option<Vec<f32>>]) -> Result<Option<Pass>, GpuError> {
+        let mut group = Vec::new();
+        for (i, (p, out)) in pieces.iter().zip(out).enumerate() {
+            let done = self.places[p.slot].done;
+            let target = if p.last { p.total } else { p.total.saturating_sub(self.ahead()) };
+            if done < target && group.len() < WIDTH && out.is_some() {
+                group.push((i, target.min(done + FRAMES)));
+            }
+        }
+        if group.is_empty() {
+            return Ok(None);
+        }
+        self.pass(pieces, &group).map(Some)
+    }
+
+    fn pass(&mut self, pieces: &[Excerpt<'_>], group: &[(usize, usize)]) -> Result<Pass, GpuError> {
         let frame = self.config.frame_samples();
         let slots = self.places.len();
         let (cols, reach) = (self.cols(), self.reach());
@@ -329,7 +346,7 @@ impl Hift {
         let mut vocs = [Voc::default(); WIDTH];
         let mut hists = [[0u64; WIDTH]; 2];
         let (mut f0_row, mut row, mut spec_row, mut top_row, mut pcm_row) = (0usize, 0usize, 0usize, 0usize, 0usize);
-        let mut samples = Vec::with_capacity(group.len());
+        let mut parts = Vec::with_capacity(group.len());
         for (n, &(i, to)) in group.iter().enumerate() {
             let p = &pieces[i];
             let place = self.places[p.slot];
@@ -374,7 +391,8 @@ impl Hift {
             spec_row += (to - from) * cols + reach + 1;
             top_row += (to - from) * cols + usize::from(from == 0);
             pcm_row += count;
-            samples.push(count);
+            let place = Place { done: to, f0_done: f0_to, side: other };
+            parts.push(Part { piece: i, slot: p.slot, place, samples: count });
         }
         let f0_frames = f0_row;
         let recorded = self.recorded(group.len(), row, f0_frames);
@@ -412,21 +430,23 @@ impl Hift {
         }
         self.bad.fetch(WIDTH * 4)?;
         self.scratch.pcm.fetch(pcm_row * 4)?;
-        self.device.sync()?;
+        Ok(Pass(parts))
+    }
+
+    /// The samples of a pass that has ended, behind what is in `out`; `None` for a piece whose values are no longer
+    /// finite.
+    pub(super) fn take(&mut self, pass: Pass, out: &mut [Option<Vec<f32>>]) {
         let pcm = self.scratch.pcm.as_mut::<f32>();
         let flags = self.bad.as_mut::<i32>();
         let mut start = 0;
-        for (n, (&(i, to), count)) in group.iter().zip(samples).enumerate() {
-            let p = &pieces[i];
-            let place = &mut self.places[p.slot];
-            *place = Place { done: to, f0_done: vocs[n].f0_to as usize, side: 1 - place.side };
-            match (&mut out[i], flags[n]) {
-                (Some(list), 0) => list.extend_from_slice(&pcm[start..start + count]),
+        for (part, bad) in pass.0.into_iter().zip(flags) {
+            self.places[part.slot] = part.place;
+            match (&mut out[part.piece], *bad) {
+                (Some(list), 0) => list.extend_from_slice(&pcm[start..start + part.samples]),
                 (slot, _) => *slot = None,
             }
-            start += count;
+            start += part.samples;
         }
-        Ok(())
     }
 
     /// Columns of the spectrum a frame.

@@ -3,7 +3,7 @@
 //! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
 //! [`absent`] says in one line why there is no GPU engine. [`context`] owns the driver's context and every wait,
 //! [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what
-//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`slabs`] the flow's memory, [`slots`] what the
+//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the last two behind others, [`slabs`] the flow's memory, [`slots`] what the
 //! host knows of each utterance, [`ledger`] who holds the device's memory, [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
@@ -35,6 +35,7 @@ pub mod bench;
 mod context;
 mod device;
 mod faults;
+mod flight;
 mod flow;
 mod gemm;
 mod hift;
@@ -55,8 +56,9 @@ use std::sync::Arc;
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count};
 pub use self::faults::Fault;
+use self::flight::Flight;
 use self::flow::{ChunkArgs, ChunkRun, Flow};
-use self::hift::{Excerpt, Hift};
+use self::hift::Hift;
 pub use self::ledger::Part;
 use self::llm::Llm;
 use self::slabs::{Pool, Slab, Slabs};
@@ -154,6 +156,7 @@ pub struct GpuBackend {
     voices: BTreeMap<VoiceHandle, Voice>,
     next_voice: u32,
     slots: BTreeMap<Slot, SlotState>,
+    flight: Option<Flight>,
 }
 
 impl GpuBackend {
@@ -204,10 +207,24 @@ impl GpuBackend {
             rounds: [1, llm::ROUNDS as u32, EULER_STEPS as u32, 1],
             positions: positions as u32,
             parks: false,
+            background: true,
         };
         let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
-        let mut backend =
-            Self { device, config, options, caps, llm, flow, hift, slabs, hists, voices, next_voice: 0, slots };
+        let mut backend = Self {
+            device,
+            config,
+            options,
+            caps,
+            llm,
+            flow,
+            hift,
+            slabs,
+            hists,
+            voices,
+            next_voice: 0,
+            slots,
+            flight: None,
+        };
         backend.warm_up()?;
         backend.device.settle(Part::Graphs)?;
         Ok(backend)
@@ -334,13 +351,14 @@ impl GpuBackend {
         Ok(self.flow.run_whole(&runs)?)
     }
 
-    /// Runs Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns what failed.
+    /// Starts Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns whether there
+    /// were any, whose flags are then to be waited for, and what failed before.
     fn advance(
         &mut self,
         streams: &mut [Job<'_>],
         rounds: usize,
         limit: usize,
-    ) -> Result<Vec<Option<SynthError>>, SynthError> {
+    ) -> Result<(bool, Vec<Option<SynthError>>), SynthError> {
         let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
         let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
         for _ in 0..rounds.min(flow::ROUNDS) {
@@ -380,13 +398,27 @@ impl GpuBackend {
             plan.push(round);
         }
         if !plan.is_empty() {
-            for (flag, failed) in self.flow.run(&plan)?.into_iter().zip(&mut failed) {
-                if flag && failed.is_none() {
-                    *failed = Some(poisoned());
-                }
+            self.flow.start(&plan)?;
+        }
+        Ok((!plan.is_empty(), failed))
+    }
+
+    /// Runs every Euler step of one stream's next chunks that end at or before `limit`. Returns what failed.
+    fn advance_now(&mut self, job: Job<'_>, limit: usize) -> Result<Option<SynthError>, SynthError> {
+        let (started, mut failed) = self.advance(&mut [job], EULER_STEPS, limit)?;
+        self.device.sync()?;
+        self.settle(started, &mut failed);
+        Ok(failed.pop().flatten())
+    }
+
+    /// Adds what the steps that have ended say to what failed before.
+    fn settle(&mut self, started: bool, failed: &mut [Option<SynthError>]) {
+        let flags = if started { self.flow.flags() } else { Vec::new() };
+        for (flag, failed) in flags.into_iter().zip(failed) {
+            if flag && failed.is_none() {
+                *failed = Some(poisoned());
             }
         }
-        Ok(failed)
     }
 
     /// Frames a voice's utterances share.
@@ -399,14 +431,16 @@ impl GpuBackend {
     /// Solves the shared blocks of `voice`.
     fn solve_prefix(&mut self, handle: VoiceHandle) -> Result<(), SynthError> {
         let Some(voice) = self.voices.get(&handle).filter(|v| v.prefix.is_none()) else { return Ok(()) };
-        let frames = self.shared_frames(&voice.prompt);
+        let prompt = voice.prompt.clone();
+        self.catch_up()?;
+        let frames = self.shared_frames(&prompt);
         let hist = self.device.zeros("a voice", self.flow.hist_bytes)?;
-        let tokens = voice.prompt.tokens.clone();
+        let tokens = prompt.tokens.clone();
         let mut stream =
             Stream::new(tokens, &[], &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
         while stream.done < frames {
             let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
-            if let Some(e) = self.advance(&mut [job], EULER_STEPS, frames)?.into_iter().flatten().next() {
+            if let Some(e) = self.advance_now(job, frames)? {
                 if matches!(e, SynthError::Utterance(_)) {
                     stream.own().try_for_each(|slab| self.slabs.scrub(slab))?;
                 }
@@ -633,39 +667,7 @@ impl Backend for GpuBackend {
     }
 
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
-        // States leave the map while their chunks run: the device needs the rest of `self`.
-        let mut taken: Vec<(Slot, Option<SlotState>)> = slots.iter().map(|&s| (s, self.slots.remove(&s))).collect();
-        let hists: Vec<u64> = slots.iter().map(|s| self.hist_of(s.0 as usize)).collect();
-        let before: Vec<usize> = taken.iter().map(|(_, s)| s.as_ref().map_or(0, |s| s.stream.done)).collect();
-        let mut jobs: Vec<Job<'_>> = taken
-            .iter_mut()
-            .zip(&hists)
-            .filter_map(|((_, s), &hist)| s.as_mut().map(|s| Job { voice: s.voice, hist, stream: &mut s.stream }))
-            .collect();
-        let result = self.advance(&mut jobs, rounds as usize, usize::MAX);
-        let mut failures = match &result {
-            Ok(_) => result.unwrap_or_default(),
-            Err(_) => {
-                // The device failed: the states go back so that they can be closed.
-                self.slots.extend(taken.into_iter().filter_map(|(slot, s)| Some((slot, s?))));
-                return result.map(|_| ());
-            }
-        }
-        .into_iter();
-        for ((slot, state), before) in taken.into_iter().zip(before) {
-            let Some(mut state) = state else {
-                out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
-                continue;
-            };
-            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
-            let frames = state.stream.done.max(prompt) - before.max(prompt);
-            let pending = state.stream.pending() as u32;
-            let failed = failures.next().flatten();
-            state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
-            out.push(Flowed { slot, frames: frames as u32, pending, failed });
-            self.slots.insert(slot, state);
-        }
-        Ok(())
+        self.run_flow(slots, rounds, out)
     }
 
     fn flow_rounds(&self, slot: Slot) -> u32 {
@@ -673,59 +675,31 @@ impl Backend for GpuBackend {
     }
 
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
-        let mut failures: BTreeMap<Slot, SynthError> = BTreeMap::new();
-        for &slot in slots {
-            let wanted = self.slots.get(&slot).is_some_and(|s| {
-                (s.request.speed - 1.0).abs() > f32::EPSILON && s.stretched.is_none() && s.stream.complete()
-            });
-            if wanted {
-                match self.stretch(slot) {
-                    Ok(()) => {}
-                    Err(e @ SynthError::Device(_)) => return Err(e),
-                    Err(e) => drop(failures.insert(slot, e)),
-                }
-            }
-        }
-        let mut lists = Vec::with_capacity(slots.len());
-        for slot in slots.iter().filter(|slot| !failures.contains_key(slot)) {
-            let Some(state) = self.slots.get(slot) else { continue };
-            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
-            let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
-            let (slabs, frame0, total) = match &state.stretched {
-                Some((mel, frames)) => (self.pages_of(mel, *frames), 0, *frames),
-                None if stretch => (Vec::new(), 0, 0),
-                None => (self.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
-            };
-            lists.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
-        }
-        // One pass a call, so that a call is bounded however long the chunks are.
-        let excerpts: Vec<Excerpt<'_>> = lists
-            .iter()
-            .map(|(slot, slabs, frame0, total, last)| {
-                let reach = self.hift.reach_of_a_pass(*slot);
-                let (total, last) = if *total > reach { (reach, false) } else { (*total, *last) };
-                Excerpt { slot: *slot, frame0: *frame0, total, last, slabs }
-            })
-            .collect();
-        let pcm = self.hift.run(&excerpts)?;
-        let mut results = excerpts.iter().zip(&lists).zip(pcm);
-        for &slot in slots {
-            let failed = failures.remove(&slot);
-            if failed.is_some() || !self.slots.contains_key(&slot) {
-                let failed = Some(failed.unwrap_or_else(not_open));
-                out.push(Vocoded { slot, pcm: Vec::new(), done: false, more: false, failed });
-                continue;
-            }
-            let Some(((e, whole), pcm)) = results.next() else { break };
-            let failed = pcm.is_none().then(|| SynthError::Utterance("a sample is not a number".into()));
-            let done = self.hift.finished(e.slot, e.total, e.last);
-            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, more: e.total < whole.3, failed });
-        }
-        Ok(())
+        self.run_vocode(slots, out)
+    }
+
+    fn begin_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
+        self.start_flow_behind(slots, rounds)
+    }
+
+    fn begin_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
+        self.start_vocode_behind(slots)
+    }
+
+    fn has_ended(&mut self) -> Result<bool, SynthError> {
+        self.flight_has_ended()
+    }
+
+    fn finish_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+        self.land_flow(out)
+    }
+
+    fn finish_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        self.land_vocode(out)
     }
 
     fn close(&mut self, slot: Slot) {
-        if let Some(mut state) = self.slots.remove(&slot) {
+        if let Some(mut state) = self.take_for_closing(slot) {
             if state.poisoned {
                 let slabs = state.stream.own().try_for_each(|slab| self.slabs.scrub(slab));
                 if let Err(error) = slabs.and_then(|()| self.llm.scrub(slot.0 as usize)) {
@@ -757,6 +731,7 @@ impl Backend for GpuBackend {
     }
 
     fn sync(&mut self) -> Result<(), SynthError> {
+        self.catch_up()?;
         Ok(self.device.sync()?)
     }
 }

@@ -7,7 +7,6 @@ use super::slots::Stream;
 use super::{GpuBackend, Job, device, flow, poisoned};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength, Sampling, VoiceHandle};
-use crate::synth::cosyvoice::config::EULER_STEPS;
 use crate::synth::cosyvoice::cpu;
 use crate::synth::cosyvoice::noise;
 use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmProbe, Probe, Values};
@@ -48,7 +47,7 @@ impl GpuBackend {
             from = to;
             while stream.pending() > 0 {
                 let job = Job { voice: VOICE, hist, stream: &mut stream };
-                if self.advance(&mut [job], EULER_STEPS, usize::MAX)?.into_iter().flatten().next().is_some() {
+                if self.advance_now(job, usize::MAX)?.is_some() {
                     return Err(poisoned());
                 }
             }

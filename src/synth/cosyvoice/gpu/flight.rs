@@ -1,0 +1,286 @@
+//! Flow and vocoder calls, and such that run behind others: started on the back stream, taken when they have ended.
+//!
+//! One call is under way at a time, since what it is told and what it finds out lie in buffers of its network. A call
+//! in front that needs them waits for it ([`GpuBackend::catch_up`]); the language model has its own and does not.
+//!
+//! # Why
+//! A new turn would wait for the step under way. Behind a wide flow step its decode rounds take a quarter longer than
+//! alone and a narrow vocoder pass a tenth, and the step is worked on meanwhile (tests/gpu/LOG.md).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::context::Lane;
+use super::hift::{Excerpt, Pass};
+use super::slots::SlotState;
+use super::{GpuBackend, Job, not_open};
+use crate::clock;
+use crate::synth::cosyvoice::backend::{FinalChunk, Flowed, Vocoded};
+use crate::synth::{Slot, SynthError};
+
+/// A call behind others.
+pub(super) struct Flight {
+    call: Call,
+    since: Instant,
+}
+
+enum Call {
+    Flow(FlowCall),
+    Vocode(VocodeCall),
+}
+
+/// A flow call.
+struct FlowCall {
+    /// States of its slots, which are in no map while their chunks run.
+    taken: Vec<(Slot, Option<SlotState>)>,
+    /// Frames that each had.
+    before: Vec<usize>,
+    /// Of those that have a state, in order.
+    failed: Vec<Option<SynthError>>,
+    /// Steps were started and have not been looked at.
+    started: bool,
+}
+
+/// A vocoder call: one pass at most, so that it is bounded however long the chunks are.
+struct VocodeCall {
+    slots: Vec<Slot>,
+    failures: BTreeMap<Slot, SynthError>,
+    pieces: Vec<Piece>,
+    /// Started and not looked at.
+    pass: Option<Pass>,
+    /// Of each piece.
+    pcm: Vec<Option<Vec<f32>>>,
+}
+
+/// What a slot gives to a pass, as in [`Excerpt`].
+struct Piece {
+    slot: usize,
+    total: usize,
+    last: bool,
+    /// Frames are left over.
+    more: bool,
+}
+
+impl GpuBackend {
+    pub(super) fn run_flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+        self.catch_up()?;
+        let mut call = self.take_slots(slots);
+        let ran = self.start_flow(&mut call, rounds).and_then(|()| Ok(self.device.sync()?));
+        self.settle_flow(&mut call, ran.is_ok());
+        self.give_back(call, ran.is_ok().then_some(out));
+        ran
+    }
+
+    /// [`super::Backend::begin_flow`].
+    pub(super) fn start_flow_behind(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
+        // A full solve allocates and waits.
+        if self.flight.is_some() || self.options.final_chunk == FinalChunk::Reference {
+            return Ok(false);
+        }
+        // What it reads was written in front.
+        self.device.sync()?;
+        let mut call = self.take_slots(slots);
+        let device = self.device.clone();
+        if let Err(error) = device.context.behind(|| self.start_flow(&mut call, rounds)) {
+            self.give_back(call, None);
+            return Err(error);
+        }
+        self.flight = Some(Flight { call: Call::Flow(call), since: clock::now() });
+        Ok(true)
+    }
+
+    fn take_slots(&mut self, slots: &[Slot]) -> FlowCall {
+        let taken: Vec<_> = slots.iter().map(|&slot| (slot, self.slots.remove(&slot))).collect();
+        let before = taken.iter().map(|(_, state)| state.as_ref().map_or(0, |s| s.stream.done)).collect();
+        FlowCall { taken, before, failed: Vec::new(), started: false }
+    }
+
+    fn start_flow(&mut self, call: &mut FlowCall, rounds: u32) -> Result<(), SynthError> {
+        let hists: Vec<u64> = call.taken.iter().map(|(slot, _)| self.hist_of(slot.0 as usize)).collect();
+        let states = call.taken.iter_mut().zip(hists);
+        let mut jobs: Vec<Job<'_>> = states
+            .filter_map(|((_, s), hist)| s.as_mut().map(|s| Job { voice: s.voice, hist, stream: &mut s.stream }))
+            .collect();
+        (call.started, call.failed) = self.advance(&mut jobs, rounds as usize, usize::MAX)?;
+        Ok(())
+    }
+
+    /// Once the steps have ended: what they found out.
+    fn settle_flow(&mut self, call: &mut FlowCall, ran: bool) {
+        let started = std::mem::take(&mut call.started) && ran;
+        self.settle(started, &mut call.failed);
+    }
+
+    /// Puts the states back and says what became of each. Without `out` the device failed: they can only be closed.
+    fn give_back(&mut self, call: FlowCall, mut out: Option<&mut Vec<Flowed>>) {
+        let mut failures = call.failed.into_iter();
+        for ((slot, state), before) in call.taken.into_iter().zip(call.before) {
+            let Some(mut state) = state else {
+                if let Some(out) = &mut out {
+                    out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
+                }
+                continue;
+            };
+            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let frames = (state.stream.done.max(prompt) - before.max(prompt)) as u32;
+            let pending = state.stream.pending() as u32;
+            let failed = failures.next().flatten();
+            state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
+            if let Some(out) = &mut out {
+                out.push(Flowed { slot, frames, pending, failed });
+            }
+            self.slots.insert(slot, state);
+        }
+    }
+
+    pub(super) fn run_vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        self.catch_up()?;
+        let mut call = self.prepare_vocode(slots)?;
+        self.start_vocode(&mut call)?;
+        self.device.sync()?;
+        self.settle_vocode(&mut call);
+        self.report_vocode(call, out);
+        Ok(())
+    }
+
+    /// [`super::Backend::begin_vocode`].
+    pub(super) fn start_vocode_behind(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
+        if self.flight.is_some() {
+            return Ok(false);
+        }
+        let mut call = self.prepare_vocode(slots)?;
+        // What it reads was written in front.
+        self.device.sync()?;
+        let device = self.device.clone();
+        device.context.behind(|| self.start_vocode(&mut call))?;
+        self.flight = Some(Flight { call: Call::Vocode(call), since: clock::now() });
+        Ok(true)
+    }
+
+    /// What each slot gives to the pass; mels that are played at another speed are made first.
+    fn prepare_vocode(&mut self, slots: &[Slot]) -> Result<VocodeCall, SynthError> {
+        let mut failures = BTreeMap::new();
+        for &slot in slots {
+            let wanted = self.slots.get(&slot).is_some_and(|s| {
+                (s.request.speed - 1.0).abs() > f32::EPSILON && s.stretched.is_none() && s.stream.complete()
+            });
+            if wanted {
+                match self.stretch(slot) {
+                    Ok(()) => {}
+                    Err(e @ SynthError::Device(_)) => return Err(e),
+                    Err(e) => drop(failures.insert(slot, e)),
+                }
+            }
+        }
+        Ok(VocodeCall { slots: slots.to_vec(), failures, pieces: Vec::new(), pass: None, pcm: Vec::new() })
+    }
+
+    fn start_vocode(&mut self, call: &mut VocodeCall) -> Result<(), SynthError> {
+        let mut wholes = Vec::with_capacity(call.slots.len());
+        for slot in call.slots.iter().filter(|slot| !call.failures.contains_key(slot)) {
+            let Some(state) = self.slots.get(slot) else { continue };
+            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
+            let (slabs, frame0, total) = match &state.stretched {
+                Some((mel, frames)) => (self.pages_of(mel, *frames), 0, *frames),
+                None if stretch => (Vec::new(), 0, 0),
+                None => (self.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
+            };
+            wholes.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
+        }
+        let mut excerpts: Vec<Excerpt<'_>> = Vec::with_capacity(wholes.len());
+        for (slot, slabs, frame0, total, last) in &wholes {
+            let whole = Excerpt { slot: *slot, frame0: *frame0, total: *total, last: *last, slabs };
+            let part = self.hift.for_one_pass(whole);
+            let more = (part.total, part.last) != (*total, *last);
+            call.pieces.push(Piece { slot: *slot, total: part.total, last: part.last, more });
+            excerpts.push(part);
+        }
+        call.pcm = excerpts.iter().map(|_| Some(Vec::new())).collect();
+        call.pass = self.hift.start(&excerpts, &call.pcm)?;
+        Ok(())
+    }
+
+    /// Once the pass has ended: its samples.
+    fn settle_vocode(&mut self, call: &mut VocodeCall) {
+        if let Some(pass) = call.pass.take() {
+            self.hift.take(pass, &mut call.pcm);
+        }
+    }
+
+    fn report_vocode(&self, mut call: VocodeCall, out: &mut Vec<Vocoded>) {
+        let mut results: BTreeMap<usize, _> =
+            call.pieces.iter().map(|p| p.slot).zip(call.pieces.iter().zip(call.pcm)).collect();
+        for &slot in &call.slots {
+            let result = results.remove(&(slot.0 as usize)).filter(|_| self.slots.contains_key(&slot));
+            let Some((piece, pcm)) = result else {
+                let failed = Some(call.failures.remove(&slot).unwrap_or_else(not_open));
+                out.push(Vocoded { slot, pcm: Vec::new(), done: false, more: false, failed });
+                continue;
+            };
+            let failed = pcm.is_none().then(|| SynthError::Utterance("a sample is not a number".into()));
+            let done = self.hift.finished(piece.slot, piece.total, piece.last);
+            out.push(Vocoded { slot, pcm: pcm.unwrap_or_default(), done, more: piece.more, failed });
+        }
+    }
+
+    /// Whether the call behind others has ended.
+    pub(super) fn flight_has_ended(&self) -> Result<bool, SynthError> {
+        match &self.flight {
+            Some(flight) => Ok(self.device.context.has_ended(Lane::Back, flight.since)?),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits for the call behind others and takes what it found out, so that its network's buffers are free.
+    pub(super) fn catch_up(&mut self) -> Result<(), SynthError> {
+        let Some(mut flight) = self.flight.take() else { return Ok(()) };
+        let device = self.device.clone();
+        let waited = device.context.behind(|| device.sync());
+        match &mut flight.call {
+            Call::Flow(call) => self.settle_flow(call, waited.is_ok()),
+            Call::Vocode(call) if waited.is_ok() => self.settle_vocode(call),
+            Call::Vocode(_) => {}
+        }
+        self.flight = Some(flight);
+        Ok(waited?)
+    }
+
+    /// [`super::Backend::finish_flow`].
+    pub(super) fn land_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+        let waited = self.catch_up();
+        match self.flight.take() {
+            Some(Flight { call: Call::Flow(call), .. }) => self.give_back(call, waited.is_ok().then_some(out)),
+            other => self.flight = other,
+        }
+        waited
+    }
+
+    /// [`super::Backend::finish_vocode`].
+    pub(super) fn land_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+        self.catch_up()?;
+        match self.flight.take() {
+            Some(Flight { call: Call::Vocode(call), .. }) => self.report_vocode(call, out),
+            other => self.flight = other,
+        }
+        Ok(())
+    }
+
+    /// The state of a slot that is to be closed; a call that runs for it is waited for.
+    pub(super) fn take_for_closing(&mut self, slot: Slot) -> Option<SlotState> {
+        let flies = |flight: &Flight| match &flight.call {
+            Call::Flow(call) => call.taken.iter().any(|(other, _)| *other == slot),
+            Call::Vocode(call) => call.slots.contains(&slot),
+        };
+        if self.flight.as_ref().is_some_and(flies)
+            && let Err(error) = self.catch_up()
+        {
+            tracing::error!(%error, slot = slot.0, "a slot was closed under a call that failed");
+        }
+        let taken = match &mut self.flight {
+            Some(Flight { call: Call::Flow(call), .. }) => call.taken.iter_mut().find(|(other, _)| *other == slot),
+            _ => None,
+        };
+        taken.and_then(|(_, state)| state.take()).or_else(|| self.slots.remove(&slot))
+    }
+}

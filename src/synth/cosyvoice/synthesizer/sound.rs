@@ -1,0 +1,98 @@
+//! The stages that make sound of tokens: run while the caller waits, or begun and finished later.
+
+use std::collections::BTreeMap;
+
+use super::super::backend::{Backend, Flowed, Vocoded};
+use super::super::probe::Probe;
+use super::{CosyVoice, Outcome};
+use crate::synth::{Progress, Slot, Stage, Stages, Step, SynthError};
+
+impl<B: Backend + Probe> CosyVoice<B> {
+    /// [`crate::synth::Synthesizer::begin`].
+    pub(super) fn begin_sound(&mut self, step: &Step) -> Result<bool, SynthError> {
+        let rounds = self.useful_rounds(step);
+        let begun = match step.stage {
+            Stage::Flow => self.backend.begin_flow(&step.slots, rounds)?,
+            Stage::Vocode => self.backend.begin_vocode(&self.unfinished(&step.slots))?,
+            Stage::Prefill | Stage::Decode => false,
+        };
+        if begun {
+            self.begun = Some((step.clone(), rounds));
+        }
+        Ok(begun)
+    }
+
+    /// [`crate::synth::Synthesizer::finish`].
+    pub(super) fn finish_sound(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let Some((step, rounds)) = self.begun.take() else { return Ok(()) };
+        let mut results = BTreeMap::new();
+        if step.stage == Stage::Flow {
+            let mut made = Vec::with_capacity(step.slots.len());
+            self.backend.finish_flow(&mut made)?;
+            self.take_mel(made, &mut results);
+        } else {
+            let mut made = Vec::with_capacity(step.slots.len());
+            self.backend.finish_vocode(&mut made)?;
+            self.take_pcm(made, &mut results);
+        }
+        self.ran = rounds;
+        self.report(&step, results, out);
+        Ok(())
+    }
+
+    /// Slots that have samples left to give.
+    pub(super) fn unfinished(&self, slots: &[Slot]) -> Vec<Slot> {
+        slots.iter().copied().filter(|slot| self.jobs.get(slot).is_some_and(|job| !job.now.finished)).collect()
+    }
+
+    pub(super) fn take_mel(&mut self, made: Vec<Flowed>, results: &mut BTreeMap<Slot, Outcome>) {
+        for result in made {
+            if let Some(job) = self.jobs.get_mut(&result.slot) {
+                job.now.frames += result.frames;
+                job.now.pending = result.pending;
+            }
+            results.entry(result.slot).or_default().failed = result.failed;
+        }
+    }
+
+    pub(super) fn take_pcm(&mut self, made: Vec<Vocoded>, results: &mut BTreeMap<Slot, Outcome>) {
+        for result in made {
+            let outcome = results.entry(result.slot).or_default();
+            if let Some(job) = self.jobs.get_mut(&result.slot) {
+                if !result.more {
+                    job.now.vocoded = job.now.frames;
+                }
+                job.now.finished = result.done;
+                if result.done {
+                    job.before += job.samples(&self.config);
+                }
+            }
+            outcome.pcm = result.pcm;
+            outcome.failed = result.failed;
+            if result.done
+                && outcome.failed.is_none()
+                && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
+            {
+                outcome.failed = self.start_segment(result.slot).err();
+            }
+        }
+    }
+
+    /// What the slots of a step that has ended have to say.
+    pub(super) fn report(&self, step: &Step, mut results: BTreeMap<Slot, Outcome>, out: &mut Vec<Progress>) {
+        let hold_back = self.backend.hold_back();
+        for &slot in &step.slots {
+            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Some(job) = self.jobs.get(&slot) else {
+                let failed = Some(SynthError::Utterance("the slot is not open".into()));
+                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
+                continue;
+            };
+            let done = failed.is_none() && job.now.finished && job.segments.is_empty();
+            let current = if job.now.finished { 0 } else { job.samples(&self.config) };
+            let decoded_samples = job.before + current;
+            let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
+            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
+        }
+    }
+}
