@@ -36,11 +36,18 @@ const QUEUE: u32 = 512;
 /// Questions asked of the stream between two looks at the clock.
 const POLLS: u32 = 64;
 
+/// Whether this process has lost a context.
+static LOST_BEFORE: AtomicBool = AtomicBool::new(false);
 /// Devices that still run a kernel that was given up.
 static GIVEN_UP: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 fn given_up<T>(look: impl FnOnce(&mut Vec<u32>) -> T) -> T {
     look(&mut GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A device of that list may be opened again.
+fn ended(ordinal: u32) {
+    given_up(|list| list.iter().position(|at| *at == ordinal).map(|n| list.swap_remove(n)));
 }
 
 /// One context and its stream.
@@ -92,7 +99,7 @@ impl Remains {
         // SAFETY: created by `Context::open` and destroyed only here; whatever lies in it is not used any more.
         let result = unsafe { sys::cuCtxDestroy_v2(self.raw) }.result();
         if let Some((_, ordinal)) = self.hung {
-            given_up(|list| list.iter().position(|at| *at == ordinal).map(|n| list.swap_remove(n)));
+            ended(ordinal);
         }
         result
     }
@@ -116,6 +123,7 @@ impl Context {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
                 refused("create a context")(e)
             }
+            _ if !LOST_BEFORE.load(Ordering::Relaxed) => refused("create a context")(e),
             _ => GpuError::Driver {
                 what: "create a context",
                 reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
@@ -166,10 +174,15 @@ impl Context {
         self.lost.load(Ordering::Relaxed)
     }
 
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        LOST_BEFORE.store(true, Ordering::Relaxed);
+    }
+
     /// What an error of the driver means: it is told, and the context is lost.
     pub(super) fn failed(&self, what: &'static str) -> impl Fn(DriverError) -> GpuError {
         move |e| {
-            self.lost.store(true, Ordering::Relaxed);
+            self.lose();
             refused(what)(e)
         }
     }
@@ -188,9 +201,10 @@ impl Context {
         const WHAT: &str = "wait for the device";
         self.bind()?;
         let from = clock::now();
+        // SAFETY: the stream lives as long as `self`.
+        let ask = || unsafe { sys::cuStreamQuery(self.stream) };
         for polls in 1u64.. {
-            // SAFETY: the stream lives as long as `self`.
-            match unsafe { sys::cuStreamQuery(self.stream) } {
+            match ask() {
                 sys::CUresult::CUDA_ERROR_NOT_READY => {}
                 other => {
                     self.waiting.store(0, Ordering::Relaxed);
@@ -202,8 +216,9 @@ impl Context {
                 continue;
             }
             let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
-            if from.elapsed() > patience {
-                self.lost.store(true, Ordering::Relaxed);
+            // The process may have been stopped between question and clock while the device went on: asked once more.
+            if from.elapsed() > patience && ask() == sys::CUresult::CUDA_ERROR_NOT_READY {
+                self.lose();
                 self.hung.store(self.stream, Ordering::Relaxed);
                 let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
                 return Err(GpuError::Driver { what: WHAT, reason });
@@ -256,6 +271,10 @@ impl Drop for Context {
             // overflow: one message in a channel of one; an error means that nobody waits any more.
             let _ = told.send(remains.let_go());
         });
+        if hung.is_some() && thread.is_err() {
+            // Nobody looks whether the kernel has ended: the device must not be kept closed for ever.
+            ended(self.ordinal);
+        }
         // A kernel that goes on is not waited for.
         let patience = if hung.is_some() { Duration::ZERO } else { FAREWELL };
         let result = thread
