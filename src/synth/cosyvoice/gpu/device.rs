@@ -6,6 +6,7 @@
 //! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
 
 use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::CudaContext;
@@ -130,7 +131,8 @@ pub fn count() -> u32 {
 
 /// One device and its stream.
 pub(super) struct Device {
-    pub(super) context: Context,
+    /// Shared with its events, which must not outlive it.
+    pub(super) context: Arc<Context>,
     pub(super) name: String,
     arch: String,
     /// Whether launches may start before the one before them has ended.
@@ -153,10 +155,10 @@ impl Kernel {
     }
 }
 
-/// When each launch ended, while someone looks: what was started, and the event behind it.
+/// When each launch ended, while someone looks: what was started, and the mark behind it.
 #[derive(Default)]
 struct Trace {
-    list: Option<Vec<(Launch, sys::CUevent)>>,
+    list: Option<Vec<(Launch, Event)>>,
     /// Least work of the next launch: operations and bytes.
     next: (f64, f64),
 }
@@ -171,9 +173,6 @@ pub(super) struct Launch {
     pub(super) flops: f64,
     pub(super) bytes: f64,
 }
-
-// SAFETY: events may be used from any thread; the lock orders their use.
-unsafe impl Send for Trace {}
 
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
@@ -203,7 +202,7 @@ impl Device {
         }
         let suffix = if major == 9 { "a" } else { "" };
         let this = Self {
-            context,
+            context: Arc::new(context),
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
@@ -402,25 +401,10 @@ impl Device {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         let (flops, bytes) = std::mem::take(&mut trace.next);
         let Some(list) = &mut trace.list else { return Ok(()) };
-        let event = self.event()?;
+        let event = Event::new(self)?;
+        event.mark()?;
         list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
-        self.mark(event)
-    }
-
-    fn event(&self) -> Result<sys::CUevent, GpuError> {
-        cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(self.context.failed("create an event"))
-    }
-
-    fn mark(&self, event: sys::CUevent) -> Result<(), GpuError> {
-        // SAFETY: event and stream are alive.
-        unsafe { cu::event::record(event, self.context.stream()) }.map_err(self.context.failed("record an event"))
-    }
-
-    /// Seconds between two events, both of which were recorded and have passed.
-    fn between(&self, from: sys::CUevent, to: sys::CUevent) -> Result<f64, GpuError> {
-        // SAFETY: the caller's promise.
-        let ms = unsafe { cu::event::elapsed(from, to) }.map_err(self.context.failed("read a timer"))?;
-        Ok(f64::from(ms) * 1e-3)
+        Ok(())
     }
 
     /// Runs `work` with every launch timed, in order.
@@ -431,11 +415,7 @@ impl Device {
         self.sync()?;
         let mut out = Vec::with_capacity(list.len());
         for pair in list.windows(2) {
-            out.push(Launch { seconds: self.between(pair[0].1, pair[1].1)?, ..pair[1].0 });
-        }
-        for (_, event) in list {
-            // SAFETY: created by `note`, destroyed only here.
-            let _ = unsafe { cu::event::destroy(event) };
+            out.push(Launch { seconds: pair[1].1.since(&pair[0].1)?, ..pair[1].0 });
         }
         done.map(|()| out)
     }
@@ -452,7 +432,13 @@ impl Device {
         self.context.record(false);
         // SAFETY: the stream records since above.
         let graph = unsafe { cu::stream::end_capture(stream) };
-        done?;
+        if let Err(error) = done {
+            if let Ok(graph) = graph {
+                // SAFETY: the graph was just made, and nothing was made of it.
+                let _ = unsafe { cu::graph::destroy(graph) };
+            }
+            return Err(error);
+        }
         let graph = graph.map_err(&failed)?;
         // SAFETY: the graph was just made, and is needed only to make what is launched.
         unsafe {
@@ -594,7 +580,9 @@ impl Staging {
         Ok(Self { host, dev })
     }
 
-    /// The host's copy as `T`s. The previous copy must have ended: callers wait once per call of the engine.
+    /// The host's copy as `T`s. What a copy under way covers must not be written, and after [`Self::fetch`] not be read
+    /// either, until the next wait: callers wait once per call of the engine. What lies behind an earlier
+    /// [`Self::send`] may be written meanwhile, and sent together with the same values before it, as the flow does.
     pub(super) fn as_mut<T: Copy>(&mut self) -> &mut [T] {
         let count = self.dev.bytes / std::mem::size_of::<T>();
         // SAFETY: page-locked memory is page-aligned and initialised; `T` is plain data.
@@ -646,40 +634,73 @@ macro_rules! start {
 }
 pub(super) use start;
 
-/// A pair of timestamps on the stream.
-pub(super) struct Timer {
-    events: [sys::CUevent; 2],
-    device: Arc<Device>,
+/// A timestamp on the stream, once it is marked.
+struct Event {
+    raw: sys::CUevent,
+    marked: AtomicBool,
+    context: Arc<Context>,
 }
 
-// SAFETY: used from one thread at a time.
-unsafe impl Send for Timer {}
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    fn new(device: &Device) -> Result<Self, GpuError> {
+        device.enter("create an event")?;
+        let raw = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(device.context.failed("create an event"))?;
+        Ok(Self { raw, marked: AtomicBool::new(false), context: device.context.clone() })
+    }
+
+    /// Takes the time when everything started before has ended.
+    fn mark(&self) -> Result<(), GpuError> {
+        self.context.bind()?;
+        // SAFETY: the event is this value's own; the stream lives as long as the context.
+        unsafe { cu::event::record(self.raw, self.context.stream()) }
+            .map_err(self.context.failed("record an event"))?;
+        self.marked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Seconds from `earlier` to this one; waits for both. One that was never marked is an error of the caller's, for
+    /// which the driver is not asked: its answer would end the context.
+    fn since(&self, earlier: &Event) -> Result<f64, GpuError> {
+        const WHAT: &str = "read a timer";
+        if ![self, earlier].iter().all(|e| e.marked.load(Ordering::Relaxed)) {
+            return Err(GpuError::Driver { what: WHAT, reason: "it was not started and stopped".into() });
+        }
+        self.context.wait()?;
+        // SAFETY: both events are alive, were recorded and have passed.
+        let ms = unsafe { cu::event::elapsed(earlier.raw, self.raw) }.map_err(self.context.failed(WHAT))?;
+        Ok(f64::from(ms) * 1e-3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // What a lost context has goes with it.
+        if !self.context.is_lost() {
+            // SAFETY: created in `new`, destroyed only here; the context is still there.
+            let _ = unsafe { cu::event::destroy(self.raw) };
+        }
+    }
+}
+
+/// A pair of timestamps on the stream.
+pub(super) struct Timer([Event; 2]);
 
 impl Timer {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
-        device.enter("create an event")?;
-        Ok(Self { events: [device.event()?, device.event()?], device: device.clone() })
+    pub(super) fn new(device: &Device) -> Result<Self, GpuError> {
+        Ok(Self([Event::new(device)?, Event::new(device)?]))
     }
 
     pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
-        self.device.mark(self.events[which])
+        self.0[which].mark()
     }
 
-    /// Seconds between the two marks; waits for the second.
+    /// Seconds between the two marks; waits for the second. Both were made.
     pub(super) fn seconds(&self) -> Result<f64, GpuError> {
-        self.device.sync()?;
-        self.device.between(self.events[0], self.events[1])
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        if self.device.context.is_lost() {
-            return;
-        }
-        for event in self.events {
-            // SAFETY: created in `new`, destroyed only here.
-            let _ = unsafe { cu::event::destroy(event) };
-        }
+        let [from, to] = &self.0;
+        to.since(from)
     }
 }

@@ -448,7 +448,8 @@ impl Flow {
         Ok(self.bad.as_mut::<i32>().iter().any(|&b| b != 0))
     }
 
-    /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken.
+    /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken in this
+    /// call. A send of those may be under way: only words behind them are written ([`Staging::as_mut`]).
     fn begin(&mut self, starters: &[&ChunkRun], used: usize) -> Result<usize, GpuError> {
         let f = &self.config;
         let (per, back) = (f.block / self.ratio, BACK - 1);
@@ -467,7 +468,8 @@ impl Flow {
                 staging[tokens_at + i * per_row..][..per_row].copy_from_slice(tokens);
             }
         }
-        // The whole prefix is sent again: earlier parts are unchanged.
+        // The whole prefix is sent again: earlier parts are unchanged, so that kernels which still read them read the
+        // same values before, during and after.
         self.tokens.send(end * 4)?;
         let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
         let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
