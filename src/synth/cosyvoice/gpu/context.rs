@@ -155,14 +155,16 @@ impl Context {
     /// Its compute capability.
     pub(super) fn capability(&self) -> Result<(i32, i32), GpuError> {
         use sys::CUdevice_attribute_enum as Of;
-        let read = |which| {
-            // SAFETY: the device is one that there is.
-            unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the compute capability"))
-        };
         Ok((
-            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ))
+    }
+
+    /// One of the numbers that the driver has of the device.
+    pub(super) fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, GpuError> {
+        // SAFETY: the device is one that there is.
+        unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the device's properties"))
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {

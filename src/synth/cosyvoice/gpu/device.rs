@@ -20,6 +20,9 @@ use super::faults::Faults;
 use super::ledger::{Ledger, Part};
 use crate::synth::SynthError;
 
+/// Dynamic shared memory of a block that the kernels ask for, at most.
+pub(super) const SHARED: u32 = 220 << 10;
+
 /// Why something on the device did not work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -139,6 +142,8 @@ pub(super) struct Device {
     overlap: bool,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
+    /// How many there are: block shapes are chosen so that each has something to do.
+    pub(super) multiprocessors: usize,
     trace: Mutex<Trace>,
     pub(super) ledger: Ledger,
     pub(super) faults: Faults,
@@ -189,19 +194,20 @@ unsafe impl Send for Module {}
 impl Device {
     /// Opens device `ordinal`.
     pub(super) fn open(ordinal: u32) -> Result<Arc<Self>, GpuError> {
+        use sys::CUdevice_attribute_enum as Of;
         if let Some(reason) = absent() {
             return Err(GpuError::Absent(reason));
         }
         let context = Context::open(ordinal)?;
         let name = context.name()?;
-        let (major, minor) = context.capability()?;
-        if major < 8 {
-            return Err(GpuError::Absent(format!(
-                "no GPU engine: {name} has compute capability {major}.{minor}, 8.0 is needed"
-            )));
+        let room = context.attribute(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        if let Some(reason) = too_small(&name, room) {
+            return Err(GpuError::Absent(reason));
         }
+        let (major, minor) = context.capability()?;
         let suffix = if major == 9 { "a" } else { "" };
         let this = Self {
+            multiprocessors: context.attribute(Of::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
             context: Arc::new(context),
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
@@ -449,6 +455,13 @@ impl Device {
     }
 }
 
+/// Why a device on which a block has at most `room` bytes of shared memory is of no use.
+fn too_small(name: &str, room: i32) -> Option<String> {
+    let (has, needed) = (room.max(0) as u32 >> 10, SHARED >> 10);
+    (has < needed)
+        .then(|| format!("no GPU engine: {name} has {has} KiB of shared memory for a block, {needed} KiB are needed"))
+}
+
 /// Source to machine code for `arch` (such as `sm_90a`). Needs no device.
 pub(super) fn compile(
     unit: &'static str,
@@ -492,8 +505,9 @@ pub(super) fn compile(
 }
 
 impl Module {
-    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory.
+    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory: [`SHARED`] at most.
     pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
+        debug_assert!(shared <= SHARED);
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
         // SAFETY: the module is loaded and stays so for the life of the device.
@@ -702,5 +716,20 @@ impl Timer {
     pub(super) fn seconds(&self) -> Result<f64, GpuError> {
         let [from, to] = &self.0;
         to.since(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_with_too_little_shared_memory_is_refused_in_one_line() {
+        for kib in [0, 48, 99, 163, 219] {
+            let reason = too_small("A card", kib << 10).expect("too little");
+            assert!(reason.contains(&format!("{kib} KiB")) && reason.contains("220 KiB"), "{reason}");
+            assert!(!reason.contains('\n'));
+        }
+        assert_eq!(too_small("A card", 227 << 10), None);
     }
 }

@@ -46,8 +46,6 @@ const PRODUCT_WARPS: usize = 8;
 const FEW_ROWS: usize = 400;
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
-/// Of the device that widths were tuned on.
-const MULTIPROCESSORS: usize = 132;
 const ROOT: &str = "decoder.estimator";
 
 /// `Chunk` of flow.cu.
@@ -579,8 +577,8 @@ impl Flow {
             return (self.kernels.attend[0], 256, 0);
         }
         // Groups of four warps, until there is a block for every multiprocessor.
-        let blocks = 2 * width * f.heads;
-        let which = usize::from(blocks <= MULTIPROCESSORS) + usize::from(blocks <= 2 * MULTIPROCESSORS);
+        let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
+        let which = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
         // Queries, then two tiles of keys and of values a group.
         let tile = QUERIES * f.head_dim * self.gemm.elt.size();
         (self.kernels.attend[which], 128 << which, ((1 + (4 << which)) * tile) as u32)
