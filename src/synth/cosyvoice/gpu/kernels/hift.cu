@@ -326,7 +326,7 @@ KERNEL voc_merge(const Voc* vocs, const int4* tiles, int bt, const float* up, co
 // Samples by the inverse transform of columns [rows, ld], and the columns that the next call needs again. A column is
 // part of NFFT samples: each turn of a block takes the exponentials and angles of its columns once.
 #define TURN 256
-#define TURN_COLUMNS (TURN / HOP + NFFT / HOP)
+#define TURN_COLUMNS ((TURN + HOP - 1) / HOP + NFFT / HOP)
 KERNEL __launch_bounds__(TURN) voc_samples(const Voc* vocs, const float* post, int ld, const float* window, float limit, float* pcm, int* bad) {
     __shared__ float mag_s[TURN_COLUMNS * BINS], cos_s[TURN_COLUMNS * BINS], sin_s[TURN_COLUMNS * BINS];
     __shared__ float2 turn_s[NFFT];
