@@ -9,7 +9,8 @@
 //! ends the device.
 //!
 //! # Exactness
-//! - Results of a slot do not depend on which other slots are in the step, nor on how rounds are cut.
+//! - Tokens of a slot do not depend on which other slots are in the step, nor on how rounds are cut. Its frames and
+//!   samples depend on that up to rounding only: a device may sum in another order at another width.
 //! - Frames of complete blocks equal those of one call over the whole utterance (section 10 of the reference's
 //!   description): K,V per (Euler step, layer, guidance row), both position-convolution histories per step, the
 //!   pre-lookahead history and the vocoder's histories are carried.
@@ -152,8 +153,8 @@ pub struct Flowed {
 pub struct Vocoded {
     /// For whom.
     pub slot: Slot,
-    /// New samples. After frame `n` of a mel that goes on, everything up to frame `n - hold`
-    /// ([`Backend::hold_back`]) is out.
+    /// New samples. Unless there is [`Self::more`], everything up to frame `n - hold` ([`Backend::hold_back`]) is out
+    /// after frame `n` of a mel that goes on.
     pub pcm: Vec<f32>,
     /// The last frame's samples are out.
     pub done: bool,

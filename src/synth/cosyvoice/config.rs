@@ -384,6 +384,10 @@ impl Config {
             h.resblock_kernels.len() == h.resblock_dilations.len() && !h.resblock_kernels.is_empty(),
             "resblock lists differ in length",
         )?;
+        rule(
+            h.resblock_dilations.iter().chain(&h.source_dilations).all(|d| !d.is_empty()),
+            "a residual block of hift has no dilations",
+        )?;
         let kernels =
             h.upsample_kernels.iter().chain(&h.resblock_kernels).chain(&h.source_kernels).chain(&h.upsample_rates);
         let dilations = h.resblock_dilations.iter().chain(&h.source_dilations).flatten();
@@ -554,4 +558,22 @@ fn build(root: &Node, qwen: &Qwen2) -> Result<Config, String> {
         },
     };
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_residual_block_without_dilations_is_refused() {
+        let config = Config::load(Path::new("tests/golden/cosyvoice3/checkpoint")).expect("the kit's sizes");
+        for source in [false, true] {
+            let mut empty = config.clone();
+            let h = &mut empty.hift;
+            let lists = if source { &mut h.source_dilations } else { &mut h.resblock_dilations };
+            lists[1].clear();
+            let error = empty.check().expect_err("a block of no layers");
+            assert!(error.contains("dilations"), "{error}");
+        }
+    }
 }

@@ -39,11 +39,18 @@ const QUEUE: u32 = 512;
 /// Questions asked of the stream between two looks at the clock.
 const POLLS: u32 = 64;
 
+/// Whether this process has lost a context.
+static LOST_BEFORE: AtomicBool = AtomicBool::new(false);
 /// Devices that still run a kernel that was given up.
 static GIVEN_UP: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 fn given_up<T>(look: impl FnOnce(&mut Vec<u32>) -> T) -> T {
     look(&mut GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A device of that list may be opened again.
+fn ended(ordinal: u32) {
+    given_up(|list| list.iter().position(|at| *at == ordinal).map(|n| list.swap_remove(n)));
 }
 
 /// Which of the two streams.
@@ -109,7 +116,7 @@ impl Remains {
         // SAFETY: created by `Context::open` and destroyed only here; whatever lies in it is not used any more.
         let result = unsafe { sys::cuCtxDestroy_v2(self.raw) }.result();
         if let Some((_, ordinal)) = self.hung {
-            given_up(|list| list.iter().position(|at| *at == ordinal).map(|n| list.swap_remove(n)));
+            ended(ordinal);
         }
         result
     }
@@ -143,6 +150,7 @@ impl Context {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
                 refused("create a context")(e)
             }
+            _ if !LOST_BEFORE.load(Ordering::Relaxed) => refused("create a context")(e),
             _ => GpuError::Driver {
                 what: "create a context",
                 reason: format!("{e}; once a kernel has failed, the driver gives this process none: start a new one"),
@@ -175,14 +183,16 @@ impl Context {
     /// Its compute capability.
     pub(super) fn capability(&self) -> Result<(i32, i32), GpuError> {
         use sys::CUdevice_attribute_enum as Of;
-        let read = |which| {
-            // SAFETY: the device is one that there is.
-            unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the compute capability"))
-        };
         Ok((
-            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            read(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ))
+    }
+
+    /// One of the numbers that the driver has of the device.
+    pub(super) fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, GpuError> {
+        // SAFETY: the device is one that there is.
+        unsafe { cu::device::get_attribute(self.device, which) }.map_err(refused("read the device's properties"))
     }
 
     fn lane(&self) -> Lane {
@@ -207,10 +217,15 @@ impl Context {
         self.lost.load(Ordering::Relaxed)
     }
 
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        LOST_BEFORE.store(true, Ordering::Relaxed);
+    }
+
     /// What an error of the driver means: it is told, and the context is lost.
     pub(super) fn failed(&self, what: &'static str) -> impl Fn(DriverError) -> GpuError {
         move |e| {
-            self.lost.store(true, Ordering::Relaxed);
+            self.lose();
             refused(what)(e)
         }
     }
@@ -267,7 +282,7 @@ impl Context {
         match unsafe { sys::cuStreamQuery(stream) } {
             // Asked after the clock was read: a process that was paused in between is not the device's fault.
             sys::CUresult::CUDA_ERROR_NOT_READY if late => {
-                self.lost.store(true, Ordering::Relaxed);
+                self.lose();
                 self.hung.store(stream, Ordering::Relaxed);
                 let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
                 Err(GpuError::Driver { what: WHAT, reason })
@@ -323,6 +338,10 @@ impl Drop for Context {
             // overflow: one message in a channel of one; an error means that nobody waits any more.
             let _ = told.send(remains.let_go());
         });
+        if hung.is_some() && thread.is_err() {
+            // Nobody looks whether the kernel has ended: the device must not be kept closed for ever.
+            ended(self.ordinal);
+        }
         // A kernel that goes on is not waited for.
         let patience = if hung.is_some() { Duration::ZERO } else { FAREWELL };
         let result = thread

@@ -6,6 +6,7 @@
 //! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
 
 use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::CudaContext;
@@ -18,6 +19,9 @@ use super::context::Context;
 use super::faults::Faults;
 use super::ledger::{Ledger, Part};
 use crate::synth::SynthError;
+
+/// Dynamic shared memory of a block that the kernels ask for, at most.
+pub(super) const SHARED: u32 = 220 << 10;
 
 /// Why something on the device did not work.
 #[derive(Debug, thiserror::Error)]
@@ -130,13 +134,16 @@ pub fn count() -> u32 {
 
 /// One device and its streams.
 pub(super) struct Device {
-    pub(super) context: Context,
+    /// Shared with its events, which must not outlive it.
+    pub(super) context: Arc<Context>,
     pub(super) name: String,
     arch: String,
     /// Whether launches may start before the one before them has ended.
     overlap: bool,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
+    /// How many there are: block shapes are chosen so that each has something to do.
+    pub(super) multiprocessors: usize,
     trace: Mutex<Trace>,
     pub(super) ledger: Ledger,
     pub(super) faults: Faults,
@@ -153,10 +160,10 @@ impl Kernel {
     }
 }
 
-/// When each launch ended, while someone looks: what was started, and the event behind it.
+/// When each launch ended, while someone looks: what was started, and the mark behind it.
 #[derive(Default)]
 struct Trace {
-    list: Option<Vec<(Launch, sys::CUevent)>>,
+    list: Option<Vec<(Launch, Event)>>,
     /// Least work of the next launch: operations and bytes.
     next: (f64, f64),
 }
@@ -171,9 +178,6 @@ pub(super) struct Launch {
     pub(super) flops: f64,
     pub(super) bytes: f64,
 }
-
-// SAFETY: events may be used from any thread; the lock orders their use.
-unsafe impl Send for Trace {}
 
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
 unsafe impl Send for Kernel {}
@@ -190,20 +194,21 @@ unsafe impl Send for Module {}
 impl Device {
     /// Opens device `ordinal`.
     pub(super) fn open(ordinal: u32) -> Result<Arc<Self>, GpuError> {
+        use sys::CUdevice_attribute_enum as Of;
         if let Some(reason) = absent() {
             return Err(GpuError::Absent(reason));
         }
         let context = Context::open(ordinal)?;
         let name = context.name()?;
-        let (major, minor) = context.capability()?;
-        if major < 8 {
-            return Err(GpuError::Absent(format!(
-                "no GPU engine: {name} has compute capability {major}.{minor}, 8.0 is needed"
-            )));
+        let room = context.attribute(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        if let Some(reason) = too_small(&name, room) {
+            return Err(GpuError::Absent(reason));
         }
+        let (major, minor) = context.capability()?;
         let suffix = if major == 9 { "a" } else { "" };
         let this = Self {
-            context,
+            multiprocessors: context.attribute(Of::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
+            context: Arc::new(context),
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlap: major >= 9,
@@ -408,25 +413,10 @@ impl Device {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         let (flops, bytes) = std::mem::take(&mut trace.next);
         let Some(list) = &mut trace.list else { return Ok(()) };
-        let event = self.event()?;
+        let event = Event::new(self)?;
+        event.mark()?;
         list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
-        self.mark(event)
-    }
-
-    fn event(&self) -> Result<sys::CUevent, GpuError> {
-        cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(self.context.failed("create an event"))
-    }
-
-    fn mark(&self, event: sys::CUevent) -> Result<(), GpuError> {
-        // SAFETY: event and stream are alive.
-        unsafe { cu::event::record(event, self.context.stream()) }.map_err(self.context.failed("record an event"))
-    }
-
-    /// Seconds between two events, both of which were recorded and have passed.
-    fn between(&self, from: sys::CUevent, to: sys::CUevent) -> Result<f64, GpuError> {
-        // SAFETY: the caller's promise.
-        let ms = unsafe { cu::event::elapsed(from, to) }.map_err(self.context.failed("read a timer"))?;
-        Ok(f64::from(ms) * 1e-3)
+        Ok(())
     }
 
     /// Runs `work` with every launch timed, in order.
@@ -437,11 +427,7 @@ impl Device {
         self.sync()?;
         let mut out = Vec::with_capacity(list.len());
         for pair in list.windows(2) {
-            out.push(Launch { seconds: self.between(pair[0].1, pair[1].1)?, ..pair[1].0 });
-        }
-        for (_, event) in list {
-            // SAFETY: created by `note`, destroyed only here.
-            let _ = unsafe { cu::event::destroy(event) };
+            out.push(Launch { seconds: pair[1].1.since(&pair[0].1)?, ..pair[1].0 });
         }
         done.map(|()| out)
     }
@@ -458,7 +444,13 @@ impl Device {
         self.context.record(false);
         // SAFETY: the stream records since above.
         let graph = unsafe { cu::stream::end_capture(stream) };
-        done?;
+        if let Err(error) = done {
+            if let Ok(graph) = graph {
+                // SAFETY: the graph was just made, and nothing was made of it.
+                let _ = unsafe { cu::graph::destroy(graph) };
+            }
+            return Err(error);
+        }
         let graph = graph.map_err(&failed)?;
         // SAFETY: the graph was just made, and is needed only to make what is launched.
         unsafe {
@@ -467,6 +459,13 @@ impl Device {
             Ok(Graph { exec: exec.map_err(&failed)?, device: self.clone() })
         }
     }
+}
+
+/// Why a device on which a block has at most `room` bytes of shared memory is of no use.
+fn too_small(name: &str, room: i32) -> Option<String> {
+    let (has, needed) = (room.max(0) as u32 >> 10, SHARED >> 10);
+    (has < needed)
+        .then(|| format!("no GPU engine: {name} has {has} KiB of shared memory for a block, {needed} KiB are needed"))
 }
 
 /// Source to machine code for `arch` (such as `sm_90a`). Needs no device.
@@ -512,8 +511,9 @@ pub(super) fn compile(
 }
 
 impl Module {
-    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory.
+    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory: [`SHARED`] at most.
     pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
+        debug_assert!(shared <= SHARED);
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
         // SAFETY: the module is loaded and stays so for the life of the device.
@@ -600,7 +600,9 @@ impl Staging {
         Ok(Self { host, dev })
     }
 
-    /// The host's copy as `T`s. The previous copy must have ended: callers wait once per call of the engine.
+    /// The host's copy as `T`s. What a copy under way covers must not be written, and after [`Self::fetch`] not be read
+    /// either, until the next wait: callers wait once per call of the engine. What lies behind an earlier
+    /// [`Self::send`] may be written meanwhile, and sent together with the same values before it, as the flow does.
     pub(super) fn as_mut<T: Copy>(&mut self) -> &mut [T] {
         let count = self.dev.bytes / std::mem::size_of::<T>();
         // SAFETY: page-locked memory is page-aligned and initialised; `T` is plain data.
@@ -652,40 +654,88 @@ macro_rules! start {
 }
 pub(super) use start;
 
-/// A pair of timestamps on the stream.
-pub(super) struct Timer {
-    events: [sys::CUevent; 2],
-    device: Arc<Device>,
+/// A timestamp on the stream, once it is marked.
+struct Event {
+    raw: sys::CUevent,
+    marked: AtomicBool,
+    context: Arc<Context>,
 }
 
-// SAFETY: used from one thread at a time.
-unsafe impl Send for Timer {}
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    fn new(device: &Device) -> Result<Self, GpuError> {
+        device.enter("create an event")?;
+        let raw = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(device.context.failed("create an event"))?;
+        Ok(Self { raw, marked: AtomicBool::new(false), context: device.context.clone() })
+    }
+
+    /// Takes the time when everything started before has ended.
+    fn mark(&self) -> Result<(), GpuError> {
+        self.context.bind()?;
+        // SAFETY: the event is this value's own; the stream lives as long as the context.
+        unsafe { cu::event::record(self.raw, self.context.stream()) }
+            .map_err(self.context.failed("record an event"))?;
+        self.marked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Seconds from `earlier` to this one; waits for both. One that was never marked is an error of the caller's, for
+    /// which the driver is not asked: its answer would end the context.
+    fn since(&self, earlier: &Event) -> Result<f64, GpuError> {
+        const WHAT: &str = "read a timer";
+        if ![self, earlier].iter().all(|e| e.marked.load(Ordering::Relaxed)) {
+            return Err(GpuError::Driver { what: WHAT, reason: "it was not started and stopped".into() });
+        }
+        self.context.wait()?;
+        // SAFETY: both events are alive, were recorded and have passed.
+        let ms = unsafe { cu::event::elapsed(earlier.raw, self.raw) }.map_err(self.context.failed(WHAT))?;
+        Ok(f64::from(ms) * 1e-3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // What a lost context has goes with it.
+        if !self.context.is_lost() {
+            // SAFETY: created in `new`, destroyed only here; the context is still there.
+            let _ = unsafe { cu::event::destroy(self.raw) };
+        }
+    }
+}
+
+/// A pair of timestamps on the stream.
+pub(super) struct Timer([Event; 2]);
 
 impl Timer {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
-        device.enter("create an event")?;
-        Ok(Self { events: [device.event()?, device.event()?], device: device.clone() })
+    pub(super) fn new(device: &Device) -> Result<Self, GpuError> {
+        Ok(Self([Event::new(device)?, Event::new(device)?]))
     }
 
     pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
-        self.device.mark(self.events[which])
+        self.0[which].mark()
     }
 
-    /// Seconds between the two marks; waits for the second.
+    /// Seconds between the two marks; waits for the second. Both were made.
     pub(super) fn seconds(&self) -> Result<f64, GpuError> {
-        self.device.sync()?;
-        self.device.between(self.events[0], self.events[1])
+        let [from, to] = &self.0;
+        to.since(from)
     }
 }
 
-impl Drop for Timer {
-    fn drop(&mut self) {
-        if self.device.context.is_lost() {
-            return;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_with_too_little_shared_memory_is_refused_in_one_line() {
+        for kib in [0, 48, 99, 163, 219] {
+            let reason = too_small("A card", kib << 10).expect("too little");
+            assert!(reason.contains(&format!("{kib} KiB")) && reason.contains("220 KiB"), "{reason}");
+            assert!(!reason.contains('\n'));
         }
-        for event in self.events {
-            // SAFETY: created in `new`, destroyed only here.
-            let _ = unsafe { cu::event::destroy(event) };
-        }
+        assert_eq!(too_small("A card", 227 << 10), None);
     }
 }

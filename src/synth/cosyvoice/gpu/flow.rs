@@ -46,8 +46,9 @@ const PRODUCT_WARPS: usize = 8;
 const FEW_ROWS: usize = 400;
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
-/// Of the device that widths were tuned on.
-const MULTIPROCESSORS: usize = 132;
+/// Block shape of the position convolutions: one block has a whole sequence and a whole group of channels, because it
+/// writes the history that it reads, and nothing orders it and another.
+const POSITION_TILE: Tile = Tile::N64T64;
 const ROOT: &str = "decoder.estimator";
 
 /// `Chunk` of flow.cu.
@@ -157,8 +158,6 @@ struct Scratch {
     input: Buf,
     hist: Buf,
     tiles: Buf,
-    /// The same rows in two blocks each.
-    halves: Buf,
     h0: Buf,
     h0e: Buf,
     c1: Buf,
@@ -176,11 +175,13 @@ impl Flow {
         let device = &packer.device;
         let (f, elt) = (&config.flow, packer.elt);
         let (dim, inner, ff, size) = (f.dim, f.inner(), f.ff(), elt.size());
+        let (outputs, positions) = POSITION_TILE.shape();
         let fits = f.head_dim % 16 == 0
             && (f.head_dim / 8).is_power_of_two()
             && f.head_dim <= 128
-            && f.block <= 64
+            && f.block <= positions.min(QUERIES)
             && dim % 64 == 0
+            && dim / CONV_POS_GROUPS <= outputs
             && f.input == f.mel
             && f.lookahead_channels % 4 == 0
             && f.input % 4 == 0
@@ -296,13 +297,10 @@ impl Flow {
         let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
         let tiles: Vec<[i32; 4]> =
             (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
-        let halves: Vec<[i32; 4]> =
-            tiles.iter().flat_map(|t| [[t[0], 0, t[2], t[3]], [t[0], 32, t[2], t[3]]]).collect();
         let scratch = Scratch {
             input: act(padded(f.dit_in()), size)?,
             hist: device.zeros("activations", WIDTH * 2 * 8)?,
             tiles: device.upload("tiles", &tiles)?,
-            halves: device.upload("tiles", &halves)?,
             h0: act(dim, 4)?,
             h0e: act(dim, size)?,
             c1: act(dim, size)?,
@@ -459,7 +457,8 @@ impl Flow {
         Ok(self.flags().contains(&true))
     }
 
-    /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken.
+    /// Conditioning and noise of chunks at their first step; `used`: words of the staging memory already taken in this
+    /// call. A send of those may be under way: only words behind them are written ([`Staging::as_mut`]).
     fn begin(&mut self, starters: &[&ChunkRun], used: usize) -> Result<usize, GpuError> {
         let f = &self.config;
         let (per, back) = (f.block / self.ratio, BACK - 1);
@@ -478,7 +477,8 @@ impl Flow {
                 staging[tokens_at + i * per_row..][..per_row].copy_from_slice(tokens);
             }
         }
-        // The whole prefix is sent again: earlier parts are unchanged.
+        // The whole prefix is sent again: earlier parts are unchanged, so that kernels which still read them read the
+        // same values before, during and after.
         self.tokens.send(end * 4)?;
         let (args, tokens) = (self.tokens.dev.ptr + 4 * args_at as u64, self.tokens.dev.ptr + 4 * tokens_at as u64);
         let (ins, ch, ratio) = (f.input as i32, f.lookahead_channels as i32, self.ratio as i32);
@@ -511,12 +511,8 @@ impl Flow {
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx: wide, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
         self.gemm.conv(&self.input, Tile::N64T64, 0, first)?;
-        // Short blocks while there are too few long ones to go round.
-        let short = self.gemm.elt != Elt::F32 && f.block > 32 && width <= 4;
-        let (tile, blocks, tiles) =
-            if short { (Tile::N64T32, 4 * width, s.halves.ptr) } else { (Tile::N64T64, 2 * width, s.tiles.ptr) };
         let position = Conv {
-            tiles,
+            tiles: s.tiles.ptr,
             hist_in: s.hist.ptr,
             hist_out: if whole { 0 } else { s.hist.ptr },
             ldx: dim,
@@ -533,11 +529,11 @@ impl Flow {
         };
         neighbours(s.h0e.ptr, 0)?;
         let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
-        self.gemm.conv(&self.positions[0], tile, blocks, one)?;
+        self.gemm.conv(&self.positions[0], POSITION_TILE, 2 * width, one)?;
         let off = i64::from(halo) * i64::from(dim);
         neighbours(s.c1.ptr, off)?;
         let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
-        self.gemm.conv(&self.positions[1], tile, blocks, two)?;
+        self.gemm.conv(&self.positions[1], POSITION_TILE, 2 * width, two)?;
 
         let d = f.dim as i64;
         let stride = d * (6 * f.depth as i64 + 2);
@@ -588,8 +584,8 @@ impl Flow {
             return (self.kernels.attend[0], 256, 0);
         }
         // Groups of four warps, until there is a block for every multiprocessor.
-        let blocks = 2 * width * f.heads;
-        let which = usize::from(blocks <= MULTIPROCESSORS) + usize::from(blocks <= 2 * MULTIPROCESSORS);
+        let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
+        let which = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
         // Queries, then two tiles of keys and of values a group.
         let tile = QUERIES * f.head_dim * self.gemm.elt.size();
         (self.kernels.attend[which], 128 << which, ((1 + (4 << which)) * tile) as u32)

@@ -3,15 +3,16 @@
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
 //! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
-//! bits; elsewhere through the kernels that split. cuBLASLt picks kernels by shape and cannot promise that; it serves
-//! the flow alone. Because the ways of a wide product give the same bits, which one runs may be timed at every load.
+//! bits; on any other device that has the shared memory ([`SHARED`]), through the kernels that split. cuBLASLt picks
+//! kernels by shape and cannot promise that; it serves the flow alone. Because the ways of a wide product give the same
+//! bits, which one runs may be timed at every load.
 
 use std::sync::Arc;
 
-use super::device::{Device, Elt, GpuError, Kernel, start};
+use super::device::{Device, Elt, GpuError, Kernel, SHARED, start};
 use super::weights::Packed;
 
-/// What happens to a result before it is stored; values are those of gemm.cu.
+/// What happens to a result before it is stored; values are those of product.cuh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum Act {
@@ -24,7 +25,7 @@ pub(super) enum Act {
     Gelu = 5,
 }
 
-/// `Conv` of gemm.cu. Null pointers leave a feature out.
+/// `Conv` of product.cuh. Null pointers leave a feature out.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Conv {
@@ -74,7 +75,7 @@ pub(super) enum Tile {
 
 impl Tile {
     /// Outputs and positions of a block.
-    fn shape(self) -> (usize, usize) {
+    pub(super) fn shape(self) -> (usize, usize) {
         match self {
             Tile::N32T32 => (32, 32),
             Tile::N64T32 => (64, 32),
@@ -97,14 +98,17 @@ enum Groups {
 }
 
 impl Groups {
-    /// As many as leave a place for every block of `grid`: one or two a multiprocessor.
-    fn of(tile: Tile, grid: (u32, u32, u32)) -> Self {
+    /// As many as leave a place for every block of `grid`, one or two a multiprocessor, and as there is shared memory
+    /// for; `shared`: what a block takes with so many.
+    fn of(tile: Tile, grid: (u32, u32, u32), multiprocessors: usize, shared: impl Fn(Self) -> u32) -> Self {
         let blocks = grid.0 as usize * grid.1 as usize * grid.2 as usize;
-        match tile {
-            Tile::N64T32 if blocks <= MULTIPROCESSORS => Groups::Four,
-            Tile::N64T32 if blocks <= 2 * MULTIPROCESSORS => Groups::Two,
+        let most = match tile {
+            Tile::N64T32 if blocks <= multiprocessors => Groups::Four,
+            Tile::N64T32 if blocks <= 2 * multiprocessors => Groups::Two,
             _ => Groups::One,
-        }
+        };
+        let room = |groups: &Self| *groups as usize <= most as usize && shared(*groups) <= SHARED;
+        [Groups::Four, Groups::Two].into_iter().find(room).unwrap_or(Groups::One)
     }
 
     /// Its kernel among those for few blocks.
@@ -114,6 +118,42 @@ impl Groups {
             Groups::Two => Some(0),
             Groups::Four => Some(1),
         }
+    }
+}
+
+/// What the shared memory of a convolution depends on besides its block shape.
+#[derive(Clone, Copy)]
+struct Window {
+    cin: usize,
+    taps: usize,
+    /// Positions before a block that it needs.
+    halo: usize,
+}
+
+impl Window {
+    fn of(w: &Packed) -> Self {
+        Self { cin: w.cin, taps: w.taps, halo: (w.taps - 1) * w.dil }
+    }
+
+    /// Bytes of a block in single precision, whose shape is the same for all.
+    fn shared_f32(self) -> u32 {
+        ((64 + self.halo) * 17 * 4) as u32
+    }
+
+    /// Bytes of a block in 16 bit.
+    fn shared(self, tile: Tile, groups: Groups) -> u32 {
+        let (outputs, positions) = tile.shape();
+        let deep = matches!(tile, Tile::N32T32 | Tile::N64T32) && groups == Groups::One;
+        let stages = if deep { DEEP } else { STAGES };
+        let ring = (stages - 2) / self.taps + 2;
+        // The one that splits has its own ring, without taps.
+        let (groups, ring) = match tile {
+            Tile::Split64 => (4, ring),
+            _ => (groups as usize, ring.min(self.cin.div_ceil(64))),
+        };
+        let rings = groups * (stages * outputs * 128 + ring * (positions + self.halo) * 128);
+        // In their place come the sums, padded.
+        rings.max(groups * positions * (outputs + 8) * 4) as u32
     }
 }
 
@@ -239,18 +279,14 @@ pub(super) const NARROW: usize = 32;
 const FEW: usize = 8;
 /// Inputs up to which few rows need few registers.
 const SHORT: usize = 1024;
-/// Most shared memory that weights under way may take, tiles of a block, and inputs, as in gemm.cu.
+/// Most shared memory that weights under way may take, tiles of a block, and inputs, as in gemv.cu.
 const AHEAD_SHARED: u32 = 200 << 10;
 const AHEAD_TILES: usize = 8;
 const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
-/// Multiprocessors of the card that block shapes are chosen for.
-const MULTIPROCESSORS: usize = 132;
 /// Stages of weights in flight, as in gemm.cu.
 const STAGES: usize = 4;
 /// The same for small blocks.
 const DEEP: usize = 8;
-/// Dynamic shared memory that a convolution may take.
-const SHARED: u32 = 220 << 10;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
@@ -318,13 +354,13 @@ impl Gemm {
         Ok(this)
     }
 
-    /// Whether `rows` rows of operands `columns` wide are to be tiled, for [`Self::wide`]; else [`Self::linear`].
+    /// Whether operands of `rows` rows are to be tiled, for [`Self::wide`]; else [`Self::linear`].
     pub(super) fn tiled(&self, rows: usize) -> bool {
         self.wide.is_some() && rows > FEW
     }
 
     /// As [`Self::linear`], to the bit, for tiled operands (common.cuh): `p.ldx` and `p.lde` are the rows that there
-    /// is room for, a multiple of 256. Only where [`Self::tiled`], for weights with a tiled copy.
+    /// is room for, a multiple of 128 as the tallest blocks. Only where [`Self::tiled`], for weights with a tiled copy.
     pub(super) fn wide(
         &self,
         w: &Packed,
@@ -393,16 +429,15 @@ impl Gemm {
         let (wide, positions) = tile.shape();
         let outputs = convs.iter().map(|(w, _)| w.n).max().unwrap_or(0);
         let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
-        let groups = Groups::of(tile, grid);
+        let shared = |groups| convs.iter().map(|(w, _)| Window::of(w).shared(tile, groups)).max().unwrap_or(0);
+        let groups = Groups::of(tile, grid, self.device.multiprocessors, shared);
         let kernel = groups.index().map_or(*kernel, |g| self.grouped[1][g]);
         let mut all = [Conv::default(); 3];
-        let mut shared = 0;
         for (to, (w, p)) in all.iter_mut().zip(convs) {
             *to = Self::filled(w, *p);
-            shared = shared.max(Self::shared(w, tile, groups));
         }
         self.expect(convs, blocks * positions);
-        start!(self.device, kernel, grid, Self::threads(tile) * groups as u32, shared; all)
+        start!(self.device, kernel, grid, Self::threads(tile) * groups as u32, shared(groups); all)
     }
 
     /// Says what convolutions over at most `rows` positions cannot do without.
@@ -445,19 +480,11 @@ impl Gemm {
         }
     }
 
-    fn shared(w: &Packed, tile: Tile, groups: Groups) -> u32 {
-        let (outputs, positions) = tile.shape();
-        let halo = (w.taps - 1) * w.dil;
-        let deep = matches!(tile, Tile::N32T32 | Tile::N64T32) && groups == Groups::One;
-        let stages = if deep { DEEP } else { STAGES };
-        // The one that splits has its own ring, without taps.
-        let (groups, ring) = match tile {
-            Tile::Split64 => (4, (stages - 2) / w.taps + 2),
-            _ => (groups as usize, ((stages - 2) / w.taps + 2).min(w.cin.div_ceil(64))),
-        };
-        let rings = groups * (stages * outputs * 128 + ring * (positions + halo) * 128);
-        // In their place come the sums, padded.
-        rings.max(groups * positions * (outputs + 8) * 4) as u32
+    /// Whether a convolution with these weights can run in blocks of `tile`.
+    pub(super) fn takes(&self, w: &Packed, tile: Tile) -> bool {
+        let window = Window::of(w);
+        let shared = if self.elt == Elt::F32 { window.shared_f32() } else { window.shared(tile, Groups::One) };
+        shared <= SHARED
     }
 
     /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
@@ -468,13 +495,13 @@ impl Gemm {
         let blocks = if p.tiles == 0 { (p.rows as usize).div_ceil(positions) } else { blocks };
         let grid = (blocks as u32, w.n.div_ceil(outputs) as u32, 1);
         if self.elt == Elt::F32 {
-            let halo = (w.taps - 1) * w.dil;
-            return start!(self.device, self.conv[0].called(w.name), grid, 256, ((64 + halo) * 17 * 4) as u32; p);
+            return start!(self.device, self.conv[0].called(w.name), grid, 256, Window::of(w).shared_f32(); p);
         }
-        let groups = Groups::of(tile, grid);
+        let shared = |groups| Window::of(w).shared(tile, groups);
+        let groups = Groups::of(tile, grid, self.device.multiprocessors, shared);
         let kernel = groups.index().map_or(self.conv[tile as usize], |g| self.grouped[0][g]);
         let threads = Self::threads(tile) * groups as u32;
-        start!(self.device, kernel.called(w.name), grid, threads, Self::shared(w, tile, groups); p)
+        start!(self.device, kernel.called(w.name), grid, threads, shared(groups); p)
     }
 
     /// `p.rows` rows through `w` with an order of sums that does not depend on how many there are. With
@@ -503,7 +530,7 @@ impl Gemm {
                 2
             };
             // As many blocks as run at once, each with as many tiles of outputs as any other.
-            let (tiles, at_once) = (w.n / 16, if which > 2 { 2 * MULTIPROCESSORS } else { MULTIPROCESSORS });
+            let (tiles, at_once) = (w.n / 16, self.device.multiprocessors * if which > 2 { 2 } else { 1 });
             let each = tiles.div_ceil(at_once);
             let grid = tiles.div_ceil(each);
             // Where a multiprocessor's blocks have room for all of their weights, these are on their way from the start.
@@ -540,5 +567,28 @@ impl Gemm {
             p.rowscale = rms;
         }
         self.conv(w, tile, 0, p)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(windows: &[Window], blocks: u32) -> Groups {
+        let shared = |groups| windows.iter().map(|w| w.shared(Tile::N64T32, groups)).max().unwrap_or(0);
+        let groups = Groups::of(Tile::N64T32, (blocks, 1, 1), 132, shared);
+        assert!(shared(groups) <= SHARED, "{groups:?} of {blocks} blocks");
+        groups
+    }
+
+    #[test]
+    fn fewer_groups_share_a_sum_where_all_of_them_have_no_room() {
+        let window = |halo| Window { cin: 256, taps: 7, halo };
+        assert_eq!(groups(&[window(60)], 132), Groups::Four);
+        assert_eq!(groups(&[window(66)], 132), Groups::Two);
+        assert_eq!(groups(&[window(300)], 132), Groups::One);
+        assert_eq!(groups(&[window(60)], 133), Groups::Two);
+        assert_eq!(groups(&[window(60)], 265), Groups::One);
+        assert_eq!(groups(&[window(12), window(300), window(60)], 1), Groups::One, "the longest decides");
     }
 }

@@ -38,8 +38,13 @@ const PAGES: usize = 8;
 const RING: usize = 128;
 /// Frames of a pass below which blocks of its first products are short.
 const FEW_FRAMES: usize = 256;
-/// Blocks that keep a device busy: two a multiprocessor.
-const ENOUGH_BLOCKS: usize = 264;
+/// Block shapes of products at the mel's rate, shortest first.
+const LOW_SHAPES: [Tile; 2] = [Tile::N64T32, Tile::N64T64];
+/// The same of a stage; the last is for 128 channels and more.
+const STAGE_SHAPES: [Tile; 3] = [Tile::N64T32, Tile::N64T128, Tile::N128T128];
+/// The same of the last convolution, by whether the stage before it runs in the shortest.
+const POST_SHAPES: [Tile; 2] = [Tile::N32T32, Tile::N32T128];
+
 /// A block shape of the F0 convolutions.
 #[derive(Debug)]
 struct F0Shape {
@@ -193,6 +198,13 @@ struct Stage {
     down_stride: usize,
     source: ResBlock,
     blocks: Vec<ResBlock>,
+}
+
+impl Stage {
+    /// Block shapes that it may run in, shortest first.
+    fn shapes(&self) -> &'static [Tile] {
+        if self.channels < 128 { &STAGE_SHAPES[..2] } else { &STAGE_SHAPES }
+    }
 }
 
 struct Kernels {
@@ -456,14 +468,16 @@ impl Hift {
 
     /// Columns before its first that a stage looks back at.
     fn reach(&self) -> usize {
-        self.stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0)
+        reach(&self.stages)
     }
 
     /// What a pass of so many utterances and frames takes at most.
     fn extent(&self, pieces: usize, frames: usize, f0_frames: usize) -> Extent {
         let f0 = F0_SHAPES.iter().position(|shape| f0_frames <= shape.most).unwrap_or(F0_SHAPES.len() - 1);
         // Short blocks while there are too few long ones to go round.
-        let mut tiles = vec![if frames < FEW_FRAMES { Tile::N64T32 } else { Tile::N64T64 }];
+        let mut tiles = vec![LOW_SHAPES[usize::from(frames >= FEW_FRAMES)]];
+        // Two a multiprocessor keep the device busy.
+        let enough = 2 * self.device.multiprocessors;
         // Each utterance's last block may be short, and at the last rate it may have a step more.
         let blocks = |rows: usize, by: usize| rows / by + pieces;
         let mut entries = vec![blocks(f0_frames, F0_SHAPES[f0].frames), blocks(frames, self.gemm.positions(tiles[0]))];
@@ -471,14 +485,11 @@ impl Hift {
         for stage in &self.stages {
             steps *= stage.rate;
             // The largest blocks of which there are enough for the residual blocks, which run side by side.
-            let few = |(n, t): (usize, usize)| {
-                BLOCKS * stage.channels.div_ceil(n) * (frames * steps).div_ceil(t) < ENOUGH_BLOCKS
+            let busy = |tile: &Tile| {
+                let (n, t) = tile.shape();
+                BLOCKS * stage.channels.div_ceil(n) * (frames * steps).div_ceil(t) >= enough
             };
-            let tile = match stage.channels {
-                128.. if !few((128, 128)) => Tile::N128T128,
-                _ if !few((64, 128)) => Tile::N64T128,
-                _ => Tile::N64T32,
-            };
+            let tile = stage.shapes().iter().copied().rev().find(busy).unwrap_or(STAGE_SHAPES[0]);
             tiles.push(tile);
             entries.push(blocks(frames * steps, self.gemm.positions(tile)));
         }
@@ -551,7 +562,33 @@ pub(super) fn defines(config: &Config, x_offset: usize) -> Vec<(&'static str, i6
     ]
 }
 
+/// Columns before its first that one of the stages looks back at.
+fn reach(stages: &[Stage]) -> usize {
+    stages.iter().map(|s| s.down_stride - 1).max().unwrap_or(0)
+}
+
+/// Slabs that the mel of one pass may lie in: its frames and those it looks ahead at, from anywhere in a block of
+/// `block` frames.
+fn pages(block: usize) -> usize {
+    (block - 1 + FRAMES + F0_AHEAD) / block + 1
+}
+
 /// Cuts `len` rows that start at `start` into blocks of `by`.
 fn cut(table: &mut Vec<TileEntry>, seq: usize, start: i32, len: usize, by: usize) {
     table.extend((0..len).step_by(by).map(|t| [seq as i32, t as i32, start, len as i32]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_of_a_block_of_ten_frames_and_more_finds_room_for_its_slabs() {
+        for block in 1..200 {
+            // Every place in a block where a pass may start; the last frame it reads.
+            let most = (0..block).map(|at| (at + FRAMES + F0_AHEAD) / block + 1).max();
+            assert_eq!(most, Some(pages(block)), "blocks of {block}");
+            assert_eq!(pages(block) <= PAGES, block >= 10, "blocks of {block}");
+        }
+    }
 }

@@ -31,6 +31,11 @@ const PASS: usize = 4096;
 const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
 /// Warps of an attention block, each with buffers of sixteen keys and values: two, or four for few rows.
 const ATTEND_WARPS: usize = 8;
+/// Tiles of keys and of values that a warp has room for, and for few rows.
+const TILES: usize = 4;
+const DEEP_TILES: usize = 8;
+/// Dynamic shared memory that attention may take.
+const ATTEND_SHARED: u32 = 200 << 10;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const FEW: usize = 32;
 /// Scores of a row that can be drawn from, as in draw.cu.
@@ -168,21 +173,17 @@ impl Llm {
         let elt = packer.elt;
         let (hidden, hd) = (config.hidden, config.head_dim);
         let (queries, keys, inner) = (config.heads * hd, config.kv_heads * hd, config.intermediate);
-        if hd % 8 != 0
-            || hd > 256
-            || !(hd / 8).is_power_of_two()
-            || hidden % 32 != 0
-            || inner % 32 != 0
-            || queries % 32 != 0
-            || keys % 16 != 0
-        {
+        if hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
+        }
+        let group = config.heads / config.kv_heads;
+        if !attends(hd, group, elt) {
+            return Err(GpuError::Model(format!(
+                "attention has no room for {group} heads of {hd} a key head in {elt:?}"
+            )));
         }
         if config.speech_rows() > DRAWN {
             return Err(GpuError::Model(format!("more than {DRAWN} speech ids cannot be drawn from on the GPU")));
-        }
-        if config.heads / config.kv_heads > 16 {
-            return Err(GpuError::Model("more than 16 query heads share a key head".into()));
         }
         if config.sampling.top_k > 64 || config.sampling.window > RECENT {
             return Err(GpuError::Model("top_k above 64 or a window above 16 cannot be drawn from on the GPU".into()));
@@ -278,9 +279,10 @@ impl Llm {
             ways: BTreeMap::new(),
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
-            attend: module.kernel("llm_attend", 200 << 10)?,
-            attend_deep: module.kernel(if elt == Elt::F32 { "llm_attend" } else { "llm_attend_deep" }, 200 << 10)?,
-            attend_prefix: module.kernel("llm_attend_prefix", 200 << 10)?,
+            attend: module.kernel("llm_attend", ATTEND_SHARED)?,
+            attend_deep: module
+                .kernel(if elt == Elt::F32 { "llm_attend" } else { "llm_attend_deep" }, ATTEND_SHARED)?,
+            attend_prefix: module.kernel("llm_attend_prefix", ATTEND_SHARED)?,
             sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
             heard: device.zeros("activations", PASS * queries * size)?,
@@ -432,13 +434,13 @@ impl Llm {
             self.gemm.squares(args.xe, self.squares.ptr, PASS, rows, c.hidden)?;
         }
         let f32 = self.gemm.elt == Elt::F32;
-        // Tiles of keys and of values that a warp has room for, and rows of a block.
+        // The kernel, its tiles, and whether a block has two rows.
         let (attend, tiles, pair) = match () {
-            () if prefill => (self.attend_prefix, 4, !f32),
-            () if rows <= FEW => (self.attend_deep, 8, false),
-            () => (self.attend, 4, false),
+            () if prefill => (self.attend_prefix, TILES, !f32),
+            () if rows <= FEW => (self.attend_deep, DEEP_TILES, false),
+            () => (self.attend, TILES, false),
         };
-        let shared = if f32 { 0 } else { ATTEND_WARPS * tiles * 16 * c.head_dim * 2 } as u32;
+        let shared = if f32 { 0 } else { attend_shared(tiles, c.head_dim) };
         let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);
         for n in 0..self.layers.len() {
             self.product(Product::Qkv, n, rows)?;
@@ -623,10 +625,49 @@ pub(super) fn defines(config: &LlmConfig) -> Vec<(&'static str, i64)> {
     vec![("HD", config.head_dim as i64), ("GROUP", group as i64), ("KVH", config.kv_heads as i64)]
 }
 
+/// Dynamic shared memory of attention in 16 bit over heads of `hd` values.
+fn attend_shared(tiles: usize, hd: usize) -> u32 {
+    (ATTEND_WARPS * tiles * 16 * hd * 2) as u32
+}
+
+/// Whether attention runs where `group` query heads of `hd` values share a key head: as llm.cu is laid out.
+fn attends(hd: usize, group: usize, elt: Elt) -> bool {
+    // A head is cut into pieces of eight values, which lanes share.
+    let pieces = hd.is_multiple_of(8) && (hd / 8).is_power_of_two();
+    pieces
+        && group <= 16
+        && match elt {
+            // Queries, each warp's sums, maxima and results, one key and value: all in the static 48 KiB. Positions
+            // have a thread a value.
+            Elt::F32 => hd <= 256 && 4 * (group * hd + ATTEND_WARPS * group * (hd + 2) + 2 * hd) <= 48 << 10,
+            // Fragments are 16 values wide.
+            Elt::Bf16 | Elt::F16 => hd.is_multiple_of(16) && attend_shared(DEEP_TILES, hd) <= ATTEND_SHARED,
+        }
+}
+
 /// `[positions][dim / 2]` pairs of cosine and sine, angles in single precision as the reference computes them.
 fn rope_table(positions: usize, dim: usize, theta: f64) -> Vec<[f32; 2]> {
     let frequencies: Vec<f32> = (0..dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32)).collect();
     (0..positions)
         .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f).map(|a| [a.cos(), a.sin()]).collect::<Vec<_>>())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_that_attention_has_no_room_for_are_refused() {
+        for elt in [Elt::Bf16, Elt::F16] {
+            for (hd, runs) in [(8, false), (16, true), (24, false), (32, true), (64, true), (128, false), (256, false)]
+            {
+                assert_eq!(attends(hd, 7, elt), runs, "{elt:?} {hd}");
+            }
+        }
+        for (hd, group, runs) in [(8, 7, true), (64, 16, true), (128, 7, true), (128, 16, false), (256, 7, false)] {
+            assert_eq!(attends(hd, group, Elt::F32), runs, "{group} of {hd}");
+        }
+        assert!(!attends(64, 17, Elt::Bf16) && !attends(512, 1, Elt::F32));
+    }
 }

@@ -229,7 +229,8 @@ impl Lt {
 
 impl Drop for Lt {
     fn drop(&mut self) {
-        // The library frees what it has on the device; in a lost context that goes with it.
+        // The library frees what it has on the device; in a lost context that goes with it. Destroying the handle would
+        // call into that context, so what the handle has on the host stays until the process ends.
         let lost = self.device.context.wait().is_err();
         // SAFETY: each was created once and is destroyed once.
         unsafe {

@@ -13,8 +13,8 @@
 //! result says so, its memory is cleared and given back. A driver call that fails ends the device
 //! ([`SynthError::Device`]), and so does one that has nothing to say for ten seconds: no wait is longer. Dropping the
 //! backend lets go of its context without waiting for what does not end, and a new one is loaded in its place, after
-//! such a silence only when the kernel has ended. After a kernel that failed (a trap, an illegal address) the driver gives the process no context any
-//! more; the device then says so until there is a new process ([`context`]).
+//! such a silence only when the kernel has ended. After a kernel that failed (a trap, an illegal address) the driver
+//! gives the process no context any more; the device then says so until there is a new process ([`context`]).
 //!
 //! # Why
 //! - Nothing is moved out of device memory (`parks` is false). An utterance that is not scheduled keeps its state and

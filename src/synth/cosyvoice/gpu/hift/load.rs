@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::super::device::{Buf, GpuError, Staging};
-use super::super::gemm::Gemm;
+use super::super::gemm::{Gemm, Tile};
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::{
-    BLOCKS, F0_AHEAD, F0_KEEP, F0_LAYERS, F0_SHAPES, F0Shape, FRAMES, Hift, Kernels, Layer, POST_KERNEL, Place, RING,
-    ResBlock, Scratch, Stage, Voc, WIDTH, defines,
+    BLOCKS, F0_AHEAD, F0_KEEP, F0_LAYERS, F0_SHAPES, F0Shape, FRAMES, Hift, Kernels, LOW_SHAPES, Layer, PAGES,
+    POST_KERNEL, POST_SHAPES, Place, RING, ResBlock, Scratch, Stage, Voc, WIDTH, defines, pages, reach,
 };
 use crate::synth::cosyvoice::backend::SineNoise;
 use crate::synth::cosyvoice::checkpoint::Part;
@@ -44,9 +44,13 @@ impl Hift {
             && h.resblock_dilations.iter().all(|d| d.len() == h.resblock_dilations[0].len())
             && h.f0_channels % 2 == 0
             && h.mel == config.flow.mel
-            && h.look_right <= F0_AHEAD + 1;
+            && h.look_right <= F0_AHEAD + 1
+            && pages(config.flow.block) <= PAGES;
         if !fits {
-            return Err(GpuError::Model(format!("the vocoder's sizes do not fit the kernels: {h:?}")));
+            let block = config.flow.block;
+            return Err(GpuError::Model(format!(
+                "the vocoder's sizes, or blocks of {block} frames, do not fit the kernels: {h:?}"
+            )));
         }
         let get = |key: &str, shape: &[usize]| source.floats(Part::Hift, key, shape);
         let mut f0 = Vec::with_capacity(F0_LAYERS);
@@ -148,6 +152,8 @@ impl Hift {
         }
         let post = conv("conv_post", h.spectrum_rows(), h.channels(stages.len() - 1), POST_KERNEL, 1)?;
         let post_hist = histories.room(&post);
+        let gemm = Gemm::new(device, elt)?;
+        check_windows(&gemm, &stages, &post)?;
 
         let module = device.compile("hift.cu", &[COMMON, HIFT], elt, &defines(config, x_offset))?;
         let f0_kernel = |shape: &F0Shape| module.kernel(shape.kernel, shape.shared());
@@ -187,7 +193,7 @@ impl Hift {
         let scratch = Scratch {
             f0: twice("activations", (most + WIDTH * 8) * h.f0_channels * 8)?,
             f0_hz: f((most + WIDTH * 8) * 4)?,
-            spectrum: f((most * cols + WIDTH * 32) * h.spectrum_rows() * 4)?,
+            spectrum: f((most * cols + WIDTH * (reach(&stages) + 1)) * h.spectrum_rows() * 4)?,
             columns: f(columns * size)?,
             frames: f(most * pre.cin * size)?,
             x0: f(most * pre.n * size)?,
@@ -210,7 +216,7 @@ impl Hift {
                 .sum::<usize>();
         let desc_bytes = WIDTH * size_of::<Voc>() + tiles * 16 + 2 * WIDTH * 8;
         Ok(Self {
-            gemm: Gemm::new(device, elt)?,
+            gemm,
             kernels,
             f0,
             f0_out,
@@ -240,6 +246,25 @@ impl Hift {
             rate: config.sample_rate,
         })
     }
+}
+
+/// Every convolution must run in every block shape that a pass may choose for it.
+fn check_windows(gemm: &Gemm, stages: &[Stage], post: &Packed) -> Result<(), GpuError> {
+    let check = |w: &Packed, shapes: &[Tile]| match shapes.iter().all(|&tile| gemm.takes(w, tile)) {
+        true => Ok(()),
+        false => Err(GpuError::Model(format!(
+            "a vocoder convolution of {} taps, {} steps apart, needs more shared memory than a block has",
+            w.taps, w.dil
+        ))),
+    };
+    let mut before = &LOW_SHAPES[..];
+    for stage in stages {
+        check(&stage.up, before)?;
+        before = stage.shapes();
+        let layers = stage.blocks.iter().chain([&stage.source]).flat_map(|b| b.layers.iter().flatten());
+        layers.map(|layer| &layer.conv).try_for_each(|w| check(w, before))?;
+    }
+    check(post, &POST_SHAPES)
 }
 
 /// `[out][channels][taps]` to `[out][taps][channels]`.

@@ -2,7 +2,7 @@
 
 use super::super::device::{GpuError, start};
 use super::super::gemm::{Act, Conv, Tile};
-use super::{BLOCKS, DOUBLE, Extent, F0_LAYERS, F0_SHAPES, FRAMES, Hift, ResBlock};
+use super::{BLOCKS, DOUBLE, Extent, F0_LAYERS, F0_SHAPES, FRAMES, Hift, POST_SHAPES, ResBlock, STAGE_SHAPES};
 use crate::synth::cosyvoice::config::DEFAULT_LEAKY_SLOPE;
 
 impl Hift {
@@ -105,7 +105,7 @@ impl Hift {
         let (tiles, blocks) = levels[levels.len() - 1];
         let ld = self.post.n as i32;
         let post = Conv { x: x.0, ldx: x.1, out: s.post.ptr, ldo: ld, tiles, ..base };
-        let tile = if shapes[shapes.len() - 1] == Tile::N64T32 { Tile::N32T32 } else { Tile::N32T128 };
+        let tile = POST_SHAPES[usize::from(shapes[shapes.len() - 1] != STAGE_SHAPES[0])];
         self.gemm.conv(&self.post, tile, blocks, with(post, self.post_hist))?;
         start!(d, k.samples, (64, n, 1), 256, 0;
             vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)

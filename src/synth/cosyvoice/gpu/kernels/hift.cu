@@ -49,8 +49,6 @@ DEV float mel_at(const Voc& v, int f, int m) {
     return x[(a % BLOCK) * MEL + m];
 }
 
-// One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
-// w: [tap][in][F0C].
 // 16 x 8 += 16 x 16 by 16 x 8. a[i]: row lane/4 + 8*(i%2), column lane%4 + 4*(i/2); b[i]: row lane%4 + 4*i, column
 // lane/4; c: rows lane/4 (first two) and 8 more, columns 2*(lane%4) and the next.
 #if __CUDA_ARCH__ >= 900
@@ -66,6 +64,8 @@ DEV void dmma(double* c, const double* a, const double* b) {
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+d"(c[i % 2 * 2]), "+d"(c[i % 2 * 2 + 1]) : "d"(a[i]), "d"(b[i / 2]));
 }
 #endif
+// One layer of the F0 network, convolution and ELU. Layer 0 looks ahead in the mel, the others back.
+// w: [tap][in][F0C].
 // A block computes 16*MM*WM frames by 8*NN*WN channels with WM x WN warps. Weights of one (FC channels, tap) are a stage
 // of a ring of ST.
 template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(const Voc* vocs, const int4* tiles, int layer, const double* in, double* out, const double* w, const float* bias) {
@@ -100,7 +100,7 @@ template <int MM, int NN, int WM, int WN, int FC, int ST> DEV void f0_layer(cons
     const Voc& v = vocs[s.x];
     const double* hin = (const double*)v.f0_in + (i64)(layer - 1) * F0_KEEP * F0C;
     double* hout = (double*)v.f0_out + (i64)(layer - 1) * F0_KEEP * F0C;
-    // The next 64 channels travel while these are used.
+    // The next FC channels travel while these are used.
     double next[XPER];
     auto take = [&](int chunk) {
 #pragma unroll
@@ -326,7 +326,7 @@ KERNEL voc_merge(const Voc* vocs, const int4* tiles, int bt, const float* up, co
 // Samples by the inverse transform of columns [rows, ld], and the columns that the next call needs again. A column is
 // part of NFFT samples: each turn of a block takes the exponentials and angles of its columns once.
 #define TURN 256
-#define TURN_COLUMNS (TURN / HOP + NFFT / HOP)
+#define TURN_COLUMNS ((TURN + HOP - 1) / HOP + NFFT / HOP)
 KERNEL __launch_bounds__(TURN) voc_samples(const Voc* vocs, const float* post, int ld, const float* window, float limit, float* pcm, int* bad) {
     __shared__ float mag_s[TURN_COLUMNS * BINS], cos_s[TURN_COLUMNS * BINS], sin_s[TURN_COLUMNS * BINS];
     __shared__ float2 turn_s[NFFT];

@@ -1,4 +1,4 @@
-// What the kernels of gemm.cu and wide.cu share: the parameters of a product and what follows its sums.
+// What the kernels of gemm.cu, gemv.cu and wide.cu share: the parameters of a product and what follows its sums.
 enum { ACT_NONE = 0, ACT_SNAKE = 1, ACT_LEAKY = 2, ACT_MISH = 3, ACT_SILU_GATE = 4, ACT_GELU = 5 };
 
 struct Conv {

@@ -59,7 +59,7 @@ template <int N> DEV void group_mma(float* c, u64 a, u64 b, bool add) {
 }
 // clang-format on
 
-// Outputs n..n+3 of one row, `rows` the height of the tiled result. Returns them as they are stored.
+// Outputs n..n+3 of one row; `p.lde` is the height of the tiled result. Returns them as they are stored.
 DEV float4 wide_epilogue(const Conv& p, int n, int row, float4 v, float rs, float4 bias, float4 res) {
     v.x *= rs; v.y *= rs; v.z *= rs; v.w *= rs;
     if (p.act == ACT_SILU_GATE) {
