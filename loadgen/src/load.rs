@@ -225,7 +225,7 @@ async fn arrive(
 }
 
 /// When call `number` arrives, the one before having arrived at `last`.
-fn next_arrival(
+pub(crate) fn next_arrival(
     arrivals: &Arrivals,
     start: Instant,
     last: Instant,

@@ -176,6 +176,7 @@ async fn an_agent_that_attaches_takes_the_place_of_one_that_never_answers() {
     })
     .await;
     let call = rig.telephone("remote", Codec::Pcmu).await;
+    // From when it is dialled the other agent has to be there within the five seconds that this one is waited for.
     let _kept = stalled(&listener, Stall::Handshake).await;
     let url = format!("{}/v1/calls/{}/agent", rig.http.replace("http", "ws"), call.id().expect("named"));
     let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("upgraded");

@@ -153,5 +153,7 @@ async fn a_gateway_that_is_going_down_has_nobody_pick_up_in_vain() {
     };
     assert_eq!(response.status(), 503);
     assert!(response.headers().contains_key("retry-after"));
+    let error: serde_json::Value = response.json().await.expect("the error shape");
+    assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains("draining")), "{error}");
     rig.app.drain().await;
 }

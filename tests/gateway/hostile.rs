@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::raw::{Raw, body, sdp};
+use super::raw::{Raw, audio_port, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 use super::watch::Watch;
 
@@ -92,8 +92,7 @@ async fn bad_rtp(rig: &Rig) {
     telephone.send(&invite).await;
     let ok = telephone.expect("SIP/2.0 200").await;
     telephone.ack("").await;
-    let port = body(&ok).lines().find_map(|line| line.strip_prefix("m=audio ")).expect("audio");
-    let port: u16 = port.split(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+    let port = audio_port(&ok);
     for datagram in [&b""[..], b"\x80", &[0; 172], &[0x90; 13], &[0xaf; 40], &[0x8f; 12], &[0xff; 2_000]] {
         for to in [port, port + 1] {
             media.send_to(datagram, ("127.0.0.1", to)).await.expect("sent");

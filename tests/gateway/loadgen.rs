@@ -86,13 +86,13 @@ async fn a_telephone_says_who_it_is() {
     rig.app.drain().await;
 }
 
-/// How telephones reach `rig`, and have turns spoken to them.
-async fn telephones(rig: &Rig) -> (Arc<Plan>, Report) {
+/// Climbs `levels` with telephones that have short turns spoken to them, `change`d, and sees to it that the report has
+/// what it is to have whatever the machine could do: that `bound` is among what may run out, and how much is foreseen.
+/// Where knee and prediction come to lie is a matter of timing here; that they agree is shown where time is not real
+/// (`antiphon_loadgen::predict`).
+async fn climbs(rig: &Rig, levels: &[u32], bound: &str, change: impl FnOnce(&mut Options)) -> Report {
     let gateway = gateway::Gateway::at(&rig.http, None).expect("an address");
     let ready = gateway.ready().await.expect("ready");
-    let mut report = Report { devices: ready["devices"].clone(), ..Report::default() };
-    // Neither this machine nor what else runs on it is what is measured here.
-    report.host.cores = 1_000;
     let plan = Plan {
         sip_target: Some(format!("sip:silent@{}", rig.sip_udp())),
         sip: sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() },
@@ -103,75 +103,65 @@ async fn telephones(rig: &Rig) -> (Arc<Plan>, Report) {
         buffer: Duration::from_millis(60),
         patience: Duration::from_secs(30),
     };
-    (Arc::new(plan), report)
-}
-
-fn options(levels: Vec<u32>, limits: Limits) -> Options {
-    Options {
-        levels,
+    let mut options = Options {
+        levels: levels.to_vec(),
         most: 16,
-        duration: Duration::from_secs(6),
+        duration: Duration::from_secs(8),
         open_loop: false,
         rate: None,
         turns: 1..=1,
         legs: vec![(Leg::Sip, 1.0)],
-        texts: corpus::select(&["en".to_owned()], &[Length::Medium]),
+        texts: corpus::select(&["en".to_owned()], &[Length::Short]),
         think: (0.0, 0.0),
         behaviour: Behaviour::default(),
-        limits,
+        // Whatever is late on a busy machine breaks nothing; any failure does.
+        limits: Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 },
         seed: 1,
         sampled: 1,
-        find_knee: true,
-    }
-}
-
-/// Climbs, and compares what was found with what was foreseen from the levels `light`.
-async fn foreseen(plan: Arc<Plan>, options: &Options, mut report: Report, bound: &str, light: &[u32]) {
-    report.limits = options.limits;
-    ladder::climb(plan, options, &mut None, None, &mut report, |_, _, done| {
+        find_knee: false,
+    };
+    change(&mut options);
+    let mut report = Report { devices: ready["devices"].clone(), limits: options.limits, ..Report::default() };
+    ladder::climb(Arc::new(plan), &options, &mut None, None, &mut report, |_, _, done| {
         if let Some(level) = done {
-            println!(
-                "{}: {} turns, first audio p95 {:.3} s, {:?}",
-                level.level, level.turns, level.first_audio.p95, level.broken
-            );
+            println!("{}: {} turns, {:?}", level.level, level.turns, level.broken);
         }
     })
     .await;
     assert_eq!(report.ended_early, None);
+    assert_eq!(report.levels.iter().map(|l| l.level).collect::<Vec<_>>(), levels);
     let predicted = predict::predict(&report).expect("a prediction");
-    let verdict = predict::verdict(&report).expect("a knee to compare with");
+    let verdict = predict::verdict(&report).expect("a highest level to compare with");
     println!("{}", verdict.text);
-    assert_eq!((predicted.bound, &*predicted.from), (bound, light), "{predicted:?}");
-    assert!(verdict.holds, "{}", verdict.text);
+    assert!(predicted.bounds.iter().any(|b| b.what == bound), "{predicted:?}");
+    assert!(predicted.capacity > 0.0, "{predicted:?}");
+    assert!(verdict.text.starts_with(&format!("{:.0} calls", predicted.capacity)), "{}", verdict.text);
     let page = html::page(&report);
-    assert!(
-        page.contains("<h2>Prediction</h2>") && page.contains(&format!("<td>{bound}<td>")),
-        "the page compares them"
-    );
+    let row = format!("<td>{}<td>{:.0}<td>", predicted.bound, predicted.capacity);
+    assert!(page.contains("<h2>Prediction</h2>") && page.contains(&row), "the page has no {row}");
+    assert!(page.contains(&format!("<tr><td>{bound}<td>")), "the page does not say what {bound} can bear");
+    report
 }
 
-/// A gateway that admits ten speaking lines, whatever the machine could do: its knee is there, and is foreseen from half
-/// the load.
+/// A gateway that admits two speaking lines, whatever the machine could do: eight callers are too many, and the places
+/// are among what is foreseen to run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_knee_of_few_places_is_where_it_was_predicted() {
+async fn a_ladder_tells_what_few_places_bear() {
     let rig = Rig::with(|config| {
-        config.scheduler.max_live = 10;
+        config.scheduler.max_live = 2;
         // Lines are busy nearly as long as their speech is heard.
         config.scheduler.max_lead_ms = 400;
     })
     .await;
-    let (plan, report) = telephones(&rig).await;
-    // Only refusals count: this is about the places, not about how punctual a busy machine is.
-    let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
-    let options = Options { duration: Duration::from_secs(12), ..options(vec![3, 5, 10], limits) };
-    foreseen(plan, &options, report, "places", &[3, 5]).await;
+    let report = climbs(&rig, &[1, 2, 8], "places", |_| {}).await;
+    let broken = &report.at(8).expect("it was measured").broken;
+    assert!(broken.iter().any(|why| why.starts_with("failures: ") || why == "no turn was heard"), "{broken:?}");
     rig.app.drain().await;
 }
 
-/// A device that takes 30 ms for each utterance, one after the other: turns that come by chance wait for each other,
-/// and when they wait too long is foreseen from loads at which hardly any waits.
+/// A device that takes 30 ms for each utterance, one after the other, is among what is foreseen to run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
+async fn a_ladder_tells_what_a_busy_device_bears() {
     let loader: Loader = Box::new(|| Ok(Box::new(Clockwork::new(Duration::from_millis(30)))));
     let voices = Choice { loaders: vec![loader], stand_in: None, reasons: Vec::new() };
     let change = |config: &mut antiphon::config::Config| {
@@ -180,20 +170,11 @@ async fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
         config.scheduler.load_limit = 1.0;
     };
     let rig = Rig::with_voices(change, voices).await;
-    let (plan, report) = telephones(&rig).await;
-    // Only waiting counts. A level has some 400 turns, which is enough for the 95th percentile to be that of the
-    // formula within a few hundredths of load; the draw is the same in every run.
-    let limits = Limits { first_audio_p95: 0.5, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
-    let one_sentence = |text: &&antiphon_loadgen::corpus::Text| text.text.matches(['.', '!', '?', ';']).count() <= 1;
-    let options = Options {
-        most: 400,
-        duration: Duration::from_secs(12),
-        open_loop: true,
-        rate: Some(0.25),
-        texts: corpus::select(&["en".to_owned()], &[Length::Short]).into_iter().filter(one_sentence).collect(),
-        ..options(vec![30, 60, 120, 140], limits)
+    let open = |options: &mut Options| {
+        options.open_loop = true;
+        options.rate = Some(0.25);
     };
-    foreseen(plan, &options, report, "device", &[30, 60]).await;
+    climbs(&rig, &[10, 20], "device", open).await;
     rig.app.drain().await;
 }
 

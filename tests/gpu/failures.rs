@@ -300,14 +300,17 @@ async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     let (sink, mut events) = tokio::sync::mpsc::channel(1024);
     let utterance = Utterance { seed: 3, ..Utterance::plain(LineId::next(), Class::Batch, "One two three four.") };
     engine.submit(utterance, sink).expect("accepted");
-    let mut all = Vec::new();
-    while let Some(event) = events.recv().await {
-        match event {
-            SpeechEvent::Audio { pcm, .. } => all.extend(pcm),
-            SpeechEvent::End { how, .. } => return (all, how),
+    let told = async {
+        let mut all = Vec::new();
+        while let Some(event) = events.recv().await {
+            match event {
+                SpeechEvent::Audio { pcm, .. } => all.extend(pcm),
+                SpeechEvent::End { how, .. } => return (all, how),
+            }
         }
-    }
-    panic!("no end");
+        panic!("no end");
+    };
+    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the line is told of its end within a minute")
 }
 
 /// A device that is lost tells its lines and is loaded again, by an injected error or by a kernel that does not end in
@@ -370,9 +373,12 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
                 break;
             }
             assert!(back, "{lost:?}");
-            // Loading is tried until a kernel that was given up has ended.
+            let (failures, loads, n) = (status.failures, loads.load(Ordering::Relaxed), n as u32);
             if matches!(lost, Fault::Lost(_)) {
-                assert_eq!((status.failures, loads.load(Ordering::Relaxed)), (n as u32 + 1, n as u32 + 2));
+                assert_eq!((failures, loads), (n + 1, n + 2));
+            } else {
+                // Loading is tried until a kernel that was given up has ended.
+                assert!(failures > n && loads > n + 1, "{lost:?}: {failures} failures, {loads} loads");
             }
             let (again, how) = speak(&engine).await;
             assert_eq!(how, UtteranceEnd::Done, "{lost:?}");

@@ -179,6 +179,12 @@ pub(crate) fn body(text: &str) -> &str {
     text.split_once("\r\n\r\n").map_or("", |(_, body)| body)
 }
 
+/// The port at which the description in `text` wants its audio.
+pub(crate) fn audio_port(text: &str) -> u16 {
+    let media = body(text).lines().find_map(|line| line.strip_prefix("m=audio ")).expect("audio");
+    media.split(' ').next().and_then(|port| port.parse().ok()).expect("a port")
+}
+
 /// Whether `target` answers OPTIONS with 200 over UDP.
 pub(crate) async fn answers_options(target: SocketAddr, call_id: &str) {
     let mut raw = Raw::new(target, call_id).await;

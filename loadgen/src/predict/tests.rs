@@ -1,9 +1,18 @@
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use serde_json::json;
 
 use super::*;
+use crate::clock;
+use crate::ladder::Search;
+use crate::load::{Arrivals, next_arrival};
 use crate::process::{Host, Usage};
 use crate::report::{GatewayMetrics, Limits};
-use crate::stats::Summary;
+use crate::stats::{Numbers, Spread, Summary};
 
 /// A level of `n` calls on a gateway that takes 0.1 cores and 3 % of one for each call, its busiest thread 0.2 % of one.
 /// Each call has a turn of 2 s of speech every 4 s, which holds a place for 0.5 s.
@@ -130,4 +139,143 @@ fn a_device_that_does_not_tell_is_taken_to_cost_the_same_at_any_load() {
         level.metrics.stage_seconds.insert("decode".into(), busy);
     }
     assert!((bound(&report, "device") - 100.0).abs() < 1e-6);
+}
+
+/// A gateway in virtual time: what becomes of a turn that is asked for at an instant and is so long, in seconds. `None`:
+/// refused; otherwise when it begins to sound, and until when it holds its place.
+type Serve<'a> = &'a mut dyn FnMut(f64, f64) -> Option<(f64, f64)>;
+
+/// Callers in virtual time, as [`crate::load`] has them.
+#[derive(Clone, Copy)]
+struct Callers {
+    /// Calls a second for each unit of level, of one turn each; `None`: so many callers, turn after turn.
+    rate: Option<f64>,
+    seconds: f64,
+    /// Shortest and longest turn.
+    speech: (f64, f64),
+    seed: u64,
+}
+
+impl Callers {
+    /// What a level of `number` calls measures.
+    fn measure(&self, number: u32, serve: Serve<'_>) -> Level {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        let warm_up = self.rate.map_or(0.0, |rate| 1.0 / rate);
+        let whole = self.seconds + warm_up;
+        let from = if self.rate.is_some() { warm_up } else { whole / 4.0 };
+        let mut due = BinaryHeap::new();
+        let at = |seconds: f64| Reverse(Duration::from_secs_f64(seconds));
+        match self.rate {
+            Some(rate) => {
+                let calls = Arrivals::Counted((rate * f64::from(number) * whole).round() as u64);
+                let (start, duration) = (clock::now(), Duration::from_secs_f64(whole));
+                let mut last = start;
+                while let Some(next) = next_arrival(&calls, start, last, duration, due.len(), &mut rng) {
+                    last = next;
+                    due.push(Reverse(next - start));
+                }
+            }
+            None => due.extend((0..number).map(|n| at(from * f64::from(n) / f64::from(number)))),
+        }
+        let mut level = Level { level: number, seconds: whole - from, turns_per_call: 1.0, ..Level::default() };
+        level.mode = if self.rate.is_some() { "open" } else { "closed" }.into();
+        level.offered = self.rate.map(|_| due.len() as f64 / whole);
+        let (mut first_audio, mut service, mut said) = (Spread::default(), Spread::default(), Numbers::default());
+        let mut held = 0.0;
+        while let Some(Reverse(sent)) = due.pop() {
+            let sent = sent.as_secs_f64();
+            if sent >= whole {
+                break;
+            }
+            let speech = rng.random_range(self.speech.0..=self.speech.1);
+            let next = match serve(sent, speech) {
+                None => {
+                    *level.failures.entry("refused".into()).or_default() += 1;
+                    sent + 1.0
+                }
+                Some((sounds, until)) => {
+                    held += (until.min(whole) - sent.max(from)).max(0.0);
+                    if sent >= from {
+                        level.turns += 1;
+                        first_audio.add(Duration::from_secs_f64(sounds - sent));
+                        service.add(Duration::from_secs_f64(sounds + speech - sent));
+                        said.add(speech);
+                    }
+                    sounds + speech
+                }
+            };
+            if self.rate.is_none() {
+                due.push(at(next));
+            }
+        }
+        (level.first_audio, level.service) = (first_audio.summary(), service.summary());
+        (level.speech, level.speech_spread) = (said.summary(), said.spread());
+        level.metrics.held_seconds = Some(held);
+        level
+    }
+
+    /// Climbs as [`crate::ladder`] does, and holds what was foreseen against what was found.
+    fn climb(&self, levels: &[u32], mut report: Report, bound: &str, mut level: impl FnMut(&Self, u32) -> Level) {
+        let mut search = Search::new(levels.to_vec(), 1_000, true);
+        while let Some(number) = search.next() {
+            let mut level = level(self, number);
+            level.broken = report.limits.broken(&level);
+            search.record(number, level.broken.is_empty());
+            report.levels.push(level);
+        }
+        report.levels.sort_by_key(|l| l.level);
+        report.knee = Some(search.knee());
+        let (predicted, verdict) = (predict(&report).unwrap(), verdict(&report).unwrap());
+        println!("seed {}: {}", self.seed, verdict.text);
+        assert!(search.knee().broken_at.is_some(), "a knee is found: {verdict:?}");
+        assert_eq!(predicted.bound, bound, "{predicted:?}");
+        assert!(verdict.holds, "seed {}: {verdict:?}", self.seed);
+    }
+}
+
+/// Each turn holds one of `places` until half of it was heard, and is refused where none is left.
+fn with_places(callers: &Callers, places: usize, number: u32) -> Level {
+    let mut taken: Vec<f64> = Vec::new();
+    callers.measure(number, &mut |sent, speech| {
+        taken.retain(|until| *until > sent);
+        (taken.len() < places).then(|| {
+            let until = sent + 0.5 * speech;
+            taken.push(until);
+            (sent + 0.1, until)
+        })
+    })
+}
+
+#[test]
+fn the_knee_of_places_is_where_it_was_predicted() {
+    // Only failures count: this is about the places. They are many, since of few chance finds the last one taken at
+    // loads that are more than a tenth apart.
+    let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    for rate in [None, Some(0.25)] {
+        for seed in 1..=8 {
+            let report = Report { limits, devices: json!([{ "places": 100 }]), ..Report::default() };
+            let callers = Callers { rate, seconds: 60.0, speech: (2.0, 6.0), seed };
+            callers.climb(&[25, 50, 75, 100], report, "places", |callers, n| with_places(callers, 100, n));
+        }
+    }
+}
+
+/// A device that takes 30 ms for each turn, one after the other.
+#[test]
+fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
+    // Only waiting counts.
+    let limits = Limits { first_audio_p95: 0.5, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    for seed in 1..=8 {
+        let report = Report { limits, devices: json!([{ "state": "ready" }]), ..Report::default() };
+        let callers = Callers { rate: Some(0.25), seconds: 12.0, speech: (1.0, 1.0), seed };
+        callers.climb(&[30, 60, 120, 140], report, "device", |callers, n| {
+            let mut free = 0.0f64;
+            let mut level = callers.measure(n, &mut |sent, _| {
+                free = free.max(sent) + 0.03;
+                Some((free, free))
+            });
+            level.metrics.carries = Some(1.0 / 0.03);
+            level
+        });
+    }
 }

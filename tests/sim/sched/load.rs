@@ -7,7 +7,7 @@ use antiphon::sched::Config;
 use antiphon::turn::Class;
 use serde::Deserialize;
 
-use super::engine::{Costs, Engine, TOKEN_BYTES};
+use super::engine::{Costs, Engine, TOKEN, TOKEN_BYTES};
 use super::policy::Kind;
 use super::rng::Rng;
 use super::world::{Event, Report, World, zero};
@@ -44,34 +44,53 @@ fn audio(report: &Report, samples: u64) -> f64 {
     samples as f64 / f64::from(antiphon::audio::RATE) / report.seconds
 }
 
-/// `rate` audio-seconds of live turns arrive each second, while `backlog` batch utterances wait.
-fn run(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seed: u64) -> Report {
+/// What arrives: live turns by chance, so many a second, beside so many batch utterances that always wait.
+struct Traffic<'a> {
+    turns: f64,
+    /// Of a turn's utterances.
+    tokens: &'a dyn Fn(&mut Rng) -> Vec<u32>,
+    backlog: usize,
+    /// Of each utterance of the backlog.
+    backlog_tokens: u32,
+}
+
+fn run(costs: &Costs, kind: &Kind, traffic: &Traffic<'_>, seed: u64) -> Report {
     let mut world = World::new(Engine::new(costs.clone(), seed), kind.build(costs.limits()));
-    world.backlog = backlog;
+    world.backlog = traffic.backlog;
+    world.backlog_tokens = traffic.backlog_tokens;
     world.measure_from = zero() + Duration::from_secs_f64(WARM);
     let mut rng = Rng::new(seed);
     let (mut at, mut line) = (Duration::ZERO, 0);
     let end = Duration::from_secs_f64(WARM + MEASURED);
-    // Two utterances of 95 tokens on average.
-    let turn = 2.0 * 95.0 / TOKENS;
     loop {
-        at += rng.gap(rate.max(1e-9) / turn);
+        at += rng.gap(traffic.turns.max(1e-9));
         if at > end {
             break;
         }
         line += 1;
-        let tokens = (0..rng.range(1, 3)).map(|_| rng.range(40, 150) as u32).collect();
+        let tokens = (traffic.tokens)(&mut rng);
         world.at(at, Event::Turn { line, class: Class::Live, tenant: "", tokens });
     }
     world.run(end);
     world.report
 }
 
-/// Runs that differ in nothing but their random numbers, together.
+/// `rate` audio-seconds of live turns arrive each second, while `backlog` batch utterances wait.
 fn runs(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seeds: &[u64]) -> Report {
-    together(seeds, |seed| run(costs, kind, rate, backlog, seed))
+    let tokens = |rng: &mut Rng| (0..rng.range(1, 3)).map(|_| rng.range(40, 150) as u32).collect();
+    // Two utterances of 95 tokens on average.
+    let turn = 2.0 * 95.0 / TOKENS;
+    let traffic = Traffic { turns: rate / turn, tokens: &tokens, backlog, backlog_tokens: 125 };
+    together(seeds, |seed| run(costs, kind, &traffic, seed))
 }
 
+/// Turns of one utterance of so many tokens, `turns` a second, beside a backlog of 8 s each.
+fn long_runs(costs: &Costs, config: &Config, tokens: u32, turns: f64, backlog: usize) -> Report {
+    let traffic = Traffic { turns, tokens: &|_| vec![tokens], backlog, backlog_tokens: 200 };
+    together(&SEEDS, |seed| run(costs, &Kind::Ours(config.clone()), &traffic, seed))
+}
+
+/// Runs that differ in nothing but their random numbers, together.
 fn together(seeds: &[u64], run: impl Fn(u64) -> Report) -> Report {
     let mut all = Report::default();
     for seed in seeds {
@@ -208,34 +227,16 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
     }
 }
 
-/// Turns of so many tokens, `rate` a second, beside a backlog of 8 s each.
-fn long_turns(costs: &Costs, config: &Config, tokens: u32, rate: f64, backlog: usize, seed: u64) -> Report {
-    let mut world = World::new(Engine::new(costs.clone(), seed), Kind::Ours(config.clone()).build(costs.limits()));
-    world.backlog = backlog;
-    world.backlog_tokens = 200;
-    world.measure_from = zero() + Duration::from_secs_f64(WARM);
-    let mut rng = Rng::new(seed);
-    let (mut at, mut line) = (Duration::ZERO, 0);
-    let end = Duration::from_secs_f64(WARM + MEASURED);
-    while at < end {
-        at += rng.gap(rate.max(1e-9));
-        line += 1;
-        world.at(at, Event::Turn { line, class: Class::Live, tenant: "", tokens: vec![tokens] });
-    }
-    world.run(end);
-    world.report
-}
-
 /// Seen on the device: batch filled the memory, so that live lines were finished in a hurry instead of resting at their
 /// lead limit, and lines counted as about to run dry by what chunks took beside batch. Batch had 201 of 490.
 #[test]
 fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
     let (costs, config) = (Costs::named("tuned"), Config::default());
-    let runs = |rate, backlog| together(&SEEDS, |seed| long_turns(&costs, &config, 200, rate, backlog, seed));
-    let full = runs(0.0, 256);
+    let measure = |turns, backlog| long_runs(&costs, &config, 200, turns, backlog);
+    let full = measure(0.0, 256);
     let full = audio(&full, full.batch_samples);
     for rate in [5.6, 8.0, 20.0] {
-        let (alone, both) = (runs(rate, 0), runs(rate, 256));
+        let (alone, both) = (measure(rate, 0), measure(rate, 256));
         let (batch, live) = (audio(&both, both.batch_samples), audio(&both, both.live_samples));
         let (before, after) = (alone.quantile(0.95), both.quantile(0.95));
         println!(
@@ -262,7 +263,7 @@ fn batch_gets_on_beside_lines_that_hold_all_the_memory() {
     costs.memory = 2 * 600 * TOKEN_BYTES;
     let made = |patience: u32| {
         let config = Config { batch_patience_s: patience, ..Config::default() };
-        let report = together(&SEEDS, |seed| long_turns(&costs, &config, 600, 20.0, 8, seed));
+        let report = long_runs(&costs, &config, 600, 20.0, 8);
         assert!(report.underruns.is_empty() && report.refused > 0);
         println!(
             "patience of {patience} s: live {:.1?}, batch {:.1?}, displaced {}",
@@ -274,4 +275,6 @@ fn batch_gets_on_beside_lines_that_hold_all_the_memory() {
     };
     let (starved, fed) = (made(3_600), made(2));
     assert!(fed > 2 * starved, "batch gained nothing by having waited");
+    // As much as one of its utterances in each run.
+    assert!(fed >= SEEDS.len() as u64 * 200 * TOKEN, "batch gained only {:.1?}", duration_of(fed));
 }
