@@ -45,7 +45,7 @@ const LIVE_RESERVE: u32 = 4;
 /// A job that could be in the next step.
 #[derive(Debug)]
 pub(super) struct Candidate {
-    job: JobId,
+    pub(super) job: JobId,
     pub(super) slot: Slot,
     pub(super) rank: u8,
     /// Within the rank: the earlier the sooner.
@@ -191,7 +191,7 @@ impl Scheduler {
         all
     }
 
-    fn candidate(&self, now: Instant, least: f64, id: JobId) -> Option<Candidate> {
+    pub(super) fn candidate(&self, now: Instant, least: f64, id: JobId) -> Option<Candidate> {
         let job = self.jobs.get(&id)?;
         let slot = match job.state {
             State::Open(slot) | State::Parked(slot) if !job.blocked && !self.is_busy(slot) => slot,
@@ -347,17 +347,22 @@ impl Scheduler {
             }
             self.batch_hungry.get_or_insert(now);
         }
-        let slots: Vec<Slot> = members.iter().map(|c| c.slot).collect();
-        let resumed: Vec<JobId> = members.iter().map(|c| c.job).collect();
-        let rounds = self.rounds(stage, slots.len(), head.rank >= COMFORT);
-        for id in resumed {
-            if let Some(job) = self.jobs.get_mut(&id)
-                && let State::Parked(slot) = job.state
+        let members: Vec<(JobId, Slot)> = members.iter().map(|c| (c.job, c.slot)).collect();
+        let rounds = self.rounds(stage, members.len(), head.rank >= COMFORT);
+        let slots = self.resumed(members);
+        Some(self.plan_for(Step { stage, slots, rounds }))
+    }
+
+    /// The slots of `members`, which are on the device from now on.
+    pub(super) fn resumed(&mut self, members: Vec<(JobId, Slot)>) -> Vec<Slot> {
+        for (id, slot) in &members {
+            if let Some(job) = self.jobs.get_mut(id)
+                && matches!(job.state, State::Parked(_))
             {
-                job.state = State::Open(slot);
+                job.state = State::Open(*slot);
             }
         }
-        Some(self.plan_for(Step { stage, slots, rounds }))
+        members.into_iter().map(|(_, slot)| slot).collect()
     }
 
     /// Whether batch work has waited for its patience, or for the pause after what it was then granted.
@@ -469,11 +474,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether its state is on the device.
-    pub(super) fn is_resident(&self, candidate: &Candidate) -> bool {
-        self.jobs.get(&candidate.job).is_some_and(|job| matches!(job.state, State::Open(_)))
-    }
-
     fn memory_to_resume(&self, candidate: &Candidate) -> u64 {
         let parked = self.jobs.get(&candidate.job).filter(|job| matches!(job.state, State::Parked(_)));
         parked.map_or(0, |job| job.memory)
@@ -497,8 +497,13 @@ impl Scheduler {
 
     /// Rounds amortise what a device call costs whatever it does; a quarter of the longest step is enough for
     /// that, and all a new turn has to wait.
-    pub(super) fn rounds(&self, stage: Stage, width: usize, batch: bool) -> u32 {
-        let limit = if batch { self.config.batch_step() } else { self.config.max_step() / 4 }.as_secs_f64();
+    fn rounds(&self, stage: Stage, width: usize, batch: bool) -> u32 {
+        let limit = if batch { self.config.batch_step() } else { self.config.max_step() / 4 };
+        self.rounds_within(stage, width, limit.as_secs_f64())
+    }
+
+    /// Rounds that take no more than `limit` seconds, one at least.
+    pub(super) fn rounds_within(&self, stage: Stage, width: usize, limit: f64) -> u32 {
         let most = self.limits.rounds[stage as usize].max(1);
         let mut rounds = 1;
         while rounds * 2 <= most && self.costs.predict(stage, width, rounds * 2) <= limit {

@@ -431,7 +431,7 @@ impl Worker<'_> {
         let mut state = self.shared.state();
         state.spent.begun(start);
         if let Some(sched) = &mut state.sched {
-            sched.begun(step.clone());
+            sched.begun(start, step.clone());
         }
         self.behind = Some(Begun { step, start, beside: Duration::ZERO });
         Ok(())

@@ -17,7 +17,7 @@ pub(super) trait Policy {
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
-    fn begun(&mut self, step: Step);
+    fn begun(&mut self, now: Instant, step: Step);
     fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     /// Jobs, open slots and bytes it believes in, at the end.
     fn remains(&self, now: Instant) -> (u32, u32, u64);
@@ -48,8 +48,8 @@ impl Policy for Scheduler {
         self.record(now, took, step, outcomes);
     }
 
-    fn begun(&mut self, step: Step) {
-        self.begun(step);
+    fn begun(&mut self, now: Instant, step: Step) {
+        self.begun(now, step);
     }
 
     fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
@@ -167,7 +167,7 @@ impl Policy for Simple {
         }
     }
 
-    fn begun(&mut self, _: Step) {
+    fn begun(&mut self, _: Instant, _: Step) {
         unreachable!("it waits for every step");
     }
 

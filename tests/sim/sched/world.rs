@@ -363,7 +363,7 @@ impl World {
 
     fn begin(&mut self, step: Step) {
         let (left, outcomes) = self.start(&step);
-        self.policy.begun(step.clone());
+        self.policy.begun(self.now, step.clone());
         self.behind = Some(Begun { step, outcomes, start: self.now, left, beside: Duration::ZERO });
     }
 
