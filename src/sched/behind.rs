@@ -104,3 +104,6 @@ impl Scheduler {
         Some(Step { stage, slots: self.resumed(members), rounds })
     }
 }
+
+#[cfg(test)]
+mod tests;

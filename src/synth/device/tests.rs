@@ -435,15 +435,17 @@ struct Small {
     open: HashSet<Slot>,
     parked: HashSet<Slot>,
     taken_away: Arc<AtomicU32>,
+    /// The step that was begun, and how often it is still asked for.
+    begun: Option<(Step, u32)>,
 }
 
 impl Small {
-    fn loader(slots: u32, memory: u64, taken_away: &Arc<AtomicU32>) -> Loader {
+    fn loader(slots: u32, memory: u64, background: bool, taken_away: &Arc<AtomicU32>) -> Loader {
         let taken_away = taken_away.clone();
         Box::new(move || {
             let (tone, taken_away) = (Tone::new(), taken_away.clone());
-            let caps = Caps { slots, parks: memory > 0, ..tone.caps().clone() };
-            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away }))
+            let caps = Caps { slots, parks: memory > 0, background, ..tone.caps().clone() };
+            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away, begun: None }))
         })
     }
 }
@@ -473,7 +475,27 @@ impl Synthesizer for Small {
         Ok(())
     }
 
+    fn begin(&mut self, step: &Step) -> Result<bool, SynthError> {
+        assert!(self.caps.background && self.begun.is_none());
+        // One in three cannot be begun.
+        let can = step.slots[0].0 % 3 != 2;
+        self.begun = can.then(|| (step.clone(), 5));
+        Ok(can)
+    }
+
+    fn has_ended(&mut self) -> Result<bool, SynthError> {
+        let Some((_, asked)) = &mut self.begun else { return Ok(true) };
+        *asked = asked.saturating_sub(1);
+        Ok(*asked == 0)
+    }
+
+    fn finish(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let (step, _) = self.begun.take().expect("it was begun");
+        self.run(&step, out)
+    }
+
     fn close(&mut self, slot: Slot) {
+        assert!(self.begun.as_ref().is_none_or(|(step, _)| !step.slots.contains(&slot)), "{slot:?} is busy");
         self.parked.remove(&slot);
         self.taken_away.fetch_add(u32::from(self.open.remove(&slot)), Ordering::SeqCst);
         self.tone.close(slot);
@@ -498,9 +520,10 @@ impl Synthesizer for Small {
 }
 
 /// The audio of two batch utterances from which live ones take slots, or memory, in their middle.
-async fn disturbed(slots: u32, memory: u64) -> (Vec<Vec<f32>>, u32) {
+async fn disturbed(slots: u32, memory: u64, background: bool) -> (Vec<Vec<f32>>, u32) {
     let taken_away = Arc::new(AtomicU32::new(0));
-    let engine = Engine::start(vec![Small::loader(slots, memory, &taken_away)], Config::default()).expect("starts");
+    let engine =
+        Engine::start(vec![Small::loader(slots, memory, background, &taken_away)], Config::default()).expect("starts");
     engine.ready().await;
     let mut batch = Vec::new();
     for _ in 0..2 {
@@ -544,8 +567,10 @@ async fn disturbed(slots: u32, memory: u64) -> (Vec<Vec<f32>>, u32) {
 async fn a_displaced_or_parked_utterance_sounds_as_one_that_nobody_disturbed() {
     let mut tone = Tone::new();
     let reference = crate::synth::espeak::tests::speak(&mut tone, utterance(&"word ".repeat(300)));
-    for (name, slots, memory) in [("displaced", 3, 0), ("parked", 8, 2)] {
-        let (batch, taken_away) = disturbed(slots, memory).await;
+    for (name, slots, memory, background) in
+        [("displaced", 3, 0, false), ("parked", 8, 2, false), ("displaced, steps not waited for", 3, 0, true)]
+    {
+        let (batch, taken_away) = disturbed(slots, memory, background).await;
         // Two slots or two utterances' memory for live ones are closed at their cancelling, too.
         assert!(taken_away > 2, "{name}: nothing was taken from batch");
         for heard in batch {
