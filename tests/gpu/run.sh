@@ -63,7 +63,7 @@ bench() {
     # turn after the last; the same with turns that arrive by chance.
     $run --voice random-k10 --throughput --seconds 10 --concurrency 1,16,64,128 --json "$1/throughput.json"
     $run --voice random --throughput --seconds 10 --concurrency 1 --json "$1/alone-k25.json"
-    $run --voice random-k10 --seconds 12 --concurrency 50,100,150,200,300 --json "$1/talk.json"
+    $run --voice random-k10 --seconds 12 --concurrency 50,100,150,200,300,400 --json "$1/talk.json"
     $run --voice random-k10 --seconds 15 --concurrency 100 --arrivals 10 --json "$1/open.json"
     # Live calls without and with batch work that always waits, and that alone.
     $run --voice random-k10 --seconds 15 --concurrency 50,100 --arrivals 8 --side-by-side --batch 256 --json "$1/batch.json"

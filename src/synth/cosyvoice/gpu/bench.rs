@@ -11,7 +11,7 @@ use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::lt::{Operands, Shape};
 use super::slabs::Pool;
-use super::slots::{Next, Stream};
+use super::slots::{Next, Stream, Voice};
 use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, MinLength, Sampling};
@@ -20,7 +20,7 @@ use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
 /// One measured thing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// What: `decode`, `prefill`, `flow step`, `vocode`, `copy`, `product`.
+    /// What: `decode`, `prefill`, `flow step`, `vocode`, `copy`, `product`, or calls side by side.
     pub stage: &'static str,
     /// Rows, chunks or utterances together.
     pub width: usize,
@@ -191,6 +191,10 @@ pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
     Ok(out)
 }
 
+fn failed(e: crate::synth::SynthError) -> GpuError {
+    GpuError::Model(e.to_string())
+}
+
 impl GpuBackend {
     /// The cost of every stage at several widths. Uses slots `0..` and leaves nothing open; nothing may be open
     /// before.
@@ -202,6 +206,7 @@ impl GpuBackend {
         self.llm_costs(effort, &mut out)?;
         self.flow_costs(effort, &mut out)?;
         self.vocoder_costs(effort, &mut out)?;
+        self.beside_costs(effort, &mut out)?;
         Ok(out)
     }
 
@@ -345,53 +350,63 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// A voice whose prompt is `before` whole blocks, and one more of tokens that follow.
+    fn prompt(&self, before: usize) -> FlowPrompt {
+        let f = &self.config.flow;
+        FlowPrompt {
+            tokens: (0..(before + 1) * self.config.block_tokens()).map(|i| i as u32 % f.vocab as u32).collect(),
+            mel: vec![0.1; before * f.block * f.mel],
+            speaker: vec![0.5; f.speaker],
+        }
+    }
+
+    /// `width` streams that stand behind `before` blocks of their own, so that nothing is read from a cache that would
+    /// not be; `None`: there is not so much memory.
+    fn streams(&mut self, prompt: &FlowPrompt, before: usize, width: usize) -> Option<Vec<(u64, Stream)>> {
+        let mut held = Vec::new();
+        for n in 0..width {
+            let tokens = prompt.tokens.clone();
+            let (flow, ratio) = (&self.config.flow, self.config.token_mel_ratio);
+            let mut stream = Stream::new(tokens, &[], flow, ratio, self.options.final_chunk);
+            stream.slabs.extend((0..=before).map_while(|_| self.slabs.take().ok()));
+            held.push((self.hist_of(n % self.caps.slots as usize), stream));
+        }
+        if held.iter().all(|(_, s)| s.slabs.len() > before) {
+            return Some(held);
+        }
+        held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+        None
+    }
+
+    /// The first `steps` Euler steps of the next block of each.
+    fn steps(&self, voice: &Voice, held: &[(u64, Stream)], before: usize, steps: usize) -> Vec<Vec<ChunkRun>> {
+        let block = self.config.flow.block;
+        let of = |step: usize| {
+            let next = Next { step, start: before * block, frames: block, whole: None };
+            let chunk = |(n, (hist, stream)): (usize, &(u64, Stream))| ChunkRun {
+                args: self.chunk(voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
+                tokens: self.tokens_for(&stream.tokens, &next, next.start),
+            };
+            held.iter().enumerate().map(chunk).collect()
+        };
+        (0..steps).map(of).collect()
+    }
+
     fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
         let f = self.config.flow.clone();
         let block = f.block;
         let before = visible / block;
-        let prompt = FlowPrompt {
-            tokens: (0..(before + 1) * self.config.block_tokens()).map(|i| i as u32 % f.vocab as u32).collect(),
-            mel: vec![0.1; before * block * f.mel],
-            speaker: vec![0.5; f.speaker],
-        };
-        let failed = |e: crate::synth::SynthError| GpuError::Model(e.to_string());
+        let prompt = self.prompt(before);
         let voice = self.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
         let inner = f.inner();
         let linear = f.depth * (f.dim * 3 * inner + inner * f.dim + 2 * f.dim * f.ff()) + f.dim * (f.dit_in() + f.mel);
         let position = 2 * f.dim * f.dim / 16 * 31;
         for width in flow::WIDTHS.into_iter().filter(|w| effort.widths.contains(w)) {
-            let mut held = Vec::new();
-            for n in 0..width {
-                // Every chunk sees blocks of its own, so that nothing is read from a cache that would not be.
-                let mut stream =
-                    Stream::new(prompt.tokens.clone(), &[], &f, self.config.token_mel_ratio, self.options.final_chunk);
-                for _ in 0..=before {
-                    match self.slabs.take() {
-                        Ok(slab) => stream.slabs.push(slab),
-                        Err(_) => break,
-                    }
-                }
-                held.push((self.hist_of(n % self.caps.slots as usize), stream));
-            }
-            if held.iter().any(|(_, s)| s.slabs.len() <= before) {
-                held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
-                break;
-            }
+            let Some(mut held) = self.streams(&prompt, before, width) else { break };
             let mut times = Vec::new();
             for repeat in 0..=effort.repeats {
-                let rounds: Vec<Vec<ChunkRun>> = (0..steps)
-                    .map(|step| {
-                        let next = Next { step, start: before * block, frames: block, whole: None };
-                        held.iter()
-                            .enumerate()
-                            .map(|(n, (hist, stream))| ChunkRun {
-                                args: self.chunk(&voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
-                                tokens: self.tokens_for(&stream.tokens, &next, next.start),
-                            })
-                            .collect()
-                    })
-                    .collect();
+                let rounds = self.steps(&voice, &held, before, steps);
                 let from = clock::now();
                 self.flow.run(&rounds)?;
                 if repeat > 0 {
@@ -410,6 +425,47 @@ impl GpuBackend {
                 flops,
                 bytes: 2.0 * linear as f64 + kv,
             });
+        }
+        Ok(())
+    }
+
+    /// What narrow calls take beside Euler steps of several widths that were begun before them, and both together: by
+    /// the number of chunks. Slot 0 is used.
+    fn beside_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
+        let before = effort.visible / self.config.flow.block;
+        let prompt = self.prompt(before);
+        let voice = self.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
+        let (prefix, sampling) = self.speech(effort.visible);
+        self.llm.prefill(&[(0, &prefix, &sampling)])?;
+        let device = self.device.clone();
+        for width in flow::WIDTHS.into_iter().filter(|w| effort.widths.contains(w)) {
+            let Some(mut held) = self.streams(&prompt, before, width) else { break };
+            let names = ["flow x4", "decode x13", "decode beside", "flow and decode"];
+            let mut times: [Vec<f64>; 4] = Default::default();
+            for _ in 0..effort.repeats {
+                let pair = |this: &mut Self, flow: bool, decode: bool| -> Result<(f64, f64), GpuError> {
+                    let rounds = this.steps(&voice, &held, before, 4);
+                    let from = clock::now();
+                    if flow {
+                        device.context.behind(|| this.flow.start(&rounds))?;
+                    }
+                    if decode {
+                        this.llm.decode(&[0], 13)?;
+                    }
+                    let front = from.elapsed().as_secs_f64();
+                    device.context.wait_all()?;
+                    Ok((front, from.elapsed().as_secs_f64()))
+                };
+                times[0].push(pair(self, true, false)?.1);
+                times[1].push(pair(self, false, true)?.0);
+                let (beside, both) = pair(self, true, true)?;
+                times[2].push(beside);
+                times[3].push(both);
+            }
+            held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+            for (stage, times) in names.into_iter().zip(times) {
+                out.push(Cost { stage, width, seconds: median(times), flops: 0.0, bytes: 0.0 });
+            }
         }
         Ok(())
     }
