@@ -29,7 +29,7 @@ pub(super) struct Behind {
     /// Something ran beside it.
     pub(super) crossed: bool,
     /// Jobs of its slots that are over.
-    ended: Vec<Ended>,
+    pub(super) ended: Vec<Ended>,
     /// Bytes that these hold until then.
     pub(super) held: u64,
 }
@@ -60,6 +60,7 @@ impl Scheduler {
         for (job, slot, how, since) in behind.ended {
             if let Some(slot) = slot {
                 self.slots[slot.0 as usize] = None;
+                self.memory_short = false;
             }
             self.ended.push_back((job, slot, how, since));
         }

@@ -15,9 +15,9 @@
 //! 6. batch, by tenant, then first come.
 //!
 //! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
-//! Every step is bounded. One that nobody waits for is begun and not waited for, where the device can do that: what
-//! becomes urgent meanwhile runs beside it, and before it wherever the device has room, but for its own stage, which
-//! waits for it ([`behind`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
+//! Every step is bounded. Flow and vocoder steps are begun and not waited for, where the device can do that: what is
+//! urgent meanwhile runs beside them, and before them wherever the device has room, but for the stage itself, which
+//! waits ([`behind`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted line has been promised no gap; a first audio
@@ -572,7 +572,8 @@ impl Scheduler {
     /// How many slots hold memory: only what they give up can ever be had.
     fn holders(&self) -> usize {
         let jobs = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
-        jobs.filter(|job| !matches!(job.state, State::Parked(_))).count()
+        let over = self.behind.as_ref().map_or(0, |behind| behind.ended.len());
+        over + jobs.filter(|job| !matches!(job.state, State::Parked(_))).count()
     }
 
     /// Bytes reserved by what is on the device.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::sched::{Config, JobEnd, JobId, JobSpec, Limits, LineNote, Stages};
+use crate::sched::{Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Stages};
 use crate::turn::{Class, LineId, TurnToken};
 
 const MS: Duration = Duration::from_millis(1);
@@ -97,4 +97,23 @@ fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_has_ended
     let Plan::End { job: ended, slot: freed, how, .. } = sched.plan(now) else { panic!("its end is told now") };
     assert_eq!((ended, freed, how), (job, Some(slot), JobEnd::Cancelled));
     assert_eq!(sched.reserved(), 40);
+}
+
+#[test]
+fn what_finds_no_memory_under_a_step_whose_job_is_over_waits_for_that_step() {
+    let now = crate::clock::now();
+    let mut sched = device();
+    let (_, slot) = opened(&mut sched, now, 1, Class::Live, only(Stage::Flow));
+    let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
+    sched.begun(now, flow.clone());
+    sched.note(now, LineId(1), LineNote::Closed);
+    let spec =
+        JobSpec { line: LineId(2), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
+    let job = sched.submit(now, spec).expect("there is room");
+    assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
+    sched.opened(job, Err(OpenError::Memory));
+    assert!(matches!(sched.plan(now), Plan::Idle { .. }), "it waits, and does not fail");
+    sched.finished(now, MS, &flow, &[outcome(slot, only(Stage::Vocode))]);
+    assert!(matches!(sched.plan(now), Plan::End { .. }));
+    assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
 }
