@@ -1,5 +1,7 @@
 //! The loop of one device thread: load, then plan, do, record; and again after a failure.
 
+mod behind;
+
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 
+use self::behind::Begun;
 use super::delivery::Payload;
 use super::spent::Spent;
 use super::trace::Trace;
@@ -269,14 +272,6 @@ struct Worker<'a> {
     behind: Option<Begun>,
 }
 
-/// A step that is not waited for.
-struct Begun {
-    step: Step,
-    start: Instant,
-    /// What steps took that ran meanwhile.
-    beside: Duration,
-}
-
 /// A step that has ended.
 struct Ran {
     start: Instant,
@@ -419,45 +414,6 @@ impl Worker<'_> {
             begun.beside += took;
         }
         self.hand_out(step, &Ran { start, end: now, took, behind: false }, progress);
-        Ok(())
-    }
-
-    /// Starts `step` and does not wait for it, if that is possible.
-    fn begin(&mut self, step: Step) -> Result<(), SynthError> {
-        let start = clock::now();
-        if !guarded(|| self.synth.begin(&step))? {
-            return self.step(&step);
-        }
-        let mut state = self.shared.state();
-        state.spent.begun(start);
-        if let Some(sched) = &mut state.sched {
-            sched.begun(start, step.clone());
-        }
-        self.behind = Some(Begun { step, start, beside: Duration::ZERO });
-        Ok(())
-    }
-
-    /// Takes what the step did that was begun.
-    fn finish(&mut self) -> Result<(), SynthError> {
-        let Some(Begun { step, start, beside }) = self.behind.take() else { return Ok(()) };
-        let mut progress = Vec::with_capacity(step.slots.len());
-        share(guarded(|| self.synth.finish(&mut progress)), &step, &mut progress)?;
-        let now = clock::now();
-        let took = (now - start).saturating_sub(beside);
-        self.hand_out(&step, &Ran { start, end: now, took, behind: true }, progress);
-        Ok(())
-    }
-
-    /// Waits until the step that was begun has ended or there is something new to look at.
-    fn watch(&mut self) -> Result<(), SynthError> {
-        while !guarded(|| self.synth.has_ended())? {
-            let state = self.shared.state();
-            if state.poked || state.stop {
-                break;
-            }
-            drop(state);
-            std::thread::yield_now();
-        }
         Ok(())
     }
 
