@@ -33,9 +33,9 @@ enum Call {
 struct FlowCall {
     /// States of its slots, which are in no map while their chunks run.
     taken: Vec<(Slot, Option<SlotState>)>,
-    /// Frames that each had.
-    before: Vec<usize>,
-    /// Of those that have a state, in order.
+    /// Frames that each had; `None`: it had no state.
+    before: Vec<Option<usize>>,
+    /// Of those that had a state, in order.
     failed: Vec<Option<SynthError>>,
     /// Steps were started and have not been looked at.
     started: bool,
@@ -91,7 +91,7 @@ impl GpuBackend {
 
     fn take_slots(&mut self, slots: &[Slot]) -> FlowCall {
         let taken: Vec<_> = slots.iter().map(|&slot| (slot, self.slots.remove(&slot))).collect();
-        let before = taken.iter().map(|(_, state)| state.as_ref().map_or(0, |s| s.stream.done)).collect();
+        let before = taken.iter().map(|(_, state)| state.as_ref().map(|s| s.stream.done)).collect();
         FlowCall { taken, before, failed: Vec::new(), started: false }
     }
 
@@ -115,7 +115,9 @@ impl GpuBackend {
     fn give_back(&mut self, call: FlowCall, mut out: Option<&mut Vec<Flowed>>) {
         let mut failures = call.failed.into_iter();
         for ((slot, state), before) in call.taken.into_iter().zip(call.before) {
-            let Some(mut state) = state else {
+            // Also of one that was closed meanwhile, whose state is gone.
+            let failed = before.and_then(|_| failures.next().flatten());
+            let (Some(mut state), Some(before)) = (state, before) else {
                 if let Some(out) = &mut out {
                     out.push(Flowed { slot, frames: 0, pending: 0, failed: Some(not_open()) });
                 }
@@ -124,7 +126,6 @@ impl GpuBackend {
             let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
             let frames = (state.stream.done.max(prompt) - before.max(prompt)) as u32;
             let pending = state.stream.pending() as u32;
-            let failed = failures.next().flatten();
             state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
             if let Some(out) = &mut out {
                 out.push(Flowed { slot, frames, pending, failed });

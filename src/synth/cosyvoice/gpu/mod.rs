@@ -3,8 +3,9 @@
 //! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
 //! [`absent`] says in one line why there is no GPU engine. [`context`] owns the driver's context and every wait,
 //! [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what
-//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the last two behind others, [`slabs`] the flow's memory, [`slots`] what the
-//! host knows of each utterance, [`ledger`] who holds the device's memory, [`faults`] what can be made to go wrong.
+//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the last two behind others,
+//! [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who holds the device's
+//! memory, [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
