@@ -278,10 +278,21 @@ impl GpuBackend {
         {
             tracing::error!(%error, slot = slot.0, "a slot was closed under a call that failed");
         }
-        let taken = match &mut self.flight {
-            Some(Flight { call: Call::Flow(call), .. }) => call.taken.iter_mut().find(|(other, _)| *other == slot),
+        let flown = match &mut self.flight {
+            Some(Flight { call: Call::Flow(call), .. }) => call.take(slot),
             _ => None,
         };
-        taken.and_then(|(_, state)| state.take()).or_else(|| self.slots.remove(&slot))
+        flown.or_else(|| self.slots.remove(&slot))
+    }
+}
+
+impl FlowCall {
+    /// The state of `slot`, if it has one here, and what its steps made of it.
+    fn take(&mut self, slot: Slot) -> Option<SlotState> {
+        let at = self.taken.iter().position(|(other, _)| *other == slot)?;
+        let job = self.before[..at].iter().flatten().count();
+        let mut state = self.taken[at].1.take()?;
+        state.poisoned |= matches!(self.failed.get(job), Some(Some(SynthError::Utterance(_))));
+        Some(state)
     }
 }
