@@ -61,7 +61,7 @@ impl Default for Config {
             max_lead_ms: 4_000,
             slack_reserve_ms: 250,
             max_step_ms: 20,
-            batch_step_ms: 5,
+            batch_step_ms: 6,
             batch_ride: 1.15,
             batch_patience_s: 30,
             batch_min_share: 0.02,
