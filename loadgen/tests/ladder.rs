@@ -194,8 +194,9 @@ async fn a_ladder_ends_with_a_report() {
     for level in &report.levels {
         assert!(level.failures.is_empty(), "{:?}", level.failures);
         assert!(level.turns >= 1 && level.generator.is_some());
-        // Never before it was said, less a frame; how late is this machine's affair, within the level's own limit.
-        assert!((0.08..0.5).contains(&level.first_audio.p50), "{:?}", level.first_audio);
+        // Later by as much as packets came late on this machine, by its own measure, is no fault.
+        let off = level.first_audio.p50 - 0.1;
+        assert!(off > -0.05 && off < 0.05 + level.lateness.max, "{:?}, {:?}", level.first_audio, level.lateness);
     }
     let one = report.at(1).unwrap();
     let four = report.at(4).unwrap();

@@ -41,16 +41,8 @@ impl Behind {
 }
 
 impl Scheduler {
-    /// The step of [`Plan::Begin`] was started.
-    pub fn begun(&mut self, now: Instant, step: Step) {
-        let least = self.tenants.least();
-        let jobs = step.slots.iter().filter_map(|slot| self.job_in(*slot));
-        let urgent = jobs.filter_map(|job| self.candidate(now, least, job)).any(|c| c.rank <= FIRST);
-        self.behind = Some(Behind { step, urgent, crossed: false, ended: Vec::new(), held: 0 });
-    }
-
-    /// The step that was begun ended `now`; `took` is how long, without the steps that were run meanwhile. `step`: what
-    /// was really run of it.
+    /// Answers [`Plan::Begin`]: the step ended `now`; `took` is how long it had the device, without the steps that ran
+    /// meanwhile. `step`: what was really run of it.
     pub fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         let Some(behind) = self.behind.take() else { return };
         if !behind.crossed {
@@ -79,30 +71,24 @@ impl Scheduler {
         }
     }
 
-    /// How `step` is to be run.
-    pub(super) fn plan_for(&self, step: Step) -> Plan {
-        let can = self.limits.background && matches!(step.stage, Stage::Flow | Stage::Vocode);
-        if can { Plan::Begin(step) } else { Plan::Run(step) }
+    /// How `step` is to be run; `urgent`: somebody waits for it.
+    pub(super) fn plan_for(&mut self, step: Step, urgent: bool) -> Plan {
+        if !self.limits.background || !matches!(step.stage, Stage::Flow | Stage::Vocode) {
+            return Plan::Run(step);
+        }
+        self.behind = Some(Behind { step: step.clone(), urgent, crossed: false, ended: Vec::new(), held: 0 });
+        Plan::Begin(step)
     }
 
-    /// What is urgent and need not wait for the step that was begun.
-    pub(super) fn select_beside(&mut self, candidates: &[Candidate]) -> Option<Step> {
+    /// What is urgent and need not wait for the step that was begun; candidates come the most urgent first.
+    pub(super) fn select_beside(&mut self, now: Instant, candidates: &[Candidate]) -> Option<Step> {
         let behind = self.behind.as_ref()?;
-        let urgent = || candidates.iter().filter(|c| c.rank <= FIRST);
-        let stage = urgent().map(|c| c.stage).find(|stage| *stage != behind.step.stage)?;
-        let budget = self.config.max_step();
-        let limit = if behind.urgent { BESIDE } else { budget / 4 }.as_secs_f64();
-        let mut members = Vec::new();
-        for member in urgent().filter(|c| c.stages.has(stage)) {
-            let wider = members.len() + 1;
-            let longer = self.costs.predict(stage, wider, 1) > budget.as_secs_f64();
-            if wider > self.width(stage) || wider > 1 && longer {
-                break;
-            }
-            members.push((member.job, member.slot));
-        }
-        let rounds = self.rounds_within(stage, members.len(), limit);
-        Some(Step { stage, slots: self.resumed(members), rounds })
+        let urgent = &candidates[..candidates.partition_point(|c| c.rank <= FIRST)];
+        let head = urgent.iter().find(|c| c.stage != behind.step.stage)?;
+        let limit = if behind.urgent { BESIDE } else { self.config.max_step() / 4 };
+        let members = self.live_members(now, head, urgent);
+        let rounds = self.rounds_within(head.stage, members.len(), limit);
+        Some(Step { stage: head.stage, slots: self.resumed(&members), rounds })
     }
 }
 

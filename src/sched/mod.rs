@@ -2,9 +2,9 @@
 //! never a tensor, a socket or a clock; every entry point takes `now`.
 //!
 //! Contract: call [`Scheduler::plan`] until it answers [`Plan::Idle`], and do what it says before the next call.
-//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::Begin`]
-//! with [`Scheduler::begun`] and, once that step has ended, [`Scheduler::finished`]. All other entry points may be
-//! called at any time in between. Every job ends with exactly one [`Plan::End`].
+//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::Begin`],
+//! once that step has ended, with [`Scheduler::finished`]. All other entry points may be called at any time in between.
+//! Every job ends with exactly one [`Plan::End`].
 //!
 //! Order of work, from the most urgent:
 //! 1. a listener who is about to run dry (less left than its next chunk takes to make);
@@ -119,8 +119,8 @@ pub enum Plan {
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
-    /// Start this behind whatever comes next and call [`Scheduler::begun`]; when it has ended, [`Scheduler::finished`].
-    /// Or, where it cannot be started so, do as for [`Plan::Run`].
+    /// Start this behind whatever comes next; when it has ended, call [`Scheduler::finished`]. Where it cannot be
+    /// started so, run it, and call that at once.
     Begin(Step),
     /// Nothing to do until then, or until something is submitted or noted.
     Idle {
@@ -315,7 +315,7 @@ impl Scheduler {
         self.rest(now);
         let candidates = self.candidates(now);
         if self.behind.is_some() {
-            let step = self.select_beside(&candidates);
+            let step = self.select_beside(now, &candidates);
             return step.map_or_else(|| Plan::Idle { until: self.wake_at(now) }, Plan::Run);
         }
         let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);

@@ -45,8 +45,8 @@ const LIVE_RESERVE: u32 = 4;
 /// A job that could be in the next step.
 #[derive(Debug)]
 pub(super) struct Candidate {
-    pub(super) job: JobId,
-    pub(super) slot: Slot,
+    job: JobId,
+    slot: Slot,
     pub(super) rank: u8,
     /// Within the rank: the earlier the sooner.
     key: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Candidate {
     /// What it would run by itself.
     pub(super) stage: Stage,
     /// What it can run.
-    pub(super) stages: Stages,
+    stages: Stages,
 }
 
 impl Scheduler {
@@ -191,7 +191,7 @@ impl Scheduler {
         all
     }
 
-    pub(super) fn candidate(&self, now: Instant, least: f64, id: JobId) -> Option<Candidate> {
+    fn candidate(&self, now: Instant, least: f64, id: JobId) -> Option<Candidate> {
         let job = self.jobs.get(&id)?;
         let slot = match job.state {
             State::Open(slot) | State::Parked(slot) if !job.blocked && !self.is_busy(slot) => slot,
@@ -347,22 +347,22 @@ impl Scheduler {
             }
             self.batch_hungry.get_or_insert(now);
         }
-        let members: Vec<(JobId, Slot)> = members.iter().map(|c| (c.job, c.slot)).collect();
         let rounds = self.rounds(stage, members.len(), head.rank >= COMFORT);
-        let slots = self.resumed(members);
-        Some(self.plan_for(Step { stage, slots, rounds }))
+        let urgent = members.iter().any(|c| c.rank <= FIRST);
+        let slots = self.resumed(&members);
+        Some(self.plan_for(Step { stage, slots, rounds }, urgent))
     }
 
     /// The slots of `members`, which are on the device from now on.
-    pub(super) fn resumed(&mut self, members: Vec<(JobId, Slot)>) -> Vec<Slot> {
-        for (id, slot) in &members {
-            if let Some(job) = self.jobs.get_mut(id)
-                && matches!(job.state, State::Parked(_))
+    pub(super) fn resumed(&mut self, members: &[&Candidate]) -> Vec<Slot> {
+        for member in members {
+            if let Some(job) = self.jobs.get_mut(&member.job)
+                && let State::Parked(slot) = job.state
             {
-                job.state = State::Open(*slot);
+                job.state = State::Open(slot);
             }
         }
-        members.into_iter().map(|(_, slot)| slot).collect()
+        members.iter().map(|member| member.slot).collect()
     }
 
     /// Whether batch work has waited for its patience, or for the pause after what it was then granted.
@@ -376,7 +376,12 @@ impl Scheduler {
         self.batch_grant.is_some() || self.batch_starves(now)
     }
 
-    fn live_members<'a>(&self, now: Instant, head: &'a Candidate, candidates: &'a [Candidate]) -> Vec<&'a Candidate> {
+    pub(super) fn live_members<'a>(
+        &self,
+        now: Instant,
+        head: &'a Candidate,
+        candidates: &'a [Candidate],
+    ) -> Vec<&'a Candidate> {
         let stage = head.stage;
         let cost = |width: usize| self.costs.predict(stage, width, 1);
         let most = self.width(stage);
@@ -491,7 +496,7 @@ impl Scheduler {
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
-    pub(super) fn width(&self, stage: Stage) -> usize {
+    fn width(&self, stage: Stage) -> usize {
         self.limits.width[stage as usize].max(1) as usize
     }
 
@@ -499,14 +504,14 @@ impl Scheduler {
     /// that, and all a new turn has to wait.
     fn rounds(&self, stage: Stage, width: usize, batch: bool) -> u32 {
         let limit = if batch { self.config.batch_step() } else { self.config.max_step() / 4 };
-        self.rounds_within(stage, width, limit.as_secs_f64())
+        self.rounds_within(stage, width, limit)
     }
 
-    /// Rounds that take no more than `limit` seconds, one at least.
-    pub(super) fn rounds_within(&self, stage: Stage, width: usize, limit: f64) -> u32 {
+    /// Rounds that take no more than `limit`, one at least.
+    pub(super) fn rounds_within(&self, stage: Stage, width: usize, limit: Duration) -> u32 {
         let most = self.limits.rounds[stage as usize].max(1);
         let mut rounds = 1;
-        while rounds * 2 <= most && self.costs.predict(stage, width, rounds * 2) <= limit {
+        while rounds * 2 <= most && self.costs.predict(stage, width, rounds * 2) <= limit.as_secs_f64() {
             rounds *= 2;
         }
         rounds

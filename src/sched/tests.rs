@@ -1,7 +1,7 @@
 use super::*;
 use crate::turn::TurnToken;
 
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     slots: 4,
     width: [1, 2, 2, 2],
     rounds: [1; 4],
@@ -11,12 +11,12 @@ const LIMITS: Limits = Limits {
     seeds: [Duration::from_millis(1); 4],
 };
 
-fn spec(line: u64, class: Class) -> JobSpec {
+pub(super) fn spec(line: u64, class: Class) -> JobSpec {
     JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
 }
 
 /// Submits a job that needs `bytes` and opens it.
-fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: u64, ready: Stages) -> (JobId, Slot) {
+pub(super) fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: u64, ready: Stages) -> (JobId, Slot) {
     let job = sched.submit(now, spec).expect("there is room");
     sched.sized(job, bytes);
     let Plan::Open { slot, job: next } = sched.plan(now) else { panic!("it opens first") };

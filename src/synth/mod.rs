@@ -134,8 +134,8 @@ pub trait Synthesizer: Send {
         Ok(())
     }
 
-    /// Rounds that the last [`Self::run`] or [`Self::finish`] really ran, for voices that may run fewer than asked: what steps cost is
-    /// learned from it. `None`: as many as asked.
+    /// Rounds that the last [`Self::run`] or [`Self::finish`] really ran, for voices that may run fewer than asked:
+    /// what steps cost is learned from it. `None`: as many as asked.
     fn rounds_run(&self) -> Option<u32> {
         None
     }

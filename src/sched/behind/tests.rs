@@ -1,32 +1,16 @@
 use super::*;
-use crate::sched::{Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Stages};
-use crate::turn::{Class, LineId, TurnToken};
+use crate::sched::tests::{LIMITS, opened, spec};
+use crate::sched::{Config, JobEnd, Limits, LineNote, OpenError, Stages};
+use crate::turn::{Class, LineId};
 
 const MS: Duration = Duration::from_millis(1);
+/// What every job here needs.
+const BYTES: u64 = 40;
 
-/// A device of three slots that can begin steps.
+/// A device that can begin steps.
 fn device() -> Scheduler {
-    let limits = Limits {
-        slots: 3,
-        width: [1, 2, 2, 2],
-        rounds: [1, 8, 8, 1],
-        parks: false,
-        background: true,
-        memory: 100,
-        seeds: [MS; 4],
-    };
+    let limits = Limits { rounds: [1, 8, 8, 1], parks: false, background: true, memory: 100, ..LIMITS };
     Scheduler::new(Config::default(), limits)
-}
-
-/// Submits a job of 40 bytes and opens it.
-fn opened(sched: &mut Scheduler, now: Instant, line: u64, class: Class, ready: Stages) -> (JobId, Slot) {
-    let spec = JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
-    let job = sched.submit(now, spec).expect("there is room");
-    sched.sized(job, 40);
-    let Plan::Open { slot, job: next } = sched.plan(now) else { panic!("it opens first") };
-    assert_eq!(next, job);
-    sched.opened(job, Ok(ready));
-    (job, slot)
 }
 
 fn only(stage: Stage) -> Stages {
@@ -41,12 +25,11 @@ fn outcome(slot: Slot, ready: Stages) -> Outcome {
 fn a_new_turn_runs_beside_the_step_that_nobody_waits_for_until_it_needs_the_same_stage() {
     let now = crate::clock::now();
     let mut sched = device();
-    let (_, batch) = opened(&mut sched, now, 1, Class::Batch, only(Stage::Flow));
+    let (_, batch) = opened(&mut sched, now, spec(1, Class::Batch), BYTES, only(Stage::Flow));
     let Plan::Begin(flow) = sched.plan(now) else { panic!("nobody waits for it") };
     assert_eq!((flow.stage, &flow.slots[..]), (Stage::Flow, &[batch][..]));
-    sched.begun(now, flow.clone());
     assert!(matches!(sched.plan(now), Plan::Idle { .. }), "its slot is busy");
-    let (_, live) = opened(&mut sched, now, 2, Class::Live, only(Stage::Prefill));
+    let (_, live) = opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Prefill));
     let Plan::Run(prefill) = sched.plan(now) else { panic!("first audio is urgent") };
     assert_eq!((prefill.stage, &prefill.slots[..]), (Stage::Prefill, &[live][..]));
     sched.record(now, MS, &prefill, &[outcome(live, only(Stage::Flow))]);
@@ -64,10 +47,9 @@ fn beside_a_step_that_makes_first_audio_only_short_ones_run() {
     let mut rounds = [0, 0];
     for (class, rounds) in [Class::Live, Class::Batch].into_iter().zip(&mut rounds) {
         let mut sched = device();
-        opened(&mut sched, now, 1, class, only(Stage::Flow));
-        let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
-        sched.begun(now, flow);
-        opened(&mut sched, now, 2, Class::Live, only(Stage::Decode));
+        opened(&mut sched, now, spec(1, class), BYTES, only(Stage::Flow));
+        assert!(matches!(sched.plan(now), Plan::Begin(_)), "a sound step");
+        opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Decode));
         let Plan::Run(decode) = sched.plan(now) else { panic!("first audio is urgent") };
         *rounds = decode.rounds;
     }
@@ -78,38 +60,32 @@ fn beside_a_step_that_makes_first_audio_only_short_ones_run() {
 fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_has_ended() {
     let now = crate::clock::now();
     let mut sched = device();
-    let (job, slot) = opened(&mut sched, now, 1, Class::Live, only(Stage::Flow));
+    let (job, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
     let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
-    sched.begun(now, flow.clone());
     sched.note(now, LineId(1), LineNote::Closed);
     assert!(!sched.knows(LineId(1)), "the line is gone at once");
-    let (_, other) = opened(&mut sched, now, 2, Class::Live, only(Stage::Prefill));
+    let (_, other) = opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Prefill));
     assert_ne!(other, slot);
     // 40 bytes are still held, as many are the other's.
-    let third =
-        JobSpec { line: LineId(3), class: Class::Batch, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
-    let third = sched.submit(now, third).expect("batch may wait");
-    sched.sized(third, 40);
-    assert_eq!(sched.reserved(), 80);
+    let third = sched.submit(now, spec(3, Class::Batch)).expect("batch may wait");
+    sched.sized(third, BYTES);
+    assert_eq!(sched.reserved(), 2 * BYTES);
     let Plan::Run(prefill) = sched.plan(now) else { panic!("first audio is urgent") };
     sched.record(now, MS, &prefill, &[outcome(other, only(Stage::Flow))]);
     sched.finished(now, MS, &flow, &[outcome(slot, only(Stage::Vocode))]);
     let Plan::End { job: ended, slot: freed, how, .. } = sched.plan(now) else { panic!("its end is told now") };
     assert_eq!((ended, freed, how), (job, Some(slot), JobEnd::Cancelled));
-    assert_eq!(sched.reserved(), 40);
+    assert_eq!(sched.reserved(), BYTES);
 }
 
 #[test]
 fn what_finds_no_memory_under_a_step_whose_job_is_over_waits_for_that_step() {
     let now = crate::clock::now();
     let mut sched = device();
-    let (_, slot) = opened(&mut sched, now, 1, Class::Live, only(Stage::Flow));
+    let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
     let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
-    sched.begun(now, flow.clone());
     sched.note(now, LineId(1), LineNote::Closed);
-    let spec =
-        JobSpec { line: LineId(2), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 };
-    let job = sched.submit(now, spec).expect("there is room");
+    let job = sched.submit(now, spec(2, Class::Live)).expect("there is room");
     assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
     sched.opened(job, Err(OpenError::Memory));
     assert!(matches!(sched.plan(now), Plan::Idle { .. }), "it waits, and does not fail");

@@ -1,23 +1,10 @@
 use super::*;
-use crate::sched::{Config, JobSpec, Limits, Outcome};
-use crate::turn::{LineId, TurnToken};
+use crate::sched::tests::{LIMITS, spec};
+use crate::sched::{Config, Limits, Outcome};
 
 /// A device of two slots.
 fn small(memory: u64) -> Scheduler {
-    let limits = Limits {
-        slots: 2,
-        width: [1, 2, 2, 2],
-        rounds: [1; 4],
-        parks: false,
-        background: false,
-        memory,
-        seeds: [Duration::from_millis(1); 4],
-    };
-    Scheduler::new(Config::default(), limits)
-}
-
-fn live() -> JobSpec {
-    JobSpec { line: LineId(1), class: Class::Live, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
+    Scheduler::new(Config::default(), Limits { slots: 2, parks: false, memory, ..LIMITS })
 }
 
 /// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
@@ -26,7 +13,7 @@ fn live() -> JobSpec {
 fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
     let now = crate::clock::now();
     let mut sched = small(0);
-    let job = sched.submit(now, live()).expect("an idle device takes it");
+    let job = sched.submit(now, spec(1, Class::Live)).expect("an idle device takes it");
     let Plan::Open { slot, job: opened } = sched.plan(now) else { panic!("it opens first") };
     assert_eq!(opened, job);
     let decodes = Stages::NONE.with(Stage::Decode);
@@ -51,7 +38,7 @@ fn a_line_goes_on_past_its_lead_limit_when_that_frees_memory() {
         let now = crate::clock::now();
         let mut sched = small(memory);
         sched.learned.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
-        let job = sched.submit(now, live()).expect("an idle device takes it");
+        let job = sched.submit(now, spec(1, Class::Live)).expect("an idle device takes it");
         sched.sized(job, 60);
         let Plan::Open { slot, .. } = sched.plan(now) else { panic!("it opens first") };
         let ready = Stages::NONE.with(Stage::Vocode);

@@ -17,7 +17,6 @@ pub(super) trait Policy {
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
-    fn begun(&mut self, now: Instant, step: Step);
     fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     /// Jobs, open slots and bytes it believes in, at the end.
     fn remains(&self, now: Instant) -> (u32, u32, u64);
@@ -46,10 +45,6 @@ impl Policy for Scheduler {
 
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
         self.record(now, took, step, outcomes);
-    }
-
-    fn begun(&mut self, now: Instant, step: Step) {
-        self.begun(now, step);
     }
 
     fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
@@ -165,10 +160,6 @@ impl Policy for Simple {
                 self.ended.push((key.1, Some(outcome.slot), JobEnd::Done));
             }
         }
-    }
-
-    fn begun(&mut self, _: Instant, _: Step) {
-        unreachable!("it waits for every step");
     }
 
     fn finished(&mut self, _: Instant, _: Duration, _: &Step, _: &[Outcome]) {

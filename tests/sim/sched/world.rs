@@ -89,8 +89,6 @@ pub(super) struct Report {
     pub(super) cancelled: u32,
     pub(super) submitted: u32,
     pub(super) steps: u64,
-    /// Of these, beside one that nobody waited for.
-    pub(super) beside: u64,
     /// Most steps without live work that a first audio waited for after it was submitted.
     pub(super) most_behind_batch: u32,
     pub(super) displaced: u32,
@@ -353,7 +351,6 @@ impl World {
             took = took.mul_f64(longer);
             begun.left = begun.left.saturating_sub(took.mul_f64(share));
             begun.beside += took;
-            self.report.beside += 1;
         }
         self.pass(took);
         self.measure(step, took);
@@ -363,7 +360,6 @@ impl World {
 
     fn begin(&mut self, step: Step) {
         let (left, outcomes) = self.start(&step);
-        self.policy.begun(self.now, step.clone());
         self.behind = Some(Begun { step, outcomes, start: self.now, left, beside: Duration::ZERO });
     }
 

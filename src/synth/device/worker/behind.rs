@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Ran, Worker, guarded, share};
 use crate::clock;
-use crate::synth::{Step, SynthError};
+use crate::synth::{Progress, Step, SynthError, Synthesizer};
 
 /// A step that is not waited for.
 pub(super) struct Begun {
@@ -18,26 +18,33 @@ impl Worker<'_> {
     /// Starts `step` and does not wait for it, if that is possible.
     pub(super) fn begin(&mut self, step: Step) -> Result<(), SynthError> {
         let start = clock::now();
-        if !guarded(|| self.synth.begin(&step))? {
-            return self.step(&step);
+        self.shared.state().spent.begun(start);
+        let started = guarded(|| self.synth.begin(&step))?;
+        let begun = Begun { step, start, beside: Duration::ZERO };
+        if started {
+            self.behind = Some(begun);
+            return Ok(());
         }
-        let mut state = self.shared.state();
-        state.spent.begun(start);
-        if let Some(sched) = &mut state.sched {
-            sched.begun(start, step.clone());
-        }
-        self.behind = Some(Begun { step, start, beside: Duration::ZERO });
-        Ok(())
+        self.end(begun, |synth, step, progress| synth.run(step, progress))
     }
 
     /// Takes what the step did that was begun.
     pub(super) fn finish(&mut self) -> Result<(), SynthError> {
-        let Some(Begun { step, start, beside }) = self.behind.take() else { return Ok(()) };
+        let Some(begun) = self.behind.take() else { return Ok(()) };
+        self.end(begun, |synth, _, progress| synth.finish(progress))
+    }
+
+    /// Gives out what a step did, as `tell` says.
+    fn end(
+        &mut self,
+        Begun { step, start, beside }: Begun,
+        tell: impl FnOnce(&mut dyn Synthesizer, &Step, &mut Vec<Progress>) -> Result<(), SynthError>,
+    ) -> Result<(), SynthError> {
         let mut progress = Vec::with_capacity(step.slots.len());
-        share(guarded(|| self.synth.finish(&mut progress)), &step, &mut progress)?;
-        let now = clock::now();
-        let took = (now - start).saturating_sub(beside);
-        self.hand_out(&step, &Ran { start, end: now, took, behind: true }, progress);
+        share(guarded(|| tell(self.synth, &step, &mut progress)), &step, &mut progress)?;
+        let end = clock::now();
+        let took = (end - start).saturating_sub(beside);
+        self.hand_out(&step, &Ran { start, end, took, behind: true }, progress);
         Ok(())
     }
 
