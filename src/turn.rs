@@ -7,9 +7,9 @@ use std::time::Duration;
 
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
 ///
-/// The utterances of a line are heard in the order they were submitted.
+/// The utterances of a stream are heard in the order they were submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LineId(pub u64);
+pub struct StreamId(pub u64);
 
 /// One utterance, unique in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ impl UtteranceId {
     }
 }
 
-impl LineId {
+impl StreamId {
     /// The next unused id.
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -37,7 +37,7 @@ impl fmt::Display for UtteranceId {
     }
 }
 
-/// A line's generation number. Raising it is the whole of cancelling: work that carries an older one is
+/// A stream's generation number. Raising it is the whole of cancelling: work that carries an older one is
 /// dropped at its next boundary and nobody waits for an answer.
 #[derive(Clone, Debug, Default)]
 pub struct Epoch(Arc<AtomicU64>);
@@ -62,7 +62,7 @@ pub struct TurnToken {
 }
 
 impl TurnToken {
-    /// Whether the line has been cancelled since this token was made: one atomic load.
+    /// Whether the stream has been cancelled since this token was made: one atomic load.
     pub fn is_stale(&self) -> bool {
         self.current.load(Ordering::Acquire) != self.epoch
     }
@@ -98,7 +98,7 @@ pub struct Utterance {
     /// Unique in this process.
     pub id: UtteranceId,
     /// What it is heard on, in order.
-    pub line: LineId,
+    pub stream: StreamId,
     /// Live or batch.
     pub class: Class,
     /// Whether anybody still wants it.
@@ -120,11 +120,11 @@ pub struct Utterance {
 }
 
 impl Utterance {
-    /// `text` in the default voice as it speaks by itself, wanted until its line is closed, and nobody's in particular.
-    pub fn plain(line: LineId, class: Class, text: impl Into<String>) -> Self {
+    /// `text` in the default voice as it speaks by itself, wanted until its stream is closed, and nobody's in particular.
+    pub fn plain(stream: StreamId, class: Class, text: impl Into<String>) -> Self {
         Self {
             id: UtteranceId::next(),
-            line,
+            stream,
             class,
             token: TurnToken::forever(),
             text: text.into(),

@@ -11,7 +11,7 @@ use antiphon::synth::cosyvoice::probe::{self, Probe};
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
 use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
-use antiphon::turn::{Class, LineId, Utterance};
+use antiphon::turn::{Class, StreamId, Utterance};
 
 type Engine = CosyVoice<CpuBackend>;
 
@@ -31,7 +31,7 @@ fn engine() -> Engine {
 }
 
 fn utterance(text: &str, seed: u64) -> Utterance {
-    Utterance { seed, ..Utterance::plain(LineId::next(), Class::Live, text) }
+    Utterance { seed, ..Utterance::plain(StreamId::next(), Class::Live, text) }
 }
 
 /// Runs `open` slots to their ends. `order` picks the next stage among those ready, `rounds` how long a step is.

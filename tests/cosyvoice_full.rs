@@ -8,7 +8,7 @@ use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
 use antiphon::synth::{Slot, Stage, Step, Synthesizer};
-use antiphon::turn::{Class, LineId, Utterance};
+use antiphon::turn::{Class, StreamId, Utterance};
 
 /// What the process has held at most, bytes.
 fn peak_memory() -> u64 {
@@ -36,7 +36,7 @@ fn the_full_size_speaks_within_six_gigabytes() {
         CosyVoice::<CpuBackend>::load_cpu(dir.path(), Options::default(), Settings::default()).expect("loads");
     println!("loaded in {:.1?}, peak {} MB", started.elapsed(), peak_memory() >> 20);
     engine.force_length(Some(60));
-    let utterance = Utterance { seed: 1, ..Utterance::plain(LineId::next(), Class::Live, "The full size speaks.") };
+    let utterance = Utterance { seed: 1, ..Utterance::plain(StreamId::next(), Class::Live, "The full size speaks.") };
     let mut ready = engine.open(Slot(0), &utterance).expect("opens");
     let (mut samples, mut times, mut out) = (Vec::new(), [0f64; 4], Vec::new());
     let started = Instant::now();

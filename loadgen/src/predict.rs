@@ -9,7 +9,7 @@
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
 //!   their steps have cost. By chance (open loop) turns also wait for each other: Erlang C with the device's time for
 //!   a turn as service time;
-//! - **places**: lines that the gateway admits at once. A turn holds one until its speech is computed, which may be
+//! - **places**: streams that the gateway admits at once. A turn holds one until its speech is computed, which may be
 //!   long before it is heard; the gateway tells for how long. Engset's formula for a fixed number of callers,
 //!   Erlang's first for calls by chance.
 //!
@@ -231,7 +231,7 @@ fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
         calls = calls.min(greatest(MOST, in_time) as f64);
     }
     let basis = format!(
-        "{devices} device(s) keep up with {carries:.0} lines that speak; a call speaks {:.0} % of its time; {:.1} ms of \
+        "{devices} device(s) keep up with {carries:.0} streams that speak; a call speaks {:.0} % of its time; {:.1} ms of \
          device time a turn",
         light.speech * 100.0,
         service * 1e3

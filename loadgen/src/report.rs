@@ -184,9 +184,9 @@ pub struct GatewayMetrics {
     pub underruns: f64,
     /// Device seconds by stage.
     pub stage_seconds: BTreeMap<String, f64>,
-    /// Seconds that live lines held their places, all together.
+    /// Seconds that live streams held their places, all together.
     pub held_seconds: Option<f64>,
-    /// Speaking lines that the devices could keep up with, as the gateway sees it at the end.
+    /// Speaking streams that the devices could keep up with, as the gateway sees it at the end.
     pub carries: Option<f64>,
     /// Device memory in use at the end, octets.
     pub gpu_memory: f64,

@@ -1,6 +1,6 @@
 //! `antiphon bench`: what an engine does for many listeners at once, without a network.
 //!
-//! Listeners are lines of the real scheduler with a playout clock: the first audio of a turn starts it, and
+//! Listeners are streams of the real scheduler with a playout clock: the first audio of a turn starts it, and
 //! audio that comes after what was there has been played is an underrun. `talk` has every listener play in real
 //! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes. A backlog
 //! of batch utterances may wait beside them all the time; side by side, each level is measured without and with it.
@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 
 use crate::audio;
 use crate::clock;
-use crate::synth::device::{Engine, LineNote, Spent};
-use crate::turn::{Class, Epoch, LineId, SpeechEvent, TurnToken, Utterance, UtteranceEnd, UtteranceId};
+use crate::synth::device::{Engine, Spent, StreamNote};
+use crate::turn::{Class, Epoch, SpeechEvent, StreamId, TurnToken, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events that may wait for a listener: more than the lead limit can produce in 20 ms pieces.
 const SINK: usize = 1_024;
@@ -303,17 +303,17 @@ impl Fullest {
 async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u64 {
     let (sink, mut events) = mpsc::channel(SINK);
     let epoch = Epoch::default();
-    let mut open: HashMap<UtteranceId, LineId> = HashMap::new();
+    let mut open: HashMap<UtteranceId, StreamId> = HashMap::new();
     let (mut samples, mut seed) = (0, plan.seed << 32);
     let mut pause = clock::now();
     while clock::now() < until {
         while open.len() < plan.batch as usize && clock::now() >= pause {
             seed += 1;
-            // A line each, as the sentences of a book have.
-            let utterance = plan.utterance(LineId::next(), Class::Batch, epoch.token(), seed);
-            let (id, line) = (utterance.id, utterance.line);
+            // A stream each, as the sentences of a book have.
+            let utterance = plan.utterance(StreamId::next(), Class::Batch, epoch.token(), seed);
+            let (id, stream) = (utterance.id, utterance.stream);
             match engine.submit(utterance, sink.clone()) {
-                Ok(()) => drop(open.insert(id, line)),
+                Ok(()) => drop(open.insert(id, stream)),
                 Err(refused) => pause = clock::now() + refused.retry_after,
             }
         }
@@ -322,8 +322,8 @@ async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u
             event = events.recv() => match event {
                 Some(SpeechEvent::Audio { pcm, .. }) if clock::now() >= from => samples += pcm.len() as u64,
                 Some(SpeechEvent::End { utterance, how }) => {
-                    if let Some(line) = open.remove(&utterance) {
-                        engine.note(line, LineNote::Closed);
+                    if let Some(stream) = open.remove(&utterance) {
+                        engine.note(stream, StreamNote::Closed);
                     }
                     if let UtteranceEnd::Failed(reason) = how {
                         tracing::warn!(%reason, "batch work failed");
@@ -336,7 +336,7 @@ async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u
         }
     }
     epoch.raise();
-    open.into_values().for_each(|line| engine.note(line, LineNote::Closed));
+    open.into_values().for_each(|stream| engine.note(stream, StreamNote::Closed));
     let cleared = async {
         while engine.status().iter().any(|device| device.load.batch > 0) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -348,8 +348,8 @@ async fn backlog(engine: Engine, plan: Plan, from: Instant, until: Instant) -> u
 }
 
 impl Plan {
-    fn utterance(&self, line: LineId, class: Class, token: TurnToken, seed: u64) -> Utterance {
-        let plain = Utterance::plain(line, class, self.text.clone());
+    fn utterance(&self, stream: StreamId, class: Class, token: TurnToken, seed: u64) -> Utterance {
+        let plain = Utterance::plain(stream, class, self.text.clone());
         Utterance { token, voice: self.voice.clone(), seed, ..plain }
     }
 }
@@ -377,16 +377,16 @@ struct Turn {
 impl Listener {
     async fn listen(mut self, start: Instant) -> Tally {
         let mut tally = Tally::default();
-        let line = LineId::next();
+        let stream = StreamId::next();
         if !self.plan.paced {
-            self.engine.note(line, LineNote::Unpaced);
+            self.engine.note(stream, StreamNote::Unpaced);
         }
         tokio::time::sleep_until(start.into()).await;
         let mut seed = 0;
         while clock::now() < self.until {
             seed += 1;
             let asked = clock::now();
-            let turn = self.turn(line, asked, seed).await;
+            let turn = self.turn(stream, asked, seed).await;
             if asked >= self.from {
                 tally.turns += 1;
                 match &turn.end {
@@ -422,11 +422,11 @@ impl Listener {
                 tokio::time::sleep_until(next.min(self.until).into()).await;
             }
         }
-        self.engine.note(line, LineNote::Closed);
+        self.engine.note(stream, StreamNote::Closed);
         tally
     }
 
-    async fn turn(&self, line: LineId, asked: Instant, seed: u64) -> Turn {
+    async fn turn(&self, stream: StreamId, asked: Instant, seed: u64) -> Turn {
         let (sink, mut events) = mpsc::channel(SINK);
         let mut turn = Turn {
             first: None,
@@ -436,7 +436,7 @@ impl Listener {
             gaps: Vec::new(),
             end: UtteranceEnd::Cancelled,
         };
-        let utterance = self.plan.utterance(line, Class::Live, TurnToken::forever(), seed);
+        let utterance = self.plan.utterance(stream, Class::Live, TurnToken::forever(), seed);
         if let Err(refused) = self.engine.submit(utterance, sink) {
             turn.end = UtteranceEnd::Refused { retry_after: refused.retry_after };
             return turn;
@@ -449,12 +449,12 @@ impl Listener {
                         turn.first = Some(now - asked);
                         turn.played = now;
                         if self.plan.paced {
-                            self.engine.note(line, LineNote::Anchored { at: now });
+                            self.engine.note(stream, StreamNote::Anchored { at: now });
                         }
                     } else if now > turn.played && self.plan.paced {
                         turn.gaps.push(now - turn.played);
                         turn.played = now;
-                        self.engine.note(line, LineNote::Anchored { at: now });
+                        self.engine.note(stream, StreamNote::Anchored { at: now });
                     }
                     turn.samples += pcm.len() as u64;
                     turn.played += audio::duration_of(pcm.len() as u64);

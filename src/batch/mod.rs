@@ -1,7 +1,7 @@
 //! Durable work that nobody waits for: long texts become files, in what live speech leaves over.
 //!
 //! Owns the database of jobs, the folder of their audio and one thread that feeds the engine. Never decides when
-//! something runs: every utterance is a batch line of the scheduler.
+//! something runs: every utterance is a batch stream of the scheduler.
 //!
 //! A job that [`Batch::submit`] returned survives the loss of the process at any instant, and is finished after
 //! the next start without making any finished utterance again, with the same bytes as if nothing had happened.

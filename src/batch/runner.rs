@@ -12,8 +12,8 @@ use super::store::{PartId, Store, Work};
 use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
-use crate::synth::device::{Engine, LineNote, Phase};
-use crate::turn::{Class, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+use crate::synth::device::{Engine, Phase, StreamNote};
+use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
 const EVENTS: usize = 256;
@@ -82,7 +82,7 @@ pub(super) struct Runner {
     blame: Blame,
     probe: Option<Probe>,
     /// Of the probe and of the suspects after it, so that they speak on the device that the probe spoke on.
-    trial: Option<LineId>,
+    trial: Option<StreamId>,
     /// Over, their audio on disk, and not in the database yet because that is full: made once is made for good.
     unrecorded: Vec<(PartId, Result<u64, String>)>,
     /// Nothing is started before then.
@@ -95,7 +95,7 @@ pub(super) struct Runner {
 /// An utterance in the engine.
 struct Lane {
     work: Work,
-    line: LineId,
+    stream: StreamId,
     pcm: Vec<i16>,
     /// [`Runner::failures`] when it was handed out.
     failures: u32,
@@ -154,8 +154,8 @@ impl Runner {
                 }
             }
         });
-        for line in self.lanes.values().map(|lane| lane.line).chain(self.trial) {
-            self.engine.note(line, LineNote::Closed);
+        for stream in self.lanes.values().map(|lane| lane.stream).chain(self.trial) {
+            self.engine.note(stream, StreamNote::Closed);
         }
     }
 
@@ -179,7 +179,7 @@ impl Runner {
         let failures = self.failures();
         while self.lanes.len() < self.config.lanes.max(1) {
             let busy = !self.lanes.is_empty() || self.probe.is_some();
-            let (work, line) = match self.blame.next(now, busy) {
+            let (work, stream) = match self.blame.next(now, busy) {
                 Turn::Hold => return,
                 Turn::Wait(until) => {
                     self.pause = Some(until);
@@ -192,12 +192,12 @@ impl Runner {
                         self.blame.forget(&id);
                         continue;
                     }
-                    (work, *self.trial.get_or_insert_with(LineId::next))
+                    (work, *self.trial.get_or_insert_with(StreamId::next))
                 }
                 Turn::Free => {
                     self.end_trial();
-                    // A line each: the order of a text is restored where it is stored.
-                    (self.next(), LineId::next())
+                    // A stream each: the order of a text is restored where it is stored.
+                    (self.next(), StreamId::next())
                 }
             };
             let work = match work {
@@ -215,25 +215,25 @@ impl Runner {
                 seed: work.seed,
                 speed: work.speed,
                 tenant: work.tenant.as_str().into(),
-                ..Utterance::plain(line, Class::Batch, work.text.clone())
+                ..Utterance::plain(stream, Class::Batch, work.text.clone())
             };
             let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
                 self.pause = Some(now + refused.retry_after);
                 return;
             }
-            if self.trial == Some(line) {
+            if self.trial == Some(stream) {
                 self.blame.started(&work.id);
             }
             self.observed.get_or_insert((now, 0));
-            self.lanes.insert(id, Lane { work, line, pcm: Vec::new(), failures });
+            self.lanes.insert(id, Lane { work, stream, pcm: Vec::new(), failures });
         }
     }
 
-    /// Has a harmless sentence spoken, on a line that the suspects will speak on.
+    /// Has a harmless sentence spoken, on a stream that the suspects will speak on.
     fn probe(&mut self, now: Instant, failures: u32, sink: &SpeechSink) {
-        let line = *self.trial.get_or_insert_with(LineId::next);
-        let utterance = Utterance::plain(line, Class::Batch, PROBE);
+        let stream = *self.trial.get_or_insert_with(StreamId::next);
+        let utterance = Utterance::plain(stream, Class::Batch, PROBE);
         let id = utterance.id;
         match self.engine.submit(utterance, sink.clone()) {
             Ok(()) => self.probe = Some(Probe { id, failures }),
@@ -242,15 +242,15 @@ impl Runner {
     }
 
     fn end_trial(&mut self) {
-        if let Some(line) = self.trial.take() {
-            self.engine.note(line, LineNote::Closed);
+        if let Some(stream) = self.trial.take() {
+            self.engine.note(stream, StreamNote::Closed);
         }
     }
 
-    /// Gives a line up, unless more is to be spoken where it speaks.
-    fn close(&self, line: LineId) {
-        if self.trial != Some(line) {
-            self.engine.note(line, LineNote::Closed);
+    /// Gives a stream up, unless more is to be spoken where it speaks.
+    fn close(&self, stream: StreamId) {
+        if self.trial != Some(stream) {
+            self.engine.note(stream, StreamNote::Closed);
         }
     }
 
@@ -289,7 +289,7 @@ impl Runner {
                     return self.probed(&probe, how);
                 }
                 let Some(lane) = self.lanes.remove(&utterance) else { return };
-                self.close(lane.line);
+                self.close(lane.stream);
                 if !self.shared.is_stopped() {
                     self.ended(lane, how);
                 }
@@ -398,8 +398,8 @@ impl Runner {
         for id in over {
             let Some(lane) = self.lanes.remove(&id) else { continue };
             self.blame.forget(&lane.work.id);
-            self.trial.take_if(|line| *line == lane.line);
-            self.close(lane.line);
+            self.trial.take_if(|stream| *stream == lane.stream);
+            self.close(lane.stream);
             self.drop_audio(&lane.work.job);
         }
     }
@@ -491,7 +491,7 @@ mod tests {
             let shared = Arc::new(Shared::new(store, Notify::new()));
             let audio = config.audio_dir.join("job");
             let mut runner = Runner::new(config, engine(), shared.clone());
-            let lane = Lane { work, line: LineId::next(), pcm: vec![0; 480], failures: 0 };
+            let lane = Lane { work, stream: StreamId::next(), pcm: vec![0; 480], failures: 0 };
             runner.ended(lane, UtteranceEnd::Done);
             assert_eq!((shared.stalled(), runner.pause), (None, None));
             assert!(!audio.exists());

@@ -19,16 +19,16 @@ use super::ear::{Ear, Sign};
 use super::event::{BargeInOutcome, Cause, TurnHow};
 use super::handle::{CallHandle, CallMeta, Command};
 use super::info::{Shared, codec_number};
-use super::line::{Entry, Line, PartState, Turn};
 use super::meters::Meters;
 use super::settings::CallConfig;
-use super::speech::{LineState, Speech};
+use super::speech::{Speech, StreamState};
+use super::stream::{Entry, PartState, Stream, Turn};
 use super::{CallEvent, EndReason, TurnId};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
 use crate::media::playout::Playout;
 use crate::media::resample::Converter;
-use crate::turn::{LineId, SpeechEvent, SpeechSink, UtteranceEnd, UtteranceId};
+use crate::turn::{SpeechEvent, SpeechSink, StreamId, UtteranceEnd, UtteranceId};
 
 mod accept;
 mod caller;
@@ -61,13 +61,13 @@ pub struct Machine {
     shared: Arc<Shared>,
     speech: Arc<dyn Speech>,
     sink: SpeechSink,
-    line_id: LineId,
+    stream_id: StreamId,
     meters: Meters,
     format: MediaFormat,
     encoder: Encoder,
     playout: Playout,
     ear: Ear,
-    line: Line,
+    stream: Stream,
     actions: VecDeque<Action>,
     /// PCM of the frames of speech that wait in the playout: to fade out from where it stops, and to encode
     /// them anew when the codec changes.
@@ -133,12 +133,12 @@ impl Machine {
             meters: Meters::new(shared.leg),
             speech,
             sink,
-            line_id: LineId::next(),
+            stream_id: StreamId::next(),
             encoder: Encoder::new(format, OpusSettings::default())?,
             playout: Playout::new(format, random as u16, (random >> 16) as u32),
             ear: Ear::new(format, &shared.config.vad)?,
             format: format.clone(),
-            line: Line::default(),
+            stream: Stream::default(),
             actions: VecDeque::new(),
             prepared: VecDeque::new(),
             tail_due: false,
@@ -243,7 +243,7 @@ impl Machine {
             Command::Audio { pcm, rate } => self.accept_audio(now, &pcm, rate),
             Command::Mark(name) => {
                 if self.has_room() {
-                    self.line.entries.push_back(Entry::Mark(name));
+                    self.stream.entries.push_back(Entry::Mark(name));
                 } else {
                     self.event(CallEvent::Mark { name, played: false });
                 }
@@ -268,9 +268,9 @@ impl Machine {
             Command::Digits(digits) => self.dial(now, &digits),
             Command::Message(text) => self.actions.push_back(Action::Message(text)),
             Command::Finish(reason) => {
-                if !self.line.is_ending() {
+                if !self.stream.is_ending() {
                     self.close_stream(now);
-                    self.line.entries.push_back(Entry::End(reason));
+                    self.stream.entries.push_back(Entry::End(reason));
                 }
             }
         }
@@ -281,13 +281,13 @@ impl Machine {
         match event {
             // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
             SpeechEvent::Audio { utterance, pcm } => {
-                if let Some(part) = self.line.part(utterance) {
+                if let Some(part) = self.stream.part(utterance) {
                     part.made.get_or_insert(now);
                     part.receive(pcm);
                 }
             }
             SpeechEvent::End { utterance, how } => {
-                let Some(part) = self.line.part(utterance) else { return };
+                let Some(part) = self.stream.part(utterance) else { return };
                 if let UtteranceEnd::Refused { retry_after } = how
                     && part.received() == 0
                 {
@@ -301,17 +301,17 @@ impl Machine {
                     tracing::warn!(%reason, "an utterance failed; the default voice speaks it");
                     return;
                 }
-                let Some(part) = self.line.part(utterance) else { return };
+                let Some(part) = self.stream.part(utterance) else { return };
                 part.state = PartState::Ended;
                 if how == UtteranceEnd::Done {
                     let (text, samples) = (std::mem::take(&mut part.text), part.received());
-                    self.line.pace.learn(&text, samples);
-                    if let Some(part) = self.line.part(utterance) {
+                    self.stream.pace.learn(&text, samples);
+                    if let Some(part) = self.stream.part(utterance) {
                         part.text = text;
                     }
                     return;
                 }
-                if let Some(turn) = self.line.turn_of(utterance) {
+                if let Some(turn) = self.stream.turn_of(utterance) {
                     turn.trouble = Some(match how {
                         UtteranceEnd::Failed(reason) => TurnHow::Failed(reason),
                         UtteranceEnd::Refused { retry_after } => TurnHow::Refused { retry_after },
@@ -342,7 +342,7 @@ impl Machine {
             if self.playout.is_empty() {
                 self.prepare(now);
             }
-            self.playout.expect_more(self.line.front().is_some_and(|turn| turn.sounded && turn.awaits_audio()));
+            self.playout.expect_more(self.stream.front().is_some_and(|turn| turn.sounded && turn.awaits_audio()));
             if let Some(departure) = self.playout.poll(now) {
                 self.depart(now, departure);
                 continue;
@@ -374,8 +374,8 @@ impl Machine {
                 Transfer::Asked => None,
                 Transfer::Accepted { until } => Some(until),
             }),
-            self.line.settles_at(),
-            self.lingers_until().filter(|_| self.line.is_last()),
+            self.stream.settles_at(),
+            self.lingers_until().filter(|_| self.stream.is_last()),
             setup,
             limit(self.started, config.max_duration_s),
             limit(self.last_activity, config.max_idle_s),
@@ -392,14 +392,14 @@ impl Machine {
         }
         self.ended = true;
         self.playout.flush(|_| false);
-        for entry in std::mem::take(&mut self.line.entries) {
+        for entry in std::mem::take(&mut self.stream.entries) {
             match entry {
                 Entry::Turn(turn) => self.turn_ended(*turn, TurnHow::CallEnded),
                 Entry::Mark(name) => self.event(CallEvent::Mark { name, played: false }),
                 Entry::End(_) => {}
             }
         }
-        self.speech.note(self.line_id, LineState::Closed);
+        self.speech.note(self.stream_id, StreamState::Closed);
         self.meters.ended(reason);
         self.shared.stats.speaking.store(false, Relaxed);
         self.event(CallEvent::Ended(reason));
@@ -440,8 +440,8 @@ impl Machine {
             self.transfer_ended(Err("the peer never said how it went".into()));
         }
         self.retry_at = self.retry_at.filter(|at| *at > now);
-        if self.line.settles_at().is_some_and(|at| at <= now)
-            && let Some(turn) = self.line.open()
+        if self.stream.settles_at().is_some_and(|at| at <= now)
+            && let Some(turn) = self.stream.open()
         {
             turn.settle();
         }
@@ -484,7 +484,8 @@ impl Machine {
 
     /// Removes what is over from the queue.
     fn retire(&mut self, now: Instant) {
-        while let Some(entry) = self.line.retire(&self.playout, self.lingers_until().is_none_or(|until| until <= now)) {
+        while let Some(entry) = self.stream.retire(&self.playout, self.lingers_until().is_none_or(|until| until <= now))
+        {
             match entry {
                 Entry::Mark(name) => self.event(CallEvent::Mark { name, played: true }),
                 Entry::End(reason) => return self.finish(reason),
@@ -505,11 +506,11 @@ impl Machine {
     fn turn_ended(&mut self, turn: Turn, how: TurnHow) {
         turn.epoch.raise();
         self.shared.backlog.give_back(turn.bytes);
-        let heard = turn.heard(&self.playout, &self.line.pace);
+        let heard = turn.heard(&self.playout, &self.stream.pace);
         for part in &turn.parts {
             self.playout.forget(part.utterance);
         }
-        self.shared.stats.speaking.store(self.line.front().is_some_and(|front| front.sounded), Relaxed);
+        self.shared.stats.speaking.store(self.stream.front().is_some_and(|front| front.sounded), Relaxed);
         if !turn.silent {
             self.meters.turn_ended(&how);
             tracing::trace!(
@@ -546,18 +547,21 @@ fn age(now: Instant, at: Instant) -> u64 {
 impl Drop for Machine {
     fn drop(&mut self) {
         // Reached without an end only when the task was dropped or panicked: the engine must not work on.
-        for turn in self.line.turns() {
+        for turn in self.stream.turns() {
             turn.epoch.raise();
         }
         if !self.ended {
-            self.speech.note(self.line_id, LineState::Closed);
+            self.speech.note(self.stream_id, StreamState::Closed);
         }
     }
 }
 
 impl std::fmt::Debug for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machine").field("call", &self.shared.meta.id).field("line", &self.line).finish_non_exhaustive()
+        f.debug_struct("Machine")
+            .field("call", &self.shared.meta.id)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
     }
 }
 

@@ -20,7 +20,6 @@ pub mod event;
 pub mod handle;
 mod heard;
 pub mod info;
-mod line;
 pub mod machine;
 mod meters;
 pub mod registry;
@@ -28,6 +27,7 @@ pub mod segment;
 pub mod settings;
 mod source;
 pub mod speech;
+mod stream;
 mod task;
 
 pub use event::{BargeInOutcome, CallEvent, Cause, EndReason, Heard, Precision, TurnHow};
@@ -35,7 +35,7 @@ pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use registry::{Arriving, Calls, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};
-pub use speech::{LineState, Refusal, Speech};
+pub use speech::{Refusal, Speech, StreamState};
 
 use std::fmt;
 use std::sync::Arc;

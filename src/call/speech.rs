@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::turn::{LineId, SpeechSink, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance};
 
 /// Makes speech of utterances. Implemented by the engine of the gateway and by fakes in tests.
 pub trait Speech: Send + Sync + 'static {
@@ -20,8 +20,8 @@ pub trait Speech: Send + Sync + 'static {
         Err(Refusal { retry_after: Duration::from_secs(1), reason: "no other voice stands in".into() })
     }
 
-    /// Tells how the listener of `line` fares.
-    fn note(&self, line: LineId, note: LineState);
+    /// Tells how the listener of `stream` fares.
+    fn note(&self, stream: StreamId, note: StreamState);
 }
 
 /// One engine, and another whose default voice speaks what the first refuses or fails at.
@@ -49,10 +49,10 @@ impl Speech for WithStandIn {
         Ok(())
     }
 
-    fn note(&self, line: LineId, note: LineState) {
-        // An engine that does not know the line does nothing.
-        Speech::note(&self.engine, line, note);
-        Speech::note(&self.other, line, note);
+    fn note(&self, stream: StreamId, note: StreamState) {
+        // An engine that does not know the stream does nothing.
+        Speech::note(&self.engine, stream, note);
+        Speech::note(&self.other, stream, note);
     }
 }
 
@@ -67,7 +67,7 @@ pub struct Refusal {
 
 /// What the engine needs to know of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LineState {
+pub enum StreamState {
     /// The first frame of a spurt left: playing time counts from `at`.
     Anchored {
         /// When it left.
@@ -89,15 +89,15 @@ impl Speech for crate::synth::device::Engine {
             .map_err(|refused| Refusal { retry_after: refused.retry_after, reason: refused.reason.to_string() })
     }
 
-    fn note(&self, line: LineId, note: LineState) {
-        use crate::synth::device::LineNote;
+    fn note(&self, stream: StreamId, note: StreamState) {
+        use crate::synth::device::StreamNote;
         let note = match note {
-            LineState::Anchored { at } => LineNote::Anchored { at },
-            LineState::Held => LineNote::Held,
-            LineState::Resumed => LineNote::Resumed,
-            LineState::Interrupted => LineNote::Interrupted,
-            LineState::Closed => LineNote::Closed,
+            StreamState::Anchored { at } => StreamNote::Anchored { at },
+            StreamState::Held => StreamNote::Held,
+            StreamState::Resumed => StreamNote::Resumed,
+            StreamState::Interrupted => StreamNote::Interrupted,
+            StreamState::Closed => StreamNote::Closed,
         };
-        crate::synth::device::Engine::note(self, line, note);
+        crate::synth::device::Engine::note(self, stream, note);
     }
 }

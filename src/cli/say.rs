@@ -16,7 +16,7 @@ use crate::server::speech::{Manner, Speaker};
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
-use crate::turn::{Class, LineId, TurnToken, Utterance, UtteranceId};
+use crate::turn::{Class, StreamId, TurnToken, Utterance, UtteranceId};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -193,7 +193,7 @@ fn speak_as_it_comes(
     let mut voice = loader().map_err(Failure::unavailable)?;
     let utterance = Utterance {
         id: UtteranceId::next(),
-        line: LineId::next(),
+        stream: StreamId::next(),
         class: Class::Live,
         token: TurnToken::forever(),
         text: String::new(),

@@ -117,7 +117,7 @@ pub struct Playout {
     discontinuity: bool,
     /// What the departure under way tells of a late wake.
     stalled: Option<Duration>,
-    /// The next frame of speech is the first after none: the line's playing time counts from it.
+    /// The next frame of speech is the first after none: the stream's playing time counts from it.
     silent: bool,
     /// When work last arrived, for the deadline of an idle stream.
     ready_since: Option<Instant>,

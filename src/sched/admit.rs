@@ -1,11 +1,11 @@
 //! Whether new work is taken on: a promise that cannot be kept is not made.
 //!
-//! Only what begins something is refused. Further utterances of a line that has unfinished work continue a turn
+//! Only what begins something is refused. Further utterances of a stream that has unfinished work continue a turn
 //! that was promised, so they are taken on up to the queue's bound.
 //!
 //! # Why
 //! The load is predicted from what speech costs in *rounds* (learned, the same at any load) and what rounds
-//! cost at the *width* that so many lines would give (learned per width), not from how busy the device is:
+//! cost at the *width* that so many streams would give (learned per width), not from how busy the device is:
 //! a device that runs narrow steps is always busy and has most of its capacity left.
 
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ const LENIENCE: f64 = 3.0;
 /// Bounds of what clients are told to wait.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// More lines than any device is asked about.
-const MOST_LINES: u32 = 1 << 16;
+/// More streams than any device is asked about.
+const MOST_STREAMS: u32 = 1 << 16;
 
 /// Why work was not taken on, and when to try again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum RefusedReason {
     /// The tenant has used up its rate.
     #[error("the rate limit of this API token is reached")]
     RateLimited,
-    /// The tenant has as many live lines as it may.
+    /// The tenant has as many live streams as it may.
     #[error("this API token speaks on as many calls as it may")]
     TenantFull,
     /// No device is ready.
@@ -143,13 +143,13 @@ impl Scheduler {
         if spec.class == Class::Batch {
             return Ok(());
         }
-        if !self.tenants.may_add_line(tenant) {
-            return refuse(RefusedReason::TenantFull, self.until_a_line_ends(now));
+        if !self.tenants.may_add_stream(tenant) {
+            return refuse(RefusedReason::TenantFull, self.until_a_stream_ends(now));
         }
-        self.takes_a_line(now, spec.chars)
+        self.takes_a_stream(now, spec.chars)
     }
 
-    /// Whether one more live line would be taken on, of whatever tenant.
+    /// Whether one more live stream would be taken on, of whatever tenant.
     ///
     /// # Errors
     /// It would not, and when to ask again.
@@ -157,64 +157,66 @@ impl Scheduler {
         if self.jobs.len() >= self.config.max_queued as usize {
             return Err(Refused { reason: RefusedReason::Full, retry_after: RETRY.0 });
         }
-        self.takes_a_line(now, 0)
+        self.takes_a_stream(now, 0)
     }
 
-    fn takes_a_line(&self, now: Instant, chars: u32) -> Result<(), Refused> {
-        let refuse = |reason| Err(Refused { reason, retry_after: self.until_a_line_ends(now).clamp(RETRY.0, RETRY.1) });
-        if self.live_lines >= self.config.max_live {
+    fn takes_a_stream(&self, now: Instant, chars: u32) -> Result<(), Refused> {
+        let refuse =
+            |reason| Err(Refused { reason, retry_after: self.until_a_stream_ends(now).clamp(RETRY.0, RETRY.1) });
+        if self.live_streams >= self.config.max_live {
             return refuse(RefusedReason::Full);
         }
         // An idle device takes on whatever comes: it is as good as it gets.
-        if self.live_lines == 0 {
+        if self.live_streams == 0 {
             return Ok(());
         }
-        let (load, first) = (self.predicted_load(self.live_lines + 1), self.predicted_first_audio());
+        let (load, first) = (self.predicted_load(self.live_streams + 1), self.predicted_first_audio());
         let (promise, memory) = (self.promise(), self.has_memory_for(now, chars));
-        let over = self.live_lines >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
+        let over =
+            self.live_streams >= self.live_slots() || load > self.config.load_limit || first > promise || !memory;
         if over {
-            tracing::debug!(lines = self.live_lines, load, first, promise, memory, "speech was refused");
+            tracing::debug!(streams = self.live_streams, load, first, promise, memory, "speech was refused");
             return refuse(RefusedReason::Overloaded);
         }
         Ok(())
     }
 
-    /// Slots that live lines may have: one is left for batch that has starved for its patience.
+    /// Slots that live streams may have: one is left for batch that has starved for its patience.
     pub(super) fn live_slots(&self) -> u32 {
         self.limits.slots - u32::from(self.limits.slots > 1)
     }
 
-    /// Share of the device that `lines` speaking lines need. They are taken to meet in steps half as wide as
+    /// Share of the device that `streams` speaking streams need. They are taken to meet in steps half as wide as
     /// their number: they are in different stages.
-    pub(super) fn predicted_load(&self, lines: u32) -> f64 {
+    pub(super) fn predicted_load(&self, streams: u32) -> f64 {
         if self.learned.seconds == 0.0 {
             return 0.0;
         }
         let rounds = self.learned.rounds.map(|rounds| rounds / self.learned.seconds);
-        let per_second = self.seconds_for(&rounds, (lines / 2).max(1));
-        per_second * f64::from(lines) / f64::from((lines / 2).max(1))
+        let per_second = self.seconds_for(&rounds, (streams / 2).max(1));
+        per_second * f64::from(streams) / f64::from((streams / 2).max(1))
     }
 
-    /// How many speaking lines the device is predicted to keep up with; 0 until something was spoken.
+    /// How many speaking streams the device is predicted to keep up with; 0 until something was spoken.
     pub(super) fn carries(&self) -> f64 {
         if self.learned.seconds == 0.0 {
             return 0.0;
         }
-        let fits = |lines: &u32| self.predicted_load(*lines) <= self.config.load_limit;
+        let fits = |streams: &u32| self.predicted_load(*streams) <= self.config.load_limit;
         let (mut good, mut bad) = (0, 1);
-        while bad < MOST_LINES && fits(&bad) {
+        while bad < MOST_STREAMS && fits(&bad) {
             (good, bad) = (bad, bad * 2);
         }
         while bad - good > 1 {
             let middle = good + (bad - good) / 2;
             if fits(&middle) { good = middle } else { bad = middle }
         }
-        // What is left over is part of a line: the load grows evenly between two widths.
-        let lines = good.max(1);
-        f64::from(lines) * self.config.load_limit / self.predicted_load(lines).max(f64::MIN_POSITIVE)
+        // What is left over is part of a stream: the load grows evenly between two widths.
+        let streams = good.max(1);
+        f64::from(streams) * self.config.load_limit / self.predicted_load(streams).max(f64::MIN_POSITIVE)
     }
 
-    /// How long the first audio of one more silent line would take, in seconds.
+    /// How long the first audio of one more silent stream would take, in seconds.
     fn predicted_first_audio(&self) -> f64 {
         let Some(rounds) = &self.learned.first_rounds else { return 0.0 };
         let silent = self.jobs.values().filter(|job| job.is_live() && job.samples == 0);
@@ -228,23 +230,23 @@ impl Scheduler {
         self.config.first_audio_target().as_secs_f64().max(alone * LENIENCE)
     }
 
-    /// Device seconds for so many rounds of each stage by `lines` lines together, in steps as wide as they allow.
-    fn seconds_for(&self, rounds: &[f64; 4], lines: u32) -> f64 {
+    /// Device seconds for so many rounds of each stage by `streams` streams together, in steps as wide as they allow.
+    fn seconds_for(&self, rounds: &[f64; 4], streams: u32) -> f64 {
         let stages = Stage::ALL.iter().zip(rounds).zip(self.limits.width);
         stages
             .filter(|((_, rounds), width)| **rounds > 0.0 && *width > 0)
             .map(|((stage, rounds), most)| {
-                let width = lines.clamp(1, most);
-                let times = f64::from(lines.max(1)) / f64::from(width);
+                let width = streams.clamp(1, most);
+                let times = f64::from(streams.max(1)) / f64::from(width);
                 rounds * self.costs.predict(*stage, width as usize, 1) * times
             })
             .sum()
     }
 
-    /// How long a chunk takes where `lines` lines need one at the same time and nothing else is in their steps, in
+    /// How long a chunk takes where `streams` streams need one at the same time and nothing else is in their steps, in
     /// seconds.
-    pub(super) fn chunk_seconds(&self, lines: u32) -> f64 {
-        self.learned.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, lines))
+    pub(super) fn chunk_seconds(&self, streams: u32) -> f64 {
+        self.learned.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, streams))
     }
 
     fn has_memory_for(&self, now: Instant, chars: u32) -> bool {
@@ -254,22 +256,22 @@ impl Scheduler {
         let needed = self.learned.bytes_per_char.unwrap_or(0.0) * f64::from(chars);
         let live = self.jobs.values().filter(|job| job.is_live() && self.is_front(job));
         let held: u64 = live.map(|job| job.memory).sum();
-        // Lines that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
+        // Streams that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
         let aged = self.batch_is_aged(now);
         let batch = self.jobs.values().filter(|job| aged && !job.is_live()).map(|job| job.memory).max().unwrap_or(0);
         (held + batch) as f64 + needed <= self.limits.memory as f64
     }
 
     pub(super) fn is_front(&self, job: &Job) -> bool {
-        let front = self.lines.get(&job.spec.line).and_then(|line| line.jobs.front());
+        let front = self.streams.get(&job.spec.stream).and_then(|stream| stream.jobs.front());
         front.and_then(|id| self.jobs.get(id)).is_some_and(|front| std::ptr::eq(front, job))
     }
 
-    /// When the live line nearest to its end will have been produced.
-    fn until_a_line_ends(&self, now: Instant) -> Duration {
+    /// When the live stream nearest to its end will have been produced.
+    fn until_a_stream_ends(&self, now: Instant) -> Duration {
         let left = |job: &Job| {
             let text = self.learned.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
-            let lead = self.lines.get(&job.spec.line).map_or(Duration::ZERO, |line| line.lead(now));
+            let lead = self.streams.get(&job.spec.stream).map_or(Duration::ZERO, |stream| stream.lead(now));
             text.max(0.0) + lead.saturating_sub(self.config.max_lead()).as_secs_f64()
         };
         let least = self.jobs.values().filter(|job| job.is_live()).map(left).reduce(f64::min);

@@ -1,6 +1,6 @@
 //! The step that was begun and is not waited for, and what may run beside it.
 //!
-//! Its slots are busy: nothing else is asked of them until it has ended. A job that ends meanwhile leaves its line at
+//! Its slots are busy: nothing else is asked of them until it has ended. A job that ends meanwhile leaves its stream at
 //! once, but its slot is freed, and its end told, only then.
 //!
 //! # Why

@@ -13,11 +13,11 @@ pub struct Config {
     /// A live turn should sound this long after it was accepted, ms. It orders the work and bounds admission:
     /// a turn predicted to be later is refused, unless the device cannot do better even when idle.
     pub first_audio_target_ms: u32,
-    /// A live line that is this far ahead of its listener rests, ms. Bounds every buffer behind the scheduler;
+    /// A live stream that is this far ahead of its listener rests, ms. Bounds every buffer behind the scheduler;
     /// more lead survives longer stalls of the device, less wastes less on a barge-in.
     pub max_lead_ms: u32,
-    /// A speaking line with less than this ahead precedes those with more and is batched without regard
-    /// to cost, ms; twice what its next chunk takes, if that is more. Under load, lines settle at this much lead.
+    /// A speaking stream with less than this ahead precedes those with more and is batched without regard
+    /// to cost, ms; twice what its next chunk takes, if that is more. Under load, streams settle at this much lead.
     pub slack_reserve_ms: u32,
     /// Longest step planned while someone listens, ms. A new turn waits at most for one step.
     pub max_step_ms: u32,
@@ -30,11 +30,11 @@ pub struct Config {
     pub batch_patience_s: u32,
     /// Share of the device such starving batch work may take, 0 to 0.5.
     pub batch_min_share: f64,
-    /// Live lines with unfinished work at once; more are refused. The device usually refuses earlier.
+    /// Live streams with unfinished work at once; more are refused. The device usually refuses earlier.
     pub max_live: u32,
     /// Utterances that wait or run at once, live and batch together; more are refused.
     pub max_queued: u32,
-    /// Predicted device load up to which live lines are admitted, above 0, at most 1.
+    /// Predicted device load up to which live streams are admitted, above 0, at most 1.
     pub load_limit: f64,
     /// Limits of clients whose token is not in `tenants`, and of clients without a token.
     pub tenant_default: Tenant,
@@ -50,7 +50,7 @@ pub struct Tenant {
     pub weight: f64,
     /// Characters of text a minute, live and batch together; `0`: no limit. A minute's worth may come at once.
     pub chars_per_minute: u32,
-    /// Live lines with unfinished work at once; `0`: no limit but the scheduler's.
+    /// Live streams with unfinished work at once; `0`: no limit but the scheduler's.
     pub max_live: u32,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::step::{Slot, Stage, Stages};
-use crate::turn::{Class, LineId, TurnToken};
+use crate::turn::{Class, StreamId, TurnToken};
 
 /// An utterance in the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,7 +14,7 @@ pub struct JobId(pub u64);
 #[derive(Clone, Debug)]
 pub struct JobSpec {
     /// Heard on, in order of submission.
-    pub line: LineId,
+    pub stream: StreamId,
     /// Live or batch.
     pub class: Class,
     /// Whether anybody still wants it.
@@ -39,7 +39,7 @@ pub enum JobEnd {
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Behind other jobs of its line.
+    /// Behind other jobs of its stream.
     Behind,
     /// May open; is in a waiting list.
     Waiting,
@@ -60,7 +60,7 @@ pub(super) struct Job {
     pub(super) ready: Stages,
     /// Bytes it holds at its largest while it is on the device.
     pub(super) memory: u64,
-    /// First audio of a silent line is promised by then.
+    /// First audio of a silent stream is promised by then.
     pub(super) deadline: Instant,
     /// Produced since it was opened, in samples.
     pub(super) samples: u64,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::line::Line;
+use super::stream::Stream;
 use super::{Scheduler, Stage};
 use crate::turn::Class;
 
@@ -13,17 +13,17 @@ pub struct Load {
     pub live: u32,
     /// Batch jobs that have not ended.
     pub batch: u32,
-    /// Live lines that may have unfinished work at once, whatever the device could compute.
+    /// Live streams that may have unfinished work at once, whatever the device could compute.
     pub places: u32,
-    /// Live lines that the device could keep speaking, by what steps have cost so far; 0 until that is known.
+    /// Live streams that the device could keep speaking, by what steps have cost so far; 0 until that is known.
     pub carries: f64,
-    /// How long live lines have held their places so far, all together, in seconds.
+    /// How long live streams have held their places so far, all together, in seconds.
     pub held: f64,
     /// Live jobs in slots.
     pub live_open: u32,
     /// Batch jobs in slots.
     pub batch_open: u32,
-    /// Predicted share of the device that live lines need, 1.0 is all of it.
+    /// Predicted share of the device that live streams need, 1.0 is all of it.
     pub load: f64,
     /// Bytes reserved by open jobs.
     pub memory: u64,
@@ -39,7 +39,7 @@ impl Scheduler {
         let mut load = Load {
             live: self.live_jobs,
             batch: self.jobs.len() as u32 - self.live_jobs,
-            load: self.predicted_load(self.live_lines),
+            load: self.predicted_load(self.live_streams),
             places: self.config.max_live.min(self.live_slots()),
             carries: self.carries(),
             held: self.held(now).as_secs_f64(),
@@ -54,7 +54,7 @@ impl Scheduler {
                 None => {}
             }
         }
-        let dry = self.lines.values().filter(|line| !line.jobs.is_empty()).filter_map(Line::dry_at).min();
+        let dry = self.streams.values().filter(|stream| !stream.jobs.is_empty()).filter_map(Stream::dry_at).min();
         load.slack = dry.map(|dry| {
             let ahead = dry.saturating_duration_since(now).as_secs_f64();
             ahead - now.saturating_duration_since(dry).as_secs_f64()
@@ -62,9 +62,9 @@ impl Scheduler {
         load
     }
 
-    /// How long live lines have held their places so far, those that still do so included.
+    /// How long live streams have held their places so far, those that still do so included.
     fn held(&self, now: Instant) -> Duration {
-        let counted = self.lines.values().filter_map(|line| line.counted);
+        let counted = self.streams.values().filter_map(|stream| stream.counted);
         self.held + counted.map(|(_, since)| now.saturating_duration_since(since)).sum::<Duration>()
     }
 

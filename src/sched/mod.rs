@@ -8,10 +8,10 @@
 //!
 //! Order of work, from the most urgent:
 //! 1. a listener who is about to run dry (less left than its next chunk takes to make);
-//! 2. the first audio of a silent live line, by the instant it was promised for;
-//! 3. speaking lines below their slack reserve, by the instant they run dry;
-//! 4. speaking lines below their lead limit, by the same;
-//! 5. lines without a listener's clock (downloads) beyond that;
+//! 2. the first audio of a silent live stream, by the instant it was promised for;
+//! 3. speaking streams below their slack reserve, by the instant they run dry;
+//! 4. speaking streams below their lead limit, by the same;
+//! 5. streams without a listener's clock (downloads) beyond that;
 //! 6. batch, by tenant, then first come.
 //!
 //! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
@@ -20,23 +20,23 @@
 //! waits ([`behind`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
 //!
 //! # Why
-//! - **Speaking before silent when it is critical**: an admitted line has been promised no gap; a first audio
+//! - **Speaking before silent when it is critical**: an admitted stream has been promised no gap; a first audio
 //!   is late by one chunk at most, a gap is heard by somebody in mid-sentence.
 //! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot
 //!   costs at most the work on one sentence; the same text and seed give the same audio again.
-//! - **Cancelling is the line's epoch**: stale jobs are dropped whenever `plan` is called, which is between any
+//! - **Cancelling is the stream's epoch**: stale jobs are dropped whenever `plan` is called, which is between any
 //!   two steps. Nobody waits for an answer.
-//! - **The playout anchor is followed by arithmetic** (see [`line`]), so no buffer level is ever asked for.
+//! - **The playout anchor is followed by arithmetic** (see [`stream`]), so no buffer level is ever asked for.
 
 mod admit;
 mod behind;
 mod config;
 mod cost;
 mod job;
-mod line;
 mod load;
 mod select;
 mod step;
+mod stream;
 mod tenant;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -49,16 +49,16 @@ pub use self::config::{Config, Tenant};
 use self::cost::Costs;
 use self::job::{Job, State};
 pub use self::job::{JobEnd, JobId, JobSpec};
-use self::line::Line;
-pub use self::line::LineNote;
 pub use self::load::Load;
 pub use self::step::{Slot, Stage, Stages, Step};
+use self::stream::Stream;
+pub use self::stream::StreamNote;
 use self::tenant::Tenants;
-use crate::turn::{Class, LineId};
+use crate::turn::{Class, StreamId};
 
-/// A line without work or sound is forgotten after this; one that comes back is simply a new line.
-const LINE_IDLE: Duration = Duration::from_secs(60);
-/// How often what is only queued is looked through for cancelled jobs and forgotten lines.
+/// A stream without work or sound is forgotten after this; one that comes back is simply a new stream.
+const STREAM_IDLE: Duration = Duration::from_secs(60);
+/// How often what is only queued is looked through for cancelled jobs and forgotten streams.
 const SWEEP: Duration = Duration::from_millis(100);
 /// A cancelled job that is open while nothing runs is noticed after this at the latest.
 const WATCH: Duration = Duration::from_millis(10);
@@ -114,7 +114,7 @@ pub enum Plan {
         slot: Option<Slot>,
         /// How it ended.
         how: JobEnd,
-        /// How long its live line held its place, if it was the last of the line's work.
+        /// How long its live stream held its place, if it was the last of the stream's work.
         held: Option<Duration>,
     },
     /// Run this, then call [`Scheduler::record`].
@@ -155,7 +155,7 @@ pub enum OpenError {
     Failed(String),
 }
 
-/// A job that is over, what it held, how it ended, and since when the line whose last work it was held its place.
+/// A job that is over, what it held, how it ended, and since when the stream whose last work it was held its place.
 type Ended = (JobId, Option<Slot>, JobEnd, Option<Instant>);
 
 /// The scheduler of one device.
@@ -167,7 +167,7 @@ pub struct Scheduler {
     learned: Learned,
     tenants: Tenants,
     jobs: BTreeMap<JobId, Job>,
-    lines: BTreeMap<LineId, Line>,
+    streams: BTreeMap<StreamId, Stream>,
     slots: Vec<Option<JobId>>,
     /// Live jobs that may open.
     live_waiting: Vec<JobId>,
@@ -176,10 +176,10 @@ pub struct Scheduler {
     /// Over, not yet told.
     ended: VecDeque<Ended>,
     next: u64,
-    /// Live lines with unfinished work.
-    live_lines: u32,
+    /// Live streams with unfinished work.
+    live_streams: u32,
     live_jobs: u32,
-    /// How long lines that ended held their places, all together.
+    /// How long streams that ended held their places, all together.
     held: Duration,
     swept: Option<Instant>,
     /// Since when batch work that could run has not run.
@@ -207,13 +207,13 @@ impl Scheduler {
             learned: Learned::default(),
             tenants: Tenants::default(),
             jobs: BTreeMap::new(),
-            lines: BTreeMap::new(),
+            streams: BTreeMap::new(),
             slots,
             live_waiting: Vec::new(),
             batch_waiting: BTreeMap::new(),
             ended: VecDeque::new(),
             next: 0,
-            live_lines: 0,
+            live_streams: 0,
             live_jobs: 0,
             held: Duration::ZERO,
             swept: None,
@@ -233,26 +233,26 @@ impl Scheduler {
     pub fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused> {
         self.follow(now, &spec);
         let tenant = self.tenants.index(&spec.tenant, &self.config, now);
-        let begins = self.line_begins(spec.line);
+        let begins = self.stream_begins(spec.stream);
         self.admit(now, &spec, tenant, begins)?;
         let id = JobId(self.next);
         self.next += 1;
         let live = spec.class == Class::Live;
-        let line = self.lines.entry(spec.line).or_insert_with(|| Line::new(now, spec.token.clone()));
-        line.token = spec.token.clone();
-        line.touched = now;
-        line.jobs.push_back(id);
-        let counts = live && line.counted.is_none();
+        let stream = self.streams.entry(spec.stream).or_insert_with(|| Stream::new(now, spec.token.clone()));
+        stream.token = spec.token.clone();
+        stream.touched = now;
+        stream.jobs.push_back(id);
+        let counts = live && stream.counted.is_none();
         if counts {
-            line.counted = Some((tenant, now));
+            stream.counted = Some((tenant, now));
         }
         self.tenants.job_added(tenant, spec.chars, counts);
         self.live_jobs += u32::from(live);
-        self.live_lines += u32::from(counts);
+        self.live_streams += u32::from(counts);
         let deadline = now + self.config.first_audio_target();
-        let line = spec.line;
+        let stream = spec.stream;
         self.jobs.insert(id, Job::new(spec, tenant, deadline));
-        self.advance(line);
+        self.advance(stream);
         Ok(id)
     }
 
@@ -283,21 +283,21 @@ impl Scheduler {
         }
     }
 
-    /// Follows a line's listener.
-    pub fn note(&mut self, now: Instant, line: LineId, note: LineNote) {
+    /// Follows a stream's listener.
+    pub fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote) {
         let token = crate::turn::TurnToken::forever();
-        let known = self.lines.contains_key(&line);
-        if !known && note != LineNote::Unpaced {
+        let known = self.streams.contains_key(&stream);
+        if !known && note != StreamNote::Unpaced {
             return;
         }
-        let state = self.lines.entry(line).or_insert_with(|| Line::new(now, token));
+        let state = self.streams.entry(stream).or_insert_with(|| Stream::new(now, token));
         state.note(now, note);
-        if note == LineNote::Closed {
+        if note == StreamNote::Closed {
             let jobs: Vec<JobId> = state.jobs.iter().copied().collect();
             for job in jobs {
                 self.finish(job, JobEnd::Cancelled);
             }
-            self.lines.remove(&line);
+            self.streams.remove(&stream);
         }
     }
 
@@ -336,8 +336,8 @@ impl Scheduler {
             Ok(ready) => {
                 state.state = State::Open(slot);
                 state.ready = ready;
-                let line = state.spec.line;
-                self.advance(line);
+                let stream = state.spec.stream;
+                self.advance(stream);
             }
             Err(OpenError::Memory) if self.holders() > 1 => {
                 self.memory_short = true;
@@ -381,9 +381,9 @@ impl Scheduler {
                 job.service = Duration::ZERO;
                 job.rounds = [0; 4];
             }
-            let line = job.spec.line;
-            if let Some(line) = self.lines.get_mut(&line) {
-                line.produced(now, outcome.samples);
+            let stream = job.spec.stream;
+            if let Some(stream) = self.streams.get_mut(&stream) {
+                stream.produced(now, outcome.samples);
             }
             if let Some(reason) = &outcome.failed {
                 self.finish(id, JobEnd::Failed(reason.clone()));
@@ -391,7 +391,7 @@ impl Scheduler {
                 self.learned.spoken(job.samples, job.spec.chars);
                 self.finish(id, JobEnd::Done);
             } else {
-                self.advance(line);
+                self.advance(stream);
             }
         }
         if batch_ran {
@@ -433,29 +433,29 @@ impl Scheduler {
     /// Whether `job` may wait for room in its sink: nobody hears it as it is made.
     pub fn may_wait(&self, job: JobId) -> bool {
         let Some(job) = self.jobs.get(&job) else { return false };
-        !job.is_live() || self.lines.get(&job.spec.line).is_some_and(|line| !line.paced)
+        !job.is_live() || self.streams.get(&job.spec.stream).is_some_and(|stream| !stream.paced)
     }
 
-    /// Whether `line` has unfinished work here.
-    pub fn has_work(&self, line: LineId) -> bool {
-        !self.line_begins(line)
+    /// Whether `stream` has unfinished work here.
+    pub fn has_work(&self, stream: StreamId) -> bool {
+        !self.stream_begins(stream)
     }
 
-    /// Whether `line` has work or sound here.
-    pub fn knows(&self, line: LineId) -> bool {
-        self.lines.contains_key(&line)
+    /// Whether `stream` has work or sound here.
+    pub fn knows(&self, stream: StreamId) -> bool {
+        self.streams.contains_key(&stream)
     }
 
-    /// A line whose last token went stale was interrupted: what it had produced has been flushed and what is
+    /// A stream whose last token went stale was interrupted: what it had produced has been flushed and what is
     /// left of it is not wanted, whatever the next job says.
     fn follow(&mut self, now: Instant, spec: &JobSpec) {
-        let Some(line) = self.lines.get_mut(&spec.line) else { return };
-        if !line.token.is_stale() {
+        let Some(stream) = self.streams.get_mut(&spec.stream) else { return };
+        if !stream.token.is_stale() {
             return;
         }
-        line.flush();
-        line.touched = now;
-        let stale: Vec<JobId> = line.jobs.iter().copied().collect();
+        stream.flush();
+        stream.touched = now;
+        let stale: Vec<JobId> = stream.jobs.iter().copied().collect();
         for job in stale {
             if self.jobs.get(&job).is_some_and(|job| job.spec.token.is_stale()) {
                 self.finish(job, JobEnd::Cancelled);
@@ -463,9 +463,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether a job for `line` would begin new speech rather than continue some that was promised.
-    fn line_begins(&self, line: LineId) -> bool {
-        self.lines.get(&line).is_none_or(|line| line.jobs.is_empty())
+    /// Whether a job for `stream` would begin new speech rather than continue some that was promised.
+    fn stream_begins(&self, stream: StreamId) -> bool {
+        self.streams.get(&stream).is_none_or(|stream| stream.jobs.is_empty())
     }
 
     /// Drops cancelled work: what is open or about to be, every time; what is only queued, every [`SWEEP`].
@@ -476,27 +476,27 @@ impl Scheduler {
         if self.swept.is_none_or(|at| now >= at + SWEEP) {
             self.swept = Some(now);
             cancelled = self.jobs.iter().filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| *id).collect();
-            self.lines.retain(|_, line| {
-                let quiet = line.jobs.is_empty() && line.lead(now).is_zero();
-                !(quiet && now.saturating_duration_since(line.touched) > LINE_IDLE)
+            self.streams.retain(|_, stream| {
+                let quiet = stream.jobs.is_empty() && stream.lead(now).is_zero();
+                !(quiet && now.saturating_duration_since(stream.touched) > STREAM_IDLE)
             });
         }
         for job in cancelled {
-            if let Some(line) = self.jobs.get(&job).and_then(|j| self.lines.get_mut(&j.spec.line))
-                && line.token.is_stale()
+            if let Some(stream) = self.jobs.get(&job).and_then(|j| self.streams.get_mut(&j.spec.stream))
+                && stream.token.is_stale()
             {
-                line.flush();
+                stream.flush();
             }
             self.finish(job, JobEnd::Cancelled);
         }
     }
 
-    /// Puts the jobs of `line` that may open now into a waiting list: the first, and the second as soon as the
+    /// Puts the jobs of `stream` that may open now into a waiting list: the first, and the second as soon as the
     /// first has all its tokens, so that decoding goes on while it sounds.
-    fn advance(&mut self, line: LineId) {
-        let Some(line) = self.lines.get(&line) else { return };
-        let Some(&first) = line.jobs.front() else { return };
-        let second = line.jobs.get(1).copied();
+    fn advance(&mut self, stream: StreamId) {
+        let Some(stream) = self.streams.get(&stream) else { return };
+        let Some(&first) = stream.jobs.front() else { return };
+        let second = stream.jobs.get(1).copied();
         self.enqueue(first);
         let decodes = self.limits.width[Stage::Decode as usize] > 0;
         if let Some(second) = second
@@ -555,18 +555,18 @@ impl Scheduler {
             self.batch_grant = None;
         }
         let mut since = None;
-        if let Some(line) = self.lines.get_mut(&job.spec.line) {
-            line.jobs.retain(|other| *other != id);
-            if line.jobs.is_empty()
-                && let Some((tenant, counted)) = line.counted.take()
+        if let Some(stream) = self.streams.get_mut(&job.spec.stream) {
+            stream.jobs.retain(|other| *other != id);
+            if stream.jobs.is_empty()
+                && let Some((tenant, counted)) = stream.counted.take()
             {
                 since = Some(counted);
-                self.tenants.line_ended(tenant);
-                self.live_lines -= 1;
+                self.tenants.stream_ended(tenant);
+                self.live_streams -= 1;
             }
         }
         self.tell((id, slot, how, since));
-        self.advance(job.spec.line);
+        self.advance(job.spec.stream);
     }
 
     /// How many slots hold memory: only what they give up can ever be had.

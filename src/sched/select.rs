@@ -2,7 +2,7 @@
 //!
 //! The most urgent job names the stage. Others that can run it join, most urgent first, while the predicted
 //! cost stays within bounds:
-//! - live work at or below its slack reserve: while the step stays within `max_step_ms`. Under load lines sink to
+//! - live work at or below its slack reserve: while the step stays within `max_step_ms`. Under load streams sink to
 //!   their reserve, so this is what makes steps wide when width is needed;
 //! - live work with more than that: beside a first audio or a listener about to run dry only at little cost, or
 //!   at some if it has not much more;
@@ -10,10 +10,10 @@
 //!   within `batch_step_ms` and every listener still has time for a chunk of his own.
 //!
 //! # Why
-//! - **Lines with little ahead ride urgent steps**: first audio comes in narrow steps, which waste most of what they
-//!   cost. Lines that were kept out of them sank to their reserve all together and then delayed the first audio that
+//! - **Streams with little ahead ride urgent steps**: first audio comes in narrow steps, which waste most of what they
+//!   cost. Streams that were kept out of them sank to their reserve all together and then delayed the first audio that
 //!   they had made room for; on the recorded device at 80 % load that was 172 ms at p95 instead of 102.
-//! - **Lines with much ahead do not**: with them first audio pays for a lead that nobody needs yet.
+//! - **Streams with much ahead do not**: with them first audio pays for a lead that nobody needs yet.
 
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,13 @@ const COMFORT: u8 = 3;
 const SURPLUS: u8 = 4;
 const BATCH: u8 = 5;
 
-/// By what a comfortable line may multiply the cost of an urgent step.
+/// By what a comfortable stream may multiply the cost of an urgent step.
 const LIVE_RIDE: f64 = 1.25;
-/// The same for a line with less than [`NEAR`] ahead.
+/// The same for a stream with less than [`NEAR`] ahead.
 const NEAR_RIDE: f64 = 3.0;
 /// In slack reserves.
 const NEAR: u32 = 4;
-/// A line rests at its lead limit until it is down to this part of it, so that it works in bursts.
+/// A stream rests at its lead limit until it is down to this part of it, so that it works in bursts.
 const RESUME: f64 = 0.75;
 /// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
@@ -69,8 +69,8 @@ impl Scheduler {
         let least = self.tenants.least();
         let key = |id: &JobId| {
             let job = self.jobs.get(id)?;
-            let line = self.lines.get(&job.spec.line)?;
-            let due = line.dry_at().map_or(job.deadline, |dry| dry.max(job.deadline));
+            let stream = self.streams.get(&job.spec.stream)?;
+            let due = stream.dry_at().map_or(job.deadline, |dry| dry.max(job.deadline));
             Some((!self.is_front(job), due + self.lag(job, least), *id))
         };
         let (_, _, id) = self.live_waiting.iter().filter_map(key).min()?;
@@ -150,7 +150,7 @@ impl Scheduler {
         Some(Plan::Displace { slot, job: id })
     }
 
-    /// Lines that reached their lead limit rest until part of it is used up. While memory is short, one whose
+    /// Streams that reached their lead limit rest until part of it is used up. While memory is short, one whose
     /// utterance can be finished within twice that limit does not: an utterance holds its memory until its last
     /// sample is made, so few at a time and each to its end hold less than all of them side by side.
     pub(super) fn rest(&mut self, now: Instant) {
@@ -162,16 +162,16 @@ impl Scheduler {
         let mut awake = 0;
         for id in self.slots.iter().flatten() {
             let Some(job) = self.jobs.get(id).filter(|job| job.is_live()) else { continue };
-            let Some(line) = self.lines.get_mut(&job.spec.line) else { continue };
-            let lead = line.lead(now);
-            if line.jobs.front() == Some(id) {
+            let Some(stream) = self.streams.get_mut(&job.spec.stream) else { continue };
+            let lead = stream.lead(now);
+            if stream.jobs.front() == Some(id) {
                 let left = self.learned.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
                 let left = Duration::from_secs_f64(left.clamp(0.0, 60.0));
-                line.finishing = (short && job.samples > 0 && lead + left <= 2 * limit).then_some(left);
+                stream.finishing = (short && job.samples > 0 && lead + left <= 2 * limit).then_some(left);
             }
-            let resting = lead >= limit || line.resting && lead > limit.mul_f64(RESUME);
-            line.resting = line.paced && line.finishing.is_none() && resting;
-            awake += u32::from(!line.resting && line.jobs.front() == Some(id));
+            let resting = lead >= limit || stream.resting && lead > limit.mul_f64(RESUME);
+            stream.resting = stream.paced && stream.finishing.is_none() && resting;
+            awake += u32::from(!stream.resting && stream.jobs.front() == Some(id));
         }
         self.critical = self.critical_with(awake);
     }
@@ -197,8 +197,8 @@ impl Scheduler {
             State::Open(slot) | State::Parked(slot) if !job.blocked && !self.is_busy(slot) => slot,
             _ => return None,
         };
-        let line = self.lines.get(&job.spec.line)?;
-        let front = line.jobs.front() == Some(&id);
+        let stream = self.streams.get(&job.spec.stream)?;
+        let front = stream.jobs.front() == Some(&id);
         if !front && matches!(job.state, State::Parked(_)) && !self.front_is_open(job) {
             // For the same reason as in `displace`: the front comes back first.
             return None;
@@ -225,16 +225,16 @@ impl Scheduler {
                 stages,
             });
         }
-        if line.resting {
+        if stream.resting {
             return None;
         }
-        let lead = line.lead(now);
+        let lead = stream.lead(now);
         let ahead = job.decoded.saturating_sub(job.samples);
         let limit = self.config.max_lead();
         // A chunk may need more tokens than the lead limit has room for: then decoding is the only way to sound.
-        let finishing = line.finishing.filter(|_| front && !line.is_held());
+        let finishing = stream.finishing.filter(|_| front && !stream.is_held());
         let can_wait = !front || stages.has(Stage::Flow) || stages.has(Stage::Vocode);
-        if line.paced && finishing.is_none() && can_wait && lead + duration_of(ahead) >= limit {
+        if stream.paced && finishing.is_none() && can_wait && lead + duration_of(ahead) >= limit {
             // Enough tokens for now: only what makes sound of them.
             stages = [Stage::Flow, Stage::Vocode]
                 .iter()
@@ -242,12 +242,12 @@ impl Scheduler {
                 .fold(Stages::NONE, |set, s| set.with(*s));
         }
         let stage = last(stages)?;
-        let dry = line.dry_at();
-        let (rank, due) = self.urgency(now, job, front, lead, dry, line.is_held());
+        let dry = stream.dry_at();
+        let (rank, due) = self.urgency(now, job, front, lead, dry, stream.is_held());
         let (rank, due, finishing) = match (rank, finishing) {
             // Behind all that are at their reserve, and what is nearest to its end first.
             (COMFORT, Some(left)) => (RESERVE, now + self.reserve() + left, true),
-            _ if !line.paced && lead >= limit => (SURPLUS, due, false),
+            _ if !stream.paced && lead >= limit => (SURPLUS, due, false),
             _ => (rank, due, false),
         };
         let lag = if rank == FIRST { self.lag(job, least) } else { Duration::ZERO };
@@ -284,22 +284,23 @@ impl Scheduler {
     }
 
     fn front_is_open(&self, job: &Job) -> bool {
-        let front = self.lines.get(&job.spec.line).and_then(|line| line.jobs.front());
+        let front = self.streams.get(&job.spec.stream).and_then(|stream| stream.jobs.front());
         front.and_then(|id| self.jobs.get(id)).is_some_and(|front| matches!(front.state, State::Open(_)))
     }
 
-    /// Samples that the jobs before `job` on its line hold as tokens.
+    /// Samples that the jobs before `job` on its stream hold as tokens.
     fn undelivered(&self, job: &Job) -> u64 {
-        let Some(line) = self.lines.get(&job.spec.line) else { return 0 };
-        let before = line.jobs.iter().filter_map(|id| self.jobs.get(id)).take_while(|other| !std::ptr::eq(*other, job));
+        let Some(stream) = self.streams.get(&job.spec.stream) else { return 0 };
+        let before =
+            stream.jobs.iter().filter_map(|id| self.jobs.get(id)).take_while(|other| !std::ptr::eq(*other, job));
         before.map(|other| other.decoded.saturating_sub(other.samples)).sum()
     }
 
-    /// [`Scheduler::critical`] where so many live lines do not rest: not by what chunks took of late, beside batch and in
+    /// [`Scheduler::critical`] where so many live streams do not rest: not by what chunks took of late, beside batch and in
     /// no hurry, if they would take less without it.
     fn critical_with(&self, awake: u32) -> Duration {
         let taken = self.learned.chunk_service.unwrap_or(0.0);
-        // Lines that work are in different stages: they meet in steps half as wide as their number.
+        // Streams that work are in different stages: they meet in steps half as wide as their number.
         let chunk = Duration::from_secs_f64(taken.min(self.chunk_seconds((awake / 2).max(1))).min(60.0));
         (chunk.mul_f64(1.5) + 2 * self.config.max_step()).min(self.config.max_lead() / 2)
     }
@@ -525,9 +526,9 @@ impl Scheduler {
         let open = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
         let mut wake = if self.slots.iter().any(Option::is_some) { now + WATCH } else { now + SWEEP };
         for job in open.filter(|job| job.spec.class == Class::Live) {
-            let Some(line) = self.lines.get(&job.spec.line) else { continue };
-            if line.resting
-                && let Some(dry) = line.dry_at()
+            let Some(stream) = self.streams.get(&job.spec.stream) else { continue };
+            if stream.resting
+                && let Some(dry) = stream.dry_at()
                 && let Some(resume) = dry.checked_sub(self.config.max_lead().mul_f64(RESUME))
             {
                 wake = wake.min(resume.max(now + Duration::from_micros(100)));

@@ -20,8 +20,8 @@ struct Tenant {
     time: f64,
     /// Jobs in the scheduler.
     jobs: u32,
-    /// Live lines with unfinished work.
-    live_lines: u32,
+    /// Live streams with unfinished work.
+    live_streams: u32,
     /// Characters that may come now; negative while in debt (text of an accepted turn is never cut off).
     chars: f64,
     refilled: Instant,
@@ -44,7 +44,7 @@ impl Tenants {
         }
         let limits = config.tenants.get(&**name).unwrap_or(&config.tenant_default).clone();
         let chars = f64::from(limits.chars_per_minute);
-        self.all.push(Tenant { limits, time: 0.0, jobs: 0, live_lines: 0, chars, refilled: now });
+        self.all.push(Tenant { limits, time: 0.0, jobs: 0, live_streams: 0, chars, refilled: now });
         self.names.insert(name.clone(), self.all.len() - 1);
         self.all.len() - 1
     }
@@ -62,12 +62,12 @@ impl Tenants {
         (tenant.chars <= 0.0).then(|| Duration::from_secs_f64((1.0 - tenant.chars) * 60.0 / per_minute))
     }
 
-    pub(super) fn may_add_line(&self, index: usize) -> bool {
+    pub(super) fn may_add_stream(&self, index: usize) -> bool {
         let tenant = &self.all[index];
-        tenant.limits.max_live == 0 || tenant.live_lines < tenant.limits.max_live
+        tenant.limits.max_live == 0 || tenant.live_streams < tenant.limits.max_live
     }
 
-    pub(super) fn job_added(&mut self, index: usize, chars: u32, new_live_line: bool) {
+    pub(super) fn job_added(&mut self, index: usize, chars: u32, new_live_stream: bool) {
         if self.all[index].jobs == 0 {
             let least = self.all.iter().filter(|t| t.jobs > 0).map(|t| t.time).reduce(f64::min);
             let tenant = &mut self.all[index];
@@ -75,7 +75,7 @@ impl Tenants {
         }
         let tenant = &mut self.all[index];
         tenant.jobs += 1;
-        tenant.live_lines += u32::from(new_live_line);
+        tenant.live_streams += u32::from(new_live_stream);
         if tenant.limits.chars_per_minute > 0 {
             tenant.chars -= f64::from(chars);
         }
@@ -85,8 +85,8 @@ impl Tenants {
         self.all[index].jobs -= 1;
     }
 
-    pub(super) fn line_ended(&mut self, index: usize) {
-        self.all[index].live_lines -= 1;
+    pub(super) fn stream_ended(&mut self, index: usize) {
+        self.all[index].live_streams -= 1;
     }
 
     pub(super) fn charge(&mut self, index: usize, seconds: f64) {

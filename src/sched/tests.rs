@@ -11,8 +11,8 @@ pub(super) const LIMITS: Limits = Limits {
     seeds: [Duration::from_millis(1); 4],
 };
 
-pub(super) fn spec(line: u64, class: Class) -> JobSpec {
-    JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
+pub(super) fn spec(stream: u64, class: Class) -> JobSpec {
+    JobSpec { stream: StreamId(stream), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
 }
 
 /// Submits a job that needs `bytes` and opens it.
@@ -37,7 +37,7 @@ fn batch_that_was_cancelled_starves_no_more() {
     let Plan::Run(step) = sched.plan(start) else { panic!("first audio is urgent") };
     let now = start + Config::default().batch_patience() + Duration::from_secs(1);
     assert!(sched.batch_starves(now));
-    sched.note(now, LineId(2), LineNote::Closed);
+    sched.note(now, StreamId(2), StreamNote::Closed);
     assert!(matches!(sched.plan(now), Plan::End { how: JobEnd::Cancelled, .. }));
     let ahead = sched.submit(now, spec(1, Class::Live)).expect("goes on with an accepted turn");
     let all_decoded =
@@ -63,13 +63,13 @@ fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
 }
 
 #[test]
-fn as_many_lines_are_taken_as_there_are_places() {
+fn as_many_streams_are_taken_as_there_are_places() {
     let now = crate::clock::now();
     for max_live in [2, 1_000] {
         let mut sched = Scheduler::new(Config { max_live, ..Config::default() }, LIMITS);
         let places = sched.load(now).places;
-        for line in 1..=places {
-            sched.submit(now, spec(line.into(), Class::Live)).expect("there is a place");
+        for stream in 1..=places {
+            sched.submit(now, spec(stream.into(), Class::Live)).expect("there is a place");
         }
         assert!(sched.has_room(now).is_err());
         assert!(sched.submit(now, spec(99, Class::Live)).is_err(), "{places} places");

@@ -1,7 +1,7 @@
 //! `POST /v1/audio/speech`: speech of a text, streamed as it is made; compatible with OpenAI's clients.
 //!
 //! # Why
-//! Speech requests are live work on a line of their own, two utterances at a time, so that a reader that
+//! Speech requests are live work on a stream of their own, two utterances at a time, so that a reader that
 //! stops reading holds two sentences of audio and nothing of the device.
 
 use std::collections::VecDeque;
@@ -26,14 +26,14 @@ use super::extract::Body;
 use crate::audio_file::{AudioFileError, AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
-use crate::synth::device::{Engine, LineNote, Refused, RefusedReason};
-use crate::turn::{Class, Epoch, LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId};
+use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
+use crate::turn::{Class, Epoch, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
 /// Utterances of a request that are with the engine at a time.
 const WINDOW: usize = 2;
-/// Events that may wait for the reader; a full channel delays an unpaced line.
+/// Events that may wait for the reader; a full channel delays an unpaced stream.
 const SINK_EVENTS: usize = 64;
 /// Encoded pieces that may wait for the reader.
 const BODY_PIECES: usize = 16;
@@ -270,7 +270,7 @@ impl From<SpeechError> for ApiError {
 pub struct Speaker {
     engine: Engine,
     manner: Manner,
-    line: LineId,
+    stream: StreamId,
     epoch: Epoch,
     sink: SpeechSink,
     events: mpsc::Receiver<SpeechEvent>,
@@ -284,13 +284,13 @@ impl Speaker {
     /// Nothing to say yet.
     pub fn new(engine: Engine, manner: Manner) -> Self {
         let (sink, events) = mpsc::channel(SINK_EVENTS);
-        let line = LineId::next();
+        let stream = StreamId::next();
         // The reader takes audio as fast as it comes; how fast it plays is its own business.
-        engine.note(line, LineNote::Unpaced);
+        engine.note(stream, StreamNote::Unpaced);
         Self {
             engine,
             manner,
-            line,
+            stream,
             epoch: Epoch::default(),
             sink,
             events,
@@ -346,7 +346,7 @@ impl Speaker {
             let manner = &self.manner;
             let utterance = Utterance {
                 id: UtteranceId::next(),
-                line: self.line,
+                stream: self.stream,
                 class: Class::Live,
                 token: self.epoch.token(),
                 text,
@@ -369,7 +369,7 @@ impl Speaker {
 impl Drop for Speaker {
     fn drop(&mut self) {
         self.epoch.raise();
-        self.engine.note(self.line, LineNote::Closed);
+        self.engine.note(self.stream, StreamNote::Closed);
         let took = clock::now().saturating_duration_since(self.started);
         metrics::histogram!("voice_request_duration_seconds").record(took.as_secs_f64());
     }

@@ -1,11 +1,11 @@
 //! The speech engine: one thread a device, each with a loaded voice and its scheduler, behind one handle.
 //!
-//! Owns the placement of lines: a line goes to the device with the most room that has its voice, and stays there
+//! Owns the placement of streams: a stream goes to the device with the most room that has its voice, and stays there
 //! while it has work. What happens on a device is [`worker`]'s; what is next is [`crate::sched`]'s.
 //!
 //! # Failures
 //! What ends one utterance ends only that. What ends a device ([`SynthError::Device`], or a panic inside a voice) ends
-//! every utterance on it with the reason, and none elsewhere; its lines go to other devices with their next
+//! every utterance on it with the reason, and none elsewhere; its streams go to other devices with their next
 //! utterance. The device's model is dropped and loaded again, after a pause that doubles from failure to failure up
 //! to [`Recovery::most`] and begins anew once the device has worked for as long as that.
 //!
@@ -33,8 +33,8 @@ use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load};
-pub use crate::sched::{LineNote, Refused, RefusedReason};
-use crate::turn::{LineId, SpeechSink, Utterance};
+pub use crate::sched::{Refused, RefusedReason, StreamNote};
+use crate::turn::{SpeechSink, StreamId, Utterance};
 
 /// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
 pub type Loader = Box<dyn Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
@@ -66,7 +66,7 @@ impl Recovery {
 const LOADING: Duration = Duration::from_secs(2);
 /// The longest that anybody waits for devices to look for voices.
 const REFRESHED: Duration = Duration::from_secs(5);
-/// Placements remembered before those of forgotten lines are dropped.
+/// Placements remembered before those of forgotten streams are dropped.
 const PLACES: usize = 4096;
 
 /// Whether a device can be used.
@@ -115,14 +115,14 @@ pub struct Engine {
 
 struct Inner {
     devices: Vec<Device>,
-    /// Where each line speaks. Locked before any device, never the other way round.
-    places: Mutex<HashMap<LineId, Place>>,
+    /// Where each stream speaks. Locked before any device, never the other way round.
+    places: Mutex<HashMap<StreamId, Place>>,
 }
 
 #[derive(Clone, Copy)]
 struct Place {
     device: usize,
-    /// Said once, when the line began; a device that the line comes to later has to be told.
+    /// Said once, when the stream began; a device that the stream comes to later has to be told.
     unpaced: bool,
 }
 
@@ -171,20 +171,20 @@ impl Engine {
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
         let mut places = lock(&self.inner.places);
         if places.len() > PLACES {
-            places.retain(|line, place| self.inner.devices[place.device].shared.knows(*line));
+            places.retain(|stream, place| self.inner.devices[place.device].shared.knows(*stream));
         }
-        let line = utterance.line;
-        let place = places.get(&line).copied();
+        let stream = utterance.stream;
+        let place = places.get(&stream).copied();
         let unpaced = place.is_some_and(|place| place.unpaced);
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
         for device in self.preferred(&utterance, place.map(|place| place.device)) {
             let shared = &self.inner.devices[device].shared;
-            if unpaced && !shared.knows(line) {
-                shared.note(clock::now(), line, LineNote::Unpaced);
+            if unpaced && !shared.knows(stream) {
+                shared.note(clock::now(), stream, StreamNote::Unpaced);
             }
             match shared.submit(&utterance, &sink) {
                 Ok(()) => {
-                    places.insert(line, Place { device, unpaced });
+                    places.insert(stream, Place { device, unpaced });
                     return Ok(());
                 }
                 Err(error) => refused = error,
@@ -195,7 +195,7 @@ impl Engine {
         Err(refused)
     }
 
-    /// Whether a new live line would be taken on now, by some device.
+    /// Whether a new live stream would be taken on now, by some device.
     ///
     /// # Errors
     /// None would, and when to ask again.
@@ -211,30 +211,30 @@ impl Engine {
         Err(refused)
     }
 
-    /// Follows the listener of `line`. Unknown lines are ignored.
-    pub fn note(&self, line: LineId, note: LineNote) {
+    /// Follows the listener of `stream`. Unknown streams are ignored.
+    pub fn note(&self, stream: StreamId, note: StreamNote) {
         let now = clock::now();
         let mut places = lock(&self.inner.places);
-        let device = match (places.get_mut(&line), note) {
-            (Some(place), LineNote::Closed) => {
+        let device = match (places.get_mut(&stream), note) {
+            (Some(place), StreamNote::Closed) => {
                 let device = place.device;
-                places.remove(&line);
+                places.remove(&stream);
                 device
             }
             (Some(place), note) => {
-                place.unpaced |= note == LineNote::Unpaced;
+                place.unpaced |= note == StreamNote::Unpaced;
                 place.device
             }
-            // Said before the first utterance: the line is placed now, so that it is known there.
-            (None, LineNote::Unpaced) => {
+            // Said before the first utterance: the stream is placed now, so that it is known there.
+            (None, StreamNote::Unpaced) => {
                 let device = self.by_room(|_| true).first().copied();
-                places.insert(line, Place { device: device.unwrap_or_default(), unpaced: true });
+                places.insert(stream, Place { device: device.unwrap_or_default(), unpaced: true });
                 let Some(device) = device else { return };
                 device
             }
             (None, _) => return,
         };
-        self.inner.devices[device].shared.note(now, line, note);
+        self.inner.devices[device].shared.note(now, stream, note);
     }
 
     /// Every voice of every device that is ready; the first is the default.
@@ -311,11 +311,11 @@ impl Engine {
         }
     }
 
-    /// The devices to try, best first. A line with work stays where it is, whatever else happens.
+    /// The devices to try, best first. A stream with work stays where it is, whatever else happens.
     fn preferred(&self, utterance: &Utterance, place: Option<usize>) -> Vec<usize> {
         if let Some(device) = place {
             let shared = &self.inner.devices[device].shared;
-            if shared.has_work(utterance.line) || (shared.is_ready() && self.serves(device, utterance)) {
+            if shared.has_work(utterance.stream) || (shared.is_ready() && self.serves(device, utterance)) {
                 return vec![device];
             }
         }

@@ -21,12 +21,13 @@ const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 pub fn recorder() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let buckets: [(&str, &[f64]); 7] = [
+        let buckets: [(&str, &[f64]); 8] = [
             ("antiphon_first_audio_seconds", FIRST_AUDIO),
             ("voice_request_duration_seconds", REQUEST),
             ("antiphon_step_seconds", FINE),
             ("antiphon_pacing_lateness_seconds", FINE),
             ("antiphon_slack_seconds", SLACK),
+            ("antiphon_stream_seconds", REQUEST),
             ("antiphon_line_seconds", REQUEST),
             ("antiphon_underrun_seconds", GAPS),
         ];
@@ -68,9 +69,14 @@ fn describe() {
     );
     describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
     describe_histogram!(
+        "antiphon_stream_seconds",
+        Unit::Seconds,
+        "How long a live stream had unfinished work: from its acceptance to its end"
+    );
+    describe_histogram!(
         "antiphon_line_seconds",
         Unit::Seconds,
-        "How long a live line held its place: from acceptance to the end of its unfinished work"
+        "The former name of antiphon_stream_seconds, for one release"
     );
     describe_gauge!("antiphon_calls", "Calls in progress, by leg");
     describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");

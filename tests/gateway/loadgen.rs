@@ -143,13 +143,13 @@ async fn climbs(rig: &Rig, levels: &[u32], bound: &str, change: impl FnOnce(&mut
     report
 }
 
-/// A gateway that admits two speaking lines, whatever the machine could do: eight callers are too many, and the places
+/// A gateway that admits two speaking streams, whatever the machine could do: eight callers are too many, and the places
 /// are among what is foreseen to run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ladder_tells_what_few_places_bear() {
     let rig = Rig::with(|config| {
         config.scheduler.max_live = 2;
-        // Lines are busy nearly as long as their speech is heard.
+        // Streams are busy nearly as long as their speech is heard.
         config.scheduler.max_lead_ms = 400;
     })
     .await;

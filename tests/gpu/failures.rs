@@ -15,7 +15,7 @@ use antiphon::synth::cosyvoice::selftest::{self, Kit};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
 use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
-use antiphon::turn::{Class, LineId, SpeechEvent, Utterance, UtteranceEnd};
+use antiphon::turn::{Class, SpeechEvent, StreamId, Utterance, UtteranceEnd};
 
 use super::{KIT, device};
 
@@ -298,7 +298,7 @@ impl Synthesizer for Breakable {
 
 async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
     let (sink, mut events) = tokio::sync::mpsc::channel(1024);
-    let utterance = Utterance { seed: 3, ..Utterance::plain(LineId::next(), Class::Batch, "One two three four.") };
+    let utterance = Utterance { seed: 3, ..Utterance::plain(StreamId::next(), Class::Batch, "One two three four.") };
     engine.submit(utterance, sink).expect("accepted");
     let told = async {
         let mut all = Vec::new();
@@ -310,10 +310,10 @@ async fn speak(engine: &Engine) -> (Vec<f32>, UtteranceEnd) {
         }
         panic!("no end");
     };
-    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the line is told of its end within a minute")
+    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the stream is told of its end within a minute")
 }
 
-/// A device that is lost tells its lines and is loaded again, by an injected error or by a kernel that does not end in
+/// A device that is lost tells its streams and is loaded again, by an injected error or by a kernel that does not end in
 /// time: the same process speaks the same afterwards, in the working precision. After a kernel that fails, the driver
 /// may not allow that; then the device says that it takes a new process.
 #[test]

@@ -45,7 +45,7 @@ compare() { ./gpu --nocapture --ignored full_size_agrees; }
 # Two hundred utterances resident: the parts against the driver's figure.
 memory() { ./gpu --nocapture --ignored memory_is_accounted; }
 
-# Where there are several: one engine thread each, lines placed where there is room.
+# Where there are several: one engine thread each, streams placed where there is room.
 gpus() {
     ./antiphon bench --engine cosyvoice3 --device auto --model random-full --speech-seconds 8 --voice random-k10 \
         --throughput --seconds 10 --concurrency 128,256 --json "$1/gpus.json"

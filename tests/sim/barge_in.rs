@@ -1,6 +1,6 @@
 use antiphon::call::event::{BargeInOutcome, Cause, Precision};
 use antiphon::call::{
-    BargeIn, CallConfig, CallEvent, Interruptible, LineState, Style, TextDelta, TurnHow, TurnRequest,
+    BargeIn, CallConfig, CallEvent, Interruptible, StreamState, Style, TextDelta, TurnHow, TurnRequest,
 };
 use antiphon::media::leg::{Codec, LegEvent, PeerReport};
 
@@ -142,7 +142,7 @@ fn a_rejected_barge_in_goes_on_where_it_stopped() {
     );
     assert_eq!(world.handle.info().underruns, 0);
     assert_eq!(world.packets.len(), 101);
-    assert!(world.engine.notes().contains(&LineState::Held) && world.engine.notes().contains(&LineState::Resumed));
+    assert!(world.engine.notes().contains(&StreamState::Held) && world.engine.notes().contains(&StreamState::Resumed));
 }
 
 #[test]

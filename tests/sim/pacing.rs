@@ -1,5 +1,5 @@
 use antiphon::call::machine::Action;
-use antiphon::call::{CallConfig, CallEvent, EndReason, LineState};
+use antiphon::call::{CallConfig, CallEvent, EndReason, StreamState};
 use antiphon::media::leg::{Codec, LegEnd, LegEvent};
 
 use super::world::{MS, World, format};
@@ -37,7 +37,7 @@ fn hold_freezes_speech_tells_the_engine_and_goes_on_where_it_stopped() {
     assert!(
         matches!(
             notes[..],
-            [LineState::Anchored { .. }, LineState::Held, LineState::Resumed, LineState::Anchored { .. }]
+            [StreamState::Anchored { .. }, StreamState::Held, StreamState::Resumed, StreamState::Anchored { .. }]
         ),
         "{notes:?}"
     );

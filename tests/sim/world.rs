@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use antiphon::call::handle::Command;
 use antiphon::call::machine::{Action, Machine};
 use antiphon::call::{
-    CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, LineState, Refusal, SpeakError, Speech,
-    TextDelta, TurnId, TurnRequest,
+    CallConfig, CallEvent, CallHandle, CallId, CallMeta, Direction, EndReason, Refusal, SpeakError, Speech,
+    StreamState, TextDelta, TurnId, TurnRequest,
 };
 use antiphon::clock;
 use antiphon::media::leg::{Codec, InPacket, LegEvent, MediaFormat, OutPacket};
-use antiphon::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use antiphon::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -40,7 +40,7 @@ struct State {
     fail: Option<String>,
     stands_in: bool,
     submitted: Vec<String>,
-    notes: Vec<LineState>,
+    notes: Vec<StreamState>,
     cancelled: u32,
 }
 
@@ -73,7 +73,7 @@ impl Fake {
         self.lock().submitted.clone()
     }
 
-    pub(crate) fn notes(&self) -> Vec<LineState> {
+    pub(crate) fn notes(&self) -> Vec<StreamState> {
         self.lock().notes.clone()
     }
 
@@ -131,7 +131,7 @@ impl Speech for Fake {
         Ok(())
     }
 
-    fn note(&self, _line: LineId, note: LineState) {
+    fn note(&self, _line: StreamId, note: StreamState) {
         self.lock().notes.push(note);
     }
 }

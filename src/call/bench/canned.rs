@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::audio::RATE;
-use crate::call::speech::{LineState, Refusal, Speech};
+use crate::call::speech::{Refusal, Speech, StreamState};
 use crate::clock;
 use crate::media::bench;
-use crate::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use crate::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
 
 /// How far ahead of the listener it speaks.
 const LEAD: Duration = Duration::from_secs(2);
@@ -48,15 +48,15 @@ impl Speech for Canned {
             .map_err(|_| Refusal { retry_after: Duration::from_millis(100), reason: "full".into() })
     }
 
-    fn note(&self, _line: LineId, _note: LineState) {}
+    fn note(&self, _stream: StreamId, _note: StreamState) {}
 }
 
 fn run(work: &mpsc::Receiver<(Utterance, SpeechSink)>) {
     let speech = bench::speech(CHUNK * CHUNKS / crate::audio::FRAME_SAMPLES);
     let mut jobs: HashMap<u64, Job> = HashMap::new();
     let mut due: BinaryHeap<Reverse<(Instant, u64)>> = BinaryHeap::new();
-    // When the listener of each line will have heard what was made so far.
-    let mut heard: HashMap<LineId, Instant> = HashMap::new();
+    // When the listener of each stream will have heard what was made so far.
+    let mut heard: HashMap<StreamId, Instant> = HashMap::new();
     let mut number = 0;
     loop {
         let now = clock::now();
@@ -71,7 +71,7 @@ fn run(work: &mpsc::Receiver<(Utterance, SpeechSink)>) {
             // overflow: drops (the call counts the gap): a call that does not read is over
             let _ = job.sink.try_send(SpeechEvent::Audio { utterance, pcm });
             job.chunk += 1;
-            let end = heard.entry(job.utterance.line).or_insert(at);
+            let end = heard.entry(job.utterance.stream).or_insert(at);
             *end = (*end).max(now) + Duration::from_millis(200);
             if job.chunk == CHUNKS {
                 // overflow: drops: as above
@@ -84,7 +84,7 @@ fn run(work: &mpsc::Receiver<(Utterance, SpeechSink)>) {
         let wait = due.peek().map_or(Duration::from_secs(1), |Reverse((at, _))| at.saturating_duration_since(now));
         match work.recv_timeout(wait) {
             Ok((utterance, sink)) => {
-                let at = heard.get(&utterance.line).map_or(now, |end| (*end - LEAD).max(now));
+                let at = heard.get(&utterance.stream).map_or(now, |end| (*end - LEAD).max(now));
                 number += 1;
                 due.push(Reverse((at, number)));
                 jobs.insert(number, Job { utterance, sink, chunk: 0 });

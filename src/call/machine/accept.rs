@@ -9,8 +9,8 @@ use super::{Machine, StaleStream};
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
 use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
-use crate::call::line::{Entry, PartState, Turn};
 use crate::call::segment::Segmenter;
+use crate::call::stream::{Entry, PartState, Turn};
 use crate::call::{CallEvent, TurnId};
 use crate::media::resample;
 
@@ -20,7 +20,7 @@ const STALE_PAUSE: Duration = Duration::from_millis(400);
 
 impl Machine {
     pub(super) fn has_room(&self) -> bool {
-        self.line.entries.len() < self.shared.config.max_backlog_entries
+        self.stream.entries.len() < self.shared.config.max_backlog_entries
     }
 
     /// The backlog has counted the text already: whatever is not queued is given back here.
@@ -33,7 +33,7 @@ impl Machine {
         if self.ended {
             return refuse(self, SpeakError::Ended);
         }
-        if self.line.is_ending() {
+        if self.stream.is_ending() {
             return refuse(self, SpeakError::Draining);
         }
         if !(0.25..=4.0).contains(&request.style.speed) {
@@ -60,9 +60,9 @@ impl Machine {
         let refused = |turn: &Turn| {
             turn.id == id && turn.refusals > 0 && turn.parts.iter().all(|part| part.state == PartState::Waiting)
         };
-        if self.line.turns().any(refused) {
+        if self.stream.turns().any(refused) {
             let retry_after = self.retry_at.map_or(MAX_RETRY, |at| at.saturating_duration_since(now));
-            self.line.entries.retain(|entry| !matches!(entry, Entry::Turn(turn) if refused(turn)));
+            self.stream.entries.retain(|entry| !matches!(entry, Entry::Turn(turn) if refused(turn)));
             self.retry_at = None;
             return refuse(self, SpeakError::Refused { retry_after, reason: "the engine has no capacity now".into() });
         }
@@ -74,15 +74,15 @@ impl Machine {
 
     pub(super) fn accept_text(&mut self, now: Instant, delta: TextDelta) {
         let bytes = delta.token.len();
-        if self.ended || self.line.is_ending() || self.is_stale(now, &delta) {
+        if self.ended || self.stream.is_ending() || self.is_stale(now, &delta) {
             self.shared.backlog.give_back(bytes);
             return;
         }
         let other = |turn: &mut Turn| delta.id.as_ref().is_some_and(|id| *id != turn.id);
-        if self.line.open().is_some_and(other) {
+        if self.stream.open().is_some_and(other) {
             self.close_stream(now);
         }
-        if self.line.open().is_none() {
+        if self.stream.open().is_none() {
             if delta.token.is_empty() {
                 return;
             }
@@ -96,7 +96,7 @@ impl Machine {
             self.shared.stats.turns.fetch_add(1, Relaxed);
             self.event(CallEvent::TurnStarted { turn: id });
         }
-        let Some(turn) = self.line.open() else { return };
+        let Some(turn) = self.stream.open() else { return };
         turn.bytes += bytes;
         turn.written = now;
         let mut texts = Vec::new();
@@ -119,7 +119,7 @@ impl Machine {
         if self.ended {
             return Err(SpeakError::Ended);
         }
-        if self.line.is_ending() {
+        if self.stream.is_ending() {
             return Err(SpeakError::Draining);
         }
         if !self.has_room() || self.waiting_seconds() > self.shared.config.max_clip_s {
@@ -135,7 +135,7 @@ impl Machine {
     }
 
     pub(super) fn accept_audio(&mut self, now: Instant, pcm: &[i16], rate: u32) {
-        if self.ended || self.line.is_ending() {
+        if self.ended || self.stream.is_ending() {
             return;
         }
         if !self.has_room() || self.waiting_seconds() > self.shared.config.max_clip_s {
@@ -146,20 +146,20 @@ impl Machine {
             Ok(pcm) => pcm,
             Err(error) => return self.event(CallEvent::Error(format!("audio could not be converted: {error}"))),
         };
-        if let Some(Entry::Turn(turn)) = self.line.entries.back_mut()
+        if let Some(Entry::Turn(turn)) = self.stream.entries.back_mut()
             && turn.silent
         {
             return turn.add_pcm(pcm);
         }
-        let mut turn = Turn::new(TurnId::next(), Style::default(), now, self.line.front().is_none());
+        let mut turn = Turn::new(TurnId::next(), Style::default(), now, self.stream.front().is_none());
         turn.silent = true;
         turn.add_pcm(pcm);
-        self.line.add(turn, false, &mut self.playout);
+        self.stream.add(turn, false, &mut self.playout);
     }
 
     /// The text of the open turn is complete.
     pub(super) fn close_stream(&mut self, _now: Instant) {
-        let Some(turn) = self.line.open() else { return };
+        let Some(turn) = self.stream.open() else { return };
         let mut texts = Vec::new();
         if let Some(mut segmenter) = turn.segmenter.take() {
             segmenter.finish(&mut texts);
@@ -175,16 +175,16 @@ impl Machine {
         ahead: bool,
         fill: impl FnOnce(&mut Turn),
     ) -> TurnId {
-        if self.line.turns().any(|turn| turn.style.preemptible) {
+        if self.stream.turns().any(|turn| turn.style.preemptible) {
             self.cancel(now, Cause::Preempted, |turn| !turn.style.preemptible);
         }
         let id = id.unwrap_or_else(TurnId::next);
-        let mut turn = Turn::new(id.clone(), style, now, self.line.front().is_none());
+        let mut turn = Turn::new(id.clone(), style, now, self.stream.front().is_none());
         fill(&mut turn);
-        self.line.add(turn, ahead, &mut self.playout);
+        self.stream.add(turn, ahead, &mut self.playout);
         // What was withdrawn is made anew under other names.
-        let line = &mut self.line;
-        self.prepared.retain(|(owner, _)| line.part(*owner).is_some());
+        let stream = &mut self.stream;
+        self.prepared.retain(|(owner, _)| stream.part(*owner).is_some());
         id
     }
 
@@ -206,6 +206,6 @@ impl Machine {
     }
 
     fn waiting_seconds(&self) -> u64 {
-        (self.line.waiting_samples() / RATE as usize) as u64
+        (self.stream.waiting_samples() / RATE as usize) as u64
     }
 }

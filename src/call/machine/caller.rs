@@ -9,8 +9,8 @@ use crate::audio::RATE;
 use crate::call::ear::Sign;
 use crate::call::event::{BargeInOutcome, Cause, TurnHow};
 use crate::call::handle::Style;
-use crate::call::line::{Entry, Turn};
-use crate::call::speech::LineState;
+use crate::call::speech::StreamState;
+use crate::call::stream::{Entry, Turn};
 use crate::call::{CallEvent, EndReason, TurnId};
 use crate::media::dtmf;
 
@@ -41,7 +41,7 @@ impl Machine {
 
     fn barge_in(&mut self, now: Instant, cause: Cause) {
         let config = &self.shared.config.barge_in;
-        let Some(front) = self.line.front() else { return };
+        let Some(front) = self.stream.front() else { return };
         if self.barge_in.is_some() || !front.style.interruptible.unwrap_or(config.interruptible).by(cause) {
             return;
         }
@@ -76,12 +76,12 @@ impl Machine {
         if self.barge_in.take().is_some() {
             self.apply_pause(now);
         }
-        let sounding = self.line.front().is_some_and(|turn| turn.sounded && !spared(turn));
-        let line = &mut self.line;
-        self.playout.flush(|owner| line.turn_of(owner).is_some_and(|turn| spared(turn)));
-        let cut = self.prepared.iter().position(|(owner, _)| !line.turn_of(*owner).is_some_and(|turn| spared(turn)));
+        let sounding = self.stream.front().is_some_and(|turn| turn.sounded && !spared(turn));
+        let stream = &mut self.stream;
+        self.playout.flush(|owner| stream.turn_of(owner).is_some_and(|turn| spared(turn)));
+        let cut = self.prepared.iter().position(|(owner, _)| !stream.turn_of(*owner).is_some_and(|turn| spared(turn)));
         let cut = cut.and_then(|place| self.prepared.get_mut(place)).map(|(_, pcm)| std::mem::take(pcm));
-        self.prepared.retain(|(owner, _)| line.turn_of(*owner).is_some_and(|turn| spared(turn)));
+        self.prepared.retain(|(owner, _)| stream.turn_of(*owner).is_some_and(|turn| spared(turn)));
         if cut.is_some()
             && let Err(error) = self.encoder.forget_unsent()
         {
@@ -91,14 +91,14 @@ impl Machine {
             self.fade(now, pcm);
         }
         let (mut kept, mut interrupted) = (VecDeque::new(), true);
-        for entry in std::mem::take(&mut self.line.entries) {
+        for entry in std::mem::take(&mut self.stream.entries) {
             match entry {
                 Entry::Turn(turn) if spared(&turn) => kept.push_back(Entry::Turn(turn)),
                 Entry::Turn(turn) => {
                     if turn.is_open() {
                         self.stale = Some(StaleStream { turn: turn.id.clone(), latest: now });
                     }
-                    let heard = turn.heard(&self.playout, &self.line.pace);
+                    let heard = turn.heard(&self.playout, &self.stream.pace);
                     let how = if turn.sounded { TurnHow::Interrupted(cause) } else { TurnHow::Cancelled };
                     // One interruption, told of the turn that sounded or was about to.
                     if std::mem::take(&mut interrupted) && !turn.silent {
@@ -112,8 +112,8 @@ impl Machine {
                 entry @ (Entry::Mark(_) | Entry::End(_)) => kept.push_back(entry),
             }
         }
-        self.line.entries = kept;
-        self.speech.note(self.line_id, LineState::Interrupted);
+        self.stream.entries = kept;
+        self.speech.note(self.stream_id, StreamState::Interrupted);
         self.update_flow();
     }
 
@@ -162,7 +162,7 @@ impl Machine {
     fn apply_pause(&mut self, now: Instant) {
         let paused = self.held || self.peer_held || self.barge_in.is_some();
         self.playout.pause(now, paused);
-        self.speech.note(self.line_id, if paused { LineState::Held } else { LineState::Resumed });
+        self.speech.note(self.stream_id, if paused { StreamState::Held } else { StreamState::Resumed });
     }
 
     pub(super) fn dial(&mut self, now: Instant, digits: &str) {
@@ -171,7 +171,7 @@ impl Machine {
             let mut turn = Turn::new(TurnId::next(), Style::default(), now, false);
             turn.silent = true;
             turn.add_clip(dtmf::tones(digits).into(), 1);
-            self.line.add(turn, true, &mut self.playout);
+            self.stream.add(turn, true, &mut self.playout);
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::call::CallEvent;
 use crate::call::ear::to_narrow;
 use crate::call::event::TurnHow;
 use crate::call::info::{MediaFrame, TapDirection};
-use crate::call::line::{Part, PartState, Turn};
-use crate::call::speech::LineState;
+use crate::call::speech::StreamState;
+use crate::call::stream::{Part, PartState, Turn};
 use crate::media::leg::OutPacket;
 use crate::media::playout::{Body, Departure, Frame};
 use crate::media::resample::Converter;
@@ -27,8 +27,8 @@ impl Machine {
         if self.retry_at.is_some() {
             return;
         }
-        while let Some((turn, place)) = self.line.next_to_submit() {
-            let utterance = turn.utterance(place, self.line_id, &self.shared.meta.tenant);
+        while let Some((turn, place)) = self.stream.next_to_submit() {
+            let utterance = turn.utterance(place, self.stream_id, &self.shared.meta.tenant);
             let taken = if turn.stand_in {
                 self.speech.stand_in(utterance, self.sink.clone())
             } else {
@@ -58,12 +58,12 @@ impl Machine {
     /// A part that the engine failed at is spoken from its beginning by another voice, where there is one. What was
     /// heard of it already is heard again: the sentence is whole, and nobody can say where a broken one stopped.
     pub(super) fn rescue(&mut self, utterance: UtteranceId) -> bool {
-        let Some(turn) = self.line.turn_of(utterance) else { return false };
+        let Some(turn) = self.stream.turn_of(utterance) else { return false };
         // Its neighbours may have been with the engine that failed, too: each is rescued, once.
         let Some(place) = turn.parts.iter().position(|part| part.utterance == utterance && !part.stand_in) else {
             return false;
         };
-        let again = turn.utterance(place, self.line_id, &self.shared.meta.tenant);
+        let again = turn.utterance(place, self.stream_id, &self.shared.meta.tenant);
         if self.speech.stand_in(again, self.sink.clone()).is_err() {
             return false;
         }
@@ -74,7 +74,7 @@ impl Machine {
 
     /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.
     pub(super) fn refused(&mut self, now: Instant, utterance: UtteranceId, retry_after: Duration) {
-        let Some(turn) = self.line.turn_of(utterance) else { return };
+        let Some(turn) = self.stream.turn_of(utterance) else { return };
         turn.refusals += 1;
         if turn.refusals < MAX_REFUSALS {
             self.retry_at = Some(now + retry_after.clamp(MIN_RETRY, MAX_RETRY));
@@ -88,13 +88,13 @@ impl Machine {
     /// Encodes the next frame; `false` when there is none.
     pub(super) fn prepare(&mut self, now: Instant) -> bool {
         let mut pcm = Vec::with_capacity(FRAME_SAMPLES);
-        if let Some(owner) = self.line.take_frame(&mut pcm) {
+        if let Some(owner) = self.stream.take_frame(&mut pcm) {
             self.tail_due = true;
             self.push_frame(now, &pcm, Some(owner));
             self.prepared.push_back((owner, pcm));
             return true;
         }
-        if self.tail_due && !self.line.front().is_some_and(Turn::awaits_audio) {
+        if self.tail_due && !self.stream.front().is_some_and(Turn::awaits_audio) {
             self.push_tail(now);
             return true;
         }
@@ -163,7 +163,7 @@ impl Machine {
         if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
             return;
         }
-        let Some(turn) = self.line.turn_of(owner) else { return };
+        let Some(turn) = self.stream.turn_of(owner) else { return };
         let part = turn.parts.iter().find(|part| part.utterance == owner);
         let at = |field: fn(&Part) -> Option<Instant>| part.and_then(field).map(|at| age(now, at));
         tracing::trace!(
@@ -182,9 +182,9 @@ impl Machine {
 
     fn speech_left(&mut self, now: Instant, owner: UtteranceId, anchored: Option<Instant>, underrun: Option<Duration>) {
         if let Some(at) = anchored {
-            self.speech.note(self.line_id, LineState::Anchored { at });
+            self.speech.note(self.stream_id, StreamState::Anchored { at });
         }
-        let Some(turn) = self.line.turn_of(owner) else { return };
+        let Some(turn) = self.stream.turn_of(owner) else { return };
         let id = turn.id.clone();
         if !turn.sounded {
             turn.sounded = true;

@@ -9,17 +9,17 @@ use tokio::time::timeout;
 use super::*;
 use crate::audio::FRAME_SAMPLES;
 use crate::call::handle::{Direction, TurnRequest};
-use crate::call::speech::{LineState, Refusal};
+use crate::call::speech::{Refusal, StreamState};
 use crate::call::{SpeakError, TurnHow};
 use crate::media::leg::{Codec, LegEnd, LegEvent, MediaFormat, OutPacket};
-use crate::turn::{LineId, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use crate::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Speaks 100 ms for every utterance, at once.
 #[derive(Default)]
 struct Quick {
-    closed: Mutex<Vec<LineId>>,
+    closed: Mutex<Vec<StreamId>>,
 }
 
 impl Speech for Quick {
@@ -32,9 +32,9 @@ impl Speech for Quick {
         Ok(())
     }
 
-    fn note(&self, line: LineId, note: LineState) {
-        if note == LineState::Closed {
-            self.closed.lock().unwrap().push(line);
+    fn note(&self, stream: StreamId, note: StreamState) {
+        if note == StreamState::Closed {
+            self.closed.lock().unwrap().push(stream);
         }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::sched::tests::{LIMITS, opened, spec};
-use crate::sched::{Config, JobEnd, Limits, LineNote, OpenError, Stages};
-use crate::turn::{Class, LineId};
+use crate::sched::{Config, JobEnd, Limits, OpenError, Stages, StreamNote};
+use crate::turn::{Class, StreamId};
 
 const MS: Duration = Duration::from_millis(1);
 /// What every job here needs.
@@ -62,8 +62,8 @@ fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_has_ended
     let mut sched = device();
     let (job, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
     let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
-    sched.note(now, LineId(1), LineNote::Closed);
-    assert!(!sched.knows(LineId(1)), "the line is gone at once");
+    sched.note(now, StreamId(1), StreamNote::Closed);
+    assert!(!sched.knows(StreamId(1)), "the stream is gone at once");
     let (_, other) = opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Prefill));
     assert_ne!(other, slot);
     // 40 bytes are still held, as many are the other's.
@@ -84,7 +84,7 @@ fn what_finds_no_memory_under_a_step_whose_job_is_over_waits_for_that_step() {
     let mut sched = device();
     let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
     let Plan::Begin(flow) = sched.plan(now) else { panic!("a sound step") };
-    sched.note(now, LineId(1), LineNote::Closed);
+    sched.note(now, StreamId(1), StreamNote::Closed);
     let job = sched.submit(now, spec(2, Class::Live)).expect("there is room");
     assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
     sched.opened(job, Err(OpenError::Memory));

@@ -33,7 +33,7 @@ fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
 /// Seen with 200 listeners: most of the memory was held by utterances of which the last half second was missing,
 /// resting at their lead limit, and new turns were refused.
 #[test]
-fn a_line_goes_on_past_its_lead_limit_when_that_frees_memory() {
+fn a_stream_goes_on_past_its_lead_limit_when_that_frees_memory() {
     let after_most_of_it = |memory: u64| {
         let now = crate::clock::now();
         let mut sched = small(memory);

@@ -27,7 +27,7 @@ use super::text::{self, Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
 use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo};
-use crate::turn::{Class, LineId, Utterance};
+use crate::turn::{Class, StreamId, Utterance};
 use crate::voice::file::Voice;
 
 /// Speech tokens that a text id usually becomes, with room: what admission counts.
@@ -501,7 +501,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
 impl<B: Backend + Probe> CosyVoice<B> {
     /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
     fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
-        let utterance = Utterance::plain(LineId::next(), Class::Batch, "One two three four five.");
+        let utterance = Utterance::plain(StreamId::next(), Class::Batch, "One two three four five.");
         let mut ready = self.open(slot, &utterance)?;
         let mut out = Vec::new();
         while !ready.is_empty() {

@@ -44,10 +44,10 @@ async fn a_raised_epoch_ends_the_utterance_and_frees_its_slot() {
     let (sink, events) = mpsc::channel(64);
     // Longer than the lead limit, so that it cannot be finished before it is cancelled.
     let long = Utterance { token: epoch.token(), ..utterance(&"word ".repeat(200)) };
-    let line = long.line;
+    let stream = long.stream;
     engine.submit(long, sink).expect("accepted");
     epoch.raise();
-    engine.note(line, LineNote::Interrupted);
+    engine.note(stream, StreamNote::Interrupted);
     assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
     assert_eq!(engine.status()[0].load.live_open, 0);
     engine.shutdown();
@@ -227,7 +227,7 @@ fn failed(how: Option<UtteranceEnd>) -> String {
 }
 
 #[tokio::test]
-async fn a_device_that_failed_tells_its_lines_why_and_comes_back() {
+async fn a_device_that_failed_tells_its_streams_why_and_comes_back() {
     for fault in [Fault::Device, Fault::Panic] {
         let script = Arc::new(Script::default());
         let engine = engine_of(&[&script], SOON);
@@ -254,35 +254,35 @@ async fn a_device_that_failed_tells_its_lines_why_and_comes_back() {
 }
 
 #[tokio::test]
-async fn the_other_devices_go_on_and_take_the_lines_over() {
+async fn the_other_devices_go_on_and_take_the_streams_over() {
     let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
     let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
     engine.ready().await;
-    // One line on each: the second goes where there is more room.
+    // One stream on each: the second goes where there is more room.
     let (sink, on_first) = mpsc::channel(1024);
     let first = long();
-    let line = first.line;
+    let stream = first.stream;
     engine.submit(first, sink).expect("accepted");
     let (sink, on_second) = mpsc::channel(1024);
     let epoch = Epoch::default();
     engine.submit(Utterance { token: epoch.token(), ..long() }, sink).expect("accepted");
     assert_eq!(engine.status().iter().map(|d| d.load.live).collect::<Vec<_>>(), [1, 1]);
     scripts[0].next(Fault::Device);
-    // The first device rests at its lead limit by now or soon; another utterance of the line makes it step.
-    engine.note(line, LineNote::Anchored { at: clock::now() - Duration::from_secs(600) });
+    // The first device rests at its lead limit by now or soon; another utterance of the stream makes it step.
+    engine.note(stream, StreamNote::Anchored { at: clock::now() - Duration::from_secs(600) });
     assert!(failed(heard(on_first).await.1).contains("the cable was pulled"));
     let status = engine.status();
     assert!(matches!(&status[0].phase, Phase::Failed(reason) if reason.contains("the cable was pulled")));
     assert!(status[0].retry_in.is_some_and(|wait| wait > Duration::from_secs(3000)));
-    assert_eq!((&status[1].phase, status[1].load.live), (&Phase::Ready, 1), "the other has its line");
-    // The line speaks on, on the device that is left; so do new ones.
-    for line in [line, LineId::next()] {
+    assert_eq!((&status[1].phase, status[1].load.live), (&Phase::Ready, 1), "the other has its stream");
+    // The stream speaks on, on the device that is left; so do new ones.
+    for stream in [stream, StreamId::next()] {
         let (sink, events) = mpsc::channel(64);
-        engine.submit(Utterance { line, ..utterance("still here") }, sink).expect("accepted");
+        engine.submit(Utterance { stream, ..utterance("still here") }, sink).expect("accepted");
         assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
     }
     epoch.raise();
-    engine.note(LineId(0), LineNote::Interrupted);
+    engine.note(StreamId(0), StreamNote::Interrupted);
     assert_eq!(heard(on_second).await.1, Some(UtteranceEnd::Cancelled), "not failed");
     // A device at rest is shut down at once.
     engine.shutdown();
@@ -354,19 +354,19 @@ async fn a_slow_reader_hears_how_it_ended_after_its_device_failed() {
 }
 
 #[tokio::test]
-async fn a_line_without_a_clock_stays_one_on_another_device() {
+async fn a_stream_without_a_clock_stays_one_on_another_device() {
     let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
     let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);
     engine.ready().await;
-    let line = LineId::next();
-    engine.note(line, LineNote::Unpaced);
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
     scripts[0].next(Fault::Device);
     let (sink, events) = mpsc::channel(64);
-    engine.submit(Utterance { line, ..utterance("one") }, sink).expect("accepted");
+    engine.submit(Utterance { stream, ..utterance("one") }, sink).expect("accepted");
     failed(heard(events).await.1);
     // More than the sink takes: a listener with a clock would be cut off.
     let (sink, events) = mpsc::channel(1);
-    engine.submit(Utterance { line, ..utterance(&"word ".repeat(50)) }, sink).expect("accepted");
+    engine.submit(Utterance { stream, ..utterance(&"word ".repeat(50)) }, sink).expect("accepted");
     assert_eq!(heard(events).await, (50 * (60 + 4 * 45 + 60) * 24, Some(UtteranceEnd::Done)));
     engine.shutdown();
 }
@@ -393,7 +393,7 @@ fn pauses_double_up_to_the_most() {
 }
 
 #[tokio::test]
-async fn lines_go_to_the_device_with_the_most_room_and_stay_there() {
+async fn streams_go_to_the_device_with_the_most_room_and_stay_there() {
     let scripts: Vec<Arc<Script>> = (0..3).map(|_| Arc::default()).collect();
     // Else room would follow how fast each thread happened to be.
     scripts.iter().for_each(|script| script.mute.store(true, Ordering::Relaxed));
@@ -401,25 +401,25 @@ async fn lines_go_to_the_device_with_the_most_room_and_stay_there() {
     engine.ready().await;
     let epoch = Epoch::default();
     let mut sinks = Vec::new();
-    let mut lines = Vec::new();
+    let mut streams = Vec::new();
     for n in 1..=9 {
         let (sink, events) = mpsc::channel(1024);
         let utterance = Utterance { token: epoch.token(), ..long() };
-        lines.push(utterance.line);
+        streams.push(utterance.stream);
         engine.submit(utterance, sink).expect("accepted");
         sinks.push(events);
         let live: Vec<u32> = engine.status().iter().map(|d| d.load.live).collect();
         assert_eq!(live.iter().sum::<u32>(), n);
         assert!(live.iter().max() <= live.iter().min().map(|least| least + 1).as_ref(), "{live:?}");
     }
-    // What a line says next goes where it speaks, however much room there is elsewhere.
+    // What a stream says next goes where it speaks, however much room there is elsewhere.
     let (sink, events) = mpsc::channel(1024);
-    let place = lock(&engine.inner.places)[&lines[0]].device;
-    engine.submit(Utterance { line: lines[0], token: epoch.token(), ..long() }, sink).expect("accepted");
+    let place = lock(&engine.inner.places)[&streams[0]].device;
+    engine.submit(Utterance { stream: streams[0], token: epoch.token(), ..long() }, sink).expect("accepted");
     sinks.push(events);
     assert_eq!(engine.status()[place].load.live, 4);
     epoch.raise();
-    lines.into_iter().for_each(|line| engine.note(line, LineNote::Closed));
+    streams.into_iter().for_each(|stream| engine.note(stream, StreamNote::Closed));
     for events in sinks {
         assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
     }

@@ -17,10 +17,10 @@ use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
 use crate::sched::{
-    Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler,
+    Config, JobEnd, JobId, JobSpec, Limits, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler, StreamNote,
 };
 use crate::synth::{Caps, Memory, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
-use crate::turn::{LineId, SpeechSink, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance};
 
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_millis(250);
@@ -80,8 +80,8 @@ impl Shared {
         self.state().sched.is_some()
     }
 
-    pub(super) fn knows(&self, line: LineId) -> bool {
-        self.state().sched.as_ref().is_some_and(|sched| sched.knows(line))
+    pub(super) fn knows(&self, stream: StreamId) -> bool {
+        self.state().sched.as_ref().is_some_and(|sched| sched.knows(stream))
     }
 
     pub(super) fn has_room(&self) -> Result<(), Refused> {
@@ -91,14 +91,14 @@ impl Shared {
         }
     }
 
-    pub(super) fn has_work(&self, line: LineId) -> bool {
-        self.state().sched.as_ref().is_some_and(|sched| sched.has_work(line))
+    pub(super) fn has_work(&self, stream: StreamId) -> bool {
+        self.state().sched.as_ref().is_some_and(|sched| sched.has_work(stream))
     }
 
-    pub(super) fn note(&self, now: Instant, line: LineId, note: LineNote) {
+    pub(super) fn note(&self, now: Instant, stream: StreamId, note: StreamNote) {
         self.poke(|state| {
             if let Some(sched) = &mut state.sched {
-                sched.note(now, line, note);
+                sched.note(now, stream, note);
             }
         });
     }
@@ -106,7 +106,7 @@ impl Shared {
     pub(super) fn submit(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
         let now = clock::now();
         let spec = JobSpec {
-            line: utterance.line,
+            stream: utterance.stream,
             class: utterance.class,
             token: utterance.token.clone(),
             tenant: utterance.tenant.clone(),
@@ -177,7 +177,7 @@ pub(super) fn run(
                 shared.abandon(&reason, Some(now + pause), || phase.send_replace(Phase::Failed(reason.clone())));
             }
         }
-        // Dropping a model may take a while and may fail as the device does; its lines have been told already.
+        // Dropping a model may take a while and may fail as the device does; its streams have been told already.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
         if result.is_ok() {
             return;
@@ -338,6 +338,8 @@ impl Worker<'_> {
                 }
                 Plan::End { job, slot, how, held } => {
                     if let Some(held) = held {
+                        metrics::histogram!("antiphon_stream_seconds").record(held.as_secs_f64());
+                        // The former name, for one release.
                         metrics::histogram!("antiphon_line_seconds").record(held.as_secs_f64());
                     }
                     if let Some(slot) = slot {

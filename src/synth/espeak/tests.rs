@@ -1,9 +1,9 @@
 use super::*;
 use crate::audio::FRAME_SAMPLES;
-use crate::turn::{Class, LineId};
+use crate::turn::{Class, StreamId};
 
 pub(crate) fn utterance(text: &str) -> Utterance {
-    Utterance::plain(LineId::next(), Class::Live, text)
+    Utterance::plain(StreamId::next(), Class::Live, text)
 }
 
 /// All audio of one utterance, by steps as a scheduler would run them.

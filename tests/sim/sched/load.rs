@@ -61,16 +61,16 @@ fn run(costs: &Costs, kind: &Kind, traffic: &Traffic<'_>, seed: u64) -> Report {
     world.backlog_tokens = traffic.backlog_tokens;
     world.measure_from = zero() + Duration::from_secs_f64(WARM);
     let mut rng = Rng::new(seed);
-    let (mut at, mut line) = (Duration::ZERO, 0);
+    let (mut at, mut stream) = (Duration::ZERO, 0);
     let end = Duration::from_secs_f64(WARM + MEASURED);
     loop {
         at += rng.gap(traffic.turns.max(1e-9));
         if at > end {
             break;
         }
-        line += 1;
+        stream += 1;
         let tokens = (traffic.tokens)(&mut rng);
-        world.at(at, Event::Turn { line, class: Class::Live, tenant: "", tokens });
+        world.at(at, Event::Turn { stream, class: Class::Live, tenant: "", tokens });
     }
     world.run(end);
     world.report
@@ -228,8 +228,8 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
     }
 }
 
-/// Seen on the device: batch filled the memory, so that live lines were finished in a hurry instead of resting at their
-/// lead limit, and lines counted as about to run dry by what chunks took beside batch. Batch had 201 of 490.
+/// Seen on the device: batch filled the memory, so that live streams were finished in a hurry instead of resting at their
+/// lead limit, and streams counted as about to run dry by what chunks took beside batch. Batch had 201 of 490.
 #[test]
 fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
     let (costs, config) = (Costs::named("tuned"), Config::default());
@@ -257,10 +257,10 @@ fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
     }
 }
 
-/// An utterance holds its memory while its line rests at the lead limit. Slots and time are there, memory is not: a
+/// An utterance holds its memory while its stream rests at the lead limit. Slots and time are there, memory is not: a
 /// sentence that finds some is displaced by the next turn.
 #[test]
-fn batch_gets_on_beside_lines_that_hold_all_the_memory() {
+fn batch_gets_on_beside_streams_that_hold_all_the_memory() {
     let mut costs = Costs::named("tuned");
     costs.memory = 2 * 600 * TOKEN_BYTES;
     let made = |patience: u32| {

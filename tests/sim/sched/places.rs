@@ -1,9 +1,9 @@
-//! Places of live lines: how long they are held, and how many the device could keep up with.
+//! Places of live streams: how long they are held, and how many the device could keep up with.
 
 use std::time::{Duration, Instant};
 
 use antiphon::sched::{Config, JobSpec, Limits, Outcome, Plan, Scheduler, Stage, Stages};
-use antiphon::turn::{Class, LineId, TurnToken};
+use antiphon::turn::{Class, StreamId, TurnToken};
 
 use super::world::zero;
 
@@ -50,8 +50,9 @@ fn a_place_is_held_from_the_first_utterance_to_the_end_of_the_last() {
     };
     let mut sched = Scheduler::new(Config { load_limit: 0.9, ..Config::default() }, limits);
     assert_eq!(sched.load(zero()).carries, 0.0, "nothing was spoken yet");
-    let submit = |sched: &mut Scheduler, now, line, class| {
-        let spec = JobSpec { line: LineId(line), class, token: TurnToken::forever(), tenant: "".into(), chars: 10 };
+    let submit = |sched: &mut Scheduler, now, stream, class| {
+        let spec =
+            JobSpec { stream: StreamId(stream), class, token: TurnToken::forever(), tenant: "".into(), chars: 10 };
         sched.submit(now, spec).expect("accepted");
     };
     submit(&mut sched, zero(), 1, Class::Live);
@@ -62,7 +63,7 @@ fn a_place_is_held_from_the_first_utterance_to_the_end_of_the_last() {
     submit(&mut sched, now, 2, Class::Batch);
     let (held, now) = drain(&mut sched, now);
     assert_eq!(held, [None], "batch work takes no place");
-    // A tenth of the device for each line: nine of them within nine tenths.
+    // A tenth of the device for each stream: nine of them within nine tenths.
     assert!((sched.load(now).carries - 9.0).abs() < 0.01, "{}", sched.load(now).carries);
     assert!((sched.load(now).held - 0.12).abs() < 1e-9);
 }

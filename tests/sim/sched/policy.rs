@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use antiphon::sched::{
-    Config, JobEnd, JobId, JobSpec, Limits, LineNote, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage,
-    Stages, Step,
+    Config, JobEnd, JobId, JobSpec, Limits, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage, Stages, Step,
+    StreamNote,
 };
-use antiphon::turn::LineId;
+use antiphon::turn::StreamId;
 
 /// What the world asks of a scheduler.
 pub(super) trait Policy {
     fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused>;
     fn sized(&mut self, job: JobId, bytes: u64);
-    fn note(&mut self, now: Instant, line: LineId, note: LineNote);
+    fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote);
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
@@ -31,8 +31,8 @@ impl Policy for Scheduler {
         self.sized(job, bytes);
     }
 
-    fn note(&mut self, now: Instant, line: LineId, note: LineNote) {
-        self.note(now, line, note);
+    fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote) {
+        self.note(now, stream, note);
     }
 
     fn plan(&mut self, now: Instant) -> Plan {
@@ -116,17 +116,18 @@ impl Policy for Simple {
 
     fn sized(&mut self, _: JobId, _: u64) {}
 
-    fn note(&mut self, _: Instant, _: LineId, _: LineNote) {}
+    fn note(&mut self, _: Instant, _: StreamId, _: StreamNote) {}
 
     fn plan(&mut self, _: Instant) -> Plan {
         if let Some((job, slot, how)) = self.ended.pop() {
             return Plan::End { job, slot, how, held: None };
         }
         if let Some(slot) = self.free() {
-            // Lines are heard in order: the first of each line that is not open yet may open.
-            let busy = |line: LineId| self.open.values().any(|(_, _, spec)| spec.line == line);
-            let first = |id: JobId, line: LineId| self.waiting.iter().all(|((_, o), s)| s.line != line || *o >= id);
-            let next = self.waiting.iter().find(|((_, id), spec)| !busy(spec.line) && first(*id, spec.line));
+            // Streams are heard in order: the first of each stream that is not open yet may open.
+            let busy = |stream: StreamId| self.open.values().any(|(_, _, spec)| spec.stream == stream);
+            let first =
+                |id: JobId, stream: StreamId| self.waiting.iter().all(|((_, o), s)| s.stream != stream || *o >= id);
+            let next = self.waiting.iter().find(|((_, id), spec)| !busy(spec.stream) && first(*id, spec.stream));
             if let Some((key, spec)) = next.map(|(key, spec)| (*key, spec.clone())) {
                 self.waiting.remove(&key);
                 self.opening = Some((key, slot, spec));

@@ -1,13 +1,13 @@
 //! What holds whatever happens: over thousands of small random worlds, each a function of its seed.
 //!
-//! The world itself asserts, in every run: no audio is lost, doubled or out of order on its line (so a parked or
-//! displaced utterance gives exactly what an undisturbed one gives); nothing runs for a cancelled line; steps stay
+//! The world itself asserts, in every run: no audio is lost, doubled or out of order on its stream (so a parked or
+//! displaced utterance gives exactly what an undisturbed one gives); nothing runs for a cancelled stream; steps stay
 //! within the engine's widths and memory; every job ends exactly once; live work is never displaced.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use antiphon::sched::{Config, LineNote};
+use antiphon::sched::{Config, StreamNote};
 use antiphon::turn::Class;
 
 use super::engine::{Costs, Engine, TOKEN_BYTES};
@@ -19,7 +19,7 @@ const SCENARIOS: u64 = 10_000;
 /// Longer than any scenario lasts.
 const END: Duration = Duration::from_secs(3_600);
 
-/// A small engine and a few lines that do everything lines do.
+/// A small engine and a few streams that do everything streams do.
 fn scenario(seed: u64) -> World {
     let mut rng = Rng::new(seed);
     let mut costs = Costs::named(["h200", "simple", "cpu"][rng.range(0, 2) as usize]);
@@ -40,29 +40,29 @@ fn scenario(seed: u64) -> World {
     };
     let policy = Kind::Ours(config).build(costs.limits());
     let mut world = World::new(Engine::new(costs, seed), policy);
-    for line in 0..rng.range(1, 8) {
+    for stream in 0..rng.range(1, 8) {
         let class = if rng.chance(0.5) { Class::Live } else { Class::Batch };
         let tenant = ["", "a", "b"][rng.range(0, 2) as usize];
         for _ in 0..rng.range(1, 2) {
             let at = Duration::from_millis(rng.range(0, 4_000));
             let tokens = (0..rng.range(1, 3)).map(|_| rng.range(1, 60) as u32).collect();
-            world.at(at, Event::Turn { line, class, tenant, tokens });
+            world.at(at, Event::Turn { stream, class, tenant, tokens });
         }
         let at = |rng: &mut Rng| Duration::from_millis(rng.range(0, 6_000));
         if rng.chance(0.2) {
-            world.at(at(&mut rng), Event::Interrupt { line });
+            world.at(at(&mut rng), Event::Interrupt { stream });
         }
         if rng.chance(0.2) {
             let held = at(&mut rng);
-            world.at(held, Event::Note { line, note: LineNote::Held });
+            world.at(held, Event::Note { stream, note: StreamNote::Held });
             let resumed = held + Duration::from_millis(rng.range(1, 3_000));
-            world.at(resumed, Event::Note { line, note: LineNote::Resumed });
+            world.at(resumed, Event::Note { stream, note: StreamNote::Resumed });
         }
         if rng.chance(0.1) {
-            world.at(at(&mut rng), Event::Note { line, note: LineNote::Unpaced });
+            world.at(at(&mut rng), Event::Note { stream, note: StreamNote::Unpaced });
         }
         if rng.chance(0.2) {
-            world.at(at(&mut rng), Event::Note { line, note: LineNote::Closed });
+            world.at(at(&mut rng), Event::Note { stream, note: StreamNote::Closed });
         }
     }
     world

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{Config, JobSpec, LineNote, Plan, RefusedReason, Scheduler, Tenant};
-use antiphon::turn::{Class, LineId, TurnToken};
+use antiphon::sched::{Config, JobSpec, Plan, RefusedReason, Scheduler, StreamNote, Tenant};
+use antiphon::turn::{Class, StreamId, TurnToken};
 
 use super::engine::{Costs, Engine};
 use super::policy::Kind;
@@ -37,15 +37,15 @@ fn measured(
     world.backlog_tenants = backlog.to_vec();
     world.backlog = if backlog.is_empty() { 0 } else { 300 };
     let end = Duration::from_secs(seconds);
-    let mut line = 0;
+    let mut stream = 0;
     for (number, &(tenant, per_second)) in live.iter().enumerate() {
         let mut rng = Rng::new(number as u64 + 1);
         let mut at = Duration::ZERO;
         while at < end {
             at += rng.gap(per_second);
-            line += 1;
+            stream += 1;
             let tokens = (0..2).map(|_| rng.range(60, 130) as u32).collect();
-            world.at(at, Event::Turn { line, class: Class::Live, tenant, tokens });
+            world.at(at, Event::Turn { stream, class: Class::Live, tenant, tokens });
         }
     }
     world.run(end);
@@ -93,33 +93,33 @@ fn a_rate_limit_holds_over_any_minute_and_says_when_to_come_back() {
     const CHARS: u32 = 50;
     let config = Config { tenant_default: tenant(1.0, PER_MINUTE, 0), ..Config::default() };
     let mut sched = Scheduler::new(config, Costs::named("simple").limits());
-    let submit = |sched: &mut Scheduler, now, line: u64| {
-        let (line, class) = (LineId(line), if line.is_multiple_of(2) { Class::Live } else { Class::Batch });
-        let spec = JobSpec { line, class, token: TurnToken::forever(), tenant: "one".into(), chars: CHARS };
+    let submit = |sched: &mut Scheduler, now, stream: u64| {
+        let (stream, class) = (StreamId(stream), if stream.is_multiple_of(2) { Class::Live } else { Class::Batch });
+        let spec = JobSpec { stream, class, token: TurnToken::forever(), tenant: "one".into(), chars: CHARS };
         let result = sched.submit(now, spec);
         // Only the limit is looked at here: the work itself is given up at once.
-        sched.note(now, line, LineNote::Closed);
+        sched.note(now, stream, StreamNote::Closed);
         while matches!(sched.plan(now), Plan::End { .. }) {}
         result
     };
     let mut accepted: Vec<u64> = Vec::new();
-    let mut line = 0;
+    let mut stream = 0;
     let mut tenth = 0;
     while tenth < 10 * 600 {
         let now = zero() + SECOND * tenth / 10;
-        line += 1;
-        match submit(&mut sched, now, line) {
+        stream += 1;
+        match submit(&mut sched, now, stream) {
             Ok(_) => accepted.push(u64::from(tenth)),
             Err(refused) => {
                 assert_eq!(refused.reason, RefusedReason::RateLimited);
                 // Who comes back when told is served; a little earlier is too early.
-                line += 1;
+                stream += 1;
                 let back = now + refused.retry_after;
                 if refused.retry_after > SECOND {
-                    assert!(submit(&mut sched, back - SECOND / 2, line).is_err());
+                    assert!(submit(&mut sched, back - SECOND / 2, stream).is_err());
                 }
-                line += 1;
-                submit(&mut sched, back, line).expect("it was told to come back now");
+                stream += 1;
+                submit(&mut sched, back, stream).expect("it was told to come back now");
                 tenth += (refused.retry_after.as_secs_f64() * 10.0).ceil() as u32;
                 accepted.push(u64::from(tenth));
             }

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{JobEnd, JobId, JobSpec, LineNote, Outcome, Plan, Refused, Step};
-use antiphon::turn::{Class, Epoch, LineId};
+use antiphon::sched::{JobEnd, JobId, JobSpec, Outcome, Plan, Refused, Step, StreamNote};
+use antiphon::turn::{Class, Epoch, StreamId};
 
 use super::engine::{Engine, TOKEN};
 use super::policy::Policy;
@@ -25,20 +25,20 @@ pub(super) fn zero() -> Instant {
 
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    /// Utterances of these token counts on one line, at once.
+    /// Utterances of these token counts on one stream, at once.
     Turn {
-        line: u64,
+        stream: u64,
         class: Class,
         tenant: &'static str,
         tokens: Vec<u32>,
     },
     /// Barge-in or hang-up by epoch only.
     Interrupt {
-        line: u64,
+        stream: u64,
     },
     Note {
-        line: u64,
-        note: LineNote,
+        stream: u64,
+        note: StreamNote,
     },
 }
 
@@ -56,7 +56,7 @@ struct Listener {
 }
 
 struct Utterance {
-    line: u64,
+    stream: u64,
     tenant: &'static str,
     tokens: u32,
     /// Audio tokens of this opening, and those given to the listener.
@@ -254,38 +254,38 @@ impl World {
             println!("{:?} {event:?}", at - zero());
         }
         match event {
-            Event::Turn { line, class, tenant, tokens } => self.turn(at, line, class, tenant, &tokens),
-            Event::Interrupt { line } => {
-                if let Some(listener) = self.listeners.get_mut(&line) {
+            Event::Turn { stream, class, tenant, tokens } => self.turn(at, stream, class, tenant, &tokens),
+            Event::Interrupt { stream } => {
+                if let Some(listener) = self.listeners.get_mut(&stream) {
                     listener.epoch.raise();
                     listener.dry = None;
                     listener.left = 0;
                 }
             }
-            Event::Note { line, note } => {
-                // A line that has not spoken yet has no listener who could hold; only what it is may be said before.
-                if !self.listeners.contains_key(&line) && note != LineNote::Unpaced {
+            Event::Note { stream, note } => {
+                // A stream that has not spoken yet has no listener who could hold; only what it is may be said before.
+                if !self.listeners.contains_key(&stream) && note != StreamNote::Unpaced {
                     return;
                 }
-                if let Some(listener) = self.listeners.get_mut(&line) {
+                if let Some(listener) = self.listeners.get_mut(&stream) {
                     match note {
-                        LineNote::Held => drop(listener.held.get_or_insert(at)),
-                        LineNote::Resumed => {
+                        StreamNote::Held => drop(listener.held.get_or_insert(at)),
+                        StreamNote::Resumed => {
                             if let (Some(since), Some(dry)) = (listener.held.take(), &mut listener.dry) {
                                 *dry += at - since;
                             }
                         }
-                        LineNote::Closed | LineNote::Interrupted => listener.dry = None,
-                        LineNote::Anchored { .. } | LineNote::Unpaced => {}
+                        StreamNote::Closed | StreamNote::Interrupted => listener.dry = None,
+                        StreamNote::Anchored { .. } | StreamNote::Unpaced => {}
                     }
                 }
-                self.policy.note(at, LineId(line), note);
+                self.policy.note(at, StreamId(stream), note);
             }
         }
     }
 
-    fn turn(&mut self, at: Instant, line: u64, class: Class, tenant: &'static str, tokens: &[u32]) {
-        let listener = self.listeners.entry(line).or_insert_with(|| Listener {
+    fn turn(&mut self, at: Instant, stream: u64, class: Class, tenant: &'static str, tokens: &[u32]) {
+        let listener = self.listeners.entry(stream).or_insert_with(|| Listener {
             epoch: Epoch::default(),
             accepted: at,
             sounded: false,
@@ -303,14 +303,14 @@ impl World {
             let token = listener.epoch.token();
             // 15 characters a second, 25 tokens a second.
             let chars = tokens * 15 / 25 + 1;
-            let spec = JobSpec { line: LineId(line), class, token: token.clone(), tenant: tenant.into(), chars };
+            let spec = JobSpec { stream: StreamId(stream), class, token: token.clone(), tenant: tenant.into(), chars };
             match self.policy.submit(at, spec) {
                 Ok(job) => {
                     self.policy.sized(job, self.engine.costs.bytes(tokens));
                     self.report.submitted += 1;
                     listener.left += 1;
                     let utterance = Utterance {
-                        line,
+                        stream,
                         tenant,
                         tokens,
                         position: 0,
@@ -337,8 +337,8 @@ impl World {
             while self.backlog_jobs.get(tenant).is_none_or(|jobs| *jobs < self.backlog) && self.backlog > 0 {
                 // A lane a sentence: the order of a book is restored where it is stored.
                 self.next += 1;
-                let line = 1 << 40 | self.next;
-                self.turn(self.now, line, Class::Batch, tenant, &[self.backlog_tokens]);
+                let stream = 1 << 40 | self.next;
+                self.turn(self.now, stream, Class::Batch, tenant, &[self.backlog_tokens]);
                 *self.backlog_jobs.entry(tenant).or_default() += 1;
             }
         }
@@ -443,8 +443,8 @@ impl World {
     fn count_waiting(&mut self, live: bool) {
         let mut seen = std::collections::HashSet::new();
         for utterance in self.jobs.values_mut() {
-            let front = seen.insert(utterance.line);
-            let listener = self.listeners.get(&utterance.line);
+            let front = seen.insert(utterance.stream);
+            let listener = self.listeners.get(&utterance.stream);
             let waits = listener.is_some_and(|l| l.dry.is_none_or(|dry| dry <= self.now) && l.held.is_none());
             if !front || utterance.class != Class::Live || !waits || utterance.submitted > self.now {
                 utterance.behind_batch = 0;
@@ -464,8 +464,8 @@ impl World {
         if fresh == 0 {
             return;
         }
-        let first = self.jobs.iter().find(|(_, u)| u.line == self.jobs[&job].line).map(|(id, _)| *id);
-        assert_eq!(first, Some(job), "audio of a line out of order");
+        let first = self.jobs.iter().find(|(_, u)| u.stream == self.jobs[&job].stream).map(|(id, _)| *id);
+        assert_eq!(first, Some(job), "audio of a stream out of order");
         let utterance = &self.jobs[&job];
         if utterance.epoch.is_stale() {
             return;
@@ -477,8 +477,8 @@ impl World {
             Class::Batch if measured => self.report.batch_samples += samples,
             _ => {}
         }
-        let (line, tenant) = (utterance.line, utterance.tenant);
-        let listener = self.listeners.get_mut(&line).expect("known");
+        let (stream, tenant) = (utterance.stream, utterance.tenant);
+        let listener = self.listeners.get_mut(&stream).expect("known");
         if listener.class == Class::Batch {
             return;
         }
@@ -495,8 +495,8 @@ impl World {
                 // On hold nothing leaves, so nobody tells of it.
                 if listener.held.is_none() {
                     self.events.push(Reverse((heard, self.next)));
-                    let note = LineNote::Anchored { at: heard };
-                    self.bodies.insert(self.next, Event::Note { line, note });
+                    let note = StreamNote::Anchored { at: heard };
+                    self.bodies.insert(self.next, Event::Note { stream, note });
                     self.next += 1;
                 }
             }
@@ -524,10 +524,10 @@ impl World {
             JobEnd::Cancelled => self.report.cancelled += 1,
             JobEnd::Failed(reason) => panic!("{job:?} failed: {reason}"),
         }
-        if utterance.class == Class::Batch && utterance.line >= 1 << 40 {
+        if utterance.class == Class::Batch && utterance.stream >= 1 << 40 {
             *self.backlog_jobs.entry(utterance.tenant).or_default() -= 1;
-            self.listeners.remove(&utterance.line);
-        } else if let Some(listener) = self.listeners.get_mut(&utterance.line) {
+            self.listeners.remove(&utterance.stream);
+        } else if let Some(listener) = self.listeners.get_mut(&utterance.stream) {
             listener.left = listener.left.saturating_sub(1);
         }
     }

@@ -1,4 +1,4 @@
-//! What a line's listener hears and when it runs dry: arithmetic on the anchor, never a question to the call.
+//! What a stream's listener hears and when it runs dry: arithmetic on the anchor, never a question to the call.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use super::JobId;
 use crate::audio::{duration_of, samples_in};
 use crate::turn::TurnToken;
 
-/// What the owner of a line tells the scheduler about its listener.
+/// What the owner of a stream tells the scheduler about its listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LineNote {
+pub enum StreamNote {
     /// The first frame of a talk spurt left at `at`.
     Anchored {
         /// When.
@@ -23,15 +23,15 @@ pub enum LineNote {
     /// the work; this only makes it known at once.
     Interrupted,
     /// The consumer takes audio as fast as it comes (a file download): the lead limit does not apply, and a
-    /// full sink delays the line instead of failing it.
+    /// full sink delays the stream instead of failing it.
     Unpaced,
-    /// The line is over: its work is cancelled and it is forgotten.
+    /// The stream is over: its work is cancelled and it is forgotten.
     Closed,
 }
 
-/// One line: its jobs in speaking order and its listener's position.
+/// One stream: its jobs in speaking order and its listener's position.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Stream {
     pub(super) jobs: VecDeque<JobId>,
     /// That of the last job: when stale, what was produced has been flushed.
     pub(super) token: TurnToken,
@@ -40,13 +40,13 @@ pub(super) struct Line {
     pub(super) resting: bool,
     /// Memory is short and so much of its utterance is left: it goes on to the end, which frees what it holds.
     pub(super) finishing: Option<Duration>,
-    /// The tenant that this line is counted for as a live line with unfinished work, and since when.
+    /// The tenant that this stream is counted for as a live stream with unfinished work, and since when.
     pub(super) counted: Option<(usize, Instant)>,
     pub(super) touched: Instant,
     playout: Playout,
 }
 
-impl Line {
+impl Stream {
     pub(super) fn new(now: Instant, token: TurnToken) -> Self {
         Self {
             jobs: VecDeque::new(),
@@ -60,23 +60,23 @@ impl Line {
         }
     }
 
-    /// Audio of this line was produced.
+    /// Audio of this stream was produced.
     pub(super) fn produced(&mut self, now: Instant, samples: u64) {
         self.playout.push(now, samples);
         self.touched = now;
     }
 
     /// Follows the playout, except what concerns the jobs.
-    pub(super) fn note(&mut self, now: Instant, note: LineNote) {
+    pub(super) fn note(&mut self, now: Instant, note: StreamNote) {
         self.touched = now;
         match note {
-            LineNote::Anchored { at } => self.playout.anchored(now, at),
-            LineNote::Held => self.playout.hold(now),
-            LineNote::Resumed => self.playout.resume(now),
-            LineNote::Interrupted => self.flush(),
-            LineNote::Unpaced => self.paced = false,
-            // The scheduler ends the jobs and forgets the line.
-            LineNote::Closed => {}
+            StreamNote::Anchored { at } => self.playout.anchored(now, at),
+            StreamNote::Held => self.playout.hold(now),
+            StreamNote::Resumed => self.playout.resume(now),
+            StreamNote::Interrupted => self.flush(),
+            StreamNote::Unpaced => self.paced = false,
+            // The scheduler ends the jobs and forgets the stream.
+            StreamNote::Closed => {}
         }
     }
 
@@ -107,9 +107,9 @@ impl Line {
 struct Playout {
     /// When the sample `base` was heard. `None`: nothing plays.
     anchor: Option<Instant>,
-    /// Samples of the line before this spurt.
+    /// Samples of the stream before this spurt.
     base: u64,
-    /// Samples of the line in all.
+    /// Samples of the stream in all.
     produced: u64,
     /// Whether the call has told the real anchor of this spurt.
     confirmed: bool,

@@ -14,7 +14,7 @@ use super::segment::Segmenter;
 use super::{EndReason, TurnId};
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::media::playout::Playout;
-use crate::turn::{Class, Epoch, LineId, Utterance, UtteranceId};
+use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
 
 /// Utterances of one call that are with the engine at a time: what sounds next, what follows it without a gap,
 /// and one more for a voice that makes several at once.
@@ -29,7 +29,7 @@ const MAX_AHEAD: usize = 10 * RATE as usize;
 
 /// The queue of one call.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct Stream {
     pub(super) entries: VecDeque<Entry>,
     pub(super) pace: Pace,
 }
@@ -164,11 +164,11 @@ impl Turn {
     }
 
     /// What the engine gets of the part at `place`.
-    pub(super) fn utterance(&self, place: usize, line: LineId, tenant: &Arc<str>) -> Utterance {
+    pub(super) fn utterance(&self, place: usize, stream: StreamId, tenant: &Arc<str>) -> Utterance {
         let (part, style) = (&self.parts[place], &self.style);
         Utterance {
             id: part.utterance,
-            line,
+            stream,
             class: Class::Live,
             token: self.epoch.token(),
             text: part.text.clone(),
@@ -351,7 +351,7 @@ impl Buffer {
     }
 }
 
-impl Line {
+impl Stream {
     pub(super) fn turns(&self) -> impl Iterator<Item = &Turn> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::Turn(turn) => Some(&**turn),
