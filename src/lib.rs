@@ -14,6 +14,7 @@
 //! - [`agent`]: who supplies the text
 //! - [`call`]: one call, from leg to agent
 //! - [`batch`]: durable work that nobody waits for
+//! - [`gateway`]: the parts as one; every call is set up here
 //! - [`server`]: HTTP and WebSocket
 //! - [`config`], [`telemetry`]
 //! - [`app`], [`cli`]: the parts put together, and the command line
@@ -27,6 +28,7 @@ pub mod call;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod gateway;
 pub mod media;
 pub mod sched;
 pub mod secret;

@@ -13,7 +13,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("audio_file", 2),
     ("turn", 2),
     ("telemetry", 2),
-    ("config", 9),
+    ("config", 10),
     ("synth", 4),
     ("sched", 3),
     ("voice", 3),
@@ -23,9 +23,10 @@ const LAYERS: &[(&str, u32)] = &[
     ("call", 6),
     ("agent", 7),
     ("batch", 7),
-    ("server", 8),
-    ("app", 10),
-    ("cli", 11),
+    ("gateway", 8),
+    ("server", 9),
+    ("app", 11),
+    ("cli", 12),
 ];
 
 /// Uses that go against the layers, each with its reason.

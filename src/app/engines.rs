@@ -14,7 +14,7 @@ pub struct Choice {
     /// One a device.
     pub loaders: Vec<Loader>,
     /// The default voice, where it is not what speaks anyway: for agents with `overload = "default_voice"`.
-    pub stand_in: Option<Loader>,
+    pub fallback: Option<Loader>,
     /// For the log: what speaks, and why.
     pub reasons: Vec<String>,
 }
@@ -49,7 +49,7 @@ pub fn choose_with(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice,
 
 fn tone(reason: String) -> Choice {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
-    Choice { loaders: vec![loader], stand_in: None, reasons: vec![reason] }
+    Choice { loaders: vec![loader], fallback: None, reasons: vec![reason] }
 }
 
 fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
@@ -60,7 +60,7 @@ fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
     // Tried here, not only on the device thread, so that a missing program is known before anything starts.
     drop(Espeak::new(settings.clone())?);
     let loader: Loader = Box::new(move || Ok(Box::new(Espeak::new(settings.clone())?)));
-    Ok(Choice { loaders: vec![loader], stand_in: None, reasons: vec!["espeak-ng speaks".into()] })
+    Ok(Choice { loaders: vec![loader], fallback: None, reasons: vec!["espeak-ng speaks".into()] })
 }
 
 fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthError> {
@@ -97,14 +97,14 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     });
     let mut reasons = vec![reason];
     // The default voice needs neither model nor device; it is loaded only where an agent wants it.
-    let stand_in = Espeak::new(espeak::Config::default()).map(|_| {
+    let fallback = Espeak::new(espeak::Config::default()).map(|_| {
         let loader: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
         loader
     });
-    if let Err(error) = &stand_in {
-        reasons.push(format!("no default voice stands in where CosyVoice3 cannot speak: {error}"));
+    if let Err(error) = &fallback {
+        reasons.push(format!("there is no fallback voice where CosyVoice3 cannot speak: {error}"));
     }
-    Ok(Choice { loaders: loaders.collect(), stand_in: stand_in.ok(), reasons })
+    Ok(Choice { loaders: loaders.collect(), fallback: fallback.ok(), reasons })
 }
 
 /// Where a network computes.

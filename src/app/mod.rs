@@ -13,13 +13,13 @@ use tokio::sync::{mpsc, watch};
 use self::engines::Choice;
 use crate::agent::Agents;
 use crate::agent::config::Overload;
-use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::batch::Jobs;
+use crate::call::Calls;
 use crate::clock;
 use crate::config::Config;
-use crate::server::calls::BUSY_RETRY;
-use crate::server::jobs::Jobs;
-use crate::server::{self, Gateway};
-use crate::sip::{Endpoint, IncomingCall};
+use crate::gateway::{self, Gateway};
+use crate::server;
+use crate::sip::Endpoint;
 use crate::synth::device::Engine;
 use crate::telemetry;
 use crate::voice::api::Service;
@@ -66,7 +66,6 @@ pub struct App {
     http: SocketAddr,
     stop: watch::Sender<bool>,
     served: tokio::task::JoinHandle<()>,
-    grace: Duration,
 }
 
 impl App {
@@ -94,11 +93,11 @@ impl App {
         }
         let engine = Engine::start(choice.loaders, config.scheduler.clone())?;
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
-        let stand_in = match choice.stand_in.filter(|_| wanted) {
+        let fallback = match choice.fallback.filter(|_| wanted) {
             Some(loader) => Some(Engine::start(vec![loader], config.scheduler.clone())?),
             None => None,
         };
-        if wanted && stand_in.is_none() {
+        if wanted && fallback.is_none() {
             tracing::warn!(
                 "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
             );
@@ -113,7 +112,6 @@ impl App {
             None
         };
 
-        let grace = Duration::from_secs(config.call.drain_grace_s);
         let jobs = Jobs::new(config.batch.clone(), engine.clone())?;
         let gateway = Gateway {
             jobs,
@@ -121,19 +119,19 @@ impl App {
             calls,
             agents,
             engine,
-            stand_in,
+            fallback,
             sip,
             webrtc,
             metrics,
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
-            drain_grace: grace,
+            drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
         let (stop, stopped) = watch::channel(false);
-        tokio::spawn(answer(gateway.clone(), ringing));
+        tokio::spawn(gateway::answer(gateway.clone(), ringing));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let router = server::router(gateway.clone(), &config.http);
         let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
-        Ok(Self { gateway, http, stop, served, grace })
+        Ok(Self { gateway, http, stop, served })
     }
 
     /// The parts, for the command line and tests.
@@ -148,35 +146,19 @@ impl App {
 
     /// Waits until speech can be made.
     pub async fn ready(&self) {
-        self.gateway.engine.ready().await;
-        if let Some(stand_in) = &self.gateway.stand_in {
-            stand_in.ready().await;
-        }
+        self.gateway.ready().await;
     }
 
     /// Refuses new calls, lets turns end, closes legs and stops; calls that still live after the grace are cut.
     pub async fn drain(self) {
-        let cut = self.gateway.calls.drain(self.grace).await;
+        let cut = self.gateway.close().await;
         if cut > 0 {
             tracing::warn!(calls = cut, "cut off at the end of the grace");
         }
-        if let Some(sip) = &self.gateway.sip {
-            sip.shutdown().await;
-        }
-        self.gateway.webrtc.shutdown().await;
         let _ = self.stop.send(true);
         let _ = self.served.await;
-        let (calls, engine, jobs) = (self.gateway.calls, self.gateway.engine, self.gateway.jobs);
-        let stand_in = self.gateway.stand_in;
         // Joining threads blocks, so it leaves the runtime.
-        let joined = tokio::task::spawn_blocking(move || {
-            jobs.shutdown();
-            calls.shutdown();
-            engine.shutdown();
-            if let Some(stand_in) = stand_in {
-                stand_in.shutdown();
-            }
-        });
+        let joined = tokio::task::spawn_blocking(move || self.gateway.shutdown());
         let _ = joined.await;
     }
 }
@@ -208,49 +190,6 @@ async fn watch_voices(voices: Arc<Service>, engine: Engine, mut stop: watch::Rec
         let looked = tokio::task::spawn_blocking(move || voices.store().refresh(clock::now())).await;
         if looked.unwrap_or(false) {
             engine.refresh_voices().await;
-        }
-    }
-}
-
-async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
-    while let Some(call) = ringing.recv().await {
-        tokio::spawn(answer_one(gateway.clone(), call));
-    }
-}
-
-async fn answer_one(gateway: Gateway, call: IncomingCall) {
-    // The user part names the agent where there is one of that name; numbers and strangers get the default.
-    let agent =
-        if gateway.agents.find(&call.user).is_some() { call.user.clone() } else { gateway.default_agent.to_string() };
-    let Some(found) = gateway.agents.find(&agent) else {
-        tracing::warn!(%agent, "no such agent; check [sip] agent");
-        return call.reject(404, "No such agent");
-    };
-    if let Err(refused) = gateway.calls.has_room() {
-        return call.reject_for(BUSY_RETRY, &refused.to_string());
-    }
-    if let Err(refused) = gateway.has_room_for(&found) {
-        return call.reject_for(refused.retry_after, &refused.to_string());
-    }
-    let id = CallId::random();
-    let meta = CallMeta {
-        id: id.clone(),
-        direction: Direction::Inbound,
-        from: call.from.clone(),
-        to: call.to.clone(),
-        agent,
-        headers: call.headers.clone(),
-        tenant: server::calls::nobody(),
-    };
-    // The answer names the call, and a peer may be quicker than we are to use the name.
-    let _arriving = gateway.calls.announce(id.clone());
-    match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
-        Err(error) => tracing::info!(%error, "a call was not answered"),
-        Ok(leg) => {
-            // The leg is dropped on an error, which ends the session.
-            if let Err(error) = server::calls::begin(&gateway, meta, leg) {
-                tracing::warn!(%error, "an answered call could not be started");
-            }
         }
     }
 }

@@ -19,6 +19,7 @@
 
 mod audio;
 mod blame;
+mod jobs;
 mod runner;
 mod store;
 
@@ -32,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 pub use self::audio::JobAudio;
+pub use self::jobs::Jobs;
 use self::runner::Shared;
 use self::store::Store;
 use crate::audio_file::{AudioFileError, Format};

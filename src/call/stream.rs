@@ -64,7 +64,7 @@ pub(super) struct Turn {
     /// Refusals in a row.
     pub(super) refusals: u32,
     /// The engine refused or failed it and another voice took over: the whole rest of it is that voice's.
-    pub(super) stand_in: bool,
+    pub(super) fallback: bool,
     /// Bytes of its text that the backlog counts.
     pub(super) bytes: usize,
     /// Streamed audio: no events are told of it.
@@ -83,7 +83,7 @@ pub(super) struct Part {
     /// Samples that came.
     received: u64,
     /// Another voice has it than the engine's.
-    pub(super) stand_in: bool,
+    pub(super) fallback: bool,
     /// When it was handed to the engine.
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
@@ -134,7 +134,7 @@ impl Turn {
             sounded: false,
             trouble: None,
             refusals: 0,
-            stand_in: false,
+            fallback: false,
             bytes: 0,
             silent: false,
         }
@@ -266,7 +266,7 @@ impl Part {
             audio,
             pushed: 0,
             received: 0,
-            stand_in: false,
+            fallback: false,
             submitted: None,
             made: None,
         }

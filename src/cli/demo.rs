@@ -22,7 +22,7 @@ use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::call::{CallEvent, CallId, Cause};
 use crate::clock;
 use crate::config::{Config, EngineKind};
-use crate::server::speech::{Manner, Speaker};
+use crate::gateway::speaker::{Manner, Speaker};
 use crate::telemetry;
 
 /// What is interrupted: long enough that it still sounds when the caller cuts in.

@@ -12,7 +12,7 @@ use crate::app::engines;
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::config::EngineKind;
-use crate::server::speech::{Manner, Speaker};
+use crate::gateway::speaker::{Manner, Speaker};
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};

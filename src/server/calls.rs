@@ -1,8 +1,6 @@
 //! `/v1/calls`: place, list, show, steer and end calls.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -12,24 +10,14 @@ use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
 use super::speech::speed_of;
 use crate::call::handle::Style;
-use crate::call::speech::WithStandIn;
-use crate::call::{
-    CallHandle, CallId, CallInfo, CallMeta, Direction, EndReason, Interruptible, SpeakError, StartError, TurnId,
-    TurnRequest,
-};
-use crate::sip::{DialError, DialRequest};
-use crate::synth::device::{Refused, RefusedReason};
-
-/// Where a full queue is worth trying again.
-const QUEUE_RETRY: Duration = Duration::from_secs(1);
-/// Where every place for calls is taken, or the gateway is going down.
-pub const BUSY_RETRY: Duration = Duration::from_secs(5);
+use crate::call::{CallHandle, CallId, CallInfo, EndReason, Interruptible, TurnId, TurnRequest};
+use crate::gateway::Gateway;
+use crate::sip::DialRequest;
 
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {
@@ -50,42 +38,6 @@ pub fn router() -> Router<Gateway> {
 /// 404.
 pub(super) async fn find(gateway: &Gateway, id: &str) -> Result<CallHandle, ApiError> {
     gateway.calls.find(&CallId::from(id)).await.ok_or_else(|| ApiError::not_found("call", id))
-}
-
-impl From<SpeakError> for ApiError {
-    fn from(error: SpeakError) -> Self {
-        let message = error.to_string();
-        match error {
-            SpeakError::Ended => ApiError::new(StatusCode::CONFLICT, "call_ended", message),
-            SpeakError::Draining => ApiError::unavailable(message, Duration::from_secs(10)),
-            SpeakError::Busy => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "call_busy", message).retry_after(QUEUE_RETRY)
-            }
-            SpeakError::Refused { retry_after, .. } => ApiError::unavailable(message, retry_after),
-            SpeakError::Empty => ApiError::bad_request("nothing_to_speak", message).param("text"),
-            SpeakError::Invalid(_) => ApiError::bad_request("invalid_request", message),
-        }
-    }
-}
-
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        let message = refused.to_string();
-        match refused.reason {
-            // The client is the cause: others are served.
-            RefusedReason::RateLimited | RefusedReason::TenantFull => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, refused.reason.label(), message)
-                    .retry_after(refused.retry_after)
-            }
-            _ => ApiError::unavailable(message, refused.retry_after),
-        }
-    }
-}
-
-impl From<StartError> for ApiError {
-    fn from(error: StartError) -> Self {
-        ApiError::unavailable(error.to_string(), BUSY_RETRY)
-    }
 }
 
 async fn list(State(gateway): State<Gateway>) -> Json<serde_json::Value> {
@@ -117,45 +69,12 @@ async fn place(
     Extension(Tenant(tenant)): Extension<Tenant>,
     Body(body): Body<Place>,
 ) -> Result<Response, ApiError> {
-    let Some(sip) = gateway.sip.clone() else {
-        let message = "outbound calls need [sip] udp, tcp or tls in the configuration";
-        return Err(ApiError::unavailable(message, Duration::from_secs(60)));
-    };
-    let agent_name = body.agent.unwrap_or_else(|| gateway.default_agent.to_string());
-    // Before the peer's telephone rings.
-    let Some(agent) = gateway.agents.find(&agent_name) else {
-        return Err(ApiError::not_found("agent", &agent_name).param("agent"));
-    };
-    gateway.calls.has_room()?;
-    gateway.has_room_for(&agent)?;
-    let id = CallId::random();
-    let to = body.to.clone();
-    let from = body.from.clone().unwrap_or_default();
-    let request =
-        DialRequest { to: body.to, from: body.from, trunk: body.trunk, headers: body.headers.clone(), timeout: None };
-    let leg = sip.dial(request).await.map_err(refused_dial)?;
-    let meta = CallMeta {
-        id: id.clone(),
-        direction: Direction::Outbound,
-        from,
-        to,
-        agent: agent_name,
-        headers: body.headers,
-        tenant,
-    };
-    begin(&gateway, meta, leg)?;
+    let Place { to, from, trunk, agent, headers } = body;
+    let request = DialRequest { to, from, trunk, headers, timeout: None };
+    let call = gateway.dial(request, agent, tenant).await?;
+    let id = call.id();
     let location = format!("/v1/calls/{id}");
     Ok((StatusCode::CREATED, [("Location", location)], Json(json!({ "id": id }))).into_response())
-}
-
-fn refused_dial(error: DialError) -> ApiError {
-    let message = error.to_string();
-    match error {
-        DialError::Address(_) => ApiError::bad_request("invalid_address", message).param("to"),
-        DialError::UnknownTrunk(_) => ApiError::bad_request("unknown_trunk", message).param("trunk"),
-        DialError::Overloaded => ApiError::unavailable(message, BUSY_RETRY),
-        _ => ApiError::new(StatusCode::BAD_GATEWAY, "call_failed", message),
-    }
 }
 
 #[derive(Deserialize)]
@@ -262,32 +181,4 @@ async fn dtmf(
 ) -> Result<StatusCode, ApiError> {
     find(&gateway, &id).await?.dtmf(&body.digits)?;
     Ok(StatusCode::ACCEPTED)
-}
-
-/// A call that arrives or is placed, told to its agent.
-///
-/// # Errors
-/// There is no agent of that name, or no place for the call; the leg is dropped.
-pub fn begin<L: crate::media::leg::MediaLeg>(
-    gateway: &Gateway,
-    meta: CallMeta,
-    leg: L,
-) -> Result<CallHandle, ApiError> {
-    let Some(agent) = gateway.agents.find(&meta.agent) else {
-        return Err(ApiError::not_found("agent", &meta.agent).param("agent"));
-    };
-    let handle = match gateway.stand_in(&agent) {
-        Some(other) => {
-            let speech = WithStandIn::new(gateway.engine.clone(), other.clone());
-            gateway.calls.start_with(meta, leg, Arc::new(speech))?
-        }
-        None => gateway.calls.start(meta, leg)?,
-    };
-    gateway.agents.serve(handle.clone(), agent);
-    Ok(handle)
-}
-
-/// The tenant of calls that come without an API token.
-pub fn nobody() -> Arc<str> {
-    "".into()
 }

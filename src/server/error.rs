@@ -7,7 +7,21 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::batch::BatchError;
+use crate::call::SpeakError;
 use crate::clock::{self, Sparse};
+use crate::gateway::GatewayError;
+use crate::gateway::speaker::SpeechError;
+use crate::sip::DialError;
+use crate::synth::device::{Refused, RefusedReason};
+use crate::voice::api::Refusal;
+
+/// When a full queue of a call is worth trying again.
+const QUEUE_RETRY: Duration = Duration::from_secs(1);
+/// When a gateway that shuts down may have been replaced.
+const DRAIN_RETRY: Duration = Duration::from_secs(10);
+/// When a job may have made room for another.
+const JOBS_RETRY: Duration = Duration::from_secs(60);
 
 /// `{"error":{"message","type","param","code"}}` with its status, and `Retry-After` on 429 and 503.
 #[derive(Debug, Clone)]
@@ -92,6 +106,96 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<GatewayError> for ApiError {
+    fn from(error: GatewayError) -> Self {
+        let (message, retry_after) = (error.to_string(), error.retry_after());
+        match (error, retry_after) {
+            (GatewayError::Refused(refused), _) => refused.into(),
+            (_, Some(after)) => ApiError::unavailable(message, after),
+            (GatewayError::NoAgent(name), None) => ApiError::not_found("agent", &name).param("agent"),
+            (GatewayError::Dial(DialError::Address(_)), None) => {
+                ApiError::bad_request("invalid_address", message).param("to")
+            }
+            (GatewayError::Dial(DialError::UnknownTrunk(_)), None) => {
+                ApiError::bad_request("unknown_trunk", message).param("trunk")
+            }
+            (_, None) => ApiError::new(StatusCode::BAD_GATEWAY, "call_failed", message),
+        }
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused.reason {
+            // The client is the cause: others are served.
+            RefusedReason::RateLimited | RefusedReason::TenantFull => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, refused.reason.label(), message)
+                    .retry_after(refused.retry_after)
+            }
+            _ => ApiError::unavailable(message, refused.retry_after),
+        }
+    }
+}
+
+impl From<SpeakError> for ApiError {
+    fn from(error: SpeakError) -> Self {
+        let message = error.to_string();
+        match error {
+            SpeakError::Ended => ApiError::new(StatusCode::CONFLICT, "call_ended", message),
+            SpeakError::Draining => ApiError::unavailable(message, DRAIN_RETRY),
+            SpeakError::Busy => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "call_busy", message).retry_after(QUEUE_RETRY)
+            }
+            SpeakError::Refused { retry_after, .. } => ApiError::unavailable(message, retry_after),
+            SpeakError::Empty => ApiError::bad_request("nothing_to_speak", message).param("text"),
+            SpeakError::Invalid(_) => ApiError::bad_request("invalid_request", message),
+        }
+    }
+}
+
+impl From<SpeechError> for ApiError {
+    fn from(error: SpeechError) -> Self {
+        let message = error.to_string();
+        match error {
+            SpeechError::Refused(refused) => refused.into(),
+            SpeechError::Failed(_) => ApiError::bad_request("speech_failed", message),
+            SpeechError::Closed => ApiError::unavailable(message, DRAIN_RETRY),
+        }
+    }
+}
+
+impl From<BatchError> for ApiError {
+    fn from(error: BatchError) -> Self {
+        let message = error.to_string();
+        match error {
+            BatchError::Input(_) => ApiError::bad_request("invalid_job", message),
+            BatchError::Full(_) => ApiError::unavailable(message, JOBS_RETRY),
+            BatchError::NotFound(_) => ApiError::new(StatusCode::NOT_FOUND, "not_found", message),
+            BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
+            _ => {
+                tracing::error!(%message, "batch work failed");
+                // 507: the disk, nearly always.
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message)
+            }
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut error = ApiError::new(status, refusal.code, refusal.message);
+        if let Some(param) = refusal.param {
+            error = error.param(param);
+        }
+        match refusal.retry_after {
+            Some(after) => error.retry_after(after),
+            None => error,
+        }
     }
 }
 

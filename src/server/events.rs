@@ -9,8 +9,8 @@ use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use super::Gateway;
 use crate::call::{CallEvent, CallId};
+use crate::gateway::Gateway;
 
 /// How often the state of the devices is told.
 const DEVICES_EVERY: Duration = Duration::from_secs(1);

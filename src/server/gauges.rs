@@ -2,7 +2,7 @@
 
 use metrics::gauge;
 
-use super::Gateway;
+use crate::gateway::Gateway;
 
 /// Sets them to what they are now. The devices' own gauges are kept by their threads.
 pub(super) async fn refresh(gateway: &Gateway) {

@@ -1,11 +1,4 @@
 //! `/v1/audio/speech/batch` and `/v1/jobs`: durable work that gives way to live calls.
-//!
-//! # Why
-//! The database is opened at start only where there is one already, so that unfinished jobs go on; a gateway
-//! that never sees a job writes no file.
-
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::body::Body as HttpBody;
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -17,13 +10,12 @@ use futures_util::stream;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::{Body, Parameters};
 use super::speech::{format_of, speed_of, voice_of};
-use crate::batch::{Batch, BatchError, Config, Job, JobPage, JobSpec, PAGE};
-use crate::synth::device::Engine;
+use crate::batch::{Batch, BatchError, Job, JobPage, JobSpec, PAGE};
+use crate::gateway::Gateway;
 
 /// The longest text a job may have by default, in four-byte characters.
 const MAX_BODY: usize = 24 << 20;
@@ -36,72 +28,6 @@ pub(super) fn router() -> Router<Gateway> {
         .route("/v1/jobs", get(list))
         .route("/v1/jobs/{id}", get(show).delete(cancel))
         .route("/v1/jobs/{id}/audio", get(audio))
-}
-
-/// Batch work, opened when it is first needed.
-#[derive(Clone)]
-pub struct Jobs(Arc<Inner>);
-
-struct Inner {
-    config: Config,
-    engine: Engine,
-    open: Mutex<Option<Batch>>,
-}
-
-impl Jobs {
-    /// Goes on with unfinished jobs where there is a database.
-    ///
-    /// # Errors
-    /// The database is there and cannot be used.
-    pub fn new(config: Config, engine: Engine) -> Result<Self, BatchError> {
-        let exists = config.database.exists();
-        let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::new(None) }));
-        if exists {
-            jobs.batch()?;
-        }
-        Ok(jobs)
-    }
-
-    /// Opens the database unless it is open. Blocks for milliseconds.
-    fn batch(&self) -> Result<Batch, BatchError> {
-        let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(batch) = &*open {
-            return Ok(batch.clone());
-        }
-        let batch = Batch::open(self.0.config.clone(), self.0.engine.clone())?;
-        *open = Some(batch.clone());
-        Ok(batch)
-    }
-
-    /// The open database, if any.
-    pub fn opened(&self) -> Option<Batch> {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Stops handing out work; unfinished jobs go on after the next start. Blocks.
-    pub fn shutdown(&self) {
-        let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(batch) = open {
-            batch.shutdown();
-        }
-    }
-}
-
-impl From<BatchError> for ApiError {
-    fn from(error: BatchError) -> Self {
-        let message = error.to_string();
-        match error {
-            BatchError::Input(_) => ApiError::bad_request("invalid_job", message),
-            BatchError::Full(_) => ApiError::unavailable(message, Duration::from_secs(60)),
-            BatchError::NotFound(_) => ApiError::new(StatusCode::NOT_FOUND, "not_found", message),
-            BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
-            _ => {
-                tracing::error!(%message, "batch work failed");
-                // 507: the disk, nearly always.
-                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message)
-            }
-        }
-    }
 }
 
 /// Runs `work` on the job database, off the runtime's workers.

@@ -18,10 +18,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use super::Gateway;
 use super::error::ApiError;
 use super::sockets::write;
 use crate::call::{CallEvent, CallHandle, MediaFrame, TapDirection};
+use crate::gateway::Gateway;
 
 /// A second of mu-law in base64 with room for the frame around it, times eight: clients send in pieces.
 const MAX_FRAME: usize = 128 << 10;

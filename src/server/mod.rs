@@ -1,6 +1,7 @@
 //! HTTP and WebSocket: every route of the gateway, as listed in `openapi.json`.
 //!
-//! Handlers translate: they check a request, ask a part, and answer in the one error shape. No state lives here.
+//! Handlers translate: they check a request, ask the [`Gateway`] or one of its parts, and answer in the one error
+//! shape. No state lives here.
 
 pub mod admin;
 pub mod auth;
@@ -20,7 +21,6 @@ mod voices;
 pub mod whip;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -30,94 +30,21 @@ use axum::middleware;
 use axum::routing::{get, post};
 use error::ApiError;
 pub use listen::serve;
-use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use crate::agent::Agents;
-use crate::agent::config::{Agent as AgentConfig, Overload};
-use crate::call::{CallId, CallMeta, Calls, Direction};
+use crate::gateway::Gateway;
 use crate::media::webrtc::WebRtcLeg;
-use crate::sip::Endpoint;
-use crate::synth::device::{DeviceStatus, Engine, Phase, Refused};
+use crate::synth::device::{DeviceStatus, Phase};
 use crate::webrtc::SessionId;
 
 /// Largest body of routes that take JSON or SDP.
 const MAX_BODY: usize = 1 << 20;
 
-/// What handlers ask. Clones mean the same parts.
-#[derive(Clone)]
-pub struct Gateway {
-    /// Live calls.
-    pub calls: Calls,
-    /// Who supplies their text.
-    pub agents: Agents,
-    /// What speaks.
-    pub engine: Engine,
-    /// The default voice on an engine of its own, where an agent wants it in place of a refusal.
-    pub stand_in: Option<Engine>,
-    /// Batch work.
-    pub jobs: jobs::Jobs,
-    /// Enrolled voices.
-    pub voices: Arc<crate::voice::api::Service>,
-    /// Telephone signalling, where it is configured.
-    pub sip: Option<Arc<Endpoint>>,
-    /// Browser sessions.
-    pub webrtc: crate::webrtc::Gateway,
-    /// The process's metrics.
-    pub metrics: &'static PrometheusHandle,
-    /// The agent of calls that name none.
-    pub default_agent: Arc<str>,
-    /// How long a drain lets turns end.
-    pub drain_grace: Duration,
-}
-
-impl Gateway {
-    /// Whether some device speaks.
-    pub fn is_ready(&self) -> bool {
-        is_ready(&self.engine)
-    }
-
-    /// The stand-in of an agent that has one.
-    fn stand_in(&self, agent: &AgentConfig) -> Option<&Engine> {
-        self.stand_in.as_ref().filter(|_| agent.overload == Overload::DefaultVoice)
-    }
-
-    /// Whether a call to this agent can be spoken on now; what to tell who calls, if not.
-    ///
-    /// # Errors
-    /// No device speaks, or the first turn would be late.
-    pub fn has_room_for(&self, agent: &AgentConfig) -> Result<(), Refused> {
-        if self.stand_in(agent).is_some_and(is_ready) {
-            return Ok(());
-        }
-        self.engine.has_room()
-    }
-}
-
 impl whip::AcceptCall for Gateway {
     async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, session: &SessionId) -> Result<String, ApiError> {
-        let id = CallId::random();
-        let agent = agent.unwrap_or_else(|| self.default_agent.to_string());
-        if let Some(found) = self.agents.find(&agent) {
-            self.has_room_for(&found)?;
-        }
-        let meta = CallMeta {
-            id: id.clone(),
-            direction: Direction::Inbound,
-            from: format!("webrtc:{session}"),
-            to: agent.clone(),
-            agent,
-            headers: BTreeMap::new(),
-            tenant: calls::nobody(),
-        };
-        calls::begin(self, meta, leg)?;
-        Ok(id.to_string())
+        Ok(Gateway::accept(self, leg, agent, session)?.id().to_string())
     }
-}
-
-fn is_ready(engine: &Engine) -> bool {
-    engine.status().iter().any(|device| device.phase == Phase::Ready)
 }
 
 /// All routes.

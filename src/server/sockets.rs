@@ -8,12 +8,12 @@ use axum::response::Response;
 use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Error as WsError;
 
-use super::Gateway;
 use super::error::ApiError;
 use crate::agent::frames::MAX_FRAME;
 use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
 use crate::call::CallId;
 use crate::clock::{self, Sparse};
+use crate::gateway::Gateway;
 
 /// A peer that takes no bytes for this long is gone.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);

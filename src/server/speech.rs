@@ -1,12 +1,4 @@
 //! `POST /v1/audio/speech`: speech of a text, streamed as it is made; compatible with OpenAI's clients.
-//!
-//! # Why
-//! Speech requests are live work on a stream of their own, two utterances at a time, so that a reader that
-//! stops reading holds two sentences of audio and nothing of the device.
-
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::body::{Body as HttpBody, Bytes};
@@ -19,41 +11,19 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::Gateway;
 use super::auth::Tenant;
 use super::error::ApiError;
 use super::extract::Body;
-use crate::audio_file::{AudioFileError, AudioWriter, Format};
+use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
-use crate::clock;
-use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
-use crate::turn::{Class, Epoch, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
+use crate::gateway::Gateway;
+use crate::gateway::speaker::{Manner, Speaker, SpeechError};
+use crate::synth::device::Engine;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
-/// Utterances of a request that are with the engine at a time.
-const WINDOW: usize = 2;
-/// Events that may wait for the reader; a full channel delays an unpaced stream.
-const SINK_EVENTS: usize = 64;
 /// Encoded pieces that may wait for the reader.
 const BODY_PIECES: usize = 16;
-
-/// How a text is to be spoken.
-#[derive(Clone, Debug)]
-pub struct Manner {
-    /// Voice by name.
-    pub voice: Option<String>,
-    /// BCP 47 language.
-    pub language: Option<String>,
-    /// Manner of speaking.
-    pub instructions: Option<String>,
-    /// Same text, voice and seed: same audio.
-    pub seed: u64,
-    /// Speaking rate.
-    pub speed: f32,
-    /// For fairness and limits.
-    pub tenant: Arc<str>,
-}
 
 /// The voice that a request of OpenAI's clients means: their `voice` is required, so the word `default` and
 /// their own voices' names mean ours where there is no voice of that name.
@@ -232,145 +202,4 @@ async fn cut_short(error: SpeechError, pieces: &mpsc::Sender<std::io::Result<Byt
 
 fn sse(value: &serde_json::Value) -> Bytes {
     format!("data: {value}\n\n").into()
-}
-
-/// Why a request's speech ended early.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SpeechError {
-    /// No capacity now, or a limit of the client is reached.
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    /// The text or voice cannot be spoken.
-    #[error("{0}")]
-    Failed(String),
-    /// The engine is shutting down.
-    #[error("the gateway is shutting down")]
-    Closed,
-}
-
-impl From<AudioFileError> for SpeechError {
-    fn from(error: AudioFileError) -> Self {
-        SpeechError::Failed(error.to_string())
-    }
-}
-
-impl From<SpeechError> for ApiError {
-    fn from(error: SpeechError) -> Self {
-        let message = error.to_string();
-        match error {
-            SpeechError::Refused(refused) => refused.into(),
-            SpeechError::Failed(_) => ApiError::bad_request("speech_failed", message),
-            SpeechError::Closed => ApiError::unavailable(message, Duration::from_secs(10)),
-        }
-    }
-}
-
-/// Speaks the parts of one text in order, a few ahead. Dropping it cancels what is under way.
-pub struct Speaker {
-    engine: Engine,
-    manner: Manner,
-    stream: StreamId,
-    epoch: Epoch,
-    sink: SpeechSink,
-    events: mpsc::Receiver<SpeechEvent>,
-    waiting: VecDeque<String>,
-    open: usize,
-    index: u64,
-    started: Instant,
-}
-
-impl Speaker {
-    /// Nothing to say yet.
-    pub fn new(engine: Engine, manner: Manner) -> Self {
-        let (sink, events) = mpsc::channel(SINK_EVENTS);
-        let stream = StreamId::next();
-        // The reader takes audio as fast as it comes; how fast it plays is its own business.
-        engine.note(stream, StreamNote::Unpaced);
-        Self {
-            engine,
-            manner,
-            stream,
-            epoch: Epoch::default(),
-            sink,
-            events,
-            waiting: VecDeque::new(),
-            open: 0,
-            index: 0,
-            started: clock::now(),
-        }
-    }
-
-    /// More to say, after what waits.
-    pub fn add(&mut self, parts: impl IntoIterator<Item = String>) {
-        self.waiting.extend(parts);
-    }
-
-    /// Whether everything added has been spoken.
-    pub fn is_idle(&self) -> bool {
-        self.open == 0 && self.waiting.is_empty()
-    }
-
-    /// The next audio; `None` when all that was added has been spoken.
-    ///
-    /// # Errors
-    /// A part could not be spoken; the rest is cancelled.
-    pub async fn next(&mut self) -> Result<Option<Vec<f32>>, SpeechError> {
-        loop {
-            self.submit()?;
-            if self.open == 0 {
-                return Ok(None);
-            }
-            let Some(event) = self.events.recv().await else { return Err(SpeechError::Closed) };
-            match event {
-                SpeechEvent::Audio { pcm, .. } => return Ok(Some(pcm)),
-                SpeechEvent::End { how, .. } => {
-                    self.open -= 1;
-                    match how {
-                        UtteranceEnd::Done => {}
-                        UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
-                        UtteranceEnd::Refused { retry_after } => {
-                            return Err(Refused { reason: RefusedReason::Overloaded, retry_after }.into());
-                        }
-                        UtteranceEnd::Failed(reason) => return Err(SpeechError::Failed(reason)),
-                    }
-                }
-            }
-        }
-    }
-
-    fn submit(&mut self) -> Result<(), SpeechError> {
-        while self.open < WINDOW
-            && let Some(text) = self.waiting.pop_front()
-        {
-            let manner = &self.manner;
-            let utterance = Utterance {
-                id: UtteranceId::next(),
-                stream: self.stream,
-                class: Class::Live,
-                token: self.epoch.token(),
-                text,
-                voice: manner.voice.clone(),
-                language: manner.language.clone(),
-                instructions: manner.instructions.clone(),
-                // Every part has a seed of its own, so that equal sentences are not spoken identically.
-                seed: manner.seed.wrapping_add(self.index),
-                speed: manner.speed,
-                tenant: manner.tenant.clone(),
-            };
-            self.index += 1;
-            self.open += 1;
-            self.engine.submit(utterance, self.sink.clone())?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Speaker {
-    fn drop(&mut self) {
-        self.epoch.raise();
-        self.engine.note(self.stream, StreamNote::Closed);
-        let took = clock::now().saturating_duration_since(self.started);
-        metrics::histogram!("voice_request_duration_seconds").record(took.as_secs_f64());
-    }
 }

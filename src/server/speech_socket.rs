@@ -11,12 +11,13 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Gateway;
 use super::auth::Tenant;
 use super::sockets::{WRITE_TIMEOUT, write};
-use super::speech::{MAX_INPUT_CHARS, Manner, Speaker, format_of, speed_of, voice_of};
+use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of};
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::gateway::Gateway;
+use crate::gateway::speaker::{Manner, Speaker};
 
 /// Largest message: the longest text in four-byte characters, and the frame around it.
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;

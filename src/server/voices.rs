@@ -9,11 +9,11 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Gateway;
 use super::error::ApiError;
 use crate::clock;
+use crate::gateway::Gateway;
 use crate::synth::device::Phase;
-use crate::voice::api::{Form, Refusal};
+use crate::voice::api::Form;
 use crate::voice::decode::MAX_BYTES;
 
 /// The recording, and room for the other fields.
@@ -24,20 +24,6 @@ pub(super) fn router() -> Router<Gateway> {
         .route("/v1/audio/voices", get(list).post(add).delete(remove_named))
         .route("/v1/audio/voices/{name}", delete(remove))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-}
-
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> Self {
-        let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut error = ApiError::new(status, refusal.code, refusal.message);
-        if let Some(param) = refusal.param {
-            error = error.param(param);
-        }
-        match refusal.retry_after {
-            Some(after) => error.retry_after(after),
-            None => error,
-        }
-    }
 }
 
 /// Every voice that a request may name, the default first; enrolled ones with what is known of them.

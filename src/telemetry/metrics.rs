@@ -67,7 +67,8 @@ fn describe() {
         Unit::Seconds,
         "Time left until a listener hears a gap, at each step"
     );
-    describe_counter!("antiphon_stand_in_total", "Utterances that the default voice spoke in place of the engine");
+    describe_counter!("antiphon_fallback_total", "Utterances that the fallback voice spoke in place of the engine");
+    describe_counter!("antiphon_stand_in_total", "Old name of antiphon_fallback_total; it goes with the next release");
     describe_histogram!(
         "antiphon_stream_seconds",
         Unit::Seconds,

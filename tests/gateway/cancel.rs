@@ -20,7 +20,7 @@ fn long_text() -> String {
 
 async fn rig() -> (Rig, Arc<Watch>) {
     let watch = Arc::new(Watch::default());
-    let choice = Choice { loaders: vec![watch.loader()], stand_in: None, reasons: Vec::new() };
+    let choice = Choice { loaders: vec![watch.loader()], fallback: None, reasons: Vec::new() };
     (Rig::with_voices(|_| {}, choice).await, watch)
 }
 

@@ -163,7 +163,7 @@ async fn a_ladder_tells_what_few_places_bear() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ladder_tells_what_a_busy_device_bears() {
     let loader: Loader = Box::new(|| Ok(Box::new(Clockwork::new(Duration::from_millis(30)))));
-    let voices = Choice { loaders: vec![loader], stand_in: None, reasons: Vec::new() };
+    let voices = Choice { loaders: vec![loader], fallback: None, reasons: Vec::new() };
     let change = |config: &mut antiphon::config::Config| {
         // Turns are to wait, not to be refused.
         config.scheduler.first_audio_target_ms = 60_000;

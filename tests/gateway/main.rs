@@ -4,6 +4,7 @@ mod agents;
 mod api;
 mod calls;
 mod cancel;
+mod fallback;
 mod hostile;
 mod interop;
 mod late;
@@ -12,7 +13,6 @@ mod loadgen;
 #[path = "../sip_support/raw.rs"]
 mod raw;
 mod speech;
-mod stand_in;
 mod support;
 mod traces;
 mod voice;

@@ -7,7 +7,7 @@ use antiphon::app::App;
 use antiphon::app::engines::{self, Choice};
 use antiphon::call::CallHandle;
 use antiphon::config::Config;
-use antiphon::server::speech::{Manner, Speaker};
+use antiphon::gateway::speaker::{Manner, Speaker};
 use antiphon::synth::device::Engine;
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;

@@ -198,7 +198,7 @@ fn one_bad_sentence_costs_only_itself() {
 #[test]
 fn every_sentence_that_was_with_a_failed_engine_is_rescued_and_the_rest_stays_with_the_other_voice() {
     let mut world = World::new();
-    world.engine.stands_in();
+    world.engine.has_fallback();
     world.engine.fail_on("sentence");
     let text = "One sentence is here. One more sentence is there. The last sentence is a third one. And an end.";
     world.say(text);

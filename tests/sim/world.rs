@@ -38,7 +38,7 @@ struct State {
     queue: Vec<(Instant, Utterance, SpeechSink, SpeechEvent)>,
     refusals: u32,
     fail: Option<String>,
-    stands_in: bool,
+    has_fallback: bool,
     submitted: Vec<String>,
     notes: Vec<StreamState>,
     cancelled: u32,
@@ -65,8 +65,8 @@ impl Fake {
     }
 
     /// Lets another voice speak, which neither refuses nor fails; its texts begin with `*` in [`Fake::submitted`].
-    pub(crate) fn stands_in(&self) {
-        self.lock().stands_in = true;
+    pub(crate) fn has_fallback(&self) {
+        self.lock().has_fallback = true;
     }
 
     pub(crate) fn submitted(&self) -> Vec<String> {
@@ -121,10 +121,10 @@ impl Speech for Fake {
         Ok(())
     }
 
-    fn stand_in(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+    fn fallback(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
         let mut state = self.lock();
-        if !state.stands_in {
-            return Err(Refusal { retry_after: 100 * MS, reason: "nobody stands in".into() });
+        if !state.has_fallback {
+            return Err(Refusal { retry_after: 100 * MS, reason: "there is no fallback voice".into() });
         }
         state.submitted.push(format!("*{}", utterance.text));
         state.make(utterance, sink);
@@ -197,7 +197,7 @@ impl World {
             queue: Vec::new(),
             refusals: 0,
             fail: None,
-            stands_in: false,
+            has_fallback: false,
             submitted: Vec::new(),
             notes: Vec::new(),
             cancelled: 0,

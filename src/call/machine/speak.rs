@@ -29,13 +29,13 @@ impl Machine {
         }
         while let Some((turn, place)) = self.stream.next_to_submit() {
             let utterance = turn.utterance(place, self.stream_id, &self.shared.meta.tenant);
-            let taken = if turn.stand_in {
-                self.speech.stand_in(utterance, self.sink.clone())
+            let taken = if turn.fallback {
+                self.speech.fallback(utterance, self.sink.clone())
             } else {
                 self.speech.submit(utterance.clone(), self.sink.clone()).or_else(|refusal| {
                     // What the first engine says of when to come back counts, not what the other does.
-                    self.speech.stand_in(utterance, self.sink.clone()).map_err(|_| refusal)?;
-                    turn.stand_in = true;
+                    self.speech.fallback(utterance, self.sink.clone()).map_err(|_| refusal)?;
+                    turn.fallback = true;
                     Ok(())
                 })
             };
@@ -43,7 +43,7 @@ impl Machine {
             match taken {
                 Ok(()) => {
                     part.state = PartState::Submitted;
-                    part.stand_in = turn.stand_in;
+                    part.fallback = turn.fallback;
                     part.submitted = Some(now);
                     turn.refusals = 0;
                 }
@@ -60,15 +60,15 @@ impl Machine {
     pub(super) fn rescue(&mut self, utterance: UtteranceId) -> bool {
         let Some(turn) = self.stream.turn_of(utterance) else { return false };
         // Its neighbours may have been with the engine that failed, too: each is rescued, once.
-        let Some(place) = turn.parts.iter().position(|part| part.utterance == utterance && !part.stand_in) else {
+        let Some(place) = turn.parts.iter().position(|part| part.utterance == utterance && !part.fallback) else {
             return false;
         };
         let again = turn.utterance(place, self.stream_id, &self.shared.meta.tenant);
-        if self.speech.stand_in(again, self.sink.clone()).is_err() {
+        if self.speech.fallback(again, self.sink.clone()).is_err() {
             return false;
         }
-        turn.parts[place].stand_in = true;
-        turn.stand_in = true;
+        turn.parts[place].fallback = true;
+        turn.fallback = true;
         true
     }
 

@@ -24,14 +24,14 @@ fn agents(config: &mut Config) {
     config.agent.insert("strict".into(), Agent::at("builtin:silent"));
 }
 
-/// `first` speaks, `espeak-ng` stands in; `None` where that is not installed.
+/// `first` speaks, `espeak-ng` is the fallback; `None` where that is not installed.
 async fn rig(change: impl FnOnce(&mut Config), first: Loader) -> Option<Rig> {
     if Espeak::new(espeak::Config::default()).is_err() {
         println!("SKIPPED: espeak-ng is not installed");
         return None;
     };
-    let stand_in: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
-    let choice = Choice { loaders: vec![first], stand_in: Some(stand_in), reasons: Vec::new() };
+    let fallback: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+    let choice = Choice { loaders: vec![first], fallback: Some(fallback), reasons: Vec::new() };
     let change = |config: &mut Config| {
         agents(config);
         change(config);
@@ -44,7 +44,7 @@ async fn hears_the_default_voice(rig: &Rig, call: &Call) {
     let asked = rig.speak(call, SENTENCE).await;
     let (_, end) = hear_turn(call, asked).await;
     let heard = call.ear().heard().clip_between(asked, end + Duration::from_millis(200));
-    let other = rig.app.gateway().stand_in.as_ref().expect("it runs");
+    let other = rig.app.gateway().fallback.as_ref().expect("it runs");
     let found = correlate::correlate(&heard, &Rig::spoken_by(other, SENTENCE).await).expect("comparable rates");
     assert!(found.value > 0.8, "{found:?}");
 }

@@ -1,0 +1,112 @@
+//! The gateway itself: its parts, whether it is ready, and the one door through which every call is set up.
+//!
+//! SIP, WHIP and the API each bring a leg of their own, and all of them pass [`Gateway::admit`]: it finds the agent,
+//! asks the limits and the devices, and gives an [`Admission`], which becomes a call once there is a leg. Nothing
+//! here knows HTTP: [`crate::server`] translates requests into these calls and [`GatewayError`] into status codes.
+//!
+//! Also here, because this is where both the calls and the engine are known: the engine as what calls speak with
+//! (`speech`), and the speech of requests that are no calls ([`speaker`]).
+
+mod error;
+mod setup;
+pub mod speaker;
+mod speech;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use error::GatewayError;
+use metrics_exporter_prometheus::PrometheusHandle;
+pub use setup::{Admission, CallRequest, answer};
+pub use speech::WithFallback;
+
+use crate::agent::Agents;
+use crate::agent::config::{Agent as AgentConfig, Overload};
+use crate::batch::Jobs;
+use crate::call::Calls;
+use crate::sip::Endpoint;
+use crate::synth::device::{Engine, Phase, Refused};
+use crate::voice::api::Service;
+
+/// The parts of a running gateway. Clones mean the same parts.
+#[derive(Clone)]
+pub struct Gateway {
+    /// Live calls.
+    pub calls: Calls,
+    /// Who supplies their text.
+    pub agents: Agents,
+    /// What speaks.
+    pub engine: Engine,
+    /// The default voice on an engine of its own, for agents with `overload = "default_voice"`.
+    pub fallback: Option<Engine>,
+    /// Batch work.
+    pub jobs: Jobs,
+    /// Enrolled voices.
+    pub voices: Arc<Service>,
+    /// Telephone signalling, where it is configured.
+    pub sip: Option<Arc<Endpoint>>,
+    /// Browser sessions.
+    pub webrtc: crate::webrtc::Gateway,
+    /// The process's metrics.
+    pub metrics: &'static PrometheusHandle,
+    /// The agent of calls that name none.
+    pub default_agent: Arc<str>,
+    /// How long a drain lets turns end.
+    pub drain_grace: Duration,
+}
+
+impl Gateway {
+    /// Whether some device speaks.
+    pub fn is_ready(&self) -> bool {
+        is_ready(&self.engine)
+    }
+
+    /// Waits until every engine speaks, or has failed.
+    pub async fn ready(&self) {
+        self.engine.ready().await;
+        if let Some(fallback) = &self.fallback {
+            fallback.ready().await;
+        }
+    }
+
+    /// Whether a call to this agent can be spoken on now; when to come back, if not.
+    ///
+    /// # Errors
+    /// No device speaks, or the first turn would be late, and the agent has no fallback that is ready.
+    pub fn has_room_for(&self, agent: &AgentConfig) -> Result<(), Refused> {
+        if self.fallback_for(agent).is_some_and(is_ready) {
+            return Ok(());
+        }
+        self.engine.has_room()
+    }
+
+    /// The fallback voice of an agent that asks for one.
+    fn fallback_for(&self, agent: &AgentConfig) -> Option<&Engine> {
+        self.fallback.as_ref().filter(|_| agent.overload == Overload::DefaultVoice)
+    }
+
+    /// Refuses new calls and lets what is queued on the live ones be said, for the grace at most; then no session is
+    /// left. Returns how many calls were cut off.
+    pub async fn close(&self) -> usize {
+        let cut = self.calls.drain(self.drain_grace).await;
+        if let Some(sip) = &self.sip {
+            sip.shutdown().await;
+        }
+        self.webrtc.shutdown().await;
+        cut
+    }
+
+    /// Stops the threads of the parts; [`Gateway::close`] first. Blocks until they are joined.
+    pub fn shutdown(self) {
+        self.jobs.shutdown();
+        self.calls.shutdown();
+        self.engine.shutdown();
+        if let Some(fallback) = self.fallback {
+            fallback.shutdown();
+        }
+    }
+}
+
+fn is_ready(engine: &Engine) -> bool {
+    engine.status().iter().any(|device| device.phase == Phase::Ready)
+}

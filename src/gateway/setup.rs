@@ -1,0 +1,169 @@
+//! Call set-up: one door for calls from SIP, from browsers and to telephones.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::{Gateway, GatewayError, WithFallback};
+use crate::agent::config::Agent;
+use crate::call::{Arriving, CallHandle, CallId, CallMeta, Direction};
+use crate::media::leg::MediaLeg;
+use crate::media::webrtc::WebRtcLeg;
+use crate::sip::{DialRequest, IncomingCall};
+use crate::webrtc::SessionId;
+
+/// A call that somebody wants, before there is media for it.
+#[derive(Clone, Debug)]
+pub struct CallRequest {
+    /// Which side began it.
+    pub direction: Direction,
+    /// The caller's address.
+    pub from: String,
+    /// The called address.
+    pub to: String,
+    /// Who supplies the text; `None`: the default agent.
+    pub agent: Option<String>,
+    /// Signalling headers that are the agent's business.
+    pub headers: BTreeMap<String, String>,
+    /// Whose limits its speech counts to; empty for calls that come without an API token.
+    pub tenant: Arc<str>,
+}
+
+/// A call that was let in and waits for its leg. Whoever looks its id up meanwhile waits for it; dropping it gives
+/// the call up.
+pub struct Admission {
+    gateway: Gateway,
+    meta: CallMeta,
+    agent: Agent,
+    /// The answer names the call, and a peer may be quicker than the gateway to use the name.
+    _arriving: Arriving,
+}
+
+impl Gateway {
+    /// Lets a call in: its agent exists, there is a place for it, and a device that speaks in time. Nothing is
+    /// reserved, so that [`Admission::start`] may still find the last place taken.
+    ///
+    /// # Errors
+    /// No such agent, draining, full, or no device has room.
+    pub fn admit(&self, request: CallRequest) -> Result<Admission, GatewayError> {
+        let CallRequest { direction, from, to, agent, headers, tenant } = request;
+        let name = agent.unwrap_or_else(|| self.default_agent.to_string());
+        let Some(agent) = self.agents.find(&name) else { return Err(GatewayError::NoAgent(name)) };
+        self.calls.has_room()?;
+        self.has_room_for(&agent)?;
+        let id = CallId::random();
+        let arriving = self.calls.announce(id.clone());
+        let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant };
+        Ok(Admission { gateway: self.clone(), meta, agent, _arriving: arriving })
+    }
+
+    /// A browser's call on the leg of `session`.
+    ///
+    /// # Errors
+    /// As [`Gateway::admit`]; the leg is dropped, which ends the session.
+    pub fn accept(
+        &self,
+        leg: WebRtcLeg,
+        agent: Option<String>,
+        session: &SessionId,
+    ) -> Result<CallHandle, GatewayError> {
+        let admission = self.admit(CallRequest {
+            direction: Direction::Inbound,
+            from: format!("webrtc:{session}"),
+            to: agent.clone().unwrap_or_else(|| self.default_agent.to_string()),
+            agent,
+            headers: BTreeMap::new(),
+            tenant: "".into(),
+        })?;
+        admission.start(leg)
+    }
+
+    /// Calls a telephone and connects it to an agent (`None`: the default one). Returns when the peer has answered.
+    ///
+    /// # Errors
+    /// As [`Gateway::admit`], before the peer's telephone rings; or the peer was not reached or refused.
+    pub async fn dial(
+        &self,
+        request: DialRequest,
+        agent: Option<String>,
+        tenant: Arc<str>,
+    ) -> Result<CallHandle, GatewayError> {
+        let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
+        let admission = self.admit(CallRequest {
+            direction: Direction::Outbound,
+            from: request.from.clone().unwrap_or_default(),
+            to: request.to.clone(),
+            agent,
+            headers: request.headers.clone(),
+            tenant,
+        })?;
+        let leg = sip.dial(request).await?;
+        admission.start(leg)
+    }
+}
+
+impl Admission {
+    /// The id that the call will have.
+    pub fn id(&self) -> &CallId {
+        &self.meta.id
+    }
+
+    /// Starts the call on its leg and hands it to its agent.
+    ///
+    /// # Errors
+    /// The last place was taken meanwhile, or the gateway drains; the leg is dropped, which ends the session.
+    pub fn start<L: MediaLeg>(self, leg: L) -> Result<CallHandle, GatewayError> {
+        let Self { gateway, meta, agent, _arriving } = self;
+        let handle = match gateway.fallback_for(&agent) {
+            Some(fallback) => {
+                let speech = WithFallback::new(gateway.engine.clone(), fallback.clone());
+                gateway.calls.start_with(meta, leg, Arc::new(speech))?
+            }
+            None => gateway.calls.start(meta, leg)?,
+        };
+        gateway.agents.serve(handle.clone(), agent);
+        Ok(handle)
+    }
+}
+
+/// Answers the calls that come over SIP, each in a task of its own, until the endpoint is gone.
+pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
+    while let Some(call) = ringing.recv().await {
+        tokio::spawn(answer_one(gateway.clone(), call));
+    }
+}
+
+async fn answer_one(gateway: Gateway, call: IncomingCall) {
+    // The user part names the agent where there is one of that name; numbers and strangers get the default.
+    let agent = gateway.agents.find(&call.user).map(|_| call.user.clone());
+    let admission = gateway.admit(CallRequest {
+        direction: Direction::Inbound,
+        from: call.from.clone(),
+        to: call.to.clone(),
+        agent,
+        headers: call.headers.clone(),
+        tenant: "".into(),
+    });
+    let admission = match admission {
+        Ok(admission) => admission,
+        Err(error) => {
+            if let GatewayError::NoAgent(agent) = &error {
+                tracing::warn!(%agent, "no such agent; check [sip] agent");
+            }
+            return match error.retry_after() {
+                Some(after) => call.reject_for(after, &error.to_string()),
+                None => call.reject(404, "No such agent"),
+            };
+        }
+    };
+    let id = admission.id().clone();
+    match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
+        Err(error) => tracing::info!(%error, "a call was not answered"),
+        Ok(leg) => {
+            if let Err(error) = admission.start(leg) {
+                tracing::warn!(%error, "an answered call could not be started");
+            }
+        }
+    }
+}

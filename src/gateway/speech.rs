@@ -1,0 +1,57 @@
+//! The engine as what calls speak with, alone or with the default voice as its fallback.
+
+use crate::call::{Refusal, Speech, StreamState};
+use crate::synth::device::{Engine, StreamNote};
+use crate::turn::{SpeechSink, StreamId, Utterance};
+
+impl Speech for Engine {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        Engine::submit(self, utterance, sink)
+            .map_err(|refused| Refusal { retry_after: refused.retry_after, reason: refused.reason.to_string() })
+    }
+
+    fn note(&self, stream: StreamId, note: StreamState) {
+        let note = match note {
+            StreamState::Anchored { at } => StreamNote::Anchored { at },
+            StreamState::Held => StreamNote::Held,
+            StreamState::Resumed => StreamNote::Resumed,
+            StreamState::Interrupted => StreamNote::Interrupted,
+            StreamState::Closed => StreamNote::Closed,
+        };
+        Engine::note(self, stream, note);
+    }
+}
+
+/// An engine, and another whose default voice speaks what the first refuses or fails at.
+pub struct WithFallback {
+    engine: Engine,
+    fallback: Engine,
+}
+
+impl WithFallback {
+    /// `fallback` speaks where `engine` cannot.
+    pub fn new(engine: Engine, fallback: Engine) -> Self {
+        Self { engine, fallback }
+    }
+}
+
+impl Speech for WithFallback {
+    fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        Speech::submit(&self.engine, utterance, sink)
+    }
+
+    fn fallback(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
+        // The fallback engine has one voice and one manner of speaking.
+        Speech::submit(&self.fallback, Utterance { voice: None, instructions: None, ..utterance }, sink)?;
+        metrics::counter!("antiphon_fallback_total").increment(1);
+        // Its old name, which goes with the next release.
+        metrics::counter!("antiphon_stand_in_total").increment(1);
+        Ok(())
+    }
+
+    fn note(&self, stream: StreamId, note: StreamState) {
+        // An engine that does not know the stream does nothing.
+        Speech::note(&self.engine, stream, note);
+        Speech::note(&self.fallback, stream, note);
+    }
+}
