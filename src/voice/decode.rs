@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn the_tables_of_a_real_header_are_counted() {
-        let file = include_bytes!("../../tests/voice/vorbis.ogg");
+        let file = include_bytes!("../../tests/data/voice/vorbis.ogg");
         let source = MediaSourceStream::new(Box::new(Cursor::new(file)), Default::default());
         let probe = symphonia::default::get_probe();
         let format = probe.probe(&Hint::new(), source, FormatOptions::default(), MetadataOptions::default());

@@ -1,6 +1,8 @@
 //! Measurements, printed. Run alone, with `cargo test --test bench -- --ignored --nocapture`; they assert nothing
 //! about time, because what else runs on a machine is no property of this code.
 
+mod enrolment;
+
 use std::time::Duration;
 
 use antiphon::call::bench::Departures;

@@ -50,7 +50,7 @@ async fn sipp_hears_the_greeting() {
         }
     });
     let folder = tempfile::tempdir().expect("a folder");
-    let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sip/listen.xml");
+    let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/sip/listen.xml");
     let output = Command::new("sipp")
         .current_dir(folder.path())
         .arg("-sf")

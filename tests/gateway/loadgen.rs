@@ -46,7 +46,7 @@ async fn batch_work_is_accepted_followed_and_done() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_telephone_calls_over_tls_with_protected_media() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sip");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/sip");
     let rig = Rig::with(|config| {
         config.sip.tls = Some(TlsConfig {
             bind: ([127, 0, 0, 1], 0).into(),

@@ -10,7 +10,7 @@ mod interop;
 mod late;
 mod loadgen;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
-#[path = "../sip_support/raw.rs"]
+#[path = "../sip/support/raw.rs"]
 mod raw;
 mod speech;
 mod support;

@@ -15,7 +15,7 @@ use antiphon::synth::cosyvoice::random;
 use antiphon::synth::cosyvoice::selftest::{self, Kit};
 
 /// The kit lies beside this file's package, which is also where tests run.
-const KIT: &str = "tests/golden/cosyvoice3";
+const KIT: &str = "tests/data/golden/cosyvoice3";
 
 /// The device, if there is one; says so if not. One test has it at a time: others would take its memory and its time.
 fn device() -> Option<MutexGuard<'static, ()>> {

@@ -12,7 +12,7 @@ set -eu
 
 build() {
     dir=$1
-    mkdir -p "$dir/tests/golden"
+    mkdir -p "$dir/tests/data/golden"
     # One command for both, which says itself what is wrong; the second time it only names what it built.
     cargo build --bin antiphon --test gpu
     test_binary=$(cargo test --test gpu --no-run --message-format=json 2>/dev/null |
@@ -21,7 +21,7 @@ build() {
     strip -o "$dir/gpu" "$test_binary"
     strip -o "$dir/antiphon" target/debug/antiphon
     xz -1 -f "$dir/gpu" "$dir/antiphon"
-    cp -r tests/golden/cosyvoice3 "$dir/tests/golden/"
+    cp -r tests/data/golden/cosyvoice3 "$dir/tests/data/golden/"
     cp tests/gpu/run.sh "$dir/"
 }
 

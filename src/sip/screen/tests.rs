@@ -126,7 +126,7 @@ fn frames_end_where_they_should() {
 
 #[test]
 fn torture_messages_get_what_rfc_4475_asks_for() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/rfc4475");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rfc4475");
     let verdict = |name: &str| verdict(&fs::read(folder.join(format!("{name}.dat"))).expect("torture message"));
     // Section 3.1.1: valid. (`unreason` and `noreason` are responses.)
     for name in
@@ -171,7 +171,7 @@ proptest! {
 
     #[test]
     fn no_mutation_panics(at in 0..2_000_usize, byte in any::<u8>(), cut in 0..2_000_usize, file in 0..49_usize) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/rfc4475");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rfc4475");
         let mut files: Vec<_> = fs::read_dir(folder).expect("folder").map(|f| f.expect("entry").path()).collect();
         files.sort();
         files.retain(|f| f.extension().is_some_and(|e| e == "dat"));

@@ -566,7 +566,7 @@ mod tests {
 
     #[test]
     fn a_residual_block_without_dilations_is_refused() {
-        let config = Config::load(Path::new("tests/golden/cosyvoice3/checkpoint")).expect("the kit's sizes");
+        let config = Config::load(Path::new("tests/data/golden/cosyvoice3/checkpoint")).expect("the kit's sizes");
         for source in [false, true] {
             let mut empty = config.clone();
             let h = &mut empty.hift;

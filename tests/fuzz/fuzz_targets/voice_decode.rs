@@ -1,7 +1,7 @@
 //! Recordings of strangers; the body is `antiphon::voice::decode::fuzz`.
 //!
 //! With a nightly toolchain, guided by coverage: `cargo +nightly fuzz run --fuzz-dir tests/fuzz voice_decode`. With any
-//! toolchain, without coverage: `cargo test --test voice_decode for_long -- --ignored --nocapture`.
+//! toolchain, without coverage: `cargo test --test voice for_long -- --ignored --nocapture`.
 #![no_main]
 
 // The fuzzer's own hook aborts on every panic, also on those that `decode` catches and turns into errors.

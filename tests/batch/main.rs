@@ -1,0 +1,3 @@
+//! Batch jobs across restarts and kills of the process that works on them.
+
+mod kill;

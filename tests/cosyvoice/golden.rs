@@ -1,0 +1,64 @@
+//! CosyVoice3 on the CPU against the stored tensors of the original.
+
+use std::path::{Path, PathBuf};
+
+use antiphon::synth::cosyvoice::selftest::{self, Report};
+
+fn kit(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(name)
+}
+
+fn note<'a>(report: &'a Report, name: &str) -> &'a str {
+    report.lines.iter().find(|l| l.name == name).map(|l| l.note.as_str()).unwrap_or_default()
+}
+
+#[test]
+fn every_golden_tensor_is_within_its_tolerance() {
+    let report = selftest::run_on_cpu(&kit("cosyvoice3")).expect("the kit runs");
+    println!("{report}");
+    assert!(report.passed(), "{report}");
+    let missing: Vec<&str> = report.lines.iter().filter(|l| l.pass.is_none()).map(|l| l.name.as_str()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn nothing_of_one_kit_is_taken_for_granted() {
+    let report = selftest::run_on_cpu(&kit("cosyvoice3-sizes")).expect("the kit runs");
+    println!("{report}");
+    assert!(report.passed(), "{report}");
+    // What the kit's makers chose is found in the kit.
+    assert_eq!(note(&report, "bi1_tokens"), "text by 1");
+    assert_eq!(note(&report, "bi2_tokens"), "text by 5");
+    assert_eq!(note(&report, "chunk_schedule"), "hops of 25 to 100 tokens, blocks of 15");
+    assert_eq!(note(&report, "mel_odd_prompt"), "6 prompt tokens, 23 frames, 14 tokens");
+    // What it lacks is said and does not fail.
+    for name in ["text rules", "tokenizer cases", "mel_speed_"] {
+        assert_eq!(note(&report, name), "absent", "{name}");
+    }
+    assert!(report.lines.iter().filter(|l| l.pass == Some(true)).count() > 65, "{report}");
+}
+
+#[test]
+fn a_wrong_number_fails_at_the_stage_where_it_first_shows() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let from = kit("cosyvoice3-sizes");
+    for name in ["checkpoint", "checkpoint/CosyVoice-BlankEN"] {
+        std::fs::create_dir(dir.path().join(name)).expect("made");
+        for entry in std::fs::read_dir(from.join(name)).expect("listed").map(|e| e.expect("read")) {
+            if entry.path().is_file() {
+                std::fs::copy(entry.path(), dir.path().join(name).join(entry.file_name())).expect("copied");
+            }
+        }
+    }
+    for name in ["flow.safetensors", "e2e.safetensors"] {
+        std::fs::copy(from.join(name), dir.path().join(name)).expect("copied");
+    }
+    // Another guidance rate than the kit was made with: the network is right, what the solver makes of it is not.
+    let yaml = dir.path().join("checkpoint/cosyvoice3.yaml");
+    let text = std::fs::read_to_string(&yaml).expect("read");
+    std::fs::write(&yaml, text.replace("inference_cfg_rate: 0.9", "inference_cfg_rate: 0.8")).expect("written");
+    let report = selftest::run_on_cpu(dir.path()).expect("the kit runs");
+    assert!(!report.passed(), "{report}");
+    assert_eq!(report.first_failure().map(|l| l.name.as_str()), Some("mel_nonstream"), "{report}");
+    assert!(report.lines.iter().any(|l| l.stage == "llm" && l.note == "absent"), "{report}");
+}

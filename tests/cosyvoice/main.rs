@@ -1,0 +1,8 @@
+//! The CosyVoice3 engine on the CPU: its checkpoint files, its numbers, and what a caller of it relies on.
+
+mod checkpoint;
+mod engine;
+mod exact;
+mod full;
+mod golden;
+mod pull;

@@ -1,0 +1,8 @@
+//! The SIP endpoint on loopback sockets: against a telephone that says exactly what a test tells it to, against
+//! another endpoint of ours, and against sipp and baresip.
+
+mod baresip;
+mod loopback;
+mod sipp;
+mod support;
+mod wire;

@@ -1,0 +1,221 @@
+//! Calls with sipp, which shares no code with us. Scenarios are in `tests/data/sip/`. Without sipp the tests say
+//! that they were skipped; continuous integration has it.
+
+use std::{
+    net::UdpSocket as StdUdpSocket,
+    path::Path,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use crate::support::{limited, loopback, start, within};
+use antiphon::{
+    media::{
+        leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket},
+        sip::SipLeg,
+    },
+    sip::{DialError, DialRequest, Endpoint, IncomingCall, SipConfig, TrunkConfig, User},
+};
+use tokio::{process::Command, sync::mpsc, task::JoinHandle, time::timeout};
+
+/// Longest a scenario runs.
+const SCENARIO: Duration = Duration::from_secs(30);
+
+fn have_sipp() -> bool {
+    let found =
+        std::process::Command::new("sipp").arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        eprintln!("SKIPPED: sipp is not installed (Debian package `sip-tester`)");
+    }
+    found
+}
+
+/// Runs a scenario. `port` is sipp's own.
+async fn sipp(scenario: &str, port: u16, arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/sip/{scenario}.xml"));
+    let mut command = Command::new("sipp");
+    command
+        .current_dir(folder.path())
+        .arg("-sf")
+        .arg(file)
+        .args(["-nostdin", "-i", "127.0.0.1", "-p", &port.to_string()])
+        .args(["-timeout", "25s", "-timeout_error", "-trace_err", "-error_file", "errors"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let output = timeout(SCENARIO, command.output()).await.expect("sipp ends").expect("sipp runs");
+    if !output.status.success() {
+        let errors = std::fs::read_to_string(folder.path().join("errors")).unwrap_or_default();
+        eprintln!("sipp {scenario}: {}\n{errors}", output.status);
+    }
+    output
+}
+
+fn free_port() -> u16 {
+    StdUdpSocket::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("a free port").port()
+}
+
+/// Answers every call and sends back what it hears, silence otherwise.
+fn echo(mut calls: mpsc::Receiver<IncomingCall>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        while let Some(call) = calls.recv().await {
+            tokio::spawn(async move {
+                call.ringing();
+                if let Ok(mut leg) = call.accept().await {
+                    leg.attach().await.expect("attaches");
+                    talk(&mut leg).await;
+                }
+            });
+        }
+    })
+}
+
+async fn talk(leg: &mut SipLeg) -> LegEnd {
+    let mut sequence = 0_u16;
+    loop {
+        match leg.recv().await {
+            LegEvent::Closed(end) => return end,
+            LegEvent::Rtp(packet) => {
+                let timestamp = u32::from(sequence) * leg.format().codec.frame_ticks();
+                let packet = OutPacket {
+                    payload_type: packet.payload_type,
+                    marker: sequence == 0,
+                    sequence,
+                    timestamp,
+                    payload: packet.payload,
+                };
+                sequence = sequence.wrapping_add(1);
+                leg.send(packet).await.ok();
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn passes(endpoint: &Endpoint, scenario: &str, transport: &str, arguments: &[&str]) {
+    let target =
+        if transport == "t1" { endpoint.local_tcp() } else { endpoint.local_udp() }.expect("bound").to_string();
+    let mut all = vec!["-t", transport, target.as_str()];
+    all.extend(arguments);
+    let output = sipp(scenario, free_port(), &all).await;
+    assert!(output.status.success(), "scenario {scenario} over {transport}");
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_calls_over_udp_and_tcp() {
+    if !have_sipp() {
+        return;
+    }
+    let (endpoint, calls) = start(loopback()).await;
+    let _echo = echo(calls);
+    for transport in ["u1", "t1"] {
+        for scenario in ["options", "basic", "hold"] {
+            passes(&endpoint, scenario, transport, &["-m", "1"]).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_calls_in_numbers_leave_nothing_behind() {
+    if !have_sipp() {
+        return;
+    }
+    let (endpoint, calls) = start(loopback()).await;
+    let _echo = echo(calls);
+    passes(&endpoint, "basic", "u1", &["-m", "100", "-r", "50", "-l", "50"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_gives_up_while_it_rings() {
+    if !have_sipp() {
+        return;
+    }
+    let (endpoint, mut calls) = start(loopback()).await;
+    let ringing = tokio::spawn(async move {
+        let call = calls.recv().await.expect("a call");
+        call.ringing();
+        call.cancelled().await;
+    });
+    passes(&endpoint, "cancel", "u1", &["-m", "1"]).await;
+    limited(ringing).await.expect("was told");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_is_asked_for_a_password() {
+    if !have_sipp() {
+        return;
+    }
+    let users: Vec<User> = vec![toml::from_str("username = \"alice\"\npassword = \"wonder\"").expect("valid")];
+    let (endpoint, calls) = start(SipConfig { users, ..loopback() }).await;
+    let _echo = echo(calls);
+    passes(&endpoint, "auth", "u1", &["-m", "1", "-au", "alice", "-ap", "wonder"]).await;
+    let target = endpoint.local_udp().expect("bound").to_string();
+    let output = sipp("auth", free_port(), &["-m", "1", "-au", "alice", "-ap", "guess", &target]).await;
+    assert!(!output.status.success(), "a wrong password is no password");
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_is_called() {
+    if !have_sipp() {
+        return;
+    }
+    let port = free_port();
+    let trunk: TrunkConfig = toml::from_str(&format!(
+        "name = \"carrier\"\nhost = \"127.0.0.1:{port}\"\nusername = \"alice\"\npassword = \"wonder\"\ncodecs = [\"pcmu\"]"
+    ))
+    .expect("valid");
+    let (endpoint, _calls) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    let request = DialRequest { to: "+49301234".to_owned(), ..DialRequest::default() };
+    for (transport, parameters) in [("u1", ""), ("t1", ";transport=tcp")] {
+        let carrier = tokio::spawn(async move { sipp("answer", port, &["-m", "1", "-t", transport]).await });
+        let request = match parameters {
+            "" => request.clone(),
+            _ => DialRequest {
+                to: format!("sip:x@127.0.0.1:{port}{parameters}"),
+                trunk: Some("carrier".into()),
+                ..request.clone()
+            },
+        };
+        // sipp takes a moment to listen: UDP is repeated by the stack, TCP must be tried again.
+        let mut leg = limited(async {
+            loop {
+                match endpoint.dial(request.clone()).await {
+                    Ok(leg) => return leg,
+                    Err(DialError::Declined { status: 503, .. }) => {
+                        tokio::time::sleep(Duration::from_millis(100)).await
+                    }
+                    Err(error) => panic!("{transport}: {error}"),
+                }
+            }
+        })
+        .await;
+        leg.attach().await.expect("attaches");
+        assert_eq!(leg.format().codec, Codec::Pcmu);
+        leg.hang_up().await;
+        assert!(carrier.await.expect("runs").status.success());
+    }
+    let busy = tokio::spawn(async move { sipp("busy", port, &["-m", "1"]).await });
+    let result = limited(endpoint.dial(request)).await;
+    assert!(matches!(result, Err(DialError::Declined { status: 486, .. })), "{:?}", result.err());
+    assert!(busy.await.expect("runs").status.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_is_registered_with() {
+    if !have_sipp() {
+        return;
+    }
+    let port = free_port();
+    let registrar = tokio::spawn(async move { sipp("register", port, &["-m", "1"]).await });
+    let trunk: TrunkConfig = toml::from_str(&format!(
+        "name = \"carrier\"\nhost = \"127.0.0.1:{port}\"\nusername = \"alice\"\npassword = \"wonder\"\nregister = true"
+    ))
+    .expect("valid");
+    let (endpoint, _calls) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    within("the registration", || endpoint.trunks()[0].registered == Some(true)).await;
+    assert_eq!(endpoint.trunks()[0].error, None);
+    assert!(registrar.await.expect("runs").status.success());
+}

@@ -1,0 +1,238 @@
+//! Browser calls over real ICE, DTLS, SRTP and SCTP on loopback, all through the gateway's one UDP port.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use crate::support::{Audio, PEER_EVENTS, PEER_OPUS, Peer, call, echo, gateway, within};
+use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
+use antiphon::webrtc::{Gateway, WebRtcConfig, WebRtcError};
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use webrtc::data_channel::DataChannelEvent;
+use webrtc::peer_connection::RTCPeerConnectionState;
+
+fn is_connected(event: &LegEvent) -> bool {
+    matches!(event, LegEvent::Connected)
+}
+
+/// Sends numbered packets until one comes back, then checks that a run of them does.
+async fn hears_itself(peer: &mut Peer, salt: u8) {
+    let start = u16::from(salt) * 20;
+    for number in start..start + 20 {
+        peer.send(number, u32::from(number) * 960, &[salt, number as u8, 1, 2, 3]).await;
+    }
+    for number in start..start + 20 {
+        let packet = peer.next_rtp().await;
+        assert_eq!(packet.header.payload_type, PEER_OPUS);
+        assert_eq!(packet.header.sequence_number, number);
+        assert_eq!(packet.header.timestamp, u32::from(number) * 960);
+        assert_eq!(&packet.payload[..], [salt, number as u8, 1, 2, 3]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audio_and_text_flow_both_ways_through_the_shared_port() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let offer = peer.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    let port = format!(" {} typ host", gateway.local_addr().port());
+    let candidates: Vec<&str> = answered.sdp.lines().filter(|line| line.starts_with("a=candidate:")).collect();
+    assert!(!candidates.is_empty() && candidates.iter().all(|line| line.contains(&port)), "{candidates:?}");
+    assert_eq!(answered.leg.format().payload_type, PEER_OPUS);
+    assert!(answered.leg.format().opus_fec);
+    let mut call = echo(answered.leg);
+    peer.accept(&answered.sdp).await;
+    call.next(is_connected).await;
+    peer.channel_open().await;
+    peer.say("hello").await;
+    assert_eq!(peer.next_text().await, "heard hello");
+    hears_itself(&mut peer, 7).await;
+    // The peer reports about what it was sent once a second.
+    let timed = |event: &LegEvent| matches!(event, LegEvent::Report(report) if report.round_trip.is_some());
+    let LegEvent::Report(report) = call.next(timed).await else { unreachable!() };
+    assert_eq!((report.lost, report.highest_sequence & 0xffff), (0, 7 * 20 + 19));
+    assert!(report.round_trip < Some(Duration::from_secs(1)), "{report:?}");
+    assert!(gateway.delete(&answered.id).await);
+    assert_eq!(call.end().await, LegEnd::Remote);
+    assert_eq!(gateway.count(), 0);
+    assert!(!gateway.delete(&answered.id).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_sessions_share_the_port_and_hear_only_themselves() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut first = Peer::new(Audio::SendRecv, None).await;
+    let mut second = Peer::new(Audio::SendRecv, None).await;
+    let (_, _, mut one) = call(&gateway, &mut first).await;
+    let (_, _, mut two) = call(&gateway, &mut second).await;
+    one.next(is_connected).await;
+    two.next(is_connected).await;
+    tokio::join!(hears_itself(&mut first, 1), hears_itself(&mut second, 2));
+    gateway.shutdown().await;
+    assert_eq!(one.end().await, LegEnd::Local);
+    assert_eq!(two.end().await, LegEnd::Local);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_up_closes_the_peer_and_frees_the_place() {
+    let gateway = gateway(WebRtcConfig { max_sessions: 1, ..WebRtcConfig::default() }).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let mut answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
+    answered.leg.attach().await.expect("a live session");
+    assert!(answered.leg.send_message("early"), "it waits for the channel");
+    peer.accept(&answered.sdp).await;
+    while !is_connected(&within("connecting", answered.leg.recv()).await) {}
+    peer.channel_open().await;
+    tokio::select! {
+        text = peer.next_text() => assert_eq!(text, "early"),
+        event = answered.leg.recv() => panic!("{event:?}"),
+    }
+    within("hanging up", answered.leg.hang_up()).await;
+    assert_eq!(within("the end", answered.leg.recv()).await, LegEvent::Closed(LegEnd::Local));
+    // The peer's channel ends with its DTLS transport, by our alert.
+    within("the channel's end", async {
+        let channel = peer.channel.as_ref().expect("a channel");
+        while !matches!(channel.poll().await, Some(DataChannelEvent::OnClose) | None) {}
+    })
+    .await;
+    let packet =
+        OutPacket { payload_type: PEER_OPUS, marker: true, sequence: 1, timestamp: 1, payload: Bytes::from("x") };
+    assert_eq!(answered.leg.send(packet).await, Err(LegEnd::Local));
+    assert!(!answered.leg.send_message("late"));
+    free(&gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leg_that_is_dropped_ends_its_session() {
+    let gateway = gateway(WebRtcConfig { max_sessions: 1, ..WebRtcConfig::default() }).await;
+    let offer = Peer::new(Audio::SendRecv, None).await.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert!(matches!(gateway.answer(&offer).await, Err(WebRtcError::Full(1))));
+    drop(answered);
+    free(&gateway).await;
+    assert!(gateway.answer(&offer).await.is_ok());
+    gateway.shutdown().await;
+    assert!(matches!(gateway.answer(&offer).await, Err(WebRtcError::Closing)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_socket_carries_both_families() {
+    let config = WebRtcConfig {
+        bind_ip: Some(Ipv6Addr::UNSPECIFIED.into()),
+        public_ip: Some(Ipv4Addr::LOCALHOST.into()),
+        ..WebRtcConfig::default()
+    };
+    let gateway = match Gateway::start(config).await {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            eprintln!("skipped: no IPv6 here: {error}");
+            return;
+        }
+    };
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let (_, _, mut call) = call(&gateway, &mut peer).await;
+    call.next(is_connected).await;
+    hears_itself(&mut peer, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_without_udp_goes_over_tcp_and_strangers_are_turned_away() {
+    let gateway = gateway(WebRtcConfig { tcp: true, ..WebRtcConfig::default() }).await;
+    let mut peer = Peer::new(Audio::OverTcp, Some("agent")).await;
+    let (_, _, mut call) = call(&gateway, &mut peer).await;
+    call.next(is_connected).await;
+    hears_itself(&mut peer, 4).await;
+    peer.channel_open().await;
+    peer.say("hello").await;
+    assert_eq!(peer.next_text().await, "heard hello");
+
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0], &[0, 3, 1, 2, 3], &[0xff; 4096]] {
+        let mut stranger = TcpStream::connect(gateway.local_addr()).await.expect("the port listens");
+        let _ = stranger.write_all(garbage).await;
+        let mut reply = Vec::new();
+        // Closed without a word, be it by a reset.
+        let _ = within("the refusal", stranger.read_to_end(&mut reply)).await;
+        assert!(reply.is_empty());
+    }
+    hears_itself(&mut peer, 5).await;
+    peer.close().await;
+    assert_eq!(call.end().await, LegEnd::Remote);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn telephone_events_of_the_browser_reach_the_call() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let offer = peer.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert_eq!(answered.leg.format().telephone_event, Some((PEER_EVENTS, 8_000)));
+    let mut call = echo(answered.leg);
+    peer.accept(&answered.sdp).await;
+    call.next(is_connected).await;
+    peer.state(RTCPeerConnectionState::Connected).await;
+    peer.send(1, 960, b"audio").await;
+    // RFC 4733: digit 5, the end of it, volume 10, 800 ticks.
+    peer.send_as(PEER_EVENTS, 2, 1920, &[5, 0x80 | 10, 3, 32]).await;
+    let is_event = |event: &LegEvent| matches!(event, LegEvent::Rtp(packet) if packet.payload_type == PEER_EVENTS);
+    let LegEvent::Rtp(packet) = call.next(is_event).await else { unreachable!() };
+    assert_eq!(&packet.payload[..], [5, 0x80 | 10, 3, 32]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn video_is_declined_and_the_call_goes_on() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let offer = peer.offer().await;
+    let line = |name: &str| offer.lines().find(|line| line.starts_with(name)).expect(name).to_owned();
+    let group = line("a=group:BUNDLE");
+    let section = format!(
+        "m=video 9 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=mid:v\r\na=sendrecv\r\na=rtcp-mux\r\n\
+         a=rtpmap:96 VP8/90000\r\na=setup:actpass\r\n{}\r\n{}\r\n",
+        line("a=ice-ufrag"),
+        line("a=ice-pwd")
+    );
+    let offer = format!("{}{section}", offer.replace(&group, &format!("{group} v")));
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    assert!(answered.sdp.contains("m=video 0 "), "{}", answered.sdp);
+    assert!(answered.sdp.contains("m=audio 9 "), "{}", answered.sdp);
+}
+
+#[tokio::test]
+async fn what_cannot_be_configured_is_said() {
+    let cases = [
+        WebRtcConfig { max_sessions: 0, ..WebRtcConfig::default() },
+        WebRtcConfig {
+            public_ip: Some(Ipv6Addr::LOCALHOST.into()),
+            bind_ip: Some(Ipv4Addr::LOCALHOST.into()),
+            ..WebRtcConfig::default()
+        },
+    ];
+    for config in cases {
+        assert!(matches!(Gateway::start(config).await, Err(WebRtcError::Config(_))));
+    }
+    let first = gateway(WebRtcConfig::default()).await;
+    let taken = WebRtcConfig { bind_port: first.local_addr().port(), ..WebRtcConfig::default() };
+    assert!(matches!(Gateway::start(taken).await, Err(WebRtcError::Bind { .. })));
+}
+
+async fn free(gateway: &Gateway) {
+    within("the place", async {
+        while gateway.count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_the_page_ends_the_call_at_once() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
+    let (_, _, mut call) = call(&gateway, &mut peer).await;
+    call.next(is_connected).await;
+    peer.close().await;
+    // By the DTLS alert, or this would take the twelve seconds of the ICE timeouts and end as lost.
+    assert_eq!(call.end().await, LegEnd::Remote);
+}

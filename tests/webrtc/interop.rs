@@ -1,0 +1,101 @@
+//! Calls from other people's stacks: aiortc and Chromium, driven by the scripts in `tests/interop`.
+//!
+//! The calls here speak a tone and echo texts; the scripts can be pointed at a whole gateway as well. A client that
+//! is not installed is skipped, and says so.
+
+use std::f32::consts::TAU;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::gateway;
+use antiphon::media::leg::{LegEvent, MediaLeg, OutPacket};
+use antiphon::media::webrtc::WebRtcLeg;
+use antiphon::server::error::ApiError;
+use antiphon::server::whip::{AcceptCall, WhipState, router};
+use antiphon::webrtc::{SessionId, WebRtcConfig};
+use opus::{Application, Channels, Encoder};
+use tokio::process::Command;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Speaks a tone that comes and goes like syllables, and echoes.
+#[derive(Clone)]
+struct Speaker;
+
+impl AcceptCall for Speaker {
+    async fn accept(&self, leg: WebRtcLeg, _: Option<String>, session: &SessionId) -> Result<String, ApiError> {
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(speak(leg));
+        });
+        Ok(session.to_string())
+    }
+}
+
+async fn speak(mut leg: WebRtcLeg) {
+    leg.attach().await.expect("a live session");
+    let mut encoder = Encoder::new(24_000, Channels::Mono, Application::Voip).expect("an encoder");
+    let mut tick = interval(Duration::from_millis(20));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sequence = 0_u16;
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {
+                let frame: Vec<f32> = (0..480).map(|sample| {
+                    let time = (u32::from(sequence) * 480 + sample) as f32 / 24_000.0;
+                    0.3 * (TAU * 300.0 * time).sin() * (0.5 + 0.5 * (TAU * 3.0 * time).sin())
+                }).collect();
+                let packet = OutPacket {
+                    payload_type: leg.format().payload_type,
+                    marker: sequence == 0,
+                    sequence,
+                    timestamp: u32::from(sequence) * 960,
+                    payload: encoder.encode_vec_float(&frame, 1275).expect("a frame").into(),
+                };
+                sequence = sequence.wrapping_add(1);
+                let _ = leg.send(packet).await;
+            }
+            event = leg.recv() => match event {
+                LegEvent::Message(text) => assert!(leg.send_message(&text)),
+                LegEvent::Closed(_) => return,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs a script against a gateway of its own.
+async fn run(script: &str, arguments: &[&str]) {
+    let gateway = gateway(WebRtcConfig { tcp: true, ..WebRtcConfig::default() }).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let state = WhipState { gateway, accept: Speaker };
+    tokio::spawn(async move { axum::serve(listener, router(state)).await });
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
+    let child = Command::new(path).arg(url).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
+    // Installing aiortc may come first.
+    let output = tokio::time::timeout(Duration::from_secs(300), child).await.expect("the script ends in time");
+    let Output { status, stdout, stderr } = output.expect("the script can be started");
+    let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    match status.code() {
+        Some(0) => println!("{script}: {said}"),
+        Some(77) => eprintln!("skipped {script}: {said}"),
+        other => panic!("{script} ended with {other:?}: {said}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn aiortc_hears_speech_and_gets_its_text_back() {
+    run("aiortc.sh", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chromium_hears_speech_and_gets_its_text_back() {
+    run("chromium_call.py", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chromium_without_udp_calls_over_tcp() {
+    run("chromium_call.py", &["--tcp"]).await;
+}

@@ -1,0 +1,7 @@
+//! Browser calls over real ICE, DTLS, SRTP and SCTP on loopback: our peer, aiortc, Chromium, and hostile ones.
+
+mod calls;
+mod hostile;
+mod interop;
+mod support;
+mod whip;
