@@ -1,0 +1,51 @@
+//! Which top-level module may use which.
+
+use std::collections::BTreeMap;
+
+use crate::tree::Crate;
+
+/// Each module of the gateway and its layer; a module may name only modules of lower layers.
+const GATEWAY: &[(&str, u32)] = &[
+    ("clock", 1),
+    ("audio", 1),
+    ("secret", 1),
+    ("audio_file", 2),
+    ("turn", 2),
+    ("telemetry", 2),
+    ("sched", 3),
+    ("voice", 3),
+    ("synth", 4),
+    ("media", 4),
+    ("sip", 5),
+    ("webrtc", 5),
+    ("call", 6),
+    ("agent", 7),
+    ("batch", 7),
+    ("gateway", 8),
+    ("server", 9),
+    ("config", 10),
+    ("app", 11),
+    ("cli", 12),
+];
+
+#[test]
+fn modules_use_only_what_is_below_them() {
+    let layers: BTreeMap<&str, u32> = GATEWAY.iter().copied().collect();
+    let gateway = Crate::read("src");
+    let mut wrong = Vec::new();
+    for (path, used) in gateway.uses() {
+        let Some(module) = path.first() else { continue };
+        let file = gateway.modules[&path].file.display();
+        let Some(&own) = layers.get(module.as_str()) else {
+            wrong.push(format!("{file}: module `{module}` has no layer"));
+            continue;
+        };
+        for name in used.iter().filter_map(|to| to.first()).filter(|name| *name != module) {
+            let layer = layers.get(name.as_str()).copied().unwrap_or(u32::MAX);
+            if layer >= own {
+                wrong.push(format!("{file}: `{module}` (layer {own}) uses `{name}` (layer {layer})"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
+}

@@ -1,0 +1,71 @@
+//! Rules of single lines: sends, `unsafe`, documentation.
+
+use crate::tree::files;
+
+const SOURCES: &[&str] = &["src", "sdp/src", "loadgen/src"];
+
+/// The file up to its unit tests.
+fn body(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or(text)
+}
+
+#[test]
+fn every_send_that_does_not_wait_says_what_happens_when_full() {
+    let mut silent = Vec::new();
+    for (path, text) in files(SOURCES, &["rs"]) {
+        let text = body(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        for (n, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            if code.contains(".try_send(") && !code.contains("socket") {
+                let around = &lines[n.saturating_sub(5)..(n + 2).min(lines.len())];
+                if !around.iter().any(|l| l.contains("overflow:")) {
+                    silent.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
+                }
+            }
+        }
+    }
+    assert!(silent.is_empty(), "sends without `// overflow: ...`:\n{}", silent.join("\n"));
+}
+
+#[test]
+fn unsafe_code_stays_in_the_cuda_module_and_states_its_invariant() {
+    let mut wrong = Vec::new();
+    for (path, text) in files(SOURCES, &["rs"]) {
+        let cuda = path.starts_with("src/synth/cosyvoice/gpu");
+        let lines: Vec<&str> = text.lines().collect();
+        for (n, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            let opens = code.contains("unsafe {") || code.contains("unsafe impl") || code.contains("unsafe fn");
+            if !opens {
+                continue;
+            }
+            let stated = lines[n.saturating_sub(6)..=n].iter().any(|l| l.contains("SAFETY:") || l.contains("# Safety"));
+            let mapped = lines[n..(n + 2).min(lines.len())].iter().any(|l| l.contains("Mmap"));
+            if !stated || !(cuda || mapped) {
+                wrong.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "unsafe outside its place, or without `SAFETY:`:\n{}", wrong.join("\n"));
+}
+
+/// `.ci/run` does not take the minutes of a pass that would find nothing.
+#[test]
+fn documentation_has_no_code_to_run() {
+    let mut found = Vec::new();
+    for (path, text) in files(SOURCES, &["rs"]) {
+        let mut fenced = false;
+        for (n, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            let Some(doc) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) else { continue };
+            if let Some(kind) = doc.trim().strip_prefix("```") {
+                fenced = !fenced;
+                if fenced && !matches!(kind, "text" | "toml" | "json" | "sh") {
+                    found.push(format!("{}:{}", path.display(), n + 1));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "name the language (text, toml, json, sh), or have .ci/run test it: {found:?}");
+}
