@@ -15,7 +15,7 @@
 //!   time, so an agent that floods one call holds its own text and nothing of the device.
 
 pub mod bench;
-mod ear;
+mod caller;
 pub mod event;
 pub mod handle;
 mod heard;
@@ -27,7 +27,6 @@ pub mod segment;
 pub mod settings;
 mod source;
 pub mod speech;
-mod stream;
 mod task;
 
 pub use event::{BargeInOutcome, CallEvent, Cause, EndReason, Heard, Precision, TurnHow};

@@ -22,16 +22,16 @@ const QUIET: Duration = Duration::from_millis(200);
 
 /// What the caller did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sign {
+pub(super) enum Signal {
     /// Began (`true`) or stopped speaking.
     Speaking(bool),
     /// Pressed a key.
     Digit(char),
 }
 
-/// Hears one caller.
+/// The incoming stream of one caller.
 #[derive(Debug)]
-pub(super) struct Ear {
+pub(super) struct CallerInput {
     inbound: Inbound,
     vad: Vad,
     digits: dtmf::Receiver,
@@ -42,7 +42,7 @@ pub(super) struct Ear {
     quiet_at: Option<Instant>,
 }
 
-impl Ear {
+impl CallerInput {
     pub(super) fn new(format: &MediaFormat, vad: &VadConfig) -> Result<Self, CodecError> {
         Ok(Self {
             inbound: Inbound::new(format.codec)?,
@@ -73,9 +73,9 @@ impl Ear {
     }
 
     /// What the caller did, if anything. `since` is when the call connected.
-    pub(super) fn poll(&mut self, now: Instant, since: Instant, tap: &broadcast::Sender<MediaFrame>) -> Option<Sign> {
+    pub(super) fn poll(&mut self, now: Instant, since: Instant, tap: &broadcast::Sender<MediaFrame>) -> Option<Signal> {
         if let Some(digit) = self.digit.take() {
-            return Some(Sign::Digit(digit));
+            return Some(Signal::Digit(digit));
         }
         while let Some(heard) = self.inbound.poll(now) {
             let changed = match heard {
@@ -88,13 +88,13 @@ impl Ear {
                 Heard::Silence(length) => self.vad.silence(length),
             };
             if let Some(speaking) = changed {
-                return Some(Sign::Speaking(speaking));
+                return Some(Signal::Speaking(speaking));
             }
         }
         if self.vad.is_speaking() && self.quiet_at.is_some_and(|at| at <= now) {
             // Silence counts from here on, so that the usual offset applies in full.
             self.quiet_at = Some(now + QUIET);
-            return self.vad.silence(QUIET).map(Sign::Speaking);
+            return self.vad.silence(QUIET).map(Signal::Speaking);
         }
         None
     }

@@ -1,46 +1,21 @@
-//! What a call has to say, in order: turns, their utterances, the speech made of them, marks.
-//!
-//! Owns text and PCM until they leave. Never encodes, never decides when something leaves, never talks to the
-//! engine: the machine asks it what to submit and hands it what came back.
+//! One turn of a call: its text, the utterances it becomes, and the speech that is made of them until it leaves.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::event::{Heard, Precision, TurnHow};
-use super::handle::Style;
-use super::heard::{self, Pace};
-use super::segment::Segmenter;
-use super::{EndReason, TurnId};
 use crate::audio::{FRAME_SAMPLES, RATE};
+use crate::call::TurnId;
+use crate::call::event::{Heard, Precision, TurnHow};
+use crate::call::handle::Style;
+use crate::call::heard::{self, Pace};
+use crate::call::segment::Segmenter;
 use crate::media::playout::Playout;
 use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
-
-/// Utterances of one call that are with the engine at a time: what sounds next, what follows it without a gap,
-/// and one more for a voice that makes several at once.
-pub(super) const WINDOW: usize = 3;
 
 /// A writer who pauses this long behind a full stop has finished the sentence: several times the usual time
 /// between two tokens.
 const WRITER_PAUSE: Duration = Duration::from_millis(200);
-
-/// No further utterance is submitted while this much speech waits: it bounds what one call can hold.
-const MAX_AHEAD: usize = 10 * RATE as usize;
-
-/// The queue of one call.
-#[derive(Debug, Default)]
-pub(super) struct Stream {
-    pub(super) entries: VecDeque<Entry>,
-    pub(super) pace: Pace,
-}
-
-/// One thing after the other.
-#[derive(Debug)]
-pub(super) enum Entry {
-    Turn(Box<Turn>),
-    Mark(String),
-    End(EndReason),
-}
 
 /// One turn.
 #[derive(Debug)]
@@ -63,7 +38,7 @@ pub(super) struct Turn {
     pub(super) trouble: Option<TurnHow>,
     /// Refusals in a row.
     pub(super) refusals: u32,
-    /// The engine refused or failed it and another voice took over: the whole rest of it is that voice's.
+    /// The engine refused or failed it and the fallback voice took over: the whole rest of it is that voice's.
     pub(super) fallback: bool,
     /// Bytes of its text that the backlog counts.
     pub(super) bytes: usize,
@@ -82,7 +57,7 @@ pub(super) struct Part {
     pushed: u64,
     /// Samples that came.
     received: u64,
-    /// Another voice has it than the engine's.
+    /// The fallback voice has it.
     pub(super) fallback: bool,
     /// When it was handed to the engine.
     pub(super) submitted: Option<Instant>,
@@ -207,7 +182,7 @@ impl Turn {
     }
 
     /// Whether all of it has left.
-    fn is_over(&self, playout: &Playout) -> bool {
+    pub(super) fn is_over(&self, playout: &Playout) -> bool {
         !self.is_open() && self.parts.iter().rev().all(|part| part.has_left(playout))
     }
 
@@ -238,12 +213,12 @@ impl Turn {
     }
 
     /// Recorded audio that has begun to leave: it cannot be taken back, as text can.
-    fn is_underway(&self) -> bool {
+    pub(super) fn is_underway(&self) -> bool {
         self.parts.iter().any(|part| part.text.is_empty() && part.pushed > 0)
     }
 
     /// Takes back what was submitted and has not sounded; it will be submitted anew.
-    fn withdraw(&mut self, playout: &mut Playout) {
+    pub(super) fn withdraw(&mut self, playout: &mut Playout) {
         let parts = &mut self.parts;
         playout.flush(|owner| parts.iter().all(|part| part.utterance != owner));
         self.epoch.raise();
@@ -288,7 +263,8 @@ impl Part {
         self.state == PartState::Ended && self.available() == 0 && playout.sent(self.utterance).sent >= self.pushed
     }
 
-    fn available(&self) -> usize {
+    /// Samples that wait; of a clip without end, as many as there can be.
+    pub(super) fn available(&self) -> usize {
         match &self.audio {
             Audio::Buffer(buffer) => buffer.length,
             Audio::Clip { left: None, .. } => usize::MAX,
@@ -296,8 +272,16 @@ impl Part {
         }
     }
 
+    /// Samples that came from the engine and wait.
+    pub(super) fn buffered(&self) -> usize {
+        match &self.audio {
+            Audio::Buffer(buffer) => buffer.length,
+            Audio::Clip { .. } => 0,
+        }
+    }
+
     /// Takes the next frame, if a whole one is there or the last one.
-    fn take(&mut self, out: &mut Vec<f32>) -> bool {
+    pub(super) fn take(&mut self, out: &mut Vec<f32>) -> bool {
         let available = self.available();
         let enough = available >= FRAME_SAMPLES || (self.state == PartState::Ended && available > 0);
         if !enough {
@@ -348,132 +332,6 @@ impl Buffer {
                 self.offset = end;
             }
         }
-    }
-}
-
-impl Stream {
-    pub(super) fn turns(&self) -> impl Iterator<Item = &Turn> {
-        self.entries.iter().filter_map(|entry| match entry {
-            Entry::Turn(turn) => Some(&**turn),
-            Entry::Mark(_) | Entry::End(_) => None,
-        })
-    }
-
-    pub(super) fn turns_mut(&mut self) -> impl Iterator<Item = &mut Turn> {
-        self.entries.iter_mut().filter_map(|entry| match entry {
-            Entry::Turn(turn) => Some(&mut **turn),
-            Entry::Mark(_) | Entry::End(_) => None,
-        })
-    }
-
-    /// The turn that sounds, or sounds next.
-    pub(super) fn front(&self) -> Option<&Turn> {
-        self.turns().next()
-    }
-
-    /// The turn whose text is still being written.
-    pub(super) fn open(&mut self) -> Option<&mut Turn> {
-        self.turns_mut().find(|turn| turn.is_open())
-    }
-
-    /// When [`Turn::settle`] is due on the open turn.
-    pub(super) fn settles_at(&self) -> Option<Instant> {
-        self.turns().find(|turn| turn.is_open())?.settles_at()
-    }
-
-    pub(super) fn part(&mut self, utterance: UtteranceId) -> Option<&mut Part> {
-        self.turns_mut().flat_map(|turn| turn.parts.iter_mut().rev()).find(|part| part.utterance == utterance)
-    }
-
-    pub(super) fn turn_of(&mut self, utterance: UtteranceId) -> Option<&mut Turn> {
-        self.turns_mut().find(|turn| turn.parts.iter().rev().any(|part| part.utterance == utterance))
-    }
-
-    /// Whether the call ends when everything is said.
-    pub(super) fn is_ending(&self) -> bool {
-        self.entries.iter().any(|entry| matches!(entry, Entry::End(_)))
-    }
-
-    /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
-    pub(super) fn add(&mut self, turn: Turn, ahead: bool, playout: &mut Playout) {
-        let place = if ahead {
-            let sounding = |entry: &Entry| matches!(entry, Entry::Turn(turn) if turn.sounded || turn.is_underway());
-            let place = self.entries.iter().rposition(sounding).map_or(0, |place| place + 1);
-            for entry in self.entries.range_mut(place..) {
-                if let Entry::Turn(turn) = entry {
-                    turn.withdraw(playout);
-                }
-            }
-            place
-        } else {
-            // Behind an end nothing is heard: new text goes before it.
-            let ends = |entry: &Entry| matches!(entry, Entry::End(_));
-            self.entries.iter().position(ends).unwrap_or(self.entries.len())
-        };
-        self.entries.insert(place, Entry::Turn(Box::new(turn)));
-    }
-
-    /// The next utterance to submit, while the window and the buffers have room.
-    pub(super) fn next_to_submit(&mut self) -> Option<(&mut Turn, usize)> {
-        let (mut open, mut ahead) = (0, 0);
-        for part in self.turns().flat_map(|turn| &turn.parts) {
-            open += usize::from(part.state == PartState::Submitted);
-            if let Audio::Buffer(buffer) = &part.audio {
-                ahead += buffer.length;
-            }
-        }
-        if open >= WINDOW || ahead >= MAX_AHEAD {
-            return None;
-        }
-        self.turns_mut().find_map(|turn| {
-            let place = turn.parts.iter().position(|part| part.state == PartState::Waiting)?;
-            Some((turn, place))
-        })
-    }
-
-    /// Takes the next frame of speech into `out`; returns whose it is.
-    pub(super) fn take_frame(&mut self, out: &mut Vec<f32>) -> Option<UtteranceId> {
-        out.clear();
-        for entry in &mut self.entries {
-            match entry {
-                Entry::Turn(turn) => {
-                    for part in &mut turn.parts {
-                        if part.take(out) {
-                            return Some(part.utterance);
-                        }
-                        if part.state != PartState::Ended {
-                            return None;
-                        }
-                    }
-                    if turn.is_open() {
-                        return None;
-                    }
-                }
-                Entry::Mark(_) => {}
-                Entry::End(_) => return None,
-            }
-        }
-        None
-    }
-
-    /// Whether only the end of the call is left.
-    pub(super) fn is_last(&self) -> bool {
-        matches!(self.entries.front(), Some(Entry::End(_)))
-    }
-
-    /// Removes the first entry if its time has come; the end of the call only when it `may_end`.
-    pub(super) fn retire(&mut self, playout: &Playout, may_end: bool) -> Option<Entry> {
-        self.entries.pop_front_if(|entry| match entry {
-            Entry::Turn(turn) => turn.is_over(playout),
-            Entry::Mark(_) => true,
-            // The last frame must have left.
-            Entry::End(_) => may_end && playout.is_empty() && !playout.is_dialing(),
-        })
-    }
-
-    /// Samples of speech that wait.
-    pub(super) fn waiting_samples(&self) -> usize {
-        self.turns().flat_map(|turn| &turn.parts).fold(0, |sum, part| sum.saturating_add(part.available()))
     }
 }
 

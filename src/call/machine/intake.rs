@@ -1,0 +1,293 @@
+//! How text, clips and streamed audio get into the queue.
+//!
+//! Owns what is known of a stream of text whose turn was cut off while it was being written. The backlog has counted
+//! text before it comes here: what is not queued is given back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::outbox::Outbox;
+use super::queue::Entry;
+use super::speaking::Speaking;
+use super::turn::Turn;
+use crate::audio::{RATE, from_i16};
+use crate::call::event::Cause;
+use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
+use crate::call::segment::Segmenter;
+use crate::call::{CallEvent, EndReason, TurnId};
+use crate::media::resample;
+
+/// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
+/// between two tokens, shorter than any caller's sentence that leads to a new reply.
+const STALE_PAUSE: Duration = Duration::from_millis(400);
+
+/// Takes what the agent wants said.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    /// Text of a stream that was cut off is still arriving.
+    stale: Option<StaleStream>,
+}
+
+/// The rest of a stream whose turn is over.
+#[derive(Clone, Debug)]
+struct StaleStream {
+    turn: TurnId,
+    latest: Instant,
+}
+
+impl Intake {
+    /// A turn was cut off while its text was being written: the rest of it is not to be said.
+    pub(super) fn cut_off(&mut self, now: Instant, turn: Option<TurnId>) {
+        if let Some(turn) = turn {
+            self.stale = Some(StaleStream { turn, latest: now });
+        }
+    }
+
+    /// A whole turn.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        request: TurnRequest,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> Result<TurnId, SpeakError> {
+        let bytes = request.text.len();
+        self.whole(now, request, speaking, out).inspect_err(|_| out.shared.backlog.give_back(bytes))
+    }
+
+    fn whole(
+        &mut self,
+        now: Instant,
+        request: TurnRequest,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> Result<TurnId, SpeakError> {
+        is_open(speaking)?;
+        if !(0.25..=4.0).contains(&request.style.speed) {
+            return Err(SpeakError::Invalid("speed must be between 0.25 and 4".into()));
+        }
+        let mut texts = Vec::new();
+        Segmenter::new(out.shared.config.segment.clone()).whole(&request.text, &mut texts);
+        if texts.is_empty() {
+            return Err(SpeakError::Empty);
+        }
+        if request.interrupt {
+            let cut = speaking.cancel(now, Cause::Agent, |_| false, out);
+            self.cut_off(now, cut);
+        }
+        if !has_room(speaking, out) {
+            return Err(SpeakError::Busy);
+        }
+        speaking.queue.close_open();
+        let TurnRequest { id, text, ahead, style, .. } = request;
+        let mut turn = new_turn(now, id, style);
+        turn.bytes = text.len();
+        turn.add_text(texts);
+        let id = self.begin(now, turn, ahead, speaking, out);
+        speaking.submit(now);
+        // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
+        if let Some(retry_after) = speaking.take_back_refused(now, &id) {
+            return Err(SpeakError::Refused { retry_after, reason: "the engine has no capacity now".into() });
+        }
+        told(&id, out);
+        speaking.update_flow(out);
+        Ok(id)
+    }
+
+    /// The next piece of a turn that is still being written.
+    pub(super) fn text(&mut self, now: Instant, delta: TextDelta, speaking: &mut Speaking, out: &mut Outbox) {
+        let bytes = delta.token.len();
+        if is_open(speaking).is_err() || self.swallows(now, &delta) {
+            return out.shared.backlog.give_back(bytes);
+        }
+        let other = |turn: &mut Turn| delta.id.as_ref().is_some_and(|id| *id != turn.id);
+        if speaking.queue.open().is_some_and(other) {
+            speaking.queue.close_open();
+        }
+        if speaking.queue.open().is_none() {
+            if delta.token.is_empty() {
+                return;
+            }
+            if !has_room(speaking, out) {
+                out.shared.backlog.give_back(bytes);
+                return out.error("too much is queued on this call: text was dropped".into());
+            }
+            let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
+            let mut turn = new_turn(now, delta.id, style);
+            turn.segmenter = Some(Segmenter::new(out.shared.config.segment.clone()));
+            let id = self.begin(now, turn, false, speaking, out);
+            told(&id, out);
+        }
+        let Some(turn) = speaking.queue.open() else { return };
+        turn.bytes += bytes;
+        turn.written = now;
+        let mut texts = Vec::new();
+        if let Some(segmenter) = &mut turn.segmenter {
+            segmenter.push(&delta.token, &mut texts);
+        }
+        turn.add_text(texts);
+        if delta.last {
+            speaking.queue.close_open();
+        }
+        speaking.update_flow(out);
+    }
+
+    /// Recorded audio.
+    pub(super) fn clip(
+        &mut self,
+        now: Instant,
+        request: PlayRequest,
+        clip: Arc<[f32]>,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> Result<TurnId, SpeakError> {
+        is_open(speaking)?;
+        if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
+            return Err(SpeakError::Busy);
+        }
+        speaking.queue.close_open();
+        let PlayRequest { id, times, interruptible, preemptible, .. } = request;
+        let style = Style { interruptible, preemptible, ..Style::default() };
+        let mut turn = new_turn(now, id, style);
+        turn.add_clip(clip, times);
+        let id = self.begin(now, turn, false, speaking, out);
+        told(&id, out);
+        Ok(id)
+    }
+
+    /// The next piece of streamed audio: mono samples, `rate` of them a second.
+    pub(super) fn audio(&mut self, now: Instant, pcm: &[i16], rate: u32, speaking: &mut Speaking, out: &mut Outbox) {
+        if is_open(speaking).is_err() {
+            return;
+        }
+        if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
+            return out.error("too much audio is queued on this call: some was dropped".into());
+        }
+        let pcm = pcm.iter().map(|s| from_i16(*s)).collect::<Vec<_>>();
+        let pcm = match resample::whole(&pcm, rate, RATE) {
+            Ok(pcm) => pcm,
+            Err(error) => return out.error(format!("audio could not be converted: {error}")),
+        };
+        if let Some(Entry::Turn(turn)) = speaking.queue.entries.back_mut()
+            && turn.silent
+        {
+            return turn.add_pcm(pcm);
+        }
+        let mut turn = Turn::new(TurnId::next(), Style::default(), now, speaking.queue.front().is_none());
+        turn.silent = true;
+        turn.add_pcm(pcm);
+        speaking.add(turn, false);
+    }
+
+    /// A mark behind everything that is queued.
+    pub(super) fn mark(&mut self, name: String, speaking: &mut Speaking, out: &mut Outbox) {
+        if has_room(speaking, out) {
+            speaking.queue.entries.push_back(Entry::Mark(name));
+        } else {
+            out.event(CallEvent::Mark { name, played: false });
+        }
+    }
+
+    /// The end of the call behind everything that is queued.
+    pub(super) fn end(&mut self, reason: EndReason, speaking: &mut Speaking) {
+        if !speaking.queue.is_ending() {
+            speaking.queue.close_open();
+            speaking.queue.entries.push_back(Entry::End(reason));
+        }
+    }
+
+    /// Queues a turn; the turns that later ones may cut off end.
+    fn begin(
+        &mut self,
+        now: Instant,
+        mut turn: Turn,
+        ahead: bool,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> TurnId {
+        if speaking.queue.turns().any(|turn| turn.style.preemptible) {
+            let cut = speaking.cancel(now, Cause::Preempted, |turn| !turn.style.preemptible, out);
+            self.cut_off(now, cut);
+        }
+        turn.immediate = speaking.queue.front().is_none();
+        let id = turn.id.clone();
+        speaking.add(turn, ahead);
+        id
+    }
+
+    /// Whether `delta` is the rest of a stream whose turn was cut off: with an id that is certain, without one
+    /// it is what comes without a pause.
+    fn swallows(&mut self, now: Instant, delta: &TextDelta) -> bool {
+        let Some(stale) = &mut self.stale else { return false };
+        let same = match &delta.id {
+            Some(id) => *id == stale.turn,
+            None => now.saturating_duration_since(stale.latest) < STALE_PAUSE,
+        };
+        if same && !delta.last {
+            stale.latest = now;
+        } else {
+            self.stale = None;
+        }
+        same
+    }
+}
+
+fn new_turn(now: Instant, id: Option<TurnId>, style: Style) -> Turn {
+    Turn::new(id.unwrap_or_else(TurnId::next), style, now, false)
+}
+
+fn is_open(speaking: &Speaking) -> Result<(), SpeakError> {
+    if speaking.is_closed() {
+        Err(SpeakError::Ended)
+    } else if speaking.queue.is_ending() {
+        Err(SpeakError::Draining)
+    } else {
+        Ok(())
+    }
+}
+
+fn has_room(speaking: &Speaking, out: &Outbox) -> bool {
+    speaking.queue.entries.len() < out.shared.config.max_backlog_entries
+}
+
+fn told(turn: &TurnId, out: &mut Outbox) {
+    out.shared.stats.turns.fetch_add(1, Relaxed);
+    out.event(CallEvent::TurnStarted { turn: turn.clone() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    fn delta(id: Option<&TurnId>, last: bool) -> TextDelta {
+        TextDelta { id: id.cloned(), token: "word ".into(), last, style: Style::default() }
+    }
+
+    #[test]
+    fn the_rest_of_a_stream_that_was_cut_off_is_swallowed_until_it_pauses_or_ends() {
+        let (now, turn, pause) = (clock::now(), TurnId::next(), STALE_PAUSE);
+        let mut intake = Intake::default();
+        assert!(!intake.swallows(now, &delta(None, false)), "nothing was cut off");
+        intake.cut_off(now, Some(turn.clone()));
+        let soon = now + pause / 2;
+        assert!(intake.swallows(soon, &delta(None, false)));
+        assert!(intake.swallows(soon + pause / 2, &delta(None, false)), "the pause counts from the latest piece");
+        assert!(!intake.swallows(soon + pause * 2, &delta(None, false)), "after a pause it is another turn");
+        assert!(!intake.swallows(soon + pause * 2, &delta(None, false)));
+    }
+
+    #[test]
+    fn with_an_id_no_pause_counts_and_the_last_piece_ends_it() {
+        let (now, turn, other) = (clock::now(), TurnId::next(), TurnId::next());
+        let mut intake = Intake::default();
+        intake.cut_off(now, Some(turn.clone()));
+        let late = now + STALE_PAUSE * 10;
+        assert!(intake.swallows(late, &delta(Some(&turn), false)));
+        assert!(intake.swallows(late, &delta(Some(&turn), true)), "its last piece is swallowed, too");
+        assert!(!intake.swallows(late, &delta(Some(&turn), false)), "then the name is free again");
+        intake.cut_off(now, Some(turn.clone()));
+        assert!(!intake.swallows(now, &delta(Some(&other), false)));
+    }
+}

@@ -1,0 +1,357 @@
+//! The decisions of one call, without I/O: what is said when, what cuts it off, what is told to whom.
+//!
+//! Never sends, waits, or reads a clock. Contract: after every `handle_*` call [`Machine::poll`] until it returns
+//! nothing and carry out the actions in order; then again at [`Machine::deadline`]. [`Machine::finish`] is the last
+//! call.
+//!
+//! [`Machine`] takes what happens and hands it to the part that it concerns; each part owns its own state:
+//!
+//! - [`intake`]: text, clips and streamed audio on their way into the queue
+//! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`]), [`synthesis`] (the engine's side),
+//!   [`output`] (encoder and playout) and [`pause`] (hold, and a barge-in that waits for the agent)
+//! - [`super::caller`]: what the caller says and presses
+//! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
+//! - [`outbox`]: actions, events and figures on their way out
+//!
+//! # Why
+//! The engine is called directly ([`Speech`] never waits), because its refusal has to be known at once; packets
+//! and signalling are actions, because sending them may wait.
+
+#[cfg(test)]
+mod fixture;
+mod intake;
+mod lifetime;
+mod outbox;
+mod output;
+mod pause;
+mod queue;
+mod speaking;
+mod synthesis;
+mod transfer;
+mod turn;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use self::intake::Intake;
+use self::lifetime::Lifetime;
+use self::outbox::Outbox;
+use self::speaking::{Speaking, Step};
+use self::transfer::Transfer;
+use super::caller::{CallerInput, Signal};
+use super::event::{BargeInOutcome, Cause};
+use super::handle::{CallHandle, CallMeta, Command};
+use super::info::{Shared, codec_number};
+use super::settings::CallConfig;
+use super::speech::Speech;
+use super::{CallEvent, EndReason};
+use crate::media::encode::{CodecError, Encoder, OpusSettings};
+use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
+use crate::turn::{SpeechEvent, SpeechSink};
+
+/// What the driver has to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Hand a packet to the leg.
+    Send(OutPacket),
+    /// Tell the listeners.
+    Event(CallEvent),
+    /// Send text on the data channel.
+    Message(String),
+    /// Ask the peer to hold or to resume.
+    Hold(bool),
+    /// Hand the peer over.
+    Transfer {
+        /// To whom.
+        to: String,
+        /// Whether we speak to them first.
+        attended: bool,
+    },
+    /// End the call.
+    End(EndReason),
+}
+
+/// The state of one call.
+pub struct Machine {
+    out: Outbox,
+    speaking: Speaking,
+    intake: Intake,
+    caller: CallerInput,
+    transfer: Transfer,
+    lifetime: Lifetime,
+}
+
+impl Machine {
+    /// A call on a leg with `format`. `random` seeds the RTP numbers; `sink` leads to
+    /// [`Machine::handle_speech`].
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        format: &MediaFormat,
+        speech: Arc<dyn Speech>,
+        sink: SpeechSink,
+        random: u64,
+        now: Instant,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            speaking: Speaking::new(&shared, format, speech, sink, random, now)?,
+            intake: Intake::default(),
+            caller: CallerInput::new(format, &shared.config.vad)?,
+            transfer: Transfer::default(),
+            lifetime: Lifetime::new(now),
+            out: Outbox::new(shared),
+        })
+    }
+
+    /// A call without a task, for drivers with a time of their own. What the handle sends arrives in the first
+    /// receiver and belongs into [`Machine::handle_command`], what the engine makes arrives in the second and
+    /// belongs into [`Machine::handle_speech`].
+    ///
+    /// # Errors
+    /// A codec library cannot be set up.
+    pub fn detached(
+        meta: CallMeta,
+        config: CallConfig,
+        leg: (&'static str, &MediaFormat),
+        speech: Arc<dyn Speech>,
+        now: Instant,
+    ) -> Result<(Self, CallHandle, mpsc::Receiver<Command>, mpsc::Receiver<SpeechEvent>), CodecError> {
+        let (commands, inbox) = mpsc::channel(256);
+        let (sink, made) = mpsc::channel(256);
+        let (shared, _) = Shared::new(meta, Arc::new(config), leg.0, leg.1.codec, now, Duration::ZERO);
+        let shared = Arc::new(shared);
+        let machine = Self::new(shared.clone(), leg.1, speech, sink, 0, now)?;
+        Ok((machine, CallHandle { shared, commands }, inbox, made))
+    }
+
+    /// Takes what happened on the leg.
+    pub fn handle_leg(&mut self, now: Instant, event: LegEvent) {
+        match event {
+            LegEvent::Connected => {
+                if self.lifetime.connect(now) {
+                    self.out.shared.stats.connected.store(true, Relaxed);
+                    self.speaking.output.playout.start(now);
+                    self.out.event(CallEvent::Connected);
+                }
+            }
+            LegEvent::Rtp(packet) => {
+                self.out.meters.received(&self.out.shared.stats);
+                self.caller.push(packet);
+            }
+            LegEvent::Digit(digit) => self.caller_did(now, Signal::Digit(digit)),
+            LegEvent::Message(text) => {
+                self.lifetime.active(now);
+                self.out.event(CallEvent::Message(text));
+            }
+            LegEvent::Report(report) => self.report(&report),
+            LegEvent::Held(held) => {
+                if self.speaking.hold(now, held, true, &mut self.out) {
+                    self.lifetime.active(now);
+                }
+            }
+            LegEvent::Format(format) => self.set_format(now, format),
+            LegEvent::HoldAnswered { hold, outcome } => {
+                if let Err(reason) = outcome {
+                    let what = if hold { "on" } else { "off" };
+                    self.out.error(format!("the peer was not put {what} hold: {reason}"));
+                }
+            }
+            LegEvent::TransferAnswered(outcome) => {
+                let event = self.transfer.answered(now, outcome);
+                self.out.event(event);
+            }
+            LegEvent::TransferEnded(outcome) => self.transfer_ended(outcome),
+            // A peer that has taken a transfer on and hangs up has gone where it was sent.
+            LegEvent::Closed(LegEnd::Remote) if self.transfer.is_accepted() => self.transfer_ended(Ok(())),
+            LegEvent::Closed(end) => self.finish(end.into()),
+        }
+    }
+
+    /// Takes what a handle asks for.
+    pub fn handle_command(&mut self, now: Instant, command: Command) {
+        self.lifetime.active(now);
+        let (speaking, out) = (&mut self.speaking, &mut self.out);
+        match command {
+            Command::Speak { turn, reply } => {
+                // A requester that is gone needs no answer.
+                let _ = reply.send(self.intake.turn(now, turn, speaking, out));
+            }
+            Command::Text(delta) => self.intake.text(now, delta, speaking, out),
+            Command::Play { request, clip, reply } => {
+                let _ = reply.send(self.intake.clip(now, request, clip, speaking, out));
+            }
+            Command::Audio { pcm, rate } => self.intake.audio(now, &pcm, rate, speaking, out),
+            Command::Mark(name) => self.intake.mark(name, speaking, out),
+            Command::Interrupt | Command::Clear => self.interrupt(now, Cause::Agent),
+            Command::ResolveBargeIn(outcome) => self.resolve_barge_in(now, outcome),
+            Command::Hold(hold) => {
+                speaking.hold(now, hold, false, out);
+            }
+            Command::Transfer { to, attended } => match self.transfer.ask() {
+                Ok(()) => out.push(Action::Transfer { to, attended }),
+                Err(reason) => out.event(CallEvent::Transferred(Err(reason))),
+            },
+            Command::Digits(digits) => speaking.dial(now, &digits),
+            Command::Message(text) => out.push(Action::Message(text)),
+            Command::Finish(reason) => self.intake.end(reason, speaking),
+        }
+    }
+
+    /// Takes what the engine made.
+    pub fn handle_speech(&mut self, now: Instant, event: SpeechEvent) {
+        self.speaking.receive(now, event);
+    }
+
+    /// The next thing to do now.
+    pub fn poll(&mut self, now: Instant) -> Option<Action> {
+        loop {
+            if let Some(action) = self.out.pop() {
+                return Some(action);
+            }
+            if self.lifetime.has_ended() {
+                return None;
+            }
+            self.timers(now);
+            if let Some(signal) = self.caller.poll(now, self.lifetime.media_start(), &self.out.shared.tap) {
+                self.caller_did(now, signal);
+                continue;
+            }
+            match self.speaking.step(now, self.lifetime.connected(), &mut self.out) {
+                Step::Left { speech: true } => self.lifetime.active(now),
+                Step::Left { speech: false } | Step::Prepared => {}
+                Step::Nothing => {
+                    if let Some(reason) = self.speaking.retire(now, &mut self.out) {
+                        self.finish(reason);
+                    }
+                    if self.out.is_empty() {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// When to poll again at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        if self.lifetime.has_ended() {
+            return None;
+        }
+        [
+            self.speaking.deadline(),
+            self.caller.deadline(),
+            self.transfer.deadline(),
+            self.lifetime.deadline(&self.out.shared.config),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// The call is over: closes every turn and tells everybody. Idempotent.
+    pub fn finish(&mut self, reason: EndReason) {
+        if !self.lifetime.end() {
+            return;
+        }
+        self.speaking.close(&mut self.out);
+        self.out.meters.ended(reason);
+        self.out.event(CallEvent::Ended(reason));
+        self.out.push(Action::End(reason));
+    }
+
+    /// Takes the failure of [`Action::Message`].
+    pub fn handle_failure(&mut self, what: String) {
+        self.out.error(what);
+    }
+
+    fn timers(&mut self, now: Instant) {
+        let config = self.out.shared.config.clone();
+        if let Some(reason) = self.lifetime.due(now, &config) {
+            return self.finish(reason);
+        }
+        if let Some(outcome) = self.speaking.pause.timed_out(now, &config.barge_in) {
+            self.resolve_barge_in(now, outcome);
+        }
+        if self.transfer.is_overdue(now) {
+            self.transfer_ended(Err("the peer never said how it went".into()));
+        }
+    }
+
+    fn caller_did(&mut self, now: Instant, signal: Signal) {
+        self.lifetime.active(now);
+        match signal {
+            Signal::Digit(digit) => {
+                self.out.event(CallEvent::Digit(digit));
+                self.barge_in(now, Cause::Dtmf);
+            }
+            Signal::Speaking(speaking) => {
+                self.out.shared.stats.caller_speaking.store(speaking, Relaxed);
+                if speaking {
+                    // First the silence, then the news of it.
+                    self.barge_in(now, Cause::Speech);
+                }
+                self.out.event(CallEvent::Vad { speaking });
+            }
+        }
+    }
+
+    fn barge_in(&mut self, now: Instant, cause: Cause) {
+        if self.speaking.barge_in(now, cause, &mut self.out) {
+            self.interrupt(now, cause);
+        }
+    }
+
+    fn resolve_barge_in(&mut self, now: Instant, outcome: BargeInOutcome) {
+        let cut = self.speaking.resolve_barge_in(now, outcome, &mut self.out);
+        self.intake.cut_off(now, cut);
+    }
+
+    fn interrupt(&mut self, now: Instant, cause: Cause) {
+        let cut = self.speaking.interrupt(now, cause, &mut self.out);
+        self.intake.cut_off(now, cut);
+    }
+
+    fn transfer_ended(&mut self, outcome: Result<(), String>) {
+        let gone = outcome.is_ok();
+        let event = self.transfer.ended(outcome);
+        self.out.event(event);
+        if gone {
+            self.finish(EndReason::Transferred);
+        }
+    }
+
+    fn report(&mut self, report: &PeerReport) {
+        self.speaking.output.report(report);
+        let stats = &self.out.shared.stats;
+        stats.lost.store(i64::from(report.lost) as u64, Relaxed);
+        stats.fraction_lost_bits.store(report.fraction_lost.to_bits(), Relaxed);
+        if let Some(round_trip) = report.round_trip {
+            stats.round_trip_us.store(round_trip.as_micros() as u64, Relaxed);
+        }
+    }
+
+    fn set_format(&mut self, now: Instant, format: MediaFormat) {
+        if format == *self.speaking.output.format() {
+            return;
+        }
+        let rebuilt = Encoder::new(&format, OpusSettings::default()).and_then(|encoder| {
+            self.caller.set_format(&format)?;
+            Ok(encoder)
+        });
+        match rebuilt {
+            Ok(encoder) => {
+                self.out.shared.stats.codec.store(codec_number(format.codec), Relaxed);
+                self.speaking.output.set_format(now, format, encoder, &mut self.out);
+            }
+            Err(error) => self.out.error(format!("the new format cannot be used: {error}")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let queue = &self.speaking.queue;
+        f.debug_struct("Machine").field("call", &self.out.shared.meta.id).field("queue", queue).finish_non_exhaustive()
+    }
+}

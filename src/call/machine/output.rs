@@ -1,0 +1,278 @@
+//! What leaves for the peer: frames of speech on their way through the encoder and the playout.
+//!
+//! Owns the agreed format, the encoder and the schedule of the stream. Never decides what is said.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tokio::sync::broadcast;
+
+use super::outbox::Outbox;
+use crate::audio::{FRAME_SAMPLES, RATE};
+use crate::call::caller::to_narrow;
+use crate::call::info::{MediaFrame, TapDirection};
+use crate::media::encode::{CodecError, Encoder, OpusSettings};
+use crate::media::leg::{MediaFormat, OutPacket, PeerReport};
+use crate::media::playout::{Body, Departure, Frame, Playout};
+use crate::media::resample::Converter;
+use crate::turn::UtteranceId;
+
+/// How long sound takes to fall to silence: 5 ms.
+const FADE_SAMPLES: usize = RATE as usize / 200;
+
+/// The sending half of a call.
+pub(super) struct Output {
+    format: MediaFormat,
+    encoder: Encoder,
+    pub(super) playout: Playout,
+    /// PCM of the frames of speech that wait in the playout: to fade out from where it stops, and to encode
+    /// them anew when the codec changes.
+    prepared: VecDeque<(UtteranceId, Vec<f32>)>,
+    /// The last frame that was prepared was speech: silence follows, to empty the codec's delay.
+    tail_due: bool,
+    /// Where listeners get the same sound at 8 kHz.
+    tap: broadcast::Sender<MediaFrame>,
+    narrow: Option<Converter>,
+}
+
+/// A frame of speech that left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spoken {
+    pub(super) utterance: UtteranceId,
+    /// Set where playing time counts from this frame.
+    pub(super) anchored: Option<Instant>,
+    /// How long the listener heard a gap before it.
+    pub(super) underrun: Option<Duration>,
+}
+
+impl Output {
+    /// `random` seeds the RTP numbers.
+    pub(super) fn new(
+        format: &MediaFormat,
+        random: u64,
+        tap: broadcast::Sender<MediaFrame>,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            encoder: Encoder::new(format, OpusSettings::default())?,
+            playout: Playout::new(format, random as u16, (random >> 16) as u32),
+            format: format.clone(),
+            prepared: VecDeque::new(),
+            tail_due: false,
+            tap,
+            narrow: None,
+        })
+    }
+
+    pub(super) fn format(&self) -> &MediaFormat {
+        &self.format
+    }
+
+    /// The peer agreed to another format, which `encoder` is for: frames that wait are encoded anew.
+    pub(super) fn set_format(&mut self, now: Instant, format: MediaFormat, encoder: Encoder, out: &mut Outbox) {
+        self.encoder = encoder;
+        self.playout.set_format(&format);
+        self.format = format;
+        for (owner, pcm) in self.prepared.clone() {
+            self.encode(now, &pcm, Some(owner), out);
+        }
+    }
+
+    /// Takes the peer's view of the stream.
+    pub(super) fn report(&mut self, report: &PeerReport) {
+        self.playout.acknowledge(report.highest_sequence);
+        if let Err(error) = self.encoder.report_loss(report.fraction_lost) {
+            tracing::warn!(%error, "the encoder keeps its profile");
+        }
+    }
+
+    /// Encodes a frame of speech, which leaves behind those that wait.
+    pub(super) fn push(&mut self, now: Instant, owner: UtteranceId, pcm: Vec<f32>, out: &mut Outbox) {
+        self.tail_due = true;
+        self.encode(now, &pcm, Some(owner), out);
+        self.prepared.push_back((owner, pcm));
+    }
+
+    /// Whether the last frame was speech, with nothing behind it yet.
+    pub(super) fn owes_tail(&self) -> bool {
+        self.tail_due
+    }
+
+    /// One frame of silence behind speech empties the delay of codec and resampler, which hold its last
+    /// milliseconds. A continuous stream does so by itself.
+    pub(super) fn push_tail(&mut self, now: Instant, out: &mut Outbox) {
+        self.tail_due = false;
+        if !self.format.continuous {
+            self.encode(now, &[0.0; FRAME_SAMPLES], None, out);
+        }
+    }
+
+    /// Drops what waits of utterances that are not to be `kept`; where it was `sounding`, it fades.
+    pub(super) fn cut(
+        &mut self,
+        now: Instant,
+        sounding: bool,
+        mut kept: impl FnMut(UtteranceId) -> bool,
+        out: &mut Outbox,
+    ) {
+        self.playout.flush(&mut kept);
+        let mut cut = None;
+        self.prepared.retain_mut(|(owner, pcm)| {
+            let keep = kept(*owner);
+            if !keep && cut.is_none() {
+                cut = Some(std::mem::take(pcm));
+            }
+            keep
+        });
+        let Some(pcm) = cut else { return };
+        if let Err(error) = self.encoder.forget_unsent() {
+            tracing::warn!(%error, "the encoder builds on frames that were not sent");
+        }
+        if sounding {
+            self.fade(now, pcm, out);
+        }
+    }
+
+    /// Forgets the PCM of utterances that were withdrawn; their frames have been dropped.
+    pub(super) fn forget_unless(&mut self, mut known: impl FnMut(UtteranceId) -> bool) {
+        self.prepared.retain(|(owner, _)| known(*owner));
+    }
+
+    /// The packet of what leaves now, and whose speech it carries. `connected`: when media began to flow.
+    pub(super) fn packet(
+        &mut self,
+        now: Instant,
+        departure: Departure,
+        connected: Option<Instant>,
+        out: &mut Outbox,
+    ) -> (Option<OutPacket>, Option<Spoken>) {
+        let mut spoken = None;
+        let payload = match departure.body {
+            Body::Event(payload) => payload,
+            Body::Silence => match self.encoder.silence() {
+                Ok(payload) => payload,
+                Err(error) => {
+                    out.error(format!("silence could not be encoded: {error}"));
+                    return (None, None);
+                }
+            },
+            Body::Speech(frame) => {
+                if let Some(utterance) = frame.owner {
+                    self.prepared.pop_front();
+                    let (anchored, underrun) = (departure.anchored, departure.underrun);
+                    spoken = Some(Spoken { utterance, anchored, underrun });
+                }
+                if let (Some(pcm), Some(connected)) = (frame.tap, connected) {
+                    let at = now.saturating_duration_since(connected);
+                    // overflow: drops the oldest (counted by the tap)
+                    let _ = self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, pcm });
+                }
+                frame.payload
+            }
+        };
+        let packet = OutPacket {
+            payload_type: departure.payload_type,
+            marker: departure.marker,
+            sequence: departure.sequence,
+            timestamp: departure.timestamp,
+            payload,
+        };
+        (Some(packet), spoken)
+    }
+
+    fn encode(&mut self, now: Instant, pcm: &[f32], owner: Option<UtteranceId>, out: &mut Outbox) {
+        let payload = match self.encoder.encode(pcm) {
+            Ok(payload) => payload,
+            Err(error) => return out.error(format!("a frame could not be encoded: {error}")),
+        };
+        let tap = if self.tap.receiver_count() > 0 {
+            if self.narrow.is_none() {
+                self.narrow = Converter::new(RATE, 8_000).ok();
+            }
+            self.narrow.as_mut().map(|converter| to_narrow(converter, pcm.iter().copied()))
+        } else {
+            None
+        };
+        self.playout.push(now, Frame { payload, owner, samples: pcm.len() as u32, tap });
+    }
+
+    /// Lets sound that is cut off fall to silence within a frame instead of breaking off, which clicks, and
+    /// which the far end's concealment would stretch.
+    fn fade(&mut self, now: Instant, mut pcm: Vec<f32>, out: &mut Outbox) {
+        for (n, sample) in pcm.iter_mut().enumerate() {
+            *sample *= (1.0 - n as f32 / FADE_SAMPLES as f32).max(0.0);
+        }
+        self.encode(now, &pcm, None, out);
+        self.push_tail(now, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audio::FRAME;
+    use crate::call::machine::fixture;
+    use crate::clock;
+    use crate::media::leg::Codec;
+
+    /// Everything that leaves until `until`, as (utterance, loudest sample of the decoded payload).
+    fn departures(output: &mut Output, mut now: Instant, until: Instant, out: &mut Outbox) -> Vec<(bool, i16)> {
+        let mut left = Vec::new();
+        while now <= until {
+            while let Some(departure) = output.playout.poll(now) {
+                let (packet, spoken) = output.packet(now, departure, None, out);
+                let mut decoder = audio_codec::pcmu::PcmuDecoder::new();
+                let pcm = audio_codec::Decoder::decode(&mut decoder, &packet.expect("encoded").payload);
+                left.push((spoken.is_some(), pcm.iter().map(|s| s.saturating_abs()).max().unwrap_or(0)));
+            }
+            now += FRAME;
+        }
+        left
+    }
+
+    #[test]
+    fn speech_that_is_cut_off_fades_within_a_frame_and_nothing_of_it_follows() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut output = Output::new(&fixture::format(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
+        output.playout.start(now);
+        let (cut, kept) = (UtteranceId::next(), UtteranceId::next());
+        for owner in [cut, cut, kept] {
+            output.push(now, owner, vec![0.5; FRAME_SAMPLES], &mut out);
+        }
+        output.cut(now, true, |owner| owner == kept, &mut out);
+        let left = departures(&mut output, now, now + FRAME * 5, &mut out);
+        let spoken: Vec<bool> = left.iter().map(|(spoken, _)| *spoken).collect();
+        assert_eq!(spoken, [true, false, false], "the spared frame, the fade and the silence behind it: {left:?}");
+        assert_eq!(output.playout.sent(cut).sent, 0);
+        assert!(left[1].1 > 2_000, "the fade begins where the sound was: {left:?}");
+    }
+
+    #[test]
+    fn a_cut_of_what_does_not_sound_yet_leaves_nothing() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut output = Output::new(&fixture::format(Codec::Pcmu), 0, out.shared.tap.clone()).expect("a codec");
+        output.playout.start(now);
+        output.push(now, UtteranceId::next(), vec![0.5; FRAME_SAMPLES], &mut out);
+        output.cut(now, false, |_| false, &mut out);
+        assert_eq!(departures(&mut output, now, now + FRAME * 5, &mut out), []);
+    }
+
+    #[test]
+    fn frames_that_wait_are_encoded_anew_for_another_codec() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut output = Output::new(&fixture::format(Codec::Opus), 0, out.shared.tap.clone()).expect("a codec");
+        output.playout.start(now);
+        let owner = UtteranceId::next();
+        output.push(now, owner, vec![0.25; FRAME_SAMPLES], &mut out);
+        output.push(now, owner, vec![0.25; FRAME_SAMPLES], &mut out);
+        let format = fixture::format(Codec::Pcmu);
+        let encoder = Encoder::new(&format, OpusSettings::default()).expect("a codec");
+        output.set_format(now, format, encoder, &mut out);
+        let left = departures(&mut output, now, now + FRAME * 3, &mut out);
+        assert_eq!(left.len(), 2);
+        assert!(left.iter().all(|(spoken, _)| *spoken));
+        assert!(left[1].1 > 4_000, "what waited is heard in the new codec: {left:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! Why speech stands still: one of both sides holds, or a barge-in waits for the agent's decision.
+
+use std::time::{Duration, Instant};
+
+use crate::call::settings;
+use crate::call::{BargeInOutcome, Cause, Interruptible, TurnId};
+
+/// The reasons for which speech is paused.
+#[derive(Debug, Default)]
+pub(super) struct Pause {
+    /// We hold the peer.
+    held: bool,
+    /// The peer holds us.
+    peer_held: bool,
+    pending: Option<Pending>,
+}
+
+/// The caller may be barging in; speech is silent until the agent has decided.
+#[derive(Clone, Debug)]
+struct Pending {
+    turn: TurnId,
+    cause: Cause,
+    until: Instant,
+}
+
+/// What follows from something that the caller did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reaction {
+    /// Speech goes on.
+    None,
+    /// It is cut off now.
+    Interrupt,
+    /// It pauses, and the agent has this long to decide.
+    Ask(Duration),
+}
+
+/// A barge-in that was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decided {
+    /// The turn that was sounding.
+    pub(super) turn: TurnId,
+    /// What the caller did, where speech is cut off for it.
+    pub(super) interrupts: Option<Cause>,
+}
+
+impl Pause {
+    /// Whether speech stands still.
+    pub(super) fn is_on(&self) -> bool {
+        self.is_held() || self.pending.is_some()
+    }
+
+    /// Whether one of both sides holds.
+    pub(super) fn is_held(&self) -> bool {
+        self.held || self.peer_held
+    }
+
+    /// We hold (`true`) or resume; `false` when that is no change.
+    pub(super) fn hold(&mut self, hold: bool) -> bool {
+        std::mem::replace(&mut self.held, hold) != hold
+    }
+
+    /// As [`Pause::hold`], by the peer.
+    pub(super) fn peer_hold(&mut self, hold: bool) -> bool {
+        std::mem::replace(&mut self.peer_held, hold) != hold
+    }
+
+    /// The caller did `cause` while the turn sounded or waited to, which `interruptible` may interrupt.
+    pub(super) fn barge_in(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        (turn, interruptible): (&TurnId, Interruptible),
+        config: &settings::BargeIn,
+    ) -> Reaction {
+        if self.pending.is_some() || !interruptible.by(cause) {
+            return Reaction::None;
+        }
+        let grace = config.grace();
+        if grace.is_zero() {
+            return Reaction::Interrupt;
+        }
+        self.pending = Some(Pending { turn: turn.clone(), cause, until: now + grace });
+        Reaction::Ask(grace)
+    }
+
+    /// The pending barge-in is decided, if there is one.
+    pub(super) fn resolve(&mut self, outcome: BargeInOutcome) -> Option<Decided> {
+        let Pending { turn, cause, .. } = self.pending.take()?;
+        let confirmed = matches!(outcome, BargeInOutcome::Confirmed | BargeInOutcome::TimedOutConfirmed);
+        Some(Decided { turn, interrupts: confirmed.then_some(cause) })
+    }
+
+    /// Forgets a pending barge-in, as what sounded is cut off anyway; `false` when there is none.
+    pub(super) fn forget_barge_in(&mut self) -> bool {
+        self.pending.take().is_some()
+    }
+
+    /// When the agent has taken too long to decide.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.pending.as_ref().map(|pending| pending.until)
+    }
+
+    /// What the agent's silence means, once it has taken too long.
+    pub(super) fn timed_out(&self, now: Instant, config: &settings::BargeIn) -> Option<BargeInOutcome> {
+        self.deadline().filter(|until| *until <= now)?;
+        Some(match config.confirm_by_default {
+            true => BargeInOutcome::TimedOutConfirmed,
+            false => BargeInOutcome::TimedOutRejected,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    fn asking() -> settings::BargeIn {
+        settings::BargeIn { grace_ms: 300, ..settings::BargeIn::default() }
+    }
+
+    #[test]
+    fn without_a_grace_the_caller_interrupts_at_once_unless_the_turn_says_otherwise() {
+        let (now, turn, config) = (clock::now(), TurnId::next(), settings::BargeIn::default());
+        let mut pause = Pause::default();
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::Interrupt);
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Dtmf), &config), Reaction::None);
+        assert!(!pause.is_on());
+    }
+
+    #[test]
+    fn a_pending_barge_in_pauses_until_it_is_decided_once() {
+        let (now, turn, config) = (clock::now(), TurnId::next(), asking());
+        let grace = Duration::from_millis(300);
+        let mut pause = Pause::default();
+        assert_eq!(pause.barge_in(now, Cause::Dtmf, (&turn, Interruptible::Any), &config), Reaction::Ask(grace));
+        assert!(pause.is_on() && !pause.is_held());
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::None);
+        assert_eq!(pause.timed_out(now + grace - Duration::from_nanos(1), &config), None);
+        assert_eq!(pause.timed_out(now + grace, &config), Some(BargeInOutcome::TimedOutConfirmed));
+        let decided = pause.resolve(BargeInOutcome::Confirmed).expect("one is pending");
+        assert_eq!(decided, Decided { turn: turn.clone(), interrupts: Some(Cause::Dtmf) });
+        assert_eq!(pause.resolve(BargeInOutcome::Confirmed), None);
+        pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config);
+        assert_eq!(pause.resolve(BargeInOutcome::Rejected).expect("pending").interrupts, None);
+        assert!(!pause.is_on());
+    }
+
+    #[test]
+    fn both_sides_hold_independently() {
+        let mut pause = Pause::default();
+        assert!(pause.hold(true) && !pause.hold(true) && pause.peer_hold(true));
+        assert!(pause.hold(false) && pause.is_on(), "the peer still holds");
+        assert!(pause.peer_hold(false) && !pause.is_on());
+    }
+}

@@ -1,0 +1,428 @@
+//! The speaking half of a call: what is said, from the queue through the engine to the wire.
+//!
+//! Owns the queue of turns, their stream on the engine, the output, and the reasons for a pause. Takes turns from
+//! [`super::intake`] and signs of the caller from the machine.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::Action;
+use super::outbox::{Outbox, age};
+use super::output::{Output, Spoken};
+use super::pause::{Pause, Reaction};
+use super::queue::{Entry, TurnQueue};
+use super::synthesis::Synthesis;
+use super::turn::{Part, PartState, Turn};
+use crate::audio::{FRAME_SAMPLES, RATE};
+use crate::call::event::{BargeInOutcome, Cause, TurnHow};
+use crate::call::handle::Style;
+use crate::call::info::Shared;
+use crate::call::speech::{Speech, StreamState};
+use crate::call::{CallEvent, EndReason, TurnId};
+use crate::media::dtmf;
+use crate::media::encode::CodecError;
+use crate::media::leg::MediaFormat;
+use crate::media::playout::Departure;
+use crate::turn::{SpeechEvent, SpeechSink, UtteranceId};
+
+/// How long the end of a call waits behind its last words: the most that jitter buffers of telephones hold.
+const LINGER: Duration = Duration::from_millis(120);
+
+/// What a call says.
+pub(super) struct Speaking {
+    pub(super) queue: TurnQueue,
+    pub(super) output: Output,
+    pub(super) pause: Pause,
+    synthesis: Synthesis,
+    /// More text is welcome, as was told last.
+    flow_open: bool,
+    /// When the last frame of speech left.
+    last_spoken: Option<Instant>,
+    /// When it was stepped last: now, for spans.
+    stepped: Instant,
+    closed: bool,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There is nothing to do before the deadline.
+    Nothing,
+    /// A frame was encoded.
+    Prepared,
+    /// A packet leaves; whether it carries speech of a turn.
+    Left {
+        /// It does.
+        speech: bool,
+    },
+}
+
+impl Speaking {
+    pub(super) fn new(
+        shared: &Shared,
+        format: &MediaFormat,
+        speech: Arc<dyn Speech>,
+        sink: SpeechSink,
+        random: u64,
+        now: Instant,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            queue: TurnQueue::default(),
+            output: Output::new(format, random, shared.tap.clone())?,
+            pause: Pause::default(),
+            synthesis: Synthesis::new(speech, sink, shared.meta.tenant.clone()),
+            flow_open: true,
+            last_spoken: None,
+            stepped: now,
+            closed: false,
+        })
+    }
+
+    /// Whether the call is over.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// When to step again at the latest.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        [
+            self.output.playout.deadline(),
+            self.pause.deadline(),
+            self.synthesis.retry_at(),
+            self.queue.settles_at(),
+            self.lingers_until().filter(|_| self.queue.is_last()),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Takes what the engine made.
+    pub(super) fn receive(&mut self, now: Instant, event: SpeechEvent) {
+        self.synthesis.receive(now, &mut self.queue, event);
+    }
+
+    /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
+    pub(super) fn add(&mut self, turn: Turn, ahead: bool) {
+        self.queue.add(turn, ahead, &mut self.output.playout);
+        // What was withdrawn is made anew under other names.
+        let queue = &mut self.queue;
+        self.output.forget_unless(|owner| queue.part(owner).is_some());
+    }
+
+    /// Hands the next utterances to the engine.
+    pub(super) fn submit(&mut self, now: Instant) {
+        self.synthesis.submit(now, &mut self.queue);
+    }
+
+    /// Takes back a turn that the engine refused before it took anything of it; gives when to come back.
+    pub(super) fn take_back_refused(&mut self, now: Instant, id: &TurnId) -> Option<Duration> {
+        let refused = |turn: &Turn| {
+            turn.id == *id && turn.refusals > 0 && turn.parts.iter().all(|part| part.state == PartState::Waiting)
+        };
+        if !self.queue.turns().any(refused) {
+            return None;
+        }
+        self.queue.entries.retain(|entry| !matches!(entry, Entry::Turn(turn) if refused(turn)));
+        Some(self.synthesis.give_up(now))
+    }
+
+    /// Prepares or sends one frame; `connected`: when media began to flow.
+    pub(super) fn step(&mut self, now: Instant, connected: Option<Instant>, out: &mut Outbox) -> Step {
+        self.stepped = now;
+        self.synthesis.tick(now);
+        if self.queue.settles_at().is_some_and(|at| at <= now)
+            && let Some(turn) = self.queue.open()
+        {
+            turn.settle();
+        }
+        self.submit(now);
+        // At least one frame before the playout is asked, the second after it: what is due leaves first.
+        if self.output.playout.is_empty() {
+            self.prepare(now, out);
+        }
+        self.output.playout.expect_more(self.queue.front().is_some_and(|turn| turn.sounded && turn.awaits_audio()));
+        if let Some(departure) = self.output.playout.poll(now) {
+            return Step::Left { speech: self.depart(now, departure, connected, out) };
+        }
+        if self.output.playout.wants_frame() && self.prepare(now, out) {
+            return Step::Prepared;
+        }
+        Step::Nothing
+    }
+
+    /// Removes what is over from the queue; gives why the call ends, where its end was queued and has come.
+    pub(super) fn retire(&mut self, now: Instant, out: &mut Outbox) -> Option<EndReason> {
+        let may_end = self.lingers_until().is_none_or(|until| until <= now);
+        while let Some(entry) = self.queue.retire(&self.output.playout, may_end) {
+            match entry {
+                Entry::Mark(name) => out.event(CallEvent::Mark { name, played: true }),
+                Entry::End(reason) => return Some(reason),
+                Entry::Turn(mut turn) => {
+                    let how = turn.trouble.take().unwrap_or(TurnHow::Done);
+                    self.turn_ended(*turn, how, out);
+                }
+            }
+            self.update_flow(out);
+        }
+        None
+    }
+
+    /// The caller did something that may interrupt; whether speech is to be cut off now.
+    pub(super) fn barge_in(&mut self, now: Instant, cause: Cause, out: &mut Outbox) -> bool {
+        let config = &out.shared.config.barge_in;
+        let Some(front) = self.queue.front() else { return false };
+        let interruptible = front.style.interruptible.unwrap_or(config.interruptible);
+        match self.pause.barge_in(now, cause, (&front.id, interruptible), config) {
+            Reaction::None => false,
+            Reaction::Interrupt => true,
+            Reaction::Ask(grace) => {
+                let turn = front.id.clone();
+                self.apply_pause(now);
+                out.event(CallEvent::BargeInPending { turn, cause, grace });
+                false
+            }
+        }
+    }
+
+    /// A pending barge-in is decided. As [`Speaking::cancel`] where it cuts speech off.
+    pub(super) fn resolve_barge_in(
+        &mut self,
+        now: Instant,
+        outcome: BargeInOutcome,
+        out: &mut Outbox,
+    ) -> Option<TurnId> {
+        let decided = self.pause.resolve(outcome)?;
+        out.event(CallEvent::BargeInResolved { turn: decided.turn, outcome });
+        let cut = decided.interrupts.and_then(|cause| self.interrupt(now, cause, out));
+        self.apply_pause(now);
+        cut
+    }
+
+    /// Cuts off what sounds and forgets what waits, except turns that `cause` may not interrupt; as
+    /// [`Speaking::cancel`].
+    pub(super) fn interrupt(&mut self, now: Instant, cause: Cause, out: &mut Outbox) -> Option<TurnId> {
+        let default = out.shared.config.barge_in.interruptible;
+        self.cancel(now, cause, |turn| !turn.style.interruptible.unwrap_or(default).by(cause), out)
+    }
+
+    /// Ends the turns that `spared` does not spare, silently and at once; gives the one whose text was still being
+    /// written.
+    pub(super) fn cancel(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        spared: impl Fn(&Turn) -> bool,
+        out: &mut Outbox,
+    ) -> Option<TurnId> {
+        if self.pause.forget_barge_in() {
+            self.apply_pause(now);
+        }
+        let sounding = self.queue.front().is_some_and(|turn| turn.sounded && !spared(turn));
+        let queue = &mut self.queue;
+        self.output.cut(now, sounding, |owner| queue.turn_of(owner).is_some_and(|turn| spared(turn)), out);
+        let (mut open, mut first) = (None, true);
+        for entry in self.queue.take_unless(&spared) {
+            match entry {
+                Entry::Turn(turn) => {
+                    if turn.is_open() {
+                        open = Some(turn.id.clone());
+                    }
+                    let heard = turn.heard(&self.output.playout, &self.queue.pace);
+                    let how = if turn.sounded { TurnHow::Interrupted(cause) } else { TurnHow::Cancelled };
+                    // One interruption, told of the turn that sounded or was about to.
+                    if std::mem::take(&mut first) && !turn.silent {
+                        out.meters.interrupted(&out.shared.stats, cause);
+                        out.event(CallEvent::Interrupted { turn: turn.id.clone(), cause, heard });
+                    }
+                    self.turn_ended(*turn, how, out);
+                }
+                Entry::Mark(name) => out.event(CallEvent::Mark { name, played: false }),
+                Entry::End(_) => {}
+            }
+        }
+        self.synthesis.note(StreamState::Interrupted);
+        self.update_flow(out);
+        open
+    }
+
+    /// We hold the peer (`true`) or resume, or the peer does (`by_peer`); `false` when that is no change.
+    pub(super) fn hold(&mut self, now: Instant, held: bool, by_peer: bool, out: &mut Outbox) -> bool {
+        let changed = if by_peer { self.pause.peer_hold(held) } else { self.pause.hold(held) };
+        if !changed {
+            return false;
+        }
+        if by_peer {
+            self.output.playout.mute(now, held);
+        } else {
+            out.push(Action::Hold(held));
+        }
+        out.shared.stats.held.store(self.pause.is_held(), Relaxed);
+        self.apply_pause(now);
+        out.event(CallEvent::Held { held, by_peer });
+        true
+    }
+
+    /// Sends digits to the peer.
+    pub(super) fn dial(&mut self, now: Instant, digits: &str) {
+        if !self.output.playout.dial(now, digits) {
+            // No events were agreed: the tones go as sound.
+            let mut turn = Turn::new(TurnId::next(), Style::default(), now, false);
+            turn.silent = true;
+            turn.add_clip(dtmf::tones(digits).into(), 1);
+            self.add(turn, true);
+        }
+    }
+
+    /// The call is over: ends every turn.
+    pub(super) fn close(&mut self, out: &mut Outbox) {
+        self.closed = true;
+        self.output.playout.flush(|_| false);
+        for entry in std::mem::take(&mut self.queue.entries) {
+            match entry {
+                Entry::Turn(turn) => self.turn_ended(*turn, TurnHow::CallEnded, out),
+                Entry::Mark(name) => out.event(CallEvent::Mark { name, played: false }),
+                Entry::End(_) => {}
+            }
+        }
+        self.synthesis.note(StreamState::Closed);
+        out.shared.stats.speaking.store(false, Relaxed);
+    }
+
+    /// Seconds of speech and recorded audio that wait.
+    pub(super) fn waiting_seconds(&self) -> u64 {
+        (self.queue.waiting_samples() / RATE as usize) as u64
+    }
+
+    /// Tells when the backlog becomes too long or short again; two limits, so that it does not flutter.
+    pub(super) fn update_flow(&mut self, out: &mut Outbox) {
+        let (used, limit) = (out.shared.backlog.used(), out.shared.backlog.limit());
+        let open = if self.flow_open { used <= limit / 4 * 3 } else { used <= limit / 4 };
+        if open != self.flow_open {
+            self.flow_open = open;
+            out.event(CallEvent::Flow { open });
+        }
+    }
+
+    fn apply_pause(&mut self, now: Instant) {
+        let paused = self.pause.is_on();
+        self.output.playout.pause(now, paused);
+        self.synthesis.note(if paused { StreamState::Held } else { StreamState::Resumed });
+    }
+
+    /// Encodes the next frame; `false` when there is none.
+    fn prepare(&mut self, now: Instant, out: &mut Outbox) -> bool {
+        let mut pcm = Vec::with_capacity(FRAME_SAMPLES);
+        if let Some(owner) = self.queue.take_frame(&mut pcm) {
+            self.output.push(now, owner, pcm, out);
+            return true;
+        }
+        if self.output.owes_tail() && !self.queue.front().is_some_and(Turn::awaits_audio) {
+            self.output.push_tail(now, out);
+            return true;
+        }
+        false
+    }
+
+    /// Sends what is due; whether it is speech.
+    fn depart(&mut self, now: Instant, departure: Departure, connected: Option<Instant>, out: &mut Outbox) -> bool {
+        out.meters.sent(&out.shared.stats, departure.late, departure.stalled.is_some());
+        let (packet, spoken) = self.output.packet(now, departure, connected, out);
+        if let Some(spoken) = spoken {
+            self.last_spoken = Some(now);
+            out.shared.stats.frames_spoken.fetch_add(1, Relaxed);
+            self.speech_left(now, spoken, out);
+        }
+        if let Some(packet) = packet {
+            out.push(Action::Send(packet));
+        }
+        spoken.is_some()
+    }
+
+    fn speech_left(&mut self, now: Instant, spoken: Spoken, out: &mut Outbox) {
+        if let Some(at) = spoken.anchored {
+            self.synthesis.note(StreamState::Anchored { at });
+        }
+        let codec = self.output.format().codec.label();
+        let Some(turn) = self.queue.turn_of(spoken.utterance) else { return };
+        if !turn.sounded {
+            turn.sounded = true;
+            let after = now.saturating_duration_since(turn.accepted);
+            out.shared.stats.speaking.store(true, Relaxed);
+            if !turn.silent {
+                trace_first_audio(now, turn, spoken.utterance, codec, out);
+                if turn.immediate {
+                    out.meters.first_audio(&out.shared.stats, after);
+                }
+                out.event(CallEvent::FirstAudio { turn: turn.id.clone(), after, immediate: turn.immediate });
+            }
+        }
+        if let Some(gap) = spoken.underrun {
+            out.meters.underrun(&out.shared.stats, gap);
+            out.event(CallEvent::Underrun { turn: turn.id.clone(), gap });
+        }
+    }
+
+    /// When the call may end although its last words have left: the peer's jitter buffer still holds them.
+    fn lingers_until(&self) -> Option<Instant> {
+        self.last_spoken.map(|at| at + LINGER)
+    }
+
+    fn turn_ended(&mut self, turn: Turn, how: TurnHow, out: &mut Outbox) {
+        turn.epoch.raise();
+        out.shared.backlog.give_back(turn.bytes);
+        let heard = turn.heard(&self.output.playout, &self.queue.pace);
+        for part in &turn.parts {
+            self.output.playout.forget(part.utterance);
+        }
+        out.shared.stats.speaking.store(self.queue.front().is_some_and(|front| front.sounded), Relaxed);
+        if !turn.silent {
+            out.meters.turn_ended(&how);
+            tracing::trace!(
+                target: "antiphon::spans",
+                kind = "turn",
+                call = %out.shared.meta.id,
+                turn = %turn.id,
+                leg = out.shared.leg,
+                codec = self.output.format().codec.label(),
+                outcome = how.label(),
+                accepted_us = age(self.stepped, turn.accepted),
+                sent_ms = heard.sent_ms,
+            );
+            out.event(CallEvent::TurnEnded { turn: turn.id, how, heard });
+        }
+    }
+}
+
+impl Drop for Speaking {
+    fn drop(&mut self) {
+        // Not closed only when the task was dropped or panicked: the engine must not work on.
+        for turn in self.queue.turns() {
+            turn.epoch.raise();
+        }
+        if !self.closed {
+            self.synthesis.note(StreamState::Closed);
+        }
+    }
+}
+
+fn trace_first_audio(now: Instant, turn: &Turn, utterance: UtteranceId, codec: &'static str, out: &Outbox) {
+    if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
+        return;
+    }
+    let part = turn.parts.iter().find(|part| part.utterance == utterance);
+    let at = |field: fn(&Part) -> Option<Instant>| part.and_then(field).map(|at| age(now, at));
+    tracing::trace!(
+        target: "antiphon::spans",
+        kind = "first",
+        call = %out.shared.meta.id,
+        turn = %turn.id,
+        leg = out.shared.leg,
+        codec,
+        utterance = %utterance,
+        accepted_us = age(now, turn.accepted),
+        submitted_us = at(|part| part.submitted),
+        made_us = at(|part| part.made),
+    );
+}

@@ -1,0 +1,249 @@
+//! The engine's side of a call: utterances on their way to it, and speech on its way back.
+//!
+//! Owns the call's stream on the engine and the wait after a refusal. The utterances themselves are the queue's.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::queue::TurnQueue;
+use super::turn::PartState;
+use crate::call::event::TurnHow;
+use crate::call::speech::{Speech, StreamState};
+use crate::turn::{SpeechEvent, SpeechSink, StreamId, UtteranceEnd, UtteranceId};
+
+/// Refusals in a row that end a turn.
+const MAX_REFUSALS: u32 = 6;
+/// Bounds of the wait after a refusal.
+const MIN_RETRY: Duration = Duration::from_millis(50);
+pub(super) const MAX_RETRY: Duration = Duration::from_secs(2);
+
+/// One call's stream on the engine.
+pub(super) struct Synthesis {
+    speech: Arc<dyn Speech>,
+    /// Where the engine sends what it made.
+    sink: SpeechSink,
+    stream: StreamId,
+    tenant: Arc<str>,
+    /// When to submit again what was refused.
+    retry_at: Option<Instant>,
+}
+
+impl Synthesis {
+    pub(super) fn new(speech: Arc<dyn Speech>, sink: SpeechSink, tenant: Arc<str>) -> Self {
+        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None }
+    }
+
+    /// Tells the engine how the listener fares.
+    pub(super) fn note(&self, state: StreamState) {
+        self.speech.note(self.stream, state);
+    }
+
+    /// When to submit again what was refused.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// The wait after a refusal may be over.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.retry_at = self.retry_at.filter(|at| *at > now);
+    }
+
+    /// What was refused is not tried again; gives how long the wait would have been.
+    pub(super) fn give_up(&mut self, now: Instant) -> Duration {
+        self.retry_at.take().map_or(MAX_RETRY, |at| at.saturating_duration_since(now))
+    }
+
+    /// Hands the next utterances to the engine, while the window has room.
+    pub(super) fn submit(&mut self, now: Instant, queue: &mut TurnQueue) {
+        if self.retry_at.is_some() {
+            return;
+        }
+        while let Some((turn, place)) = queue.next_to_submit() {
+            let utterance = turn.utterance(place, self.stream, &self.tenant);
+            let taken = if turn.fallback {
+                self.speech.fallback(utterance, self.sink.clone())
+            } else {
+                self.speech.submit(utterance.clone(), self.sink.clone()).or_else(|refusal| {
+                    // What the first engine says of when to come back counts, not what the other does.
+                    self.speech.fallback(utterance, self.sink.clone()).map_err(|_| refusal)?;
+                    turn.fallback = true;
+                    Ok(())
+                })
+            };
+            let part = &mut turn.parts[place];
+            match taken {
+                Ok(()) => {
+                    part.state = PartState::Submitted;
+                    part.fallback = turn.fallback;
+                    part.submitted = Some(now);
+                    turn.refusals = 0;
+                }
+                Err(refusal) => {
+                    let utterance = part.utterance;
+                    return self.refused(now, queue, utterance, refusal.retry_after);
+                }
+            }
+        }
+    }
+
+    /// Takes what the engine made.
+    pub(super) fn receive(&mut self, now: Instant, queue: &mut TurnQueue, event: SpeechEvent) {
+        match event {
+            // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
+            SpeechEvent::Audio { utterance, pcm } => {
+                if let Some(part) = queue.part(utterance) {
+                    part.made.get_or_insert(now);
+                    part.receive(pcm);
+                }
+            }
+            SpeechEvent::End { utterance, how } => self.ended(now, queue, utterance, how),
+        }
+    }
+
+    fn ended(&mut self, now: Instant, queue: &mut TurnQueue, utterance: UtteranceId, how: UtteranceEnd) {
+        let Some(part) = queue.part(utterance) else { return };
+        if let UtteranceEnd::Refused { retry_after } = how
+            && part.received() == 0
+        {
+            part.state = PartState::Waiting;
+            return self.refused(now, queue, utterance, retry_after);
+        }
+        if let UtteranceEnd::Failed(reason) = &how
+            && self.rescue(queue, utterance)
+        {
+            tracing::warn!(%reason, "an utterance failed; the fallback voice speaks it");
+            return;
+        }
+        let trouble = match how {
+            UtteranceEnd::Done => return queue.complete(utterance),
+            UtteranceEnd::Failed(reason) => TurnHow::Failed(reason),
+            UtteranceEnd::Refused { retry_after } => TurnHow::Refused { retry_after },
+            UtteranceEnd::Cancelled => TurnHow::Failed("the engine gave it up".into()),
+        };
+        if let Some(part) = queue.part(utterance) {
+            part.state = PartState::Ended;
+        }
+        if let Some(turn) = queue.turn_of(utterance) {
+            turn.trouble = Some(trouble);
+        }
+    }
+
+    /// A part that the engine failed at is spoken from its beginning by the fallback voice, where there is one. What
+    /// was heard of it already is heard again: the sentence is whole, and where a broken one stopped is not known.
+    fn rescue(&self, queue: &mut TurnQueue, utterance: UtteranceId) -> bool {
+        let Some(turn) = queue.turn_of(utterance) else { return false };
+        // Its neighbours may have been with the engine that failed, too: each is rescued, once.
+        let Some(place) = turn.parts.iter().position(|part| part.utterance == utterance && !part.fallback) else {
+            return false;
+        };
+        let again = turn.utterance(place, self.stream, &self.tenant);
+        if self.speech.fallback(again, self.sink.clone()).is_err() {
+            return false;
+        }
+        turn.parts[place].fallback = true;
+        turn.fallback = true;
+        true
+    }
+
+    /// What was accepted is not lost by one refusal: it is tried again a few times, then its turn ends.
+    fn refused(&mut self, now: Instant, queue: &mut TurnQueue, utterance: UtteranceId, retry_after: Duration) {
+        let Some(turn) = queue.turn_of(utterance) else { return };
+        turn.refusals += 1;
+        if turn.refusals < MAX_REFUSALS {
+            self.retry_at = Some(now + retry_after.clamp(MIN_RETRY, MAX_RETRY));
+            return;
+        }
+        turn.trouble = Some(TurnHow::Refused { retry_after });
+        turn.segmenter = None;
+        turn.parts.retain(|part| part.state != PartState::Waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::call::machine::fixture;
+    use crate::call::machine::turn::Turn;
+    use crate::call::{Refusal, Style, TurnId};
+    use crate::clock;
+    use crate::turn::Utterance;
+
+    /// Refuses the first so many; its fallback takes everything where there is one.
+    #[derive(Default)]
+    struct Refusing {
+        refuse: Mutex<u32>,
+        has_fallback: bool,
+        taken: Mutex<Vec<String>>,
+    }
+
+    impl Speech for Refusing {
+        fn submit(&self, utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+            let mut refuse = self.refuse.lock().expect("one thread");
+            if *refuse > 0 {
+                *refuse -= 1;
+                return Err(Refusal { retry_after: Duration::from_secs(60), reason: "full".into() });
+            }
+            self.taken.lock().expect("one thread").push(utterance.text);
+            Ok(())
+        }
+
+        fn fallback(&self, utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+            if !self.has_fallback {
+                return Err(Refusal { retry_after: Duration::ZERO, reason: "none".into() });
+            }
+            self.taken.lock().expect("one thread").push(format!("*{}", utterance.text));
+            Ok(())
+        }
+
+        fn note(&self, _stream: StreamId, _note: StreamState) {}
+    }
+
+    fn set_up(speech: Refusing) -> (Arc<Refusing>, Synthesis, TurnQueue, Instant) {
+        let now = clock::now();
+        let speech = Arc::new(speech);
+        let (sink, _) = mpsc::channel(1);
+        let mut queue = TurnQueue::default();
+        let mut turn = Turn::new(TurnId::next(), Style::default(), now, true);
+        turn.add_text(vec!["one".into(), "two".into()]);
+        queue.add(turn, false, &mut fixture::playout());
+        (speech.clone(), Synthesis::new(speech, sink, "".into()), queue, now)
+    }
+
+    #[test]
+    fn a_refusal_is_tried_again_within_bounds_and_six_in_a_row_end_the_turn() {
+        let (_, mut synthesis, mut queue, mut now) = set_up(Refusing { refuse: 99.into(), ..Refusing::default() });
+        for _ in 1..MAX_REFUSALS {
+            synthesis.submit(now, &mut queue);
+            let at = synthesis.retry_at().expect("it is tried again");
+            assert_eq!(at, now + MAX_RETRY, "a long wait is cut short");
+            synthesis.submit(now, &mut queue);
+            assert_eq!(synthesis.retry_at(), Some(at), "not before its time");
+            now = at;
+            synthesis.tick(now);
+        }
+        synthesis.submit(now, &mut queue);
+        let turn = queue.front().expect("it is told of its end");
+        assert!(matches!(turn.trouble, Some(TurnHow::Refused { .. })) && turn.parts.is_empty());
+    }
+
+    #[test]
+    fn what_the_engine_refuses_or_fails_at_goes_to_the_fallback_once() {
+        let (speech, mut synthesis, mut queue, now) =
+            set_up(Refusing { refuse: 1.into(), has_fallback: true, ..Refusing::default() });
+        synthesis.submit(now, &mut queue);
+        assert_eq!(*speech.taken.lock().expect("one thread"), ["*one", "*two"], "the rest of the turn is its, too");
+        let (speech, mut synthesis, mut queue, now) = set_up(Refusing { has_fallback: true, ..Refusing::default() });
+        synthesis.submit(now, &mut queue);
+        let utterance = queue.front().expect("one").parts[0].utterance;
+        let failed = || SpeechEvent::End { utterance, how: UtteranceEnd::Failed("broken".into()) };
+        synthesis.receive(now, &mut queue, failed());
+        assert_eq!(*speech.taken.lock().expect("one thread"), ["one", "two", "*one"]);
+        assert!(queue.front().expect("one").trouble.is_none());
+        synthesis.receive(now, &mut queue, failed());
+        assert_eq!(queue.front().expect("one").trouble, Some(TurnHow::Failed("broken".into())));
+    }
+}
