@@ -4,9 +4,10 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::config::Agent;
 use super::frames::{ToAgent, parse, print};
-use super::relay::{Link, Relay, RelayEnd};
+use super::relay::{Link, RETRY, Relay, RelayEnd};
 use crate::call::handle::TurnRequest;
-use crate::call::{CallEvent, SpeakError};
+use crate::call::messages::MESSAGES;
+use crate::call::{CallEvent, Messages, PeerMessage, SpeakError};
 
 /// What `builtin:demo` says first.
 pub const GREETING: &str =
@@ -34,12 +35,13 @@ impl Builtin {
         }
     }
 
-    /// Serves the call until it ends or another agent attaches.
+    /// Serves the call until it ends or another agent attaches. `messages`: text of the browser, in order; while
+    /// the call has no room for one, no other is read.
     pub async fn run(
         self,
         relay: &mut Relay,
         agent: &Agent,
-        events: &mut broadcast::Receiver<CallEvent>,
+        (events, messages): (&mut broadcast::Receiver<CallEvent>, &mut Option<Messages>),
         attach: &mut mpsc::Receiver<Link>,
     ) -> RelayEnd {
         let has_channel = relay.handle().info().leg == "webrtc";
@@ -47,23 +49,61 @@ impl Builtin {
             // overflow: drops where there is no data channel; then nobody asks
             let _ = relay.handle().send_message(print(&relay.setup()));
         }
+        let mut kept: Option<String> = None;
         loop {
-            let event = tokio::select! {
-                event = events.recv() => event,
-                Some(link) = attach.recv() => return RelayEnd::Replaced(link),
-            };
-            match event {
-                Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
-                Ok(event) => {
-                    if let Some(frame) = self.handle(relay, agent, &event).await
-                        && has_channel
-                    {
-                        // overflow: drops; the browser's channel is its own business
-                        let _ = relay.handle().send_message(print(&frame));
+            let told = tokio::select! {
+                event = events.recv() => match event {
+                    Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
+                    Ok(event) => self.handle(relay, agent, &event).await,
+                    Err(broadcast::error::RecvError::Lagged(lost)) => {
+                        tracing::warn!(call = %relay.handle().id(), lost, "the agent's task fell behind its call");
+                        None
                     }
-                }
-                Err(broadcast::error::RecvError::Lagged(_)) => {}
+                },
+                Some(link) = attach.recv() => return RelayEnd::Replaced(link),
+                message = next(messages), if kept.is_none() && self != Builtin::Silent => match message {
+                    Some(PeerMessage::Text(text)) => {
+                        kept = Some(text);
+                        None
+                    }
+                    Some(PeerMessage::Refused(refused)) => Some(ToAgent::Error {
+                        description: format!(
+                            "{refused} messages were refused: {MESSAGES} wait already; send on when turns have ended"
+                        ),
+                    }),
+                    None => {
+                        *messages = None;
+                        None
+                    }
+                },
+                () = tokio::time::sleep(RETRY), if kept.is_some() => None,
+            };
+            let taken = match kept.take() {
+                None => Ok(()),
+                Some(text) => match self.take(relay, &text).await {
+                    // The call holds as much as it may: the same message is offered again.
+                    Err(SpeakError::Busy) => {
+                        kept = Some(text);
+                        Ok(())
+                    }
+                    taken => taken,
+                },
+            };
+            let refused = taken.err().map(|error| ToAgent::Error { description: error.to_string() });
+            for frame in told.into_iter().chain(refused).filter(|_| has_channel) {
+                // overflow: drops; the browser's channel is its own business
+                let _ = relay.handle().send_message(print(&frame));
             }
+        }
+    }
+
+    /// Carries out a message of the browser.
+    async fn take(self, relay: &mut Relay, text: &str) -> Result<(), SpeakError> {
+        match parse(text) {
+            Ok(frame) => relay.apply(frame).await,
+            // Not a frame: the demo agent takes it as text, the client is told.
+            Err(_) if self == Builtin::Demo && !text.trim_start().starts_with('{') => say(relay, text).await,
+            Err(description) => Err(SpeakError::Invalid(description)),
         }
     }
 
@@ -75,12 +115,6 @@ impl Builtin {
         let outcome = match (self, event) {
             (Builtin::Demo, CallEvent::Connected) if agent.greeting.is_none() => say(relay, GREETING).await,
             (Builtin::Demo, CallEvent::Digit(digit)) => say(relay, &format!("You pressed {}.", key_name(*digit))).await,
-            (_, CallEvent::Message(text)) => match parse(text) {
-                Ok(frame) => relay.apply(frame).await,
-                // Not a frame: the demo agent takes it as text, the client is told.
-                Err(_) if self == Builtin::Demo && !text.trim_start().starts_with('{') => say(relay, text).await,
-                Err(description) => Err(SpeakError::Invalid(description)),
-            },
             // A message that could not be sent is such an error: telling of it would fail and be told of in turn.
             (_, CallEvent::Error(_)) => return None,
             _ => Ok(()),
@@ -89,6 +123,14 @@ impl Builtin {
             Ok(()) => relay.frame(event),
             Err(error) => Some(ToAgent::Error { description: error.to_string() }),
         }
+    }
+}
+
+/// The next message; never where they are over.
+async fn next(messages: &mut Option<Messages>) -> Option<PeerMessage> {
+    match messages {
+        Some(messages) => messages.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -20,7 +20,7 @@ use config::Agent;
 use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
-use crate::call::{CallHandle, CallId, EndReason};
+use crate::call::{CallHandle, CallId, EndReason, Messages};
 
 /// The agents of a gateway. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,11 +51,12 @@ impl Agents {
         let agents = self.clone();
         // Subscribed here, before the call can produce events that the task would miss.
         let events = handle.events();
+        let messages = handle.messages();
         // One replacement may wait; a second is refused until the first is served.
         let (attach, attached) = mpsc::channel(1);
         self.0.attachable.insert(handle.id().clone(), attach);
         tokio::spawn(async move {
-            Conversation { relay: Relay::new(handle.clone(), &agent), agent, events, attached }.run().await;
+            Conversation { relay: Relay::new(handle.clone(), &agent), agent, events, messages, attached }.run().await;
             agents.0.attachable.remove(handle.id());
         });
     }
@@ -75,6 +76,8 @@ struct Conversation {
     relay: Relay,
     agent: Agent,
     events: tokio::sync::broadcast::Receiver<crate::call::CallEvent>,
+    /// Text of a browser that is its own agent.
+    messages: Option<Messages>,
     attached: mpsc::Receiver<Link>,
 }
 
@@ -116,7 +119,8 @@ impl Conversation {
     }
 
     async fn serve_builtin(&mut self, builtin: Builtin) -> RelayEnd {
-        builtin.run(&mut self.relay, &self.agent, &mut self.events, &mut self.attached).await
+        let told = (&mut self.events, &mut self.messages);
+        builtin.run(&mut self.relay, &self.agent, told, &mut self.attached).await
     }
 
     async fn serve_link(&mut self, link: Link) -> RelayEnd {

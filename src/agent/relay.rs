@@ -24,7 +24,7 @@ pub const LINK_FRAMES: usize = 64;
 pub const LINK_INBOX: usize = 8;
 
 /// How often a frame that did not fit is offered again when no event says that there is room.
-const RETRY: Duration = Duration::from_millis(50);
+pub(super) const RETRY: Duration = Duration::from_millis(50);
 
 /// A connection to an agent: frame texts both ways. Closed when either half is dropped.
 #[derive(Debug)]
@@ -277,7 +277,7 @@ impl Relay {
             CallEvent::TransferFailed(reason) => {
                 Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
             }
-            CallEvent::TurnStarted { .. } | CallEvent::Message(_) | CallEvent::Ended(_) => None,
+            CallEvent::TurnStarted { .. } | CallEvent::Message { .. } | CallEvent::Ended(_) => None,
         }
     }
 }

@@ -74,8 +74,11 @@ pub enum CallEvent {
         /// Whether what came before was sent (`false`: cleared or interrupted).
         played: bool,
     },
-    /// A text message on the data channel.
-    Message(String),
+    /// A text message came on the data channel. The agent reads it from [`super::CallHandle::messages`].
+    Message {
+        /// How long it is.
+        bytes: usize,
+    },
     /// Speech pauses (`true`) or goes on.
     Held {
         /// On hold now.

@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
-use super::{BargeInOutcome, CallEvent, CallId, EndReason, TurnId};
+use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
 
 /// Which side began a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -186,6 +186,11 @@ impl CallHandle {
     /// a listener that falls [`super::info::EVENTS`] events behind loses the oldest and is told how many.
     pub fn events(&self) -> broadcast::Receiver<CallEvent> {
         self.shared.events()
+    }
+
+    /// Text of the peer, for its one reader: the agent. `None` when it was taken before.
+    pub fn messages(&self) -> Option<Messages> {
+        self.shared.messages()
     }
 
     /// Hears both directions of the call: 20 ms frames at 8 kHz. A listener that falls behind loses the oldest.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::{Notify, broadcast};
 
 use super::handle::CallMeta;
+use super::messages::{self, Messages};
 use super::settings::CallConfig;
 use super::{CallEvent, EndReason};
 use crate::media::leg::Codec;
@@ -19,6 +20,8 @@ pub const EVENTS: usize = 256;
 pub const TAP_FRAMES: usize = 250;
 
 /// A snapshot of one call, as `GET /v1/calls/{id}` shows it.
+///
+/// Why this struct is large: it is the JSON object of a route, one field a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallInfo {
@@ -161,6 +164,9 @@ impl Backlog {
 }
 
 /// Counters of one call. Written by its task only.
+///
+/// Why this struct is large: each is a figure of [`CallInfo`] that is read while the task writes; they have no
+/// invariant between them.
 #[derive(Debug, Default)]
 pub(super) struct Stats {
     pub(super) connected: AtomicBool,
@@ -183,6 +189,12 @@ pub(super) struct Stats {
     pub(super) round_trip_us: AtomicU64,
 }
 
+/// The task's ends of what it tells, so that listeners end with the call.
+pub(super) struct Tellers {
+    pub(super) events: broadcast::Sender<CallEvent>,
+    pub(super) deliver: messages::Sender,
+}
+
 /// What the task and the handles of one call share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -201,10 +213,19 @@ pub(super) struct Shared {
     /// Keeps the first events for whoever listens first. A mutex, because taking it out needs one; it is
     /// locked once a listener and never by the task.
     first_listener: Mutex<Option<broadcast::Receiver<CallEvent>>>,
-    end: OnceLock<(EndReason, Duration)>,
+    /// Text of the peer, until its one reader takes it. Locked once, as above.
+    messages: Mutex<Option<Messages>>,
+    ending: Ending,
+}
+
+/// How a call ends: asked for by handles, carried out by its task.
+#[derive(Debug, Default)]
+struct Ending {
+    asked: OnceLock<EndReason>,
+    wanted: Notify,
+    /// Why it ended, and how long it had lasted.
+    over: OnceLock<(EndReason, Duration)>,
     ended: Notify,
-    end_asked: OnceLock<EndReason>,
-    pub(super) end_wanted: Notify,
 }
 
 impl Shared {
@@ -215,8 +236,9 @@ impl Shared {
         codec: Codec,
         started: Instant,
         started_wall: Duration,
-    ) -> (Self, broadcast::Sender<CallEvent>) {
+    ) -> (Self, Tellers) {
         let (events, first) = broadcast::channel(EVENTS);
+        let (deliver, messages) = messages::channel();
         let (tap, _) = broadcast::channel(TAP_FRAMES);
         let stats = Stats { codec: AtomicU8::new(codec_number(codec)), ..Stats::default() };
         let shared = Self {
@@ -231,12 +253,15 @@ impl Shared {
             tap,
             tap_dropped: AtomicU64::new(0),
             first_listener: Mutex::new(Some(first)),
-            end: OnceLock::new(),
-            ended: Notify::new(),
-            end_asked: OnceLock::new(),
-            end_wanted: Notify::new(),
+            messages: Mutex::new(Some(messages)),
+            ending: Ending::default(),
         };
-        (shared, events)
+        (shared, Tellers { events, deliver })
+    }
+
+    /// Text of the peer; `None` when it was taken before.
+    pub(super) fn messages(&self) -> Option<Messages> {
+        self.messages.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     pub(super) fn events(&self) -> broadcast::Receiver<CallEvent> {
@@ -255,27 +280,32 @@ impl Shared {
 
     pub(super) fn ask_to_end(&self, reason: EndReason) {
         // The first reason stands.
-        let _ = self.end_asked.set(reason);
-        self.end_wanted.notify_one();
+        let _ = self.ending.asked.set(reason);
+        self.ending.wanted.notify_one();
     }
 
     pub(super) fn end_asked(&self) -> Option<EndReason> {
-        self.end_asked.get().copied()
+        self.ending.asked.get().copied()
+    }
+
+    /// Waits for [`Shared::ask_to_end`]. Cancel safe.
+    pub(super) async fn end_wanted(&self) {
+        self.ending.wanted.notified().await;
     }
 
     pub(super) fn set_ended(&self, reason: EndReason, after: Duration) {
-        let _ = self.end.set((reason, after));
-        self.ended.notify_waiters();
+        let _ = self.ending.over.set((reason, after));
+        self.ending.ended.notify_waiters();
     }
 
     pub(super) fn ended(&self) -> Option<EndReason> {
-        self.end.get().map(|(reason, _)| *reason)
+        self.ending.over.get().map(|(reason, _)| *reason)
     }
 
     pub(super) async fn wait_ended(&self) -> EndReason {
         loop {
             // Registered before the look, so that an end in between is not missed.
-            let notified = self.ended.notified();
+            let notified = self.ending.ended.notified();
             if let Some(reason) = self.ended() {
                 return reason;
             }
@@ -285,7 +315,7 @@ impl Shared {
 
     pub(super) fn info(&self) -> CallInfo {
         let stats = &self.stats;
-        let ended = self.end.get();
+        let ended = self.ending.over.get();
         let duration = ended.map_or_else(|| crate::clock::now() - self.started, |(_, after)| *after);
         let micros = |value: &AtomicU64| Some(value.load(Relaxed)).filter(|us| *us > 0).map(|us| us as f64 / 1_000.0);
         CallInfo {

@@ -116,7 +116,7 @@ impl Calls {
         }
         let place = inner.places.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let (shared, events) =
+        let (shared, tellers) =
             Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
         let shared = Arc::new(shared);
         let handle = CallHandle { shared: shared.clone(), commands };
@@ -131,7 +131,7 @@ impl Calls {
         inner.shards.spawn(move || async move {
             let _place = place;
             let _listed = listed;
-            CallTask::new(shared, leg, speech, inbox, events, all).run().await;
+            CallTask::new(shared, leg, speech, inbox, tellers, all).run().await;
         })?;
         // Draining may have begun meanwhile and not have seen this call.
         if self.is_draining() {

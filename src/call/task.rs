@@ -9,7 +9,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant as Alarm, sleep_until, timeout};
 
 use super::handle::Command;
-use super::info::Shared;
+use super::info::{Shared, Tellers};
 use super::machine::{Action, Machine};
 use super::speech::Speech;
 use super::{CallEvent, CallId, EndReason};
@@ -29,7 +29,7 @@ pub(super) struct CallTask<L> {
     leg: L,
     speech: Arc<dyn Speech>,
     inbox: mpsc::Receiver<Command>,
-    events: broadcast::Sender<CallEvent>,
+    tellers: Tellers,
     all: broadcast::Sender<(CallId, CallEvent)>,
 }
 
@@ -39,10 +39,10 @@ impl<L: MediaLeg> CallTask<L> {
         leg: L,
         speech: Arc<dyn Speech>,
         inbox: mpsc::Receiver<Command>,
-        events: broadcast::Sender<CallEvent>,
+        tellers: Tellers,
         all: broadcast::Sender<(CallId, CallEvent)>,
     ) -> Self {
-        Self { shared, leg, speech, inbox, events, all }
+        Self { shared, leg, speech, inbox, tellers, all }
     }
 
     /// Runs the call to its end.
@@ -89,7 +89,7 @@ impl<L: MediaLeg> CallTask<L> {
             // Packets that are due do not wait for their branch, as the machine is polled after every wake.
             tokio::select! {
                 () = &mut alarm, if deadline.is_some() => {}
-                () = shared.end_wanted.notified() => {
+                () = shared.end_wanted() => {
                     if let Some(reason) = shared.end_asked() {
                         machine.finish(reason);
                     }
@@ -114,6 +114,7 @@ impl<L: MediaLeg> CallTask<L> {
                     machine.handle_failure("there is no data channel, or it is full: a message was lost".into());
                 }
             }
+            Action::Deliver(text) => self.tellers.deliver.deliver(text),
             Action::Hold(hold) => {
                 if let Err(reason) = self.leg.hold(hold) {
                     machine.handle_leg(clock::now(), LegEvent::HoldAnswered { hold, outcome: Err(reason) });
@@ -137,6 +138,6 @@ impl<L: MediaLeg> CallTask<L> {
         tracing::debug!(call = %self.shared.meta.id, ?event, "call");
         // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
         let _ = self.all.send((self.shared.meta.id.clone(), event.clone()));
-        let _ = self.events.send(event);
+        let _ = self.tellers.events.send(event);
     }
 }

@@ -62,7 +62,7 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
         CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
         // What a browser writes to its agent is between them.
-        CallEvent::Message(text) => json!({ "event": "message", "bytes": text.len() }),
+        CallEvent::Message { bytes } => json!({ "event": "message", "bytes": bytes }),
         CallEvent::Held { held, by_peer } => json!({ "event": "held", "held": held, "byPeer": by_peer }),
         CallEvent::Underrun { turn, gap } => json!({ "event": "underrun", "utteranceId": turn, "gapMs": ms(gap) }),
         CallEvent::Flow { open } => json!({ "event": "flow", "open": open }),

@@ -9,7 +9,7 @@ use antiphon_loadgen::call::{End, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, listen};
 use futures_util::{SinkExt, StreamExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
@@ -283,6 +283,32 @@ async fn a_browser_is_its_own_agent_on_the_data_channel() {
         }
     }
     assert!(ended, "the browser is told that its turn ended");
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+/// What a browser writes while its call holds as much as it may waits in order, and none of it is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_that_writes_faster_than_is_spoken_is_spoken_in_full() {
+    const TURNS: usize = 8;
+    let rig = Rig::with(|config| config.call.max_backlog_bytes = 16).await;
+    let mut call = rig.browser("client").await;
+    assert!(call.status_becomes(PATIENCE, |status| status.channel).await, "the channel opens");
+    for n in 0..TURNS {
+        let turn = json!({ "type": "text", "token": format!("Yes {n}."), "last": true, "utteranceId": n.to_string() });
+        call.send_text(&turn.to_string()).await.expect("sent");
+    }
+    let mut ended = Vec::new();
+    while ended.len() < TURNS {
+        let (_, text) = call.next_text(PATIENCE).await.expect("every turn is told of");
+        let frame: Value = serde_json::from_str(&text).expect("JSON");
+        assert_ne!(frame["type"], "error", "{text}");
+        if frame["name"] == "turnEnded" {
+            assert_eq!(frame["how"], "done", "{text}");
+            ended.push(frame["utteranceId"].as_str().expect("named").parse::<usize>().expect("a number"));
+        }
+    }
+    assert_eq!(ended, (0..TURNS).collect::<Vec<_>>());
     call.hang_up().await;
     rig.app.drain().await;
 }

@@ -61,6 +61,8 @@ pub enum Action {
     Event(CallEvent),
     /// Send text on the data channel.
     Message(String),
+    /// Hand text that came on the data channel to the agent.
+    Deliver(String),
     /// Ask the peer to hold or to resume.
     Hold(bool),
     /// Hand the peer over.
@@ -143,7 +145,8 @@ impl Machine {
             LegEvent::Digit(digit) => self.caller_did(now, Signal::Digit(digit)),
             LegEvent::Message(text) => {
                 self.lifetime.active(now);
-                self.out.event(CallEvent::Message(text));
+                self.out.event(CallEvent::Message { bytes: text.len() });
+                self.out.push(Action::Deliver(text));
             }
             LegEvent::Report(report) => self.report(&report),
             LegEvent::Held(held) => {
