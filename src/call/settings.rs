@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// The longest window of the speech detector: it remembers 64 frames of 16 ms.
+const MAX_ONSET_WINDOW_MS: u64 = 1_024;
+
 /// Settings of all calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -54,6 +57,36 @@ impl Default for CallConfig {
             vad: crate::media::vad::VadConfig::default(),
             segment: super::segment::SegmentConfig::default(),
         }
+    }
+}
+
+impl CallConfig {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The section, the key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        let vad = &self.vad;
+        let wrong = |message: String| Err(format!("[call.vad] {message}"));
+        for (name, score) in [("onset_score", vad.onset_score), ("offset_score", vad.offset_score)] {
+            if !(0.0..=1.0).contains(&score) {
+                return wrong(format!("{name} = {score}: expected 0 to 1"));
+            }
+        }
+        if vad.offset_score > vad.onset_score {
+            let (offset, onset) = (vad.offset_score, vad.onset_score);
+            return wrong(format!("offset_score = {offset} is above onset_score = {onset}: speech would never begin"));
+        }
+        let (onset, window) = (vad.onset_ms, vad.onset_window_ms);
+        if onset > window {
+            return wrong(format!(
+                "onset_ms = {onset} does not fit into onset_window_ms = {window}: set onset_window_ms to {onset} or more"
+            ));
+        }
+        if window > MAX_ONSET_WINDOW_MS {
+            return wrong(format!("onset_window_ms = {window}: expected at most {MAX_ONSET_WINDOW_MS}"));
+        }
+        Ok(())
     }
 }
 

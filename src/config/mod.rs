@@ -159,6 +159,7 @@ impl Config {
                 ));
             }
         }
+        self.call.validate()?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         self.log.validate().map_err(|e| format!("[log] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {

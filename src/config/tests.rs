@@ -53,3 +53,19 @@ fn the_shipped_file_is_the_defaults() {
     let shipped = Config::load(Some(&path), []).expect("valid");
     assert_eq!(format!("{shipped:#?}"), format!("{:#?}", Config::default()));
 }
+
+#[test]
+fn an_onset_that_does_not_fit_its_window_is_refused_with_what_to_change() {
+    let error = load("[call.vad]\nonset_ms = 300\n", &[]).expect_err("144 ms of window");
+    assert!(error.message.contains("set onset_window_ms to 300 or more"), "{error}");
+    let config = load("[call.vad]\nonset_ms = 300\nonset_window_ms = 450\n", &[]).expect("valid");
+    assert_eq!(config.call.vad.onset_ms, 300);
+    for (bad, why) in [
+        ("onset_window_ms = 2000", "at most 1024"),
+        ("onset_score = 1.5", "0 to 1"),
+        ("offset_score = 0.9", "above onset_score"),
+    ] {
+        let error = load(&format!("[call.vad]\n{bad}\n"), &[]).expect_err(bad);
+        assert!(error.message.contains(why), "{error}");
+    }
+}
