@@ -116,6 +116,10 @@ fn device_json(status: &DeviceStatus) -> Value {
         "state": phase,
         "error": error,
         "live": status.load.live,
+        "capacity": status.load.places,
+        "sustainableStreams": status.load.carries,
+        "holdingSeconds": status.load.held,
+        // Old names of these three, for one release.
         "places": status.load.places,
         "carries": status.load.carries,
         "heldSeconds": status.load.held,

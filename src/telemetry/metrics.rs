@@ -1,4 +1,5 @@
-//! Every metric's name, meaning and buckets, and their rendering for Prometheus.
+//! Every metric of the gateway: name, kind, labels, meaning and buckets, in one table, and their rendering for
+//! Prometheus. A test compares the table with the source tree, another with what a gateway that has worked shows.
 
 use std::sync::OnceLock;
 
@@ -17,93 +18,210 @@ const SLACK: &[f64] = &[-1.0, -0.1, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.
 /// Gaps, from one frame to seconds.
 const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
+/// What a metric measures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// What is now.
+    Gauge,
+    /// A histogram with these upper bounds; a summary where there are none.
+    Histogram(&'static [f64]),
+}
+
+/// One metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Metric {
+    /// Its name in `/metrics`.
+    pub name: &'static str,
+    /// What it measures.
+    pub kind: Kind,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// What it says, for people.
+    pub help: &'static str,
+}
+
+const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Counter, labels, help }
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Gauge, labels, help }
+}
+
+const fn histogram(
+    name: &'static str,
+    labels: &'static [&'static str],
+    bounds: &'static [f64],
+    help: &'static str,
+) -> Metric {
+    Metric { name, kind: Kind::Histogram(bounds), labels, help }
+}
+
+/// Every metric, by the part that it is about.
+pub const METRICS: &[Metric] = &[
+    // Speech.
+    counter("voice_requests_total", &["class", "outcome"], "Utterances that ended or were refused"),
+    histogram("voice_request_duration_seconds", &[], REQUEST, "Speech requests, from acceptance to the last sample"),
+    counter("antiphon_fallback_total", &[], "Utterances that the fallback voice spoke in place of the engine"),
+    counter("antiphon_stand_in_total", &[], "Old name of antiphon_fallback_total, for one release"),
+    // Devices.
+    gauge("voice_gpu_memory_bytes", &["device", "part"], "Device memory; the parts add up"),
+    gauge("antiphon_device_up", &["device"], "Whether a speech device works"),
+    counter("antiphon_device_failures_total", &["device"], "Times a speech device failed and was loaded again"),
+    gauge("antiphon_scheduler_queue_depth", &["class", "device"], "Utterances that wait for the device"),
+    counter("antiphon_preemptions_total", &[], "Batch utterances that gave way to live ones"),
+    histogram("antiphon_step_seconds", &["stage"], FINE, "Device time of one step"),
+    histogram("antiphon_slack_seconds", &[], SLACK, "Time left until a listener hears a gap, at each step"),
+    histogram(
+        "antiphon_stream_seconds",
+        &[],
+        REQUEST,
+        "How long a live stream occupied its place: from acceptance to the end of its unfinished work",
+    ),
+    histogram("antiphon_line_seconds", &[], REQUEST, "Old name of antiphon_stream_seconds, for one release"),
+    gauge("antiphon_batch_jobs", &["state"], "Batch jobs"),
+    // Calls.
+    gauge("antiphon_calls", &["leg"], "Calls in progress"),
+    counter("antiphon_calls_ended_total", &["leg", "reason"], "Calls that ended"),
+    counter("antiphon_turns_total", &["leg", "how"], "Turns that ended"),
+    counter("antiphon_interruptions_total", &["cause"], "Times that speech was cut off"),
+    histogram(
+        "antiphon_first_audio_seconds",
+        &["leg", "class"],
+        FIRST_AUDIO,
+        "From a turn's acceptance to its first RTP packet of speech",
+    ),
+    counter("antiphon_underruns_total", &[], "Gaps that a listener heard inside speech"),
+    histogram("antiphon_underrun_seconds", &[], GAPS, "Length of such gaps"),
+    counter("antiphon_tap_dropped_total", &[], "Media frames that slow readers of /v1/calls/{id}/media lost"),
+    // Media.
+    histogram("antiphon_pacing_lateness_seconds", &[], FINE, "How long after its due time a packet leaves"),
+    counter("antiphon_pacing_stalls_total", &[], "Times that the machine was too busy to send for more than a frame"),
+    counter("antiphon_rtp_packets_total", &["direction"], "RTP packets of calls"),
+    counter("antiphon_rtp_discarded_total", &["reason"], "RTP packets of telephones that could not be used"),
+    counter("antiphon_rtcp_packets_total", &["direction"], "RTCP packets of telephone calls"),
+    gauge("antiphon_rtcp_fraction_lost", &[], "Share of packets lost in the latest report of a telephone"),
+    histogram("antiphon_rtcp_jitter_seconds", &[], &[], "Interarrival jitter that telephones report"),
+    histogram("antiphon_rtcp_local_jitter_seconds", &[], &[], "Interarrival jitter of what telephones send"),
+    histogram("antiphon_rtcp_round_trip_seconds", &[], &[], "Round trip to telephones"),
+    // Signalling.
+    counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
+    gauge("antiphon_sip_transactions", &[], "SIP server transactions in progress"),
+    gauge("antiphon_webrtc_sessions", &[], "Browser sessions in progress"),
+    counter("antiphon_webrtc_sessions_total", &["end"], "Browser sessions that ended"),
+    counter(
+        "antiphon_webrtc_datagrams_dropped_total",
+        &["reason"],
+        "Datagrams at the browsers' port that were dropped",
+    ),
+    counter("antiphon_webrtc_packets_lost_total", &["reason"], "RTP packets that could not be sent to a browser"),
+    counter("antiphon_webrtc_sends_failed_total", &["reason"], "Datagrams that the system did not take"),
+    counter("antiphon_webrtc_tcp_refused_total", &[], "ICE connections over TCP that were refused"),
+    // Traces.
+    counter("antiphon_traces_exported_total", &[], "Spans that the collector took"),
+    counter("antiphon_traces_dropped_total", &["reason"], "Spans that were dropped: queue, delivery"),
+];
+
 /// The process's recorder. The first call installs it; later ones return the same.
 pub fn recorder() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let buckets: [(&str, &[f64]); 8] = [
-            ("antiphon_first_audio_seconds", FIRST_AUDIO),
-            ("voice_request_duration_seconds", REQUEST),
-            ("antiphon_step_seconds", FINE),
-            ("antiphon_pacing_lateness_seconds", FINE),
-            ("antiphon_slack_seconds", SLACK),
-            ("antiphon_stream_seconds", REQUEST),
-            ("antiphon_line_seconds", REQUEST),
-            ("antiphon_underrun_seconds", GAPS),
-        ];
         let mut builder = PrometheusBuilder::new();
-        for (name, bounds) in buckets {
-            builder = builder
-                .set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
-                .expect("every list of buckets is a non-empty constant");
+        for metric in METRICS {
+            if let Kind::Histogram(bounds) = metric.kind
+                && !bounds.is_empty()
+            {
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
+                    .expect("the list of buckets is not empty");
+            }
         }
         let recorder = builder.build_recorder();
         let handle = recorder.handle();
         // Fails only when a test installed a recorder of its own; then this one renders nothing.
         let _ = metrics::set_global_recorder(recorder);
-        describe();
+        METRICS.iter().for_each(describe);
         handle
     })
 }
 
-fn describe() {
-    describe_counter!("voice_requests_total", "Speech requests by class and outcome");
-    describe_histogram!("voice_request_duration_seconds", Unit::Seconds, "From acceptance to the last sample");
-    describe_gauge!("voice_gpu_memory_bytes", Unit::Bytes, "Device memory by device and part; the parts add up");
-    describe_gauge!("antiphon_device_up", "Whether a speech device works");
-    describe_counter!("antiphon_device_failures_total", "Times a speech device failed and was loaded again");
-    describe_histogram!(
-        "antiphon_first_audio_seconds",
-        Unit::Seconds,
-        "From a turn's acceptance to its first RTP packet of speech, by leg and class"
-    );
-    describe_counter!("antiphon_underruns_total", "Gaps that a listener heard inside speech");
-    describe_histogram!("antiphon_underrun_seconds", Unit::Seconds, "Length of such gaps");
-    describe_gauge!("antiphon_scheduler_queue_depth", "Utterances that wait for the device, by class");
-    describe_counter!("antiphon_preemptions_total", "Batch utterances that gave way to live ones");
-    describe_histogram!("antiphon_step_seconds", Unit::Seconds, "Device time of one step, by stage");
-    describe_histogram!(
-        "antiphon_slack_seconds",
-        Unit::Seconds,
-        "Time left until a listener hears a gap, at each step"
-    );
-    describe_counter!("antiphon_fallback_total", "Utterances that the fallback voice spoke in place of the engine");
-    describe_counter!("antiphon_stand_in_total", "Old name of antiphon_fallback_total; it goes with the next release");
-    describe_histogram!(
-        "antiphon_stream_seconds",
-        Unit::Seconds,
-        "How long a live stream had unfinished work: from its acceptance to its end"
-    );
-    describe_histogram!(
-        "antiphon_line_seconds",
-        Unit::Seconds,
-        "The former name of antiphon_stream_seconds, for one release"
-    );
-    describe_gauge!("antiphon_calls", "Calls in progress, by leg");
-    describe_histogram!("antiphon_pacing_lateness_seconds", Unit::Seconds, "How late packets leave");
-    describe_counter!("antiphon_rtp_packets_total", "RTP packets by direction");
-    describe_gauge!("antiphon_batch_jobs", "Batch jobs by state");
-    describe_counter!("antiphon_traces_exported_total", "Spans that the collector took");
-    describe_counter!("antiphon_traces_dropped_total", "Spans that were dropped, by reason: queue, delivery");
+fn describe(metric: &Metric) {
+    let Metric { name, kind, help, .. } = *metric;
+    let unit = match name {
+        name if name.ends_with("_seconds") => Unit::Seconds,
+        name if name.ends_with("_bytes") => Unit::Bytes,
+        _ => Unit::Count,
+    };
+    match kind {
+        Kind::Counter => describe_counter!(name, unit, help),
+        Kind::Gauge => describe_gauge!(name, unit, help),
+        Kind::Histogram(_) => describe_histogram!(name, unit, help),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The metrics that the source tree records, as kind and name.
+    fn recorded() -> BTreeSet<(&'static str, String)> {
+        let mut found = BTreeSet::new();
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("readable") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|end| end == "rs") {
+                    let text = std::fs::read_to_string(&path).expect("UTF-8");
+                    for kind in ["counter", "gauge", "histogram"] {
+                        for (at, _) in text.match_indices(&format!("{kind}!(")) {
+                            // Not `describe_counter!`, and not a macro of this test.
+                            let described = text[..at].ends_with('_');
+                            let literal = text[at + kind.len() + 2..].trim_start().strip_prefix('"');
+                            if let (false, Some(name)) = (described, literal.and_then(|rest| rest.split('"').next())) {
+                                found.insert((kind, name.to_owned()));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_table_has_every_metric_that_the_source_records_and_no_other() {
+        let told = METRICS.iter().map(|metric| {
+            let kind = match metric.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Histogram(_) => "histogram",
+            };
+            (kind, metric.name.to_owned())
+        });
+        let told: BTreeSet<_> = told.collect();
+        assert_eq!(told.len(), METRICS.len(), "one of them is there twice");
+        let recorded = recorded();
+        assert!(recorded.len() > 30, "{recorded:?}");
+        assert_eq!(told, recorded);
+    }
+
     /// An alert on a metric that is not there never fires.
     #[test]
-    fn every_metric_of_the_shipped_alerts_is_described() {
-        let described = include_str!("metrics.rs");
+    fn every_metric_of_the_shipped_alerts_is_in_the_table() {
         let alerts = include_str!("../../config/alerts.yml");
         let words = alerts.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
         let names = words.filter(|word| word.starts_with("antiphon_") || word.starts_with("voice_"));
         let mut seen = 0;
         for name in names {
             let series = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-            assert!(
-                described.contains(&format!("!(\"{series}\""))
-                    || described.contains(&format!("!(\n        \"{series}\"")),
-                "{name}"
-            );
+            assert!(METRICS.iter().any(|metric| metric.name == series), "{name}");
             seen += 1;
         }
         assert!(seen >= 9, "{seen}");

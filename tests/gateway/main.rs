@@ -9,6 +9,7 @@ mod hostile;
 mod interop;
 mod late;
 mod loadgen;
+mod metrics;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;
