@@ -4,6 +4,7 @@ pub mod bench;
 pub mod engines;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::agent::config::Overload;
 use crate::batch::Jobs;
 use crate::call::Calls;
 use crate::clock;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::gateway::{self, Gateway};
 use crate::server;
 use crate::sip::Endpoint;
@@ -55,6 +56,9 @@ pub enum StartError {
     /// No media threads.
     #[error("cannot start media threads: {0}")]
     Threads(std::io::Error),
+    /// There is no place for what outlives the gateway.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
     /// Batch work cannot be stored.
     #[error("[batch] {0}")]
     Batch(#[from] crate::batch::BatchError),
@@ -74,6 +78,7 @@ impl App {
     /// # Errors
     /// The first part that cannot start; what was started is stopped again by being dropped.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        let config = config.with_state_dir(config::variables())?;
         let choice = engines::choose(&config.engine)?;
         Self::start_with(config, choice).await
     }
@@ -83,6 +88,13 @@ impl App {
     /// # Errors
     /// As there.
     pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
+        let config = config.with_state_dir(config::variables())?;
+        tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database.display());
+        for (old, path) in [("batch.sqlite", &config.batch.database), ("voices", &config.engine.voices)] {
+            if Path::new(old).exists() && path != Path::new(old) {
+                tracing::warn!("`{old}` in the current folder is not used any more: move it to {}", path.display());
+            }
+        }
         let metrics = telemetry::metrics::recorder();
         let address = config.http.bind;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;

@@ -48,9 +48,9 @@ pub const PAGE: u32 = 1_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The SQLite file of jobs.
+    /// The SQLite file of jobs; in the configuration, empty: `batch.sqlite` in the state directory.
     pub database: PathBuf,
-    /// The folder of their audio.
+    /// The folder of their audio; in the configuration, empty: `batch` in the state directory.
     pub audio_dir: PathBuf,
     /// Utterances handed to the engine at once. More fill wider steps; each may be lost in a crash.
     pub lanes: usize,
@@ -69,8 +69,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            database: "batch.sqlite".into(),
-            audio_dir: "batch".into(),
+            database: PathBuf::new(),
+            audio_dir: PathBuf::new(),
             lanes: 64,
             max_items: 10_000,
             max_chars: 5_000_000,

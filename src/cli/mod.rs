@@ -119,7 +119,7 @@ fn voice(command: &crate::voice::cli::Command) -> Result<(), Failure> {
 }
 
 fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
-    Config::load(file, config::variables())
+    Config::load(file, config::variables())?.with_state_dir(config::variables())
 }
 
 /// Runs `future` on the control runtime: two workers, because nothing on it computes.

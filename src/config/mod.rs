@@ -47,8 +47,19 @@ pub struct Config {
     pub batch: crate::batch::Config,
     /// Who supplies the text, by name.
     pub agent: BTreeMap<String, Agent>,
+    /// Where the gateway keeps what outlives it.
+    pub state: State,
     /// Logs and traces.
     pub log: Log,
+}
+
+/// `[state]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct State {
+    /// The folder of voices, of the database of jobs and of their audio, unless these have paths of their own;
+    /// empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
+    pub dir: PathBuf,
 }
 
 /// `[engine]`
@@ -61,7 +72,7 @@ pub struct Engine {
     pub model: Option<PathBuf>,
     /// Which of the checkpoint's language models speaks: `llm` or `llm.rl`.
     pub llm: String,
-    /// Where voice files live.
+    /// Where voice files live; empty: `voices` in the state directory.
     pub voices: PathBuf,
     /// Name of the voice when a turn names none.
     pub voice: Option<String>,
@@ -79,7 +90,7 @@ impl Default for Engine {
             kind: EngineKind::Auto,
             model: None,
             llm: "llm".into(),
-            voices: PathBuf::from("voices"),
+            voices: PathBuf::new(),
             voice: None,
             device: "auto".into(),
             dtype: "auto".into(),
@@ -179,6 +190,57 @@ impl Config {
         }
         Ok(())
     }
+}
+
+impl Config {
+    /// Puts what has no path of its own below the state directory: `[state] dir`, else `antiphon` below
+    /// `XDG_STATE_HOME`, else below `~/.local/state`. Explicit paths stay as they are.
+    ///
+    /// # Errors
+    /// A path is needed, and neither the configuration nor `variables` say where the state directory is.
+    pub fn with_state_dir(
+        mut self,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices];
+        if paths.iter().all(|path| !path.as_os_str().is_empty()) {
+            return Ok(self);
+        }
+        let dir = match self.state.dir.as_os_str().is_empty() {
+            false => self.state.dir.clone(),
+            true => state_home(variables).ok_or_else(|| ConfigError {
+                origin: "[state] dir".into(),
+                message: "is not set, and neither XDG_STATE_HOME nor HOME says where to keep voices and jobs; set it"
+                    .into(),
+            })?,
+        };
+        let paths = [
+            (&mut self.batch.database, "batch.sqlite"),
+            (&mut self.batch.audio_dir, "batch"),
+            (&mut self.engine.voices, "voices"),
+        ];
+        for (path, name) in paths {
+            if path.as_os_str().is_empty() {
+                *path = dir.join(name);
+            }
+        }
+        self.state.dir = dir;
+        Ok(self)
+    }
+}
+
+/// The state directory by the XDG Base Directory Specification, which has relative paths ignored.
+fn state_home(variables: impl IntoIterator<Item = (String, String)>) -> Option<PathBuf> {
+    let (mut state, mut home) = (None, None);
+    for (name, value) in variables {
+        let path = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+        match name.as_str() {
+            "XDG_STATE_HOME" => state = path,
+            "HOME" => home = path,
+            _ => {}
+        }
+    }
+    Some(state.or_else(|| Some(home?.join(".local/state")))?.join("antiphon"))
 }
 
 /// The variables of this process, for [`Config::load`].

@@ -55,6 +55,35 @@ fn the_shipped_file_is_the_defaults() {
 }
 
 #[test]
+fn what_has_no_path_of_its_own_lies_in_the_state_directory() {
+    let placed = |text: &str, variables: &[(&str, &str)]| {
+        let variables: Vec<(String, String)> =
+            variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        load(text, &[]).expect("valid").with_state_dir(variables)
+    };
+    let paths = |config: &Config| {
+        [&config.batch.database, &config.batch.audio_dir, &config.engine.voices].map(|path| path.display().to_string())
+    };
+    let xdg = [("HOME", "/home/a"), ("XDG_STATE_HOME", "/state")];
+    let there = ["batch.sqlite", "batch", "voices"];
+    assert_eq!(paths(&placed("", &xdg).expect("XDG")), there.map(|name| format!("/state/antiphon/{name}")));
+    let home = placed("", &xdg[..1]).expect("HOME");
+    assert_eq!(paths(&home), there.map(|name| format!("/home/a/.local/state/antiphon/{name}")));
+    // The specification has relative paths ignored.
+    let relative = placed("", &[("HOME", "/home/a"), ("XDG_STATE_HOME", "state")]).expect("HOME");
+    assert_eq!(paths(&relative), paths(&home));
+    let dir = placed("[state]\ndir = \"/srv\"\n", &xdg).expect("a folder");
+    assert_eq!(paths(&dir), there.map(|name| format!("/srv/{name}")));
+    let text = "[state]\ndir = \"/srv\"\n[batch]\ndatabase = \"jobs.db\"\n[engine]\nvoices = \"/v\"\n";
+    let explicit = placed(text, &xdg).expect("paths");
+    assert_eq!(paths(&explicit), ["jobs.db", "/srv/batch", "/v"]);
+    let error = placed("", &[]).expect_err("no folder");
+    assert!(error.to_string().contains("set it"), "{error}");
+    let all = "[batch]\ndatabase = \"a\"\naudio_dir = \"b\"\n[engine]\nvoices = \"c\"\n";
+    assert!(placed(all, &[]).is_ok(), "nothing is asked of the environment where nothing is open");
+}
+
+#[test]
 fn an_onset_that_does_not_fit_its_window_is_refused_with_what_to_change() {
     let error = load("[call.vad]\nonset_ms = 300\n", &[]).expect_err("144 ms of window");
     assert!(error.message.contains("set onset_window_ms to 300 or more"), "{error}");

@@ -14,6 +14,7 @@ mod metrics;
 #[path = "../sip/support/raw.rs"]
 mod raw;
 mod speech;
+mod state;
 mod support;
 mod traces;
 mod voice;

@@ -133,10 +133,9 @@ fn configured(change: impl FnOnce(&mut Config)) -> (Config, tempfile::TempDir) {
     config.sip.tcp = Some(any);
     config.call.drain_grace_s = 2;
     let folder = tempfile::tempdir().expect("a folder");
-    config.batch.database = folder.path().join("jobs.sqlite");
-    config.batch.audio_dir = folder.path().join("audio");
+    config.state.dir = folder.path().to_owned();
     change(&mut config);
-    (config, folder)
+    (config.with_state_dir([]).expect("a folder"), folder)
 }
 
 /// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.
