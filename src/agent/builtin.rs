@@ -46,7 +46,7 @@ impl Builtin {
     ) -> RelayEnd {
         let has_channel = relay.handle().info().leg == "webrtc";
         if self == Builtin::Client && has_channel {
-            // overflow: drops where there is no data channel; then nobody asks
+            // overflow: drops where there is no data channel, whose peer would read it
             let _ = relay.handle().send_message(print(&relay.setup()));
         }
         let mut kept: Option<String> = None;

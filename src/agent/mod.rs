@@ -1,4 +1,4 @@
-//! Who supplies the text of a call: agents over WebSocket or data channel, and built-in ones.
+//! Agents, which supply the text of calls: over WebSocket or data channel, and built-in ones.
 //!
 //! One task a call, on the control runtime: it listens to the call's events and drives its handle. An agent
 //! that cannot be reached, dies or stalls costs its own call an apology and nothing else.
@@ -127,7 +127,7 @@ impl Conversation {
         self.relay.run(link, &mut self.events, &mut self.attached).await
     }
 
-    /// The agent is lost: the caller hears why, then the call ends.
+    /// The agent is lost: the caller hears the apology, then the call ends.
     async fn apologise(&self) {
         let handle = self.relay.handle();
         let apology = self.agent.apology.trim();

@@ -1,4 +1,4 @@
-//! Between a call and whoever supplies its text: events become frames, frames become commands.
+//! Between a call and its agent: events become frames, frames become commands.
 //!
 //! The relay owns no socket: a [`Link`] is two bounded channels of frame texts. It never drops text that was
 //! accepted: when the call holds as much as it may, the frame is kept and nothing more is read, so that a

@@ -67,7 +67,7 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     let Some(model) = config.model.clone() else {
         return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
     };
-    let (places, reason) = places(&config.device, gpu::absent(), gpu::count())?;
+    let (devices, reason) = devices(&config.device, gpu::absent(), gpu::count())?;
     let options = Options {
         llm: config.llm.parse().map_err(|e| SynthError::Input(format!("[engine] llm: {e}")))?,
         final_chunk: if config.final_chunk == "reference" { FinalChunk::Reference } else { FinalChunk::Causal },
@@ -79,15 +79,15 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         ..Settings::default()
     };
     let precision = if config.dtype == "f32" { Precision::EXACT } else { Precision::default() };
-    let loaders = places.into_iter().map(|place| {
+    let loaders = devices.into_iter().map(|device| {
         let (model, options, settings) = (model.clone(), options.clone(), settings.clone());
-        let loader: Loader = Box::new(move || match place {
-            Place::Cpu => {
+        let loader: Loader = Box::new(move || match device {
+            Device::Cpu => {
                 let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
             }
-            Place::Cuda(ordinal) => {
+            Device::Cuda(ordinal) => {
                 let mut voice = CosyVoice::load_gpu(&model, ordinal, options.clone(), precision, settings.clone())?;
                 voice.force_length(tokens);
                 Ok(Box::new(voice))
@@ -109,15 +109,15 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
 
 /// Where a network computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Device {
     Cpu,
     Cuda(u32),
 }
 
 /// The devices that `[engine] device` means, and why. `absent`: why there is no GPU; `count`: how many there are.
-fn places(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Place>, String), SynthError> {
+fn devices(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Device>, String), SynthError> {
     if device == "cpu" {
-        return Ok((vec![Place::Cpu], "CosyVoice3 on the CPU, as configured".into()));
+        return Ok((vec![Device::Cpu], "CosyVoice3 on the CPU, as configured".into()));
     }
     let one = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok());
     if one.is_none() && !["auto", "cuda:all"].contains(&device) {
@@ -126,7 +126,7 @@ fn places(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Place
     }
     match absent {
         None => {}
-        Some(why) if device == "auto" => return Ok((vec![Place::Cpu], format!("CosyVoice3 on the CPU: {why}"))),
+        Some(why) if device == "auto" => return Ok((vec![Device::Cpu], format!("CosyVoice3 on the CPU: {why}"))),
         Some(why) => return Err(SynthError::Device(format!("[engine] device = \"{device}\": {why}"))),
     }
     match one {
@@ -134,8 +134,8 @@ fn places(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Place
             let message = format!("[engine] device = \"{device}\": there are {count} GPUs, numbered from 0");
             Err(SynthError::Device(message))
         }
-        Some(ordinal) => Ok((vec![Place::Cuda(ordinal)], format!("CosyVoice3 on GPU {ordinal}"))),
-        None => Ok(((0..count).map(Place::Cuda).collect(), format!("CosyVoice3 on {count} GPU(s)"))),
+        Some(ordinal) => Ok((vec![Device::Cuda(ordinal)], format!("CosyVoice3 on GPU {ordinal}"))),
+        None => Ok(((0..count).map(Device::Cuda).collect(), format!("CosyVoice3 on {count} GPU(s)"))),
     }
 }
 
@@ -145,14 +145,14 @@ mod tests {
 
     #[test]
     fn auto_takes_every_gpu_and_without_one_says_in_a_line_why_it_is_on_the_cpu() {
-        let (found, reason) = places("auto", None, 3).expect("three");
-        assert_eq!(found, [Place::Cuda(0), Place::Cuda(1), Place::Cuda(2)]);
+        let (found, reason) = devices("auto", None, 3).expect("three");
+        assert_eq!(found, [Device::Cuda(0), Device::Cuda(1), Device::Cuda(2)]);
         assert!(reason.contains("3 GPU"));
-        let (found, reason) = places("auto", Some("no GPU engine: no driver".into()), 0).expect("the CPU");
-        assert_eq!((found, reason.as_str()), (vec![Place::Cpu], "CosyVoice3 on the CPU: no GPU engine: no driver"));
+        let (found, reason) = devices("auto", Some("no GPU engine: no driver".into()), 0).expect("the CPU");
+        assert_eq!((found, reason.as_str()), (vec![Device::Cpu], "CosyVoice3 on the CPU: no GPU engine: no driver"));
         assert_eq!(reason.lines().count(), 1);
-        assert_eq!(places("cuda:1", None, 2).expect("the second").0, [Place::Cuda(1)]);
-        assert_eq!(places("cuda:all", None, 2).expect("both").0.len(), 2);
+        assert_eq!(devices("cuda:1", None, 2).expect("the second").0, [Device::Cuda(1)]);
+        assert_eq!(devices("cuda:all", None, 2).expect("both").0.len(), 2);
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
             ("gpu", None, 1),
             ("cuda:x", None, 1),
         ] {
-            let error = places(device, absent, count).expect_err("refused").to_string();
+            let error = devices(device, absent, count).expect_err("refused").to_string();
             assert!(error.contains(device), "{error}");
         }
     }

@@ -56,7 +56,7 @@ pub enum StartError {
     /// No media threads.
     #[error("cannot start media threads: {0}")]
     Threads(std::io::Error),
-    /// There is no place for what outlives the gateway.
+    /// The configuration does not say where to keep voices and jobs.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
     /// Batch work cannot be stored.

@@ -6,13 +6,13 @@
 //!
 //! 1. After a loss nothing runs for a while, longer with each loss until some sentence is finished again.
 //! 2. A sentence known to be harmless, the probe, shows that the device works. Where it is lost, too, the device is
-//!    broken whatever runs: nobody is blamed, and step 1 begins again.
+//!    broken whatever runs: no sentence is blamed, and step 1 begins again.
 //! 3. The suspects run alone, in turn. One that is finished is cleared. One under which the device is lost goes to the
 //!    end of the queue, and it is guilty when that has happened [`LOSSES`] times.
 //!
 //! # Why
 //! - **A probe before a suspect**: a loss says something of a sentence only where the device did work just before.
-//! - **More than one loss**: live work runs beside a suspect, and may have been the cause once.
+//! - **More than one loss**: live work runs at the same time as a suspect, and may have been the cause once.
 //! - **In memory only**: after a restart suspicion begins anew, at the price of a few more losses.
 
 use std::collections::{HashMap, VecDeque};
@@ -129,7 +129,7 @@ impl Blame {
         }
     }
 
-    /// This sentence is not to be tried alone: it ended by itself, or nobody wants it.
+    /// This sentence is not to be tried alone: it ended by itself, or its job was cancelled.
     pub(super) fn forget(&mut self, id: &PartId) {
         self.ran_alone(id);
         self.losses.remove(id);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_beside_an_accident_is_spoken() {
+    fn a_sentence_that_ran_during_an_accident_is_spoken() {
         let mut rig = Rig::new();
         rig.lose(3);
         let accident = std::cell::Cell::new(true);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_blamed_for_a_device_that_fails_whatever_runs() {
+    fn no_sentence_is_blamed_for_a_device_that_fails_whatever_runs() {
         let mut rig = Rig::new();
         rig.lose(4);
         for _ in 0..100 {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspect_that_nobody_wants_or_that_was_refused_does_not_hold_up_the_rest() {
+    fn a_suspect_that_was_cancelled_or_refused_does_not_hold_up_the_rest() {
         let mut rig = Rig::new();
         rig.lose(2);
         assert_eq!(rig.blame.next(rig.now, true), Turn::Hold, "others that still run may be lost as well");

@@ -1,4 +1,4 @@
-//! Durable work that nobody waits for: long texts become files, in what live speech leaves over.
+//! Batch work: long texts become files, durably, on the device time that live speech leaves over.
 //!
 //! Owns the database of jobs, the folder of their audio and one thread that feeds the engine. Never decides when
 //! something runs: every utterance is a batch stream of the scheduler.

@@ -169,7 +169,7 @@ impl Runner {
         }
     }
 
-    /// Hands out work until all lanes are busy. Tenants take turns: who has the fewest lanes gets the next.
+    /// Hands out work until all lanes are busy. Tenants take turns: the one with the fewest lanes gets the next.
     fn fill(&mut self, now: Instant, sink: &SpeechSink) {
         while let Some((id, result)) = self.unrecorded.pop() {
             if !self.record(now, id, result) {
@@ -407,7 +407,7 @@ impl Runner {
     /// Of a cancelled job.
     fn drop_audio(&self, job: &str) {
         if let Err(error) = audio::remove(&self.config.audio_dir, job) {
-            tracing::warn!(%error, "audio of a cancelled job remains");
+            tracing::warn!(%error, "audio of a cancelled job was not removed");
         }
     }
 

@@ -172,7 +172,7 @@ async fn a_folder_that_cannot_be_written_stops_work_and_says_why() {
     batch.shutdown();
 }
 
-/// A tone that speaks only once it is let go.
+/// A tone that speaks only once it is released.
 fn waiting_engine() -> (Engine, std::sync::mpsc::SyncSender<()>) {
     let (go, gone) = std::sync::mpsc::sync_channel::<()>(1);
     let loader: Loader = Box::new(move || {
@@ -194,7 +194,7 @@ async fn shutting_down_does_not_wait_for_a_voice_that_loads() {
         engine.shutdown();
     });
     let joined = tokio::time::timeout(Duration::from_secs(30), joined).await;
-    // Let go before it is looked at: a runtime waits for its blocking tasks.
+    // Released before it is looked at: a runtime waits for its blocking tasks.
     drop(go);
     joined.expect("the voice still loads").expect("no panic");
 }

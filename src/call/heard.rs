@@ -84,7 +84,7 @@ pub(super) fn words(text: &str) -> u32 {
     words
 }
 
-/// How long a character takes beside a Latin letter.
+/// How long a character takes, in Latin letters.
 fn weight(c: char) -> f64 {
     match c {
         '.' | '!' | '?' | '…' | '。' | '！' | '？' => 4.0,

@@ -1,4 +1,4 @@
-//! What a call shows of itself while it runs: counters that its task writes and anybody reads.
+//! What a call shows of itself while it runs: counters that its task writes and others read.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -210,7 +210,7 @@ pub(super) struct Shared {
     pub(super) tap: broadcast::Sender<MediaFrame>,
     /// Frames dropped by taps that fell behind, as their readers report it.
     pub(super) tap_dropped: AtomicU64,
-    /// Keeps the first events for whoever listens first. A mutex, because taking it out needs one; it is
+    /// Keeps the first events for the first listener. A mutex, because taking it out needs one; it is
     /// locked once a listener and never by the task.
     first_listener: Mutex<Option<broadcast::Receiver<CallEvent>>>,
     /// Text of the peer, until its one reader takes it. Locked once, as above.

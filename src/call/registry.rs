@@ -35,7 +35,7 @@ struct Inner {
     arriving: DashMap<CallId, ()>,
     /// One of them is live, or will not be.
     arrived: Notify,
-    places: Arc<Semaphore>,
+    capacity: Arc<Semaphore>,
     draining: AtomicBool,
     events: broadcast::Sender<(CallId, CallEvent)>,
 }
@@ -45,7 +45,7 @@ struct Inner {
 #[non_exhaustive]
 pub enum StartError {
     /// As many calls as configured are live.
-    #[error("all {0} places for calls are taken")]
+    #[error("all {0} calls of [call] max_calls are in progress")]
     Full(usize),
     /// The gateway is going down.
     #[error("the gateway is draining and takes no new calls")]
@@ -79,7 +79,7 @@ impl Calls {
     pub fn new(config: CallConfig, speech: Arc<dyn Speech>) -> std::io::Result<Self> {
         let shards = Shards::start(config.shards)?;
         Ok(Self(Arc::new(Inner {
-            places: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
+            capacity: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
             config: Arc::new(config),
             speech,
             shards,
@@ -94,7 +94,7 @@ impl Calls {
     /// Starts a call on `leg`. The first listener of the handle gets every event from the beginning.
     ///
     /// # Errors
-    /// No place, draining, or the id is taken. The leg is dropped: answer the peer before, or keep what is
+    /// As many calls as configured are live, the gateway drains, or the id is taken. The leg is dropped: answer the peer before, or keep what is
     /// needed to refuse it.
     pub fn start<L: MediaLeg>(&self, meta: CallMeta, leg: L) -> Result<CallHandle, StartError> {
         self.start_with(meta, leg, self.0.speech.clone())
@@ -114,7 +114,8 @@ impl Calls {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
-        let place = inner.places.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
+        let permit =
+            inner.capacity.clone().try_acquire_owned().map_err(|_| StartError::Full(inner.config.max_calls))?;
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (shared, tellers) =
             Shared::new(meta, inner.config.clone(), leg.kind(), leg.format().codec, clock::now(), clock::wall());
@@ -129,7 +130,7 @@ impl Calls {
         let listed = Listed { calls: self.clone(), shared: shared.clone() };
         let all = inner.events.clone();
         inner.shards.spawn(move || async move {
-            let _place = place;
+            let _permit = permit;
             let _listed = listed;
             CallTask::new(shared, leg, speech, inbox, tellers, all).run().await;
         })?;
@@ -140,15 +141,15 @@ impl Calls {
         Ok(handle)
     }
 
-    /// Whether a call could start now: for those who must not ring anybody in vain.
+    /// Whether a call could start now, to be asked before a telephone rings.
     ///
     /// # Errors
-    /// Draining, or no place.
+    /// The gateway drains, or as many calls as configured are live.
     pub fn has_room(&self) -> Result<(), StartError> {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
-        match self.0.places.available_permits() {
+        match self.0.capacity.available_permits() {
             0 => Err(StartError::Full(self.0.config.max_calls)),
             _ => Ok(()),
         }
@@ -204,7 +205,7 @@ impl Calls {
         &self.0.config
     }
 
-    /// The media threads, for work that belongs beside the calls.
+    /// The media threads, for work that belongs on the threads of the calls.
     pub fn shards(&self) -> &Shards {
         &self.0.shards
     }

@@ -47,6 +47,6 @@ pub enum StreamState {
     Resumed,
     /// What was made and not yet heard was dropped.
     Interrupted,
-    /// Nobody listens any more.
+    /// The call is over.
     Closed,
 }

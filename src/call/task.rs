@@ -85,7 +85,7 @@ impl<L: MediaLeg> CallTask<L> {
             {
                 alarm.as_mut().reset(deadline.into());
             }
-            // Every branch is cancel safe. No fixed order: whoever floods one source must not starve the others.
+            // Every branch is cancel safe. No fixed order: a flood of one source must not starve the others.
             // Packets that are due do not wait for their branch, as the machine is polled after every wake.
             tokio::select! {
                 () = &mut alarm, if deadline.is_some() => {}

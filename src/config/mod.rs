@@ -43,11 +43,11 @@ pub struct Config {
     pub engine: Engine,
     /// How live and batch work share a device.
     pub scheduler: crate::sched::Config,
-    /// Durable work that nobody waits for.
+    /// Batch work.
     pub batch: crate::batch::Config,
-    /// Who supplies the text, by name.
+    /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
-    /// Where the gateway keeps what outlives it.
+    /// The folder of voices and jobs.
     pub state: State,
     /// Logs and traces.
     pub log: Log,

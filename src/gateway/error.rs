@@ -6,7 +6,7 @@ use crate::call::StartError;
 use crate::sip::DialError;
 use crate::synth::device::Refused;
 
-/// When another try is worth while where every place for calls is taken, or the gateway is going down.
+/// When another try is worth while where the limit of calls is reached, or the gateway is going down.
 const BUSY_RETRY: Duration = Duration::from_secs(5);
 
 /// Why a call is not set up.

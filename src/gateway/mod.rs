@@ -33,9 +33,9 @@ use crate::voice::api::Service;
 pub struct Gateway {
     /// Live calls.
     pub calls: Calls,
-    /// Who supplies their text.
+    /// Their agents.
     pub agents: Agents,
-    /// What speaks.
+    /// The speech engine.
     pub engine: Engine,
     /// The default voice on an engine of its own, for agents with `overload = "default_voice"`.
     pub fallback: Option<Engine>,
@@ -69,7 +69,7 @@ impl Gateway {
         }
     }
 
-    /// Whether a call to this agent can be spoken on now; when to come back, if not.
+    /// Whether a call to this agent could be spoken on in time; when to come back, if not.
     ///
     /// # Errors
     /// No device speaks, or the first turn would be late, and the agent has no fallback that is ready.

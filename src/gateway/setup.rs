@@ -13,16 +13,16 @@ use crate::media::webrtc::WebRtcLeg;
 use crate::sip::{DialRequest, IncomingCall};
 use crate::webrtc::SessionId;
 
-/// A call that somebody wants, before there is media for it.
+/// A call to be set up, before there is media for it.
 #[derive(Clone, Debug)]
 pub struct CallRequest {
-    /// Which side began it.
+    /// Which side begins it.
     pub direction: Direction,
     /// The caller's address.
     pub from: String,
     /// The called address.
     pub to: String,
-    /// Who supplies the text; `None`: the default agent.
+    /// Name of its agent; `None`: the default one.
     pub agent: Option<String>,
     /// Signalling headers that are the agent's business.
     pub headers: BTreeMap<String, String>,
@@ -30,8 +30,8 @@ pub struct CallRequest {
     pub tenant: Arc<str>,
 }
 
-/// A call that was let in and waits for its leg. Whoever looks its id up meanwhile waits for it; dropping it gives
-/// the call up.
+/// A call that was admitted and waits for its leg. [`crate::call::Calls::find`] waits for it meanwhile; dropping it
+/// gives the call up.
 pub struct Admission {
     gateway: Gateway,
     meta: CallMeta,
@@ -41,8 +41,8 @@ pub struct Admission {
 }
 
 impl Gateway {
-    /// Lets a call in: its agent exists, there is a place for it, and a device that speaks in time. Nothing is
-    /// reserved, so that [`Admission::start`] may still find the last place taken.
+    /// Admits a call: its agent exists, the limit of calls is not reached, and a device can speak in time. Nothing is
+    /// reserved, so that [`Admission::start`] may still find the limit reached.
     ///
     /// # Errors
     /// No such agent, draining, full, or no device has room.
@@ -112,7 +112,7 @@ impl Admission {
     /// Starts the call on its leg and hands it to its agent.
     ///
     /// # Errors
-    /// The last place was taken meanwhile, or the gateway drains; the leg is dropped, which ends the session.
+    /// The limit of calls was reached meanwhile, or the gateway drains; the leg is dropped, which ends the session.
     pub fn start<L: MediaLeg>(self, leg: L) -> Result<CallHandle, GatewayError> {
         let Self { gateway, meta, agent, _arriving } = self;
         let handle = match gateway.fallback_for(&agent) {
@@ -135,7 +135,7 @@ pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>)
 }
 
 async fn answer_one(gateway: Gateway, call: IncomingCall) {
-    // The user part names the agent where there is one of that name; numbers and strangers get the default.
+    // The user part names the agent where there is one of that name; all other calls get the default.
     let agent = gateway.agents.find(&call.user).map(|_| call.user.clone());
     let admission = gateway.admit(CallRequest {
         direction: Direction::Inbound,

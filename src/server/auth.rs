@@ -20,7 +20,7 @@ pub struct Tenant(pub Arc<str>);
 pub struct Tokens(Arc<Vec<Token>>);
 
 impl Tokens {
-    /// No tokens: everybody who reaches the socket may use the API.
+    /// Without tokens every request is allowed.
     pub fn new(tokens: Vec<Token>) -> Self {
         Self(Arc::new(tokens))
     }

@@ -1,4 +1,4 @@
-//! `[http]`: where the API listens and who may use it.
+//! `[http]`: the address and the tokens of the API.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -27,23 +27,23 @@ const MAX_CONNECTIONS: usize = 8_192;
 
 /// Serves `router` until `stop` says so, then lets requests that are under way finish for `grace`.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, grace: Duration) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             accepted = async {
-                // Never closed, so a place always comes.
-                let place = places.clone().acquire_owned().await;
-                (place, listener.accept().await)
+                // Never closed, so a permit always comes.
+                let permit = slots.clone().acquire_owned().await;
+                (permit, listener.accept().await)
             } => accepted,
             () = stopped(&mut stop) => break,
             Some(_) = connections.join_next() => continue,
         };
         match accepted {
-            (place, Ok((stream, peer))) => {
+            (permit, Ok((stream, peer))) => {
                 let connection = Connection { stream, peer, router: router.clone(), stop: stop.clone() };
                 connections.spawn(async move {
-                    let _place = place;
+                    let _permit = permit;
                     connection.serve().await;
                 });
             }

@@ -16,7 +16,7 @@
 //! spans, and a span entered and left for every frame would cost the media threads what an event a turn does not.
 //! Ages in microseconds survive the way from the monotonic clock to the collector's wall clock.
 //!
-//! *Ids by hash* of call and turn: whoever speaks of a turn names the same trace without having talked to anybody.
+//! *Ids by hash* of call and turn: call and scheduler name the same trace of a turn without having to tell each other.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_that_nobody_asks_for_are_forgotten() {
+    fn stages_of_turns_that_never_end_are_forgotten() {
         let mut stages = Stages::default();
         for n in 0..UTTERANCES * 2 {
             stages.add(record(&[("utterance", &format!("u{n}"))], &[]));

@@ -5,7 +5,7 @@
 //! - A connectivity check names its session by our fragment in USERNAME. Its source address is bound to the
 //!   session only when MESSAGE-INTEGRITY proves that the sender knows our password, which it has from our answer.
 //! - An answer to one of our own checks is known by its transaction.
-//! - Everything else (DTLS, SRTP, SRTCP; RFC 7983) goes by its source address, and is dropped when nobody proved
+//! - Everything else (DTLS, SRTP, SRTCP; RFC 7983) goes by its source address, and is dropped when no session has proved
 //!   to be there.
 //!
 //! # Why

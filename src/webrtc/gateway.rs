@@ -1,7 +1,7 @@
 //! The sessions: answered, trickled to, restarted, ended.
 //!
 //! Owns the port and the table of sessions. Every session has one keeper, a task on the control runtime that waits
-//! for its end, whoever causes it, and then closes the connection and forgets the session; no other path does.
+//! for its end, on whichever side it begins, and then closes the connection and forgets the session; no other path does.
 //!
 //! # Why
 //! A connection that is dropped but not closed keeps its driver for ever, so closing may not depend on a caller
@@ -238,7 +238,7 @@ impl Gateway {
         self.0.port.local_addr()
     }
 
-    /// Sessions that take up a place.
+    /// Sessions in progress.
     pub fn count(&self) -> usize {
         self.0.lock().len()
     }
@@ -346,7 +346,7 @@ impl Session {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Whether the peer has sent a DTLS `close_notify`. The stack tells nobody, but its transport knows.
+    /// Whether the peer has sent a DTLS `close_notify`. The stack has no event for it, but its transport knows.
     async fn closed_by_peer(&self) -> bool {
         let sender = self.negotiated.lock().await.connection.sender.clone();
         let Ok(Some(transport)) = sender.transport().await else { return false };

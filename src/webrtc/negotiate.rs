@@ -377,7 +377,7 @@ impl PeerConnectionEventHandler for Events {
             self.foreign.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        // Emptied, because a channel that nobody reads holds up all channels of the connection.
+        // Emptied, because a channel that is not read holds up all channels of the connection.
         let foreign = self.foreign.clone();
         tokio::spawn(async move {
             while channel.poll().await.is_some() {}

@@ -1,4 +1,4 @@
-//! The one UDP port of all sessions, and the TCP port beside it where that is on.
+//! The one UDP port of all sessions, and the TCP port of the same number where that is on.
 //!
 //! Owns the socket, the task that reads it, and the queue of every session. Decides nothing: [`Demux`] does.
 //!
@@ -227,7 +227,7 @@ impl Drop for Seat {
 
 /// A socket of one session: sends through the shared one, receives what the reader found to be its own.
 struct Virtual {
-    /// What the agent was told; nobody else ever sees it.
+    /// The address that the ICE agent was told; it never leaves this process.
     local: SocketAddr,
     key: Key,
     shared: Arc<Shared>,

@@ -29,7 +29,7 @@ const PROOF: Duration = Duration::from_secs(5);
 const STRANGERS: usize = 128;
 /// Connections a session may have; a browser has one for each of its interfaces.
 pub(super) const PER_SESSION: usize = 8;
-/// A peer that takes nothing off us for so long is gone. While it stalls its driver waits, nobody else's.
+/// A peer that takes no bytes for so long is gone. While it stalls its own driver waits, and no other.
 const STALL: Duration = Duration::from_secs(1);
 /// No check is longer.
 const LONGEST: usize = 1500;
@@ -128,7 +128,7 @@ where
 
 /// The listener that a session's agent believes it has.
 pub(super) struct Virtual {
-    /// What the agent was told; nobody else ever sees it.
+    /// The address that the ICE agent was told; it never leaves this process.
     local: SocketAddr,
     queue: tokio::sync::Mutex<mpsc::Receiver<Proved>>,
     ended: Arc<Notify>,

@@ -173,7 +173,7 @@ async fn a_call_speaks_and_ends_and_leaves_nothing_behind() {
     assert_eq!(engine.closed.lock().unwrap().len(), 1);
     assert_eq!(handle.info().state, "ended");
     assert_eq!(handle.speak(TurnRequest::new("Hello?")).await, Err(SpeakError::Ended));
-    // Whoever listens too late hears the end.
+    // A listener that comes too late hears the end.
     assert_eq!(handle.events().recv().await.unwrap(), CallEvent::Ended(EndReason::HungUp));
     tokio::task::spawn_blocking(move || calls.shutdown()).await.unwrap();
 }
