@@ -1,5 +1,5 @@
-//! Departures: many calls that all speak, over real sockets, with an engine that costs nothing. Shows how
-//! punctual packets leave and what a call costs beside its synthesis.
+//! Egress pacing: many calls that all speak, over real sockets, with an engine that costs nothing. Shows how
+//! punctually packets leave and what a call costs apart from its synthesis.
 //!
 //! The calls are those of the gateway: registry, shards, tasks, codecs, playout. Only the leg is smaller than a
 //! SIP leg (plain RTP on a socket of its own) and the engine plays canned speech, at most two seconds ahead of
@@ -23,7 +23,7 @@ use crate::media::leg::Codec;
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Departures {
+pub struct EgressPacing {
     /// Calls that speak at the same time.
     pub calls: usize,
     /// How long each codec is measured.
@@ -32,7 +32,7 @@ pub struct Departures {
     pub shards: usize,
 }
 
-impl Default for Departures {
+impl Default for EgressPacing {
     fn default() -> Self {
         Self { calls: 200, time: Duration::from_secs(10), shards: 0 }
     }
@@ -94,7 +94,7 @@ pub enum BenchError {
     Speak(#[from] super::SpeakError),
 }
 
-impl Departures {
+impl EgressPacing {
     /// Measures G.711 and Opus calls, speaking only and with callers who send. Blocks for about four times
     /// the configured time; call it outside any runtime.
     ///
@@ -125,7 +125,7 @@ impl Departures {
             let leg = UdpLeg::new(codec, sink.address(), lateness.clone())?;
             callers.push(leg.address());
             let handle = calls.start(meta(n), leg)?;
-            // More than is measured, so that nobody falls silent before the end.
+            // More than is measured, so that no call falls silent before the end.
             let sentences = self.time.as_secs() as usize + SETTLE.as_secs() as usize + 10;
             let text = format!("This is said on call {n}. ").repeat(sentences);
             handle.speak(TurnRequest::new(text)).await?;

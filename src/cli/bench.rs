@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Failure;
 use crate::app::bench::{self, Level, Plan};
 use crate::app::engines;
-use crate::call::bench::Departures;
+use crate::call::bench::EgressPacing;
 use crate::config::EngineKind;
 use crate::media;
 use crate::synth::cosyvoice::backend::LanguageModel;
@@ -86,7 +86,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let results = if let Some(calls) = args.departures {
         let time = Duration::from_secs_f64(args.seconds);
-        let report = Departures { calls, time, ..Departures::default() }.run().map_err(Failure::failed)?;
+        let report = EgressPacing { calls, time, ..EgressPacing::default() }.run().map_err(Failure::failed)?;
         println!("{report}");
         json!({ "departures": report })
     } else if args.codecs {

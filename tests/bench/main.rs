@@ -5,13 +5,13 @@ mod enrolment;
 
 use std::time::Duration;
 
-use antiphon::call::bench::Departures;
+use antiphon::call::bench::EgressPacing;
 use antiphon::media::bench;
 
 #[test]
 #[ignore = "takes a minute and the whole machine"]
 fn departures_of_200_calls() {
-    let report = Departures { time: Duration::from_secs(8), ..Departures::default() }.run().unwrap();
+    let report = EgressPacing { time: Duration::from_secs(8), ..EgressPacing::default() }.run().unwrap();
     println!("{report}");
     assert!(report.rows.iter().all(|row| row.packets > 0 && row.underruns == 0));
 }
@@ -29,7 +29,7 @@ fn codecs() {
 /// Few calls for a moment: that the measurement itself works is tested everywhere.
 #[test]
 fn departures_measure_real_calls() {
-    let report = Departures { calls: 4, time: Duration::from_millis(500), shards: 1 }.run().unwrap();
+    let report = EgressPacing { calls: 4, time: Duration::from_millis(500), shards: 1 }.run().unwrap();
     assert_eq!(report.rows.len(), 4);
     for row in &report.rows {
         assert!(row.packets >= 40 && row.delivered > 0.9, "{row:?}");
