@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
@@ -15,7 +15,6 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {
     Router::new()
-        .route("/", get(|| async { Html(include_str!("console.html")) }))
         .route("/healthz", get(|| async { Json(json!({ "status": "ok" })) }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))

@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::config::{Scope, Token};
+use super::console;
 use super::error::ApiError;
 
 /// The caller of a request, in its extensions.
@@ -65,7 +66,8 @@ pub async fn require(State(tokens): State<Tokens>, mut request: Request, next: N
         .extensions()
         .get::<ConnectInfo<SocketAddr>>()
         .is_some_and(|ConnectInfo(peer)| peer.ip().to_canonical().is_loopback());
-    if matches!(path, "/healthz" | "/readyz") || (path == "/" && loopback) {
+    let console = path == "/" || path.starts_with(console::FOLDER);
+    if matches!(path, "/healthz" | "/readyz") || console::PUBLIC.contains(&path) || (console && loopback) {
         return Ok(next.run(request).await);
     }
     let presented = bearer(&request).or_else(|| access_token(&request));

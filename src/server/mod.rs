@@ -7,6 +7,7 @@ pub mod admin;
 pub mod auth;
 pub mod calls;
 pub mod config;
+mod console;
 pub mod error;
 pub mod events;
 mod extract;
@@ -52,6 +53,7 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
     let tokens = auth::Tokens::new(config.tokens.clone());
     let router = Router::new()
         .merge(admin::router())
+        .merge(console::router())
         .merge(calls::router())
         .merge(jobs::router())
         .merge(voices::router())

@@ -1,0 +1,95 @@
+// Types of the browser client served at /antiphon.js.
+
+export interface ConnectOptions {
+  /** The gateway; default: where the module came from. */
+  url?: string;
+  /** API token or single-use browser token. */
+  token?: string;
+  /** Name of the agent; default: the gateway's. */
+  agent?: string;
+  /** true (default), false (listen only), a deviceId, constraints, or a stream of the page's own. */
+  microphone?: boolean | string | MediaTrackConstraints | MediaStream;
+  /** deviceId of the speaker. */
+  speaker?: string;
+  /** Element to play on. */
+  audio?: HTMLAudioElement;
+  iceServers?: RTCIceServer[];
+  echoCancellation?: boolean;
+  noiseSuppression?: boolean;
+  autoGainControl?: boolean;
+  /** Ends the call when aborted, also while it is being placed. */
+  signal?: AbortSignal;
+}
+
+export interface SayOptions {
+  interrupt?: boolean;
+  voice?: string;
+  language?: string;
+  instructions?: string;
+  seed?: number;
+  speed?: number;
+}
+
+export type CallState = "idle" | "connecting" | "connected" | "reconnecting" | "ended";
+
+export interface Caption {
+  who: "agent" | "caller";
+  id: string;
+  /** What was to be said, where it is known. */
+  text?: string;
+  /** What left for the listener, or what the caller said. */
+  heard: string;
+  final: boolean;
+  /** The turn was cut off. */
+  cut?: boolean;
+  how?: string;
+}
+
+export interface CallStats {
+  roundTripMs: number | null;
+  jitterMs: number | null;
+  lost: number;
+  received: number;
+  concealedMs: number;
+  bufferMs: number | null;
+}
+
+export interface CallEvents {
+  state: CustomEvent<{ state: CallState; muted: boolean }>;
+  frame: CustomEvent<{ type: string; [field: string]: unknown }>;
+  caption: CustomEvent<Caption>;
+  level: CustomEvent<{ input: number; output: number }>;
+  blocked: CustomEvent<Record<string, never>>;
+  ended: CustomEvent<{ reason: string }>;
+}
+
+export class CallError extends Error {
+  readonly status: number;
+  readonly code: string;
+  /** Seconds after which trying again is worth while. */
+  readonly retryAfter: number | null;
+}
+
+export class Call extends EventTarget {
+  readonly id: string | null;
+  readonly url: string;
+  readonly agent: string | null;
+  readonly state: CallState;
+  readonly muted: boolean;
+  readonly remoteStream?: MediaStream;
+  say(text: string, options?: SayOptions): Promise<string>;
+  interrupt(): Promise<void>;
+  send(frame: object | string): void;
+  digits(digits: string): Promise<void>;
+  mute(muted?: boolean): void;
+  setMicrophone(choice: NonNullable<ConnectOptions["microphone"]>): Promise<void>;
+  setSpeaker(deviceId: string): Promise<void>;
+  play(): Promise<void>;
+  levels(): { input: number; output: number };
+  stats(): Promise<CallStats>;
+  hangUp(): Promise<void>;
+  addEventListener<K extends keyof CallEvents>(type: K, listener: (event: CallEvents[K]) => void, options?: AddEventListenerOptions | boolean): void;
+}
+
+export function connect(options?: ConnectOptions): Promise<Call>;
+export function devices(): Promise<{ microphones: { id: string; label: string }[]; speakers: { id: string; label: string }[] }>;
