@@ -49,7 +49,6 @@ pub(crate) type Voice = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
 /// The server; it ends with the value.
 pub(crate) struct Whip {
     pub(crate) url: String,
-    pub(crate) calls: Arc<AtomicUsize>,
     pub(crate) deleted: Arc<AtomicUsize>,
     /// What each caller said, in order of calls.
     pub(crate) ears: Arc<Mutex<Vec<Ear>>>,
@@ -60,7 +59,7 @@ pub(crate) struct Whip {
 
 struct Shared {
     voice: Voice,
-    calls: Arc<AtomicUsize>,
+    calls: AtomicUsize,
     deleted: Arc<AtomicUsize>,
     ears: Arc<Mutex<Vec<Ear>>>,
     stops: Arc<Mutex<Vec<Stop>>>,
@@ -72,12 +71,12 @@ impl Whip {
     pub(crate) async fn start(voice: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Whip {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
-        let (calls, deleted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let deleted = Arc::new(AtomicUsize::new(0));
         let ears = Arc::new(Mutex::new(Vec::new()));
         let stops = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::new(Shared {
             voice: Arc::new(voice),
-            calls: calls.clone(),
+            calls: AtomicUsize::new(0),
             deleted: deleted.clone(),
             ears: ears.clone(),
             stops: stops.clone(),
@@ -91,7 +90,7 @@ impl Whip {
                 tokio::spawn(async move { serve(stream, shared).await });
             }
         }));
-        Whip { url: format!("http://{address}"), calls, deleted, ears, stops, _accepting: accepting }
+        Whip { url: format!("http://{address}"), deleted, ears, stops, _accepting: accepting }
     }
 }
 
