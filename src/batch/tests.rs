@@ -5,7 +5,7 @@ use super::*;
 use crate::sched;
 use crate::synth::device::{Loader, Recovery};
 use crate::synth::tone::Tone;
-use crate::synth::{Caps, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::Utterance;
 
 pub(super) fn engine() -> Engine {
@@ -340,7 +340,7 @@ impl Synthesizer for Frail {
         self.tone.close(slot);
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         self.tone.warm_up()
     }
 }

@@ -172,7 +172,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
                 return Err(Failure::unavailable(reason));
             }
             let Some(caps) = device.caps else { continue };
-            println!("{} on {}, {} slots", caps.name, caps.device, caps.slots);
+            println!("{} on {}, {} slots", caps.name, caps.device, caps.limits.slots);
             devices.push(json!({ "engine": caps.name, "device": caps.device, "memoryTotal": device.memory.total }));
         }
         println!("{}", Level::header());

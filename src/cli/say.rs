@@ -220,18 +220,18 @@ fn speak_as_it_comes(
             }
             continue;
         };
-        let rounds = voice.caps().rounds[stage as usize];
+        let rounds = voice.caps().limits.rounds[stage];
         voice.run(&Step { stage, slots: vec![slot], rounds }, &mut progress).map_err(Failure::failed)?;
         let Some(result) = progress.pop() else { return Err(Failure::failed("the voice gave no result")) };
-        if let Some(error) = result.failed {
-            return Err(Failure::failed(error));
+        if let Some(reason) = result.outcome.failed {
+            return Err(Failure::failed(reason));
         }
         samples += result.pcm.len();
         out.write(&writer.push(&result.pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
-        if result.done {
+        if result.outcome.done {
             break;
         }
-        ready = result.ready;
+        ready = result.outcome.ready;
     }
     if samples == 0 {
         return Err(Failure::failed("the text contains nothing to speak"));

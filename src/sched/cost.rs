@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::step::Stage;
+use super::step::{PerStage, Stage};
 
 /// Width buckets, two an octave: 1, 2, 3, 4, 5-6, 7-8, 9-12, ..., 769-1024. Engines run widths much like these, and
 /// a step that has to stay below some time is often best between two powers of two.
@@ -38,21 +38,22 @@ impl Estimate {
 /// Step costs per stage, width and rounds.
 #[derive(Debug)]
 pub(super) struct Costs {
-    table: [[[Option<Estimate>; ROUNDS]; WIDTHS]; 4],
+    table: PerStage<[[Option<Estimate>; ROUNDS]; WIDTHS]>,
 }
 
 impl Costs {
     /// Starts from the narrowest steps of the warm-up.
-    pub(super) fn new(seeds: [Duration; 4]) -> Self {
-        let mut table = [[[None; ROUNDS]; WIDTHS]; 4];
-        for (stage, seed) in table.iter_mut().zip(seeds) {
-            stage[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
-        }
+    pub(super) fn new(seeds: PerStage<Duration>) -> Self {
+        let table = seeds.map(|seed| {
+            let mut table = [[None; ROUNDS]; WIDTHS];
+            table[0][0] = Some(Estimate { mean: seed.as_secs_f64(), deviation: 0.0, seed: true });
+            table
+        });
         Self { table }
     }
 
     pub(super) fn observe(&mut self, stage: Stage, width: usize, rounds: u32, took: Duration) {
-        let cell = &mut self.table[stage as usize][width_bucket(width)][bucket(rounds as usize, ROUNDS)];
+        let cell = &mut self.table[stage][width_bucket(width)][bucket(rounds as usize, ROUNDS)];
         let seconds = took.as_secs_f64();
         match cell {
             Some(estimate) => estimate.observe(seconds),
@@ -62,7 +63,7 @@ impl Costs {
 
     /// What such a step will take, in seconds, with a mean deviation on top.
     pub(super) fn predict(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
-        let table = &self.table[stage as usize];
+        let table = &self.table[stage];
         let (w, r) = (width_bucket(width), bucket(rounds as usize, ROUNDS));
         let cost = |estimate: &Estimate| estimate.mean + estimate.deviation;
         if let Some(estimate) = &table[w][r] {
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_first_step_replaces_the_seed_and_later_ones_are_smoothed() {
-        let mut costs = Costs::new([ms(1.0); 4]);
+        let mut costs = Costs::new(PerStage::splat(ms(1.0)));
         assert!((costs.predict(Stage::Flow, 1, 1) - 1e-3).abs() < 1e-12);
         costs.observe(Stage::Flow, 1, 1, ms(2.0));
         assert!((costs.predict(Stage::Flow, 1, 1) - 2e-3).abs() < 1e-12);
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn unseen_widths_grow_from_the_nearest_and_are_learned() {
-        let mut costs = Costs::new([ms(1.0); 4]);
+        let mut costs = Costs::new(PerStage::splat(ms(1.0)));
         costs.observe(Stage::Decode, 4, 1, ms(3.0));
         let wide = costs.predict(Stage::Decode, 16, 1);
         assert!((wide - 6e-3).abs() < 1e-9, "{wide}");

@@ -1,12 +1,12 @@
-//! One utterance in the scheduler.
+//! One utterance as the scheduler sees it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::step::{Slot, Stage, Stages};
+use super::step::{PerStage, Slot, Stage, Stages};
 use crate::turn::{Class, StreamId, TurnToken};
 
-/// An utterance in the scheduler.
+/// One job, unique within its scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub u64);
 
@@ -17,7 +17,7 @@ pub struct JobSpec {
     pub stream: StreamId,
     /// Live or batch.
     pub class: Class,
-    /// Whether anybody still wants it.
+    /// Whether its result is still wanted.
     pub token: TurnToken,
     /// Whose share of the device it uses; empty when there is no token.
     pub tenant: Arc<str>,
@@ -30,7 +30,7 @@ pub struct JobSpec {
 pub enum JobEnd {
     /// All of it was produced.
     Done,
-    /// Nobody wants it any more.
+    /// Its result is no longer wanted.
     Cancelled,
     /// It cannot be produced; the reason is for people.
     Failed(String),
@@ -39,8 +39,8 @@ pub enum JobEnd {
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Behind other jobs of its stream.
-    Behind,
+    /// Other jobs of its stream come first.
+    Queued,
     /// May open; is in a waiting list.
     Waiting,
     /// `Plan::Open` was given out, `opened` has not come back.
@@ -71,7 +71,7 @@ pub(super) struct Job {
     /// Device time of the steps it took part in since it last gave audio.
     pub(super) service: Duration,
     /// Rounds of each stage it took part in since it last gave audio.
-    pub(super) rounds: [u32; 4],
+    pub(super) rounds: PerStage<u32>,
 }
 
 impl Job {
@@ -79,7 +79,7 @@ impl Job {
         Self {
             spec,
             tenant,
-            state: State::Behind,
+            state: State::Queued,
             ready: Stages::NONE,
             memory: 0,
             deadline,
@@ -87,13 +87,13 @@ impl Job {
             decoded: 0,
             blocked: false,
             service: Duration::ZERO,
-            rounds: [0; 4],
+            rounds: PerStage::default(),
         }
     }
 
     pub(super) fn slot(&self) -> Option<Slot> {
         match self.state {
-            State::Behind | State::Waiting => None,
+            State::Queued | State::Waiting => None,
             State::Opening(slot) | State::Open(slot) | State::Parked(slot) => Some(slot),
         }
     }
@@ -102,12 +102,21 @@ impl Job {
         self.spec.class == Class::Live
     }
 
+    pub(super) fn is_parked(&self) -> bool {
+        matches!(self.state, State::Parked(_))
+    }
+
     /// Bytes it holds on the device now.
     pub(super) fn resident(&self) -> u64 {
         match self.state {
             State::Opening(_) | State::Open(_) => self.memory,
-            State::Behind | State::Waiting | State::Parked(_) => 0,
+            State::Queued | State::Waiting | State::Parked(_) => 0,
         }
+    }
+
+    /// Bytes that it has to get back before a step can name it.
+    pub(super) fn memory_to_resume(&self) -> u64 {
+        if self.is_parked() { self.memory } else { 0 }
     }
 
     /// Whether it is open and all its tokens are there.
@@ -122,6 +131,6 @@ impl Job {
         self.samples = 0;
         self.decoded = 0;
         self.service = Duration::ZERO;
-        self.rounds = [0; 4];
+        self.rounds = PerStage::default();
     }
 }

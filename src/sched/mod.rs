@@ -2,11 +2,11 @@
 //! never a tensor, a socket or a clock; every entry point takes `now`.
 //!
 //! Contract: call [`Scheduler::plan`] until it answers [`Plan::Idle`], and do what it says before the next call.
-//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::Begin`],
-//! once that step has ended, with [`Scheduler::finished`]. All other entry points may be called at any time in between.
-//! Every job ends with exactly one [`Plan::End`].
+//! [`Plan::Open`] is answered with [`Scheduler::opened`], [`Plan::Run`] with [`Scheduler::record`], [`Plan::Launch`],
+//! once that step is complete, with [`Scheduler::complete`]. All other entry points may be called at any time in
+//! between. Every job ends with exactly one [`Plan::End`].
 //!
-//! Order of work, from the most urgent:
+//! Order of work, from the most urgent (`Rank`):
 //! 1. a listener who is about to run dry (less left than its next chunk takes to make);
 //! 2. the first audio of a silent live stream, by the instant it was promised for;
 //! 3. speaking streams below their slack reserve, by the instant they run dry;
@@ -14,47 +14,64 @@
 //! 5. streams without a listener's clock (downloads) beyond that;
 //! 6. batch, by tenant, then first come.
 //!
-//! The most urgent job names the stage of the next step; others at that stage join as [`select`] describes.
-//! Every step is bounded. Flow and vocoder steps are begun and not waited for, where the device can do that: what is
-//! urgent meanwhile runs beside them, and before them wherever the device has room, but for the stage itself, which
-//! waits ([`behind`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
+//! The most urgent job names the stage of the next step; others at that stage join as [`batching`] describes.
+//! Every step is bounded. Flow and vocoder steps are launched and not waited for, where the device can do that: what is
+//! urgent meanwhile runs concurrently, and before them wherever the device has room, but for the stage itself, which
+//! waits ([`inflight`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
+//!
+//! # Parts
+//! [`table`] owns jobs, streams and slots; [`forecast`] what speech costs; [`memory`] how much there is; [`tenant`]
+//! shares; [`starvation`] the claims of batch work; [`inflight`] the launched step. [`admission`], [`placement`],
+//! [`rank`] and [`batching`] decide over these and own nothing.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted stream has been promised no gap; a first audio
-//!   is late by one chunk at most, a gap is heard by somebody in mid-sentence.
+//!   is late by one chunk at most, a gap is heard by a listener in mid-sentence.
 //! - **Batch is displaced before live work is refused**: its sinks commit whole utterances, so giving up a slot
 //!   costs at most the work on one sentence; the same text and seed give the same audio again.
 //! - **Cancelling is the stream's epoch**: stale jobs are dropped whenever `plan` is called, which is between any
-//!   two steps. Nobody waits for an answer.
+//!   two steps. No caller waits for an answer.
 //! - **The playout anchor is followed by arithmetic** (see [`stream`]), so no buffer level is ever asked for.
 
-mod admit;
-mod behind;
+mod admission;
+mod batching;
 mod config;
 mod cost;
+mod forecast;
+mod inflight;
 mod job;
 mod load;
-mod select;
+mod memory;
+mod placement;
+mod rank;
+mod starvation;
 mod step;
 mod stream;
+mod table;
 mod tenant;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use self::admit::Learned;
-pub use self::admit::{Refused, RefusedReason};
-use self::behind::Behind;
+use self::admission::Admission;
+pub use self::admission::{Refused, RefusedReason};
+use self::batching::Batching;
 pub use self::config::{Config, Tenant};
-use self::cost::Costs;
-use self::job::{Job, State};
+use self::forecast::Forecast;
+use self::inflight::{Ended, InFlight};
+use self::job::State;
 pub use self::job::{JobEnd, JobId, JobSpec};
 pub use self::load::Load;
-pub use self::step::{Slot, Stage, Stages, Step};
+use self::memory::Memory;
+use self::placement::Placement;
+use self::rank::{Candidate, Rank, Ranking};
+use self::starvation::Starvation;
+pub use self::step::{EngineLimits, Outcome, PerStage, Slot, Stage, Stages, Step};
 use self::stream::Stream;
 pub use self::stream::StreamNote;
+use self::table::Table;
 use self::tenant::Tenants;
-use crate::turn::{Class, StreamId};
+use crate::turn::{Class, StreamId, TurnToken};
 
 /// A stream without work or sound is forgotten after this; one that comes back is simply a new stream.
 const STREAM_IDLE: Duration = Duration::from_secs(60);
@@ -62,25 +79,6 @@ const STREAM_IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_millis(100);
 /// A cancelled job that is open while nothing runs is noticed after this at the latest.
 const WATCH: Duration = Duration::from_millis(10);
-
-/// What the device can do.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Utterances open at once.
-    pub slots: u32,
-    /// Most slots in a step, per stage; 0: the engine has no such stage.
-    pub width: [u32; 4],
-    /// Most rounds of a step, per stage.
-    pub rounds: [u32; 4],
-    /// Whether parking a slot frees its memory.
-    pub parks: bool,
-    /// Whether flow and vocoder steps can be begun and finished later.
-    pub background: bool,
-    /// Bytes that open utterances may hold; 0: not limited.
-    pub memory: u64,
-    /// What the narrowest step of each stage took at warm-up.
-    pub seeds: [Duration; 4],
-}
 
 /// What to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,36 +112,19 @@ pub enum Plan {
         slot: Option<Slot>,
         /// How it ended.
         how: JobEnd,
-        /// How long its live stream held its place, if it was the last of the stream's work.
-        held: Option<Duration>,
+        /// How long its live stream had unfinished work, if this was the last of it.
+        holding: Option<Duration>,
     },
     /// Run this, then call [`Scheduler::record`].
     Run(Step),
-    /// Start this behind whatever comes next; when it has ended, call [`Scheduler::finished`]. Where it cannot be
+    /// Start this and do not wait for it; when it is complete, call [`Scheduler::complete`]. Where it cannot be
     /// started so, run it, and call that at once.
-    Begin(Step),
+    Launch(Step),
     /// Nothing to do until then, or until something is submitted or noted.
     Idle {
         /// When to ask again; `None`: only when something happens.
         until: Option<Instant>,
     },
-}
-
-/// What a step did for one slot.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// For whom.
-    pub slot: Slot,
-    /// What it can run next.
-    pub ready: Stages,
-    /// New audio, in samples.
-    pub samples: u64,
-    /// What the tokens so far stand for, in samples.
-    pub decoded: u64,
-    /// Nothing more will come.
-    pub done: bool,
-    /// Why it cannot go on.
-    pub failed: Option<String>,
 }
 
 /// Why a slot could not be opened.
@@ -155,74 +136,45 @@ pub enum OpenError {
     Failed(String),
 }
 
-/// A job that is over, what it held, how it ended, and since when the stream whose last work it was held its place.
-type Ended = (JobId, Option<Slot>, JobEnd, Option<Instant>);
-
 /// The scheduler of one device.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
-    limits: Limits,
-    costs: Costs,
-    learned: Learned,
+    limits: EngineLimits,
+    table: Table,
+    forecast: Forecast,
     tenants: Tenants,
-    jobs: BTreeMap<JobId, Job>,
-    streams: BTreeMap<StreamId, Stream>,
-    slots: Vec<Option<JobId>>,
-    /// Live jobs that may open.
-    live_waiting: Vec<JobId>,
-    /// Batch jobs that may open, by tenant, first come first.
-    batch_waiting: BTreeMap<usize, VecDeque<JobId>>,
+    memory: Memory,
+    starvation: Starvation,
+    inflight: InFlight,
     /// Over, not yet told.
     ended: VecDeque<Ended>,
-    next: u64,
-    /// Live streams with unfinished work.
-    live_streams: u32,
-    live_jobs: u32,
-    /// How long streams that ended held their places, all together.
-    held: Duration,
+    /// How long live streams that are done had unfinished work, all together.
+    holding: Duration,
     swept: Option<Instant>,
-    /// Since when batch work that could run has not run.
-    batch_hungry: Option<Instant>,
-    /// Starving batch work may run one step from then on.
-    batch_grant: Option<Instant>,
     preemptions: u64,
-    /// An open failed for want of memory: nothing more is opened until a slot is freed.
-    memory_short: bool,
     /// A listener with less left than this may run dry before his next chunk is made.
     critical: Duration,
-    /// The step that was begun.
-    behind: Option<Behind>,
 }
 
 impl Scheduler {
-    /// A scheduler for one warmed-up device.
-    pub fn new(config: Config, limits: Limits) -> Self {
-        let slots = vec![None; limits.slots as usize];
-        let costs = Costs::new(limits.seeds);
+    /// A scheduler for one warmed-up device. `memory`: bytes that open utterances may hold, 0: not limited; `seeds`:
+    /// what the narrowest step of each stage took at warm-up.
+    pub fn new(config: Config, limits: EngineLimits, memory: u64, seeds: PerStage<Duration>) -> Self {
         Self {
             config,
+            table: Table::new(limits.slots, limits.width[Stage::Decode] > 0),
+            forecast: Forecast::new(&limits, seeds),
             limits,
-            costs,
-            learned: Learned::default(),
             tenants: Tenants::default(),
-            jobs: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            slots,
-            live_waiting: Vec::new(),
-            batch_waiting: BTreeMap::new(),
+            memory: Memory::new(memory),
+            starvation: Starvation::default(),
+            inflight: InFlight::default(),
             ended: VecDeque::new(),
-            next: 0,
-            live_streams: 0,
-            live_jobs: 0,
-            held: Duration::ZERO,
+            holding: Duration::ZERO,
             swept: None,
-            batch_hungry: None,
-            batch_grant: None,
             preemptions: 0,
-            memory_short: false,
             critical: Duration::ZERO,
-            behind: None,
         }
     }
 
@@ -231,355 +183,413 @@ impl Scheduler {
     /// # Errors
     /// Accepting it would break a promise already made, or exceeds a limit.
     pub fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused> {
-        self.follow(now, &spec);
+        self.drop_interrupted(now, &spec);
         let tenant = self.tenants.index(&spec.tenant, &self.config, now);
-        let begins = self.stream_begins(spec.stream);
-        self.admit(now, &spec, tenant, begins)?;
-        let id = JobId(self.next);
-        self.next += 1;
-        let live = spec.class == Class::Live;
-        let stream = self.streams.entry(spec.stream).or_insert_with(|| Stream::new(now, spec.token.clone()));
-        stream.token = spec.token.clone();
-        stream.touched = now;
-        stream.jobs.push_back(id);
-        let counts = live && stream.counted.is_none();
-        if counts {
-            stream.counted = Some((tenant, now));
+        if self.has_work(spec.stream) {
+            self.admission(now).check_more()?;
+        } else {
+            let wait = self.tenants.rate(tenant, now);
+            self.admission(now).check_new(now, &spec, tenant, wait)?;
         }
-        self.tenants.job_added(tenant, spec.chars, counts);
-        self.live_jobs += u32::from(live);
-        self.live_streams += u32::from(counts);
-        let deadline = now + self.config.first_audio_target();
-        let stream = spec.stream;
-        self.jobs.insert(id, Job::new(spec, tenant, deadline));
-        self.advance(stream);
+        let (chars, deadline) = (spec.chars, now + self.config.first_audio_target());
+        let (id, counts) = self.table.add(now, spec, tenant, deadline);
+        self.tenants.job_added(tenant, chars, counts);
         Ok(id)
+    }
+
+    /// Whether one more live stream would be taken on, of whatever tenant.
+    ///
+    /// # Errors
+    /// It would not, and when to ask again.
+    pub fn has_room(&self, now: Instant) -> Result<(), Refused> {
+        self.admission(now).has_room(now)
     }
 
     /// Says how many bytes `job` will hold at its largest.
     pub fn sized(&mut self, job: JobId, bytes: u64) {
-        let Some(state) = self.jobs.get_mut(&job) else { return };
+        let Some(state) = self.table.job_mut(job) else { return };
         state.memory = bytes;
-        self.learned.sized(bytes, state.spec.chars);
-        self.refuse_too_large(job);
+        self.forecast.sized(bytes, state.spec.chars);
+        self.fail_if_too_large(job);
     }
 
     /// What open utterances may hold changed: voices came or went.
     pub fn limit_memory(&mut self, bytes: u64) {
-        self.limits.memory = bytes;
-        self.memory_short = false;
-        let closed: Vec<JobId> = self.jobs.iter().filter(|(_, job)| job.slot().is_none()).map(|(id, _)| *id).collect();
-        closed.into_iter().for_each(|job| self.refuse_too_large(job));
+        self.memory.set_limit(bytes);
+        let closed: Vec<JobId> = self.table.jobs().filter(|(_, job)| job.slot().is_none()).map(|(id, _)| id).collect();
+        closed.into_iter().for_each(|job| self.fail_if_too_large(job));
     }
 
-    /// A job that needs more than there is would wait for ever, and everybody else behind it.
-    fn refuse_too_large(&mut self, job: JobId) {
-        let limit = self.limits.memory;
-        let Some(bytes) = self.jobs.get(&job).map(|state| state.memory) else { return };
+    /// A job that needs more than there is would wait for ever, and all others after it.
+    fn fail_if_too_large(&mut self, job: JobId) {
+        let Some(bytes) = self.table.job(job).map(|state| state.memory) else { return };
+        let limit = self.memory.limit();
         if limit > 0 && bytes > limit {
             let reason =
                 format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
-            self.finish(job, JobEnd::Failed(reason));
+            self.end(job, JobEnd::Failed(reason));
         }
     }
 
     /// Follows a stream's listener.
     pub fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote) {
-        let token = crate::turn::TurnToken::forever();
-        let known = self.streams.contains_key(&stream);
-        if !known && note != StreamNote::Unpaced {
+        if self.table.stream(stream).is_none() && note != StreamNote::Unpaced {
             return;
         }
-        let state = self.streams.entry(stream).or_insert_with(|| Stream::new(now, token));
+        let state = self.table.stream_or(stream, || Stream::new(now, TurnToken::forever()));
         state.note(now, note);
         if note == StreamNote::Closed {
             let jobs: Vec<JobId> = state.jobs.iter().copied().collect();
             for job in jobs {
-                self.finish(job, JobEnd::Cancelled);
+                self.end(job, JobEnd::Cancelled);
             }
-            self.streams.remove(&stream);
+            self.table.forget_stream(stream);
         }
     }
 
     /// What to do now.
     pub fn plan(&mut self, now: Instant) -> Plan {
         self.sweep(now);
-        if let Some((job, slot, how, since)) = self.ended.pop_front() {
-            let held = since.map(|since| now.saturating_duration_since(since));
-            self.held += held.unwrap_or_default();
-            return Plan::End { job, slot, how, held };
+        if let Some(Ended { job, slot, how, since }) = self.ended.pop_front() {
+            let holding = since.map(|since| now.saturating_duration_since(since));
+            self.holding += holding.unwrap_or_default();
+            return Plan::End { job, slot, how, holding };
         }
-        if let Some(plan) = self.place_live(now) {
+        let batch_is_owed = self.starvation.is_owed(now, &self.config);
+        if let Some(plan) = self.placement().live(batch_is_owed) {
             return plan;
         }
-        self.rest(now);
-        let candidates = self.candidates(now);
-        if self.behind.is_some() {
-            let step = self.select_beside(now, &candidates);
+        self.critical = rank::rest(&mut self.table, now, &self.config, &self.forecast, &self.memory);
+        let candidates = self.ranking().candidates(now);
+        if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
+            let step = self.select_concurrent(now, &candidates, stage, limit);
             return step.map_or_else(|| Plan::Idle { until: self.wake_at(now) }, Plan::Run);
         }
-        let urgent = candidates.first().is_some_and(|c| c.rank <= select::RESERVE);
-        let starving = self.batch_starves(now);
+        let urgent = candidates.first().is_some_and(|c| c.rank <= Rank::Reserve);
+        let starving = self.starvation.starves(now, &self.config);
         if (!urgent || starving)
-            && let Some(plan) = self.place_batch(starving)
+            && let Some(plan) = self.placement().batch(starving)
         {
             return plan;
         }
-        self.select(now, &candidates).unwrap_or_else(|| Plan::Idle { until: self.wake_at(now) })
+        self.select(now, &candidates, starving).unwrap_or_else(|| Plan::Idle { until: self.wake_at(now) })
     }
 
     /// Answers [`Plan::Open`].
     pub fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>) {
-        let Some(state) = self.jobs.get_mut(&job) else { return };
+        let Some(state) = self.table.job_mut(job) else { return };
         let State::Opening(slot) = state.state else { return };
         match result {
             Ok(ready) => {
                 state.state = State::Open(slot);
                 state.ready = ready;
                 let stream = state.spec.stream;
-                self.advance(stream);
+                self.table.advance(stream);
             }
-            Err(OpenError::Memory) if self.holders() > 1 => {
-                self.memory_short = true;
-                self.give_up(job);
+            Err(OpenError::Memory) if self.table.holders() > 1 => {
+                self.memory.ran_short();
+                self.table.restart(job);
             }
             Err(OpenError::Memory) => {
-                self.finish(job, JobEnd::Failed("this utterance needs more device memory than there is".into()));
+                self.end(job, JobEnd::Failed("this utterance needs more device memory than there is".into()));
             }
-            Err(OpenError::Failed(reason)) => self.finish(job, JobEnd::Failed(reason)),
+            Err(OpenError::Failed(reason)) => self.end(job, JobEnd::Failed(reason)),
         }
     }
 
-    /// Answers [`Plan::Run`]: `took` is how long the step ran, until `now`.
-    pub fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
-        match &mut self.behind {
-            // Neither takes as long as it does alone.
-            Some(behind) => behind.crossed = true,
-            None => self.costs.observe(step.stage, step.slots.len(), step.rounds, took),
+    /// Answers [`Plan::Run`]: `took` is how long the step ran, until `now`; `step` what was really run of it.
+    pub fn record<'o>(
+        &mut self,
+        now: Instant,
+        took: Duration,
+        step: &Step,
+        outcomes: impl IntoIterator<Item = &'o Outcome>,
+    ) {
+        if !self.inflight.cross() {
+            self.forecast.observe(step, took);
         }
         self.account(now, took, step, outcomes);
     }
 
+    /// Answers [`Plan::Launch`]: the step ended `now`; `took` is how long it had the device, without the steps that ran
+    /// meanwhile; `step` what was really run of it.
+    pub fn complete<'o>(
+        &mut self,
+        now: Instant,
+        took: Duration,
+        step: &Step,
+        outcomes: impl IntoIterator<Item = &'o Outcome>,
+    ) {
+        let Some((alone, ended)) = self.inflight.complete() else { return };
+        if alone {
+            self.forecast.observe(step, took);
+        }
+        self.account(now, took, step, outcomes);
+        for end in ended {
+            if let Some(slot) = end.slot {
+                self.table.vacate(slot);
+                self.memory.freed();
+            }
+            self.ended.push_back(end);
+        }
+    }
+
     /// Follows what `outcomes` say of the slots of a step that ended `now` and had the device for `took`.
-    fn account(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
+    fn account<'o>(
+        &mut self,
+        now: Instant,
+        took: Duration,
+        step: &Step,
+        outcomes: impl IntoIterator<Item = &'o Outcome>,
+    ) {
         let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
-        let stage = step.stage as usize;
         let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
-            let Some(Some(id)) = self.slots.get(outcome.slot.0 as usize).copied() else { continue };
-            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            let Some(id) = self.table.job_in(outcome.slot) else { continue };
+            let Some(job) = self.table.job_mut(id) else { continue };
             self.tenants.charge(job.tenant, share);
             batch_ran |= !job.is_live();
             batch_done |= !job.is_live() && outcome.done;
             job.ready = outcome.ready;
             job.decoded = outcome.decoded;
             job.service += took;
-            job.rounds[stage] += step.rounds;
+            job.rounds[step.stage] += step.rounds;
             if outcome.samples > 0 {
-                self.learned.produced(job, outcome.samples);
+                self.forecast.produced(job, outcome.samples);
                 job.samples += outcome.samples;
                 job.service = Duration::ZERO;
-                job.rounds = [0; 4];
+                job.rounds = PerStage::default();
             }
-            let stream = job.spec.stream;
-            if let Some(stream) = self.streams.get_mut(&stream) {
+            let (stream, samples, chars) = (job.spec.stream, job.samples, job.spec.chars);
+            if let Some(stream) = self.table.stream_mut(stream) {
                 stream.produced(now, outcome.samples);
             }
             if let Some(reason) = &outcome.failed {
-                self.finish(id, JobEnd::Failed(reason.clone()));
+                self.end(id, JobEnd::Failed(reason.clone()));
             } else if outcome.done {
-                self.learned.spoken(job.samples, job.spec.chars);
-                self.finish(id, JobEnd::Done);
+                self.forecast.spoken(samples, chars);
+                self.end(id, JobEnd::Done);
             } else {
-                self.advance(stream);
+                self.table.advance(stream);
             }
         }
         if batch_ran {
-            let aged = self.batch_grant.is_some_and(|grant| now >= grant);
-            let pause = took.as_secs_f64() / self.config.batch_min_share.max(1e-3);
-            // What a starving lane was granted keeps it aged; only a sentence that it finishes in what live work left
-            // over feeds it: one that is displaced on the way has gained nothing.
-            if aged {
-                self.batch_grant = Some(now + Duration::from_secs_f64(pause));
-            } else if batch_done {
-                self.batch_grant = None;
-            }
-            self.batch_hungry = None;
+            self.starvation.ran(now, took, batch_done, &self.config);
         }
     }
 
     /// Whether the sink of `job` is full: it is not run until that is over.
     pub fn block(&mut self, job: JobId, blocked: bool) {
-        if let Some(job) = self.jobs.get_mut(&job) {
+        if let Some(job) = self.table.job_mut(job) {
             job.blocked = blocked;
         }
     }
 
-    /// Ends `job` from outside: its sink is gone or broken.
+    /// Ends `job`: it is forgotten at once, and [`Self::plan`] tells. Also from outside, when its sink is gone or broken.
     pub fn end(&mut self, job: JobId, how: JobEnd) {
-        self.finish(job, how);
+        let keeps_slot = self.table.job(job).and_then(|job| job.slot()).is_some_and(|slot| self.inflight.is_busy(slot));
+        let Some(removed) = self.table.remove(job, keeps_slot) else { return };
+        let slot = removed.job.slot();
+        if slot.is_some() {
+            self.memory.freed();
+        }
+        self.tenants.job_ended(removed.job.tenant);
+        if self.table.counts().1 == 0 {
+            self.starvation.over();
+        }
+        let since = removed.stream_done.map(|(tenant, since)| {
+            self.tenants.stream_ended(tenant);
+            since
+        });
+        self.ended.extend(self.inflight.keep(Ended { job, slot, how, since }));
     }
 
     /// The ids of all jobs that have not ended.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
-        self.jobs.keys().copied()
+        self.table.jobs().map(|(id, _)| id)
     }
 
     /// Whose state is in `slot`.
     pub fn job_in(&self, slot: Slot) -> Option<JobId> {
-        self.slots.get(slot.0 as usize).copied().flatten()
+        self.table.job_in(slot)
     }
 
-    /// Whether `job` may wait for room in its sink: nobody hears it as it is made.
+    /// Whether `job` may wait for room in its sink: it is not heard as it is made.
     pub fn may_wait(&self, job: JobId) -> bool {
-        let Some(job) = self.jobs.get(&job) else { return false };
-        !job.is_live() || self.streams.get(&job.spec.stream).is_some_and(|stream| !stream.paced)
+        let Some(job) = self.table.job(job) else { return false };
+        !job.is_live() || self.table.stream(job.spec.stream).is_some_and(|stream| !stream.paced)
     }
 
-    /// Whether `stream` has unfinished work here.
+    /// Whether `stream` has unfinished work here: a further job continues speech that was promised.
     pub fn has_work(&self, stream: StreamId) -> bool {
-        !self.stream_begins(stream)
+        self.table.stream(stream).is_some_and(|stream| !stream.jobs.is_empty())
     }
 
     /// Whether `stream` has work or sound here.
     pub fn knows(&self, stream: StreamId) -> bool {
-        self.streams.contains_key(&stream)
+        self.table.stream(stream).is_some()
+    }
+
+    /// Numbers for people and metrics.
+    pub fn load(&self, now: Instant) -> Load {
+        let mut load = load::of(&self.table, now);
+        load.holding += self.holding.as_secs_f64();
+        load.load = self.forecast.load(self.table.live_streams());
+        load.sustainable = self.forecast.sustainable(self.config.load_limit);
+        load.capacity = self.admission(now).capacity();
+        load.preemptions = self.preemptions;
+        load
+    }
+
+    /// Predicted seconds of the narrowest step.
+    pub fn step_seconds(&self) -> PerStage<f64> {
+        PerStage::from_fn(|stage| self.forecast.cost(stage, 1, 1))
     }
 
     /// A stream whose last token went stale was interrupted: what it had produced has been flushed and what is
     /// left of it is not wanted, whatever the next job says.
-    fn follow(&mut self, now: Instant, spec: &JobSpec) {
-        let Some(stream) = self.streams.get_mut(&spec.stream) else { return };
-        if !stream.token.is_stale() {
-            return;
-        }
+    fn drop_interrupted(&mut self, now: Instant, spec: &JobSpec) {
+        let Some(stream) = self.table.stream_mut(spec.stream).filter(|stream| stream.token.is_stale()) else { return };
         stream.flush();
         stream.touched = now;
-        let stale: Vec<JobId> = stream.jobs.iter().copied().collect();
-        for job in stale {
-            if self.jobs.get(&job).is_some_and(|job| job.spec.token.is_stale()) {
-                self.finish(job, JobEnd::Cancelled);
+        let jobs: Vec<JobId> = stream.jobs.iter().copied().collect();
+        for job in jobs {
+            if self.table.job(job).is_some_and(|job| job.spec.token.is_stale()) {
+                self.end(job, JobEnd::Cancelled);
             }
         }
-    }
-
-    /// Whether a job for `stream` would begin new speech rather than continue some that was promised.
-    fn stream_begins(&self, stream: StreamId) -> bool {
-        self.streams.get(&stream).is_none_or(|stream| stream.jobs.is_empty())
     }
 
     /// Drops cancelled work: what is open or about to be, every time; what is only queued, every [`SWEEP`].
     fn sweep(&mut self, now: Instant) {
-        let stale = |job: &JobId, jobs: &BTreeMap<JobId, Job>| jobs.get(job).is_some_and(|j| j.spec.token.is_stale());
-        let mut cancelled: Vec<JobId> = self.slots.iter().flatten().copied().filter(|j| stale(j, &self.jobs)).collect();
-        cancelled.extend(self.live_waiting.iter().copied().filter(|j| stale(j, &self.jobs)));
-        if self.swept.is_none_or(|at| now >= at + SWEEP) {
+        let cancelled: Vec<JobId> = if self.swept.is_none_or(|at| now >= at + SWEEP) {
             self.swept = Some(now);
-            cancelled = self.jobs.iter().filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| *id).collect();
-            self.streams.retain(|_, stream| {
+            self.table.retain_streams(|stream| {
                 let quiet = stream.jobs.is_empty() && stream.lead(now).is_zero();
                 !(quiet && now.saturating_duration_since(stream.touched) > STREAM_IDLE)
             });
-        }
-        for job in cancelled {
-            if let Some(stream) = self.jobs.get(&job).and_then(|j| self.streams.get_mut(&j.spec.stream))
+            self.table.jobs().filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| id).collect()
+        } else {
+            let soon = self.table.open_jobs().chain(self.table.live_waiting());
+            soon.filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| id).collect()
+        };
+        for id in cancelled {
+            let stream = self.table.job(id).map(|job| job.spec.stream);
+            if let Some(stream) = stream.and_then(|stream| self.table.stream_mut(stream))
                 && stream.token.is_stale()
             {
                 stream.flush();
             }
-            self.finish(job, JobEnd::Cancelled);
+            self.end(id, JobEnd::Cancelled);
         }
     }
 
-    /// Puts the jobs of `stream` that may open now into a waiting list: the first, and the second as soon as the
-    /// first has all its tokens, so that decoding goes on while it sounds.
-    fn advance(&mut self, stream: StreamId) {
-        let Some(stream) = self.streams.get(&stream) else { return };
-        let Some(&first) = stream.jobs.front() else { return };
-        let second = stream.jobs.get(1).copied();
-        self.enqueue(first);
-        let decodes = self.limits.width[Stage::Decode as usize] > 0;
-        if let Some(second) = second
-            && decodes
-            && self.jobs.get(&first).is_some_and(Job::is_decoded)
-        {
-            self.enqueue(second);
+    /// The next step.
+    fn select(&mut self, now: Instant, candidates: &[Candidate], starving: bool) -> Option<Plan> {
+        let batching = self.batching();
+        let batch = candidates.iter().find(|c| c.rank == Rank::Batch && batching.can_be_resident(c));
+        let live = candidates.iter().find(|c| c.rank != Rank::Batch);
+        let starving = starving && batch.is_some();
+        let head = if starving { batch } else { live.or(batch) }?;
+        let (stage, members) = batching.step(now, head, starving, candidates);
+        let rounds = batching.rounds(stage, members.len(), head.rank);
+        let batch_waits = batch.is_some() || self.table.batch_waiting().next().is_some();
+        if starving {
+            self.starvation.give_quantum(now);
         }
+        if batch_waits && members.iter().all(|c| c.rank != Rank::Batch) && self.starvation.left_out(now) {
+            self.preemptions += 1;
+        }
+        let urgent = members.iter().any(|c| c.rank <= Rank::First);
+        let step = Step { stage, slots: self.resume(&members), rounds };
+        if !self.limits.launches || !matches!(stage, Stage::Flow | Stage::Vocode) {
+            return Some(Plan::Run(step));
+        }
+        self.inflight.launch(step.clone(), urgent);
+        Some(Plan::Launch(step))
     }
 
-    fn enqueue(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        if job.state != State::Behind {
-            return;
-        }
-        job.state = State::Waiting;
-        match job.spec.class {
-            Class::Live => self.live_waiting.push(id),
-            Class::Batch => self.batch_waiting.entry(job.tenant).or_default().push_back(id),
-        }
+    /// What is urgent and need not wait for the step in flight, which is of `stage`: a round of it takes no more than
+    /// `limit`. Candidates come the most urgent first.
+    fn select_concurrent(
+        &mut self,
+        now: Instant,
+        candidates: &[Candidate],
+        stage: Stage,
+        limit: Duration,
+    ) -> Option<Step> {
+        let urgent = &candidates[..candidates.partition_point(|c| c.rank <= Rank::First)];
+        let head = urgent.iter().find(|c| c.stage != stage)?;
+        let members = self.batching().urgent(now, head, urgent);
+        let rounds = self.batching().rounds_within(head.stage, members.len(), limit);
+        Some(Step { stage: head.stage, slots: self.resume(&members), rounds })
     }
 
-    /// Takes the slot off `id`; it opens again later.
-    fn give_up(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        if let Some(slot) = job.slot() {
-            self.slots[slot.0 as usize] = None;
-        }
-        job.restart();
-        match job.spec.class {
-            Class::Live => self.live_waiting.push(id),
-            Class::Batch => self.batch_waiting.entry(job.tenant).or_default().push_front(id),
-        }
-    }
-
-    /// Forgets `id`; `plan` tells.
-    fn finish(&mut self, id: JobId, how: JobEnd) {
-        let Some(job) = self.jobs.remove(&id) else { return };
-        let slot = job.slot();
-        if let Some(slot) = slot {
-            match &mut self.behind {
-                Some(behind) if behind.has(slot) => behind.held += job.resident(),
-                _ => self.slots[slot.0 as usize] = None,
-            }
-            self.memory_short = false;
-        } else if job.is_live() {
-            self.live_waiting.retain(|other| *other != id);
-        } else if let Some(queue) = self.batch_waiting.get_mut(&job.tenant) {
-            queue.retain(|other| *other != id);
-        }
-        self.tenants.job_ended(job.tenant);
-        self.live_jobs -= u32::from(job.is_live());
-        if self.jobs.len() == self.live_jobs as usize {
-            // Nobody starves any more, however long whoever went had waited.
-            self.batch_hungry = None;
-            self.batch_grant = None;
-        }
-        let mut since = None;
-        if let Some(stream) = self.streams.get_mut(&job.spec.stream) {
-            stream.jobs.retain(|other| *other != id);
-            if stream.jobs.is_empty()
-                && let Some((tenant, counted)) = stream.counted.take()
-            {
-                since = Some(counted);
-                self.tenants.stream_ended(tenant);
-                self.live_streams -= 1;
+    /// The slots of `members`, which are on the device from now on.
+    fn resume(&mut self, members: &[&Candidate]) -> Vec<Slot> {
+        for member in members {
+            if let Some(job) = self.table.job_mut(member.job).filter(|job| job.is_parked()) {
+                job.state = State::Open(member.slot);
             }
         }
-        self.tell((id, slot, how, since));
-        self.advance(job.spec.stream);
+        members.iter().map(|member| member.slot).collect()
     }
 
-    /// How many slots hold memory: only what they give up can ever be had.
-    fn holders(&self) -> usize {
-        let jobs = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
-        let over = self.behind.as_ref().map_or(0, |behind| behind.ended.len());
-        over + jobs.filter(|job| !matches!(job.state, State::Parked(_))).count()
+    /// When something becomes possible that is not now.
+    fn wake_at(&self, now: Instant) -> Option<Instant> {
+        if self.table.counts() == (0, 0) {
+            return None;
+        }
+        let mut wake = if self.table.is_idle() { now + SWEEP } else { now + WATCH };
+        for (_, job) in self.table.open_jobs().filter(|(_, job)| job.spec.class == Class::Live) {
+            let Some(stream) = self.table.stream(job.spec.stream).filter(|stream| stream.resting) else { continue };
+            let resume = stream.dry_at().and_then(|dry| dry.checked_sub(self.config.max_lead().mul_f64(rank::RESUME)));
+            if let Some(resume) = resume {
+                wake = wake.min(resume.max(now + Duration::from_micros(100)));
+            }
+        }
+        Some(wake)
     }
 
-    /// Bytes reserved by what is on the device.
-    fn reserved(&self) -> u64 {
-        let open = self.slots.iter().flatten().filter_map(|id| self.jobs.get(id));
-        open.map(Job::resident).sum::<u64>() + self.behind.as_ref().map_or(0, |behind| behind.held)
+    fn admission(&self, now: Instant) -> Admission<'_> {
+        let batch_is_owed = self.starvation.is_owed(now, &self.config);
+        Admission {
+            config: &self.config,
+            table: &self.table,
+            forecast: &self.forecast,
+            memory: &self.memory,
+            tenants: &self.tenants,
+            slots: self.limits.slots,
+            batch_is_owed,
+        }
+    }
+
+    fn placement(&mut self) -> Placement<'_> {
+        Placement {
+            config: &self.config,
+            limits: &self.limits,
+            tenants: &self.tenants,
+            inflight: &self.inflight,
+            table: &mut self.table,
+            memory: &mut self.memory,
+            preemptions: &mut self.preemptions,
+        }
+    }
+
+    fn ranking(&self) -> Ranking<'_> {
+        let (config, table, tenants, inflight) = (&self.config, &self.table, &self.tenants, &self.inflight);
+        Ranking { config, table, tenants, inflight, critical: self.critical }
+    }
+
+    fn batching(&self) -> Batching<'_> {
+        Batching {
+            config: &self.config,
+            limits: &self.limits,
+            forecast: &self.forecast,
+            table: &self.table,
+            memory: &self.memory,
+            critical: self.critical,
+        }
     }
 }
 

@@ -98,13 +98,23 @@ impl Tenants {
         self.all[index].time
     }
 
+    /// How much later a tenant's first audio counts for having used more than the one with the `least`. Bounded by the
+    /// target of first audio, so that no turn is late by fairness alone for more than that.
+    pub(super) fn lag(&self, index: usize, least: f64, target: Duration) -> Duration {
+        if self.active() < 2 {
+            return Duration::ZERO;
+        }
+        let ahead = (self.time(index) - least).max(0.0);
+        Duration::from_secs_f64(ahead.min(target.as_secs_f64()))
+    }
+
     /// The least virtual time of those that have work.
     pub(super) fn least(&self) -> f64 {
         self.all.iter().filter(|t| t.jobs > 0).map(|t| t.time).reduce(f64::min).unwrap_or(0.0)
     }
 
     /// How many have work.
-    pub(super) fn active(&self) -> usize {
+    fn active(&self) -> usize {
         self.all.iter().filter(|t| t.jobs > 0).count()
     }
 }

@@ -1,22 +1,42 @@
 use super::*;
-use crate::turn::TurnToken;
 
-pub(super) const LIMITS: Limits = Limits {
+const MS: Duration = Duration::from_millis(1);
+/// What every job of the launched steps' tests needs.
+const BYTES: u64 = 40;
+
+pub(super) const LIMITS: EngineLimits = EngineLimits {
     slots: 4,
-    width: [1, 2, 2, 2],
-    rounds: [1; 4],
+    width: PerStage::new([1, 2, 2, 2]),
+    rounds: PerStage::splat(1),
     parks: true,
-    background: false,
-    memory: 0,
-    seeds: [Duration::from_millis(1); 4],
+    launches: false,
 };
 
 pub(super) fn spec(stream: u64, class: Class) -> JobSpec {
     JobSpec { stream: StreamId(stream), class, token: TurnToken::forever(), tenant: "".into(), chars: 100 }
 }
 
+fn scheduler(config: Config, limits: EngineLimits, memory: u64) -> Scheduler {
+    Scheduler::new(config, limits, memory, PerStage::splat(MS))
+}
+
+/// A device of two slots.
+fn small(memory: u64) -> Scheduler {
+    scheduler(Config::default(), EngineLimits { slots: 2, parks: false, ..LIMITS }, memory)
+}
+
+/// A device that can launch steps.
+fn launching() -> Scheduler {
+    let limits = EngineLimits { rounds: PerStage::new([1, 8, 8, 1]), parks: false, launches: true, ..LIMITS };
+    scheduler(Config::default(), limits, 100)
+}
+
+fn only(stage: Stage) -> Stages {
+    Stages::NONE.with(stage)
+}
+
 /// Submits a job that needs `bytes` and opens it.
-pub(super) fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: u64, ready: Stages) -> (JobId, Slot) {
+fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: u64, ready: Stages) -> (JobId, Slot) {
     let job = sched.submit(now, spec).expect("there is room");
     sched.sized(job, bytes);
     let Plan::Open { slot, job: next } = sched.plan(now) else { panic!("it opens first") };
@@ -30,29 +50,26 @@ pub(super) fn opened(sched: &mut Scheduler, now: Instant, spec: JobSpec, bytes: 
 #[test]
 fn batch_that_was_cancelled_starves_no_more() {
     let start = crate::clock::now();
-    let mut sched = Scheduler::new(Config::default(), LIMITS);
-    let decodes = Stages::NONE.with(Stage::Decode);
-    let (_, slot) = opened(&mut sched, start, spec(1, Class::Live), 0, decodes);
+    let mut sched = scheduler(Config::default(), LIMITS, 0);
+    let (_, slot) = opened(&mut sched, start, spec(1, Class::Live), 0, only(Stage::Decode));
     sched.submit(start, spec(2, Class::Batch)).expect("batch always waits");
     let Plan::Run(step) = sched.plan(start) else { panic!("first audio is urgent") };
     let now = start + Config::default().batch_patience() + Duration::from_secs(1);
-    assert!(sched.batch_starves(now));
+    assert!(sched.starvation.starves(now, &sched.config));
     sched.note(now, StreamId(2), StreamNote::Closed);
     assert!(matches!(sched.plan(now), Plan::End { how: JobEnd::Cancelled, .. }));
     let ahead = sched.submit(now, spec(1, Class::Live)).expect("goes on with an accepted turn");
-    let all_decoded =
-        Outcome { slot, ready: Stages::NONE.with(Stage::Flow), samples: 0, decoded: 24_000, done: false, failed: None };
-    sched.record(now, Duration::from_millis(1), &step, &[all_decoded]);
-    assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == ahead), "nobody is starving");
+    let all_decoded = Outcome { decoded: 24_000, ..Outcome::ready(slot, only(Stage::Flow)) };
+    sched.record(now, MS, &step, &[all_decoded]);
+    assert!(matches!(sched.plan(now), Plan::Open { job, .. } if job == ahead), "no batch work starves");
 }
 
 /// What is parked holds nothing: waiting for it to give something up would be waiting for ever.
 #[test]
 fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
     let now = crate::clock::now();
-    let mut sched = Scheduler::new(Config::default(), Limits { memory: 100, ..LIMITS });
-    let vocodes = Stages::NONE.with(Stage::Vocode);
-    let (batch, _) = opened(&mut sched, now, spec(1, Class::Batch), 60, vocodes);
+    let mut sched = scheduler(Config::default(), LIMITS, 100);
+    let (batch, _) = opened(&mut sched, now, spec(1, Class::Batch), 60, only(Stage::Vocode));
     let live = sched.submit(now, spec(2, Class::Live)).expect("an idle device takes it");
     sched.sized(live, 60);
     assert!(matches!(sched.plan(now), Plan::Park { job, .. } if job == batch));
@@ -63,15 +80,128 @@ fn what_finds_no_memory_on_an_empty_device_fails_though_others_are_parked() {
 }
 
 #[test]
-fn as_many_streams_are_taken_as_there_are_places() {
+fn as_many_streams_are_taken_as_there_is_capacity_for() {
     let now = crate::clock::now();
     for max_live in [2, 1_000] {
-        let mut sched = Scheduler::new(Config { max_live, ..Config::default() }, LIMITS);
-        let places = sched.load(now).places;
-        for stream in 1..=places {
-            sched.submit(now, spec(stream.into(), Class::Live)).expect("there is a place");
+        let mut sched = scheduler(Config { max_live, ..Config::default() }, LIMITS, 0);
+        let capacity = sched.load(now).capacity;
+        for stream in 1..=capacity {
+            sched.submit(now, spec(stream.into(), Class::Live)).expect("there is room");
         }
         assert!(sched.has_room(now).is_err());
-        assert!(sched.submit(now, spec(99, Class::Live)).is_err(), "{places} places");
+        assert!(sched.submit(now, spec(99, Class::Live)).is_err(), "a capacity of {capacity}");
     }
+}
+
+/// Seen with hops of 100 tokens and three of look-ahead under a lead limit of 100 tokens: decoding stopped
+/// short of the next chunk and the listener ran dry for ever.
+#[test]
+fn decoding_goes_on_to_the_next_chunk_past_the_lead_limit() {
+    let now = crate::clock::now();
+    let mut sched = small(0);
+    let decodes = only(Stage::Decode);
+    let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), 0, decodes);
+    let step = Step { stage: Stage::Decode, slots: vec![slot], rounds: 1 };
+    assert_eq!(sched.plan(now), Plan::Run(step.clone()));
+    let decoded = crate::audio::samples_in(Config::default().max_lead());
+    let outcome = Outcome { decoded, ..Outcome::ready(slot, decodes) };
+    sched.record(now, MS, &step, std::slice::from_ref(&outcome));
+    assert_eq!(sched.plan(now), Plan::Run(step.clone()), "the chunk is not complete yet");
+    let complete = Outcome { ready: decodes.with(Stage::Flow), ..outcome };
+    sched.record(now, MS, &step, &[complete]);
+    let Plan::Run(next) = sched.plan(now) else { panic!("there is work") };
+    assert_eq!(next.stage, Stage::Flow);
+}
+
+/// Seen with 200 listeners: most of the memory was held by utterances of which the last half second was missing,
+/// resting at their lead limit, and new turns were refused.
+#[test]
+fn a_stream_goes_on_past_its_lead_limit_when_that_frees_memory() {
+    let after_most_of_it = |memory: u64| {
+        let now = crate::clock::now();
+        let mut sched = small(memory);
+        sched.forecast.spoken(crate::audio::samples_in(Duration::from_secs(8)), 100);
+        let ready = only(Stage::Vocode);
+        let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), 60, ready);
+        let step = Step { stage: Stage::Vocode, slots: vec![slot], rounds: 1 };
+        assert_eq!(sched.plan(now), Plan::Run(step.clone()));
+        let samples = crate::audio::samples_in(Duration::from_millis(7_400));
+        sched.record(now, MS, &step, &[Outcome { samples, decoded: samples, ..Outcome::ready(slot, ready) }]);
+        sched.plan(now)
+    };
+    assert!(matches!(after_most_of_it(1_000), Plan::Idle { .. }), "there is memory enough: it rests");
+    assert!(matches!(after_most_of_it(100), Plan::Run(_)), "memory is short: it is finished");
+}
+
+#[test]
+fn a_new_turn_runs_while_a_step_is_in_flight_until_it_needs_the_same_stage() {
+    let now = crate::clock::now();
+    let mut sched = launching();
+    let (_, batch) = opened(&mut sched, now, spec(1, Class::Batch), BYTES, only(Stage::Flow));
+    let Plan::Launch(flow) = sched.plan(now) else { panic!("it is not waited for") };
+    assert_eq!((flow.stage, &flow.slots[..]), (Stage::Flow, &[batch][..]));
+    assert!(matches!(sched.plan(now), Plan::Idle { .. }), "its slot is busy");
+    let (_, live) = opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Prefill));
+    let Plan::Run(prefill) = sched.plan(now) else { panic!("first audio is urgent") };
+    assert_eq!((prefill.stage, &prefill.slots[..]), (Stage::Prefill, &[live][..]));
+    sched.record(now, MS, &prefill, &[Outcome::ready(live, only(Stage::Flow))]);
+    assert!(matches!(sched.plan(now), Plan::Idle { .. }), "the flow has one step at a time");
+    sched.complete(now, 7 * MS, &flow, &[Outcome::ready(batch, only(Stage::Flow))]);
+    let Plan::Launch(next) = sched.plan(now) else { panic!("first audio goes on") };
+    assert_eq!(next.slots[0], live);
+    // What ran while another was in flight taught nothing about what it takes alone.
+    assert!((sched.forecast.cost(Stage::Flow, 1, 1) - MS.as_secs_f64()).abs() < 1e-9);
+}
+
+#[test]
+fn while_a_step_that_makes_first_audio_is_in_flight_only_short_ones_run() {
+    let now = crate::clock::now();
+    let mut rounds = [0, 0];
+    for (class, rounds) in [Class::Live, Class::Batch].into_iter().zip(&mut rounds) {
+        let mut sched = launching();
+        opened(&mut sched, now, spec(1, class), BYTES, only(Stage::Flow));
+        assert!(matches!(sched.plan(now), Plan::Launch(_)), "a sound step");
+        opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Decode));
+        let Plan::Run(decode) = sched.plan(now) else { panic!("first audio is urgent") };
+        *rounds = decode.rounds;
+    }
+    assert_eq!(rounds, [1, 4], "a millisecond, a quarter of the longest step");
+}
+
+#[test]
+fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_is_complete() {
+    let now = crate::clock::now();
+    let mut sched = launching();
+    let (job, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
+    let Plan::Launch(flow) = sched.plan(now) else { panic!("a sound step") };
+    sched.note(now, StreamId(1), StreamNote::Closed);
+    assert!(!sched.knows(StreamId(1)), "the stream is gone at once");
+    let (_, other) = opened(&mut sched, now, spec(2, Class::Live), BYTES, only(Stage::Prefill));
+    assert_ne!(other, slot);
+    // 40 bytes are still held, as many are the other's.
+    let third = sched.submit(now, spec(3, Class::Batch)).expect("batch may wait");
+    sched.sized(third, BYTES);
+    assert_eq!(sched.table.reserved(), 2 * BYTES);
+    let Plan::Run(prefill) = sched.plan(now) else { panic!("first audio is urgent") };
+    sched.record(now, MS, &prefill, &[Outcome::ready(other, only(Stage::Flow))]);
+    sched.complete(now, MS, &flow, &[Outcome::ready(slot, only(Stage::Vocode))]);
+    let Plan::End { job: ended, slot: freed, how, .. } = sched.plan(now) else { panic!("its end is told now") };
+    assert_eq!((ended, freed, how), (job, Some(slot), JobEnd::Cancelled));
+    assert_eq!(sched.table.reserved(), BYTES);
+}
+
+#[test]
+fn what_finds_no_memory_under_a_step_whose_job_is_over_waits_for_that_step() {
+    let now = crate::clock::now();
+    let mut sched = launching();
+    let (_, slot) = opened(&mut sched, now, spec(1, Class::Live), BYTES, only(Stage::Flow));
+    let Plan::Launch(flow) = sched.plan(now) else { panic!("a sound step") };
+    sched.note(now, StreamId(1), StreamNote::Closed);
+    let job = sched.submit(now, spec(2, Class::Live)).expect("there is room");
+    assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
+    sched.opened(job, Err(OpenError::Memory));
+    assert!(matches!(sched.plan(now), Plan::Idle { .. }), "it waits, and does not fail");
+    sched.complete(now, MS, &flow, &[Outcome::ready(slot, only(Stage::Vocode))]);
+    assert!(matches!(sched.plan(now), Plan::End { .. }));
+    assert!(matches!(sched.plan(now), Plan::Open { job: next, .. } if next == job));
 }

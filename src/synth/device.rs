@@ -32,7 +32,7 @@ pub use self::spent::{Spent, Steps};
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::sched::{Config, Load};
+use crate::sched::{Config, Load, PerStage};
 pub use crate::sched::{Refused, RefusedReason, StreamNote};
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
@@ -103,8 +103,8 @@ pub struct DeviceStatus {
     pub failures: u32,
     /// Time until a failed device is loaded again.
     pub retry_in: Option<Duration>,
-    /// Predicted seconds of the narrowest step, in the order of [`super::Stage::ALL`].
-    pub step_seconds: [f64; 4],
+    /// Predicted seconds of the narrowest step.
+    pub step_seconds: PerStage<f64>,
 }
 
 /// A handle to all devices. Dropping the last one stops them.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use self::child::Child;
 use self::voices::Catalogue;
-use super::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use super::{Caps, EngineLimits, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::turn::{Class, Utterance};
 
@@ -88,15 +88,9 @@ impl Espeak {
     pub fn new(config: Config) -> Result<Self, SynthError> {
         let catalogue = Catalogue::load(&config.program)?;
         catalogue.resolve(&config.voice)?;
-        let caps = Caps {
-            name: "espeak",
-            device: "cpu".into(),
-            slots: config.slots.max(1),
-            width: [0, 0, 0, config.slots.clamp(1, 32)],
-            rounds: [0, 0, 0, 1],
-            parks: true,
-            background: false,
-        };
+        let slots = config.slots.max(1);
+        let limits = EngineLimits::of_one_stage(slots, slots.min(32));
+        let caps = Caps { name: "espeak", device: "cpu".into(), limits };
         let mut espeak =
             Self { config, caps, catalogue, open: HashMap::new(), warm: VecDeque::new(), dead: Vec::new() };
         espeak.keep_warm(&espeak.manner(None, None, 1.0)?)?;
@@ -207,14 +201,14 @@ impl Synthesizer for Espeak {
         for &slot in &step.slots {
             let Some(child) = self.open.get_mut(&slot) else { continue };
             let progress = child.read(slot, now, None);
-            idle &= progress.pcm.is_empty() && !progress.done && progress.failed.is_none();
+            idle &= progress.pcm.is_empty() && !progress.outcome.done && progress.outcome.failed.is_none();
             out.push(progress);
         }
         if idle
             && let Some(progress) = out.get_mut(first)
-            && let Some(child) = self.open.get_mut(&progress.slot)
+            && let Some(child) = self.open.get_mut(&progress.outcome.slot)
         {
-            *progress = child.read(progress.slot, now, Some(WAIT));
+            *progress = child.read(progress.outcome.slot, now, Some(WAIT));
         }
         Ok(())
     }
@@ -225,7 +219,7 @@ impl Synthesizer for Espeak {
         }
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         let manner = self.manner(None, None, 1.0)?;
         let mut child = self.take(&manner)?;
         child.say("ready").map_err(|e| SynthError::Device(format!("espeak-ng: {e}")))?;
@@ -235,10 +229,10 @@ impl Synthesizer for Espeak {
         loop {
             let progress = child.read(Slot(0), clock::now(), Some(WAIT));
             heard |= !progress.pcm.is_empty();
-            if let Some(error) = progress.failed {
-                return Err(SynthError::Device(error.to_string()));
+            if let Some(reason) = progress.outcome.failed {
+                return Err(SynthError::Device(reason));
             }
-            if progress.done {
+            if progress.outcome.done {
                 break;
             }
         }
@@ -248,7 +242,7 @@ impl Synthesizer for Espeak {
         let took = clock::now() - start;
         self.bury(child);
         self.keep_warm(&manner)?;
-        Ok([Duration::ZERO, Duration::ZERO, Duration::ZERO, took])
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, took]))
     }
 }
 

@@ -12,25 +12,23 @@ pub mod tone;
 use std::time::Duration;
 
 pub use self::cosyvoice::bistream::Order as TextOrder;
-pub use crate::sched::{Slot, Stage, Stages, Step};
+pub use crate::sched::{EngineLimits, Outcome, PerStage, Slot, Stage, Stages, Step};
 use crate::turn::Utterance;
 
-/// What one step did for one slot.
+/// What one step did for one slot: what the scheduler follows, and the audio, which it never sees.
 #[derive(Debug)]
 pub struct Progress {
-    /// For whom.
-    pub slot: Slot,
-    /// What the slot can run next; empty when done or failed.
-    pub ready: Stages,
+    /// For whom, and what came of it.
+    pub outcome: Outcome,
     /// New PCM in playing order, mono at 24 kHz; empty if none. A whole number of 20 ms frames except at the end.
     pub pcm: Vec<f32>,
-    /// Nothing more will come.
-    pub done: bool,
-    /// Samples that the tokens decoded so far stand for, produced or not: what the scheduler counts as lead
-    /// when it decides whether decoding further ahead is of use. Equals the samples produced for voices without tokens.
-    pub decoded_samples: u64,
-    /// This utterance cannot go on; the others can.
-    pub failed: Option<SynthError>,
+}
+
+impl Progress {
+    /// `outcome`, which has as many samples as `pcm`.
+    pub fn new(outcome: Outcome, pcm: Vec<f32>) -> Self {
+        Self { outcome: Outcome { samples: pcm.len() as u64, ..outcome }, pcm }
+    }
 }
 
 /// What a loaded voice can do.
@@ -40,16 +38,8 @@ pub struct Caps {
     pub name: &'static str,
     /// Where it runs: `cuda:0`, `cpu`.
     pub device: String,
-    /// Utterances that can be open at once.
-    pub slots: u32,
-    /// Most slots in one step, per stage in the order of [`Stage::ALL`].
-    pub width: [u32; 4],
-    /// Most rounds of one step, per stage in the order of [`Stage::ALL`].
-    pub rounds: [u32; 4],
-    /// Whether [`Synthesizer::park`] gives the slot's compute memory back and resumes exactly.
-    pub parks: bool,
-    /// Whether [`Synthesizer::begin`] can start anything.
-    pub background: bool,
+    /// Slots, widths and rounds, for the scheduler.
+    pub limits: EngineLimits,
 }
 
 /// Device memory, as admission sees it.
@@ -105,36 +95,36 @@ pub trait Synthesizer: Send {
     /// Runs `step` to its end and appends one [`Progress`] per slot of the step to `out`.
     ///
     /// # Errors
-    /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its progress' `failed`.
+    /// Only what ends the whole device ([`SynthError::Device`]); what ends one utterance is its outcome's `failed`.
     fn run(&mut self, step: &Step, out: &mut Vec<Progress>) -> Result<(), SynthError>;
 
-    /// Starts `step` behind whatever is run next and returns, see [`Self::finish`]. Until then steps of other slots may
-    /// run; they go before it wherever the device has room, but one of the same stage waits for it. `false`: it was not
-    /// started, and nothing is to be finished.
+    /// Launches `step` and does not wait for it, see [`Self::complete`]. Until then steps of other slots may run; they
+    /// go before it wherever the device has room, but one of the same stage waits for it. `false`: it was not launched,
+    /// and nothing is to be completed.
     ///
     /// # Errors
     /// As [`Self::run`].
-    fn begin(&mut self, _step: &Step) -> Result<bool, SynthError> {
+    fn launch(&mut self, _step: &Step) -> Result<bool, SynthError> {
         Ok(false)
     }
 
-    /// Whether the step that was begun has ended.
+    /// Whether the launched step has ended, so that [`Self::complete`] will not wait.
     ///
     /// # Errors
     /// As [`Self::run`].
-    fn has_ended(&mut self) -> Result<bool, SynthError> {
+    fn poll(&mut self) -> Result<bool, SynthError> {
         Ok(true)
     }
 
-    /// Waits for the step that was begun and appends one [`Progress`] per slot of it to `out`.
+    /// Waits for the launched step and appends one [`Progress`] per slot of it to `out`.
     ///
     /// # Errors
     /// As [`Self::run`].
-    fn finish(&mut self, _out: &mut Vec<Progress>) -> Result<(), SynthError> {
+    fn complete(&mut self, _out: &mut Vec<Progress>) -> Result<(), SynthError> {
         Ok(())
     }
 
-    /// Rounds that the last [`Self::run`] or [`Self::finish`] really ran, for voices that may run fewer than asked:
+    /// Rounds that the last [`Self::run`] or [`Self::complete`] really ran, for voices that may run fewer than asked:
     /// what steps cost is learned from it. `None`: as many as asked.
     fn rounds_run(&self) -> Option<u32> {
         None
@@ -144,7 +134,7 @@ pub trait Synthesizer: Send {
     fn close(&mut self, slot: Slot);
 
     /// Moves the state of `slot` out of device memory so that others can use it; the next step that names the
-    /// slot brings it back with identical results. Voices that cannot do so do nothing and say so in [`Caps::parks`].
+    /// slot brings it back with identical results. Voices that cannot do so do nothing and say so in [`EngineLimits::parks`].
     /// A slot that no step names for a while needs no such call: its state stays, on the device, between any two
     /// steps.
     fn park(&mut self, _slot: Slot) {}
@@ -166,11 +156,11 @@ pub trait Synthesizer: Send {
     }
 
     /// Runs every stage and width once, so that the first caller pays for nothing. Returns how long each
-    /// stage's narrowest step took (order of [`Stage::ALL`]), to seed the cost model; zero for stages it lacks.
+    /// stage's narrowest step took, to seed the cost model; zero for stages it lacks.
     ///
     /// # Errors
     /// The device does not work.
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError>;
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError>;
 
     /// Looks for voices added to or removed from the voices folder since the last call.
     fn refresh_voices(&mut self) {}

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::f32::consts::TAU;
 use std::time::Duration;
 
-use super::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use super::{
+    Caps, EngineLimits, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+};
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::turn::Utterance;
 
@@ -35,15 +37,7 @@ struct Beeps {
 impl Tone {
     /// A tone generator.
     pub fn new() -> Self {
-        let caps = Caps {
-            name: "tone",
-            device: "cpu".into(),
-            slots: SLOTS,
-            width: [0, 0, 0, SLOTS],
-            rounds: [0, 0, 0, 1],
-            parks: true,
-            background: false,
-        };
+        let caps = Caps { name: "tone", device: "cpu".into(), limits: EngineLimits::of_one_stage(SLOTS, SLOTS) };
         Self { caps, open: HashMap::new() }
     }
 }
@@ -84,14 +78,8 @@ impl Synthesizer for Tone {
             let Some(beeps) = self.open.get_mut(&slot) else { continue };
             let pcm = beeps.next_chunk();
             let done = beeps.word >= beeps.words.len();
-            out.push(Progress {
-                slot,
-                ready: if done { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) },
-                pcm,
-                done,
-                decoded_samples: beeps.produced,
-                failed: None,
-            });
+            let ready = if done { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) };
+            out.push(Progress::new(Outcome { decoded: beeps.produced, done, ..Outcome::ready(slot, ready) }, pcm));
         }
         Ok(())
     }
@@ -100,8 +88,8 @@ impl Synthesizer for Tone {
         self.open.remove(&slot);
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
-        Ok([Duration::ZERO, Duration::ZERO, Duration::ZERO, Duration::from_micros(50)])
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, Duration::from_micros(50)]))
     }
 }
 
@@ -165,7 +153,7 @@ mod tests {
         for _ in 0..100 {
             let mut out = Vec::new();
             tone.run(&step, &mut out).expect("runs");
-            if out[0].done {
+            if out[0].outcome.done {
                 return;
             }
             assert_eq!(out[0].pcm.len() % FRAME_SAMPLES, 0);

@@ -48,16 +48,16 @@ fn run(
             return pcm;
         }
         let (stage, rounds) = order(&open);
-        let width = engine.caps().width[stage as usize] as usize;
+        let width = engine.caps().limits.width[stage] as usize;
         let slots: Vec<Slot> = open.iter().filter(|(_, r)| r.has(stage)).map(|(&s, _)| s).take(width).collect();
         assert!(!slots.is_empty(), "{stage:?} is not ready");
         engine.run(&Step { stage, slots, rounds }, &mut out).expect("device works");
         for progress in out.drain(..) {
-            assert!(progress.failed.is_none(), "{:?}", progress.failed);
-            assert_eq!(progress.done, progress.ready.is_empty(), "done exactly when nothing is left");
+            assert!(progress.outcome.failed.is_none(), "{:?}", progress.outcome.failed);
+            assert_eq!(progress.outcome.done, progress.outcome.ready.is_empty(), "done exactly when nothing is left");
             assert_eq!(progress.pcm.len() % 480, 0, "whole frames");
-            pcm.get_mut(&progress.slot).expect("open").extend(progress.pcm);
-            open.insert(progress.slot, progress.ready);
+            pcm.get_mut(&progress.outcome.slot).expect("open").extend(progress.pcm);
+            open.insert(progress.outcome.slot, progress.outcome.ready);
         }
     }
     panic!("no end");
@@ -94,7 +94,7 @@ fn a_random_checkpoint_verifies_and_speaks() {
 fn a_decode_step_ends_with_the_tokens_of_a_first_chunk() {
     let mut engine = engine();
     engine.force_length(Some(100));
-    let long = engine.caps().rounds[Stage::Decode as usize];
+    let long = engine.caps().limits.rounds[Stage::Decode];
     let mut out = Vec::new();
     let ready = engine.open(Slot(0), &utterance("One two three four five six.", 1)).expect("opens");
     assert!(ready.has(Stage::Prefill));
@@ -104,13 +104,13 @@ fn a_decode_step_ends_with_the_tokens_of_a_first_chunk() {
         out.clear();
         engine.run(&Step { stage: Stage::Decode, slots: vec![Slot(0)], rounds: long }, &mut out).expect("works");
         ran += engine.rounds_run().expect("it says so");
-        if out[0].ready.has(Stage::Flow) {
+        if out[0].outcome.ready.has(Stage::Flow) {
             break;
         }
         assert!(ran < 100, "no chunk came");
     }
     // One step fewer would not have been enough; tokens that are dropped as silence may ask for another step.
-    let tokens = out[0].decoded_samples / 960;
+    let tokens = out[0].outcome.decoded / 960;
     assert!(tokens <= u64::from(ran), "{tokens} tokens of {ran} rounds");
     // What is left of a second slot's step runs no longer than the silent one needs.
     let second = engine.open(Slot(1), &utterance("One two three four five six.", 2)).expect("opens");
@@ -124,7 +124,7 @@ fn a_decode_step_ends_with_the_tokens_of_a_first_chunk() {
             .run(&Step { stage: Stage::Decode, slots: vec![Slot(0), Slot(1)], rounds: long }, &mut out)
             .expect("works");
         both += engine.rounds_run().expect("it says so");
-        if out[1].ready.has(Stage::Flow) {
+        if out[1].outcome.ready.has(Stage::Flow) {
             break;
         }
     }
@@ -201,8 +201,8 @@ fn a_forced_length_is_kept_and_announced() {
         engine.run(&Step { stage, slots: vec![Slot(2)], rounds }, &mut out).expect("runs");
     }
     let progress = out.pop().expect("progress");
-    assert!(progress.decoded_samples >= 25 * 960 && progress.decoded_samples <= 30 * 960);
-    assert!(progress.ready.has(Stage::Decode));
+    assert!(progress.outcome.decoded >= 25 * 960 && progress.outcome.decoded <= 30 * 960);
+    assert!(progress.outcome.ready.has(Stage::Decode));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn bad_requests_are_refused_with_reasons() {
     assert!(matches!(engine.open(Slot(0), &rushed), Err(SynthError::Input(_))));
     let mut out = Vec::new();
     engine.run(&Step { stage: Stage::Flow, slots: vec![Slot(5)], rounds: 1 }, &mut out).expect("device works");
-    assert!(out[0].failed.is_some());
+    assert!(out[0].outcome.failed.is_some());
 }
 
 #[test]
@@ -317,9 +317,9 @@ fn an_utterance_left_alone_between_any_two_steps_goes_on_to_the_bit() {
         let stage = Stage::ALL.into_iter().rev().find(|&s| ready.has(s)).expect("something is ready");
         engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 1 }, &mut out).expect("works");
         let progress = out.pop().expect("one result");
-        assert!(progress.failed.is_none());
+        assert!(progress.outcome.failed.is_none());
         pcm.extend(progress.pcm);
-        ready = progress.ready;
+        ready = progress.outcome.ready;
         steps[stage as usize] += 1;
     }
     engine.close(Slot(0));
@@ -504,13 +504,13 @@ fn a_voice_without_memory_ends_its_utterance_and_no_other() {
         engine.open(slot, &Utterance { voice: Some(name.clone()), ..utterance("One two.", 1) }).expect("opens");
         engine.run(&Step { stage: Stage::Prefill, slots: vec![slot], rounds: 1 }, &mut out).expect("the device works");
         let progress = out.pop().expect("one result");
-        match progress.failed {
+        match progress.outcome.failed {
             Some(error) => {
-                assert!(matches!(error, SynthError::Memory { .. }), "{error}");
-                assert!(progress.ready.is_empty());
+                assert!(error.contains("not enough device memory"), "{error}");
+                assert!(progress.outcome.ready.is_empty());
                 failed += 1;
             }
-            None => assert!(progress.ready.has(Stage::Decode)),
+            None => assert!(progress.outcome.ready.has(Stage::Decode)),
         }
         engine.close(slot);
     }
@@ -587,12 +587,12 @@ fn speak_streamed(engine: &mut Engine, pieces: &[&str], order: TextOrder) -> Res
         };
         engine.run(&Step { stage, slots: vec![slot], rounds: 4 }, &mut out)?;
         let progress = out.pop().expect("one result");
-        if let Some(error) = progress.failed {
-            return Err(error);
+        if let Some(error) = progress.outcome.failed {
+            return Err(SynthError::Utterance(error));
         }
         pcm.extend(progress.pcm);
-        ready = progress.ready;
-        if progress.done {
+        ready = progress.outcome.ready;
+        if progress.outcome.done {
             engine.close(slot);
             return Ok((pcm, early));
         }

@@ -47,12 +47,12 @@ fn the_full_size_speaks_within_six_gigabytes() {
         engine.run(&Step { stage, slots: vec![Slot(0)], rounds: 5 }, &mut out).expect("runs");
         times[stage as usize] += step.elapsed().as_secs_f64();
         let progress = out.pop().expect("one result");
-        assert!(progress.failed.is_none(), "{:?}", progress.failed);
+        assert!(progress.outcome.failed.is_none(), "{:?}", progress.outcome.failed);
         if first.is_none() && !progress.pcm.is_empty() {
             first = Some(started.elapsed());
         }
         samples.extend(progress.pcm);
-        ready = progress.ready;
+        ready = progress.outcome.ready;
     }
     let took = started.elapsed().as_secs_f64();
     let audio = samples.len() as f64 / 24_000.0;

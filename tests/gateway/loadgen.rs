@@ -8,7 +8,9 @@ use antiphon::app::engines::Choice;
 use antiphon::secret::Secret;
 use antiphon::sip::{TlsConfig, User};
 use antiphon::synth::device::Loader;
-use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{
+    Caps, EngineLimits, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+};
 use antiphon::turn::Utterance;
 use antiphon_loadgen::call::{CallError, Leg, now};
 use antiphon_loadgen::clock::sleep_until;
@@ -187,15 +189,8 @@ struct Clockwork {
 
 impl Clockwork {
     fn new(takes: Duration) -> Self {
-        let caps = Caps {
-            name: "clockwork",
-            device: "none".into(),
-            slots: 1_000,
-            width: [0, 0, 0, 1],
-            rounds: [0, 0, 0, 1],
-            parks: false,
-            background: false,
-        };
+        let limits = EngineLimits { parks: false, ..EngineLimits::of_one_stage(1_000, 1) };
+        let caps = Caps { name: "clockwork", device: "none".into(), limits };
         Self { caps, takes, free: now() }
     }
 }
@@ -222,13 +217,9 @@ impl Synthesizer for Clockwork {
             std::thread::park_timeout(left);
         }
         let pcm = synthetic::tone(antiphon::audio::RATE, 300.0, 1.0).pcm;
-        let spoken = |slot: &Slot| Progress {
-            slot: *slot,
-            ready: Stages::NONE,
-            pcm: pcm.clone(),
-            done: true,
-            decoded_samples: pcm.len() as u64,
-            failed: None,
+        let spoken = |slot: &Slot| {
+            let outcome = Outcome { decoded: pcm.len() as u64, done: true, ..Outcome::ready(*slot, Stages::NONE) };
+            Progress::new(outcome, pcm.clone())
         };
         out.extend(step.slots.iter().map(spoken));
         Ok(())
@@ -236,7 +227,7 @@ impl Synthesizer for Clockwork {
 
     fn close(&mut self, _: Slot) {}
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
-        Ok([Duration::ZERO, Duration::ZERO, Duration::ZERO, self.takes])
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
+        Ok(PerStage::new([Duration::ZERO, Duration::ZERO, Duration::ZERO, self.takes]))
     }
 }

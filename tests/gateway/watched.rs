@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use antiphon::synth::device::Loader;
 use antiphon::synth::tone::Tone;
-use antiphon::synth::{Caps, Memory, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, Memory, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{TurnToken, Utterance};
 
 /// What an open utterance is taken to hold.
@@ -105,7 +105,7 @@ impl Synthesizer for Watched {
         BYTES
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         self.tone.warm_up()
     }
 }

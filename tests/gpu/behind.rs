@@ -46,8 +46,8 @@ fn two_groups(rig: &mut Rig, behind: bool) -> Made {
     loop {
         let mut out = Vec::new();
         if behind {
-            assert!(backend.begin_flow(&FIRST, 3).expect("begins"));
-            assert!(!backend.begin_flow(&SECOND, 3).expect("one at a time"), "one at a time");
+            assert!(backend.launch_flow(&FIRST, 3).expect("begins"));
+            assert!(!backend.launch_flow(&SECOND, 3).expect("one at a time"), "one at a time");
         } else {
             backend.flow(&FIRST, 3, &mut out).expect("flow");
         }
@@ -58,8 +58,8 @@ fn two_groups(rig: &mut Rig, behind: bool) -> Made {
             prefilled = true;
         }
         if behind {
-            backend.finish_flow(&mut out).expect("finishes");
-            assert!(backend.has_ended().expect("works"));
+            backend.complete_flow(&mut out).expect("finishes");
+            assert!(backend.poll().expect("works"));
         }
         assert!(out.iter().map(|f| f.slot).eq(FIRST) && out.iter().all(|f| f.failed.is_none()), "{out:?}");
         if out.iter().all(|f| f.pending == 0) {
@@ -75,13 +75,13 @@ fn two_groups(rig: &mut Rig, behind: bool) -> Made {
     loop {
         let mut out = Vec::new();
         if behind {
-            assert!(backend.begin_vocode(&FIRST).expect("begins"));
+            assert!(backend.launch_vocode(&FIRST).expect("begins"));
         } else {
             backend.vocode(&FIRST, &mut out).expect("vocode");
         }
         backend.flow(&SECOND, 2, &mut Vec::new()).expect("flow");
         if behind {
-            backend.finish_vocode(&mut out).expect("finishes");
+            backend.complete_vocode(&mut out).expect("finishes");
         }
         let done = out.iter().all(|v| v.done);
         for v in out {
@@ -146,12 +146,12 @@ fn a_slot_may_be_closed_and_its_network_used_while_its_call_runs_behind() {
             backend.flow_push(*slot, &tokens[slot.0 as usize], true).expect("a whole utterance");
         }
         let mut out = Vec::new();
-        assert!(backend.begin_flow(&FIRST, 4).expect("begins"));
+        assert!(backend.launch_flow(&FIRST, 4).expect("begins"));
         backend.flow(&SECOND, 4, &mut Vec::new()).expect("flow");
         if closed {
             backend.close(FIRST[0]);
         }
-        backend.finish_flow(&mut out).expect("finishes");
+        backend.complete_flow(&mut out).expect("finishes");
         assert_eq!(out.iter().map(|f| f.failed.is_some()).collect::<Vec<_>>(), [closed, false, false]);
         let left: Vec<Slot> = all.into_iter().filter(|slot| !closed || *slot != FIRST[0]).collect();
         // Nothing is as wide as before from here on, which would show in the last bits: one after the other.

@@ -14,7 +14,7 @@ use antiphon::synth::cosyvoice::gpu::{Fault, GpuBackend, Precision};
 use antiphon::synth::cosyvoice::selftest::{self, Kit};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
-use antiphon::synth::{Caps, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{Class, SpeechEvent, StreamId, Utterance, UtteranceEnd};
 
 use super::{KIT, device};
@@ -291,7 +291,7 @@ impl Synthesizer for Breakable {
         self.voice.memory_needed(utterance)
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         self.voice.warm_up()
     }
 }

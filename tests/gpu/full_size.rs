@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use antiphon::synth::Slot;
 use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
 use antiphon::synth::cosyvoice::config::{Config, EULER_STEPS};
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Part, Precision};
 use antiphon::synth::cosyvoice::probe::{Probe, Values};
 use antiphon::synth::cosyvoice::random;
+use antiphon::synth::{Slot, Stage};
 
 use super::{KIT, device, full};
 
@@ -166,8 +166,8 @@ fn memory_is_accounted_at_two_hundred_utterances() {
         };
         backend.open(slot, SlotRequest { voice, prefix, sampling, speed: 1.0 }).expect("opens");
     }
-    let width = |backend: &GpuBackend, stage: usize| backend.caps().width[stage] as usize;
-    for some in slots.chunks(width(&backend, 0)) {
+    let width = |backend: &GpuBackend, stage: Stage| backend.caps().limits.width[stage] as usize;
+    for some in slots.chunks(width(&backend, Stage::Prefill)) {
         backend.prefill(some, &mut Vec::new()).expect("prefill");
     }
     backend.decode(&slots, 32, &mut Vec::new()).expect("decode");
@@ -175,14 +175,14 @@ fn memory_is_accounted_at_two_hundred_utterances() {
         backend.flow_push(slot, &spoken, true).expect("fits");
     }
     // Three blocks of six, and as many samples: in the middle of their turns.
-    for some in slots.chunks(width(&backend, 2)) {
+    for some in slots.chunks(width(&backend, Stage::Flow)) {
         for _ in 0..3 {
             let mut out = Vec::new();
             backend.flow(some, EULER_STEPS as u32, &mut out).expect("flow");
             assert!(out.iter().all(|f| f.failed.is_none()));
         }
     }
-    for some in slots.chunks(width(&backend, 3)) {
+    for some in slots.chunks(width(&backend, Stage::Vocode)) {
         backend.vocode(some, &mut Vec::new()).expect("vocode");
     }
     let driver = backend.driver_used().expect("the driver answers");

@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use crate::synth::{Slot, SynthError};
+use crate::synth::{EngineLimits, Slot, SynthError};
 
 /// A voice as the flow needs it, and what makes the language model speak like it.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,18 +90,10 @@ pub struct SlotRequest {
 pub struct BackendCaps {
     /// `cpu`, `cuda:0`.
     pub device: String,
-    /// Slots that can be open at once: `0..slots`.
-    pub slots: u32,
-    /// Most slots in one call, per stage in the order of [`crate::synth::Stage::ALL`].
-    pub width: [u32; 4],
-    /// Most rounds of one call, per stage likewise.
-    pub rounds: [u32; 4],
+    /// Slots, widths and rounds. Parking frees device memory, where the backend parks.
+    pub limits: EngineLimits,
     /// Longest language model sequence of a slot, positions.
     pub positions: u32,
-    /// Whether [`Backend::park`] frees device memory.
-    pub parks: bool,
-    /// Whether [`Backend::begin_flow`] and [`Backend::begin_vocode`] can start anything.
-    pub background: bool,
 }
 
 /// How a slot's decoding ended.
@@ -243,45 +235,45 @@ pub trait Backend: Send {
     /// The device failed.
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError>;
 
-    /// Starts a flow call behind whatever is called next, and returns. Until [`Self::finish_flow`] its slots may be
+    /// Launches a flow call and does not wait for it. Until [`Self::complete_flow`] its slots may be
     /// named by no call but [`Self::close`]; calls for others go before it wherever the device has room. One such call
-    /// is under way at a time. `false`: nothing was started, it is [`Self::flow`] that has to be called.
+    /// is under way at a time. `false`: nothing was launched, it is [`Self::flow`] that has to be called.
     ///
     /// # Errors
     /// The device failed.
-    fn begin_flow(&mut self, _slots: &[Slot], _rounds: u32) -> Result<bool, SynthError> {
+    fn launch_flow(&mut self, _slots: &[Slot], _rounds: u32) -> Result<bool, SynthError> {
         Ok(false)
     }
 
-    /// The same of a vocoder call, until [`Self::finish_vocode`].
+    /// The same of a vocoder call, until [`Self::complete_vocode`].
     ///
     /// # Errors
     /// The device failed.
-    fn begin_vocode(&mut self, _slots: &[Slot]) -> Result<bool, SynthError> {
+    fn launch_vocode(&mut self, _slots: &[Slot]) -> Result<bool, SynthError> {
         Ok(false)
     }
 
-    /// Whether what was begun has ended.
+    /// Whether the launched call has ended.
     ///
     /// # Errors
     /// The device failed.
-    fn has_ended(&mut self) -> Result<bool, SynthError> {
+    fn poll(&mut self) -> Result<bool, SynthError> {
         Ok(true)
     }
 
-    /// Waits for the flow call that was begun and says what it did.
+    /// Waits for the launched flow call and says what it did.
     ///
     /// # Errors
     /// The device failed.
-    fn finish_flow(&mut self, _out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+    fn complete_flow(&mut self, _out: &mut Vec<Flowed>) -> Result<(), SynthError> {
         Ok(())
     }
 
-    /// Waits for the vocoder call that was begun and says what it did.
+    /// Waits for the launched vocoder call and says what it did.
     ///
     /// # Errors
     /// The device failed.
-    fn finish_vocode(&mut self, _out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+    fn complete_vocode(&mut self, _out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
         Ok(())
     }
 
@@ -289,7 +281,7 @@ pub trait Backend: Send {
     fn close(&mut self, slot: Slot);
 
     /// Moves a slot's state out of device memory; the next call that names it brings it back. Called only where
-    /// [`BackendCaps::parks`] says so. A slot that is merely not named by calls for a while needs nothing: its state
+    /// [`EngineLimits::parks`] says so. A slot that is merely not named by calls for a while needs nothing: its state
     /// stays, and it goes on with identical results.
     fn park(&mut self, _slot: Slot) {}
 

@@ -26,7 +26,9 @@ use super::schedule::{HopPlan, Hops};
 use super::text::{self, Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
-use crate::synth::{Caps, Memory, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo};
+use crate::synth::{
+    Caps, Memory, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo,
+};
 use crate::turn::{Class, StreamId, Utterance};
 use crate::voice::file::Voice;
 
@@ -67,8 +69,8 @@ pub struct CosyVoice<B> {
     forced: Option<u32>,
     /// Rounds of the last step.
     ran: u32,
-    /// The step that was begun, and its rounds.
-    begun: Option<(Step, u32)>,
+    /// The launched step, and its rounds.
+    launched: Option<(Step, u32)>,
 }
 
 struct Known {
@@ -120,16 +122,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// The tokenizer cannot be built.
     pub fn new(backend: B, dir: &Path, config: Config, settings: Settings) -> Result<Self, SynthError> {
         let tokenizer = Tokenizer::load(dir).map_err(|e| SynthError::Device(e.to_string()))?;
-        let limits = backend.caps();
-        let caps = Caps {
-            name: "cosyvoice3",
-            device: limits.device.clone(),
-            slots: limits.slots,
-            width: limits.width,
-            rounds: limits.rounds,
-            parks: limits.parks,
-            background: limits.background,
-        };
+        let (device, limits) = (backend.caps().device.clone(), backend.caps().limits.clone());
+        let caps = Caps { name: "cosyvoice3", device, limits };
         let mut dirs = settings.voice_dirs.clone();
         dirs.push(dir.join("voices"));
         let mut this = Self {
@@ -143,7 +137,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             jobs: BTreeMap::new(),
             forced: None,
             ran: 1,
-            begun: None,
+            launched: None,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -304,7 +298,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         step.rounds.min(useful.unwrap_or(step.rounds))
     }
 
-    fn run_stage(&mut self, step: &Step, results: &mut BTreeMap<Slot, Outcome>) -> Result<(), SynthError> {
+    fn run_stage(&mut self, step: &Step, results: &mut BTreeMap<Slot, Made>) -> Result<(), SynthError> {
         let slots = &step.slots;
         let rounds = self.useful_rounds(step);
         self.ran = rounds;
@@ -340,14 +334,14 @@ impl<B: Backend + Probe> CosyVoice<B> {
                     self.backend.decode(&whole, rounds, &mut out)?;
                 }
                 for result in out {
-                    let outcome = results.entry(result.slot).or_default();
-                    outcome.failed = result.failed;
+                    let made = results.entry(result.slot).or_default();
+                    made.failed = result.failed;
                     let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
                     let run = &mut job.now;
                     run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
                     run.decoded |= result.ended.is_some();
-                    if outcome.failed.is_none() {
-                        outcome.failed = push(&mut self.backend, result.slot, run).err();
+                    if made.failed.is_none() {
+                        made.failed = push(&mut self.backend, result.slot, run).err();
                     }
                 }
             }
@@ -367,8 +361,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
     }
 }
 
+/// What a stage made for a slot.
 #[derive(Default)]
-struct Outcome {
+struct Made {
     pcm: Vec<f32>,
     failed: Option<SynthError>,
 }
@@ -420,16 +415,16 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         Ok(())
     }
 
-    fn begin(&mut self, step: &Step) -> Result<bool, SynthError> {
-        self.begin_sound(step)
+    fn launch(&mut self, step: &Step) -> Result<bool, SynthError> {
+        self.launch_sound(step)
     }
 
-    fn has_ended(&mut self) -> Result<bool, SynthError> {
-        self.backend.has_ended()
+    fn poll(&mut self) -> Result<bool, SynthError> {
+        self.backend.poll()
     }
 
-    fn finish(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
-        self.finish_sound(out)
+    fn complete(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        self.complete_sound(out)
     }
 
     fn rounds_run(&self) -> Option<u32> {
@@ -464,7 +459,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         segments.iter().map(need).max().unwrap_or_default()
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         let handles: Vec<(String, VoiceHandle)> = self.voices.iter().map(|(n, k)| (n.clone(), k.handle)).collect();
         for (name, handle) in handles {
             match self.backend.prepare_voice(handle) {
@@ -473,7 +468,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
                 Err(error) => tracing::warn!("voice `{name}` cannot be prepared: {error}"),
             }
         }
-        let mut times = [Duration::ZERO; 4];
+        let mut times = PerStage::default();
         if self.voices.is_empty() {
             return Ok(times);
         }
@@ -500,7 +495,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
 
 impl<B: Backend + Probe> CosyVoice<B> {
     /// Runs one utterance through every stage and keeps the shortest time of a single round of each.
-    fn speak_once(&mut self, slot: Slot, times: &mut [Duration; 4]) -> Result<(), SynthError> {
+    fn speak_once(&mut self, slot: Slot, times: &mut PerStage<Duration>) -> Result<(), SynthError> {
         let utterance = Utterance::plain(StreamId::next(), Class::Batch, "One two three four five.");
         let mut ready = self.open(slot, &utterance)?;
         let mut out = Vec::new();
@@ -511,13 +506,13 @@ impl<B: Backend + Probe> CosyVoice<B> {
             self.run(&Step { stage, slots: vec![slot], rounds: 1 }, &mut out)?;
             self.backend.sync()?;
             let took = clock::now() - started;
-            let kept = &mut times[stage as usize];
+            let kept = &mut times[stage];
             *kept = if kept.is_zero() { took } else { took.min(*kept) };
             let Some(progress) = out.pop() else { break };
-            if let Some(error) = progress.failed {
-                return Err(error);
+            if let Some(reason) = progress.outcome.failed {
+                return Err(SynthError::Utterance(reason));
             }
-            ready = progress.ready;
+            ready = progress.outcome.ready;
         }
         Ok(())
     }

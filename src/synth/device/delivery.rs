@@ -9,7 +9,6 @@ use super::trace::Trace;
 use super::worker::State;
 use crate::clock;
 use crate::sched::{JobEnd, JobId};
-use crate::synth::Progress;
 use crate::turn::{SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
 
 /// What the scheduler need not know of a job.
@@ -27,19 +26,18 @@ pub(super) struct Payload {
 }
 
 impl State {
-    /// Hands the audio of one progress to its sink.
-    pub(super) fn deliver(&mut self, job: JobId, progress: Progress) {
+    /// Hands the audio that a step made for `job` to its sink.
+    pub(super) fn deliver(&mut self, job: JobId, mut pcm: Vec<f32>) {
         let (Some(payload), Some(sched)) = (self.payloads.get_mut(&job), &mut self.sched) else { return };
         if payload.sink.is_closed() {
             // Also where the step made no audio: a language model would go on for the whole utterance.
             return sched.end(job, JobEnd::Cancelled);
         }
         let start = payload.position;
-        payload.position += progress.pcm.len();
+        payload.position += pcm.len();
         if payload.position <= payload.given {
             return;
         }
-        let mut pcm = progress.pcm;
         pcm.drain(..payload.given.saturating_sub(start));
         payload.given = payload.position;
         payload.trace.tell(payload.utterance.id, clock::now());

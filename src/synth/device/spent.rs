@@ -17,8 +17,8 @@ pub struct Spent {
     pub idle: Duration,
     /// Until when all of the above is counted.
     until: Option<Instant>,
-    /// A step was begun that has not ended: all time is steps' time.
-    behind: bool,
+    /// A launched step has not ended: all time is steps' time.
+    in_flight: bool,
 }
 
 /// Steps of one kind.
@@ -40,22 +40,28 @@ impl Spent {
         self.count(end - start, step, classes);
     }
 
-    /// A step was begun at `now` that is not waited for.
-    pub(super) fn begun(&mut self, now: Instant) {
+    /// A step was launched at `now` and is not waited for.
+    pub(super) fn launched(&mut self, now: Instant) {
         self.pass(now, false);
-        self.behind = true;
+        self.in_flight = true;
     }
 
     /// It ended `now`; `took`: without the steps that ran meanwhile.
-    pub(super) fn finished(&mut self, now: Instant, took: Duration, step: &Step, classes: impl Iterator<Item = Class>) {
-        self.behind = false;
+    pub(super) fn completed(
+        &mut self,
+        now: Instant,
+        took: Duration,
+        step: &Step,
+        classes: impl Iterator<Item = Class>,
+    ) {
+        self.in_flight = false;
         self.until = Some(now);
         self.count(took, step, classes);
     }
 
     /// The device failed: what comes until its next step is nobody's.
     pub(super) fn lapse(&mut self) {
-        self.behind = false;
+        self.in_flight = false;
         self.until = None;
     }
 
@@ -78,7 +84,7 @@ impl Spent {
 
     /// Nothing ran until `now`; `idle`: because there was nothing to do.
     pub(super) fn pass(&mut self, now: Instant, idle: bool) {
-        let Some(until) = self.until.replace(now).filter(|_| !self.behind) else { return };
+        let Some(until) = self.until.replace(now).filter(|_| !self.in_flight) else { return };
         let passed = now.saturating_duration_since(until);
         *if idle { &mut self.idle } else { &mut self.between } += passed;
     }
@@ -95,7 +101,7 @@ impl Spent {
         }
         steps.retain(|_, kind| kind.count > 0);
         let (between, idle) = (self.between - before.between, self.idle - before.idle);
-        Spent { steps, between, idle, until: self.until, behind: self.behind }
+        Spent { steps, between, idle, until: self.until, in_flight: self.in_flight }
     }
 }
 
@@ -105,16 +111,16 @@ mod tests {
     use crate::sched::{Slot, Stage};
 
     #[test]
-    fn a_step_behind_others_has_the_time_that_they_leave_and_an_outage_is_nobodys() {
+    fn a_step_in_flight_under_others_has_the_time_that_they_leave_and_an_outage_is_nobodys() {
         let start = crate::clock::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let step = |stage| Step { stage, slots: vec![Slot(0)], rounds: 1 };
         let mut spent = Spent::default();
         spent.pass(at(0), false);
-        spent.begun(at(1));
+        spent.launched(at(1));
         spent.ran(at(2), at(4), &step(Stage::Decode), [Class::Live].into_iter());
         spent.ran(at(5), at(6), &step(Stage::Decode), [Class::Live].into_iter());
-        spent.finished(at(9), Duration::from_millis(5), &step(Stage::Flow), [Class::Batch].into_iter());
+        spent.completed(at(9), Duration::from_millis(5), &step(Stage::Flow), [Class::Batch].into_iter());
         spent.pass(at(10), false);
         let time = |spent: &Spent, kind| spent.steps[&kind].time.as_millis();
         assert_eq!((time(&spent, ("flow", "batch")), time(&spent, ("decode", "live"))), (5, 3));

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
-use crate::synth::{Progress, Slot, Stages, Step};
+use crate::synth::{EngineLimits, PerStage, Progress, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
 fn engine() -> Engine {
@@ -183,8 +183,8 @@ impl Synthesizer for Flaky {
         self.tone.run(step, out)?;
         if fault == Some(Fault::Row) {
             let row = &mut out[first];
-            row.failed = Some(SynthError::Utterance("a sample is not a number".into()));
-            row.ready = Stages::NONE;
+            row.outcome.failed = Some("a sample is not a number".into());
+            row.outcome.ready = Stages::NONE;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Synthesizer for Flaky {
         self.tone.close(slot);
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         self.tone.warm_up()
     }
 }
@@ -435,17 +435,18 @@ struct Small {
     open: HashSet<Slot>,
     parked: HashSet<Slot>,
     taken_away: Arc<AtomicU32>,
-    /// The step that was begun, and how often it is still asked for.
-    begun: Option<(Step, u32)>,
+    /// The launched step, and how often it is still asked for.
+    launched: Option<(Step, u32)>,
 }
 
 impl Small {
-    fn loader(slots: u32, memory: u64, background: bool, taken_away: &Arc<AtomicU32>) -> Loader {
+    fn loader(slots: u32, memory: u64, launches: bool, taken_away: &Arc<AtomicU32>) -> Loader {
         let taken_away = taken_away.clone();
         Box::new(move || {
             let (tone, taken_away) = (Tone::new(), taken_away.clone());
-            let caps = Caps { slots, parks: memory > 0, background, ..tone.caps().clone() };
-            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away, begun: None }))
+            let limits = EngineLimits { slots, parks: memory > 0, launches, ..tone.caps().limits.clone() };
+            let caps = Caps { limits, ..tone.caps().clone() };
+            Ok(Box::new(Self { tone, caps, memory, open: [].into(), parked: [].into(), taken_away, launched: None }))
         })
     }
 }
@@ -471,31 +472,33 @@ impl Synthesizer for Small {
         let first = out.len();
         self.tone.run(step, out)?;
         // What is over no longer counts as taken away when its slot is closed.
-        self.open.retain(|slot| !out[first..].iter().any(|progress| progress.done && progress.slot == *slot));
+        self.open.retain(|slot| {
+            !out[first..].iter().any(|progress| progress.outcome.done && progress.outcome.slot == *slot)
+        });
         Ok(())
     }
 
-    fn begin(&mut self, step: &Step) -> Result<bool, SynthError> {
-        assert!(self.caps.background && self.begun.is_none());
-        // One in three cannot be begun.
+    fn launch(&mut self, step: &Step) -> Result<bool, SynthError> {
+        assert!(self.caps.limits.launches && self.launched.is_none());
+        // One in three cannot be launched.
         let can = step.slots[0].0 % 3 != 2;
-        self.begun = can.then(|| (step.clone(), 5));
+        self.launched = can.then(|| (step.clone(), 5));
         Ok(can)
     }
 
-    fn has_ended(&mut self) -> Result<bool, SynthError> {
-        let Some((_, asked)) = &mut self.begun else { return Ok(true) };
+    fn poll(&mut self) -> Result<bool, SynthError> {
+        let Some((_, asked)) = &mut self.launched else { return Ok(true) };
         *asked = asked.saturating_sub(1);
         Ok(*asked == 0)
     }
 
-    fn finish(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
-        let (step, _) = self.begun.take().expect("it was begun");
+    fn complete(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let (step, _) = self.launched.take().expect("it was launched");
         self.run(&step, out)
     }
 
     fn close(&mut self, slot: Slot) {
-        assert!(self.begun.as_ref().is_none_or(|(step, _)| !step.slots.contains(&slot)), "{slot:?} is busy");
+        assert!(self.launched.as_ref().is_none_or(|(step, _)| !step.slots.contains(&slot)), "{slot:?} is busy");
         self.parked.remove(&slot);
         self.taken_away.fetch_add(u32::from(self.open.remove(&slot)), Ordering::SeqCst);
         self.tone.close(slot);
@@ -514,16 +517,16 @@ impl Synthesizer for Small {
         u64::from(self.memory > 0)
     }
 
-    fn warm_up(&mut self) -> Result<[Duration; 4], SynthError> {
+    fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
         self.tone.warm_up()
     }
 }
 
 /// The audio of two batch utterances from which live ones take slots, or memory, in their middle.
-async fn disturbed(slots: u32, memory: u64, background: bool) -> (Vec<Vec<f32>>, u32) {
+async fn disturbed(slots: u32, memory: u64, launches: bool) -> (Vec<Vec<f32>>, u32) {
     let taken_away = Arc::new(AtomicU32::new(0));
     let engine =
-        Engine::start(vec![Small::loader(slots, memory, background, &taken_away)], Config::default()).expect("starts");
+        Engine::start(vec![Small::loader(slots, memory, launches, &taken_away)], Config::default()).expect("starts");
     engine.ready().await;
     let mut batch = Vec::new();
     for _ in 0..2 {
@@ -567,10 +570,10 @@ async fn disturbed(slots: u32, memory: u64, background: bool) -> (Vec<Vec<f32>>,
 async fn a_displaced_or_parked_utterance_sounds_as_one_that_nobody_disturbed() {
     let mut tone = Tone::new();
     let reference = crate::synth::espeak::tests::speak(&mut tone, utterance(&"word ".repeat(300)));
-    for (name, slots, memory, background) in
-        [("displaced", 3, 0, false), ("parked", 8, 2, false), ("displaced, steps not waited for", 3, 0, true)]
+    for (name, slots, memory, launches) in
+        [("displaced", 3, 0, false), ("parked", 8, 2, false), ("displaced, steps launched", 3, 0, true)]
     {
-        let (batch, taken_away) = disturbed(slots, memory, background).await;
+        let (batch, taken_away) = disturbed(slots, memory, launches).await;
         // Two slots or two utterances' memory for live ones are closed at their cancelling, too.
         assert!(taken_away > 2, "{name}: nothing was taken from batch");
         for heard in batch {

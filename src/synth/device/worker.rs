@@ -1,6 +1,6 @@
 //! The loop of one device thread: load, then plan, do, record; and again after a failure.
 
-mod behind;
+mod inflight;
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 
-use self::behind::Begun;
+use self::inflight::Launched;
 use super::delivery::Payload;
 use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
-use crate::sched::{
-    Config, JobEnd, JobId, JobSpec, Limits, OpenError, Outcome, Plan, Refused, RefusedReason, Scheduler, StreamNote,
-};
-use crate::synth::{Caps, Memory, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::sched::{Config, JobEnd, JobId, JobSpec, OpenError, Plan, Refused, RefusedReason, Scheduler, StreamNote};
+use crate::synth::{Caps, EngineLimits, Memory, Outcome, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
 /// How often gauges are brought up to date.
@@ -153,7 +151,7 @@ pub(super) fn run(
                 up(shared, index, true);
                 phase.send_replace(Phase::Ready);
                 let mut worker =
-                    Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0, behind: None };
+                    Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0, launched: None };
                 guarded(|| worker.work())
             }
             Err(error) => Err(SynthError::Device(match error {
@@ -243,18 +241,10 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
     let seeds = guarded(|| synth.warm_up())?;
     let caps = synth.caps().clone();
     let (memory, parts) = (synth.memory(), synth.memory_parts());
-    let limits = Limits {
-        slots: caps.slots.max(1),
-        width: caps.width,
-        rounds: caps.rounds,
-        parks: caps.parks,
-        background: caps.background,
-        memory: memory.total,
-        seeds,
-    };
-    tracing::info!(engine = caps.name, device = %caps.device, slots = caps.slots, ?seeds, "voice loaded");
+    let limits = EngineLimits { slots: caps.limits.slots.max(1), ..caps.limits.clone() };
+    tracing::info!(engine = caps.name, device = %caps.device, slots = limits.slots, ?seeds, "voice loaded");
     let mut state = shared.state();
-    state.sched = Some(Scheduler::new(config.clone(), limits));
+    state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, seeds));
     state.voices = synth.voices();
     state.caps = Some(caps);
     state.memory = memory;
@@ -269,7 +259,7 @@ struct Worker<'a> {
     synth: &'a mut dyn Synthesizer,
     gauges: Instant,
     preemptions: u64,
-    behind: Option<Begun>,
+    launched: Option<Launched>,
 }
 
 /// A step that has ended.
@@ -278,15 +268,15 @@ struct Ran {
     end: Instant,
     /// Without steps that ran meanwhile.
     took: Duration,
-    /// It was begun and not waited for.
-    behind: bool,
+    /// It was launched and not waited for.
+    launched: bool,
 }
 
 impl Worker<'_> {
     fn work(&mut self) -> Result<(), SynthError> {
         loop {
-            if self.behind.is_some() && guarded(|| self.synth.has_ended())? {
-                self.finish()?;
+            if self.launched.is_some() && guarded(|| self.synth.poll())? {
+                self.complete()?;
             }
             let mut state = self.shared.state();
             if state.stop {
@@ -336,11 +326,11 @@ impl Worker<'_> {
                         Ok(())
                     })?;
                 }
-                Plan::End { job, slot, how, held } => {
-                    if let Some(held) = held {
-                        metrics::histogram!("antiphon_stream_seconds").record(held.as_secs_f64());
+                Plan::End { job, slot, how, holding } => {
+                    if let Some(holding) = holding {
+                        metrics::histogram!("antiphon_stream_seconds").record(holding.as_secs_f64());
                         // The former name, for one release.
-                        metrics::histogram!("antiphon_line_seconds").record(held.as_secs_f64());
+                        metrics::histogram!("antiphon_line_seconds").record(holding.as_secs_f64());
                     }
                     if let Some(slot) = slot {
                         drop(state);
@@ -354,11 +344,11 @@ impl Worker<'_> {
                     drop(state);
                     self.step(&step)?;
                 }
-                Plan::Begin(step) => {
+                Plan::Launch(step) => {
                     drop(state);
-                    self.begin(step)?;
+                    self.launch(step)?;
                 }
-                Plan::Idle { .. } if self.behind.is_some() => {
+                Plan::Idle { .. } if self.launched.is_some() => {
                     drop(state);
                     self.watch()?;
                 }
@@ -412,15 +402,15 @@ impl Worker<'_> {
         share(guarded(|| self.synth.run(step, &mut progress)), step, &mut progress)?;
         let now = clock::now();
         let took = now - start;
-        if let Some(begun) = &mut self.behind {
-            begun.beside += took;
+        if let Some(launched) = &mut self.launched {
+            launched.concurrent += took;
         }
-        self.hand_out(step, &Ran { start, end: now, took, behind: false }, progress);
+        self.hand_out(step, &Ran { start, end: now, took, launched: false }, progress);
         Ok(())
     }
 
     /// Gives out what a step did.
-    fn hand_out(&mut self, step: &Step, ran: &Ran, progress: Vec<Progress>) {
+    fn hand_out(&mut self, step: &Step, ran: &Ran, mut progress: Vec<Progress>) {
         // What was not run has no cost and made nothing.
         let step = &Step { rounds: self.synth.rounds_run().unwrap_or(step.rounds), ..step.clone() };
         metrics::histogram!("antiphon_step_seconds", "stage" => step.stage.label()).record(ran.took.as_secs_f64());
@@ -428,28 +418,26 @@ impl Worker<'_> {
         let mut state = self.shared.state();
         state.remember(memory);
         state.produced += progress.iter().map(|p| p.pcm.len() as u64).sum::<u64>();
-        let outcomes: Vec<Outcome> = progress.iter().map(outcome).collect();
-        let deliveries: Vec<_> = match &state.sched {
-            Some(sched) => progress.into_iter().filter_map(|p| Some((sched.job_in(p.slot)?, p))).collect(),
-            None => return,
-        };
-        let State { spent, payloads, .. } = &mut *state;
-        let classes = deliveries.iter().filter_map(|(job, _)| Some(payloads.get(job)?.utterance.class));
-        if ran.behind {
-            spent.finished(ran.end, ran.took, step, classes);
+        let State { sched: Some(sched), spent, payloads, .. } = &mut *state else { return };
+        let jobs: Vec<Option<JobId>> = progress.iter().map(|p| sched.job_in(p.outcome.slot)).collect();
+        let classes = jobs.iter().flatten().filter_map(|job| Some(payloads.get(job)?.utterance.class));
+        if ran.launched {
+            spent.completed(ran.end, ran.took, step, classes);
         } else {
             spent.ran(ran.start, ran.end, step, classes);
         }
         // Audio first: the scheduler ends what is done, and its end must come after its audio.
-        for (job, progress) in deliveries {
+        for (job, progress) in jobs.into_iter().zip(&mut progress) {
+            let Some(job) = job else { continue };
             if let Some(payload) = state.payloads.get_mut(&job) {
                 payload.trace.ran(step.stage, ran.start, ran.end);
             }
-            state.deliver(job, progress);
+            state.deliver(job, std::mem::take(&mut progress.pcm));
         }
+        let outcomes = progress.iter().map(|progress| &progress.outcome);
         match &mut state.sched {
-            Some(sched) if ran.behind => sched.finished(ran.end, ran.took, step, &outcomes),
-            Some(sched) => sched.record(ran.end, ran.took, step, &outcomes),
+            Some(sched) if ran.launched => sched.complete(ran.end, ran.took, step, outcomes),
+            Some(sched) => sched.record(ran.end, ran.took, step, outcomes),
             None => {}
         }
     }
@@ -520,28 +508,11 @@ fn share(result: Result<(), SynthError>, step: &Step, progress: &mut Vec<Progres
         Err(error @ SynthError::Device(_)) => return Err(error),
         Err(error) => error,
     };
-    let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.slot != **slot));
+    let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.outcome.slot != **slot));
     let missing: Vec<Slot> = missing.copied().collect();
-    progress.extend(missing.into_iter().map(|slot| Progress {
-        slot,
-        ready: Stages::NONE,
-        pcm: Vec::new(),
-        done: false,
-        decoded_samples: 0,
-        failed: Some(SynthError::Utterance(error.to_string())),
-    }));
+    let reason = SynthError::Utterance(error.to_string()).to_string();
+    progress.extend(missing.into_iter().map(|slot| Progress::new(Outcome::failed(slot, &*reason), Vec::new())));
     Ok(())
-}
-
-fn outcome(progress: &Progress) -> Outcome {
-    Outcome {
-        slot: progress.slot,
-        ready: progress.ready,
-        samples: progress.pcm.len() as u64,
-        decoded: progress.decoded_samples,
-        done: progress.done,
-        failed: progress.failed.as_ref().map(ToString::to_string),
-    }
 }
 
 /// A panic inside a voice ends its device, not the process.

@@ -13,7 +13,7 @@ use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 use super::voices::missing;
 use super::{Manner, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
-use crate::synth::{Progress, Slot, Stage, Stages, SynthError};
+use crate::synth::{Outcome, Progress, Slot, Stage, Stages, SynthError};
 
 /// Most bytes one step takes from one child: a second of speech, so that the step stays bounded.
 const READ_LIMIT: usize = 44_100;
@@ -84,12 +84,12 @@ impl Child {
         let result = self.fill(now, wait).and_then(|()| self.convert());
         let (pcm, failed) = match result {
             Ok(pcm) => (pcm, None),
-            Err(reason) => (Vec::new(), Some(SynthError::Utterance(format!("espeak-ng: {reason}")))),
+            Err(reason) => (Vec::new(), Some(format!("synthesis failed: espeak-ng: {reason}"))),
         };
         let done = self.ended && failed.is_none() && self.bytes.is_empty();
         let ready = if done || failed.is_some() { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) };
-        let decoded_samples = self.wav.as_ref().map_or(0, |wav| wav.given);
-        Progress { slot, ready, pcm, done, decoded_samples, failed }
+        let decoded = self.wav.as_ref().map_or(0, |wav| wav.given);
+        Progress::new(Outcome { slot, ready, samples: 0, decoded, done, failed }, pcm)
     }
 
     fn fill(&mut self, now: Instant, wait: Option<Duration>) -> Result<(), String> {

@@ -16,10 +16,10 @@ pub(crate) fn speak(voice: &mut dyn Synthesizer, utterance: Utterance) -> Vec<f3
         let mut out = Vec::new();
         voice.run(&step, &mut out).expect("runs");
         let progress = out.pop().expect("one slot, one progress");
-        assert!(progress.failed.is_none(), "{:?}", progress.failed);
-        assert!(progress.done || progress.pcm.len().is_multiple_of(FRAME_SAMPLES));
+        assert!(progress.outcome.failed.is_none(), "{:?}", progress.outcome.failed);
+        assert!(progress.outcome.done || progress.pcm.len().is_multiple_of(FRAME_SAMPLES));
         pcm.extend(progress.pcm);
-        if progress.done {
+        if progress.outcome.done {
             voice.close(slot);
             return pcm;
         }
@@ -108,11 +108,11 @@ fn closing_kills_the_child_and_a_killed_child_fails_one_utterance() {
     for _ in 0..10_000 {
         let mut out = Vec::new();
         voice.run(&step, &mut out).expect("the device goes on");
-        if out[0].failed.is_some() {
+        if out[0].outcome.failed.is_some() {
             assert!(speak(&mut voice, utterance("still here")).len() > 4_800);
             return;
         }
-        assert!(!out[0].done, "a killed child is not a finished one");
+        assert!(!out[0].outcome.done, "a killed child is not a finished one");
     }
     panic!("the death of the child went unnoticed");
 }
@@ -125,9 +125,9 @@ fn a_child_that_gives_way_may_be_silent_for_longer() {
     for (nice, dead) in [(None, true), (Some(Path::new(NICE)), false)] {
         // It has no text, so it says nothing.
         let mut child = Child::start(&voice.config.program, &manner, nice).expect("starts");
-        assert!(child.read(Slot(0), now, None).failed.is_none());
+        assert!(child.read(Slot(0), now, None).outcome.failed.is_none());
         let later = child.read(Slot(0), now + 2 * STALLED, None);
-        assert_eq!(later.failed.is_some(), dead, "{nice:?}");
+        assert_eq!(later.outcome.failed.is_some(), dead, "{nice:?}");
         child.kill();
         child.wait();
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use antiphon::sched::{Limits, Outcome, Slot, Stage, Stages, Step};
+use antiphon::sched::{Config, EngineLimits, Outcome, PerStage, Scheduler, Slot, Stage, Stages, Step};
 use serde::Deserialize;
 
 use super::rng::Rng;
@@ -38,9 +38,9 @@ pub(super) struct Costs {
     pub(super) memory: u64,
     #[serde(default)]
     pub(super) parks: bool,
-    /// What a step takes beside one that was begun, as a multiple of what it takes alone, and by what share of that
-    /// time the one that was begun gets on; without it the engine runs one at a time.
-    pub(super) beside: Option<(f64, f64)>,
+    /// What a step takes while another is in flight, as a multiple of what it takes alone, and by what share of that
+    /// time the one in flight gets on; without it the engine runs one at a time.
+    pub(super) concurrent: Option<(f64, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -78,19 +78,24 @@ impl Costs {
         Duration::from_secs_f64((self.launch + ms * f64::from(rounds)) / 1e3)
     }
 
-    pub(super) fn limits(&self) -> Limits {
-        let seed = |stage: Stage| {
-            if self.width[stage as usize] == 0 { Duration::ZERO } else { self.step(stage, 1, 1) }
-        };
-        Limits {
+    pub(super) fn limits(&self) -> EngineLimits {
+        EngineLimits {
             slots: self.slots,
-            width: self.width,
-            rounds: self.rounds,
+            width: PerStage::new(self.width),
+            rounds: PerStage::new(self.rounds),
             parks: self.parks,
-            background: self.beside.is_some(),
-            memory: self.memory,
-            seeds: Stage::ALL.map(seed),
+            launches: self.concurrent.is_some(),
         }
+    }
+
+    /// What the narrowest step of each stage takes.
+    pub(super) fn seeds(&self) -> PerStage<Duration> {
+        PerStage::from_fn(|stage| if self.has(stage) { self.step(stage, 1, 1) } else { Duration::ZERO })
+    }
+
+    /// A scheduler for this engine.
+    pub(super) fn scheduler(&self, config: Config) -> Scheduler {
+        Scheduler::new(config, self.limits(), self.memory, self.seeds())
     }
 
     fn has(&self, stage: Stage) -> bool {
@@ -184,14 +189,8 @@ impl Engine {
             let (used, samples) = advance(&self.costs, state, stage, step.rounds);
             rounds = rounds.max(used);
             let done = state.voiced == state.tokens;
-            outcomes.push(Outcome {
-                slot,
-                ready: ready(&self.costs, state),
-                samples,
-                decoded: u64::from(state.decoded) * TOKEN,
-                done,
-                failed: None,
-            });
+            let decoded = u64::from(state.decoded) * TOKEN;
+            outcomes.push(Outcome { samples, decoded, done, ..Outcome::ready(slot, ready(&self.costs, state)) });
         }
         self.check_memory();
         // A few percent of noise, as devices have.

@@ -56,7 +56,7 @@ struct Traffic<'a> {
 }
 
 fn run(costs: &Costs, kind: &Kind, traffic: &Traffic<'_>, seed: u64) -> Report {
-    let mut world = World::new(Engine::new(costs.clone(), seed), kind.build(costs.limits()));
+    let mut world = World::new(Engine::new(costs.clone(), seed), kind.build(costs));
     world.backlog = traffic.backlog;
     world.backlog_tokens = traffic.backlog_tokens;
     world.measure_from = zero() + Duration::from_secs_f64(WARM);

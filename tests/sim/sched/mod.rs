@@ -3,9 +3,9 @@
 //! Everything is a function of a seed. To replay one: `cargo test --test sim -- --nocapture`, with the seed that a
 //! failure prints put into `tests/sim/sched/replay.txt` as `property SEED` (traced step by step).
 
+mod capacity;
 mod engine;
 mod load;
-mod places;
 mod policy;
 mod property;
 mod rng;

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use antiphon::sched::{
-    Config, JobEnd, JobId, JobSpec, Limits, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage, Stages, Step,
-    StreamNote,
+    Config, EngineLimits, JobEnd, JobId, JobSpec, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage, Stages,
+    Step, StreamNote,
 };
 use antiphon::turn::StreamId;
+
+use super::engine::Costs;
 
 /// What the world asks of a scheduler.
 pub(super) trait Policy {
@@ -17,7 +19,7 @@ pub(super) trait Policy {
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
-    fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
+    fn complete(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     /// Jobs, open slots and bytes it believes in, at the end.
     fn remains(&self, now: Instant) -> (u32, u32, u64);
 }
@@ -47,8 +49,8 @@ impl Policy for Scheduler {
         self.record(now, took, step, outcomes);
     }
 
-    fn finished(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
-        self.finished(now, took, step, outcomes);
+    fn complete(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]) {
+        self.complete(now, took, step, outcomes);
     }
 
     fn remains(&self, now: Instant) -> (u32, u32, u64) {
@@ -70,9 +72,10 @@ impl Kind {
         Kind::Ours(Config::default())
     }
 
-    pub(super) fn build(&self, limits: Limits) -> Box<dyn Policy> {
+    pub(super) fn build(&self, costs: &Costs) -> Box<dyn Policy> {
+        let limits = costs.limits();
         match self {
-            Kind::Ours(config) => Box::new(Scheduler::new(config.clone(), limits)),
+            Kind::Ours(config) => Box::new(costs.scheduler(config.clone())),
             Kind::Fifo => Box::new(Simple::new(limits, |_, order| order)),
             Kind::ShortestFirst => Box::new(Simple::new(limits, |spec, _| u64::from(spec.chars))),
         }
@@ -83,7 +86,7 @@ impl Kind {
 /// take turns, each with all that is ready for it. As efficient as the engine allows; no deadlines, no admission;
 /// memory is taken to be enough.
 struct Simple {
-    limits: Limits,
+    limits: EngineLimits,
     order: fn(&JobSpec, u64) -> u64,
     next: u64,
     /// In order.
@@ -95,7 +98,7 @@ struct Simple {
 }
 
 impl Simple {
-    fn new(limits: Limits, order: fn(&JobSpec, u64) -> u64) -> Self {
+    fn new(limits: EngineLimits, order: fn(&JobSpec, u64) -> u64) -> Self {
         let (waiting, open) = (BTreeMap::new(), BTreeMap::new());
         Self { limits, order, next: 0, waiting, open, turn: 0, opening: None, ended: Vec::new() }
     }
@@ -120,7 +123,7 @@ impl Policy for Simple {
 
     fn plan(&mut self, _: Instant) -> Plan {
         if let Some((job, slot, how)) = self.ended.pop() {
-            return Plan::End { job, slot, how, held: None };
+            return Plan::End { job, slot, how, holding: None };
         }
         if let Some(slot) = self.free() {
             // Streams are heard in order: the first of each stream that is not open yet may open.
@@ -139,10 +142,10 @@ impl Policy for Simple {
             return Plan::Idle { until: None };
         };
         self.turn = stage as usize;
-        let most = self.limits.width[stage as usize] as usize;
+        let most = self.limits.width[stage] as usize;
         let slots =
             self.open.values().filter(|(_, ready, _)| ready.has(stage)).map(|(slot, ..)| *slot).take(most).collect();
-        Plan::Run(Step { stage, slots, rounds: self.limits.rounds[stage as usize] })
+        Plan::Run(Step { stage, slots, rounds: self.limits.rounds[stage] })
     }
 
     fn opened(&mut self, _: JobId, result: Result<Stages, OpenError>) {
@@ -163,7 +166,7 @@ impl Policy for Simple {
         }
     }
 
-    fn finished(&mut self, _: Instant, _: Duration, _: &Step, _: &[Outcome]) {
+    fn complete(&mut self, _: Instant, _: Duration, _: &Step, _: &[Outcome]) {
         unreachable!("it waits for every step");
     }
 

@@ -27,7 +27,7 @@ fn scenario(seed: u64) -> World {
     costs.width = costs.width.map(|width| if width == 0 { 0 } else { width.min(rng.range(1, 5) as u32) });
     costs.rounds = costs.rounds.map(|rounds| rounds.min(rng.range(1, 10) as u32));
     costs.parks = rng.chance(0.5);
-    costs.beside = rng.chance(0.5).then(|| (1.0 + rng.unit(), rng.unit()));
+    costs.concurrent = rng.chance(0.5).then(|| (1.0 + rng.unit(), rng.unit()));
     if rng.chance(0.5) {
         // Room for one to three of the longest utterances.
         costs.memory = 60 * TOKEN_BYTES * rng.range(1, 3);
@@ -38,7 +38,7 @@ fn scenario(seed: u64) -> World {
         first_audio_target_ms: rng.range(20, 500) as u32,
         ..Config::default()
     };
-    let policy = Kind::Ours(config).build(costs.limits());
+    let policy = Kind::Ours(config).build(&costs);
     let mut world = World::new(Engine::new(costs, seed), policy);
     for stream in 0..rng.range(1, 8) {
         let class = if rng.chance(0.5) { Class::Live } else { Class::Batch };

@@ -31,7 +31,7 @@ fn measured(
     seconds: u64,
 ) -> Report {
     let costs = Costs::named("h200");
-    let policy = Kind::Ours(config.clone()).build(costs.limits());
+    let policy = Kind::Ours(config.clone()).build(&costs);
     let mut world = World::new(Engine::new(costs, 1), policy);
     world.measure_from = zero() + Duration::from_secs(from);
     world.backlog_tenants = backlog.to_vec();
@@ -92,7 +92,7 @@ fn a_rate_limit_holds_over_any_minute_and_says_when_to_come_back() {
     const PER_MINUTE: u32 = 600;
     const CHARS: u32 = 50;
     let config = Config { tenant_default: tenant(1.0, PER_MINUTE, 0), ..Config::default() };
-    let mut sched = Scheduler::new(config, Costs::named("simple").limits());
+    let mut sched = Costs::named("simple").scheduler(config);
     let submit = |sched: &mut Scheduler, now, stream: u64| {
         let (stream, class) = (StreamId(stream), if stream.is_multiple_of(2) { Class::Live } else { Class::Batch });
         let spec = JobSpec { stream, class, token: TurnToken::forever(), tenant: "one".into(), chars: CHARS };

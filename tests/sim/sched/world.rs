@@ -137,18 +137,18 @@ pub(super) struct World {
     pub(super) backlog_tenants: Vec<&'static str>,
     backlog_jobs: BTreeMap<&'static str, usize>,
     last_batch: Option<Instant>,
-    behind: Option<Begun>,
+    launched: Option<Launched>,
     pub(super) trace: bool,
 }
 
-/// A step that nobody waits for.
-struct Begun {
+/// A step in flight.
+struct Launched {
     step: Step,
     outcomes: Vec<Outcome>,
     start: Instant,
     /// What is left of it, and what ran meanwhile.
     left: Duration,
-    beside: Duration,
+    concurrent: Duration,
 }
 
 impl World {
@@ -170,7 +170,7 @@ impl World {
             backlog_tenants: vec!["book"],
             backlog_jobs: BTreeMap::new(),
             last_batch: None,
-            behind: None,
+            launched: None,
             trace: false,
         }
     }
@@ -210,8 +210,8 @@ impl World {
                 }
                 Plan::End { job, slot, how, .. } => self.end(job, slot, how),
                 Plan::Run(step) => self.step(&step),
-                Plan::Begin(step) => self.begin(step),
-                Plan::Idle { .. } if self.behind.is_some() => self.fly(),
+                Plan::Launch(step) => self.launch(step),
+                Plan::Idle { .. } if self.launched.is_some() => self.fly(),
                 Plan::Idle { until } => {
                     let event = self.events.peek().map(|Reverse((at, _))| *at);
                     let Some(next) = until.into_iter().chain(event).min() else { break };
@@ -346,11 +346,13 @@ impl World {
 
     fn step(&mut self, step: &Step) {
         let (mut took, outcomes) = self.start(step);
-        if let (Some(begun), Some((longer, share))) = (&mut self.behind, self.engine.costs.beside) {
-            assert!(begun.step.stage != step.stage && begun.step.slots.iter().all(|slot| !step.slots.contains(slot)));
+        if let (Some(launched), Some((longer, share))) = (&mut self.launched, self.engine.costs.concurrent) {
+            assert!(
+                launched.step.stage != step.stage && launched.step.slots.iter().all(|slot| !step.slots.contains(slot))
+            );
             took = took.mul_f64(longer);
-            begun.left = begun.left.saturating_sub(took.mul_f64(share));
-            begun.beside += took;
+            launched.left = launched.left.saturating_sub(took.mul_f64(share));
+            launched.concurrent += took;
         }
         self.pass(took);
         self.measure(step, took);
@@ -358,28 +360,28 @@ impl World {
         self.policy.record(self.now, took, step, &outcomes);
     }
 
-    fn begin(&mut self, step: Step) {
+    fn launch(&mut self, step: Step) {
         let (left, outcomes) = self.start(&step);
-        self.behind = Some(Begun { step, outcomes, start: self.now, left, beside: Duration::ZERO });
+        self.launched = Some(Launched { step, outcomes, start: self.now, left, concurrent: Duration::ZERO });
     }
 
-    /// Lets the step that was begun go on until it has ended or something happens.
+    /// Lets the launched step go on until it has ended or something happens.
     fn fly(&mut self) {
         let event = self.events.peek().map(|Reverse((at, _))| *at);
-        let Some(begun) = &mut self.behind else { return };
-        let end = self.now + begun.left;
+        let Some(launched) = &mut self.launched else { return };
+        let end = self.now + launched.left;
         let next = event.map_or(end, |event| event.clamp(self.now, end));
-        begun.left = end - next;
+        launched.left = end - next;
         self.now = next;
     }
 
-    /// Takes what the step did that was begun, if it has ended.
+    /// Takes what the launched step did, if it has ended.
     fn land(&mut self) {
-        let Some(begun) = self.behind.take_if(|begun| begun.left.is_zero()) else { return };
-        let took = (self.now - begun.start).saturating_sub(begun.beside);
-        self.measure(&begun.step, took);
-        self.hear(&begun.outcomes);
-        self.policy.finished(self.now, took, &begun.step, &begun.outcomes);
+        let Some(launched) = self.launched.take_if(|launched| launched.left.is_zero()) else { return };
+        let took = (self.now - launched.start).saturating_sub(launched.concurrent);
+        self.measure(&launched.step, took);
+        self.hear(&launched.outcomes);
+        self.policy.complete(self.now, took, &launched.step, &launched.outcomes);
     }
 
     fn hear(&mut self, outcomes: &[Outcome]) {

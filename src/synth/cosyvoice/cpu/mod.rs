@@ -31,7 +31,7 @@ use super::backend::{
 use super::checkpoint::{Part, TensorFile, find};
 use super::config::{Config, EULER_STEPS, FlowConfig};
 use super::noise::SineTable;
-use crate::synth::{Memory, Slot, SynthError};
+use crate::synth::{EngineLimits, Memory, PerStage, Slot, SynthError};
 
 /// Bytes for slots and voices unless told otherwise: an 8 s utterance of the full-size model behind a 3 s prompt
 /// takes 2 GB, and weights and this together stay under 6 GB.
@@ -83,12 +83,14 @@ impl CpuBackend {
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).max(1);
         let caps = BackendCaps {
             device: "cpu".into(),
-            slots,
-            width: [1, DECODE_WIDTH.min(slots), 1, 1],
-            rounds: [1, DECODE_ROUNDS, EULER_STEPS as u32, 1],
+            limits: EngineLimits {
+                slots,
+                width: PerStage::new([1, DECODE_WIDTH.min(slots), 1, 1]),
+                rounds: PerStage::new([1, DECODE_ROUNDS, EULER_STEPS as u32, 1]),
+                parks: false,
+                launches: false,
+            },
             positions: POSITIONS,
-            parks: false,
-            background: false,
         };
         let noise = SineTable::new(&config, options.sine_noise);
         Ok(Self {

@@ -221,7 +221,7 @@ impl GpuBackend {
         let mut out = Vec::new();
         // Once before: what is measured is not the first of its kind.
         self.stage_costs(&once)?;
-        let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.caps.slots as usize);
+        let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.caps.limits.slots as usize);
         let slots: Vec<usize> = (0..width).collect();
         let visible = effort.visible;
         let scratch = device.alloc("ceilings", 2 << 30)?;
@@ -307,7 +307,7 @@ impl GpuBackend {
         let size = 2.0;
         let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
         let (prefix, sampling) = self.speech(visible);
-        let slots = self.caps.slots as usize;
+        let slots = self.caps.limits.slots as usize;
         for count in [1usize, 8, 32].into_iter().filter(|n| *n <= slots && effort.widths.contains(n)) {
             let rows: Vec<(usize, &[Embed], &Sampling)> = (0..count).map(|s| (s, &prefix[..], &sampling)).collect();
             let mut times = Vec::new();
@@ -369,7 +369,7 @@ impl GpuBackend {
             let (flow, ratio) = (&self.config.flow, self.config.token_mel_ratio);
             let mut stream = Stream::new(tokens, &[], flow, ratio, self.options.final_chunk);
             stream.slabs.extend((0..=before).map_while(|_| self.slabs.take().ok()));
-            held.push((self.hist_of(n % self.caps.slots as usize), stream));
+            held.push((self.hist_of(n % self.caps.limits.slots as usize), stream));
         }
         if held.iter().all(|(_, s)| s.slabs.len() > before) {
             return Some(held);
@@ -476,7 +476,7 @@ impl GpuBackend {
         let values: Vec<f32> = (0..frames * mel).map(|i| ((i * 7919) % 1000) as f32 * 0.002 - 1.0).collect();
         let buf = self.device.upload("a mel", &values)?;
         let slabs = self.pages_of(&buf, frames);
-        let most = hift::WIDTH.min(self.caps.slots as usize);
+        let most = hift::WIDTH.min(self.caps.limits.slots as usize);
         for width in effort.widths.iter().copied().filter(|&w| w <= most) {
             for count in [12usize, block] {
                 let mut times = Vec::new();

@@ -71,7 +71,7 @@ impl GpuBackend {
         ran
     }
 
-    /// [`super::Backend::begin_flow`].
+    /// [`super::Backend::launch_flow`].
     pub(super) fn start_flow_behind(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
         // A full solve allocates and waits.
         if self.flight.is_some() || self.options.final_chunk == FinalChunk::Reference {
@@ -144,7 +144,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// [`super::Backend::begin_vocode`].
+    /// [`super::Backend::launch_vocode`].
     pub(super) fn start_vocode_behind(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
         if self.flight.is_some() {
             return Ok(false);
@@ -247,7 +247,7 @@ impl GpuBackend {
         Ok(waited?)
     }
 
-    /// [`super::Backend::finish_flow`].
+    /// [`super::Backend::complete_flow`].
     pub(super) fn land_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
         let waited = self.catch_up();
         match self.flight.take() {
@@ -257,7 +257,7 @@ impl GpuBackend {
         waited
     }
 
-    /// [`super::Backend::finish_vocode`].
+    /// [`super::Backend::complete_vocode`].
     pub(super) fn land_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
         self.catch_up()?;
         match self.flight.take() {

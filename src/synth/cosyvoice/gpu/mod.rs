@@ -73,7 +73,7 @@ use super::backend::{
 use super::checkpoint::Checkpoint;
 use super::config::{Config, EULER_STEPS};
 use super::cpu;
-use crate::synth::{Memory, Slot, Stage, SynthError};
+use crate::synth::{EngineLimits, Memory, PerStage, Slot, Stage, SynthError};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const SETUP: &str = include_str!("kernels/setup.cu");
@@ -203,12 +203,19 @@ impl GpuBackend {
         let widest = |most: usize| most.min(slots as usize) as u32;
         let caps = BackendCaps {
             device: format!("cuda:{ordinal}"),
-            slots,
-            width: [widest(64), widest(llm::WIDTHS[llm::WIDTHS.len() - 1]), widest(flow::WIDTH), widest(hift::WIDTH)],
-            rounds: [1, llm::ROUNDS as u32, EULER_STEPS as u32, 1],
+            limits: EngineLimits {
+                slots,
+                width: PerStage::new([
+                    widest(64),
+                    widest(llm::WIDTHS[llm::WIDTHS.len() - 1]),
+                    widest(flow::WIDTH),
+                    widest(hift::WIDTH),
+                ]),
+                rounds: PerStage::new([1, llm::ROUNDS as u32, EULER_STEPS as u32, 1]),
+                parks: false,
+                launches: true,
+            },
             positions: positions as u32,
-            parks: false,
-            background: true,
         };
         let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
         let mut backend = Self {
@@ -233,9 +240,9 @@ impl GpuBackend {
 
     /// Records every graph, so that no caller waits for one.
     fn warm_up(&mut self) -> Result<(), GpuError> {
-        self.llm.warm_up(self.caps.width[1] as usize)?;
-        self.flow.warm_up(self.caps.width[2] as usize)?;
-        self.hift.warm_up(self.caps.width[3] as usize)?;
+        self.llm.warm_up(self.caps.limits.width[Stage::Decode] as usize)?;
+        self.flow.warm_up(self.caps.limits.width[Stage::Flow] as usize)?;
+        self.hift.warm_up(self.caps.limits.width[Stage::Vocode] as usize)?;
         self.device.sync()
     }
 
@@ -542,8 +549,11 @@ impl Backend for GpuBackend {
 
     fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError> {
         self.close(slot);
-        if slot.0 >= self.caps.slots {
-            return Err(SynthError::Utterance(format!("slot {} is past the {} there are", slot.0, self.caps.slots)));
+        if slot.0 >= self.caps.limits.slots {
+            return Err(SynthError::Utterance(format!(
+                "slot {} is past the {} there are",
+                slot.0, self.caps.limits.slots
+            )));
         }
         if request.prefix.len() + request.sampling.max_len as usize > self.caps.positions as usize {
             return Err(SynthError::Input(format!(
@@ -679,23 +689,23 @@ impl Backend for GpuBackend {
         self.run_vocode(slots, out)
     }
 
-    fn begin_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
+    fn launch_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
         self.start_flow_behind(slots, rounds)
     }
 
-    fn begin_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
+    fn launch_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
         self.start_vocode_behind(slots)
     }
 
-    fn has_ended(&mut self) -> Result<bool, SynthError> {
+    fn poll(&mut self) -> Result<bool, SynthError> {
         self.flight_has_ended()
     }
 
-    fn finish_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
+    fn complete_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
         self.land_flow(out)
     }
 
-    fn finish_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
+    fn complete_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
         self.land_vocode(out)
     }
 

@@ -19,7 +19,7 @@ const F0_PIECE: usize = 32;
 impl GpuBackend {
     /// The slot that no caller has.
     fn spare(&self) -> usize {
-        self.caps.slots as usize
+        self.caps.limits.slots as usize
     }
 
     fn sampling(forced: Option<Arc<[u32]>>) -> Sampling {

@@ -1,38 +1,38 @@
-//! The stages that make sound of tokens: run while the caller waits, or begun and finished later.
+//! The stages that make sound of tokens: run while the caller waits, or launched and completed later.
 
 use std::collections::BTreeMap;
 
 use super::super::backend::{Backend, Flowed, Vocoded};
 use super::super::probe::Probe;
-use super::{CosyVoice, Outcome};
-use crate::synth::{Progress, Slot, Stage, Stages, Step, SynthError};
+use super::{CosyVoice, Made};
+use crate::synth::{Outcome, Progress, Slot, Stage, Stages, Step, SynthError};
 
 impl<B: Backend + Probe> CosyVoice<B> {
-    /// [`crate::synth::Synthesizer::begin`].
-    pub(super) fn begin_sound(&mut self, step: &Step) -> Result<bool, SynthError> {
+    /// [`crate::synth::Synthesizer::launch`].
+    pub(super) fn launch_sound(&mut self, step: &Step) -> Result<bool, SynthError> {
         let rounds = self.useful_rounds(step);
-        let begun = match step.stage {
-            Stage::Flow => self.backend.begin_flow(&step.slots, rounds)?,
-            Stage::Vocode => self.backend.begin_vocode(&self.unfinished(&step.slots))?,
+        let launched = match step.stage {
+            Stage::Flow => self.backend.launch_flow(&step.slots, rounds)?,
+            Stage::Vocode => self.backend.launch_vocode(&self.unfinished(&step.slots))?,
             Stage::Prefill | Stage::Decode => false,
         };
-        if begun {
-            self.begun = Some((step.clone(), rounds));
+        if launched {
+            self.launched = Some((step.clone(), rounds));
         }
-        Ok(begun)
+        Ok(launched)
     }
 
-    /// [`crate::synth::Synthesizer::finish`].
-    pub(super) fn finish_sound(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
-        let Some((step, rounds)) = self.begun.take() else { return Ok(()) };
+    /// [`crate::synth::Synthesizer::complete`].
+    pub(super) fn complete_sound(&mut self, out: &mut Vec<Progress>) -> Result<(), SynthError> {
+        let Some((step, rounds)) = self.launched.take() else { return Ok(()) };
         let mut results = BTreeMap::new();
         if step.stage == Stage::Flow {
             let mut made = Vec::with_capacity(step.slots.len());
-            self.backend.finish_flow(&mut made)?;
+            self.backend.complete_flow(&mut made)?;
             self.take_mel(made, &mut results);
         } else {
             let mut made = Vec::with_capacity(step.slots.len());
-            self.backend.finish_vocode(&mut made)?;
+            self.backend.complete_vocode(&mut made)?;
             self.take_pcm(made, &mut results);
         }
         self.ran = rounds;
@@ -45,7 +45,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         slots.iter().copied().filter(|slot| self.jobs.get(slot).is_some_and(|job| !job.now.finished)).collect()
     }
 
-    pub(super) fn take_mel(&mut self, made: Vec<Flowed>, results: &mut BTreeMap<Slot, Outcome>) {
+    pub(super) fn take_mel(&mut self, made: Vec<Flowed>, results: &mut BTreeMap<Slot, Made>) {
         for result in made {
             if let Some(job) = self.jobs.get_mut(&result.slot) {
                 job.now.frames += result.frames;
@@ -55,9 +55,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
         }
     }
 
-    pub(super) fn take_pcm(&mut self, made: Vec<Vocoded>, results: &mut BTreeMap<Slot, Outcome>) {
+    pub(super) fn take_pcm(&mut self, made: Vec<Vocoded>, results: &mut BTreeMap<Slot, Made>) {
         for result in made {
-            let outcome = results.entry(result.slot).or_default();
+            let made = results.entry(result.slot).or_default();
             if let Some(job) = self.jobs.get_mut(&result.slot) {
                 if !result.more {
                     job.now.vocoded = job.now.frames;
@@ -67,32 +67,33 @@ impl<B: Backend + Probe> CosyVoice<B> {
                     job.before += job.samples(&self.config);
                 }
             }
-            outcome.pcm = result.pcm;
-            outcome.failed = result.failed;
+            made.pcm = result.pcm;
+            made.failed = result.failed;
             if result.done
-                && outcome.failed.is_none()
+                && made.failed.is_none()
                 && self.jobs.get(&result.slot).is_some_and(|j| !j.segments.is_empty())
             {
-                outcome.failed = self.start_segment(result.slot).err();
+                made.failed = self.start_segment(result.slot).err();
             }
         }
     }
 
     /// What the slots of a step that has ended have to say.
-    pub(super) fn report(&self, step: &Step, mut results: BTreeMap<Slot, Outcome>, out: &mut Vec<Progress>) {
+    pub(super) fn report(&self, step: &Step, mut results: BTreeMap<Slot, Made>, out: &mut Vec<Progress>) {
         let hold_back = self.backend.hold_back();
         for &slot in &step.slots {
-            let Outcome { pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Made { pcm, failed } = results.remove(&slot).unwrap_or_default();
             let Some(job) = self.jobs.get(&slot) else {
-                let failed = Some(SynthError::Utterance("the slot is not open".into()));
-                out.push(Progress { slot, ready: Stages::NONE, pcm, done: false, decoded_samples: 0, failed });
+                let error = SynthError::Utterance("the slot is not open".into());
+                out.push(Progress::new(Outcome::failed(slot, error.to_string()), pcm));
                 continue;
             };
             let done = failed.is_none() && job.now.finished && job.segments.is_empty();
             let current = if job.now.finished { 0 } else { job.samples(&self.config) };
-            let decoded_samples = job.before + current;
             let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
-            out.push(Progress { slot, ready, pcm, done, decoded_samples, failed });
+            let failed = failed.map(|error| error.to_string());
+            let decoded = job.before + current;
+            out.push(Progress::new(Outcome { decoded, done, failed, ..Outcome::ready(slot, ready) }, pcm));
         }
     }
 }

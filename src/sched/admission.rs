@@ -1,0 +1,211 @@
+//! Whether new work is taken on: a promise that cannot be kept is not made.
+//!
+//! Only what begins something is refused. Further utterances of a stream that has unfinished work continue a turn
+//! that was promised, so they are taken on up to the queue's bound.
+
+use std::time::{Duration, Instant};
+
+use super::config::Config;
+use super::forecast::Forecast;
+use super::job::{Job, JobSpec};
+use super::memory::Memory;
+use super::table::Table;
+use super::tenant::Tenants;
+use crate::audio::duration_of;
+use crate::turn::Class;
+
+/// A new turn finds a step running and others ahead of it: what it needs alone, times this.
+const QUEUEING: f64 = 1.5;
+/// A promise no device can keep is not asked of it: the target is at least this many times what an idle
+/// device needs.
+const LENIENCE: f64 = 3.0;
+/// Bounds of what clients are told to wait.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Why work was not taken on, and when to try again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}; try again in {} s", retry_after.as_secs_f64().ceil())]
+pub struct Refused {
+    /// Why.
+    pub reason: RefusedReason,
+    /// When trying again is worth while.
+    pub retry_after: Duration,
+}
+
+/// Why work was not taken on. Closed: also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedReason {
+    /// It would make speech that was promised late, or be late itself.
+    #[error("the speech engine is at its limit")]
+    Overloaded,
+    /// `max_live` or `max_queued` is reached.
+    #[error("too much speech is waiting already")]
+    Full,
+    /// The tenant has used up its rate.
+    #[error("the rate limit of this API token is reached")]
+    RateLimited,
+    /// The tenant has as many live streams as it may.
+    #[error("this API token speaks on as many calls as it may")]
+    TenantFull,
+    /// No device is ready.
+    #[error("the speech engine is not ready")]
+    NotReady,
+}
+
+impl RefusedReason {
+    /// The metric label.
+    pub fn label(self) -> &'static str {
+        match self {
+            RefusedReason::Overloaded => "overloaded",
+            RefusedReason::Full => "full",
+            RefusedReason::RateLimited => "rate_limited",
+            RefusedReason::TenantFull => "tenant_full",
+            RefusedReason::NotReady => "not_ready",
+        }
+    }
+}
+
+/// What decides about new work.
+#[derive(Clone, Copy)]
+pub(super) struct Admission<'a> {
+    pub(super) config: &'a Config,
+    pub(super) table: &'a Table,
+    pub(super) forecast: &'a Forecast,
+    pub(super) memory: &'a Memory,
+    pub(super) tenants: &'a Tenants,
+    /// Slots of the engine.
+    pub(super) slots: u32,
+    /// Room in memory is left to batch work that starves.
+    pub(super) batch_is_owed: bool,
+}
+
+impl Admission<'_> {
+    /// Whether one more job is taken on that continues speech that was promised.
+    pub(super) fn check_more(&self) -> Result<(), Refused> {
+        let (live, batch) = self.table.counts();
+        if live + batch >= self.config.max_queued { Err(refused(RefusedReason::Full, RETRY.0)) } else { Ok(()) }
+    }
+
+    /// Whether `spec` is taken on, which begins new speech; `wait`: the tenant has used up its rate for so long.
+    pub(super) fn check_new(
+        &self,
+        now: Instant,
+        spec: &JobSpec,
+        tenant: usize,
+        wait: Option<Duration>,
+    ) -> Result<(), Refused> {
+        self.check_more()?;
+        if let Some(wait) = wait {
+            return Err(refused(RefusedReason::RateLimited, wait));
+        }
+        if spec.class == Class::Batch {
+            return Ok(());
+        }
+        if !self.tenants.may_add_stream(tenant) {
+            return Err(refused(RefusedReason::TenantFull, self.until_a_stream_ends(now)));
+        }
+        self.check_live(now, spec.chars)
+    }
+
+    /// Whether one more live stream would be taken on, of whatever tenant.
+    pub(super) fn has_room(&self, now: Instant) -> Result<(), Refused> {
+        self.check_more()?;
+        self.check_live(now, 0)
+    }
+
+    /// Live streams that may have unfinished work at once: one slot is left for batch that has starved for its patience.
+    pub(super) fn capacity(&self) -> u32 {
+        self.config.max_live.min(self.live_slots())
+    }
+
+    fn live_slots(&self) -> u32 {
+        self.slots - u32::from(self.slots > 1)
+    }
+
+    fn check_live(&self, now: Instant, chars: u32) -> Result<(), Refused> {
+        let streams = self.table.live_streams();
+        if streams >= self.config.max_live {
+            return Err(refused(RefusedReason::Full, self.until_a_stream_ends(now)));
+        }
+        // An idle device takes on whatever comes: it is as good as it gets.
+        if streams == 0 {
+            return Ok(());
+        }
+        let load = self.forecast.load(streams + 1);
+        let first = self.forecast.first_audio(self.silent_streams() + 1) * QUEUEING;
+        let target = self.config.first_audio_target().as_secs_f64();
+        let promise = target.max(self.forecast.first_audio(1) * LENIENCE);
+        let memory = self.has_memory_for(chars);
+        if streams >= self.live_slots() || load > self.config.load_limit || first > promise || !memory {
+            tracing::debug!(streams, load, first, promise, memory, "speech was refused");
+            return Err(refused(RefusedReason::Overloaded, self.until_a_stream_ends(now)));
+        }
+        Ok(())
+    }
+
+    /// Live streams whose turn has not sounded.
+    fn silent_streams(&self) -> u32 {
+        let silent = self.table.jobs().filter(|(_, job)| job.is_live() && job.samples == 0);
+        silent.filter(|(id, _)| self.table.is_front(*id)).count() as u32
+    }
+
+    fn has_memory_for(&self, chars: u32) -> bool {
+        let live = self.table.jobs().filter(|(id, job)| job.is_live() && self.table.is_front(*id));
+        let held: u64 = live.map(|(_, job)| job.memory).sum();
+        // Streams that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
+        let batch = self.table.jobs().filter(|(_, job)| self.batch_is_owed && !job.is_live());
+        let batch = batch.map(|(_, job)| job.memory).max().unwrap_or(0);
+        self.memory.is_unlimited()
+            || (held + batch) as f64 + self.forecast.bytes_of(chars) <= self.memory.limit() as f64
+    }
+
+    /// When the live stream nearest to its end will have been produced.
+    fn until_a_stream_ends(&self, now: Instant) -> Duration {
+        let left = |job: &Job| {
+            let text = self.forecast.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
+            let lead = self.table.stream(job.spec.stream).map_or(Duration::ZERO, |stream| stream.lead(now));
+            text.max(0.0) + lead.saturating_sub(self.config.max_lead()).as_secs_f64()
+        };
+        let least = self.table.jobs().filter(|(_, job)| job.is_live()).map(|(_, job)| left(job)).reduce(f64::min);
+        Duration::from_secs_f64(least.unwrap_or(0.0).min(RETRY.1.as_secs_f64()))
+    }
+}
+
+fn refused(reason: RefusedReason, retry_after: Duration) -> Refused {
+    Refused { reason, retry_after: retry_after.clamp(RETRY.0, RETRY.1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::step::PerStage;
+    use crate::sched::tests::{LIMITS, spec};
+
+    fn reasons(config: &Config, memory: u64, held: u64) -> Option<RefusedReason> {
+        let now = crate::clock::now();
+        let (mut table, mut tenants) = (Table::new(4, false), Tenants::default());
+        let mut forecast = Forecast::new(&LIMITS, PerStage::splat(Duration::from_millis(1)));
+        forecast.sized(100, 100);
+        let tenant = tenants.index(&"".into(), config, now);
+        let (id, _) = table.add(now, spec(1, Class::Live), tenant, now);
+        table.job_mut(id).expect("there").memory = held;
+        tenants.job_added(tenant, 100, true);
+        let (table, forecast, memory, tenants) = (&table, &forecast, &Memory::new(memory), &tenants);
+        let admission = Admission { config, table, forecast, memory, tenants, slots: 4, batch_is_owed: false };
+        assert_eq!(admission.check_more(), Ok(()), "a stream that has work goes on");
+        let result = admission.check_new(now, &spec(2, Class::Live), tenant, None);
+        result.err().map(|refused| refused.reason)
+    }
+
+    #[test]
+    fn each_limit_refuses_with_its_reason() {
+        let config = Config::default();
+        assert_eq!(reasons(&config, 0, 0), None);
+        assert_eq!(reasons(&config, 250, 150), None, "100 bytes are left for 100 characters");
+        assert_eq!(reasons(&config, 249, 150), Some(RefusedReason::Overloaded));
+        assert_eq!(reasons(&Config { max_live: 1, ..config.clone() }, 0, 0), Some(RefusedReason::Full));
+        let one = crate::sched::Tenant { max_live: 1, ..Default::default() };
+        let config = Config { tenant_default: one, ..config };
+        assert_eq!(reasons(&config, 0, 0), Some(RefusedReason::TenantFull));
+    }
+}

@@ -1,0 +1,197 @@
+//! Who is in the next step.
+//!
+//! The most urgent job names the stage. Others that can run it join, most urgent first, while the predicted
+//! cost stays within bounds:
+//! - live work at or below its slack reserve: while the step stays within `max_step_ms`. Under load streams sink to
+//!   their reserve, so this is what makes steps wide when width is needed;
+//! - live work with more than that: in steps for a first audio or a listener about to run dry only at little cost, or
+//!   at some if it has not much more;
+//! - batch: only for next to nothing (`batch_ride`) while any of those is ready, and else while the step stays
+//!   within `batch_step_ms` and every listener still has time for a chunk of his own.
+//!
+//! # Why
+//! - **Streams with little ahead join urgent steps**: first audio comes in narrow steps, which waste most of what they
+//!   cost. Streams that were kept out of them sank to their reserve all together and then delayed the first audio that
+//!   they had made room for; on the recorded device at 80 % load that was 172 ms at p95 instead of 102.
+//! - **Streams with much ahead do not**: with them first audio pays for a lead that no listener needs yet.
+
+use std::time::{Duration, Instant};
+
+use super::config::Config;
+use super::forecast::Forecast;
+use super::memory::Memory;
+use super::rank::{Candidate, Rank};
+use super::step::{EngineLimits, Stage};
+use super::table::Table;
+
+/// By what a comfortable stream may multiply the cost of an urgent step.
+const COMFORT_COST: f64 = 1.25;
+/// The same for a stream with less than [`NEAR`] ahead.
+const NEAR_COST: f64 = 3.0;
+/// In slack reserves.
+const NEAR: u32 = 4;
+
+/// What composes steps.
+#[derive(Clone, Copy)]
+pub(super) struct Batching<'a> {
+    pub(super) config: &'a Config,
+    pub(super) limits: &'a EngineLimits,
+    pub(super) forecast: &'a Forecast,
+    pub(super) table: &'a Table,
+    pub(super) memory: &'a Memory,
+    /// A listener with less left than this may run dry before his next chunk is made.
+    pub(super) critical: Duration,
+}
+
+impl Batching<'_> {
+    /// The stage and the members of a step for `head`. `starving`: it is batch work that has to run now.
+    pub(super) fn step<'c>(
+        &self,
+        now: Instant,
+        head: &'c Candidate,
+        starving: bool,
+        candidates: &'c [Candidate],
+    ) -> (Stage, Vec<&'c Candidate>) {
+        if head.rank < Rank::Comfort {
+            return (head.stage, self.urgent(now, head, candidates));
+        }
+        let stage = self.fullest(candidates).filter(|_| !starving).unwrap_or(head.stage);
+        (stage, self.full(now, starving.then_some(head), stage, candidates))
+    }
+
+    /// The members of a step for the sake of `head`, which does not wait for others.
+    pub(super) fn urgent<'c>(
+        &self,
+        now: Instant,
+        head: &'c Candidate,
+        candidates: &'c [Candidate],
+    ) -> Vec<&'c Candidate> {
+        let stage = head.stage;
+        let cost = |width: usize| self.forecast.cost(stage, width, 1);
+        let most = self.width(stage);
+        let budget = self.config.max_step().as_secs_f64().max(cost(1));
+        let near = self.config.slack_reserve() * NEAR;
+        let mut members = vec![head];
+        let mut urgent = 1;
+        let others = candidates.iter().filter(|c| c.job != head.job && c.stages.has(stage));
+        for other in others.clone().filter(|c| c.rank != Rank::Batch) {
+            let wider = cost(members.len() + 1);
+            if members.len() >= most || wider > budget {
+                break;
+            }
+            let hurried = head.rank <= Rank::First && (other.rank > Rank::Reserve || other.finishing);
+            let near = other.dry.is_some_and(|dry| dry.saturating_duration_since(now) < near);
+            // Where batch may cost more than that, live work that could wait may as well: it frees its slot sooner.
+            let most_cost = if near { NEAR_COST } else { COMFORT_COST }.max(self.config.batch_ride);
+            if hurried && wider > cost(urgent) * most_cost {
+                break;
+            }
+            members.push(other);
+            if !hurried {
+                urgent = members.len();
+            }
+        }
+        let hurry = candidates.iter().any(|c| c.rank <= Rank::First);
+        let limit = if hurry {
+            cost(members.len()) * self.config.batch_ride
+        } else {
+            self.config.batch_step().as_secs_f64().max(cost(members.len())).min(self.time_left(now, candidates))
+        };
+        self.add_batch(&mut members, others, stage, limit);
+        members
+    }
+
+    /// A step for the sake of throughput: everything that can run `stage`, live first, within the batch bound. A
+    /// starving batch job is in it in any case.
+    fn full<'c>(
+        &self,
+        now: Instant,
+        starving: Option<&'c Candidate>,
+        stage: Stage,
+        candidates: &'c [Candidate],
+    ) -> Vec<&'c Candidate> {
+        let limit = self.config.batch_step().as_secs_f64().min(self.time_left(now, candidates));
+        let mut members: Vec<&Candidate> = starving.into_iter().collect();
+        for live in candidates.iter().filter(|c| c.rank != Rank::Batch && c.stages.has(stage)) {
+            if self.is_full(&members, stage, limit) {
+                break;
+            }
+            members.push(live);
+        }
+        let others = candidates.iter().filter(|c| c.stages.has(stage) && members.iter().all(|m| m.job != c.job));
+        let others: Vec<&Candidate> = others.collect();
+        self.add_batch(&mut members, others.into_iter(), stage, limit);
+        members
+    }
+
+    /// The stage in which most of a step's width would be used; the one nearest to sound where there are several.
+    fn fullest(&self, candidates: &[Candidate]) -> Option<Stage> {
+        let fill = |stage: Stage| {
+            let ready = candidates.iter().filter(|c| c.stages.has(stage) && self.can_be_resident(c)).count();
+            ready.min(self.width(stage)) * 1_000 / self.width(stage)
+        };
+        Stage::ALL.into_iter().filter(|stage| fill(*stage) > 0).max_by_key(|stage| fill(*stage))
+    }
+
+    /// Adds batch jobs while the step costs no more than `limit` seconds and their memory fits.
+    fn add_batch<'c>(
+        &self,
+        members: &mut Vec<&'c Candidate>,
+        others: impl Iterator<Item = &'c Candidate>,
+        stage: Stage,
+        limit: f64,
+    ) {
+        // Those that were parked come back only as far as memory reaches, counted together.
+        let mut resident = self.table.reserved() + members.iter().map(|m| m.memory_to_resume).sum::<u64>();
+        for other in others.filter(|c| c.rank == Rank::Batch) {
+            if self.is_full(members, stage, limit) {
+                break;
+            }
+            if other.memory_to_resume > 0 && !self.memory.has(resident, other.memory_to_resume) {
+                continue;
+            }
+            resident += other.memory_to_resume;
+            members.push(other);
+        }
+    }
+
+    /// Whether one more member is too many for a step of `limit` seconds. One there is always room for.
+    fn is_full(&self, members: &[&Candidate], stage: Stage, limit: f64) -> bool {
+        let wider = members.len() + 1;
+        wider > self.width(stage) || wider > 1 && self.forecast.cost(stage, wider, 1) > limit
+    }
+
+    pub(super) fn can_be_resident(&self, candidate: &Candidate) -> bool {
+        let needed = candidate.memory_to_resume;
+        needed == 0 || self.table.live_waiting().next().is_none() && self.memory.fits(self.table, needed)
+    }
+
+    /// Seconds that a step may take before some listener gets into the time his own next chunk needs.
+    fn time_left(&self, now: Instant, candidates: &[Candidate]) -> f64 {
+        let first = candidates.iter().filter_map(|c| c.dry).min();
+        let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical));
+        slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
+    }
+
+    fn width(&self, stage: Stage) -> usize {
+        self.limits.width[stage].max(1) as usize
+    }
+
+    /// Rounds amortise what a device call costs whatever it does; a quarter of the longest step is enough for
+    /// that, and all a new turn has to wait.
+    pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank) -> u32 {
+        let urgent = rank < Rank::Comfort;
+        let limit = if urgent { self.config.max_step() / 4 } else { self.config.batch_step() };
+        self.rounds_within(stage, width, limit)
+    }
+
+    /// Rounds that take no more than `limit`, one at least.
+    pub(super) fn rounds_within(&self, stage: Stage, width: usize, limit: Duration) -> u32 {
+        let most = self.limits.rounds[stage].max(1);
+        let mut rounds = 1;
+        while rounds * 2 <= most && self.forecast.cost(stage, width, rounds * 2) <= limit.as_secs_f64() {
+            rounds *= 2;
+        }
+        rounds
+    }
+}

@@ -1,0 +1,202 @@
+//! What speech will cost, learned while it is made.
+//!
+//! # Why
+//! The load is predicted from what speech costs in *rounds* (learned, the same at any load) and what rounds
+//! cost at the *width* that so many streams would give (learned per width), not from how busy the device is:
+//! a device that runs narrow steps is always busy and has most of its capacity left.
+
+use std::time::Duration;
+
+use super::cost::Costs;
+use super::job::Job;
+use super::step::{EngineLimits, PerStage, Stage, Step};
+use crate::audio::duration_of;
+
+/// Weight of a new observation in smoothed figures.
+const WEIGHT: f64 = 0.1;
+/// What remains of an observation after the next one: some hundreds of chunks count.
+const FADE: f64 = 0.998;
+/// Characters a second at a common speaking rate, until the voice is known.
+const USUAL_RATE: f64 = 15.0;
+/// More streams than any device is asked about.
+const MOST_STREAMS: u32 = 1 << 16;
+
+#[derive(Debug)]
+pub(super) struct Forecast {
+    costs: Costs,
+    width: PerStage<u32>,
+    /// Rounds of each stage until the first audio of a live utterance.
+    first_rounds: Option<PerStage<f64>>,
+    /// Rounds of each stage and seconds of audio that they made, both fading: their ratio is what a second of
+    /// audio takes. (A mean of ratios would follow the short first chunks.)
+    rounds: PerStage<f64>,
+    seconds: f64,
+    /// Device time of the steps that a chunk after the first took part in, seconds.
+    chunk_service: Option<f64>,
+    /// Rounds of each stage that a chunk after the first takes.
+    chunk_rounds: Option<PerStage<f64>>,
+    /// Samples a character stands for.
+    samples_per_char: Option<f64>,
+    /// Bytes a character needs at most.
+    bytes_per_char: Option<f64>,
+}
+
+impl Forecast {
+    /// `seeds`: what the narrowest step of each stage took at warm-up.
+    pub(super) fn new(limits: &EngineLimits, seeds: PerStage<Duration>) -> Self {
+        Self {
+            costs: Costs::new(seeds),
+            width: limits.width,
+            first_rounds: None,
+            rounds: PerStage::default(),
+            seconds: 0.0,
+            chunk_service: None,
+            chunk_rounds: None,
+            samples_per_char: None,
+            bytes_per_char: None,
+        }
+    }
+
+    /// A step that had the device to itself took so long.
+    pub(super) fn observe(&mut self, step: &Step, took: Duration) {
+        self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
+    }
+
+    /// `job` has just given `samples`; its counters are not reset yet.
+    pub(super) fn produced(&mut self, job: &Job, samples: u64) {
+        let rounds = job.rounds.map(f64::from);
+        if job.samples == 0 && job.is_live() {
+            smooth_all(&mut self.first_rounds, rounds);
+        }
+        for (stage, new) in rounds.iter() {
+            self.rounds[stage] = self.rounds[stage] * FADE + new;
+        }
+        self.seconds = self.seconds * FADE + duration_of(samples).as_secs_f64();
+        if job.samples > 0 {
+            smooth(&mut self.chunk_service, job.service.as_secs_f64());
+            smooth_all(&mut self.chunk_rounds, rounds);
+        }
+    }
+
+    /// A text of so many characters became `samples`.
+    pub(super) fn spoken(&mut self, samples: u64, chars: u32) {
+        if chars > 0 {
+            smooth(&mut self.samples_per_char, samples as f64 / f64::from(chars));
+        }
+    }
+
+    /// A text of so many characters needs `bytes`.
+    pub(super) fn sized(&mut self, bytes: u64, chars: u32) {
+        if bytes > 0 && chars > 0 {
+            smooth(&mut self.bytes_per_char, bytes as f64 / f64::from(chars));
+        }
+    }
+
+    /// Seconds of speech that so many characters become.
+    pub(super) fn seconds_of(&self, chars: u32) -> f64 {
+        let rate = f64::from(crate::audio::RATE);
+        f64::from(chars) * self.samples_per_char.map_or(1.0 / USUAL_RATE, |samples| samples / rate)
+    }
+
+    /// Bytes that so many characters need.
+    pub(super) fn bytes_of(&self, chars: u32) -> f64 {
+        self.bytes_per_char.unwrap_or(0.0) * f64::from(chars)
+    }
+
+    /// What such a step will take, in seconds.
+    pub(super) fn cost(&self, stage: Stage, width: usize, rounds: u32) -> f64 {
+        self.costs.predict(stage, width, rounds)
+    }
+
+    /// Share of the device that `streams` speaking streams need. They are taken to meet in steps half as wide as
+    /// their number: they are in different stages.
+    pub(super) fn load(&self, streams: u32) -> f64 {
+        if self.seconds == 0.0 {
+            return 0.0;
+        }
+        let rounds = self.rounds.map(|rounds| rounds / self.seconds);
+        let per_second = self.seconds_for(&rounds, (streams / 2).max(1));
+        per_second * f64::from(streams) / f64::from((streams / 2).max(1))
+    }
+
+    /// How many speaking streams the device is predicted to keep up with at a load of `limit`; 0 until something was
+    /// spoken.
+    pub(super) fn sustainable(&self, limit: f64) -> f64 {
+        if self.seconds == 0.0 {
+            return 0.0;
+        }
+        let fits = |streams: &u32| self.load(*streams) <= limit;
+        let (mut good, mut bad) = (0, 1);
+        while bad < MOST_STREAMS && fits(&bad) {
+            (good, bad) = (bad, bad * 2);
+        }
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            if fits(&middle) { good = middle } else { bad = middle }
+        }
+        // What is left over is part of a stream: the load grows evenly between two widths.
+        let streams = good.max(1);
+        f64::from(streams) * limit / self.load(streams).max(f64::MIN_POSITIVE)
+    }
+
+    /// How long first audio takes where `streams` streams need it at the same time, in seconds.
+    pub(super) fn first_audio(&self, streams: u32) -> f64 {
+        self.first_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, streams))
+    }
+
+    /// How long a chunk takes where `streams` streams need one at the same time, in seconds: not what chunks took of
+    /// late, in steps with batch and in no hurry, if they would take less without it.
+    pub(super) fn chunk(&self, streams: u32) -> f64 {
+        let alone = self.chunk_rounds.as_ref().map_or(0.0, |rounds| self.seconds_for(rounds, streams));
+        self.chunk_service.unwrap_or(0.0).min(alone)
+    }
+
+    /// Device seconds for so many rounds of each stage by `streams` streams together, in steps as wide as they allow.
+    fn seconds_for(&self, rounds: &PerStage<f64>, streams: u32) -> f64 {
+        let seconds = |(stage, rounds): (Stage, &f64)| {
+            let most = self.width[stage];
+            if *rounds <= 0.0 || most == 0 {
+                return 0.0;
+            }
+            let width = streams.clamp(1, most);
+            let times = f64::from(streams.max(1)) / f64::from(width);
+            rounds * self.cost(stage, width as usize, 1) * times
+        };
+        rounds.iter().map(seconds).sum()
+    }
+}
+
+fn smooth(value: &mut Option<f64>, new: f64) {
+    *value = Some(value.map_or(new, |old| old + WEIGHT * (new - old)));
+}
+
+fn smooth_all(values: &mut Option<PerStage<f64>>, new: PerStage<f64>) {
+    match values {
+        Some(old) => new.iter().for_each(|(stage, new)| old[stage] += WEIGHT * (new - old[stage])),
+        None => *values = Some(new),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sched::tests::{LIMITS, spec};
+    use crate::turn::Class;
+
+    #[test]
+    fn streams_that_meet_in_wide_steps_cost_less_each() {
+        let now = crate::clock::now();
+        let mut forecast = Forecast::new(&LIMITS, PerStage::splat(Duration::from_millis(10)));
+        assert_eq!((forecast.load(5), forecast.sustainable(0.9)), (0.0, 0.0), "nothing is known yet");
+        let mut job = Job::new(spec(1, Class::Live), 0, now);
+        job.rounds[Stage::Vocode] = 2;
+        // Two steps of 10 ms make half a second.
+        forecast.produced(&job, 12_000);
+        assert!((forecast.load(1) - 0.04).abs() < 1e-9, "{}", forecast.load(1));
+        assert!((forecast.first_audio(1) - 0.02).abs() < 1e-9);
+        // A step of two is taken to cost 1.19 times one of one until it was seen: four streams are two such pairs.
+        assert!(forecast.load(4) < 4.0 * forecast.load(1));
+        let most = forecast.sustainable(0.9);
+        assert!((forecast.load(most as u32) - 0.9).abs() < 0.05, "{most}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Who gets a slot, and who gives one up.
+
+use std::time::Instant;
+
+use super::Plan;
+use super::config::Config;
+use super::inflight::InFlight;
+use super::job::{JobId, State};
+use super::memory::Memory;
+use super::step::EngineLimits;
+use super::table::Table;
+use super::tenant::Tenants;
+
+/// One slot in this many stays free for live work: what is displaced loses its sentence so far.
+const LIVE_RESERVE: u32 = 4;
+
+/// What gives out slots.
+pub(super) struct Placement<'a> {
+    pub(super) config: &'a Config,
+    pub(super) limits: &'a EngineLimits,
+    pub(super) tenants: &'a Tenants,
+    pub(super) inflight: &'a InFlight,
+    pub(super) table: &'a mut Table,
+    pub(super) memory: &'a mut Memory,
+    pub(super) preemptions: &'a mut u64,
+}
+
+impl Placement<'_> {
+    /// A slot for the most urgent live job without one, or the displacement that it needs. What only decodes ahead of
+    /// its turn takes nothing from batch and not the last slot; while batch work is owed a step none begins.
+    pub(super) fn live(&mut self, batch_is_owed: bool) -> Option<Plan> {
+        let id = self.most_urgent()?;
+        let needed = self.table.job(id)?.memory;
+        let fits = self.memory.fits(self.table, needed);
+        if !self.table.is_front(id) && (self.table.free_slots() < 2 || !fits || batch_is_owed) {
+            return None;
+        }
+        match self.table.free_slot() {
+            Some(slot) if fits => {
+                self.table.open(id, slot);
+                Some(Plan::Open { slot, job: id })
+            }
+            free => self.displace(free.is_none()),
+        }
+    }
+
+    /// The live job that a slot is most urgent for.
+    fn most_urgent(&self) -> Option<JobId> {
+        let least = self.tenants.least();
+        let key = |id: JobId| -> Option<(bool, Instant, JobId)> {
+            let job = self.table.job(id)?;
+            let stream = self.table.stream(job.spec.stream)?;
+            let due = stream.dry_at().map_or(job.deadline, |dry| dry.max(job.deadline));
+            let lag = self.tenants.lag(job.tenant, least, self.config.first_audio_target());
+            Some((!self.table.is_front(id), due + lag, id))
+        };
+        self.table.live_waiting().filter_map(|(id, _)| key(id)).min().map(|(_, _, id)| id)
+    }
+
+    /// A slot for the next batch job, while enough stay free for live work; any one where batch starves, for one job.
+    pub(super) fn batch(&mut self, starving: bool) -> Option<Plan> {
+        let tenant = |tenant: usize| self.tenants.time(tenant);
+        let (id, job) =
+            self.table.batch_waiting().min_by(|(_, a), (_, b)| tenant(a.tenant).total_cmp(&tenant(b.tenant)))?;
+        let (needed, needs_front) = (job.memory, !self.table.is_front(id) && !self.table.front_is_open(job));
+        let batch_is_open = self.table.open_jobs().any(|(_, job)| !job.is_live());
+        let usual = (self.limits.slots / LIVE_RESERVE).max(u32::from(self.limits.slots > 1));
+        let reserve = if starving && !batch_is_open { 0 } else { usual };
+        let parked = self.table.open_jobs().any(|(_, job)| job.is_parked());
+        let live_waits = self.table.live_waiting().any(|(id, _)| self.table.is_front(id));
+        if self.table.free_slots() <= reserve || parked || live_waits {
+            return None;
+        }
+        if needs_front || !self.memory.fits(self.table, needed) {
+            return None;
+        }
+        let slot = self.table.free_slot()?;
+        self.table.open(id, slot);
+        Some(Plan::Open { slot, job: id })
+    }
+
+    /// Makes room at the cost of the batch job with the least work to lose. Parking frees only memory.
+    fn displace(&mut self, slot_short: bool) -> Option<Plan> {
+        let parks = self.limits.parks && !slot_short;
+        let batch = self.table.open_jobs().filter(|(_, job)| !job.is_live());
+        let batch = batch.filter(|(_, job)| job.slot().is_some_and(|slot| !self.inflight.is_busy(slot)));
+        let victims = batch.filter(|(_, job)| !parks || matches!(job.state, State::Open(_)));
+        // A front that gave up what it needs while its successor keeps it could never go on, nor could the successor.
+        let least = victims.min_by_key(|(id, job)| (self.table.is_front(*id), job.samples.max(job.decoded)));
+        let (job, slot) = least.and_then(|(id, job)| Some((id, job.slot()?)))?;
+        *self.preemptions += 1;
+        self.memory.freed();
+        if parks {
+            self.table.job_mut(job)?.state = State::Parked(slot);
+            return Some(Plan::Park { slot, job });
+        }
+        self.table.restart(job);
+        Some(Plan::Displace { slot, job })
+    }
+}
