@@ -187,9 +187,8 @@ mod tests {
         let mut forecast = Forecast::new(&LIMITS, PerStage::splat(Duration::from_millis(1)));
         forecast.sized(100, 100);
         let tenant = tenants.index(&"".into(), config, now);
-        let (id, _) = table.add(now, spec(1, Class::Live), tenant, now);
+        let id = table.add(now, spec(1, Class::Live), tenant, now, || tenants.permit(tenant));
         table.job_mut(id).expect("there").memory = held;
-        tenants.job_added(tenant, 100, true);
         let (table, forecast, memory, tenants) = (&table, &forecast, &Memory::new(memory), &tenants);
         let admission = Admission { config, table, forecast, memory, tenants, slots: 4, batch_is_owed: false };
         assert_eq!(admission.check_more(), Ok(()), "a stream that has work goes on");

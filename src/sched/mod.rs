@@ -43,6 +43,7 @@ mod job;
 mod load;
 mod memory;
 mod placement;
+mod plan;
 mod rank;
 mod starvation;
 mod step;
@@ -51,6 +52,7 @@ mod table;
 mod tenant;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::admission::Admission;
@@ -61,15 +63,17 @@ use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
 use self::job::State;
 pub use self::job::{JobEnd, JobId, JobSpec};
-pub use self::load::Load;
+pub use self::load::{Load, by_suitability};
 use self::memory::Memory;
 use self::placement::Placement;
+pub use self::plan::{OpenError, Plan};
 use self::rank::{Candidate, Rank, Ranking};
 use self::starvation::Starvation;
 pub use self::step::{EngineLimits, Outcome, PerStage, Slot, Stage, Stages, Step};
 use self::stream::Stream;
 pub use self::stream::StreamNote;
 use self::table::Table;
+pub use self::tenant::Quotas;
 use self::tenant::Tenants;
 use crate::turn::{Class, StreamId, TurnToken};
 
@@ -79,62 +83,6 @@ const STREAM_IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_millis(100);
 /// A cancelled job that is open while nothing runs is noticed after this at the latest.
 const WATCH: Duration = Duration::from_millis(10);
-
-/// What to do now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plan {
-    /// Prepare `slot` for `job`, then call [`Scheduler::opened`].
-    Open {
-        /// Where.
-        slot: Slot,
-        /// What.
-        job: JobId,
-    },
-    /// Free `slot`: `job` gives it up for live work and starts its utterance again later.
-    Displace {
-        /// Where.
-        slot: Slot,
-        /// Whose.
-        job: JobId,
-    },
-    /// Move the state in `slot` out of device memory; a later step that names the slot brings it back.
-    Park {
-        /// Where.
-        slot: Slot,
-        /// Whose.
-        job: JobId,
-    },
-    /// `job` is over: free its slot if it has one, and tell its sink.
-    End {
-        /// Which.
-        job: JobId,
-        /// What it held.
-        slot: Option<Slot>,
-        /// How it ended.
-        how: JobEnd,
-        /// How long its live stream had unfinished work, if this was the last of it.
-        holding: Option<Duration>,
-    },
-    /// Run this, then call [`Scheduler::record`].
-    Run(Step),
-    /// Start this and do not wait for it; when it is complete, call [`Scheduler::complete`]. Where it cannot be
-    /// started so, run it, and call that at once.
-    Launch(Step),
-    /// Nothing to do until then, or until something is submitted or noted.
-    Idle {
-        /// When to ask again; `None`: only when something happens.
-        until: Option<Instant>,
-    },
-}
-
-/// Why a slot could not be opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OpenError {
-    /// No memory now; it is tried again when some was freed.
-    Memory,
-    /// It never will.
-    Failed(String),
-}
 
 /// The scheduler of one device.
 #[derive(Debug)]
@@ -178,6 +126,12 @@ impl Scheduler {
         }
     }
 
+    /// Counts limits of tenants together with the schedulers of other devices.
+    #[must_use]
+    pub fn sharing(self, quotas: Arc<Quotas>) -> Self {
+        Self { tenants: Tenants::new(quotas), ..self }
+    }
+
     /// Takes an utterance on, or refuses it at once.
     ///
     /// # Errors
@@ -192,8 +146,8 @@ impl Scheduler {
             self.admission(now).check_new(now, &spec, tenant, wait)?;
         }
         let (chars, deadline) = (spec.chars, now + self.config.first_audio_target());
-        let (id, counts) = self.table.add(now, spec, tenant, deadline);
-        self.tenants.job_added(tenant, chars, counts);
+        let id = self.table.add(now, spec, tenant, deadline, || self.tenants.permit(tenant));
+        self.tenants.job_added(tenant, chars);
         Ok(id)
     }
 
@@ -397,10 +351,7 @@ impl Scheduler {
         if self.table.counts().1 == 0 {
             self.starvation.over();
         }
-        let since = removed.stream_done.map(|(tenant, since)| {
-            self.tenants.stream_ended(tenant);
-            since
-        });
+        let since = removed.stream_done;
         self.ended.extend(self.inflight.keep(Ended { job, slot, how, since }));
     }
 
@@ -438,6 +389,7 @@ impl Scheduler {
         load.sustainable = self.forecast.sustainable(self.config.load_limit);
         load.capacity = self.admission(now).capacity();
         load.preemptions = self.preemptions;
+        load.first_audio = Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0);
         load
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::Plan;
 use super::config::Config;
 use super::inflight::InFlight;
 use super::job::{JobId, State};
 use super::memory::Memory;
+use super::plan::Plan;
 use super::step::EngineLimits;
 use super::table::Table;
 use super::tenant::Tenants;

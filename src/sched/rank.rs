@@ -228,7 +228,7 @@ mod tests {
         let config = Config::default();
         let (mut table, mut tenants) = (Table::new(1, true), Tenants::default());
         let tenant = tenants.index(&"".into(), &config, now);
-        let (id, _) = table.add(now, spec(1, Class::Live), tenant, now);
+        let id = table.add(now, spec(1, Class::Live), tenant, now, || tenants.permit(tenant));
         table.open(id, Slot(0));
         let job = table.job_mut(id).expect("there");
         (job.state, job.ready) = (State::Open(Slot(0)), Stages::NONE.with(Stage::Flow));

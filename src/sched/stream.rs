@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::JobId;
+use super::tenant::Permit;
 use crate::audio::{duration_of, samples_in};
 use crate::turn::TurnToken;
 
@@ -40,8 +41,8 @@ pub(super) struct Stream {
     pub(super) resting: bool,
     /// Memory is short and so much of its utterance is left: it goes on to the end, which frees what it holds.
     pub(super) finishing: Option<Duration>,
-    /// The tenant that this stream is counted for as a live stream with unfinished work, and since when.
-    pub(super) counted: Option<(usize, Instant)>,
+    /// While it is a live stream with unfinished work: since when, and its part of its tenant's limit.
+    pub(super) counted: Option<(Instant, Permit)>,
     pub(super) touched: Instant,
     playout: Playout,
 }

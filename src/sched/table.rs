@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::job::{Job, JobId, JobSpec, State};
 use super::step::Slot;
 use super::stream::Stream;
+use super::tenant::Permit;
 use crate::turn::{Class, StreamId};
 
 /// What a slot is used for.
@@ -24,8 +25,8 @@ enum Use {
 #[derive(Debug)]
 pub(super) struct Removed {
     pub(super) job: Job,
-    /// It was the last work of a live stream: the tenant that the stream was counted for, and since when.
-    pub(super) stream_done: Option<(usize, Instant)>,
+    /// It was the last work of a live stream, which had some since then.
+    pub(super) stream_done: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -60,8 +61,15 @@ impl Table {
         }
     }
 
-    /// Takes a job on; whether its stream counts as a live one from now on.
-    pub(super) fn add(&mut self, now: Instant, spec: JobSpec, tenant: usize, deadline: Instant) -> (JobId, bool) {
+    /// Takes a job on. `permit` gives a live stream its part of its tenant's limit.
+    pub(super) fn add(
+        &mut self,
+        now: Instant,
+        spec: JobSpec,
+        tenant: usize,
+        deadline: Instant,
+        permit: impl FnOnce() -> Permit,
+    ) -> JobId {
         let id = JobId(self.next);
         self.next += 1;
         let live = spec.class == Class::Live;
@@ -69,16 +77,15 @@ impl Table {
         stream.token = spec.token.clone();
         stream.touched = now;
         stream.jobs.push_back(id);
-        let counts = live && stream.counted.is_none();
-        if counts {
-            stream.counted = Some((tenant, now));
+        if live && stream.counted.is_none() {
+            stream.counted = Some((now, permit()));
+            self.live_streams += 1;
         }
         self.live_jobs += u32::from(live);
-        self.live_streams += u32::from(counts);
         let stream = spec.stream;
         self.jobs.insert(id, Job::new(spec, tenant, deadline));
         self.advance(stream);
-        (id, counts)
+        id
     }
 
     /// Takes a job out. `keeps_slot`: a launched step still works on its state; the slot is [`Self::vacate`]d later.
@@ -96,7 +103,7 @@ impl Table {
         if let Some(stream) = self.streams.get_mut(&job.spec.stream) {
             stream.jobs.retain(|other| *other != id);
             if stream.jobs.is_empty() {
-                stream_done = stream.counted.take();
+                stream_done = stream.counted.take().map(|(since, _)| since);
                 self.live_streams -= u32::from(stream_done.is_some());
             }
         }
@@ -291,6 +298,10 @@ mod tests {
         JobSpec { stream, class, token: TurnToken::forever(), tenant: "".into(), chars: 1 }
     }
 
+    fn add(table: &mut Table, now: Instant, stream: u64) -> JobId {
+        table.add(now, spec(stream), 0, now, Permit::unlimited)
+    }
+
     fn waiting(table: &Table) -> Vec<JobId> {
         table.live_waiting().map(|(id, _)| id).collect()
     }
@@ -299,9 +310,9 @@ mod tests {
     fn the_second_job_of_a_stream_may_open_once_the_first_is_decoded() {
         let now = crate::clock::now();
         let mut table = Table::new(2, true);
-        let (first, counts) = table.add(now, spec(1), 0, now);
-        let (second, again) = table.add(now, spec(1), 0, now);
-        assert_eq!((counts, again, table.live_streams()), (true, false, 1), "a stream counts once");
+        let first = add(&mut table, now, 1);
+        let second = add(&mut table, now, 1);
+        assert_eq!(table.live_streams(), 1, "a stream counts once");
         assert_eq!(waiting(&table), [first]);
         table.open(first, Slot(0));
         let job = table.job_mut(first).expect("there");
@@ -317,11 +328,11 @@ mod tests {
     fn a_slot_whose_job_ended_under_a_step_is_neither_free_nor_work() {
         let now = crate::clock::now();
         let mut table = Table::new(1, false);
-        let (job, _) = table.add(now, spec(1), 0, now);
+        let job = add(&mut table, now, 1);
         table.job_mut(job).expect("there").memory = 7;
         table.open(job, Slot(0));
         let removed = table.remove(job, true).expect("there");
-        assert_eq!(removed.stream_done, Some((0, now)));
+        assert_eq!(removed.stream_done, Some(now));
         assert_eq!((table.free_slot(), table.open_jobs().count()), (None, 0));
         assert_eq!((table.reserved(), table.holders(), table.job_in(Slot(0))), (7, 1, Some(job)));
         table.vacate(Slot(0));
@@ -332,8 +343,8 @@ mod tests {
     fn a_job_that_restarts_keeps_its_place_in_its_stream() {
         let now = crate::clock::now();
         let mut table = Table::new(1, false);
-        let (first, _) = table.add(now, spec(1), 0, now);
-        let (second, _) = table.add(now, spec(1), 0, now);
+        let first = add(&mut table, now, 1);
+        let second = add(&mut table, now, 1);
         table.open(first, Slot(0));
         table.restart(first);
         assert_eq!(waiting(&table), [first]);

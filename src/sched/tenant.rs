@@ -3,9 +3,13 @@
 //! Each tenant has a virtual time: the device time its jobs were charged, divided by its weight. Inside a
 //! class the tenant with the least goes first (weighted fair queueing). One that comes back after a pause
 //! starts at the least time of those that are active, so that a pause earns no credit.
+//!
+//! Shares are of one device, so each scheduler has its own. What a token may take is the same however many devices
+//! there are, so the schedulers of all devices count in the same [`Quotas`].
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::config::{Config, Tenant as Limits};
@@ -13,28 +17,89 @@ use super::config::{Config, Tenant as Limits};
 /// Names come from configured tokens, so there are few; beyond this many, newcomers share the first entry.
 const MAX_TENANTS: usize = 4096;
 
+/// What tenants have taken of their limits, on all devices together.
+#[derive(Debug, Default)]
+pub struct Quotas(Mutex<HashMap<Arc<str>, Arc<Quota>>>);
+
+impl Quotas {
+    fn of(&self, name: &Arc<str>, config: &Config, now: Instant) -> Arc<Quota> {
+        // Insertion leaves no half state behind a panic.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            let limits = config.tenants.get(&**name).unwrap_or(&config.tenant_default).clone();
+            let chars = f64::from(limits.chars_per_minute);
+            Arc::new(Quota {
+                limits,
+                live_streams: AtomicU32::new(0),
+                bucket: Mutex::new(Bucket { chars, refilled: now }),
+            })
+        };
+        all.entry(name.clone()).or_insert_with(new).clone()
+    }
+}
+
 #[derive(Debug)]
-struct Tenant {
+struct Quota {
     limits: Limits,
-    /// Charged device seconds divided by the weight.
-    time: f64,
-    /// Jobs in the scheduler.
-    jobs: u32,
     /// Live streams with unfinished work.
-    live_streams: u32,
+    live_streams: AtomicU32,
+    bucket: Mutex<Bucket>,
+}
+
+#[derive(Debug)]
+struct Bucket {
     /// Characters that may come now; negative while in debt (text of an accepted turn is never cut off).
     chars: f64,
     refilled: Instant,
 }
 
+impl Quota {
+    fn change<T>(&self, change: impl FnOnce(&mut Bucket) -> T) -> T {
+        change(&mut self.bucket.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A live stream's part of its tenant's limit, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Permit(Arc<Quota>);
+
+#[cfg(test)]
+impl Permit {
+    /// A part of no limit.
+    pub(super) fn unlimited() -> Self {
+        let bucket = Bucket { chars: 0.0, refilled: crate::clock::now() };
+        Self(Arc::new(Quota { limits: Limits::default(), live_streams: AtomicU32::new(1), bucket: Mutex::new(bucket) }))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.live_streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Tenant {
+    quota: Arc<Quota>,
+    /// Charged device seconds divided by the weight.
+    time: f64,
+    /// Jobs in the scheduler.
+    jobs: u32,
+}
+
 /// All tenants seen so far, by index.
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
+    quotas: Arc<Quotas>,
     names: HashMap<Arc<str>, usize>,
     all: Vec<Tenant>,
 }
 
 impl Tenants {
+    pub(super) fn new(quotas: Arc<Quotas>) -> Self {
+        Self { quotas, ..Self::default() }
+    }
+
     pub(super) fn index(&mut self, name: &Arc<str>, config: &Config, now: Instant) -> usize {
         if let Some(&index) = self.names.get(name) {
             return index;
@@ -42,32 +107,40 @@ impl Tenants {
         if self.all.len() >= MAX_TENANTS {
             return 0;
         }
-        let limits = config.tenants.get(&**name).unwrap_or(&config.tenant_default).clone();
-        let chars = f64::from(limits.chars_per_minute);
-        self.all.push(Tenant { limits, time: 0.0, jobs: 0, live_streams: 0, chars, refilled: now });
+        self.all.push(Tenant { quota: self.quotas.of(name, config, now), time: 0.0, jobs: 0 });
         self.names.insert(name.clone(), self.all.len() - 1);
         self.all.len() - 1
     }
 
-    /// Takes `chars` off the tenant's rate; how long until it may begin something new, if it may not now.
-    pub(super) fn rate(&mut self, index: usize, now: Instant) -> Option<Duration> {
-        let tenant = &mut self.all[index];
-        let per_minute = f64::from(tenant.limits.chars_per_minute);
+    /// How long until the tenant may begin something new, if its rate is used up.
+    pub(super) fn rate(&self, index: usize, now: Instant) -> Option<Duration> {
+        let quota = &self.all[index].quota;
+        let per_minute = f64::from(quota.limits.chars_per_minute);
         if per_minute == 0.0 {
             return None;
         }
-        let passed = now.saturating_duration_since(tenant.refilled).as_secs_f64();
-        tenant.refilled = now;
-        tenant.chars = (tenant.chars + passed * per_minute / 60.0).min(per_minute);
-        (tenant.chars <= 0.0).then(|| Duration::from_secs_f64((1.0 - tenant.chars) * 60.0 / per_minute))
+        quota.change(|bucket| {
+            let passed = now.saturating_duration_since(bucket.refilled).as_secs_f64();
+            bucket.refilled = bucket.refilled.max(now);
+            bucket.chars = (bucket.chars + passed * per_minute / 60.0).min(per_minute);
+            (bucket.chars <= 0.0).then(|| Duration::from_secs_f64((1.0 - bucket.chars) * 60.0 / per_minute))
+        })
     }
 
     pub(super) fn may_add_stream(&self, index: usize) -> bool {
-        let tenant = &self.all[index];
-        tenant.limits.max_live == 0 || tenant.live_streams < tenant.limits.max_live
+        let Quota { limits, live_streams, .. } = &*self.all[index].quota;
+        limits.max_live == 0 || live_streams.load(Ordering::Relaxed) < limits.max_live
     }
 
-    pub(super) fn job_added(&mut self, index: usize, chars: u32, new_live_stream: bool) {
+    /// Counts a live stream of the tenant.
+    pub(super) fn permit(&self, index: usize) -> Permit {
+        let quota = self.all[index].quota.clone();
+        quota.live_streams.fetch_add(1, Ordering::Relaxed);
+        Permit(quota)
+    }
+
+    /// A job of so many characters was taken on.
+    pub(super) fn job_added(&mut self, index: usize, chars: u32) {
         if self.all[index].jobs == 0 {
             let least = self.all.iter().filter(|t| t.jobs > 0).map(|t| t.time).reduce(f64::min);
             let tenant = &mut self.all[index];
@@ -75,9 +148,8 @@ impl Tenants {
         }
         let tenant = &mut self.all[index];
         tenant.jobs += 1;
-        tenant.live_streams += u32::from(new_live_stream);
-        if tenant.limits.chars_per_minute > 0 {
-            tenant.chars -= f64::from(chars);
+        if tenant.quota.limits.chars_per_minute > 0 {
+            tenant.quota.change(|bucket| bucket.chars -= f64::from(chars));
         }
     }
 
@@ -85,13 +157,9 @@ impl Tenants {
         self.all[index].jobs -= 1;
     }
 
-    pub(super) fn stream_ended(&mut self, index: usize) {
-        self.all[index].live_streams -= 1;
-    }
-
     pub(super) fn charge(&mut self, index: usize, seconds: f64) {
         let tenant = &mut self.all[index];
-        tenant.time += seconds / tenant.limits.weight;
+        tenant.time += seconds / tenant.quota.limits.weight;
     }
 
     pub(super) fn time(&self, index: usize) -> f64 {
@@ -116,5 +184,29 @@ impl Tenants {
     /// How many have work.
     fn active(&self) -> usize {
         self.all.iter().filter(|t| t.jobs > 0).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_for_all_devices_together() {
+        let now = crate::clock::now();
+        let limit = Limits { max_live: 2, chars_per_minute: 60, ..Limits::default() };
+        let config = Config { tenant_default: limit, ..Config::default() };
+        let quotas = Arc::new(Quotas::default());
+        let mut devices = [Tenants::new(quotas.clone()), Tenants::new(quotas)];
+        let of = devices.each_mut().map(|tenants| tenants.index(&"one".into(), &config, now));
+        let first = devices[0].permit(of[0]);
+        let _second = devices[1].permit(of[1]);
+        assert!(!devices[0].may_add_stream(of[0]) && !devices[1].may_add_stream(of[1]));
+        drop(first);
+        assert!(devices[1].may_add_stream(of[1]));
+        devices[0].job_added(of[0], 60);
+        assert!(devices[1].rate(of[1], now).is_some(), "a minute's worth was spoken on the other device");
+        assert_eq!(devices[0].rate(of[0], now + Duration::from_secs(2)), None, "it refills once, not once a device");
+        assert!(devices[1].rate(of[1], now + Duration::from_secs(2)).is_none());
     }
 }

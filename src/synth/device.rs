@@ -1,7 +1,7 @@
 //! The speech engine: one thread a device, each with a loaded voice and its scheduler, behind one handle.
 //!
-//! Owns the placement of streams: a stream goes to the device with the most room that has its voice, and stays there
-//! while it has work. What happens on a device is [`worker`]'s; what is next is [`crate::sched`]'s.
+//! Owns the placement of streams: a new turn goes to the device with its voice on which it will sound first
+//! ([`by_suitability`]); a stream that has work stays where it is. What happens on a device is [`worker`]'s; what is next is [`crate::sched`]'s.
 //!
 //! # Failures
 //! What ends one utterance ends only that. What ends a device ([`SynthError::Device`], or a panic inside a voice) ends
@@ -32,9 +32,9 @@ pub use self::spent::{Spent, Steps};
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::sched::{Config, Load, PerStage};
+use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};
 pub use crate::sched::{Refused, RefusedReason, StreamNote};
-use crate::turn::{SpeechSink, StreamId, Utterance};
+use crate::turn::{Class, SpeechSink, StreamId, Utterance};
 
 /// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
 pub type Loader = Box<dyn Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
@@ -150,10 +150,10 @@ impl Engine {
             return Err(SynthError::Device("no voice is configured".into()));
         }
         config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
-        let mut devices = Vec::new();
+        let (mut devices, quotas) = (Vec::new(), Arc::<Quotas>::default());
         for (index, loader) in loaders.into_iter().enumerate() {
             let (tell, phase) = watch::channel(Phase::Loading);
-            let shared = Arc::new(Shared::default());
+            let shared = Arc::new(Shared::new(quotas.clone()));
             let (theirs, config) = (shared.clone(), config.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("device-{index}"))
@@ -227,7 +227,7 @@ impl Engine {
             }
             // Said before the first utterance: the stream is placed now, so that it is known there.
             (None, StreamNote::Unpaced) => {
-                let device = self.by_room(|_| true).first().copied();
+                let device = self.suitable(Class::Live, None, |_| true).first().copied();
                 places.insert(stream, Place { device: device.unwrap_or_default(), unpaced: true });
                 let Some(device) = device else { return };
                 device
@@ -311,20 +311,19 @@ impl Engine {
         }
     }
 
-    /// The devices to try, best first. A stream with work stays where it is, whatever else happens.
-    fn preferred(&self, utterance: &Utterance, place: Option<usize>) -> Vec<usize> {
-        if let Some(device) = place {
-            let shared = &self.inner.devices[device].shared;
-            if shared.has_work(utterance.stream) || (shared.is_ready() && self.serves(device, utterance)) {
-                return vec![device];
-            }
+    /// The devices to try, best first. A stream with work stays where it is, whatever else happens: its utterances are
+    /// heard in order.
+    fn preferred(&self, utterance: &Utterance, last: Option<usize>) -> Vec<usize> {
+        let working = |device: &usize| self.inner.devices[*device].shared.has_work(utterance.stream);
+        if let Some(device) = last.filter(working) {
+            return vec![device];
         }
-        let serving = self.by_room(|device| self.serves(device, utterance));
+        let serving = self.suitable(utterance.class, last, |device| self.serves(device, utterance));
         if !serving.is_empty() {
             return serving;
         }
-        // Nobody has that voice: any device gives the error that names those there are.
-        self.by_room(|_| true)
+        // No device has that voice: any of them gives the error that names those there are.
+        self.suitable(utterance.class, last, |_| true)
     }
 
     /// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
@@ -341,18 +340,12 @@ impl Engine {
         state.voices.iter().any(|known| known.name == *voice || known.name.eq_ignore_ascii_case(base))
     }
 
-    /// Ready devices, least predicted load first.
-    fn by_room(&self, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
+    /// Ready devices, the best for new work first.
+    fn suitable(&self, class: Class, last: Option<usize>, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
         let now = clock::now();
-        let load = |index: usize| {
-            let state = self.inner.devices[index].shared.state();
-            let load = state.sched.as_ref()?.load(now);
-            Some((load.load, load.live + load.batch, index))
-        };
-        let mut ready: Vec<_> =
-            (0..self.inner.devices.len()).filter_map(load).filter(|(_, _, index)| wanted(*index)).collect();
-        ready.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-        ready.into_iter().map(|(_, _, index)| index).collect()
+        let load = |index: usize| Some((index, self.inner.devices[index].shared.state().sched.as_ref()?.load(now)));
+        let ready = (0..self.inner.devices.len()).filter_map(load).filter(|(index, _)| wanted(*index));
+        by_suitability(class, last, ready.collect())
     }
 }
 

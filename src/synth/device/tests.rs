@@ -9,6 +9,8 @@ use crate::synth::tone::Tone;
 use crate::synth::{EngineLimits, PerStage, Progress, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
+mod placement;
+
 fn engine() -> Engine {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
     Engine::start(vec![loader], Config::default()).expect("starts")
@@ -390,40 +392,6 @@ fn pauses_double_up_to_the_most() {
     let recovery = Recovery { first: Duration::from_secs(1), most: Duration::from_secs(60) };
     let pauses: Vec<u64> = [1, 2, 3, 6, 7, 8, 40, u32::MAX].map(|n| recovery.pause(n).as_secs()).to_vec();
     assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60, 60]);
-}
-
-#[tokio::test]
-async fn streams_go_to_the_device_with_the_most_room_and_stay_there() {
-    let scripts: Vec<Arc<Script>> = (0..3).map(|_| Arc::default()).collect();
-    // Else room would follow how fast each thread happened to be.
-    scripts.iter().for_each(|script| script.mute.store(true, Ordering::Relaxed));
-    let engine = engine_of(&scripts.iter().collect::<Vec<_>>(), NEVER);
-    engine.ready().await;
-    let epoch = Epoch::default();
-    let mut sinks = Vec::new();
-    let mut streams = Vec::new();
-    for n in 1..=9 {
-        let (sink, events) = mpsc::channel(1024);
-        let utterance = Utterance { token: epoch.token(), ..long() };
-        streams.push(utterance.stream);
-        engine.submit(utterance, sink).expect("accepted");
-        sinks.push(events);
-        let live: Vec<u32> = engine.status().iter().map(|d| d.load.live).collect();
-        assert_eq!(live.iter().sum::<u32>(), n);
-        assert!(live.iter().max() <= live.iter().min().map(|least| least + 1).as_ref(), "{live:?}");
-    }
-    // What a stream says next goes where it speaks, however much room there is elsewhere.
-    let (sink, events) = mpsc::channel(1024);
-    let place = lock(&engine.inner.places)[&streams[0]].device;
-    engine.submit(Utterance { stream: streams[0], token: epoch.token(), ..long() }, sink).expect("accepted");
-    sinks.push(events);
-    assert_eq!(engine.status()[place].load.live, 4);
-    epoch.raise();
-    streams.into_iter().for_each(|stream| engine.note(stream, StreamNote::Closed));
-    for events in sinks {
-        assert_eq!(heard(events).await.1, Some(UtteranceEnd::Cancelled));
-    }
-    engine.shutdown();
 }
 
 /// The tone on a device with room for two utterances, in slots or in memory.

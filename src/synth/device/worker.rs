@@ -16,7 +16,9 @@ use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
-use crate::sched::{Config, JobEnd, JobId, JobSpec, OpenError, Plan, Refused, RefusedReason, Scheduler, StreamNote};
+use crate::sched::{
+    Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
+};
 use crate::synth::{Caps, EngineLimits, Memory, Outcome, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
@@ -27,10 +29,11 @@ const GAUGES: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(5);
 
 /// What the handle and the device thread share.
-#[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
     wake: Condvar,
+    /// Of all devices.
+    quotas: Arc<Quotas>,
 }
 
 #[derive(Default)]
@@ -61,6 +64,10 @@ pub(super) struct State {
 }
 
 impl Shared {
+    pub(super) fn new(quotas: Arc<Quotas>) -> Self {
+        Self { state: Mutex::default(), wake: Condvar::new(), quotas }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -244,7 +251,7 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
     let limits = EngineLimits { slots: caps.limits.slots.max(1), ..caps.limits.clone() };
     tracing::info!(engine = caps.name, device = %caps.device, slots = limits.slots, ?seeds, "voice loaded");
     let mut state = shared.state();
-    state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, seeds));
+    state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, seeds).sharing(shared.quotas.clone()));
     state.voices = synth.voices();
     state.caps = Some(caps);
     state.memory = memory;

@@ -24,14 +24,14 @@ pub(super) struct Costs {
     pub(super) slots: u32,
     pub(super) width: [u32; 4],
     pub(super) rounds: [u32; 4],
-    launch: f64,
+    pub(super) launch: f64,
     #[serde(default)]
-    prefill: Vec<(f64, f64)>,
+    pub(super) prefill: Vec<(f64, f64)>,
     #[serde(default)]
-    decode: Vec<(f64, f64)>,
+    pub(super) decode: Vec<(f64, f64)>,
     #[serde(default)]
-    flow: Vec<(f64, f64)>,
-    vocode: Vec<(f64, f64)>,
+    pub(super) flow: Vec<(f64, f64)>,
+    pub(super) vocode: Vec<(f64, f64)>,
     pub(super) tokens: Hop,
     /// Bytes for utterances; 0 is without limit.
     #[serde(default)]

@@ -5,6 +5,7 @@
 
 mod capacity;
 mod engine;
+mod fleet;
 mod load;
 mod policy;
 mod property;

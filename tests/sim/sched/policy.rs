@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use antiphon::sched::{
-    Config, EngineLimits, JobEnd, JobId, JobSpec, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage, Stages,
-    Step, StreamNote,
+    Config, EngineLimits, JobEnd, JobId, JobSpec, Load, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage,
+    Stages, Step, StreamNote,
 };
 use antiphon::turn::StreamId;
 
@@ -20,8 +20,8 @@ pub(super) trait Policy {
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
     fn record(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
     fn complete(&mut self, now: Instant, took: Duration, step: &Step, outcomes: &[Outcome]);
-    /// Jobs, open slots and bytes it believes in, at the end.
-    fn remains(&self, now: Instant) -> (u32, u32, u64);
+    /// What it says of itself.
+    fn load(&self, now: Instant) -> Load;
 }
 
 impl Policy for Scheduler {
@@ -53,9 +53,8 @@ impl Policy for Scheduler {
         self.complete(now, took, step, outcomes);
     }
 
-    fn remains(&self, now: Instant) -> (u32, u32, u64) {
-        let load = self.load(now);
-        (load.live + load.batch, load.live_open + load.batch_open, load.memory)
+    fn load(&self, now: Instant) -> Load {
+        self.load(now)
     }
 }
 
@@ -73,6 +72,7 @@ impl Kind {
     }
 
     pub(super) fn build(&self, costs: &Costs) -> Box<dyn Policy> {
+        // Those two take memory to be enough.
         let limits = costs.limits();
         match self {
             Kind::Ours(config) => Box::new(costs.scheduler(config.clone())),
@@ -170,7 +170,8 @@ impl Policy for Simple {
         unreachable!("it waits for every step");
     }
 
-    fn remains(&self, _: Instant) -> (u32, u32, u64) {
-        ((self.waiting.len() + self.open.len()) as u32, self.open.len() as u32, 0)
+    fn load(&self, _: Instant) -> Load {
+        let (live, live_open) = ((self.waiting.len() + self.open.len()) as u32, self.open.len() as u32);
+        Load { live, live_open, ..Load::default() }
     }
 }

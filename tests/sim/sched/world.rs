@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use antiphon::audio::duration_of;
-use antiphon::sched::{JobEnd, JobId, JobSpec, Outcome, Plan, Refused, Step, StreamNote};
+use antiphon::sched::{JobEnd, JobId, JobSpec, Load, Outcome, Plan, Refused, Step, StreamNote};
 use antiphon::turn::{Class, Epoch, StreamId};
 
 use super::engine::{Engine, TOKEN};
@@ -221,11 +221,19 @@ impl World {
         }
         let since_batch = self.last_batch.map_or(Duration::ZERO, |last| self.now - last);
         self.report.longest_without_batch = self.report.longest_without_batch.max(since_batch);
+        self.now = self.now.max(end);
+    }
+
+    /// What the scheduler says of itself.
+    pub(super) fn load(&self, now: Instant) -> Load {
+        self.policy.load(now)
     }
 
     /// Nothing may be left: no job, no slot, no byte.
     pub(super) fn assert_empty(&self) {
-        assert_eq!(self.policy.remains(self.now), (0, 0, 0), "the scheduler remembers work");
+        let load = self.load(self.now);
+        let left = (load.live, load.batch, load.live_open, load.batch_open, load.memory);
+        assert_eq!(left, (0, 0, 0, 0, 0), "the scheduler remembers work");
         assert!(self.jobs.is_empty(), "jobs lost: {:?}", self.jobs.keys());
         assert_eq!(self.engine.memory(), 0);
         assert!(self.slots.is_empty());
