@@ -38,7 +38,7 @@ impl fmt::Display for UtteranceId {
 }
 
 /// A stream's generation number. Raising it is the whole of cancelling: work that carries an older one is
-/// dropped at its next boundary and nobody waits for an answer.
+/// dropped at its next boundary and no caller waits for an answer.
 #[derive(Clone, Debug, Default)]
 pub struct Epoch(Arc<AtomicU64>);
 
@@ -54,7 +54,7 @@ impl Epoch {
     }
 }
 
-/// Tells work whether anybody still wants it.
+/// Tells work whether its result is still wanted.
 #[derive(Clone, Debug)]
 pub struct TurnToken {
     epoch: u64,
@@ -76,9 +76,9 @@ impl TurnToken {
 /// What work is for, and so what it may delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Somebody is listening now.
+    /// A caller listens now.
     Live,
-    /// Nobody waits; uses what live work leaves over.
+    /// No listener waits; uses what live work leaves over.
     Batch,
 }
 
@@ -101,7 +101,7 @@ pub struct Utterance {
     pub stream: StreamId,
     /// Live or batch.
     pub class: Class,
-    /// Whether anybody still wants it.
+    /// Whether its result is still wanted.
     pub token: TurnToken,
     /// What to say, as written.
     pub text: String,
@@ -120,7 +120,7 @@ pub struct Utterance {
 }
 
 impl Utterance {
-    /// `text` in the default voice as it speaks by itself, wanted until its stream is closed, and nobody's in particular.
+    /// `text` in the default voice as it speaks by itself, wanted until its stream is closed.
     pub fn plain(stream: StreamId, class: Class, text: impl Into<String>) -> Self {
         Self {
             id: UtteranceId::next(),

@@ -151,12 +151,11 @@ impl Admission<'_> {
 
     fn has_memory_for(&self, chars: u32) -> bool {
         let live = self.table.jobs().filter(|(id, job)| job.is_live() && self.table.is_front(*id));
-        let held: u64 = live.map(|(_, job)| job.memory).sum();
+        let held: u64 = live.map(|(_, job)| job.memory.claim()).sum();
         // Streams that rest at their lead limit hold theirs as well: while batch starves, room for a sentence is left to it.
         let batch = self.table.jobs().filter(|(_, job)| self.batch_is_owed && !job.is_live());
-        let batch = batch.map(|(_, job)| job.memory).max().unwrap_or(0);
-        self.memory.is_unlimited()
-            || (held + batch) as f64 + self.forecast.bytes_of(chars) <= self.memory.limit() as f64
+        let batch = batch.map(|(_, job)| job.memory.claim()).max().unwrap_or(0);
+        self.memory.limit() == 0 || (held + batch) as f64 + self.forecast.bytes_of(chars) <= self.memory.limit() as f64
     }
 
     /// When the live stream nearest to its end will have been produced.
@@ -188,8 +187,9 @@ mod tests {
         forecast.sized(100, 100);
         let tenant = tenants.index(&"".into(), config, now);
         let id = table.add(now, spec(1, Class::Live), tenant, now, || tenants.permit(tenant));
-        table.job_mut(id).expect("there").memory = held;
-        let (table, forecast, memory, tenants) = (&table, &forecast, &Memory::new(memory), &tenants);
+        let job = table.job_mut(id).expect("there");
+        (job.memory.expected, job.memory.initial) = (held, held);
+        let (table, forecast, memory, tenants) = (&table, &forecast, &Memory::new(memory, false), &tenants);
         let admission = Admission { config, table, forecast, memory, tenants, slots: 4, batch_is_owed: false };
         assert_eq!(admission.check_more(), Ok(()), "a stream that has work goes on");
         let result = admission.check_new(now, &spec(2, Class::Live), tenant, None);

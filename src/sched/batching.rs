@@ -4,7 +4,7 @@
 //! cost stays within bounds:
 //! - live work at or below its slack reserve: while the step stays within `max_step_ms`. Under load streams sink to
 //!   their reserve, so this is what makes steps wide when width is needed;
-//! - live work with more than that: in steps for a first audio or a listener about to run dry only at little cost, or
+//! - live work with more than that: in steps for a first audio or a listener about to hear a gap only at little cost, or
 //!   at some if it has not much more;
 //! - batch: only for next to nothing (`batch_ride`) while any of those is ready, and else while the step stays
 //!   within `batch_step_ms` and every listener still has time for a chunk of his own.
@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 
 use super::config::Config;
 use super::forecast::Forecast;
+use super::job::State;
 use super::memory::Memory;
 use super::rank::{Candidate, Rank};
-use super::step::{EngineLimits, Stage};
+use super::step::{EngineLimits, Slot, Stage};
 use super::table::Table;
 
 /// By what a comfortable stream may multiply the cost of an urgent step.
@@ -39,7 +40,7 @@ pub(super) struct Batching<'a> {
     pub(super) forecast: &'a Forecast,
     pub(super) table: &'a Table,
     pub(super) memory: &'a Memory,
-    /// A listener with less left than this may run dry before his next chunk is made.
+    /// A listener with less left than this may hear a gap before his next chunk is made.
     pub(super) critical: Duration,
 }
 
@@ -80,7 +81,7 @@ impl Batching<'_> {
                 break;
             }
             let hurried = head.rank <= Rank::First && (other.rank > Rank::Reserve || other.finishing);
-            let near = other.dry.is_some_and(|dry| dry.saturating_duration_since(now) < near);
+            let near = other.underrun.is_some_and(|underrun| underrun.saturating_duration_since(now) < near);
             // Where batch may cost more than that, live work that could wait may as well: it frees its slot sooner.
             let most_cost = if near { NEAR_COST } else { COMFORT_COST }.max(self.config.batch_ride);
             if hurried && wider > cost(urgent) * most_cost {
@@ -142,7 +143,7 @@ impl Batching<'_> {
         limit: f64,
     ) {
         // Those that were parked come back only as far as memory reaches, counted together.
-        let mut resident = self.table.reserved() + members.iter().map(|m| m.memory_to_resume).sum::<u64>();
+        let mut resident = self.table.claimed() + members.iter().map(|m| m.memory_to_resume).sum::<u64>();
         for other in others.filter(|c| c.rank == Rank::Batch) {
             if self.is_full(members, stage, limit) {
                 break;
@@ -168,8 +169,8 @@ impl Batching<'_> {
 
     /// Seconds that a step may take before some listener gets into the time his own next chunk needs.
     fn time_left(&self, now: Instant, candidates: &[Candidate]) -> f64 {
-        let first = candidates.iter().filter_map(|c| c.dry).min();
-        let slack = first.map(|dry| dry.saturating_duration_since(now).saturating_sub(self.critical));
+        let first = candidates.iter().filter_map(|c| c.underrun).min();
+        let slack = first.map(|underrun| underrun.saturating_duration_since(now).saturating_sub(self.critical));
         slack.map_or(f64::INFINITY, |slack| slack.as_secs_f64())
     }
 
@@ -194,4 +195,18 @@ impl Batching<'_> {
         }
         rounds
     }
+}
+
+/// The slots of `members`, whose states are on the device from now on and have what a step of `stage` takes.
+pub(super) fn start(table: &mut Table, stage: Stage, members: &[&Candidate]) -> Vec<Slot> {
+    for member in members {
+        let Some(job) = table.job_mut(member.job) else { continue };
+        if job.is_parked() {
+            job.state = State::Open(member.slot);
+        }
+        if stage == Stage::Flow {
+            job.memory.grow();
+        }
+    }
+    members.iter().map(|member| member.slot).collect()
 }

@@ -37,7 +37,7 @@ pub(super) struct Forecast {
     chunk_rounds: Option<PerStage<f64>>,
     /// Samples a character stands for.
     samples_per_char: Option<f64>,
-    /// Bytes a character needs at most.
+    /// Bytes that are promised for a character.
     bytes_per_char: Option<f64>,
 }
 
@@ -85,7 +85,7 @@ impl Forecast {
         }
     }
 
-    /// A text of so many characters needs `bytes`.
+    /// A text of so many characters is promised `bytes`.
     pub(super) fn sized(&mut self, bytes: u64, chars: u32) {
         if bytes > 0 && chars > 0 {
             smooth(&mut self.bytes_per_char, bytes as f64 / f64::from(chars));
@@ -98,7 +98,7 @@ impl Forecast {
         f64::from(chars) * self.samples_per_char.map_or(1.0 / USUAL_RATE, |samples| samples / rate)
     }
 
-    /// Bytes that so many characters need.
+    /// Bytes that are promised for so many characters.
     pub(super) fn bytes_of(&self, chars: u32) -> f64 {
         self.bytes_per_char.unwrap_or(0.0) * f64::from(chars)
     }

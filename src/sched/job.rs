@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::memory::Holding;
 use super::step::{PerStage, Slot, Stage, Stages};
 use crate::turn::{Class, StreamId, TurnToken};
 
@@ -58,12 +59,13 @@ pub(super) struct Job {
     pub(super) tenant: usize,
     pub(super) state: State,
     pub(super) ready: Stages,
-    /// Bytes it holds at its largest while it is on the device.
-    pub(super) memory: u64,
+    pub(super) memory: Holding,
     /// First audio of a silent stream is promised by then.
     pub(super) deadline: Instant,
     /// Produced since it was opened, in samples.
     pub(super) samples: u64,
+    /// Produced since it was first opened: what it makes again after a restart was heard already.
+    pub(super) given: u64,
     /// What the tokens so far stand for, in samples.
     pub(super) decoded: u64,
     /// Its sink is full: not run until there is room.
@@ -81,9 +83,10 @@ impl Job {
             tenant,
             state: State::Queued,
             ready: Stages::NONE,
-            memory: 0,
+            memory: Holding::default(),
             deadline,
             samples: 0,
+            given: 0,
             decoded: 0,
             blocked: false,
             service: Duration::ZERO,
@@ -106,17 +109,30 @@ impl Job {
         matches!(self.state, State::Parked(_))
     }
 
+    /// Whether its state is on the device.
+    pub(super) fn is_resident(&self) -> bool {
+        matches!(self.state, State::Opening(_) | State::Open(_))
+    }
+
     /// Bytes it holds on the device now.
     pub(super) fn resident(&self) -> u64 {
-        match self.state {
-            State::Opening(_) | State::Open(_) => self.memory,
-            State::Queued | State::Waiting | State::Parked(_) => 0,
-        }
+        if self.is_resident() { self.memory.holds } else { 0 }
+    }
+
+    /// Bytes that are promised to it while it is on the device.
+    pub(super) fn claimed(&self) -> u64 {
+        if self.is_resident() { self.memory.claim() } else { 0 }
     }
 
     /// Bytes that it has to get back before a step can name it.
     pub(super) fn memory_to_resume(&self) -> u64 {
-        if self.is_parked() { self.memory } else { 0 }
+        if self.is_parked() { self.memory.claim() } else { 0 }
+    }
+
+    /// Bytes that its flow takes when it runs, those included that it has to get back.
+    pub(super) fn growth(&self) -> u64 {
+        let Holding { holds, wants, .. } = self.memory;
+        if self.is_parked() { wants.max(holds) } else { wants.saturating_sub(holds) }
     }
 
     /// Whether it is open and all its tokens are there.
@@ -128,6 +144,7 @@ impl Job {
     pub(super) fn restart(&mut self) {
         self.state = State::Waiting;
         self.ready = Stages::NONE;
+        self.memory.restart();
         self.samples = 0;
         self.decoded = 0;
         self.service = Duration::ZERO;

@@ -1,8 +1,7 @@
 //! What a scheduler tells of itself: numbers for people, metrics and placement on one of several devices. It changes
 //! nothing.
 
-use std::cmp::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::stream::Stream;
 use super::table::Table;
@@ -10,6 +9,10 @@ use crate::turn::Class;
 
 /// A device with more load than this is not slowed down any further by it, as far as placement goes.
 const BUSY: f64 = 0.99;
+/// Seconds in which device time of late fades to a third.
+const FADING: f64 = 10.0;
+/// Devices of which one sustains no more than this multiple of what the other does are alike.
+const ALIKE: f64 = 1.5;
 
 /// Numbers for people and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,12 +35,33 @@ pub struct Load {
     pub load: f64,
     /// Predicted seconds until a new turn sounds if it is the only work; `None` until that is known.
     pub first_audio: Option<f64>,
+    /// Seconds that steps had the device lately: those of the last ten seconds, mostly.
+    pub recent: f64,
     /// Bytes reserved by open jobs.
     pub memory: u64,
     /// Batch jobs displaced or parked for live ones, and steps that left ready batch work out, so far.
     pub preemptions: u64,
-    /// Time until the listener with the least audio left runs dry, in seconds; `None` when none listens.
+    /// Time until the listener with the least audio left hears a gap, in seconds; `None` when none listens.
     pub slack: Option<f64>,
+}
+
+/// Device time of late, which fades.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    seconds: f64,
+    until: Option<Instant>,
+}
+
+impl Recent {
+    pub(super) fn at(&self, now: Instant) -> f64 {
+        let passed = self.until.map_or(Duration::ZERO, |until| now.saturating_duration_since(until));
+        self.seconds * (-passed.as_secs_f64() / FADING).exp()
+    }
+
+    pub(super) fn add(&mut self, now: Instant, took: Duration) {
+        self.seconds = self.at(now) + took.as_secs_f64();
+        self.until = Some(now);
+    }
 }
 
 impl Load {
@@ -48,15 +72,30 @@ impl Load {
 }
 
 /// Devices, each with what it tells of itself, in the order in which they suit new work: where a live turn will sound
-/// first, where the fewest jobs are for batch. `last`: where the stream spoke before, which wins a tie.
+/// first, and of those that are alike where the least is under way, and was of late; where the fewest jobs are for
+/// batch. `last`: where the stream spoke before, which wins a tie.
+///
+/// # Why
+/// What devices have learned of themselves differs by some ten percent though they are alike; placed by that, one of two
+/// had four times the work of the other.
 pub fn by_suitability(class: Class, last: Option<usize>, mut devices: Vec<(usize, Load)>) -> Vec<usize> {
-    let jobs = |load: &Load| load.live + load.batch;
+    let least = devices.iter().filter_map(|(_, load)| load.turn_delay()).reduce(f64::min);
+    let most = devices.iter().map(|(_, load)| load.sustainable).fold(0.0, f64::max);
     // A device that has not spoken yet knows nothing of its speed: then all are taken to be alike.
     let known = class == Class::Live && devices.iter().all(|(_, load)| load.first_audio.is_some());
+    let slower = |load: &Load| match (load.turn_delay(), least) {
+        (Some(delay), Some(least)) if known => (delay / least).log2().floor(),
+        _ => 0.0,
+    };
+    let jobs = |load: &Load| {
+        let jobs = if class == Class::Live { load.live } else { load.live + load.batch };
+        let smaller = most / load.sustainable;
+        f64::from(jobs) * if known && smaller.is_finite() && smaller > ALIKE { smaller } else { 1.0 }
+    };
     devices.sort_by(|(a, left), (b, right)| {
-        let delays = left.turn_delay().unwrap_or(0.0).total_cmp(&right.turn_delay().unwrap_or(0.0));
-        let delays = if known { delays } else { Ordering::Equal };
-        delays.then(jobs(left).cmp(&jobs(right))).then((last != Some(*a), a).cmp(&(last != Some(*b), b)))
+        let by_delay = slower(left).total_cmp(&slower(right));
+        let by_work = jobs(left).total_cmp(&jobs(right)).then(left.recent.total_cmp(&right.recent));
+        by_delay.then(by_work).then((last != Some(*a), a).cmp(&(last != Some(*b), b)))
     });
     devices.into_iter().map(|(device, _)| device).collect()
 }
@@ -66,7 +105,7 @@ pub(super) fn of(table: &Table, now: Instant) -> Load {
     let (live, batch) = table.counts();
     let open = |live: bool| table.open_jobs().filter(|(_, job)| job.is_live() == live).count() as u32;
     let counted = table.streams().filter_map(|stream| stream.counted.as_ref());
-    let dry = table.streams().filter(|stream| !stream.jobs.is_empty()).filter_map(Stream::dry_at).min();
+    let underrun = table.streams().filter(|stream| !stream.jobs.is_empty()).filter_map(Stream::underrun_at).min();
     Load {
         live,
         batch,
@@ -74,9 +113,9 @@ pub(super) fn of(table: &Table, now: Instant) -> Load {
         batch_open: open(false),
         holding: counted.map(|(since, _)| now.saturating_duration_since(*since).as_secs_f64()).sum(),
         memory: table.reserved(),
-        slack: dry.map(|dry| {
-            let ahead = dry.saturating_duration_since(now).as_secs_f64();
-            ahead - now.saturating_duration_since(dry).as_secs_f64()
+        slack: underrun.map(|underrun| {
+            let ahead = underrun.saturating_duration_since(now).as_secs_f64();
+            ahead - now.saturating_duration_since(underrun).as_secs_f64()
         }),
         ..Load::default()
     }
@@ -96,10 +135,12 @@ mod tests {
         let slow = device(1, 0.1, Some(0.5));
         let busy = device(90, 0.8, Some(0.02));
         assert_eq!(live(None, vec![(0, slow), (1, busy)]), [1, 0], "0.1 s against 0.56 s");
-        let idle = device(0, 0.0, Some(0.02));
+        let idle = device(0, 0.0, Some(0.022));
         assert_eq!(live(Some(0), vec![(0, busy), (1, idle)]), [1, 0], "it leaves a busy device");
         assert_eq!(live(Some(1), vec![(0, idle), (1, idle)]), [1, 0], "it stays where nothing is gained by a move");
         assert_eq!(live(None, vec![(0, busy), (1, device(2, 0.0, None))]), [1, 0], "by jobs until speeds are known");
+        let worked = Load { recent: 3.0, ..idle };
+        assert_eq!(live(Some(0), vec![(0, worked), (1, idle)]), [1, 0], "turns are spread while there are few");
         let batch = by_suitability(Class::Batch, None, vec![(0, device(5, 0.0, Some(0.01))), (1, busy)]);
         assert_eq!(batch, [0, 1]);
     }

@@ -7,9 +7,9 @@
 //! between. Every job ends with exactly one [`Plan::End`].
 //!
 //! Order of work, from the most urgent (`Rank`):
-//! 1. a listener who is about to run dry (less left than its next chunk takes to make);
+//! 1. a listener who is about to hear a gap (less left than its next chunk takes to make);
 //! 2. the first audio of a silent live stream, by the instant it was promised for;
-//! 3. speaking streams below their slack reserve, by the instant they run dry;
+//! 3. speaking streams below their slack reserve, by the instant of their underrun;
 //! 4. speaking streams below their lead limit, by the same;
 //! 5. streams without a listener's clock (downloads) beyond that;
 //! 6. batch, by tenant, then first come.
@@ -45,6 +45,7 @@ mod memory;
 mod placement;
 mod plan;
 mod rank;
+mod slots;
 mod starvation;
 mod step;
 mod stream;
@@ -61,10 +62,11 @@ use self::batching::Batching;
 pub use self::config::{Config, Tenant};
 use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
-use self::job::State;
+use self::job::{Job, State};
 pub use self::job::{JobEnd, JobId, JobSpec};
 pub use self::load::{Load, by_suitability};
-use self::memory::Memory;
+pub use self::memory::Need;
+use self::memory::{Holding, Memory};
 use self::placement::Placement;
 pub use self::plan::{OpenError, Plan};
 use self::rank::{Candidate, Rank, Ranking};
@@ -75,14 +77,14 @@ pub use self::stream::StreamNote;
 use self::table::Table;
 pub use self::tenant::Quotas;
 use self::tenant::Tenants;
-use crate::turn::{Class, StreamId, TurnToken};
+use crate::turn::{StreamId, TurnToken};
 
 /// A stream without work or sound is forgotten after this; one that comes back is simply a new stream.
 const STREAM_IDLE: Duration = Duration::from_secs(60);
 /// How often what is only queued is looked through for cancelled jobs and forgotten streams.
 const SWEEP: Duration = Duration::from_millis(100);
-/// A cancelled job that is open while nothing runs is noticed after this at the latest.
-const WATCH: Duration = Duration::from_millis(10);
+/// Live work that was promised and has no room so long after is given to another voice.
+const UNPLACED: Duration = Duration::from_secs(10);
 
 /// The scheduler of one device.
 #[derive(Debug)]
@@ -99,9 +101,11 @@ pub struct Scheduler {
     ended: VecDeque<Ended>,
     /// How long live streams that are done had unfinished work, all together.
     holding: Duration,
+    /// Device time of late.
+    recent: load::Recent,
     swept: Option<Instant>,
     preemptions: u64,
-    /// A listener with less left than this may run dry before his next chunk is made.
+    /// A listener with less left than this may hear a gap before his next chunk is made.
     critical: Duration,
 }
 
@@ -113,13 +117,14 @@ impl Scheduler {
             config,
             table: Table::new(limits.slots, limits.width[Stage::Decode] > 0),
             forecast: Forecast::new(&limits, seeds),
+            memory: Memory::new(memory, limits.grows),
             limits,
             tenants: Tenants::default(),
-            memory: Memory::new(memory),
             starvation: Starvation::default(),
             inflight: InFlight::default(),
             ended: VecDeque::new(),
             holding: Duration::ZERO,
+            recent: load::Recent::default(),
             swept: None,
             preemptions: 0,
             critical: Duration::ZERO,
@@ -159,30 +164,36 @@ impl Scheduler {
         self.admission(now).has_room(now)
     }
 
-    /// Says how many bytes `job` will hold at its largest.
-    pub fn sized(&mut self, job: JobId, bytes: u64) {
+    /// Says what memory `job` will need.
+    pub fn sized(&mut self, job: JobId, need: Need) {
         let Some(state) = self.table.job_mut(job) else { return };
-        state.memory = bytes;
-        self.forecast.sized(bytes, state.spec.chars);
-        self.fail_if_too_large(job);
+        let initial = if self.memory.grows() { 0 } else { need.most };
+        let (expected, in_full) = (self.memory.expected(need), !state.is_live());
+        state.memory = Holding { need, expected, initial, in_full, ..Holding::default() };
+        self.forecast.sized(state.memory.claim(), state.spec.chars);
+        self.fail_if_too_large(job, initial);
     }
 
     /// What open utterances may hold changed: voices came or went.
     pub fn limit_memory(&mut self, bytes: u64) {
         self.memory.set_limit(bytes);
-        let closed: Vec<JobId> = self.table.jobs().filter(|(_, job)| job.slot().is_none()).map(|(id, _)| id).collect();
-        closed.into_iter().for_each(|job| self.fail_if_too_large(job));
+        let closed = self.table.jobs().filter(|(_, job)| job.slot().is_none());
+        let closed: Vec<(JobId, u64)> = closed.map(|(id, job)| (id, job.memory.initial)).collect();
+        for (job, initial) in closed {
+            self.fail_if_too_large(job, initial);
+        }
     }
 
-    /// A job that needs more than there is would wait for ever, and all others after it.
-    fn fail_if_too_large(&mut self, job: JobId) {
-        let Some(bytes) = self.table.job(job).map(|state| state.memory) else { return };
+    /// A job that takes more `bytes` than there are would wait for ever, and all others after it. Whether it is one.
+    fn fail_if_too_large(&mut self, job: JobId, bytes: u64) -> bool {
         let limit = self.memory.limit();
-        if limit > 0 && bytes > limit {
+        let too_large = limit > 0 && bytes > limit;
+        if too_large {
             let reason =
                 format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
             self.end(job, JobEnd::Failed(reason));
         }
+        too_large
     }
 
     /// Follows a stream's listener.
@@ -214,10 +225,21 @@ impl Scheduler {
             return plan;
         }
         self.critical = rank::rest(&mut self.table, now, &self.config, &self.forecast, &self.memory);
-        let candidates = self.ranking().candidates(now);
+        let mut candidates = self.ranking().candidates(now);
+        if self.memory.grows()
+            && let Some(lack) = self.memory.gate(&self.table, &mut candidates)
+        {
+            if let Some(plan) = self.placement().relieve(now, lack) {
+                return plan;
+            }
+            let wants = self.table.job(lack.job).map_or(0, |job| job.memory.wants);
+            if self.table.holders() == 1 && self.fail_if_too_large(lack.job, wants) {
+                return self.plan(now);
+            }
+        }
         if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
             let step = self.select_concurrent(now, &candidates, stage, limit);
-            return step.map_or_else(|| Plan::Idle { until: self.wake_at(now) }, Plan::Run);
+            return step.map_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) }, Plan::Run);
         }
         let urgent = candidates.first().is_some_and(|c| c.rank <= Rank::Reserve);
         let starving = self.starvation.starves(now, &self.config);
@@ -226,7 +248,8 @@ impl Scheduler {
         {
             return plan;
         }
-        self.select(now, &candidates, starving).unwrap_or_else(|| Plan::Idle { until: self.wake_at(now) })
+        self.select(now, &candidates, starving)
+            .unwrap_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) })
     }
 
     /// Answers [`Plan::Open`].
@@ -281,7 +304,7 @@ impl Scheduler {
         self.account(now, took, step, outcomes);
         for end in ended {
             if let Some(slot) = end.slot {
-                self.table.vacate(slot);
+                self.table.slots.release(slot);
                 self.memory.freed();
             }
             self.ended.push_back(end);
@@ -296,16 +319,21 @@ impl Scheduler {
         step: &Step,
         outcomes: impl IntoIterator<Item = &'o Outcome>,
     ) {
+        self.recent.add(now, took);
         let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
         let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
-            let Some(id) = self.table.job_in(outcome.slot) else { continue };
+            let Some(id) = self.table.slots.job_in(outcome.slot) else { continue };
             let Some(job) = self.table.job_mut(id) else { continue };
             self.tenants.charge(job.tenant, share);
             batch_ran |= !job.is_live();
             batch_done |= !job.is_live() && outcome.done;
             job.ready = outcome.ready;
             job.decoded = outcome.decoded;
+            job.memory.wants = outcome.memory;
+            if self.memory.grows() {
+                job.memory.holds = job.memory.holds.min(outcome.memory);
+            }
             job.service += took;
             job.rounds[step.stage] += step.rounds;
             if outcome.samples > 0 {
@@ -314,14 +342,18 @@ impl Scheduler {
                 job.service = Duration::ZERO;
                 job.rounds = PerStage::default();
             }
+            let fresh = job.samples.saturating_sub(job.given).min(outcome.samples);
+            job.given = job.given.max(job.samples);
             let (stream, samples, chars) = (job.spec.stream, job.samples, job.spec.chars);
+            let (need, peak) = (job.memory.need, job.memory.peak);
             if let Some(stream) = self.table.stream_mut(stream) {
-                stream.produced(now, outcome.samples);
+                stream.produced(now, fresh);
             }
             if let Some(reason) = &outcome.failed {
                 self.end(id, JobEnd::Failed(reason.clone()));
             } else if outcome.done {
                 self.forecast.spoken(samples, chars);
+                self.memory.learn(need, peak);
                 self.end(id, JobEnd::Done);
             } else {
                 self.table.advance(stream);
@@ -355,14 +387,9 @@ impl Scheduler {
         self.ended.extend(self.inflight.keep(Ended { job, slot, how, since }));
     }
 
-    /// The ids of all jobs that have not ended.
-    pub fn jobs(&self) -> impl Iterator<Item = JobId> {
-        self.table.jobs().map(|(id, _)| id)
-    }
-
     /// Whose state is in `slot`.
     pub fn job_in(&self, slot: Slot) -> Option<JobId> {
-        self.table.job_in(slot)
+        self.table.slots.job_in(slot)
     }
 
     /// Whether `job` may wait for room in its sink: it is not heard as it is made.
@@ -389,6 +416,7 @@ impl Scheduler {
         load.sustainable = self.forecast.sustainable(self.config.load_limit);
         load.capacity = self.admission(now).capacity();
         load.preemptions = self.preemptions;
+        load.recent = self.recent.at(now);
         load.first_audio = Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0);
         load
     }
@@ -420,6 +448,7 @@ impl Scheduler {
                 let quiet = stream.jobs.is_empty() && stream.lead(now).is_zero();
                 !(quiet && now.saturating_duration_since(stream.touched) > STREAM_IDLE)
             });
+            self.fail_unplaced(now);
             self.table.jobs().filter(|(_, job)| job.spec.token.is_stale()).map(|(id, _)| id).collect()
         } else {
             let soon = self.table.open_jobs().chain(self.table.live_waiting());
@@ -433,6 +462,21 @@ impl Scheduler {
                 stream.flush();
             }
             self.end(id, JobEnd::Cancelled);
+        }
+    }
+
+    /// Live work that long after its promise has no room fails: then another voice speaks in its place, and no caller
+    /// waits in silence.
+    fn fail_unplaced(&mut self, now: Instant) {
+        let silent = |job: &Job| {
+            let stream = self.table.stream(job.spec.stream).filter(|stream| stream.paced && !stream.is_held());
+            stream.is_some_and(|s| s.lead(now).is_zero() && now > job.deadline.max(s.touched) + UNPLACED)
+        };
+        let late = self.table.live_waiting().filter(|(id, job)| self.table.is_front(*id) && silent(job));
+        let late: Vec<JobId> = late.map(|(id, _)| id).collect();
+        for job in late {
+            let reason = format!("the speech engine had no room for it for {} s", UNPLACED.as_secs());
+            self.end(job, JobEnd::Failed(reason));
         }
     }
 
@@ -453,7 +497,7 @@ impl Scheduler {
             self.preemptions += 1;
         }
         let urgent = members.iter().any(|c| c.rank <= Rank::First);
-        let step = Step { stage, slots: self.resume(&members), rounds };
+        let step = Step { stage, slots: batching::start(&mut self.table, stage, &members), rounds };
         if !self.limits.launches || !matches!(stage, Stage::Flow | Stage::Vocode) {
             return Some(Plan::Run(step));
         }
@@ -474,33 +518,7 @@ impl Scheduler {
         let head = urgent.iter().find(|c| c.stage != stage)?;
         let members = self.batching().urgent(now, head, urgent);
         let rounds = self.batching().rounds_within(head.stage, members.len(), limit);
-        Some(Step { stage: head.stage, slots: self.resume(&members), rounds })
-    }
-
-    /// The slots of `members`, which are on the device from now on.
-    fn resume(&mut self, members: &[&Candidate]) -> Vec<Slot> {
-        for member in members {
-            if let Some(job) = self.table.job_mut(member.job).filter(|job| job.is_parked()) {
-                job.state = State::Open(member.slot);
-            }
-        }
-        members.iter().map(|member| member.slot).collect()
-    }
-
-    /// When something becomes possible that is not now.
-    fn wake_at(&self, now: Instant) -> Option<Instant> {
-        if self.table.counts() == (0, 0) {
-            return None;
-        }
-        let mut wake = if self.table.is_idle() { now + SWEEP } else { now + WATCH };
-        for (_, job) in self.table.open_jobs().filter(|(_, job)| job.spec.class == Class::Live) {
-            let Some(stream) = self.table.stream(job.spec.stream).filter(|stream| stream.resting) else { continue };
-            let resume = stream.dry_at().and_then(|dry| dry.checked_sub(self.config.max_lead().mul_f64(rank::RESUME)));
-            if let Some(resume) = resume {
-                wake = wake.min(resume.max(now + Duration::from_micros(100)));
-            }
-        }
-        Some(wake)
+        Some(Step { stage: head.stage, slots: batching::start(&mut self.table, head.stage, &members), rounds })
     }
 
     fn admission(&self, now: Instant) -> Admission<'_> {

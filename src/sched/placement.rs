@@ -1,11 +1,11 @@
 //! Who gets a slot, and who gives one up.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::Config;
 use super::inflight::InFlight;
-use super::job::{JobId, State};
-use super::memory::Memory;
+use super::job::{Job, JobId, State};
+use super::memory::{Lack, Memory};
 use super::plan::Plan;
 use super::step::EngineLimits;
 use super::table::Table;
@@ -13,6 +13,8 @@ use super::tenant::Tenants;
 
 /// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
+/// A listener with so much ahead does not notice that the rest of his utterance is made again.
+const SPARED: Duration = Duration::from_secs(1);
 
 /// What gives out slots.
 pub(super) struct Placement<'a> {
@@ -30,17 +32,17 @@ impl Placement<'_> {
     /// its turn takes nothing from batch and not the last slot; while batch work is owed a step none begins.
     pub(super) fn live(&mut self, batch_is_owed: bool) -> Option<Plan> {
         let id = self.most_urgent()?;
-        let needed = self.table.job(id)?.memory;
+        let needed = self.table.job(id)?.memory.claim();
         let fits = self.memory.fits(self.table, needed);
-        if !self.table.is_front(id) && (self.table.free_slots() < 2 || !fits || batch_is_owed) {
+        if !self.table.is_front(id) && (self.table.slots.free() < 2 || !fits || batch_is_owed) {
             return None;
         }
-        match self.table.free_slot() {
+        match self.table.slots.first_free() {
             Some(slot) if fits => {
                 self.table.open(id, slot);
                 Some(Plan::Open { slot, job: id })
             }
-            free => self.displace(free.is_none()),
+            free => self.displace(free.is_none(), None),
         }
     }
 
@@ -50,7 +52,7 @@ impl Placement<'_> {
         let key = |id: JobId| -> Option<(bool, Instant, JobId)> {
             let job = self.table.job(id)?;
             let stream = self.table.stream(job.spec.stream)?;
-            let due = stream.dry_at().map_or(job.deadline, |dry| dry.max(job.deadline));
+            let due = stream.underrun_at().map_or(job.deadline, |underrun| underrun.max(job.deadline));
             let lag = self.tenants.lag(job.tenant, least, self.config.first_audio_target());
             Some((!self.table.is_front(id), due + lag, id))
         };
@@ -62,27 +64,54 @@ impl Placement<'_> {
         let tenant = |tenant: usize| self.tenants.time(tenant);
         let (id, job) =
             self.table.batch_waiting().min_by(|(_, a), (_, b)| tenant(a.tenant).total_cmp(&tenant(b.tenant)))?;
-        let (needed, needs_front) = (job.memory, !self.table.is_front(id) && !self.table.front_is_open(job));
+        let (needed, needs_front) = (job.memory.claim(), !self.table.is_front(id) && !self.table.front_is_open(job));
         let batch_is_open = self.table.open_jobs().any(|(_, job)| !job.is_live());
         let usual = (self.limits.slots / LIVE_RESERVE).max(u32::from(self.limits.slots > 1));
         let reserve = if starving && !batch_is_open { 0 } else { usual };
         let parked = self.table.open_jobs().any(|(_, job)| job.is_parked());
         let live_waits = self.table.live_waiting().any(|(id, _)| self.table.is_front(id));
-        if self.table.free_slots() <= reserve || parked || live_waits {
+        if self.table.slots.free() <= reserve || parked || live_waits {
             return None;
         }
         if needs_front || !self.memory.fits(self.table, needed) {
             return None;
         }
-        let slot = self.table.free_slot()?;
+        let slot = self.table.slots.first_free()?;
         self.table.open(id, slot);
         Some(Plan::Open { slot, job: id })
     }
 
-    /// Makes room at the cost of the batch job with the least work to lose. Parking frees only memory.
-    fn displace(&mut self, slot_short: bool) -> Option<Plan> {
+    /// Memory for a job that cannot go on: from batch, or for what cannot wait from the live job that is harmed least.
+    pub(super) fn relieve(&mut self, now: Instant, lack: Lack) -> Option<Plan> {
+        let live = lack.live && lack.urgent;
+        let plan =
+            self.displace(false, Some(lack.job)).or_else(|| if live { self.restart(now, lack.job) } else { None })?;
+        // What was freed is for the one that lacks it.
+        self.memory.ran_short();
+        Some(plan)
+    }
+
+    /// Has a live job other than `but` start again: of those whose listeners have enough ahead meanwhile, the one with
+    /// the most; else, of those that nothing was heard of, the latest.
+    fn restart(&mut self, now: Instant, but: JobId) -> Option<Plan> {
+        let deadline = self.table.job(but)?.deadline;
+        let victim = |id: JobId, job: &Job| {
+            let slot = job.slot().filter(|slot| !self.inflight.is_busy(*slot))?;
+            let lead = self.table.stream(job.spec.stream)?.lead(now);
+            let later = job.given == 0 && lead.is_zero() && job.deadline > deadline;
+            let holds = id != but && job.is_live() && job.resident() > 0;
+            (holds && (lead >= SPARED || later)).then_some(((lead, job.deadline), id, slot))
+        };
+        let (_, job, slot) = self.table.open_jobs().filter_map(|(id, job)| victim(id, job)).max()?;
+        *self.preemptions += 1;
+        self.table.restart(job);
+        Some(Plan::Displace { slot, job })
+    }
+
+    /// Makes room at the cost of the batch job, other than `but`, with the least work to lose. Parking frees only memory.
+    fn displace(&mut self, slot_short: bool, but: Option<JobId>) -> Option<Plan> {
         let parks = self.limits.parks && !slot_short;
-        let batch = self.table.open_jobs().filter(|(_, job)| !job.is_live());
+        let batch = self.table.open_jobs().filter(|(id, job)| !job.is_live() && Some(*id) != but);
         let batch = batch.filter(|(_, job)| job.slot().is_some_and(|slot| !self.inflight.is_busy(slot)));
         let victims = batch.filter(|(_, job)| !parks || matches!(job.state, State::Open(_)));
         // A front that gave up what it needs while its successor keeps it could never go on, nor could the successor.

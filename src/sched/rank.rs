@@ -14,12 +14,14 @@ use super::tenant::Tenants;
 use crate::audio::duration_of;
 
 /// A stream rests at its lead limit until it is down to this part of it, so that it works in bursts.
-pub(super) const RESUME: f64 = 0.75;
+const RESUME: f64 = 0.75;
+/// A cancelled job that is open while nothing runs is noticed after this at the latest.
+const WATCH: Duration = Duration::from_millis(10);
 
 /// What a job is to the next step, from the most urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// Its listener may run dry before the next chunk is made.
+    /// Its listener may hear a gap before the next chunk is made.
     Critical,
     /// First audio of a silent stream.
     First,
@@ -45,14 +47,22 @@ pub(super) struct Candidate {
     share: f64,
     /// Ranked higher only to free memory: it does not make a first audio wait.
     pub(super) finishing: bool,
-    /// When its listener runs dry, if there is one.
-    pub(super) dry: Option<Instant>,
+    /// When its listener hears a gap if nothing more comes, if there is one.
+    pub(super) underrun: Option<Instant>,
     /// What it would run by itself.
     pub(super) stage: Stage,
     /// What it can run.
     pub(super) stages: Stages,
     /// Bytes that it has to get back first.
     pub(super) memory_to_resume: u64,
+    /// Bytes that its flow takes when it runs.
+    pub(super) growth: u64,
+}
+
+impl Candidate {
+    pub(super) fn is_live(&self) -> bool {
+        self.rank != Rank::Batch
+    }
 }
 
 /// What ranks.
@@ -62,7 +72,7 @@ pub(super) struct Ranking<'a> {
     pub(super) table: &'a Table,
     pub(super) tenants: &'a Tenants,
     pub(super) inflight: &'a InFlight,
-    /// A listener with less left than this may run dry before his next chunk is made.
+    /// A listener with less left than this may hear a gap before his next chunk is made.
     pub(super) critical: Duration,
 }
 
@@ -95,10 +105,10 @@ impl Ranking<'_> {
         }
         let stages = Stage::ALL.into_iter().filter(|stage| job.ready.has(*stage));
         let stages = stages.filter(|stage| front || !is_sound(*stage)).fold(Stages::NONE, Stages::with);
-        let memory_to_resume = job.memory_to_resume();
+        let (memory_to_resume, growth) = (job.memory_to_resume(), job.growth());
         if !job.is_live() {
             let (stage, share) = (stages.last()?, self.tenants.time(job.tenant));
-            let (rank, finishing, dry) = (Rank::Batch, false, None);
+            let (rank, finishing, underrun) = (Rank::Batch, false, None);
             return Some(Candidate {
                 job: id,
                 slot,
@@ -106,10 +116,11 @@ impl Ranking<'_> {
                 key: now,
                 share,
                 finishing,
-                dry,
+                underrun,
                 stage,
                 stages,
                 memory_to_resume,
+                growth,
             });
         }
         if stream.resting {
@@ -126,8 +137,20 @@ impl Ranking<'_> {
         };
         let target = self.config.first_audio_target();
         let lag = if rank == Rank::First { self.tenants.lag(job.tenant, least, target) } else { Duration::ZERO };
-        let (key, dry) = (key + lag, stream.dry_at());
-        Some(Candidate { job: id, slot, rank, key, share: 0.0, finishing, dry, stage, stages, memory_to_resume })
+        let (key, underrun) = (key + lag, stream.underrun_at());
+        Some(Candidate {
+            job: id,
+            slot,
+            rank,
+            key,
+            share: 0.0,
+            finishing,
+            underrun,
+            stage,
+            stages,
+            memory_to_resume,
+            growth,
+        })
     }
 
     /// Of what a live job could run, what is of use: where its tokens suffice for its lead, only what makes sound.
@@ -144,15 +167,15 @@ impl Ranking<'_> {
     }
 
     fn urgency(&self, now: Instant, id: JobId, job: &Job, stream: &Stream, front: bool) -> (Rank, Instant) {
-        let Some(dry) = stream.dry_at() else {
+        let Some(underrun) = stream.underrun_at() else {
             // On hold no listener waits; what is made then is only for a smooth return.
             let held = (Rank::Comfort, now + self.config.max_lead());
             return if stream.is_held() { held } else { (Rank::First, job.deadline) };
         };
-        if dry <= now {
+        if underrun <= now {
             // A gap in mid-utterance is heard; between utterances it is a first audio again.
             let gap = front && job.samples > 0;
-            return if gap { (Rank::Critical, dry) } else { (Rank::First, dry.max(job.deadline)) };
+            return if gap { (Rank::Critical, underrun) } else { (Rank::First, underrun.max(job.deadline)) };
         }
         let decoded = if front { Duration::ZERO } else { duration_of(self.table.undelivered_before(id)) };
         let slack = stream.lead(now) + decoded;
@@ -163,7 +186,7 @@ impl Ranking<'_> {
         } else {
             Rank::Comfort
         };
-        (rank, dry + decoded)
+        (rank, underrun + decoded)
     }
 
     fn reserve(&self) -> Duration {
@@ -176,7 +199,7 @@ fn is_sound(stage: Stage) -> bool {
 }
 
 /// Lets streams that reached their lead limit rest until part of it is used up, and gives what is critical with those
-/// that do not: a listener with less left than this may run dry before his next chunk is made.
+/// that do not: a listener with less left than this may hear a gap before his next chunk is made.
 ///
 /// While memory is short, a stream whose utterance can be finished within twice that limit does not rest: an utterance
 /// holds its memory until its last sample is made, so few at a time and each to its end hold less than all of them
@@ -204,6 +227,20 @@ pub(super) fn rest(table: &mut Table, now: Instant, config: &Config, forecast: &
     // Streams that work are in different stages: they meet in steps half as wide as their number.
     let chunk = Duration::from_secs_f64(forecast.chunk((awake / 2).max(1)).min(60.0));
     (chunk.mul_f64(1.5) + 2 * config.max_step()).min(limit / 2)
+}
+
+/// When something becomes possible that is not now.
+pub(super) fn wake_at(table: &Table, now: Instant, config: &Config) -> Option<Instant> {
+    if table.counts() == (0, 0) {
+        return None;
+    }
+    let mut wake = now + if table.slots.is_idle() { super::SWEEP } else { WATCH };
+    for (_, job) in table.open_jobs().filter(|(_, job)| job.is_live()) {
+        let Some(stream) = table.stream(job.spec.stream).filter(|stream| stream.resting) else { continue };
+        let resume = stream.underrun_at().and_then(|at| at.checked_sub(config.max_lead().mul_f64(RESUME)));
+        wake = resume.map_or(wake, |resume| wake.min(resume.max(now + Duration::from_micros(100))));
+    }
+    Some(wake)
 }
 
 #[cfg(test)]
@@ -251,6 +288,6 @@ mod tests {
         assert_eq!(rank(ms(99), false), Rank::Critical);
         assert_eq!(rank(ms(240), false), Rank::Reserve);
         assert_eq!(rank(ms(1_000), false), Rank::Comfort);
-        assert_eq!(rank(ms(50), true), Rank::Comfort, "on hold nothing runs dry");
+        assert_eq!(rank(ms(50), true), Rank::Comfort, "on hold no gap comes nearer");
     }
 }

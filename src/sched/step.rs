@@ -96,6 +96,12 @@ impl Stages {
         Stages(self.0 | 1 << stage as u8)
     }
 
+    /// This set without `stage`.
+    #[must_use]
+    pub(super) fn without(self, stage: Stage) -> Stages {
+        Stages(self.0 & !(1 << stage as u8))
+    }
+
     /// Whether `stage` is in the set.
     pub fn has(self, stage: Stage) -> bool {
         self.0 & 1 << stage as u8 != 0
@@ -125,6 +131,9 @@ pub struct EngineLimits {
     pub parks: bool,
     /// Whether flow and vocoder steps can be launched and completed later.
     pub launches: bool,
+    /// Whether an utterance takes memory as its flow gets on, as each [`Outcome::memory`] tells; else all of it when it
+    /// is opened.
+    pub grows: bool,
 }
 
 impl EngineLimits {
@@ -136,6 +145,7 @@ impl EngineLimits {
             rounds: PerStage::new([0, 0, 0, 1]),
             parks: true,
             launches: false,
+            grows: false,
         }
     }
 }
@@ -164,6 +174,9 @@ pub struct Outcome {
     /// What the tokens decoded so far stand for, in samples, produced or not: the lead that decoding further ahead
     /// would add to. Equals the samples produced for voices without tokens.
     pub decoded: u64,
+    /// Bytes that the slot will hold once all that was pushed to its flow has been run. Of engines that
+    /// [`grow`](EngineLimits::grows); 0 of others.
+    pub memory: u64,
     /// Nothing more will come.
     pub done: bool,
     /// Why this utterance cannot go on; the others can.
@@ -173,7 +186,7 @@ pub struct Outcome {
 impl Outcome {
     /// Of a slot that can run `ready` next; nothing was made.
     pub fn ready(slot: Slot, ready: Stages) -> Self {
-        Self { slot, ready, samples: 0, decoded: 0, done: false, failed: None }
+        Self { slot, ready, samples: 0, decoded: 0, memory: 0, done: false, failed: None }
     }
 
     /// Of a slot that cannot go on.

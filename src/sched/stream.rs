@@ -1,4 +1,4 @@
-//! What a stream's listener hears and when it runs dry: arithmetic on the anchor, never a question to the call.
+//! What a stream's listener hears and when it underruns: arithmetic on the anchor, never a question to the call.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub enum StreamNote {
         /// When.
         at: Instant,
     },
-    /// Playout stands still (SIP hold, agent's pause): nothing runs dry.
+    /// Playout stands still (SIP hold, agent's pause): no underrun comes nearer.
     Held,
     /// Playout goes on.
     Resumed,
@@ -91,9 +91,9 @@ impl Stream {
         self.playout.held.is_some()
     }
 
-    /// When the listener runs dry; in the past after an underrun, `None` when nothing is playing or held.
-    pub(super) fn dry_at(&self) -> Option<Instant> {
-        self.playout.dry_at()
+    /// When the listener hears a gap if nothing more comes; in the past after an underrun, `None` when nothing is playing or held.
+    pub(super) fn underrun_at(&self) -> Option<Instant> {
+        self.playout.underrun_at()
     }
 
     /// Audio ahead of the listener.
@@ -123,8 +123,8 @@ impl Playout {
             return;
         }
         let clock = self.held.unwrap_or(now);
-        let dry = self.anchor.is_none_or(|anchor| anchor + duration_of(self.produced - self.base) < clock);
-        if dry {
+        let underrun = self.anchor.is_none_or(|anchor| anchor + duration_of(self.produced - self.base) < clock);
+        if underrun {
             self.anchor = Some(clock);
             self.base = self.produced;
             self.confirmed = false;
@@ -142,7 +142,7 @@ impl Playout {
         }
         if self.confirmed {
             // The call saw a gap where arithmetic saw none. What had been heard by then is at most this much, so
-            // the new dry time is at most too early.
+            // the new instant of underrun is at most too early.
             self.base = self.produced.min(self.base + samples_in(at - anchor));
         }
         self.anchor = Some(at);
@@ -166,7 +166,7 @@ impl Playout {
         self.confirmed = false;
     }
 
-    fn dry_at(&self) -> Option<Instant> {
+    fn underrun_at(&self) -> Option<Instant> {
         if self.held.is_some() {
             return None;
         }
@@ -196,24 +196,24 @@ mod tests {
         let t = start();
         let mut p = Playout::default();
         p.push(t, 24_000);
-        assert_eq!(p.dry_at(), Some(t + SECOND));
+        assert_eq!(p.underrun_at(), Some(t + SECOND));
         p.anchored(t + 15 * MS, t + 12 * MS);
-        assert_eq!(p.dry_at(), Some(t + SECOND + 12 * MS));
+        assert_eq!(p.underrun_at(), Some(t + SECOND + 12 * MS));
         p.push(t + 500 * MS, 24_000);
-        assert_eq!(p.dry_at(), Some(t + 2 * SECOND + 12 * MS));
+        assert_eq!(p.underrun_at(), Some(t + 2 * SECOND + 12 * MS));
         assert_eq!(p.lead(t + SECOND), SECOND + 12 * MS);
     }
 
     #[test]
-    fn audio_after_the_dry_time_starts_a_spurt() {
+    fn audio_after_an_underrun_starts_a_spurt() {
         let t = start();
         let mut p = Playout::default();
         p.push(t, 2_400);
         p.push(t + SECOND, 2_400);
-        assert_eq!(p.dry_at(), Some(t + SECOND + 100 * MS));
+        assert_eq!(p.underrun_at(), Some(t + SECOND + 100 * MS));
         // A late note of the first spurt changes nothing.
         p.anchored(t + SECOND, t + 5 * MS);
-        assert_eq!(p.dry_at(), Some(t + SECOND + 100 * MS));
+        assert_eq!(p.underrun_at(), Some(t + SECOND + 100 * MS));
     }
 
     #[test]
@@ -222,10 +222,10 @@ mod tests {
         let mut p = Playout::default();
         p.push(t, 24_000);
         p.hold(t + 200 * MS);
-        assert_eq!(p.dry_at(), None);
+        assert_eq!(p.underrun_at(), None);
         assert_eq!(p.lead(t + 5 * SECOND), 800 * MS);
         p.resume(t + 5 * SECOND);
-        assert_eq!(p.dry_at(), Some(t + 5 * SECOND + 800 * MS));
+        assert_eq!(p.underrun_at(), Some(t + 5 * SECOND + 800 * MS));
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
         // The chunk came too late for the call: it played 1 s until 1.001, then started anew at 1.05.
         p.anchored(t + 1_050 * MS, t + 1_050 * MS);
         let real = t + 1_050 * MS + SECOND;
-        let ours = p.dry_at().expect("playing");
+        let ours = p.underrun_at().expect("playing");
         assert!(ours <= real && real - ours < 60 * MS, "{:?} early", real - ours);
     }
 
@@ -248,6 +248,6 @@ mod tests {
         let mut p = Playout::default();
         p.push(t, 240_000);
         p.flush();
-        assert_eq!((p.dry_at(), p.lead(t)), (None, Duration::ZERO));
+        assert_eq!((p.underrun_at(), p.lead(t)), (None, Duration::ZERO));
     }
 }

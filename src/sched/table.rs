@@ -7,19 +7,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use super::job::{Job, JobId, JobSpec, State};
+use super::slots::Slots;
 use super::step::Slot;
 use super::stream::Stream;
 use super::tenant::Permit;
 use crate::turn::{Class, StreamId};
-
-/// What a slot is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    Free,
-    Job(JobId),
-    /// The job ended under a launched step, which still works on its state of so many bytes.
-    Ended(JobId, u64),
-}
 
 /// A job that was taken out of the table.
 #[derive(Debug)]
@@ -33,7 +25,7 @@ pub(super) struct Removed {
 pub(super) struct Table {
     jobs: BTreeMap<JobId, Job>,
     streams: BTreeMap<StreamId, Stream>,
-    slots: Vec<Use>,
+    pub(super) slots: Slots,
     /// Live jobs that may open.
     live_waiting: Vec<JobId>,
     /// Batch jobs that may open, by tenant, first come first.
@@ -51,7 +43,7 @@ impl Table {
         Self {
             jobs: BTreeMap::new(),
             streams: BTreeMap::new(),
-            slots: vec![Use::Free; slots as usize],
+            slots: Slots::new(slots),
             live_waiting: Vec::new(),
             batch_waiting: BTreeMap::new(),
             next: 0,
@@ -88,11 +80,14 @@ impl Table {
         id
     }
 
-    /// Takes a job out. `keeps_slot`: a launched step still works on its state; the slot is [`Self::vacate`]d later.
+    /// Takes a job out. `keeps_slot`: a launched step still works on its state; the slot is released later.
     pub(super) fn remove(&mut self, id: JobId, keeps_slot: bool) -> Option<Removed> {
         let job = self.jobs.remove(&id)?;
         if let Some(slot) = job.slot() {
-            self.slots[slot.0 as usize] = if keeps_slot { Use::Ended(id, job.resident()) } else { Use::Free };
+            match keeps_slot {
+                true => self.slots.keep(slot, id, job.resident()),
+                false => self.slots.release(slot),
+            }
         } else if job.is_live() {
             self.live_waiting.retain(|other| *other != id);
         } else if let Some(queue) = self.batch_waiting.get_mut(&job.tenant) {
@@ -111,16 +106,12 @@ impl Table {
         Some(Removed { job, stream_done })
     }
 
-    /// Frees a slot whose job ended under a launched step.
-    pub(super) fn vacate(&mut self, slot: Slot) {
-        self.slots[slot.0 as usize] = Use::Free;
-    }
-
     /// Gives `slot` to a waiting job.
     pub(super) fn open(&mut self, id: JobId, slot: Slot) {
-        self.slots[slot.0 as usize] = Use::Job(id);
+        self.slots.take(slot, id);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.state = State::Opening(slot);
+        job.memory.holds = job.memory.initial;
         if job.is_live() {
             self.live_waiting.retain(|other| *other != id);
         } else if let Some(queue) = self.batch_waiting.get_mut(&job.tenant) {
@@ -132,7 +123,7 @@ impl Table {
     pub(super) fn restart(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if let Some(slot) = job.slot() {
-            self.slots[slot.0 as usize] = Use::Free;
+            self.slots.release(slot);
         }
         job.restart();
         match job.spec.class {
@@ -216,30 +207,7 @@ impl Table {
 
     /// Jobs with a slot, in the order of slots.
     pub(super) fn open_jobs(&self) -> impl Iterator<Item = (JobId, &Job)> {
-        self.slots.iter().filter_map(|used| match used {
-            Use::Job(id) => Some((*id, self.jobs.get(id)?)),
-            Use::Free | Use::Ended(..) => None,
-        })
-    }
-
-    /// Whose state is, or was until a moment ago, in `slot`.
-    pub(super) fn job_in(&self, slot: Slot) -> Option<JobId> {
-        match self.slots.get(slot.0 as usize)? {
-            Use::Job(id) | Use::Ended(id, _) => Some(*id),
-            Use::Free => None,
-        }
-    }
-
-    pub(super) fn free_slot(&self) -> Option<Slot> {
-        self.slots.iter().position(|used| *used == Use::Free).map(|slot| Slot(slot as u32))
-    }
-
-    pub(super) fn free_slots(&self) -> u32 {
-        self.slots.iter().filter(|used| **used == Use::Free).count() as u32
-    }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.slots.iter().all(|used| *used == Use::Free)
+        self.slots.jobs().filter_map(|id| Some((id, self.jobs.get(&id)?)))
     }
 
     /// Live jobs that may open.
@@ -276,14 +244,17 @@ impl Table {
 
     /// How many slots hold memory: more becomes free only when one of them gives it back.
     pub(super) fn holders(&self) -> usize {
-        let over = self.slots.iter().filter(|used| matches!(used, Use::Ended(..))).count();
-        over + self.open_jobs().filter(|(_, job)| !job.is_parked()).count()
+        self.slots.kept().0 + self.open_jobs().filter(|(_, job)| !job.is_parked()).count()
     }
 
-    /// Bytes reserved by the states that are on the device.
+    /// Bytes held by the states that are on the device.
     pub(super) fn reserved(&self) -> u64 {
-        let over = self.slots.iter().map(|used| if let Use::Ended(_, bytes) = used { *bytes } else { 0 });
-        over.sum::<u64>() + self.open_jobs().map(|(_, job)| job.resident()).sum::<u64>()
+        self.slots.kept().1 + self.open_jobs().map(|(_, job)| job.resident()).sum::<u64>()
+    }
+
+    /// Bytes promised to the states that are on the device.
+    pub(super) fn claimed(&self) -> u64 {
+        self.slots.kept().1 + self.open_jobs().map(|(_, job)| job.claimed()).sum::<u64>()
     }
 }
 
@@ -329,14 +300,14 @@ mod tests {
         let now = crate::clock::now();
         let mut table = Table::new(1, false);
         let job = add(&mut table, now, 1);
-        table.job_mut(job).expect("there").memory = 7;
+        table.job_mut(job).expect("there").memory.initial = 7;
         table.open(job, Slot(0));
         let removed = table.remove(job, true).expect("there");
         assert_eq!(removed.stream_done, Some(now));
-        assert_eq!((table.free_slot(), table.open_jobs().count()), (None, 0));
-        assert_eq!((table.reserved(), table.holders(), table.job_in(Slot(0))), (7, 1, Some(job)));
-        table.vacate(Slot(0));
-        assert_eq!((table.reserved(), table.free_slot()), (0, Some(Slot(0))));
+        assert_eq!((table.slots.first_free(), table.open_jobs().count()), (None, 0));
+        assert_eq!((table.reserved(), table.holders(), table.slots.job_in(Slot(0))), (7, 1, Some(job)));
+        table.slots.release(Slot(0));
+        assert_eq!((table.reserved(), table.slots.first_free()), (0, Some(Slot(0))));
     }
 
     #[test]
@@ -348,6 +319,6 @@ mod tests {
         table.open(first, Slot(0));
         table.restart(first);
         assert_eq!(waiting(&table), [first]);
-        assert!(table.is_front(first) && !table.is_front(second) && table.is_idle());
+        assert!(table.is_front(first) && !table.is_front(second) && table.slots.is_idle());
     }
 }

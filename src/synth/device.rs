@@ -64,10 +64,10 @@ impl Recovery {
 
 /// What clients are told to wait while no device is ready.
 const LOADING: Duration = Duration::from_secs(2);
-/// The longest that anybody waits for devices to look for voices.
+/// The longest that a caller waits for devices to look for voices.
 const REFRESHED: Duration = Duration::from_secs(5);
 /// Placements remembered before those of forgotten streams are dropped.
-const PLACES: usize = 4096;
+const PLACEMENTS: usize = 4096;
 
 /// Whether a device can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,11 +116,11 @@ pub struct Engine {
 struct Inner {
     devices: Vec<Device>,
     /// Where each stream speaks. Locked before any device, never the other way round.
-    places: Mutex<HashMap<StreamId, Place>>,
+    placements: Mutex<HashMap<StreamId, Placement>>,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct Placement {
     device: usize,
     /// Said once, when the stream began; a device that the stream comes to later has to be told.
     unpaced: bool,
@@ -161,7 +161,7 @@ impl Engine {
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
             devices.push(Device { shared, phase, thread: Mutex::new(Some(thread)) });
         }
-        Ok(Self { inner: Arc::new(Inner { devices, places: Mutex::default() }) })
+        Ok(Self { inner: Arc::new(Inner { devices, placements: Mutex::default() }) })
     }
 
     /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.
@@ -169,22 +169,22 @@ impl Engine {
     /// # Errors
     /// No device is ready, or accepting would break a promise already made.
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
-        let mut places = lock(&self.inner.places);
-        if places.len() > PLACES {
-            places.retain(|stream, place| self.inner.devices[place.device].shared.knows(*stream));
+        let mut placements = lock(&self.inner.placements);
+        if placements.len() > PLACEMENTS {
+            placements.retain(|stream, placement| self.inner.devices[placement.device].shared.knows(*stream));
         }
         let stream = utterance.stream;
-        let place = places.get(&stream).copied();
-        let unpaced = place.is_some_and(|place| place.unpaced);
+        let placement = placements.get(&stream).copied();
+        let unpaced = placement.is_some_and(|placement| placement.unpaced);
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
-        for device in self.preferred(&utterance, place.map(|place| place.device)) {
+        for device in self.preferred(&utterance, placement.map(|placement| placement.device)) {
             let shared = &self.inner.devices[device].shared;
             if unpaced && !shared.knows(stream) {
                 shared.note(clock::now(), stream, StreamNote::Unpaced);
             }
             match shared.submit(&utterance, &sink) {
                 Ok(()) => {
-                    places.insert(stream, Place { device, unpaced });
+                    placements.insert(stream, Placement { device, unpaced });
                     return Ok(());
                 }
                 Err(error) => refused = error,
@@ -214,21 +214,21 @@ impl Engine {
     /// Follows the listener of `stream`. Unknown streams are ignored.
     pub fn note(&self, stream: StreamId, note: StreamNote) {
         let now = clock::now();
-        let mut places = lock(&self.inner.places);
-        let device = match (places.get_mut(&stream), note) {
-            (Some(place), StreamNote::Closed) => {
-                let device = place.device;
-                places.remove(&stream);
+        let mut placements = lock(&self.inner.placements);
+        let device = match (placements.get_mut(&stream), note) {
+            (Some(placement), StreamNote::Closed) => {
+                let device = placement.device;
+                placements.remove(&stream);
                 device
             }
-            (Some(place), note) => {
-                place.unpaced |= note == StreamNote::Unpaced;
-                place.device
+            (Some(placement), note) => {
+                placement.unpaced |= note == StreamNote::Unpaced;
+                placement.device
             }
             // Said before the first utterance: the stream is placed now, so that it is known there.
             (None, StreamNote::Unpaced) => {
                 let device = self.suitable(Class::Live, None, |_| true).first().copied();
-                places.insert(stream, Place { device: device.unwrap_or_default(), unpaced: true });
+                placements.insert(stream, Placement { device: device.unwrap_or_default(), unpaced: true });
                 let Some(device) = device else { return };
                 device
             }

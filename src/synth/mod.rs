@@ -12,8 +12,8 @@ pub mod tone;
 use std::time::Duration;
 
 pub use self::cosyvoice::bistream::Order as TextOrder;
-pub use crate::sched::{EngineLimits, Outcome, PerStage, Slot, Stage, Stages, Step};
-use crate::turn::Utterance;
+pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Slot, Stage, Stages, Step};
+use crate::turn::{Utterance, UtteranceId};
 
 /// What one step did for one slot: what the scheduler follows, and the audio, which it never sees.
 #[derive(Debug)]
@@ -150,10 +150,17 @@ pub trait Synthesizer: Send {
         Vec::new()
     }
 
-    /// What `utterance` will hold at its largest, for admission. `0`: does not apply.
-    fn memory_needed(&self, _utterance: &Utterance) -> u64 {
-        0
+    /// Looks at an utterance that was accepted and is to be opened later: the memory it will need. A voice may keep what
+    /// it makes of the text until then; every utterance that was prepared is [`Self::forget`]ed.
+    ///
+    /// # Errors
+    /// It can never be opened: bad text or an unknown voice.
+    fn prepare(&mut self, _utterance: &Utterance) -> Result<Need, SynthError> {
+        Ok(Need::default())
     }
+
+    /// The utterance is over.
+    fn forget(&mut self, _utterance: UtteranceId) {}
 
     /// Runs every stage and width once, so that the first caller pays for nothing. Returns how long each
     /// stage's narrowest step took, to seed the cost model; zero for stages it lacks.

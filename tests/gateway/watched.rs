@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use antiphon::synth::device::Loader;
 use antiphon::synth::tone::Tone;
-use antiphon::synth::{Caps, Memory, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, Memory, Need, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{TurnToken, Utterance};
 
 /// What an open utterance is taken to hold.
@@ -101,8 +101,8 @@ impl Synthesizer for Watched {
         Memory { total: 1 << 40, used: self.watch.used.load(SeqCst) }
     }
 
-    fn memory_needed(&self, _: &Utterance) -> u64 {
-        BYTES
+    fn prepare(&mut self, _: &Utterance) -> Result<Need, SynthError> {
+        Ok(Need::exactly(BYTES))
     }
 
     fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {

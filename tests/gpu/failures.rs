@@ -14,7 +14,7 @@ use antiphon::synth::cosyvoice::gpu::{Fault, GpuBackend, Precision};
 use antiphon::synth::cosyvoice::selftest::{self, Kit};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
-use antiphon::synth::{Caps, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use antiphon::synth::{Caps, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use antiphon::turn::{Class, SpeechEvent, StreamId, Utterance, UtteranceEnd};
 
 use super::{KIT, device};
@@ -287,8 +287,12 @@ impl Synthesizer for Breakable {
         self.voice.memory()
     }
 
-    fn memory_needed(&self, utterance: &Utterance) -> u64 {
-        self.voice.memory_needed(utterance)
+    fn prepare(&mut self, utterance: &Utterance) -> Result<Need, SynthError> {
+        self.voice.prepare(utterance)
+    }
+
+    fn forget(&mut self, utterance: antiphon::turn::UtteranceId) {
+        self.voice.forget(utterance);
     }
 
     fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {

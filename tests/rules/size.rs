@@ -16,7 +16,6 @@ const LONG: &[&str] = &["tests/cosyvoice/engine.rs", "tests/sip/wire.rs"];
 
 /// Structs past [`MAX_FIELDS`] or [`MAX_METHODS`] that are still to be split.
 const LARGE: &[&str] = &[
-    "sched::Scheduler",
     "sip::Shared",
     "synth::cosyvoice::gpu::Args",
     "synth::cosyvoice::gpu::Conv",

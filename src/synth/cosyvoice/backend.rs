@@ -54,7 +54,7 @@ pub enum MinLength {
     Reference,
 }
 
-/// How one slot's tokens are drawn.
+/// How one slot's tokens are sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Key of the counter-based generator; see [`super::sample::key`].
@@ -65,7 +65,7 @@ pub struct Sampling {
     pub max_len: u32,
     /// What is masked before `min_len`.
     pub min_length: MinLength,
-    /// Tokens to emit instead of what was drawn (the draw still happens, so that the work is the same); decoding
+    /// Tokens to emit instead of what was sampled (sampling still happens, so that the work is the same); decoding
     /// ends after the last. For measuring with random weights and for teacher forcing.
     pub forced: Option<Arc<[u32]>>,
 }
@@ -78,7 +78,7 @@ pub struct SlotRequest {
     /// The language model's input: sos, text, task, prompt speech. Empty: no language model runs for this slot
     /// (voice conversion), tokens only come by [`Backend::flow_push`].
     pub prefix: Vec<Embed>,
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub sampling: Sampling,
     /// Speaking rate, 1.0 as made. At any other the mel is stretched as a whole, so nothing is vocoded before the
     /// last frame is there.
@@ -99,7 +99,7 @@ pub struct BackendCaps {
 /// How a slot's decoding ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// A control id was drawn.
+    /// A control id was sampled.
     Eos,
     /// `max_len` tokens are out, or the forced tokens are used up.
     Length,
@@ -293,7 +293,7 @@ pub trait Backend: Send {
         Vec::new()
     }
 
-    /// What a slot of that extent and voice will hold at its largest.
+    /// What a slot that reached that extent holds at most, the prompt's part that is not shared included.
     fn memory_needed(&self, extent: Extent) -> u64;
 
     /// Waits for the device and says whether it still works.

@@ -2,7 +2,7 @@
 //!
 //! [`Bistream`] is a machine without I/O: text ids go in as they arrive, [`Bistream::poll`] says what to feed the
 //! language model, [`Bistream::decide`] takes the scores and gives out a speech token as soon as it exists. It holds
-//! no tensor and needs nothing but a cached sequence to feed, see [`speak`]; [`super::CosyVoice`] drives it beside flow
+//! no tensor and needs nothing but a cached sequence to feed, see [`speak`]; [`super::CosyVoice`] drives it with flow
 //! and vocoder when an utterance is opened with its text still to come.
 //!
 //! # Why
@@ -36,7 +36,7 @@ pub enum Action {
     Feed(Vec<Embed>),
     /// Wait for [`Bistream::arrive`] or [`Bistream::finish`].
     Wait,
-    /// The end was drawn.
+    /// The end was sampled.
     Done,
 }
 
@@ -135,7 +135,7 @@ impl Bistream {
     /// so far. Returns the speech token, if this step made one.
     ///
     /// # Errors
-    /// A control id was drawn where only speech may follow.
+    /// A control id was sampled where only speech may follow.
     pub fn decide(
         &mut self,
         scores: &mut [f32],
@@ -167,7 +167,7 @@ impl Bistream {
         match (finishing, id) {
             (true, id) if id == eos => self.state = State::Done,
             (false, id) if id == fill => self.pause(),
-            _ => return Err(SynthError::Utterance(format!("control id {id} was drawn inside speech"))),
+            _ => return Err(SynthError::Utterance(format!("control id {id} was sampled inside speech"))),
         }
         Ok(None)
     }
@@ -177,7 +177,7 @@ impl Bistream {
         &self.items
     }
 
-    /// While text is to come the end must not be drawn; a fill may.
+    /// While text is to come the end must not be sampled; a fill may.
     fn hide_end(&self, scores: &mut [f32], min_length: MinLength) {
         let fill = (self.codebook + FILL) as usize;
         let start = self.codebook as usize;
@@ -249,7 +249,7 @@ impl Bistream {
     }
 }
 
-/// How a streamed utterance is drawn.
+/// How a streamed utterance is sampled.
 pub struct Draw<'a> {
     /// See [`MinLength`].
     pub min_length: MinLength,
@@ -261,7 +261,7 @@ pub struct Draw<'a> {
 /// model waits; `emit` gets each speech token at once. Returns the positions fed by each pass.
 ///
 /// # Errors
-/// The device failed, or a control id was drawn inside speech.
+/// The device failed, or a control id was sampled inside speech.
 pub fn speak<B: Probe + ?Sized>(
     backend: &mut B,
     stream: &mut Bistream,

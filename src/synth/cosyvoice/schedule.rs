@@ -142,6 +142,11 @@ impl Hops {
         self.pushed.saturating_sub(self.lookahead).saturating_add(self.next + self.lookahead)
     }
 
+    /// Tokens pushed so far.
+    pub fn pushed(&self) -> u32 {
+        self.pushed
+    }
+
     /// Tokens of a static block.
     pub fn block(&self) -> u32 {
         self.block

@@ -4,36 +4,36 @@
 //! plan, what each stage has left to do. Nothing of one utterance is visible to another: hop sizes, random numbers
 //! and thinning belong to the job.
 
+mod fit;
 mod job;
 mod sound;
 mod streamed;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::fit::Prepared;
 use self::job::push;
 use self::streamed::TextStream;
 use super::backend::{
-    Backend, Decoded, Extent, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
+    Backend, Decoded, FlowPrompt, Flowed, MinLength, Prefilled, Sampling, SlotRequest, Vocoded, VoiceHandle,
 };
 use super::config::Config;
 use super::probe::Probe;
-use super::prompt::{self, LlmInput};
+use super::prompt::LlmInput;
 use super::sample;
 use super::schedule::{HopPlan, Hops};
-use super::text::{self, Thinner, Tokenizer};
+use super::text::{Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
 use crate::synth::{
-    Caps, Memory, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo,
+    Caps, Memory, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo,
 };
-use crate::turn::{Class, StreamId, Utterance};
+use crate::turn::{Class, StreamId, Utterance, UtteranceId};
 use crate::voice::file::Voice;
 
-/// Speech tokens that a text id usually becomes, with room: what admission counts.
-const USUAL_TOKENS: u32 = 10;
 /// Tokens of the warm-up utterance: two hops at least.
 const WARM_UP_TOKENS: u32 = 60;
 
@@ -66,6 +66,8 @@ pub struct CosyVoice<B> {
     folders: Folders,
     voices: BTreeMap<String, Known>,
     jobs: BTreeMap<Slot, Job>,
+    /// Utterances that were accepted and not opened yet.
+    prepared: HashMap<UtteranceId, Prepared>,
     forced: Option<u32>,
     /// Rounds of the last step.
     ran: u32,
@@ -135,6 +137,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             folders: Folders::new(dirs),
             voices: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            prepared: HashMap::new(),
             forced: None,
             ran: 1,
             launched: None,
@@ -237,21 +240,6 @@ impl<B: Backend + Probe> CosyVoice<B> {
         })
     }
 
-    /// The segments of an utterance, ready to run.
-    fn segments(&self, utterance: &Utterance) -> Result<VecDeque<Segment>, SynthError> {
-        let (name, known) = self.find_voice(utterance.voice.as_deref())?;
-        let instructions = utterance.instructions.as_deref();
-        text::segments(&utterance.text, &self.tokenizer)
-            .into_iter()
-            .map(|text| {
-                let input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, instructions, &text)
-                    .map_err(|e| SynthError::Input(e.to_string()))?;
-                let key = sample::key(&text, instructions.unwrap_or_default(), name, utterance.seed);
-                Ok(Segment { input, key })
-            })
-            .collect()
-    }
-
     /// Opens the next segment of a job on the backend; without one the job is finished.
     fn start_segment(&mut self, slot: Slot) -> Result<(), SynthError> {
         let Some(job) = self.jobs.get_mut(&slot) else { return Ok(()) };
@@ -280,7 +268,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         Ok(())
     }
 
-    /// Rounds of `step` that are of use. A step ends as soon as a slot that nobody has heard yet has the tokens of its
+    /// Rounds of `step` that are of use. A step ends as soon as a slot of which nothing was heard yet has the tokens of its
     /// first chunk, so that this chunk does not wait for others; else when no slot needs more for its next one.
     fn useful_rounds(&self, step: &Step) -> u32 {
         let jobs = step.slots.iter().filter_map(|slot| Some((*slot, self.jobs.get(slot)?)));
@@ -386,8 +374,12 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
         self.close(slot);
-        let segments = self.segments(utterance)?;
+        let prepared = self.prepared.remove(&utterance.id);
         let (_, known) = self.find_voice(utterance.voice.as_deref())?;
+        let segments = match prepared.filter(|prepared| prepared.voice == known.id) {
+            Some(prepared) => prepared.segments,
+            None => self.segments(utterance)?,
+        };
         let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
         let now = Run::new(&self.settings, &self.config, prompt_tokens);
         let silent = segments.is_empty();
@@ -448,15 +440,16 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
         self.backend.memory_parts()
     }
 
-    fn memory_needed(&self, utterance: &Utterance) -> u64 {
-        let Ok(segments) = self.segments(utterance) else { return 0 };
-        let need = |segment: &Segment| {
-            let usual = segment.input.spoken * USUAL_TOKENS;
-            let tokens = self.forced.unwrap_or(usual.min(segment.input.max_len));
-            let positions = segment.input.prefix.len() as u32 + tokens;
-            self.backend.memory_needed(Extent { positions, frames: tokens * self.config.token_mel_ratio as u32 })
-        };
-        segments.iter().map(need).max().unwrap_or_default()
+    fn prepare(&mut self, utterance: &Utterance) -> Result<Need, SynthError> {
+        let segments = self.segments(utterance)?;
+        let need = self.need(&segments);
+        let voice = self.find_voice(utterance.voice.as_deref())?.1.id.clone();
+        self.prepared.insert(utterance.id, Prepared { voice, segments });
+        Ok(need)
+    }
+
+    fn forget(&mut self, utterance: UtteranceId) {
+        self.prepared.remove(&utterance);
     }
 
     fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {

@@ -46,7 +46,7 @@ impl State {
             payload.outbox.push_back(event);
             return;
         }
-        // overflow: retained and the job waits, where nobody listens as it comes; the utterance fails otherwise
+        // overflow: retained and the job waits, where it is not heard as it comes; the utterance fails otherwise
         match payload.sink.try_send(event) {
             Ok(()) => {}
             Err(TrySendError::Closed(_)) => sched.end(job, JobEnd::Cancelled),
@@ -71,6 +71,10 @@ impl State {
         };
         metrics::counter!("voice_requests_total", "class" => payload.utterance.class.label(), "outcome" => how.label())
             .increment(1);
+        if let UtteranceEnd::Failed(reason) = &how {
+            let Utterance { id, stream, .. } = &*payload.utterance;
+            tracing::warn!(utterance = %id, stream = stream.0, reason, "an accepted utterance could not be spoken");
+        }
         if how == UtteranceEnd::Cancelled {
             payload.outbox.clear();
         }

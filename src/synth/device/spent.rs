@@ -59,7 +59,7 @@ impl Spent {
         self.count(took, step, classes);
     }
 
-    /// The device failed: what comes until its next step is nobody's.
+    /// The device failed: what comes until its next step is not counted.
     pub(super) fn lapse(&mut self) {
         self.in_flight = false;
         self.until = None;
@@ -111,7 +111,7 @@ mod tests {
     use crate::sched::{Slot, Stage};
 
     #[test]
-    fn a_step_in_flight_under_others_has_the_time_that_they_leave_and_an_outage_is_nobodys() {
+    fn a_step_in_flight_under_others_has_the_time_that_they_leave_and_an_outage_is_not_counted() {
         let start = crate::clock::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let step = |stage| Step { stage, slots: vec![Slot(0)], rounds: 1 };

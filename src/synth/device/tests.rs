@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::synth::espeak::tests::utterance;
 use crate::synth::tone::Tone;
-use crate::synth::{EngineLimits, PerStage, Progress, Slot, Stages, Step};
+use crate::synth::{EngineLimits, Need, PerStage, Progress, Slot, Stages, Step};
 use crate::turn::{Class, Epoch, SpeechEvent, UtteranceEnd};
 
 mod placement;
@@ -341,7 +341,7 @@ async fn a_slow_reader_hears_how_it_ended_after_its_device_failed() {
     let (sink, events) = mpsc::channel(1);
     let batch = Utterance { class: Class::Batch, ..long() };
     engine.submit(batch, sink).expect("accepted");
-    // Its sink is full and it waits; the device fails under somebody else.
+    // Its sink is full and it waits; the device fails under another utterance.
     let mut made = engine.inner.devices[0].phase.clone();
     while engine.status()[0].produced == 0 {
         tokio::task::yield_now().await;
@@ -481,8 +481,8 @@ impl Synthesizer for Small {
         Memory { total: self.memory, used: (self.open.len() - self.parked.len()) as u64 }
     }
 
-    fn memory_needed(&self, _: &Utterance) -> u64 {
-        u64::from(self.memory > 0)
+    fn prepare(&mut self, _: &Utterance) -> Result<Need, SynthError> {
+        Ok(Need::exactly(u64::from(self.memory > 0)))
     }
 
     fn warm_up(&mut self) -> Result<PerStage<Duration>, SynthError> {
@@ -501,7 +501,7 @@ async fn disturbed(slots: u32, memory: u64, launches: bool) -> (Vec<Vec<f32>>, u
         let (sink, mut events) = mpsc::channel(1);
         engine.submit(Utterance { class: Class::Batch, ..utterance(&"word ".repeat(300)) }, sink).expect("accepted");
         let mut heard = Vec::new();
-        // Some of it comes; then it stands, because nobody reads on.
+        // Some of it comes; then it stands, because its sink is not read.
         while heard.len() < 24_000 {
             let Some(SpeechEvent::Audio { pcm, .. }) = events.recv().await else { panic!("no audio") };
             heard.extend(pcm);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::sched::Stage;
 use crate::turn::UtteranceId;
 
-/// The stages of one utterance so far. Costs nothing while nobody traces.
+/// The stages of one utterance so far. Costs nothing while tracing is off.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trace {
     stages: [Option<Passage>; Stage::ALL.len()],

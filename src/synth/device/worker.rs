@@ -204,7 +204,7 @@ fn up(shared: &Shared, index: usize, works: bool) -> String {
 
 impl Shared {
     /// Ends all work with `reason`, and takes none until the voice is loaded again. `tell` makes the phase known:
-    /// before any job ends, since whoever hears of that may look at it.
+    /// before any job ends, since a sink that hears of that may look at it.
     fn abandon<T>(&self, reason: &str, retry_at: Option<Instant>, tell: impl FnOnce() -> T) {
         let mut state = self.state();
         state.sched = None;
@@ -302,13 +302,13 @@ impl Worker<'_> {
                 state.remember(memory);
                 drop(state);
                 for waiting in waiting {
-                    // Whoever asked may have gone.
+                    // The caller may have gone.
                     let _ = waiting.send(());
                 }
                 continue;
             }
             if !state.fresh.is_empty() {
-                self.size(state);
+                self.prepare(state)?;
                 continue;
             }
             state.poked = false;
@@ -344,7 +344,9 @@ impl Worker<'_> {
                         self.close(slot)?;
                         state = self.shared.state();
                     }
+                    let utterance = state.payloads.get(&job).map(|payload| payload.utterance.id);
                     state.end(job, how);
+                    utterance.into_iter().for_each(|id| self.synth.forget(id));
                     state.remember(self.synth.memory());
                 }
                 Plan::Run(step) => {
@@ -364,17 +366,24 @@ impl Worker<'_> {
         }
     }
 
-    /// Asks the voice what new utterances will hold.
-    fn size(&self, mut state: MutexGuard<'_, State>) {
+    /// Has the voice look at new utterances: what memory they will need, and whether they can be spoken at all.
+    fn prepare(&mut self, mut state: MutexGuard<'_, State>) -> Result<(), SynthError> {
         let fresh = std::mem::take(&mut state.fresh);
         let wanted: Vec<(JobId, Arc<Utterance>)> =
             fresh.iter().filter_map(|job| Some((*job, state.payloads.get(job)?.utterance.clone()))).collect();
         drop(state);
-        let sizes: Vec<(JobId, u64)> = wanted.iter().map(|(job, u)| (*job, self.synth.memory_needed(u))).collect();
-        let mut state = self.shared.state();
-        if let Some(sched) = &mut state.sched {
-            sizes.into_iter().for_each(|(job, bytes)| sched.sized(job, bytes));
+        for (job, utterance) in wanted {
+            let result = match guarded(|| Ok(self.synth.prepare(&utterance)))? {
+                Err(error @ SynthError::Device(_)) => return Err(error),
+                result => result,
+            };
+            let Some(sched) = &mut self.shared.state().sched else { return Ok(()) };
+            match result {
+                Ok(need) => sched.sized(job, need),
+                Err(error) => sched.end(job, JobEnd::Failed(error.to_string())),
+            }
         }
+        Ok(())
     }
 
     fn open(&mut self, state: MutexGuard<'_, State>, slot: Slot, job: JobId) -> Result<(), SynthError> {
@@ -452,7 +461,7 @@ impl Worker<'_> {
     fn sleep(&self, mut state: MutexGuard<'_, State>, until: Option<Instant>) {
         let idle = |state: &mut State| !state.poked && !state.stop;
         state.spent.pass(clock::now(), false);
-        // Nobody tells when a full sink has room again.
+        // A full sink does not tell when it has room again.
         let full = !state.leaving.is_empty() || !state.blocked.is_empty();
         let until = if full { Some(clock::now() + RETRY) } else { until };
         let mut state = match until {

@@ -15,8 +15,10 @@ use super::{Manner, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
 use crate::synth::{Outcome, Progress, Slot, Stage, Stages, SynthError};
 
-/// Most bytes one step takes from one child: a second of speech, so that the step stays bounded.
-const READ_LIMIT: usize = 44_100;
+/// Most bytes that one step converts for one child: a second of speech, so that the step stays bounded.
+const STEP: usize = 44_100;
+/// Most bytes that are kept of what a child computed ahead of its listener: a minute of speech.
+const AHEAD: usize = 60 * STEP;
 /// A WAV header is 44 bytes; one that does not reach its data by here is something else.
 const HEADER_LIMIT: usize = 4096;
 
@@ -36,7 +38,7 @@ pub(super) struct Child {
 impl Child {
     /// Starts a process that loads its voice and then waits for text.
     ///
-    /// `nice` is the program by which it gives way to everything else on the machine, for work that nobody waits for.
+    /// `nice` is the program by which it gives way to everything else on the machine, for batch work.
     pub(super) fn start(program: &Path, manner: &Manner, nice: Option<&Path>) -> Result<Self, SynthError> {
         let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
@@ -89,7 +91,7 @@ impl Child {
         let done = self.ended && failed.is_none() && self.bytes.is_empty();
         let ready = if done || failed.is_some() { Stages::NONE } else { Stages::NONE.with(Stage::Vocode) };
         let decoded = self.wav.as_ref().map_or(0, |wav| wav.given);
-        Progress::new(Outcome { slot, ready, samples: 0, decoded, done, failed }, pcm)
+        Progress::new(Outcome { decoded, done, failed, ..Outcome::ready(slot, ready) }, pcm)
     }
 
     fn fill(&mut self, now: Instant, wait: Option<Duration>) -> Result<(), String> {
@@ -103,8 +105,34 @@ impl Child {
                 .and_then(|()| self.stdout.set_read_timeout(wait))
                 .map_err(|e| e.to_string())?;
         }
+        // A read that waits does so once, for the first bytes; the rest is for the next step.
+        self.take(wait.is_some())?;
+        if wait.is_some() {
+            self.stdout.set_nonblocking(true).map_err(|e| e.to_string())?;
+        }
+        let left = self.wav.is_some() && self.bytes.len() >= 2;
+        if self.bytes.len() > before || left || self.ended {
+            self.silent_since = None;
+            return Ok(());
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        if now.saturating_duration_since(since) > self.patience {
+            return Err(format!("gave no audio for {:?}", self.patience));
+        }
+        Ok(())
+    }
+
+    /// Takes what the child has computed, so that it gets on and ends although its listener is not that far.
+    pub(super) fn take_ahead(&mut self) {
+        if !self.ended {
+            // What is broken shows in the next step.
+            let _ = self.take(false);
+        }
+    }
+
+    fn take(&mut self, once: bool) -> Result<(), String> {
         let mut chunk = [0; 16 << 10];
-        while self.bytes.len() - before < READ_LIMIT {
+        while self.bytes.len() < AHEAD {
             match self.stdout.read(&mut chunk) {
                 Ok(0) => {
                     self.ended = true;
@@ -115,21 +143,9 @@ impl Child {
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
                 Err(e) => return Err(e.to_string()),
             }
-            if wait.is_some() {
-                // Waited once for the first bytes; the rest is for the next step.
+            if once {
                 break;
             }
-        }
-        if wait.is_some() {
-            self.stdout.set_nonblocking(true).map_err(|e| e.to_string())?;
-        }
-        if self.bytes.len() > before || self.ended {
-            self.silent_since = None;
-            return Ok(());
-        }
-        let since = *self.silent_since.get_or_insert(now);
-        if now.saturating_duration_since(since) > self.patience {
-            return Err(format!("gave no audio for {:?}", self.patience));
         }
         Ok(())
     }
@@ -154,17 +170,18 @@ impl Child {
             }
         }
         let Some(wav) = &mut self.wav else { return Ok(Vec::new()) };
-        let whole = self.bytes.len() / 2 * 2;
+        let whole = self.bytes.len().min(STEP) / 2 * 2;
         wav.input.extend(self.bytes[..whole].chunks_exact(2).map(|b| from_i16(i16::from_le_bytes([b[0], b[1]]))));
         self.bytes.drain(..whole);
-        if self.ended {
+        let last = self.ended && self.bytes.len() < 2;
+        if last {
             self.bytes.clear();
             let status = self.process.wait().map_err(|e| e.to_string())?;
             if !status.success() {
                 return Err(format!("ended with {status}"));
             }
         }
-        wav.take(self.ended)
+        wav.take(last)
     }
 
     pub(super) fn kill(&mut self) {

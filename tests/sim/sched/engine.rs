@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use antiphon::sched::{Config, EngineLimits, Outcome, PerStage, Scheduler, Slot, Stage, Stages, Step};
+use antiphon::sched::{Config, EngineLimits, Need, Outcome, PerStage, Scheduler, Slot, Stage, Stages, Step};
 use serde::Deserialize;
 
 use super::rng::Rng;
@@ -36,6 +36,9 @@ pub(super) struct Costs {
     /// Bytes for utterances; 0 is without limit.
     #[serde(default)]
     pub(super) memory: u64,
+    /// Memory is taken as utterances flow, and told by each outcome; else all at once.
+    #[serde(default)]
+    pub(super) grows: bool,
     #[serde(default)]
     pub(super) parks: bool,
     /// What a step takes while another is in flight, as a multiple of what it takes alone, and by what share of that
@@ -85,6 +88,7 @@ impl Costs {
             rounds: PerStage::new(self.rounds),
             parks: self.parks,
             launches: self.concurrent.is_some(),
+            grows: self.grows,
         }
     }
 
@@ -100,6 +104,15 @@ impl Costs {
 
     fn has(&self, stage: Stage) -> bool {
         self.width[stage as usize] > 0
+    }
+
+    /// What the engine says that a text will need which becomes so many tokens. It knows the text only: usually that is
+    /// more than two thirds too much, and three times as much is possible.
+    pub(super) fn need(&self, tokens: u32) -> Need {
+        if !self.grows {
+            return Need::exactly(self.bytes(tokens));
+        }
+        Need { expected: self.bytes(tokens * 5 / 3), most: self.bytes(tokens * 10 / 3) }
     }
 
     pub(super) fn bytes(&self, tokens: u32) -> u64 {
@@ -162,9 +175,22 @@ impl Engine {
         self.open.get_mut(&slot).expect("open").parked = true;
     }
 
-    /// What utterances hold, all counted at their largest.
+    /// What utterances hold: what has flowed and flows now, or all of it from the start.
     pub(super) fn memory(&self) -> u64 {
-        self.open.values().filter(|s| !s.parked).map(|s| self.costs.bytes(s.tokens)).sum()
+        let flowing = |s: &State| s.flowed + s.chunk.map_or(0, |(tokens, _)| tokens);
+        let held = |s: &State| self.costs.bytes(if self.costs.grows { flowing(s) } else { s.tokens });
+        self.open.values().filter(|s| !s.parked).map(held).sum()
+    }
+
+    /// What a slot will hold once all that can flow has flowed.
+    fn told(costs: &Costs, state: &State) -> u64 {
+        let flows = ready(costs, state).has(Stage::Flow);
+        let next = if flows {
+            state.chunk.map_or_else(|| next_chunk(costs, state, state.flowed), |(tokens, _)| tokens)
+        } else {
+            0
+        };
+        if costs.grows { costs.bytes(state.flowed + next) } else { 0 }
     }
 
     fn check_memory(&self) {
@@ -190,7 +216,14 @@ impl Engine {
             rounds = rounds.max(used);
             let done = state.voiced == state.tokens;
             let decoded = u64::from(state.decoded) * TOKEN;
-            outcomes.push(Outcome { samples, decoded, done, ..Outcome::ready(slot, ready(&self.costs, state)) });
+            let memory = Self::told(&self.costs, state);
+            outcomes.push(Outcome {
+                samples,
+                decoded,
+                memory,
+                done,
+                ..Outcome::ready(slot, ready(&self.costs, state))
+            });
         }
         self.check_memory();
         // A few percent of noise, as devices have.

@@ -14,7 +14,7 @@ use super::world::{Event, World, zero};
 const WARM: f64 = 5.0;
 const MEASURED: f64 = 20.0;
 
-/// Calls of several turns each, by chance, over `devices` alike; the device seconds that each spent on live steps, and
+/// Calls of several turns each, as a Poisson process, over `devices` alike; the device seconds that each spent on live steps, and
 /// how many turns were refused.
 fn fleet(devices: usize, turns_per_device: f64, seed: u64) -> (Vec<f64>, u32) {
     let costs = Costs::named("h200");

@@ -46,7 +46,7 @@ fn audio(report: &Report, samples: u64) -> f64 {
     samples as f64 / f64::from(antiphon::audio::RATE) / report.seconds
 }
 
-/// What arrives: live turns by chance, so many a second, beside so many batch utterances that always wait.
+/// What arrives: Poisson arrivals of live turns, so many a second, and so many batch utterances that always wait.
 struct Traffic<'a> {
     turns: f64,
     /// Of a turn's utterances.
@@ -86,7 +86,7 @@ fn runs(costs: &Costs, kind: &Kind, rate: f64, backlog: usize, seeds: &[u64]) ->
     together(seeds, |seed| run(costs, kind, &traffic, seed))
 }
 
-/// Turns of one utterance of so many tokens, `turns` a second, beside a backlog of 8 s each.
+/// Turns of one utterance of so many tokens, `turns` a second, with a backlog of 8 s each.
 fn long_runs(costs: &Costs, config: &Config, tokens: u32, turns: f64, backlog: usize, seeds: &[u64]) -> Report {
     let traffic = Traffic { turns, tokens: &|_| vec![tokens], backlog, backlog_tokens: 200 };
     together(seeds, |seed| run(costs, &Kind::Ours(config.clone()), &traffic, seed))
@@ -107,6 +107,7 @@ fn together(seeds: &[u64], run: impl Fn(u64) -> Report) -> Report {
         all.live_busy += one.live_busy;
         all.busy += one.busy;
         all.displaced += one.displaced;
+        all.restarted += one.restarted;
         all.most_behind_batch = all.most_behind_batch.max(one.most_behind_batch);
         for (sum, (seconds, slots)) in all.widths.iter_mut().zip(one.widths) {
             sum.0 += seconds;
@@ -184,7 +185,7 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
         let shortest = runs(&boundless, &Kind::ShortestFirst, rate, backlog, &SEEDS[..1]);
         let alone = runs(&costs, &Kind::ours(), rate, 0, &SEEDS);
         let ours = runs(&costs, &Kind::ours(), rate, backlog, &SEEDS);
-        // Whoever wants more for batch on a busy device pays for it in first audio.
+        // More for batch on a busy device is paid for it in first audio.
         let generous = Kind::Ours(Config { batch_ride: 3.0, ..Config::default() });
         let generous = runs(&costs, &generous, rate, backlog, &SEEDS);
         for (name, report) in [
@@ -232,7 +233,7 @@ fn callers_do_not_hear_batch_and_batch_gets_the_rest() {
 }
 
 /// Seen on the device: batch filled the memory, so that live streams were finished in a hurry instead of resting at their
-/// lead limit, and streams counted as about to run dry by what chunks took beside batch. Batch had 201 of 490.
+/// lead limit, and streams counted as about to hear a gap by what chunks took together with batch. Batch had 201 of 490.
 #[test]
 fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
     let (costs, config) = (Costs::named("h200"), Config::default());
@@ -260,12 +261,13 @@ fn batch_has_what_long_turns_leave_although_it_fills_the_memory() {
     }
 }
 
-/// An utterance holds its memory while its stream rests at the lead limit. Slots and time are there, memory is not: a
-/// sentence that finds some is displaced by the next turn.
+/// On an engine that takes the memory of an utterance at once, it is held while its stream rests at the lead limit.
+/// Slots and time are there, memory is not: a sentence that finds some is displaced by the next turn.
 #[test]
 fn batch_gets_on_beside_streams_that_hold_all_the_memory() {
     let mut costs = Costs::named("h200");
     costs.memory = 2 * 600 * TOKEN_BYTES;
+    costs.grows = false;
     let made = |patience: u32| {
         let config = Config { batch_patience_s: patience, ..Config::default() };
         let report = long_runs(&costs, &config, 600, 20.0, 8, &SEEDS);
@@ -282,4 +284,30 @@ fn batch_gets_on_beside_streams_that_hold_all_the_memory() {
     assert!(fed > 2 * starved, "batch gained nothing by having waited");
     // As much as one of its utterances in each run.
     assert!(fed >= SEEDS.len() as u64 * 200 * TOKEN, "batch gained only {:.1?}", duration_of(fed));
+}
+
+/// Promises at the longest speech that a text might become leave most of the memory empty; what is used of it admits
+/// three times the turns, and no listener hears that.
+#[test]
+fn memory_that_is_used_admits_more_than_memory_that_is_promised() {
+    let used = Costs { memory: 8_000_000, ..Costs::named("h200") };
+    let run = |costs: &Costs, turns: f64| long_runs(costs, &Config::default(), 200, turns, 0, &SEEDS);
+    // The same engine with each text promised its longest speech: every token counts for three and a third.
+    let promised = Costs { grows: false, memory: used.memory * 3 / 10, ..used.clone() };
+    for turns in [4.0, 6.0, 8.0] {
+        let (now, before) = (run(&used, turns), run(&promised, turns));
+        println!(
+            "{turns} turns of 8 s a second, memory for 40: refused {} of {} where promises refuse {}; p95 {:.1?}, {} gaps, \
+             {} live restarts",
+            now.refused,
+            now.turns,
+            before.refused,
+            now.quantile(0.95),
+            now.underruns.len(),
+            now.restarted
+        );
+        assert!(now.refused * 3 < before.refused.max(1) * 2, "{} refused, {} by promises", now.refused, before.refused);
+        assert!(now.underruns.len() * 100 <= now.first_audio.len(), "{} gaps", now.underruns.len());
+        assert!(now.quantile(0.95) <= Duration::from_millis(Config::default().first_audio_target_ms.into()));
+    }
 }

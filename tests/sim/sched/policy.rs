@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use antiphon::sched::{
-    Config, EngineLimits, JobEnd, JobId, JobSpec, Load, OpenError, Outcome, Plan, Refused, Scheduler, Slot, Stage,
-    Stages, Step, StreamNote,
+    Config, EngineLimits, JobEnd, JobId, JobSpec, Load, Need, OpenError, Outcome, Plan, Refused, Scheduler, Slot,
+    Stage, Stages, Step, StreamNote,
 };
 use antiphon::turn::StreamId;
 
@@ -14,7 +14,7 @@ use super::engine::Costs;
 /// What the world asks of a scheduler.
 pub(super) trait Policy {
     fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused>;
-    fn sized(&mut self, job: JobId, bytes: u64);
+    fn sized(&mut self, job: JobId, need: Need);
     fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote);
     fn plan(&mut self, now: Instant) -> Plan;
     fn opened(&mut self, job: JobId, result: Result<Stages, OpenError>);
@@ -29,8 +29,8 @@ impl Policy for Scheduler {
         self.submit(now, spec)
     }
 
-    fn sized(&mut self, job: JobId, bytes: u64) {
-        self.sized(job, bytes);
+    fn sized(&mut self, job: JobId, need: Need) {
+        self.sized(job, need);
     }
 
     fn note(&mut self, now: Instant, stream: StreamId, note: StreamNote) {
@@ -117,7 +117,7 @@ impl Policy for Simple {
         Ok(id)
     }
 
-    fn sized(&mut self, _: JobId, _: u64) {}
+    fn sized(&mut self, _: JobId, _: Need) {}
 
     fn note(&mut self, _: Instant, _: StreamId, _: StreamNote) {}
 

@@ -87,11 +87,15 @@ pub(super) struct Report {
     pub(super) batch_samples: u64,
     pub(super) done: u32,
     pub(super) cancelled: u32,
+    /// Live, and without room long after their promise.
+    pub(super) unplaced: u32,
     pub(super) submitted: u32,
     pub(super) steps: u64,
     /// Most steps without live work that a first audio waited for after it was submitted.
     pub(super) most_behind_batch: u32,
     pub(super) displaced: u32,
+    /// Of these, live.
+    pub(super) restarted: u32,
     pub(super) parked: u32,
     /// Width of steps by device time, per stage: seconds and slot-seconds.
     pub(super) widths: [(f64, f64); 4],
@@ -199,9 +203,11 @@ impl World {
                 }
                 Plan::Displace { slot, job } => {
                     assert_eq!(self.slots.remove(&slot), Some(job));
-                    assert_eq!(self.jobs[&job].class, Class::Batch, "live work is never displaced");
+                    let live = self.jobs[&job].class == Class::Live;
+                    assert!(!live || self.engine.costs.grows, "live work gives way only where memory ran out");
                     self.engine.close(slot);
                     self.report.displaced += 1;
+                    self.report.restarted += u32::from(live);
                 }
                 Plan::Park { slot, job } => {
                     assert_eq!(self.slots.get(&slot), Some(&job));
@@ -237,7 +243,7 @@ impl World {
         assert!(self.jobs.is_empty(), "jobs lost: {:?}", self.jobs.keys());
         assert_eq!(self.engine.memory(), 0);
         assert!(self.slots.is_empty());
-        assert_eq!(self.report.done + self.report.cancelled, self.report.submitted);
+        assert_eq!(self.report.done + self.report.cancelled + self.report.unplaced, self.report.submitted);
     }
 
     fn pass(&mut self, time: Duration) {
@@ -314,7 +320,7 @@ impl World {
             let spec = JobSpec { stream: StreamId(stream), class, token: token.clone(), tenant: tenant.into(), chars };
             match self.policy.submit(at, spec) {
                 Ok(job) => {
-                    self.policy.sized(job, self.engine.costs.bytes(tokens));
+                    self.policy.sized(job, self.engine.costs.need(tokens));
                     self.report.submitted += 1;
                     listener.left += 1;
                     let utterance = Utterance {
@@ -532,6 +538,8 @@ impl World {
                 self.report.done += 1;
             }
             JobEnd::Cancelled => self.report.cancelled += 1,
+            // Another voice speaks in its place.
+            JobEnd::Failed(reason) if reason.contains("had no room") => self.report.unplaced += 1,
             JobEnd::Failed(reason) => panic!("{job:?} failed: {reason}"),
         }
         if utterance.class == Class::Batch && utterance.stream >= 1 << 40 {

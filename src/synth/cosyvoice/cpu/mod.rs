@@ -89,6 +89,7 @@ impl CpuBackend {
                 rounds: PerStage::new([1, DECODE_ROUNDS, EULER_STEPS as u32, 1]),
                 parks: false,
                 launches: false,
+                grows: false,
             },
             positions: POSITIONS,
         };

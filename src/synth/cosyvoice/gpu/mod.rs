@@ -214,6 +214,7 @@ impl GpuBackend {
                 rounds: PerStage::new([1, llm::ROUNDS as u32, EULER_STEPS as u32, 1]),
                 parks: false,
                 launches: true,
+                grows: true,
             },
             positions: positions as u32,
         };

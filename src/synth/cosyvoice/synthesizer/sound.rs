@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::backend::{Backend, Flowed, Vocoded};
+use super::super::backend::{Backend, Extent, Flowed, Vocoded};
 use super::super::probe::Probe;
 use super::{CosyVoice, Made};
 use crate::synth::{Outcome, Progress, Slot, Stage, Stages, Step, SynthError};
@@ -93,7 +93,10 @@ impl<B: Backend + Probe> CosyVoice<B> {
             let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };
             let failed = failed.map(|error| error.to_string());
             let decoded = job.before + current;
-            out.push(Progress::new(Outcome { decoded, done, failed, ..Outcome::ready(slot, ready) }, pcm));
+            let frames = job.now.hops.pushed() * self.config.token_mel_ratio as u32;
+            let grows = self.caps.limits.grows && !done;
+            let memory = if grows { self.backend.memory_needed(Extent { positions: 0, frames }) } else { 0 };
+            out.push(Progress::new(Outcome { decoded, memory, done, failed, ..Outcome::ready(slot, ready) }, pcm));
         }
     }
 }

@@ -19,7 +19,7 @@ use super::{CosyVoice, Job, Run, push};
 use crate::synth::{Slot, Stages, SynthError, TextOrder};
 use crate::turn::Utterance;
 
-/// Marks behind which a sentence goes on.
+/// Marks after which a sentence goes on.
 const COMMAS: [char; 3] = ['，', ',', '、'];
 /// Characters without a gap after which text is cut anywhere: no word is as long.
 const LONGEST_WORD: usize = 80;
@@ -45,7 +45,7 @@ impl TextStream {
     }
 }
 
-/// The length of what of `text` is whole words: up to the last gap, or up to behind the last mark of a script
+/// The length of what of `text` is whole words: up to the last gap, or up to the last mark, included, of a script
 /// without gaps. A word keeps the space before it, as the tokenizer cuts.
 fn whole_words(text: &str) -> usize {
     let gap = text.char_indices().rev().find(|(_, c)| c.is_whitespace()).map_or(0, |(at, _)| at);
@@ -67,7 +67,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         self.backend.close(slot);
         let instructions = utterance.instructions.as_deref();
         let (name, known) = self.find_voice(utterance.voice.as_deref())?;
-        // The text is not known yet and so is no part of what makes the draws what they are.
+        // The text is not known yet and so is no part of what the samples depend on.
         let key = sample::key("", instructions.unwrap_or_default(), name, utterance.seed);
         let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
         let prompt = prompt::streamed(&self.tokenizer, &known.voice, instructions)

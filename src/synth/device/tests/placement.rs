@@ -24,10 +24,10 @@ async fn streams_go_to_the_device_with_the_most_room_and_stay_there() {
     }
     // What a stream says next goes where it speaks, however much room there is elsewhere.
     let (sink, events) = mpsc::channel(1024);
-    let place = lock(&engine.inner.places)[&streams[0]].device;
+    let placement = lock(&engine.inner.placements)[&streams[0]].device;
     engine.submit(Utterance { stream: streams[0], token: epoch.token(), ..long() }, sink).expect("accepted");
     sinks.push(events);
-    assert_eq!(engine.status()[place].load.live, 4);
+    assert_eq!(engine.status()[placement].load.live, 4);
     epoch.raise();
     streams.into_iter().for_each(|stream| engine.note(stream, StreamNote::Closed));
     for events in sinks {
@@ -69,7 +69,7 @@ async fn a_new_turn_leaves_the_device_of_the_last_one_when_that_is_full() {
     let (stream, (sink, events)) = (first.stream, mpsc::channel(64));
     engine.submit(first, sink).expect("accepted");
     assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
-    let last = lock(&engine.inner.places)[&stream].device;
+    let last = lock(&engine.inner.placements)[&stream].device;
     // Other streams fill that device, and never end.
     scripts[last].mute.store(true, Ordering::Relaxed);
     scripts[1 - last].mute.store(true, Ordering::Relaxed);
@@ -83,6 +83,6 @@ async fn a_new_turn_leaves_the_device_of_the_last_one_when_that_is_full() {
     let (sink, events) = mpsc::channel(64);
     engine.submit(Utterance { stream, ..long() }, sink).expect("the other device takes it");
     sinks.push(events);
-    assert_eq!(lock(&engine.inner.places)[&stream].device, 1 - last);
+    assert_eq!(lock(&engine.inner.placements)[&stream].device, 1 - last);
     engine.shutdown();
 }
