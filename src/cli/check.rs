@@ -21,7 +21,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         print!("{}", config::SCHEMA);
         return Ok(());
     }
-    super::load(args.config.as_deref())?;
+    super::load(args.config.as_deref())?.check_exposure()?;
     match &args.config {
         Some(file) => println!("{}: valid", file.display()),
         None => println!("defaults and environment: valid"),

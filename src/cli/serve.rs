@@ -11,6 +11,7 @@ use crate::telemetry;
 /// Serves until SIGTERM or SIGINT, drains, and exits; a second signal exits at once.
 pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
     let config = super::load(file)?;
+    config.check_exposure()?;
     let traces = telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     super::block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;

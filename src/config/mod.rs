@@ -9,6 +9,7 @@
 //! and checked by itself, so that a bad one is named.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -156,8 +157,37 @@ impl Config {
             // Secrets make the types fit for reading only, so the table is read anew for each variable.
             config = table.clone().try_into().map_err(|e: toml::de::Error| at(explain(e.message())))?;
         }
+        follow(&table, &mut config.sip);
         config.validate().map_err(|message| ConfigError { origin, message })?;
         Ok(config)
+    }
+
+    /// Whether somebody who was given nothing could use the gateway from another host. Commands that serve nobody
+    /// need not ask.
+    ///
+    /// # Errors
+    /// It is reachable and open; the key that closes it.
+    pub fn check_exposure(&self) -> Result<(), ConfigError> {
+        let exposed = |address: SocketAddr| !address.ip().to_canonical().is_loopback();
+        let refuse = |origin: &str, message: String| Err(ConfigError { origin: origin.into(), message });
+        let bind = self.http.bind;
+        if exposed(bind) && self.http.tokens.is_empty() {
+            let why = format!(
+                "is empty, and [http] bind = \"{bind}\" is reached by other hosts: set a token, or bind to loopback"
+            );
+            return refuse("[http] tokens", why);
+        }
+        let sip = &self.sip;
+        let listeners = [("udp", sip.udp), ("tcp", sip.tcp), ("tls", sip.tls.as_ref().map(|tls| tls.bind))];
+        let open = listeners.into_iter().find_map(|(key, address)| Some((key, address.filter(|a| exposed(*a))?)));
+        if let Some((key, address)) = open.filter(|_| sip.allow.is_empty() && sip.users.is_empty()) {
+            let why = format!(
+                "is empty, and so is `users`, while [sip] {key} is at {address}: anybody could call. Name the networks that \
+                 may (your trunk's), or set users; allow = [\"0.0.0.0/0\", \"::/0\"] says that everybody may"
+            );
+            return refuse("[sip] allow", why);
+        }
+        Ok(())
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -287,6 +317,17 @@ fn parse_value(value: &str) -> toml::Value {
     match toml::from_str::<Wrapped>(&format!("v = {value}")) {
         Ok(wrapped) => wrapped.v,
         Err(_) => toml::Value::String(value.to_owned()),
+    }
+}
+
+/// One of `[sip] udp` and `tcp` takes the other along: a telephone that finds a message too long for UDP goes on at
+/// the same address over TCP (RFC 3261 section 18.1.1). Closing one closes only that one.
+fn follow(table: &toml::Table, sip: &mut crate::sip::SipConfig) {
+    let is_set = |key: &str| table.get("sip").and_then(|sip| sip.get(key)).is_some();
+    match (is_set("udp"), is_set("tcp")) {
+        (true, false) if sip.udp.is_some() => sip.tcp = sip.udp,
+        (false, true) if sip.tcp.is_some() => sip.udp = sip.tcp,
+        _ => {}
     }
 }
 

@@ -98,3 +98,40 @@ fn an_onset_that_does_not_fit_its_window_is_refused_with_what_to_change() {
         assert!(error.message.contains(why), "{error}");
     }
 }
+
+#[test]
+fn what_others_reach_must_not_be_open() {
+    let closed = "[http]\ntokens = [\"a long enough token\"]\n";
+    for (text, key) in [
+        ("", None),
+        ("[http]\nbind = \"0.0.0.0:8080\"\n", Some("[http] tokens")),
+        ("[http]\nbind = \"[2001:db8::1]:8080\"\n", Some("[http] tokens")),
+        ("[http]\nbind = \"0.0.0.0:8080\"\ntokens = [\"a long enough token\"]\n", None),
+        ("[sip]\nudp = \"0.0.0.0:5060\"\n", Some("[sip] allow")),
+        ("[sip]\nudp = \"off\"\ntcp = \"192.0.2.1:5060\"\n", Some("[sip] allow")),
+        ("[sip]\ntls = { bind = \"[::]:5061\", cert = \"c\", key = \"k\" }\n", Some("[sip] allow")),
+        ("[sip]\nudp = \"0.0.0.0:5060\"\nallow = [\"192.0.2.0/24\"]\n", None),
+        ("[sip]\nudp = \"0.0.0.0:5060\"\nusers = [{ username = \"a\", password = \"long enough\" }]\n", None),
+        ("[sip]\nudp = \"127.9.9.9:5060\"\n", None),
+    ] {
+        let result = load(text, &[]).expect("each value is valid").check_exposure();
+        assert_eq!(result.as_ref().err().map(|error| error.origin.as_str()), key, "{text}");
+    }
+    assert!(load(&format!("{closed}[sip]\nudp = \"0.0.0.0:1\"\n"), &[]).expect("valid").check_exposure().is_err());
+}
+
+#[test]
+fn one_of_udp_and_tcp_takes_the_other_along() {
+    let usual = Config::default().sip;
+    let at = |text: &str, variables: &[(&str, &str)]| {
+        let sip = load(text, variables).expect("valid").sip;
+        (sip.udp.map(|a| a.port()), sip.tcp.map(|a| a.port()))
+    };
+    assert_eq!(at("", &[]), (usual.udp.map(|a| a.port()), usual.tcp.map(|a| a.port())));
+    assert_eq!(at("[sip]\nudp = \"127.0.0.1:5070\"\n", &[]), (Some(5070), Some(5070)));
+    assert_eq!(at("[sip]\ntcp = \"127.0.0.1:5070\"\n", &[]), (Some(5070), Some(5070)));
+    assert_eq!(at("", &[("ANTIPHON_SIP__UDP", "127.0.0.1:5071")]), (Some(5071), Some(5071)));
+    assert_eq!(at("[sip]\nudp = \"127.0.0.1:5070\"\ntcp = \"127.0.0.1:5072\"\n", &[]), (Some(5070), Some(5072)));
+    assert_eq!(at("[sip]\nudp = \"127.0.0.1:5070\"\ntcp = \"off\"\n", &[]), (Some(5070), None));
+    assert_eq!(at("[sip]\nudp = \"off\"\n", &[]), (None, Some(5060)));
+}

@@ -119,6 +119,9 @@ impl From<GatewayError> for ApiError {
             (GatewayError::Dial(DialError::Address(_)), None) => {
                 ApiError::bad_request("invalid_address", message).param("to")
             }
+            (GatewayError::Dial(DialError::Denied(_)), None) => {
+                ApiError::new(StatusCode::FORBIDDEN, "call_denied", message).param("to")
+            }
             (GatewayError::Dial(DialError::UnknownTrunk(_)), None) => {
                 ApiError::bad_request("unknown_trunk", message).param("trunk")
             }

@@ -45,6 +45,8 @@ pub struct SipConfig {
     pub media_timeout_s: u64,
     /// Seconds an outbound call may ring.
     pub ring_timeout_s: u64,
+    /// Whether calls may go out.
+    pub outbound: Outbound,
     /// Carriers and exchanges for outbound calls.
     pub trunk: Vec<TrunkConfig>,
 }
@@ -65,6 +67,7 @@ impl Default for SipConfig {
             max_calls: 1000,
             media_timeout_s: 60,
             ring_timeout_s: 60,
+            outbound: Outbound::Trunks,
             trunk: Vec::new(),
         }
     }
@@ -116,6 +119,42 @@ pub struct TrunkConfig {
     /// Whether to encrypt media.
     #[serde(default)]
     pub srtp: Srtp,
+    /// What a number or user must begin with to be called here; `*` is everything. Empty: nothing is called.
+    #[serde(default)]
+    pub prefixes: Vec<String>,
+    /// Calls out at a time; 0: as many as `[sip] max_calls`.
+    #[serde(default = "max_calls")]
+    pub max_calls: usize,
+    /// Calls out in a minute; 0: no limit.
+    #[serde(default = "calls_per_minute")]
+    pub calls_per_minute: usize,
+    /// Minutes of calls out in 24 hours; when they are used up calls end. 0: no limit.
+    #[serde(default = "minutes_per_day")]
+    pub minutes_per_day: u32,
+}
+
+/// Enough for a small contact centre, little enough that a stolen token is noticed before it is ruinous.
+fn max_calls() -> usize {
+    30
+}
+
+fn calls_per_minute() -> usize {
+    60
+}
+
+fn minutes_per_day() -> u32 {
+    3_000
+}
+
+/// Whether calls may go out: by the API, by agents, by transfers.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Outbound {
+    /// None at all.
+    Deny,
+    /// Through a trunk and to its `prefixes`; on a gateway that listens on loopback only, to loopback as well.
+    #[default]
+    Trunks,
 }
 
 /// `[rtp]`: UDP ports of calls. Each call takes an even port and the odd one above it.

@@ -44,10 +44,13 @@ use super::{
     body,
     challenge::Challenges,
     config,
+    dialplan::{self, Dialplan},
     inbound::{self, unsupported},
     limits::Strikes,
     listen::{Gate, ScreenedUdp, StreamListener},
-    outbound, tls,
+    outbound,
+    quota::Quotas,
+    tls,
     trunk::{self, State, TrunkStatus},
 };
 use crate::{
@@ -81,6 +84,8 @@ pub(super) struct Shared {
     /// A permit a call.
     pub(super) calls: Arc<Semaphore>,
     pub(super) auth: Authenticator,
+    /// What goes out through each trunk.
+    pub(super) quotas: Quotas,
     pub(super) incoming: mpsc::Sender<IncomingCall>,
     /// Calls and registrations end.
     pub(super) stop: CancellationToken,
@@ -130,7 +135,7 @@ impl Endpoint {
             ))
         })?;
         for (n, trunk) in config.trunk.iter().enumerate() {
-            outbound::registrar(trunk).map_err(|_| {
+            dialplan::registrar(trunk).map_err(|_| {
                 SipError::Config(format!("[[sip.trunk]] `{}`: host `{}` is no host or address", trunk.name, trunk.host))
             })?;
             if config.trunk[..n].iter().any(|t| t.name == trunk.name) {
@@ -163,6 +168,7 @@ impl Endpoint {
             ports,
             calls: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
             auth: Authenticator::new(&config.realm, &config.users, secret, clock::now()),
+            quotas: Quotas::new(&config.trunk),
             incoming,
             stop: stop.clone(),
             tasks: TaskTracker::new(),
@@ -422,6 +428,13 @@ impl Drop for Once<'_> {
 impl Shared {
     pub(super) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The rules for calls out.
+    pub(super) fn dialplan(&self) -> Dialplan<'_> {
+        let Bound { udp, tcp, tls } = self.bound;
+        let addresses = [udp, tcp, tls].into_iter().flatten().map(|address| address.ip());
+        Dialplan { config: &self.config, local: dialplan::all_loopback(addresses) }
     }
 
     /// What is negotiated where no trunk says otherwise.

@@ -418,7 +418,7 @@ impl Ringing {
         // A leg that nobody takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
         let peer = source.ip();
-        Session { shared, dialog, states, negotiator, signals, controls, slot, peer, timer }.run().await;
+        Session { shared, dialog, states, negotiator, signals, controls, slot, lease: None, peer, timer }.run().await;
     }
 }
 

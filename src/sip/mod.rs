@@ -7,6 +7,7 @@
 //!   [`SipLeg`](crate::media::sip::SipLeg)
 //! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
 //! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
+//! - `dialplan`, `quota`: who may be called, and how much
 //! - `listen`, `screen`: sockets, and what stands between them and the stack
 //! - `limits`, `body`, `refer`, `timer`, `tls`: what the names say
 //!
@@ -34,11 +35,13 @@ mod auth;
 mod body;
 mod challenge;
 pub mod config;
+mod dialplan;
 mod endpoint;
 mod inbound;
 mod limits;
 mod listen;
 mod outbound;
+mod quota;
 mod refer;
 mod screen;
 mod session;
@@ -49,7 +52,7 @@ mod trunk;
 use thiserror::Error;
 
 pub use self::{
-    config::{CodecName, Network, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
+    config::{CodecName, Network, Outbound, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
     endpoint::Endpoint,
     inbound::IncomingCall,
     outbound::DialRequest,
@@ -97,6 +100,9 @@ pub enum DialError {
     /// `to` is not a SIP address or telephone number, or a trunk is needed to reach it.
     #[error("{0}")]
     Address(String),
+    /// The configuration does not allow this call; the text names the key.
+    #[error("this call is not allowed: {0}")]
+    Denied(String),
     /// No trunk has that name.
     #[error("no [[sip.trunk]] is named `{0}`")]
     UnknownTrunk(String),

@@ -17,7 +17,8 @@ use tracing::info;
 
 use super::{
     DialError, SipError, body,
-    config::{Srtp, Transport, TrunkConfig},
+    config::{Srtp, TrunkConfig},
+    dialplan::{Caller, Route},
     endpoint::Shared,
     session::{self, CONTROLS, SIGNALS, Session},
     timer::{self, SessionTimer},
@@ -59,7 +60,7 @@ pub struct DialRequest {
     pub to: String,
     /// Our side, likewise; default: the trunk's user, or `antiphon`.
     pub from: Option<String>,
-    /// `[[sip.trunk]]` to use; default: none for a full URI, the first one for a number.
+    /// `[[sip.trunk]]` to use; default: the one whose `prefixes` fit best.
     pub trunk: Option<String>,
     /// Further headers of the INVITE. Those that SIP itself needs are refused.
     pub headers: BTreeMap<String, String>,
@@ -72,8 +73,14 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     if shared.is_draining() {
         return Err(DialError::Sip(SipError::Closed));
     }
-    let (to, trunk) = target(shared, &request.to, request.trunk.as_deref())?;
+    let Route { uri: to, trunk } =
+        shared.dialplan().route(&request.to, request.from.as_deref(), request.trunk.as_deref())?;
     let headers = extra_headers(&request.headers)?;
+    let lease = match trunk {
+        Some((index, _)) => Some(shared.quotas.begin(index).map_err(DialError::Denied)?),
+        None => None,
+    };
+    let trunk = trunk.map(|(_, trunk)| trunk);
     let slot = shared.calls.clone().try_acquire_owned().map_err(|_| DialError::Overloaded)?;
     let peer = shared
         .resolve(&to)
@@ -124,6 +131,9 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     }
 
     ports.discard();
+    if let Some(lease) = &lease {
+        lease.answered();
+    }
     let timer = SessionTimer::answered(&response, clock::now());
     let agreed = match body::description(&response) {
         Ok(Some(answer)) => negotiator.accept(&answer).map_err(|e| e.to_string()),
@@ -141,7 +151,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         .and_then(|agreed| Session::leg(shared, ports, agreed, receiver, control).map_err(|error| error.to_string()));
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
-    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, peer, timer });
+    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, timer });
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
 }
 
@@ -165,67 +175,6 @@ fn spawn(session: Session) {
     tasks.spawn(session.run());
 }
 
-/// Where `to` leads, and through which trunk.
-pub(super) fn target<'a>(
-    shared: &'a Shared,
-    to: &str,
-    trunk: Option<&str>,
-) -> Result<(Uri, Option<&'a TrunkConfig>), DialError> {
-    let to = to.trim();
-    let trunks = &shared.config.trunk;
-    let named = match trunk {
-        None => None,
-        Some(name) => {
-            Some(trunks.iter().find(|t| t.name == name).ok_or_else(|| DialError::UnknownTrunk(name.to_owned()))?)
-        }
-    };
-    if to.is_empty()
-        || to.len() > 255
-        || to.chars().any(|c| c.is_control() || c.is_whitespace() || "<>\"\\".contains(c))
-    {
-        return Err(DialError::Address(format!("`{to}` is no SIP address or telephone number")));
-    }
-    let lower = to.to_ascii_lowercase();
-    let full = if lower.starts_with("sip:") || lower.starts_with("sips:") {
-        Some(to.to_owned())
-    } else if to.contains('@') {
-        Some(format!("sip:{to}"))
-    } else {
-        None
-    };
-    if let Some(full) = full {
-        let uri = Uri::try_from(full.as_str()).ok().filter(|uri| !uri.host_with_port.host.to_string().is_empty());
-        let uri = uri.ok_or_else(|| DialError::Address(format!("`{to}` is not a valid SIP URI")))?;
-        return Ok((uri, named));
-    }
-    let number = lower.strip_prefix("tel:").unwrap_or(to);
-    let trunk = named.or(trunks.first()).ok_or_else(|| {
-        DialError::Address(format!(
-            "`{to}` is no full SIP URI (sip:user@host), and there is no [[sip.trunk]] to call it through"
-        ))
-    })?;
-    Ok((through(trunk, number)?, Some(trunk)))
-}
-
-/// `user` at the trunk.
-fn through(trunk: &TrunkConfig, user: &str) -> Result<Uri, DialError> {
-    let transport = match trunk.transport {
-        Transport::Udp => "",
-        Transport::Tcp => ";transport=tcp",
-        Transport::Tls => ";transport=tls",
-    };
-    let text = format!("sip:{}@{}{transport}", escape_user(user), trunk.host);
-    Uri::try_from(text.as_str())
-        .map_err(|_| DialError::Address(format!("`{user}` cannot be called at trunk `{}`", trunk.name)))
-}
-
-/// The registrar's address of a trunk.
-pub(super) fn registrar(trunk: &TrunkConfig) -> Result<Uri, DialError> {
-    let mut uri = through(trunk, "x")?;
-    uri.auth = None;
-    Ok(uri)
-}
-
 pub(super) fn credential(trunk: &TrunkConfig) -> Option<Credential> {
     let (username, password) = (trunk.username.as_ref()?, trunk.password.as_ref()?);
     Some(Credential {
@@ -237,33 +186,13 @@ pub(super) fn credential(trunk: &TrunkConfig) -> Option<Credential> {
 }
 
 fn caller(shared: &Shared, from: Option<&str>, trunk: Option<&TrunkConfig>, wire: Wire) -> Result<Uri, DialError> {
-    let user = match from {
-        Some(from) if from.contains('@') => return target(shared, from, None).map(|(uri, _)| uri),
-        Some(from) => from.strip_prefix("tel:").unwrap_or(from),
-        None => trunk.and_then(|t| t.username.as_deref()).unwrap_or("antiphon"),
-    };
-    if user.is_empty() || user.chars().any(|c| c.is_control() || c.is_whitespace() || "<>\"\\".contains(c)) {
-        return Err(DialError::Address(format!("`from` (`{user}`) is no SIP address or number")));
-    }
-    match trunk {
-        Some(trunk) => through(trunk, user),
-        None => {
-            let mut uri = shared.contact(Some(&escape_user(user)), wire, None);
+    Ok(match shared.dialplan().caller(from, trunk)? {
+        Caller::Address(uri) => *uri,
+        Caller::User(user) => {
+            let mut uri = shared.contact(Some(&user), wire, None);
             uri.params.clear();
-            Ok(uri)
+            uri
         }
-    }
-}
-
-/// Percent-escapes what a user part may not hold (RFC 3261 section 25.1), as `#` of a number.
-fn escape_user(user: &str) -> String {
-    user.bytes().fold(String::new(), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() || b"-_.!~*'()&=+$,;?/%".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-        out
     })
 }
 
@@ -305,10 +234,5 @@ mod tests {
         assert!(one("X-Bad", "a\r\nVia: b").is_err());
         assert!(one("X Bad", "a").is_err());
         assert!(one("", "a").is_err());
-    }
-
-    #[test]
-    fn numbers_are_escaped() {
-        assert_eq!(escape_user("+49*21#"), "+49*21%23");
     }
 }

@@ -38,7 +38,13 @@ impl Transfer {
         to: &str,
         attended: bool,
     ) -> Result<Transfer, String> {
-        let (target, _) = outbound::target(shared, to, None).map_err(|e| e.to_string())?;
+        let route = shared.dialplan().route(to, None, None).map_err(|e| e.to_string())?;
+        // The peer places this call, and often our trunk: it counts to that trunk's calls a minute. An attended one
+        // is counted where the consultation call begins.
+        if let Some((index, _)) = route.trunk.filter(|_| !attended) {
+            drop(shared.quotas.begin(index)?);
+        }
+        let target = route.uri;
         let mut refer_to = format!("<{target}>");
         let mut consultation = None;
         if attended {

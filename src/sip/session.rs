@@ -41,6 +41,7 @@ use tracing::{debug, info};
 use super::{
     body::{self, Body},
     endpoint::Shared,
+    quota::Lease,
     refer::{self, Outcome, Transfer},
     timer::{Due, SessionTimer},
 };
@@ -64,6 +65,8 @@ const TRANSACTION: Duration = Duration::from_secs(33);
 const ANSWER: Duration = Duration::from_secs(40);
 /// Attempts at a re-INVITE that meets one of the peer (491).
 const GLARE: usize = 3;
+/// Between looks at what is left of a trunk's minutes.
+const QUOTA: Duration = Duration::from_secs(5);
 
 /// The signalling of one answered call.
 pub(super) struct Session {
@@ -75,6 +78,8 @@ pub(super) struct Session {
     pub(super) controls: mpsc::Receiver<Control>,
     /// The call's place under `max_calls`.
     pub(super) slot: OwnedSemaphorePermit,
+    /// A call out through a trunk counts to what the trunk allows.
+    pub(super) lease: Option<Lease>,
     pub(super) peer: IpAddr,
     /// What the INVITE and its answer settled of RFC 4028.
     pub(super) timer: Option<SessionTimer>,
@@ -99,6 +104,8 @@ struct Running {
     transfer: Option<Box<Transfer>>,
     /// What a NOTIFY said before the answer to our REFER was here (RFC 6665 section 4.1.2.4 allows that).
     early: Option<Outcome>,
+    /// When to look at the trunk's minutes again.
+    quota: Option<Instant>,
 }
 
 /// The end of a re-INVITE of ours.
@@ -155,6 +162,7 @@ impl Session {
             referral: None,
             transfer: None,
             early: None,
+            quota: self.lease.is_some().then(|| clock::now() + QUOTA),
             session: self,
         };
         if confirmed {
@@ -184,6 +192,7 @@ impl Running {
                 }
                 control = self.session.controls.recv() => self.on_control(control).await,
                 () = until(self.session.timer.map(|timer| timer.deadline())) => self.on_timer(),
+                () = until(self.quota) => self.on_quota(),
             };
             if let ControlFlow::Break(ending) = flow {
                 return ending;
@@ -369,6 +378,16 @@ impl Running {
         }
     }
 
+    /// Minutes that are used up end the calls that use them.
+    fn on_quota(&mut self) -> Flow {
+        if self.session.lease.as_ref().is_some_and(Lease::is_exhausted) {
+            info!(id = %self.session.dialog.id(), "the trunk's minutes_per_day are used up: the call ends");
+            return ControlFlow::Break(Ending::Ours(LegEnd::Local, "minutes used up"));
+        }
+        self.quota = Some(clock::now() + QUOTA);
+        ControlFlow::Continue(())
+    }
+
     async fn on_done(&mut self, done: Done) -> Flow {
         let Done { why, response } = done;
         let accepted = response.as_ref().filter(|r| r.status_code.kind() == StatusCodeKind::Successful);
@@ -491,7 +510,7 @@ impl Running {
     async fn finish(self, ending: Ending) {
         let Running { session, connected, exchange, referral, transfer, .. } = self;
         drop((exchange, referral, transfer));
-        let Session { shared, dialog, states, signals, slot, .. } = session;
+        let Session { shared, dialog, states, signals, slot, lease, .. } = session;
         let end = match ending {
             Ending::Dialog(end) => {
                 shared.dialogs.remove_dialog(&dialog.id());
@@ -501,7 +520,7 @@ impl Running {
         };
         // overflow: awaited, for a while: see `signal`. Dropping the sender afterwards says the same.
         signals.send_timeout(Signal::Closed(end), UNREAD).await.ok();
-        drop((signals, slot));
+        drop((signals, slot, lease));
         if let Ending::Ours(_, reason) = ending {
             bye(&dialog, states, connected, reason).await;
             shared.dialogs.remove_dialog(&dialog.id());

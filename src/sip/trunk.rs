@@ -14,8 +14,9 @@ use tracing::{info, warn};
 
 use super::{
     config::{Transport, TrunkConfig},
+    dialplan::registrar,
     endpoint::Shared,
-    outbound::{credential, registrar},
+    outbound::credential,
 };
 
 /// Lifetime asked for.

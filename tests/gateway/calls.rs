@@ -126,6 +126,18 @@ async fn the_gateway_calls_a_telephone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_not_allowed_is_refused_with_the_key() {
+    let trunk = "name = \"t\"\nhost = \"127.0.0.1:9\"\nprefixes = [\"+49\"]";
+    let rig = Rig::with(|config| config.sip.trunk = vec![toml::from_str(trunk).expect("valid")]).await;
+    for (to, key) in [("+88212345", "prefixes"), ("sip:x@192.0.2.1", "[sip] outbound")] {
+        let (status, error) = rig.post("/v1/calls", json!({ "to": to })).await;
+        assert_eq!((status, &error["error"]["code"]), (403, &json!("call_denied")), "{error}");
+        assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains(key)), "{error}");
+    }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_lets_the_turn_end_and_refuses_new_calls() {
     let rig = Rig::with(|config| config.call.drain_grace_s = 30).await;
     let call = rig.telephone("silent", Codec::Pcmu).await;

@@ -46,6 +46,25 @@ async fn until(url: &str, done: impl Fn(&Value) -> bool) {
     tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{url} never said so"));
 }
 
+#[test]
+fn serve_and_check_refuse_to_be_open_to_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for command in ["check", "serve"] {
+        for (variable, key) in [("ANTIPHON_HTTP__BIND", "[http] tokens"), ("ANTIPHON_SIP__UDP", "[sip] allow")] {
+            let output = Command::new(env!("CARGO_BIN_EXE_antiphon"))
+                .arg(command)
+                .env("XDG_STATE_HOME", folder.path())
+                .env(variable, "0.0.0.0:0")
+                .output()
+                .expect("the program starts");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(64), "{command} {variable}: {said}");
+            assert!(said.contains(key), "{command}: {said}");
+        }
+    }
+    assert_eq!(names(folder.path()), [""; 0], "nothing was begun");
+}
+
 #[tokio::test]
 async fn serve_keeps_jobs_in_the_state_directory_and_leaves_the_folder_it_was_started_in_alone() {
     let (started_in, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));

@@ -5,4 +5,5 @@ mod baresip;
 mod loopback;
 mod sipp;
 mod support;
+mod toll;
 mod wire;

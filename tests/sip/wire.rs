@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-async fn endpoint() -> (Endpoint, mpsc::Receiver<IncomingCall>) {
+pub(crate) async fn endpoint() -> (Endpoint, mpsc::Receiver<IncomingCall>) {
     start(loopback()).await
 }
 
@@ -28,7 +28,7 @@ async fn raw(endpoint: &Endpoint, call_id: &str) -> Raw {
 }
 
 /// A call that is up, from `raw`.
-async fn call(
+pub(crate) async fn call(
     endpoint: &Endpoint,
     calls: &mut mpsc::Receiver<IncomingCall>,
     call_id: &str,

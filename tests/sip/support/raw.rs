@@ -21,7 +21,7 @@ pub(crate) fn sdp(port: u16, extra: &str) -> String {
 /// One end of one dialog.
 pub(crate) struct Raw {
     socket: UdpSocket,
-    target: SocketAddr,
+    pub(crate) target: SocketAddr,
     call_id: String,
     local: String,
     pub(crate) remote_tag: String,
