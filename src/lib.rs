@@ -10,6 +10,7 @@
 //! - [`synth`]: voices; compute, never decide
 //! - [`voice`]: voice files and enrolment
 //! - [`media`]: packets, codecs, pacing and legs
+//! - [`hear`]: recognisers and turn taking
 //! - [`sip`], [`webrtc`]: the two kinds of session
 //! - [`agent`]: who supplies the text
 //! - [`call`]: one call, from leg to agent
@@ -29,6 +30,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod gateway;
+pub mod hear;
 pub mod media;
 pub mod sched;
 pub mod secret;

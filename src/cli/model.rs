@@ -6,6 +6,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::Failure;
 use crate::config::Config;
+use crate::hear::whisper;
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::cli;
 use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
@@ -15,9 +16,14 @@ use crate::voice;
 /// What the working precision of a GPU may differ by, absolute, per stage.
 const WORKING_LIMITS: &[(&str, f64)] = &[("llm", 0.1), ("flow", 0.1), ("hift", 0.1), ("e2e", 0.5)];
 
+/// The files of a recogniser.
+const WHISPER: pull::Set =
+    pull::Set { what: "Whisper checkpoint", needed: &whisper::verify::NEEDED, welcome: &whisper::verify::WELCOME };
+
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// Fetch a checkpoint from a hub; `HF_ENDPOINT` names another hub. Resumes, checks sizes and hashes.
+    /// Fetch a checkpoint of the voice, or of Whisper (`openai/whisper-tiny.en`), from a hub; `HF_ENDPOINT` names
+    /// another hub. Resumes, checks sizes and hashes.
     Pull {
         /// Which checkpoint.
         #[arg(default_value = pull::DEFAULT_ID)]
@@ -45,9 +51,16 @@ pub(super) enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Turn a Whisper checkpoint of CTranslate2 (`faster-whisper`) into the layout that `[recognizer] model` reads.
+    Convert {
+        /// Folder with `model.bin`, `config.json` and `tokenizer.json`.
+        from: PathBuf,
+        /// Where to.
+        to: PathBuf,
+    },
     /// Compare every stage with a kit of reference tensors.
     Selftest {
-        /// Kit: a checkpoint and its expected tensors, or enrolment networks and theirs.
+        /// Kit: a checkpoint of the voice or of Whisper and its expected tensors, or enrolment networks and theirs.
         kit: PathBuf,
         /// Where to compute: cpu or cuda:N.
         #[arg(long, default_value = "cpu")]
@@ -72,7 +85,13 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
         Command::Pull { id, dir } => {
             let name = id.rsplit('/').next().unwrap_or(&id);
             let dir = dir.unwrap_or_else(|| PathBuf::from(name));
-            cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref())
+            let set = if name.to_ascii_lowercase().contains("whisper") { &WHISPER } else { &pull::COSYVOICE };
+            cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref(), set)
+        }
+        Command::Verify { dir, .. } if whisper::is_checkpoint(&dir) => {
+            let report = whisper::verify::verify(&dir);
+            println!("{report}");
+            if report.passed() { cli::DONE } else { cli::FAILED }
         }
         Command::Verify { dir, llm } => cli::verify(&dir, llm),
         Command::Random { dir, size, seed } => {
@@ -82,12 +101,25 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
             };
             cli::random(&dir, size, seed)
         }
+        Command::Convert { from, to } => {
+            let tensors = whisper::convert::convert(&from, &to).map_err(Failure::failed)?;
+            println!("{}: {tensors} tensors", to.display());
+            cli::DONE
+        }
         Command::Selftest { kit, device, dtype } => selftest(&kit, &device, &dtype)?,
     };
     Failure::from_code(code)
 }
 
 fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
+    if whisper::selftest::is_kit(kit) {
+        if device != "cpu" {
+            return Err(Failure::failed(format!("device `{device}`: Whisper computes on the CPU only")));
+        }
+        let report = whisper::selftest::run(kit).map_err(Failure::failed)?;
+        println!("{report}");
+        return Ok(if report.passed() { cli::DONE } else { cli::FAILED });
+    }
     // A kit may hold either part or both: the front end is compared first, as data flows.
     let mut code = cli::DONE;
     let front_end = voice::selftest::is_kit(kit);

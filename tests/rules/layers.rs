@@ -16,6 +16,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("voice", 3),
     ("synth", 4),
     ("media", 4),
+    ("hear", 5),
     ("sip", 5),
     ("webrtc", 5),
     ("call", 6),

@@ -71,10 +71,10 @@ where
     }
 }
 
-/// `model pull [ID]`: fetches a checkpoint into `dir` from `endpoint` (`None`: the public hub).
-pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>) -> u8 {
+/// `model pull [ID]`: fetches the files of a checkpoint into `dir` from `endpoint` (`None`: the public hub).
+pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8 {
     let bar = bytes_bar("fetching");
-    let pulled = pull::pull(id, dir, endpoint, &mut |file, done, total| {
+    let pulled = pull::pull_set(id, dir, endpoint, set, &mut |file, done, total| {
         bar.set_message(file.to_string());
         bar.set_length(total);
         bar.set_position(done);

@@ -1,6 +1,6 @@
 //! `antiphon model pull`: fetches a checkpoint from a hub, resumably, and checks what arrived.
 //!
-//! Only the files that the engine reads are fetched. Each lands under a temporary name, is compared with the size
+//! Only the files that are read are fetched; a [`Set`] lists them for each kind of checkpoint. Each lands under a temporary name, is compared with the size
 //! and hash that the hub lists, and only then takes its place: a file in the directory is a good file.
 
 use std::fs::{self, File};
@@ -17,6 +17,21 @@ use super::sha1::Sha1;
 
 /// The published checkpoint.
 pub const DEFAULT_ID: &str = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512";
+
+/// The files of one kind of checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Set {
+    /// What such a checkpoint is called.
+    pub what: &'static str,
+    /// What cannot be done without.
+    pub needed: &'static [&'static str],
+    /// What is used when there.
+    pub welcome: &'static [&'static str],
+}
+
+/// The files of the voice.
+pub const COSYVOICE: Set = Set { what: "CosyVoice3 checkpoint", needed: &NEEDED, welcome: &WELCOME };
+
 /// What the engine cannot do without.
 const NEEDED: [&str; 8] = [
     "cosyvoice3.yaml",
@@ -52,8 +67,10 @@ pub enum PullError {
         reason: String,
     },
     /// The repository is something else.
-    #[error("`{id}` has no {file}: it is no CosyVoice3 checkpoint")]
+    #[error("`{id}` has no {file}: it is no {what}")]
     NotACheckpoint {
+        /// What was expected.
+        what: &'static str,
         /// Which repository.
         id: String,
         /// What it lacks.
@@ -124,6 +141,20 @@ pub type OnProgress<'a> = &'a mut dyn FnMut(&str, u64, u64);
 /// # Errors
 /// See [`PullError`]; what has arrived stays for the next call.
 pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, progress: OnProgress<'_>) -> Result<usize, PullError> {
+    pull_set(id, dir, endpoint, &COSYVOICE, progress)
+}
+
+/// As [`pull`], the files of `set`.
+///
+/// # Errors
+/// As there.
+pub fn pull_set(
+    id: &str,
+    dir: &Path,
+    endpoint: Option<&str>,
+    set: &Set,
+    progress: OnProgress<'_>,
+) -> Result<usize, PullError> {
     let io = |path: &Path| {
         let path = path.display().to_string();
         move |source| PullError::Io { path, source }
@@ -142,13 +173,15 @@ pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, progress: OnProgress<'
     let repo = builder.build().map_err(|e| unreachable(e.to_string()))?.repo(Repo::model(id.into()));
     let listing = list(&repo).map_err(unreachable)?;
     let mut count = 0;
-    for (name, needed) in NEEDED.iter().map(|n| (n, true)).chain(WELCOME.iter().map(|n| (n, false))) {
+    for (name, needed) in set.needed.iter().map(|n| (n, true)).chain(set.welcome.iter().map(|n| (n, false))) {
         match listing.siblings.iter().find(|s| s.rfilename == **name) {
             Some(file) => {
                 fetch(&repo, file, dir, progress)?;
                 count += 1;
             }
-            None if needed => return Err(PullError::NotACheckpoint { id: id.into(), file: (*name).into() }),
+            None if needed => {
+                return Err(PullError::NotACheckpoint { what: set.what, id: id.into(), file: (*name).into() });
+            }
             None => {}
         }
     }

@@ -1,0 +1,3 @@
+//! What the caller says, as words: recognisers and turn taking.
+
+pub mod whisper;

@@ -1,0 +1,191 @@
+//! Encoder and decoder of Whisper: features to states, states and text to scores.
+//!
+//! Owns the weights; all that one recognition needs besides is in its [`Cache`].
+
+use candle_core::{Device, IndexOp, Result, Tensor};
+
+use super::config::{LoadError, Sizes};
+use super::layers::{Attention, Conv, FeedForward, Memory, Norm, Weights, gelu};
+use super::stop::Stop;
+
+/// The part that hears.
+pub(super) struct Encoder {
+    conv1: Conv,
+    conv2: Conv,
+    positions: Tensor,
+    layers: Vec<EncoderLayer>,
+    norm: Norm,
+}
+
+struct EncoderLayer {
+    attention_norm: Norm,
+    attention: Attention,
+    forward_norm: Norm,
+    forward: FeedForward,
+}
+
+impl Encoder {
+    pub(super) fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
+        let (root, width) = ("model.encoder", sizes.d_model);
+        let layers = (0..sizes.encoder_layers).map(|n| {
+            let name = format!("{root}.layers.{n}");
+            Ok(EncoderLayer {
+                attention_norm: Norm::load(weights, &format!("{name}.self_attn_layer_norm"), width)?,
+                attention: Attention::load(
+                    weights,
+                    &format!("{name}.self_attn"),
+                    width,
+                    sizes.encoder_attention_heads,
+                )?,
+                forward_norm: Norm::load(weights, &format!("{name}.final_layer_norm"), width)?,
+                forward: FeedForward::load(weights, &name, width, sizes.encoder_ffn_dim)?,
+            })
+        });
+        let layers = layers.collect::<std::result::Result<_, LoadError>>()?;
+        Ok(Self {
+            layers,
+            conv1: Conv::load(weights, &format!("{root}.conv1"), (sizes.num_mel_bins, width), 1)?,
+            conv2: Conv::load(weights, &format!("{root}.conv2"), (width, width), 2)?,
+            positions: weights.take(&format!("{root}.embed_positions.weight"), (sizes.max_source_positions, width))?,
+            norm: Norm::load(weights, &format!("{root}.layer_norm"), width)?,
+        })
+    }
+
+    /// States `[positions, width]` of features `[frames, bands]`; `None` when `stop` was set meanwhile.
+    pub(super) fn forward(&self, features: &Tensor, stop: &Stop) -> Result<Option<Tensor>> {
+        let x = gelu(&self.conv1.forward(features)?)?;
+        let x = gelu(&self.conv2.forward(&x)?)?;
+        let mut x = (x + &self.positions)?;
+        for layer in &self.layers {
+            if stop.is_set() {
+                return Ok(None);
+            }
+            let normed = layer.attention_norm.forward(&x)?;
+            let (heard, _) = layer.attention.attend(&normed, &layer.attention.memory(&normed)?, None)?;
+            x = (x + heard)?;
+            x = (&x + layer.forward.forward(&layer.forward_norm.forward(&x)?)?)?;
+        }
+        self.norm.forward(&x).map(Some)
+    }
+}
+
+/// The part that writes.
+pub(super) struct Decoder {
+    /// `[vocabulary, width]`; also the last layer.
+    tokens: Tensor,
+    positions: Tensor,
+    layers: Vec<DecoderLayer>,
+    norm: Norm,
+    scale: Option<f64>,
+}
+
+struct DecoderLayer {
+    attention_norm: Norm,
+    attention: Attention,
+    heard_norm: Norm,
+    heard: Attention,
+    forward_norm: Norm,
+    forward: FeedForward,
+}
+
+/// What the decoder remembers of one window: what was heard, and the text so far. Clones share their tensors.
+#[derive(Clone)]
+pub(super) struct Cache {
+    text: Vec<Option<Memory>>,
+    heard: Vec<Memory>,
+    length: usize,
+}
+
+impl Cache {
+    /// Tokens it has seen.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+}
+
+impl Decoder {
+    pub(super) fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
+        let (root, width, heads) = ("model.decoder", sizes.d_model, sizes.decoder_attention_heads);
+        let layers = (0..sizes.decoder_layers).map(|n| {
+            let name = format!("{root}.layers.{n}");
+            Ok(DecoderLayer {
+                attention_norm: Norm::load(weights, &format!("{name}.self_attn_layer_norm"), width)?,
+                attention: Attention::load(weights, &format!("{name}.self_attn"), width, heads)?,
+                heard_norm: Norm::load(weights, &format!("{name}.encoder_attn_layer_norm"), width)?,
+                heard: Attention::load(weights, &format!("{name}.encoder_attn"), width, heads)?,
+                forward_norm: Norm::load(weights, &format!("{name}.final_layer_norm"), width)?,
+                forward: FeedForward::load(weights, &name, width, sizes.decoder_ffn_dim)?,
+            })
+        });
+        let layers = layers.collect::<std::result::Result<_, LoadError>>()?;
+        Ok(Self {
+            layers,
+            tokens: weights.take(&format!("{root}.embed_tokens.weight"), (sizes.vocab_size, width))?,
+            positions: weights.take(&format!("{root}.embed_positions.weight"), (sizes.max_target_positions, width))?,
+            norm: Norm::load(weights, &format!("{root}.layer_norm"), width)?,
+            scale: sizes.scale_embedding.then(|| (width as f64).sqrt()),
+        })
+    }
+
+    /// Begins a text about what was heard: `states` of the encoder.
+    pub(super) fn begin(&self, states: &Tensor) -> Result<Cache> {
+        let heard = self.layers.iter().map(|layer| layer.heard.memory(states)).collect::<Result<_>>()?;
+        Ok(Cache { text: vec![None; self.layers.len()], heard, length: 0 })
+    }
+
+    /// Scores `[tokens, vocabulary]` of what follows each of the next `tokens`. Puts the weights of each layer over
+    /// what was heard into `seen`.
+    pub(super) fn forward(
+        &self,
+        tokens: &[u32],
+        cache: &mut Cache,
+        mut seen: Option<&mut Vec<Tensor>>,
+    ) -> Result<Tensor> {
+        let (count, before) = (tokens.len(), cache.length);
+        if before + count > self.positions.dim(0)? {
+            candle_core::bail!("a text of {} tokens is longer than the model's positions", before + count);
+        }
+        let mut x = self.tokens.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?;
+        if let Some(scale) = self.scale {
+            x = (x * scale)?;
+        }
+        x = (x + self.positions.narrow(0, before, count)?)?;
+        let mask = if count > 1 { Some(mask(count, before)?) } else { None };
+        for ((layer, text), heard) in self.layers.iter().zip(&mut cache.text).zip(&cache.heard) {
+            let normed = layer.attention_norm.forward(&x)?;
+            let new = layer.attention.memory(&normed)?;
+            let all = match text.take() {
+                None => new,
+                Some(old) => Memory {
+                    keys: Tensor::cat(&[&old.keys, &new.keys], 1)?,
+                    values: Tensor::cat(&[&old.values, &new.values], 1)?,
+                },
+            };
+            let (written, _) = layer.attention.attend(&normed, &all, mask.as_ref())?;
+            *text = Some(all);
+            x = (x + written)?;
+            let (taken, weights) = layer.heard.attend(&layer.heard_norm.forward(&x)?, heard, None)?;
+            if let Some(seen) = &mut seen {
+                seen.push(weights);
+            }
+            x = (x + taken)?;
+            x = (&x + layer.forward.forward(&layer.forward_norm.forward(&x)?)?)?;
+        }
+        cache.length += count;
+        // The vocabulary's rows are contiguous in memory, so each score is a product of two contiguous vectors.
+        self.norm.forward(&x)?.matmul(&self.tokens.t()?)
+    }
+
+    /// As [`Decoder::forward`], the scores behind the last of `tokens` alone.
+    pub(super) fn next(&self, tokens: &[u32], cache: &mut Cache) -> Result<Vec<f32>> {
+        let scores = self.forward(tokens, cache, None)?;
+        scores.i(scores.dim(0)? - 1)?.to_vec1()
+    }
+}
+
+/// Each of `count` tokens sees the `before` older ones and itself, nothing later.
+fn mask(count: usize, before: usize) -> Result<Tensor> {
+    let row =
+        |token: usize| (0..before + count).map(move |seen| if seen > before + token { f32::NEG_INFINITY } else { 0.0 });
+    Tensor::from_vec((0..count).flat_map(row).collect(), (count, before + count), &Device::Cpu)
+}
