@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod model;
+mod notify;
 mod say;
 mod serve;
 

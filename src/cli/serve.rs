@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Failure;
+use super::{Failure, notify};
 use crate::app::{App, StartError};
 use crate::telemetry;
 
@@ -25,11 +25,13 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
         });
         let app = App::start(config).await.map_err(failure)?;
         announce(&app);
+        notify::ready(&app);
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         tracing::info!("draining; a second signal exits at once");
+        notify::stopping();
         let ended = async {
             app.drain().await;
             drop(stop);

@@ -2,6 +2,7 @@
 //!
 //! - `POST /v1/webrtc` and `/whip` (`application/sdp`), then `PATCH` and `DELETE` on the session's `Location`
 //!   (WHIP, RFC 9725; unlike there, audio flows both ways)
+//! - `GET /v1/webrtc`: the ICE servers, for pages that want relay candidates in their offer
 //! - `POST` and `PATCH /api/offer` (JSON), which is what Pipecat's SmallWebRTC client speaks
 //!
 //! Owns no session: [`Gateway`] does. What becomes of a session's media is the business of [`AcceptCall`].
@@ -9,7 +10,6 @@
 use std::future::Future;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, OriginalUri, Path, Query, Request, State};
@@ -18,9 +18,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, post};
+use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::error::ApiError;
+use crate::clock;
 use crate::media::webrtc::WebRtcLeg;
 use crate::webrtc::{Answered, Gateway, IceServer, Patched, SessionId, WebRtcError};
 
@@ -59,7 +62,7 @@ pub struct WhipState<A> {
 pub fn router<A: AcceptCall>(state: WhipState<A>) -> Router {
     let session = || -> MethodRouter<WhipState<A>> { MethodRouter::new().patch(patch::<A>).delete(delete::<A>) };
     Router::new()
-        .route("/v1/webrtc", post(offer::<A>))
+        .route("/v1/webrtc", post(offer::<A>).get(ice_servers::<A>))
         .route("/whip", post(offer::<A>))
         .route("/v1/webrtc/{session}", session())
         .route("/whip/{session}", session())
@@ -317,9 +320,10 @@ fn json<T: for<'de> Deserialize<'de>>(headers: &HeaderMap, body: Result<Bytes, B
 
 /// One `Link` of each URL (RFC 9725 section 4.6).
 fn links(server: &IceServer) -> impl Iterator<Item = String> {
+    let credentials = server.credentials(clock::wall());
     server.urls.iter().map(move |url| {
         let mut link = format!("<{url}>; rel=\"ice-server\"");
-        if let (Some(username), Some(credential)) = (&server.username, &server.credential) {
+        if let Some((username, credential)) = &credentials {
             link.push_str(&format!(
                 "; username={}; credential={}; credential-type=\"password\"",
                 quoted(username),
@@ -328,6 +332,15 @@ fn links(server: &IceServer) -> impl Iterator<Item = String> {
         }
         link
     })
+}
+
+/// What `new RTCPeerConnection(...)` takes, for pages that want relay candidates in their offer.
+async fn ice_servers<A: AcceptCall>(State(state): State<WhipState<A>>) -> Json<Value> {
+    let servers = state.gateway.ice_servers().iter().map(|server| match server.credentials(clock::wall()) {
+        Some((username, credential)) => json!({ "urls": server.urls, "username": username, "credential": credential }),
+        None => json!({ "urls": server.urls }),
+    });
+    Json(json!({ "iceServers": servers.collect::<Vec<_>>() }))
 }
 
 fn quoted(text: &str) -> String {

@@ -1,10 +1,13 @@
 //! `[webrtc]`.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use base64::Engine as _;
+use hmac::{Hmac, Mac};
 use serde::Deserialize;
+
+use crate::secret::Secret;
 
 /// `[webrtc]`: one UDP port for all browser calls.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -57,27 +60,92 @@ impl WebRtcConfig {
 }
 
 /// A STUN or TURN server (RFC 7064, RFC 7065).
-#[derive(Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+///
+/// A TURN password is either fixed (`username`, `credential`), or made for each browser from a `secret` that the TURN
+/// server shares (coturn's `use-auth-secret`; draft-uberti-behave-turn-rest-00): the browser then learns a password
+/// that ends with `ttl_s`, and never the secret.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct IceServer {
     /// `stun:host:port`, `turn:host:port?transport=udp`, ...
     pub urls: Vec<String>,
-    /// TURN user.
-    #[serde(default)]
-    pub username: Option<String>,
-    /// TURN password. Browsers are given it, so use short-lived ones.
-    #[serde(default)]
-    pub credential: Option<String>,
+    /// How browsers log in, for TURN.
+    pub login: Option<Login>,
 }
 
-impl fmt::Debug for IceServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The password stays out of logs.
-        f.debug_struct("IceServer")
-            .field("urls", &self.urls)
-            .field("username", &self.username)
-            .field("credential", &self.credential.as_ref().map(|_| "..."))
-            .finish()
+/// How a browser logs in at a TURN server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Login {
+    /// The same name and password for all.
+    Fixed {
+        /// TURN user.
+        username: String,
+        /// TURN password; browsers are given it.
+        credential: Secret,
+    },
+    /// A password for each browser, from what we share with the TURN server.
+    Shared {
+        /// The shared secret.
+        secret: Secret,
+        /// Stands in each user name, for the TURN server's log and quotas.
+        username: String,
+        /// How long a password is good for.
+        ttl: Duration,
+    },
+}
+
+/// As it stands in the configuration.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    urls: Vec<String>,
+    username: Option<String>,
+    credential: Option<Secret>,
+    secret: Option<Secret>,
+    ttl_s: Option<u64>,
+}
+
+/// Long enough for any call that starts now; a relay is only asked for at its start.
+const TTL: Duration = Duration::from_secs(4 * 3600);
+
+impl TryFrom<Written> for IceServer {
+    type Error = &'static str;
+
+    fn try_from(written: Written) -> Result<Self, Self::Error> {
+        let Written { urls, username, credential, secret, ttl_s } = written;
+        let login = match (username, credential, secret) {
+            (None, None, None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`"),
+            (None, None, None) => None,
+            (Some(_), Some(_), None) if ttl_s.is_some() => return Err("`ttl_s` needs `secret`"),
+            (Some(username), Some(credential), None) => Some(Login::Fixed { username, credential }),
+            (username, None, Some(secret)) => {
+                let ttl = ttl_s.map_or(TTL, Duration::from_secs);
+                Some(Login::Shared { secret, username: username.unwrap_or_else(|| "antiphon".to_owned()), ttl })
+            }
+            (Some(_), None, None) => return Err("`username` needs `credential` or `secret`"),
+            (None, Some(_), _) => return Err("`credential` needs `username`"),
+            (_, Some(_), Some(_)) => return Err("`credential` and `secret` exclude each other"),
+        };
+        if urls.is_empty() {
+            return Err("`urls` is empty: name at least one, such as \"turn:turn.example.com:3478\"");
+        }
+        Ok(Self { urls, login })
+    }
+}
+
+impl IceServer {
+    /// User name and password for a browser at `wall` (time since the Unix epoch); nothing for STUN.
+    pub fn credentials(&self, wall: Duration) -> Option<(String, String)> {
+        match self.login.as_ref()? {
+            Login::Fixed { username, credential } => Some((username.clone(), credential.reveal().to_owned())),
+            Login::Shared { secret, username, ttl } => {
+                let name = format!("{}:{username}", (wall + *ttl).as_secs());
+                let mut mac = Hmac::<sha1::Sha1>::new_from_slice(secret.reveal().as_bytes()).ok()?;
+                mac.update(name.as_bytes());
+                let password = base64::engine::general_purpose::STANDARD.encode(mac.finalize().into_bytes());
+                Some((name, password))
+            }
+        }
     }
 }
 
@@ -99,5 +167,35 @@ mod tests {
         let text = "[[ice_servers]]\nurls = ['turn:t']\nusername = 'u'\ncredential = 'hidden'";
         let config: WebRtcConfig = toml::from_str(text).expect("valid");
         assert!(!format!("{config:?}").contains("hidden"));
+    }
+
+    fn server(text: &str) -> Result<IceServer, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    #[test]
+    fn a_shared_secret_makes_a_password_that_ends() {
+        let server = server("urls = ['turn:t']\nsecret = 'north'\nusername = 'web'\nttl_s = 600").expect("valid");
+        let (username, password) = server.credentials(Duration::from_secs(1_000)).expect("a login");
+        assert_eq!(username, "1600:web");
+        // `printf 1600:web | openssl dgst -sha1 -hmac north -binary | base64`
+        assert_eq!(password, "1kQNhxf5RIdCmXWF1aquyDCmi2Y=");
+        assert!(!format!("{server:?}").contains("north"));
+    }
+
+    #[test]
+    fn half_a_login_is_refused_with_what_is_missing() {
+        for (text, missing) in [
+            ("username = 'u'", "needs `credential`"),
+            ("credential = 'c'", "needs `username`"),
+            ("username = 'u'\ncredential = 'c'\nsecret = 's'", "exclude"),
+            ("ttl_s = 5", "needs `secret`"),
+        ] {
+            let error = server(&format!("urls = ['turn:t']\n{text}")).expect_err(text).to_string();
+            assert!(error.contains(missing), "{text}: {error}");
+        }
+        assert!(server("urls = []").is_err());
+        let stun = server("urls = ['stun:s']").expect("STUN needs no login");
+        assert_eq!(stun.credentials(Duration::ZERO), None);
     }
 }

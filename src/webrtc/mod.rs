@@ -21,7 +21,7 @@ use std::io;
 
 use thiserror::Error;
 
-pub use config::{IceServer, WebRtcConfig};
+pub use config::{IceServer, Login, WebRtcConfig};
 pub use gateway::{Answered, Gateway, Patched, SessionId};
 
 /// What can be wrong with a session.

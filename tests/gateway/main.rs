@@ -10,6 +10,7 @@ mod interop;
 mod late;
 mod loadgen;
 mod metrics;
+mod packaging;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;

@@ -6,10 +6,11 @@ use std::time::Duration;
 use crate::support::{Audio, Call, Peer, echo, gateway, within};
 use antiphon::media::leg::{LegEnd, LegEvent};
 use antiphon::media::webrtc::WebRtcLeg;
+use antiphon::secret::Secret;
 use antiphon::server::across_origins;
 use antiphon::server::error::ApiError;
 use antiphon::server::whip::{AcceptCall, WhipState, router};
-use antiphon::webrtc::{Gateway, IceServer, SessionId, WebRtcConfig};
+use antiphon::webrtc::{Gateway, IceServer, Login, SessionId, WebRtcConfig};
 use axum::http::StatusCode;
 use reqwest::{Client, Method, Response};
 use serde_json::{Value, json};
@@ -57,6 +58,10 @@ impl Service {
 
     fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.client.request(method, format!("{}{path}", self.base)).timeout(Duration::from_secs(30))
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        self.request(Method::GET, path).send().await.expect("a response")
     }
 
     async fn post(&self, path: &str, offer: String) -> Response {
@@ -108,10 +113,13 @@ fn attribute<'a>(sdp: &'a str, name: &str) -> &'a str {
 async fn a_call_is_made_trickled_to_and_deleted() {
     let server = IceServer {
         urls: vec!["turn:turn.example.net:3478".to_owned()],
-        username: Some("user".to_owned()),
-        credential: Some("pa\"ss".to_owned()),
+        login: Some(Login::Fixed { username: "user".to_owned(), credential: Secret::new("pa\"ss") }),
     };
     let service = Service::start(WebRtcConfig { ice_servers: vec![server], ..WebRtcConfig::default() }).await;
+    let told: serde_json::Value = service.get("/v1/webrtc").await.json().await.expect("JSON");
+    let server =
+        serde_json::json!({ "urls": ["turn:turn.example.net:3478"], "username": "user", "credential": "pa\"ss" });
+    assert_eq!(told, serde_json::json!({ "iceServers": [server] }));
     let mut peer = Peer::new(Audio::RecvOnly, Some("agent")).await;
     let (offer, candidates) = split(&peer.offer().await);
     let (fragment, password) = (attribute(&offer, "a=ice-ufrag:"), attribute(&offer, "a=ice-pwd:"));

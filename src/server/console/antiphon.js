@@ -158,9 +158,13 @@ export class Call extends EventTarget {
     this._set("connecting");
     this._options.signal?.addEventListener("abort", () => this._end("hungUp"), { once: true });
     const wanted = this._options.microphone ?? true;
+    // Relay candidates can only stand in the offer if the servers are known before it.
+    const asked = this._options.iceServers ??
+      this._request("GET", "v1/webrtc").then(r => r.json()).then(r => r.iceServers).catch(() => []); // the answer names them too
     this._microphone = wanted === false ? null : await this._openMicrophone(wanted);
+    const servers = await asked;
 
-    const peer = (this._peer = new RTCPeerConnection({ bundlePolicy: "max-bundle", iceServers: this._options.iceServers ?? [] }));
+    const peer = (this._peer = new RTCPeerConnection({ bundlePolicy: "max-bundle", iceServers: servers }));
     peer.ontrack = event => this._hear(event.streams[0] ?? new MediaStream([event.track]));
     peer.onicecandidate = event => this._trickle(event.candidate);
     peer.onconnectionstatechange = () => this._transport();
@@ -182,8 +186,8 @@ export class Call extends EventTarget {
     this._etag = response.headers.get("ETag");
     this.id = response.headers.get("X-Antiphon-Call");
     if (this.state === "ended") return this._end("hungUp"); // hung up while it rang
-    const servers = iceServers(response.headers.get("Link"));
-    if (servers.length) peer.setConfiguration({ ...peer.getConfiguration(), iceServers: servers });
+    const linked = iceServers(response.headers.get("Link"));
+    if (linked.length && !servers.length) peer.setConfiguration({ ...peer.getConfiguration(), iceServers: linked });
     await peer.setRemoteDescription({ type: "answer", sdp: await response.text() });
     this._flush();
     await new Promise((connected, failed) => {
