@@ -9,6 +9,7 @@ mod model;
 mod notify;
 mod say;
 mod serve;
+mod top;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ enum Command {
     /// Enrol, list and remove voices.
     #[command(subcommand)]
     Voice(crate::voice::cli::Command),
+    /// Watch a running gateway: calls, devices, queue, latency.
+    Top(top::Args),
     /// Measure the engine, departures, codecs or enrolment.
     Bench(bench::Args),
 }
@@ -100,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
+        Command::Top(args) => top::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

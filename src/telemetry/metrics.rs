@@ -124,6 +124,59 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_traces_dropped_total", &["reason"], "Spans that were dropped: queue, delivery"),
 ];
 
+/// Values of labels, as (metric, label, values); an empty name stands for every metric. A series all of whose labels are
+/// known shows zero from the first scrape, so that `rate()` and alerts see its first increment. Labels whose values are not
+/// known before (devices, trunks, kinds of recognisers) have no row: those series appear with their owner.
+const VALUES: &[(&str, &str, &[&str])] = &[
+    ("", "leg", &["sip", "webrtc"]),
+    ("antiphon_first_audio_seconds", "class", &["live"]),
+    ("", "class", &["live", "batch"]),
+    ("", "stage", &["prefill", "decode", "flow", "vocode"]),
+    ("", "outcome", &["done", "cancelled", "refused", "failed"]),
+    ("antiphon_sip_messages_total", "outcome", &["passed", "answered", "ignored", "refused", "overload"]),
+    ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
+    ("", "cause", &["speech", "dtmf", "agent", "preempted"]),
+    ("", "state", &["queued", "running", "done", "failed", "cancelled"]),
+    ("antiphon_rtcp_packets_total", "direction", &["in", "out", "out_dropped"]),
+    ("", "direction", &["sent", "received"]),
+    ("", "end", &["remote", "local", "lost", "failed"]),
+    (
+        "antiphon_calls_ended_total",
+        "reason",
+        &[
+            "remote",
+            "hung_up",
+            "transferred",
+            "lost",
+            "failed",
+            "setup_timeout",
+            "idle",
+            "too_long",
+            "drained",
+            "agent_lost",
+        ],
+    ),
+];
+
+/// The series of `metric` that are known before anything has happened; none where a label's values are not.
+fn known(metric: &Metric) -> Vec<Vec<metrics::Label>> {
+    let mut series = vec![Vec::new()];
+    for label in metric.labels {
+        let of = |name: &str| VALUES.iter().find(|row| row.0 == name && row.1 == *label);
+        let values = of(metric.name).or_else(|| of("")).map_or(&[][..], |row| row.2);
+        let longer = |labels: &Vec<metrics::Label>| {
+            let labels = labels.clone();
+            values.iter().map(move |value| {
+                let mut labels = labels.clone();
+                labels.push(metrics::Label::from_static_parts(label, value));
+                labels
+            })
+        };
+        series = series.iter().flat_map(longer).collect();
+    }
+    series
+}
+
 /// The process's recorder. The first call installs it; later ones return the same.
 pub fn recorder() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -143,8 +196,22 @@ pub fn recorder() -> &'static PrometheusHandle {
         // Fails only when a test installed a recorder of its own; then this one renders nothing.
         let _ = metrics::set_global_recorder(recorder);
         METRICS.iter().for_each(describe);
+        METRICS.iter().for_each(begin);
         handle
     })
+}
+
+/// Shows zero for what is known of `metric`.
+fn begin(metric: &Metric) {
+    let name = metric.name;
+    for labels in known(metric) {
+        match metric.kind {
+            Kind::Counter => metrics::counter!(name, labels).increment(0),
+            Kind::Gauge => metrics::gauge!(name, labels).increment(0.0),
+            // A histogram is there without an observation.
+            Kind::Histogram(_) => drop(metrics::histogram!(name, labels)),
+        }
+    }
 }
 
 fn describe(metric: &Metric) {
@@ -213,6 +280,20 @@ mod tests {
     }
 
     /// An alert on a metric that is not there never fires.
+    #[test]
+    fn every_metric_whose_series_are_known_is_there_from_the_first_scrape() {
+        let text = recorder().render();
+        let lines = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+        for metric in METRICS {
+            let series = known(metric).len();
+            assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
+            let open = ["device", "end", "reason"].iter().any(|label| metric.labels.contains(label));
+            assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
+        }
+        assert!(text.contains("antiphon_calls{leg=\"sip\"} "), "{text}");
+        assert!(text.contains("antiphon_first_audio_seconds_count{leg=\"webrtc\",class=\"live\"} "), "{text}");
+    }
+
     #[test]
     fn every_metric_of_the_shipped_alerts_and_dashboard_is_in_the_table() {
         let shipped = concat!(
