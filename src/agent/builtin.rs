@@ -16,7 +16,7 @@ pub const GREETING: &str =
 /// The built-in agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Builtin {
-    /// Greets, speaks back what it is sent, reads keys aloud.
+    /// Greets, speaks back what it is sent and what the caller said, reads keys aloud.
     Demo,
     /// Says nothing; turns come over HTTP or from an attached agent.
     Silent,
@@ -114,6 +114,7 @@ impl Builtin {
         }
         let outcome = match (self, event) {
             (Builtin::Demo, CallEvent::Connected) if agent.greeting.is_none() => say(relay, GREETING).await,
+            (Builtin::Demo, CallEvent::Prompt { text, last: true, .. }) => say(relay, &format!("You said: {text}")).await,
             (Builtin::Demo, CallEvent::Digit(digit)) => say(relay, &format!("You pressed {}.", key_name(*digit))).await,
             // A message that could not be sent is such an error: telling of it would fail and be told of in turn.
             (_, CallEvent::Error(_)) => return None,

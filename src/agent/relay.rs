@@ -262,6 +262,10 @@ impl Relay {
             }
             CallEvent::BargeInResolved { outcome, .. } => Some(ToAgent::BargeInResolved { outcome: *outcome }),
             CallEvent::Vad { speaking } => Some(ToAgent::Vad { speaking: *speaking }),
+            CallEvent::Prompt { text, lang, last } => {
+                let lang = if lang.is_empty() { self.style.language.clone().unwrap_or_default() } else { lang.clone() };
+                Some(ToAgent::Prompt { voice_prompt: text.clone(), lang, last: *last })
+            }
             CallEvent::Digit(digit) => Some(ToAgent::Dtmf { digit: digit.to_string() }),
             CallEvent::Mark { name, .. } => Some(ToAgent::Mark { name: name.clone() }),
             CallEvent::Held { held: true, .. } => Some(ToAgent::Hold {}),

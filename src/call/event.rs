@@ -65,6 +65,15 @@ pub enum CallEvent {
         /// Speaking now.
         speaking: bool,
     },
+    /// What the caller said, as a recogniser understood it, or wrote.
+    Prompt {
+        /// The words.
+        text: String,
+        /// BCP 47 language; empty where it is not known.
+        lang: String,
+        /// Whether the caller has finished.
+        last: bool,
+    },
     /// The caller pressed a key.
     Digit(char),
     /// Everything queued before this mark has been sent, or was cleared.

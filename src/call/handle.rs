@@ -11,6 +11,9 @@ use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
 
+/// Longest prompt of a caller: ten minutes of speech have about as much.
+pub const MAX_PROMPT: usize = 8 << 10;
+
 /// Which side began a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -318,6 +321,19 @@ impl CallHandle {
         self.send(Command::Digits(digits.to_owned()))
     }
 
+    /// Tells the agent that the caller said `text`, as a recogniser does: every listener gets [`CallEvent::Prompt`].
+    /// `lang` is a BCP 47 tag, empty where it is not known.
+    ///
+    /// # Errors
+    /// There are no words in it or more than [`MAX_PROMPT`] bytes, or the call takes no more commands.
+    pub fn prompt(&self, text: &str, lang: &str) -> Result<(), SpeakError> {
+        let text = text.trim();
+        if text.is_empty() || text.len() > MAX_PROMPT {
+            return Err(SpeakError::Invalid(format!("a prompt has 1 to {MAX_PROMPT} bytes, this one {}", text.len())));
+        }
+        self.send(Command::Prompt { text: text.to_owned(), lang: lang.to_owned() })
+    }
+
     /// Sends text on the data channel; lost where there is none.
     ///
     /// # Errors
@@ -415,6 +431,13 @@ pub enum Command {
     },
     /// Send digits.
     Digits(String),
+    /// The caller said something.
+    Prompt {
+        /// The words.
+        text: String,
+        /// BCP 47 language, or empty.
+        lang: String,
+    },
     /// Send text on the data channel.
     Message(String),
     /// End when everything queued has been said.

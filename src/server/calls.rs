@@ -25,6 +25,7 @@ pub fn router() -> Router<Gateway> {
         .route("/v1/calls", get(list).post(place))
         .route("/v1/calls/{id}", get(show).delete(end))
         .route("/v1/calls/{id}/turns", post(speak))
+        .route("/v1/calls/{id}/prompt", post(prompt))
         .route("/v1/calls/{id}/interrupt", post(interrupt))
         .route("/v1/calls/{id}/hold", post(hold))
         .route("/v1/calls/{id}/resume", post(resume))
@@ -126,6 +127,24 @@ async fn speak(
     };
     let utterance = handle.speak(request).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({ "utteranceId": utterance }))).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Prompt {
+    text: String,
+    #[serde(default)]
+    lang: String,
+}
+
+/// What the caller would have said: agents get it as they get speech that a recogniser understood.
+async fn prompt(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    Body(body): Body<Prompt>,
+) -> Result<StatusCode, ApiError> {
+    find(&gateway, &id).await?.prompt(&body.text, &body.lang)?;
+    Ok(StatusCode::ACCEPTED)
 }
 
 async fn interrupt(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {

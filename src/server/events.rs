@@ -59,6 +59,9 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
             json!({ "event": "bargeInResolved", "utteranceId": turn, "outcome": outcome })
         }
         CallEvent::Vad { speaking } => json!({ "event": "vad", "speaking": speaking }),
+        CallEvent::Prompt { text, lang, last } => {
+            json!({ "event": "prompt", "text": text, "lang": lang, "last": last })
+        }
         CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
         CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
         // What a browser writes to its agent is between them.

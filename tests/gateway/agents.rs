@@ -48,6 +48,26 @@ async fn a_streamed_turn_is_spoken_and_an_interruption_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_caller_writes_reaches_the_agent_as_what_is_said_would() {
+    let (rig, mut server) = rig_with_agent(|agent| agent.language = Some("en-GB".into())).await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
+    let path = format!("/v1/calls/{}/prompt", call.id().expect("named"));
+    assert_eq!(rig.post(&path, json!({ "text": " Where is my parcel? " })).await.0, 202);
+    let (_, frame) = session.recv_type("prompt", PATIENCE).await.expect("the prompt arrives");
+    assert_eq!(
+        (&frame["voicePrompt"], &frame["lang"], &frame["last"]),
+        (&json!("Where is my parcel?"), &json!("en-GB"), &json!(true))
+    );
+    for text in [" ".to_owned(), "a".repeat(8_193)] {
+        let (status, error) = rig.post(&path, json!({ "text": text })).await;
+        assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_request")));
+    }
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_dies_costs_its_call_an_apology_and_others_nothing() {
     let (rig, mut server) = rig_with_agent(|agent| agent.apology = "Sorry, goodbye.".into()).await;
     let other = rig.telephone("silent", Codec::Pcma).await;
