@@ -114,7 +114,9 @@ impl Builtin {
         }
         let outcome = match (self, event) {
             (Builtin::Demo, CallEvent::Connected) if agent.greeting.is_none() => say(relay, GREETING).await,
-            (Builtin::Demo, CallEvent::Prompt { text, last: true, .. }) => say(relay, &format!("You said: {text}")).await,
+            (Builtin::Demo, CallEvent::Prompt { text, last: true, .. }) => {
+                say(relay, &format!("You said: {text}")).await
+            }
             (Builtin::Demo, CallEvent::Digit(digit)) => say(relay, &format!("You pressed {}.", key_name(*digit))).await,
             // A message that could not be sent is such an error: telling of it would fail and be told of in turn.
             (_, CallEvent::Error(_)) => return None,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::builtin::Builtin;
+use super::llm::config::Llm;
 use crate::call::Interruptible;
 use crate::secret::Secret;
 
@@ -11,8 +13,11 @@ use crate::secret::Secret;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agent {
-    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself).
+    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself); absent with `llm`.
+    #[serde(default)]
     pub url: String,
+    /// A language model in place of an agent's program.
+    pub llm: Option<Box<Llm>>,
     /// Headers of the WebSocket request.
     #[serde(default)]
     pub headers: BTreeMap<String, Secret>,
@@ -59,6 +64,7 @@ impl Agent {
     pub fn at(url: &str) -> Self {
         Self {
             url: url.into(),
+            llm: None,
             headers: BTreeMap::new(),
             greeting: None,
             interruptible: None,
@@ -67,6 +73,33 @@ impl Agent {
             apology: default_apology(),
             stall_s: default_stall_s(),
             overload: Overload::default(),
+        }
+    }
+
+    /// An agent that is the model `llm`.
+    pub fn of(llm: Llm) -> Self {
+        Self { llm: Some(Box::new(llm)), ..Self::at("") }
+    }
+
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        let url = &self.url;
+        match &self.llm {
+            Some(_) if !url.is_empty() => Err("url and llm: an agent is one of both; remove one".into()),
+            Some(llm) => llm.validate().map_err(|error| format!("llm: {error}")),
+            None if url.is_empty() => Err("needs `url` (a WebSocket or a built-in agent) or `llm`".into()),
+            None => {
+                let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+                if known || Builtin::at(url).is_some() {
+                    return Ok(());
+                }
+                Err(format!(
+                    "url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
+                ))
+            }
         }
     }
 }

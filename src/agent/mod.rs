@@ -1,4 +1,4 @@
-//! Agents, which supply the text of calls: over WebSocket or data channel, and built-in ones.
+//! Agents, which supply the text of calls: over WebSocket or data channel, language models, and built-in ones.
 //!
 //! One task a call, on the control runtime: it listens to the call's events and drives its handle. An agent
 //! that cannot be reached, dies or stalls costs its own call an apology and nothing else.
@@ -7,16 +7,18 @@ pub mod builtin;
 pub mod client;
 pub mod config;
 pub mod frames;
+pub mod llm;
 pub mod relay;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
 use tokio::sync::mpsc;
 
 use builtin::Builtin;
 use config::Agent;
+use llm::web::Web;
 use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
@@ -30,12 +32,14 @@ pub struct Agents(Arc<Inner>);
 struct Inner {
     configured: BTreeMap<String, Agent>,
     attachable: DashMap<CallId, mpsc::Sender<Link>>,
+    /// For agents that are models; made when the first is needed, `None` where TLS cannot be set up.
+    web: OnceLock<Option<Web>>,
 }
 
 impl Agents {
     /// The configured agents, besides the built-in ones.
     pub fn new(configured: BTreeMap<String, Agent>) -> Self {
-        Self(Arc::new(Inner { configured, attachable: DashMap::new() }))
+        Self(Arc::new(Inner { configured, attachable: DashMap::new(), web: OnceLock::new() }))
     }
 
     /// The agent called `name`; `demo`, `silent` and `client` exist unless configured otherwise.
@@ -56,9 +60,18 @@ impl Agents {
         let (attach, attached) = mpsc::channel(1);
         self.0.attachable.insert(handle.id().clone(), attach);
         tokio::spawn(async move {
-            Conversation { relay: Relay::new(handle.clone(), &agent), agent, events, messages, attached }.run().await;
+            let relay = Relay::new(handle.clone(), &agent);
+            let web = agent.llm.is_some().then(|| agents.web()).flatten();
+            Conversation { relay, agent, web, events, messages, attached }.run().await;
             agents.0.attachable.remove(handle.id());
         });
+    }
+
+    fn web(&self) -> Option<Web> {
+        let made = self.0.web.get_or_init(|| {
+            Web::new().inspect_err(|error| tracing::error!(%error, "no HTTP client for language models")).ok()
+        });
+        made.clone()
     }
 
     /// Lets `link` take over a call.
@@ -75,6 +88,8 @@ impl Agents {
 struct Conversation {
     relay: Relay,
     agent: Agent,
+    /// Where the agent is a model.
+    web: Option<Web>,
     events: tokio::sync::broadcast::Receiver<crate::call::CallEvent>,
     /// Text of a browser that is its own agent.
     messages: Option<Messages>,
@@ -83,15 +98,17 @@ struct Conversation {
 
 impl Conversation {
     async fn run(mut self) {
-        if let Some(greeting) = &self.agent.greeting {
+        // A model's greeting is part of its history.
+        if let Some(greeting) = self.agent.greeting.as_ref().filter(|_| self.agent.llm.is_none()) {
             let turn = TurnRequest { style: self.relay.style().clone(), ..TurnRequest::new(greeting.as_str()) };
             if let Err(error) = self.relay.handle().speak(turn).await {
                 tracing::warn!(call = %self.relay.handle().id(), %error, "the greeting was not spoken");
             }
         }
-        let mut end = match Builtin::at(&self.agent.url) {
-            Some(builtin) => self.serve_builtin(builtin).await,
-            None => match client::dial(&self.agent).await {
+        let mut end = match (self.agent.llm.clone(), Builtin::at(&self.agent.url)) {
+            (Some(llm), _) => self.serve_llm(llm.into()).await,
+            (None, Some(builtin)) => self.serve_builtin(builtin).await,
+            (None, None) => match client::dial(&self.agent).await {
                 Ok(link) => self.serve_link(link).await,
                 Err(error) => {
                     tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
@@ -121,6 +138,12 @@ impl Conversation {
     async fn serve_builtin(&mut self, builtin: Builtin) -> RelayEnd {
         let told = (&mut self.events, &mut self.messages);
         builtin.run(&mut self.relay, &self.agent, told, &mut self.attached).await
+    }
+
+    async fn serve_llm(&mut self, llm: Arc<llm::config::Llm>) -> RelayEnd {
+        let Some(web) = self.web.clone() else { return RelayEnd::LinkClosed };
+        let told = (&mut self.events, &mut self.messages);
+        llm::driver::run(&mut self.relay, (&self.agent, llm), web, told, &mut self.attached).await
     }
 
     async fn serve_link(&mut self, link: Link) -> RelayEnd {

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::agent::builtin::Builtin;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::LanguageModel;
@@ -192,13 +191,7 @@ impl Config {
 
     fn validate(&self) -> Result<(), String> {
         for (name, agent) in &self.agent {
-            let url = &agent.url;
-            let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
-            if !known && Builtin::at(url).is_none() {
-                return Err(format!(
-                    "[agent.{name}] url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
-                ));
-            }
+            agent.validate().map_err(|error| format!("[agent.{name}] {error}"))?;
         }
         self.call.validate()?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;

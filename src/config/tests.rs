@@ -40,6 +40,21 @@ fn tokens_may_be_strings_or_tables() {
 }
 
 #[test]
+fn an_agent_is_a_url_or_a_model() {
+    let model = "llm = { base_url = \"http://127.0.0.1:1/v1\", model = \"m\" }\n";
+    let config = load(&format!("[agent.x]\n{model}"), &[]).expect("valid");
+    assert_eq!(config.agent["x"].llm.as_ref().map(|llm| llm.model.as_str()), Some("m"));
+    for (text, why) in [
+        (format!("[agent.x]\nurl = \"builtin:demo\"\n{model}"), "one of both"),
+        ("[agent.x]\ngreeting = \"Hi\"\n".to_owned(), "needs `url`"),
+        ("[agent.x]\nllm = { base_url = \"x\", model = \"m\" }\n".to_owned(), "[agent.x] llm: base_url"),
+    ] {
+        let error = load(&text, &[]).expect_err(why);
+        assert!(error.message.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn an_agent_needs_a_usable_url() {
     let error = load("[agent.x]\nurl = \"http://x\"\n", &[]).expect_err("scheme");
     assert!(error.message.contains("[agent.x]"), "{error}");

@@ -96,6 +96,17 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_underruns_total", &[], "Gaps that a listener heard inside speech"),
     histogram("antiphon_underrun_seconds", &[], GAPS, "Length of such gaps"),
     counter("antiphon_tap_dropped_total", &[], "Media frames that slow readers of /v1/calls/{id}/media lost"),
+    // Language models.
+    counter("antiphon_llm_requests_total", &["agent", "outcome"], "Requests to language models that ended"),
+    histogram(
+        "antiphon_llm_first_token_seconds",
+        &["agent"],
+        FIRST_AUDIO,
+        "From a request to a language model to the first word of its answer",
+    ),
+    counter("antiphon_llm_tokens_total", &["agent", "kind"], "Tokens that servers of language models counted"),
+    counter("antiphon_llm_cost_micros_total", &["agent"], "What they cost by `prices`, in millionths"),
+    counter("antiphon_llm_tools_total", &["agent", "tool", "outcome"], "Tools that language models called"),
     // Media.
     histogram("antiphon_pacing_lateness_seconds", &[], FINE, "How long after its due time a packet leaves"),
     counter("antiphon_pacing_stalls_total", &[], "Times that the machine was too busy to send for more than a frame"),

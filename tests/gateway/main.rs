@@ -8,6 +8,7 @@ mod fallback;
 mod hostile;
 mod interop;
 mod late;
+mod llm;
 mod loadgen;
 mod metrics;
 mod packaging;
