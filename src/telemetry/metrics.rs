@@ -137,7 +137,7 @@ pub const METRICS: &[Metric] = &[
 
 /// Values of labels, as (metric, label, values); an empty name stands for every metric. A series all of whose labels are
 /// known shows zero from the first scrape, so that `rate()` and alerts see its first increment. Labels whose values are not
-/// known before (devices, trunks, kinds of recognisers) have no row: those series appear with their owner.
+/// known before (agents, devices, trunks, kinds of recognisers) have no row: those series appear with their owner.
 const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "leg", &["sip", "webrtc"]),
     ("antiphon_first_audio_seconds", "class", &["live"]),
@@ -298,7 +298,7 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["device", "end", "reason"].iter().any(|label| metric.labels.contains(label));
+            let open = ["agent", "device", "end", "reason"].iter().any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
         }
         assert!(text.contains("antiphon_calls{leg=\"sip\"} "), "{text}");
