@@ -11,7 +11,7 @@ use antiphon::synth::cosyvoice::backend::{
     Backend, Embed, FinalChunk, FlowPrompt, MinLength, Options, Sampling, SlotRequest, VoiceHandle,
 };
 use antiphon::synth::cosyvoice::gpu::{Fault, GpuBackend, Precision};
-use antiphon::synth::cosyvoice::selftest::{self, Kit};
+use antiphon::synth::cosyvoice::selftest::Kit;
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, config, random};
 use antiphon::synth::device::{Engine, Loader, Phase, Recovery};
 use antiphon::synth::{Caps, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
@@ -30,7 +30,7 @@ pub(super) struct Rig {
 
 pub(super) fn rig(final_chunk: FinalChunk) -> Rig {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let options = Options { slots: Some(16), memory: Some(2 << 30), final_chunk, ..selftest::options(&kit) };
+    let options = Options { slots: Some(16), memory: Some(2 << 30), final_chunk, ..super::options(&kit) };
     let mut backend =
         GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
     let made = random::voice(backend.config(), "voice", 40, 5);
@@ -336,7 +336,8 @@ fn a_device_that_is_lost_is_loaded_again_and_speaks_the_same() {
         let (fault, loads) = (fault.clone(), loads.clone());
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);
-            let options = Options { slots: Some(8), memory: Some(2 << 30), ..Options::default() };
+            let options =
+                Options { slots: Some(8), memory: Some(2 << 30), hardware: super::hardware(), ..Options::default() };
             let backend = GpuBackend::load(&dir, 0, options, Precision::default())?;
             let mut voice = CosyVoice::new(backend, &dir, sizes.clone(), settings.clone())?;
             voice.force_length(Some(60));

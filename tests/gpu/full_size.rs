@@ -91,7 +91,8 @@ fn agrees(dir: &Path) {
     let mut wrong = Vec::new();
     println!("{:<8} {:<8} {:>10} {:>10} {:>10}  max and rms allowed", "", "", "max", "rms", "of");
     for (name, precision, limits) in [SINGLE, working()] {
-        let options = Options { slots: Some(8), memory: Some(8 << 30), ..Options::default() };
+        let options =
+            Options { slots: Some(8), memory: Some(8 << 30), hardware: super::hardware(), ..Options::default() };
         let mut backend = GpuBackend::load(dir, 0, options, precision).expect("the GPU engine loads");
         let actual = outputs(&mut backend, &config, Some(&expected.mel));
         let pairs = [
@@ -146,8 +147,14 @@ fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
 fn memory_is_accounted_at_two_hundred_utterances() {
     let Some(_device) = device() else { return };
     let source = gpu::bench::random_source(1);
-    let mut backend =
-        GpuBackend::new(full(), &source, 0, Options::default(), Precision::default()).expect("the model loads");
+    let mut backend = GpuBackend::new(
+        full(),
+        &source,
+        0,
+        Options { hardware: super::hardware(), ..Options::default() },
+        Precision::default(),
+    )
+    .expect("the model loads");
     let made = random::voice(&full(), "voice", PROMPT, 5);
     let prompt = FlowPrompt { tokens: made.tokens, mel: made.mel, speaker: made.speaker };
     let voice = backend.add_voice(Arc::new(prompt)).expect("a voice");

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use antiphon::synth::cosyvoice::backend::{Hardware, Options, TakenFor};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
 use antiphon::synth::cosyvoice::random;
@@ -37,19 +38,69 @@ fn skipped(reason: &str) {
     let _ = writeln!(std::io::stderr(), "{test} skipped: {reason}");
 }
 
+#[expect(clippy::disallowed_methods, reason = "which card a test runs on is no part of a configuration")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// What the device is taken for, so that one card shows what others would do: `ANTIPHON_TEST_ARCH` (`compute_80`) and
+/// `ANTIPHON_TEST_SHARED_KIB` (`99`, `163`).
+fn hardware() -> Hardware {
+    let shared_kib = variable("ANTIPHON_TEST_SHARED_KIB").map(|kib| kib.parse().expect("a number of KiB"));
+    Hardware { taken_for: TakenFor { arch: variable("ANTIPHON_TEST_ARCH"), shared_kib }, cache: None }
+}
+
+/// How the kit's model is built on that.
+fn options(kit: &Kit) -> Options {
+    Options { hardware: hardware(), ..selftest::options(kit) }
+}
+
+/// Which architectures a process of its own compiles for: the compiler takes turns within one.
+const SHARE: &str = "ANTIPHON_TEST_COMPILE";
+
 #[test]
-fn every_kernel_compiles_for_hopper() {
-    let config = Config::load(&Path::new(KIT).join("checkpoint")).expect("the kit's sizes");
-    match gpu::compile_all(&config, "sm_90a") {
-        Some(result) => result.expect("kernels compile"),
-        None => skipped("no run-time compiler (libnvrtc) here"),
+fn every_kernel_compiles_for_every_architecture() {
+    use std::process::{Command, Stdio};
+    if !gpu::libraries::compiles() {
+        return skipped("no run-time compiler (libnvrtc) here: `pip install nvidia-cuda-nvrtc`");
+    }
+    // Hopper's has most to compile: architectures go round, so that both have as much.
+    let shares = [["sm_90a", "sm_80", "sm_86"], ["sm_100", "sm_120", "sm_89"]];
+    let mut named: Vec<&str> = shares.as_flattened().to_vec();
+    let mut all: Vec<&str> = gpu::ARCHITECTURES.iter().map(|(arch, _)| *arch).collect();
+    named.sort_unstable();
+    all.sort_unstable();
+    assert_eq!(named, all, "every architecture is in one share");
+    let children = shares.map(|share| {
+        Command::new(std::env::current_exe().expect("this program"))
+            .args(["one_share_of_the_architectures", "--exact", "--ignored", "--nocapture"])
+            .env(SHARE, share.join(","))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("this program starts")
+    });
+    for child in children {
+        let output = child.wait_with_output().expect("it ends");
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", said(&output.stdout), said(&output.stderr));
+    }
+}
+
+#[test]
+#[ignore = "the test above starts it, twice"]
+fn one_share_of_the_architectures() {
+    let share = variable(SHARE).unwrap_or_else(|| "sm_90a".into());
+    for (arch, shared_kib) in gpu::ARCHITECTURES.into_iter().filter(|(arch, _)| share.split(',').any(|a| a == *arch)) {
+        if let Err(error) = gpu::compile_all(&full(), arch, shared_kib).expect("the compiler is there") {
+            panic!("{arch}: {error}");
+        }
     }
 }
 
 fn selftest(precision: Precision, limits: &[(&str, f64)]) {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let mut backend =
-        GpuBackend::load(&kit.checkpoint_dir(), 0, selftest::options(&kit), precision).expect("the model loads");
+    let mut backend = GpuBackend::load(&kit.checkpoint_dir(), 0, options(&kit), precision).expect("the model loads");
     let working = precision != Precision::EXACT;
     let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
     println!("{report}");
@@ -78,7 +129,7 @@ fn products_do_not_depend_on_the_batch() {
     use gpu::products::{Size, disagreements};
     let Some(_device) = device() else { return };
     for (n, k) in [(1152, 896), (896, 4864), (192, 64), (64, 128)] {
-        let found = disagreements(0, Size { n, k }).expect("the products run");
+        let found = disagreements(0, &hardware(), Size { n, k }).expect("the products run");
         assert!(found.is_empty(), "{found:#?}");
     }
 }
@@ -90,7 +141,7 @@ fn product_costs() {
     use gpu::products::{Size, costs};
     let Some(_device) = device() else { return };
     let sizes = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6784, 896)].map(|(n, k)| Size { n, k });
-    for cost in costs(0, &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the products run") {
+    for cost in costs(0, &hardware(), &sizes, &[1, 8, 16, 32, 64, 128, 256, 350]).expect("the products run") {
         println!("{cost}");
     }
 }
@@ -106,10 +157,10 @@ fn full() -> Config {
 #[ignore = "measures; run it on a quiet device"]
 fn stage_costs() {
     let Some(_device) = device() else { return };
-    for cost in gpu::bench::ceilings(0).expect("ceilings") {
+    for cost in gpu::bench::ceilings(0, &hardware()).expect("ceilings") {
         println!("{cost}");
     }
-    let options = antiphon::synth::cosyvoice::backend::Options::default();
+    let options = Options { hardware: hardware(), ..Options::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
     println!("{}", backend.device_name());
@@ -126,8 +177,7 @@ fn stage_costs() {
 #[ignore = "measures; run it on a quiet device"]
 fn kernel_costs() {
     let Some(_device) = device() else { return };
-    let options =
-        antiphon::synth::cosyvoice::backend::Options { slots: Some(256), memory: Some(60 << 30), ..Default::default() };
+    let options = Options { slots: Some(256), memory: Some(60 << 30), hardware: hardware(), ..Options::default() };
     let source = gpu::bench::random_source(1);
     let mut backend = GpuBackend::new(full(), &source, 0, options, Precision::default()).expect("the model loads");
     for width in [1, 32, 64, 256] {
@@ -148,11 +198,7 @@ fn tokens_do_not_depend_on_the_batch() {
     use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Sampling, SlotRequest};
     let Some(_device) = device() else { return };
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let options = antiphon::synth::cosyvoice::backend::Options {
-        slots: Some(256),
-        memory: Some(4 << 30),
-        ..selftest::options(&kit)
-    };
+    let options = Options { slots: Some(256), memory: Some(4 << 30), ..options(&kit) };
     let mut backend =
         GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
     let config = backend.config().clone();

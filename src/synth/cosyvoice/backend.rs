@@ -16,6 +16,7 @@
 //!   pre-lookahead history and the vocoder's histories are carried.
 //! - A slot that was left alone between two calls, or parked, continues with identical results.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::synth::{EngineLimits, Slot, SynthError};
@@ -362,6 +363,24 @@ impl std::fmt::Display for LanguageModel {
     }
 }
 
+/// What a GPU is taken for instead of itself: on one card, what another would run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenFor {
+    /// Architecture that kernels are compiled for, such as `compute_80`; `None`: the device's own.
+    pub arch: Option<String>,
+    /// Shared memory that a block may have, in KiB; `None`: what the device has.
+    pub shared_kib: Option<u32>,
+}
+
+/// The GPU that a backend runs on, and what is remembered of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// See [`TakenFor`].
+    pub taken_for: TakenFor,
+    /// Folder where compiled kernels and what was found fastest are kept; `None`: found out at every load.
+    pub cache: Option<PathBuf>,
+}
+
 /// How a backend is built, besides its checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
@@ -375,4 +394,6 @@ pub struct Options {
     pub slots: Option<u32>,
     /// Bytes for slots and voices; `None`: what the device can spare.
     pub memory: Option<u64>,
+    /// See [`Hardware`].
+    pub hardware: Hardware,
 }

@@ -14,7 +14,7 @@ use super::slabs::Pool;
 use super::slots::{Next, Stream, Voice};
 use super::{Device, Elt, GpuBackend, hift, llm, weights};
 use crate::clock;
-use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, MinLength, Sampling};
+use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, Hardware, MinLength, Sampling};
 use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
 
 /// One measured thing.
@@ -136,8 +136,8 @@ fn median(mut times: Vec<f64>) -> f64 {
 ///
 /// # Errors
 /// The device failed.
-pub fn ceilings(ordinal: u32) -> Result<Vec<Cost>, GpuError> {
-    let device = Device::open(ordinal)?;
+pub fn ceilings(ordinal: u32, hardware: &Hardware) -> Result<Vec<Cost>, GpuError> {
+    let device = Device::open(ordinal, hardware)?;
     let module = device.compile("setup.cu", &[super::COMMON, super::SETUP], Elt::Bf16, &[])?;
     let (fill, copy, convert) =
         (module.kernel("random_fill", 0)?, module.kernel("copy_ceiling", 0)?, module.kernel("convert", 0)?);

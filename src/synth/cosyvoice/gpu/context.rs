@@ -25,7 +25,7 @@ use cudarc::driver::DriverError;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
 
-use super::GpuError;
+use super::{GpuError, libraries};
 use crate::clock;
 
 /// How long one wait may take: far beyond any step, tuning at load included.
@@ -126,6 +126,20 @@ fn refused(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |e| GpuError::Driver { what, reason: e.to_string() }
 }
 
+/// A new context, with what the driver has for it: drivers before 12.5 lack the newest call.
+fn create(device: sys::CUdevice) -> Result<sys::CUcontext, DriverError> {
+    type Old = unsafe extern "C" fn(*mut sys::CUcontext, std::ffi::c_uint, sys::CUdevice) -> sys::CUresult;
+    if libraries::driver_call::<Old>(b"cuCtxCreate_v4\0").is_none()
+        && let Some(old) = libraries::driver_call::<Old>(b"cuCtxCreate_v2\0")
+    {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the call has these parameters (CUDA driver API); the device is one that there is.
+        return unsafe { old(&raw mut raw, 0, device) }.result().map(|()| raw);
+    }
+    // SAFETY: the device is one that there is; null asks for no parameters beyond it.
+    unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }
+}
+
 /// A stream for each lane, in the order of [`Lane`].
 fn streams() -> Result<[sys::CUstream; 2], DriverError> {
     use cu::stream::{StreamKind, create_with_priority, get_priority_range};
@@ -145,8 +159,7 @@ impl Context {
         }
         cu::init().map_err(refused("start the driver"))?;
         let device = cu::device::get(ordinal as i32).map_err(refused("open the device"))?;
-        // SAFETY: the device is one that there is; null asks for no parameters beyond it.
-        let raw = unsafe { cu::ctx::create_v4(std::ptr::null_mut(), 0, device) }.map_err(|e| match e.0 {
+        let raw = create(device).map_err(|e| match e.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
                 refused("create a context")(e)
             }
@@ -178,15 +191,6 @@ impl Context {
     /// The device's name.
     pub(super) fn name(&self) -> Result<String, GpuError> {
         cu::device::get_name(self.device).map_err(refused("read the device's name"))
-    }
-
-    /// Its compute capability.
-    pub(super) fn capability(&self) -> Result<(i32, i32), GpuError> {
-        use sys::CUdevice_attribute_enum as Of;
-        Ok((
-            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            self.attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ))
     }
 
     /// One of the numbers that the driver has of the device.

@@ -1,7 +1,7 @@
 //! One CUDA device: memory, kernels compiled at load, launches and graphs.
 //!
 //! Owns the [`Context`] and what is made in it. Knows nothing of the model. All of it is used from one thread at a
-//! time. Libraries are opened at run time; nothing of CUDA is needed to build or to start elsewhere.
+//! time. Libraries are opened at run time ([`libraries`]); nothing of CUDA is needed to build or to start elsewhere.
 //!
 //! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
 
@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
-use cudarc::nvrtc::result as rtc;
-use cudarc::nvrtc::sys as rtc_sys;
 
+use super::compiler::{self, Kept, Unit};
 use super::context::Context;
+use super::facts::Facts;
 use super::faults::Faults;
 use super::ledger::{Ledger, Part};
+use super::libraries;
+use super::target::Target;
 use crate::synth::SynthError;
-
-/// Dynamic shared memory of a block that the kernels ask for, at most.
-pub(super) const SHARED: u32 = 220 << 10;
+use crate::synth::cosyvoice::backend::Hardware;
 
 /// Why something on the device did not work.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ impl Elt {
         if self == Elt::F32 { 4 } else { 2 }
     }
 
-    fn define(self) -> u32 {
+    pub(super) fn define(self) -> u32 {
         match self {
             Elt::F32 => 0,
             Elt::Bf16 => 1,
@@ -99,32 +99,13 @@ impl Elt {
     }
 }
 
-/// Why there is no GPU engine here, in one line; `None` when one can be tried.
+/// Why there is no GPU engine here, in one line that says what would help; `None` when one can be tried.
 pub fn absent() -> Option<String> {
-    // SAFETY: these only try to open a shared library.
-    let (driver, nvrtc, lt) =
-        unsafe { (sys::is_culib_present(), rtc_sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present()) };
-    let missing = |what: &str| Some(format!("no GPU engine: {what} cannot be opened"));
-    if !driver {
-        return missing("the NVIDIA driver (libcuda.so.1)");
-    }
-    match CudaContext::device_count() {
-        Ok(0) | Err(_) => return Some("no GPU engine: the NVIDIA driver finds no device".into()),
-        Ok(_) => {}
-    }
-    if !nvrtc {
-        return missing("the CUDA run-time compiler (libnvrtc.so.13)");
-    }
-    if !lt {
-        return missing("cuBLASLt (libcublasLt.so.13)");
-    }
-    None
-}
-
-/// Whether the run-time compiler can be opened.
-pub(super) fn can_compile() -> bool {
-    // SAFETY: only tries to open a shared library.
-    unsafe { rtc_sys::is_culib_present() }
+    libraries::open().err().or_else(|| match CudaContext::device_count() {
+        Ok(0) => Some("no GPU engine: the NVIDIA driver finds no device: look at `nvidia-smi`".into()),
+        Ok(_) => None,
+        Err(e) => Some(format!("no GPU engine: the NVIDIA driver does not start ({e}): look at `nvidia-smi`")),
+    })
 }
 
 /// Devices that there are.
@@ -137,9 +118,11 @@ pub(super) struct Device {
     /// Shared with its events, which must not outlive it.
     pub(super) context: Arc<Context>,
     pub(super) name: String,
-    arch: String,
-    /// Whether launches may start before the one before them has ended.
-    overlap: bool,
+    target: Target,
+    /// Where compiled kernels are kept.
+    kept: Option<Kept>,
+    /// Dynamic shared memory that a block may ask for, in bytes.
+    pub(super) shared: u32,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
@@ -186,6 +169,8 @@ unsafe impl Send for Kernel {}
 pub(super) struct Module {
     module: sys::CUmodule,
     unit: &'static str,
+    /// Shared memory that a block may have.
+    limit: u32,
 }
 
 // SAFETY: as for `Kernel`.
@@ -193,26 +178,22 @@ unsafe impl Send for Module {}
 
 impl Device {
     /// Opens device `ordinal`.
-    pub(super) fn open(ordinal: u32) -> Result<Arc<Self>, GpuError> {
+    pub(super) fn open(ordinal: u32, hardware: &Hardware) -> Result<Arc<Self>, GpuError> {
         use sys::CUdevice_attribute_enum as Of;
         if let Some(reason) = absent() {
             return Err(GpuError::Absent(reason));
         }
+        let known = compiler::supported();
+        let asked = target_of(ordinal, &known, hardware)?;
         let context = Context::open(ordinal)?;
-        let name = context.name()?;
-        let room = context.attribute(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        if let Some(reason) = too_small(&name, room) {
-            return Err(GpuError::Absent(reason));
-        }
-        let (major, minor) = context.capability()?;
-        let suffix = if major == 9 { "a" } else { "" };
         let this = Self {
             multiprocessors: context.attribute(Of::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
+            name: context.name()?,
             context: Arc::new(context),
-            name,
-            arch: format!("sm_{major}{minor}{suffix}"),
-            overlap: major >= 9,
-            hopper: major == 9,
+            kept: hardware.cache.as_deref().map(Kept::new),
+            shared: asked.shared(),
+            hopper: asked.hopper(),
+            target: asked,
             trace: Mutex::default(),
             ledger: Ledger::default(),
             faults: Faults::default(),
@@ -342,12 +323,12 @@ impl Device {
         elt: Elt,
         defines: &[(&str, i64)],
     ) -> Result<Module, GpuError> {
-        let image = compile(unit, sources, elt, defines, &self.arch)?;
+        let image = Unit { name: unit, sources, elt, defines }.code(&self.target.arch, self.kept.as_ref())?;
         self.enter_still("load a module")?;
-        // SAFETY: the image is a complete module that the compiler made for this device.
+        // SAFETY: the image is a complete module that the compiler made for this device, text ending in a zero.
         let module =
             unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(self.context.failed("load a module"))?;
-        Ok(Module { module, unit })
+        Ok(Module { module, unit, limit: self.target.limit })
     }
 
     /// Starts a kernel; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
@@ -371,7 +352,7 @@ impl Device {
         let mut size = Value { pad: [0; 64] };
         size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
         let overlap = Value { programmaticStreamSerializationAllowed: 1 };
-        // Neither exists before Hopper, where there is one block a cluster.
+        // Before Hopper there is neither, and one block a cluster: kernels made for it do not wait by themselves.
         let mut attributes = [
             attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, overlap),
             attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, size),
@@ -386,7 +367,7 @@ impl Device {
             sharedMemBytes: shared,
             hStream: self.context.stream(),
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(self.overlap) * if cluster > 1 { 2 } else { 1 },
+            numAttrs: u32::from(self.target.early()) * if cluster > 1 { 2 } else { 1 },
         };
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         unsafe {
@@ -461,65 +442,30 @@ impl Device {
     }
 }
 
-/// Why a device on which a block has at most `room` bytes of shared memory is of no use.
-fn too_small(name: &str, room: i32) -> Option<String> {
-    let (has, needed) = (room.max(0) as u32 >> 10, SHARED >> 10);
-    (has < needed)
-        .then(|| format!("no GPU engine: {name} has {has} KiB of shared memory for a block, {needed} KiB are needed"))
-}
-
-/// Source to machine code for `arch` (such as `sm_90a`). Needs no device.
-pub(super) fn compile(
-    unit: &'static str,
-    sources: &[&str],
-    elt: Elt,
-    defines: &[(&str, i64)],
-    arch: &str,
-) -> Result<Vec<u8>, GpuError> {
-    let failed = |log: String| GpuError::Compile { unit, log };
-    let text = CString::new(sources.join("\n")).map_err(|e| failed(e.to_string()))?;
-    let name = CString::new(unit).map_err(|e| failed(e.to_string()))?;
-    let program = rtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
-    let mut options =
-        vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DELT={}", elt.define())];
-    // Only what needs 64 bits gets them: index arithmetic is cheaper without.
-    options.extend(
-        defines
-            .iter()
-            .map(|(k, v)| if i32::try_from(*v).is_ok() { format!("-D{k}={v}") } else { format!("-D{k}={v}ll") }),
-    );
-    // SAFETY: `program` was just created and is destroyed once, below, on every path.
-    unsafe {
-        let built = rtc::compile_program(program, &options);
-        let result = if built.is_err() {
-            let log = rtc::get_program_log(program).unwrap_or_default();
-            let log: Vec<u8> = log.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
-            Err(failed(String::from_utf8_lossy(&log).into_owned()))
-        } else {
-            let mut size = 0usize;
-            let mut image = Vec::new();
-            let mut code = rtc_sys::nvrtcGetCUBINSize(program, &raw mut size);
-            if code == rtc_sys::nvrtcResult::NVRTC_SUCCESS {
-                image.resize(size, 0u8);
-                code = rtc_sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast());
-            }
-            if code == rtc_sys::nvrtcResult::NVRTC_SUCCESS { Ok(image) } else { Err(failed(format!("{code:?}"))) }
-        };
-        let _ = rtc::destroy_program(program);
-        result
-    }
+/// What device `ordinal` is to the kernels. Needs no context.
+fn target_of(ordinal: u32, known: &[u32], hardware: &Hardware) -> Result<Target, GpuError> {
+    use sys::CUdevice_attribute_enum as Of;
+    let facts = Facts::of(ordinal).map_err(GpuError::Absent)?;
+    let room = facts.attribute(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).map_err(GpuError::Absent)?;
+    Target::of(&facts.name, facts.capability, room.max(0) as u32, known, &hardware.taken_for).map_err(GpuError::Absent)
 }
 
 impl Module {
-    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory: [`SHARED`] at most.
+    /// The kernel of that name, allowed `shared` bytes of dynamic shared memory, or what a block has besides its own.
     pub(super) fn kernel(&self, name: &'static str, shared: u32) -> Result<Kernel, GpuError> {
-        debug_assert!(shared <= SHARED);
+        use sys::CUfunction_attribute_enum as Of;
         let missing = |reason: String| GpuError::Compile { unit: self.unit, log: format!("{name}: {reason}") };
         let c = CString::new(name).map_err(|e| missing(e.to_string()))?;
         // SAFETY: the module is loaded and stays so for the life of the device.
         let function = unsafe { cu::module::get_function(self.module, c) }.map_err(|e| missing(e.to_string()))?;
         if shared > 48 << 10 {
-            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let mut own = 0;
+            // SAFETY: `function` is a valid handle, `own` is alive.
+            unsafe { sys::cuFuncGetAttribute(&raw mut own, Of::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function) }
+                .result()
+                .map_err(|e| missing(e.to_string()))?;
+            let shared = shared.min(self.limit.saturating_sub(own.max(0) as u32));
+            let attribute = Of::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: `function` is a valid handle.
             unsafe { cu::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(|e| missing(e.to_string()))?;
@@ -690,10 +636,23 @@ impl Event {
             return Err(GpuError::Driver { what: WHAT, reason: "it was not started and stopped".into() });
         }
         self.context.wait()?;
-        // SAFETY: both events are alive, were recorded and have passed.
-        let ms = unsafe { cu::event::elapsed(earlier.raw, self.raw) }.map_err(self.context.failed(WHAT))?;
+        let ms = elapsed(earlier.raw, self.raw).map_err(self.context.failed(WHAT))?;
         Ok(f64::from(ms) * 1e-3)
     }
+}
+
+/// Milliseconds between two events that are alive, were recorded and have passed. Drivers before 12.8 lack the newer call.
+fn elapsed(from: sys::CUevent, to: sys::CUevent) -> Result<f32, cudarc::driver::DriverError> {
+    type Old = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+    if libraries::driver_call::<Old>(b"cuEventElapsedTime_v2\0").is_none()
+        && let Some(old) = libraries::driver_call::<Old>(b"cuEventElapsedTime\0")
+    {
+        let mut ms = 0f32;
+        // SAFETY: the call has these parameters (CUDA driver API); events as said.
+        return unsafe { old(&raw mut ms, from, to) }.result().map(|()| ms);
+    }
+    // SAFETY: events as said.
+    unsafe { cu::event::elapsed(from, to) }
 }
 
 impl Drop for Event {
@@ -722,20 +681,5 @@ impl Timer {
     pub(super) fn seconds(&self) -> Result<f64, GpuError> {
         let [from, to] = &self.0;
         to.since(from)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_with_too_little_shared_memory_is_refused_in_one_line() {
-        for kib in [0, 48, 99, 163, 219] {
-            let reason = too_small("A card", kib << 10).expect("too little");
-            assert!(reason.contains(&format!("{kib} KiB")) && reason.contains("220 KiB"), "{reason}");
-            assert!(!reason.contains('\n'));
-        }
-        assert_eq!(too_small("A card", 227 << 10), None);
     }
 }

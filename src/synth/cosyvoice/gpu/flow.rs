@@ -46,6 +46,8 @@ const PRODUCT_WARPS: usize = 8;
 const FEW_ROWS: usize = 400;
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
+/// What it has besides: where the pages lie.
+const ATTEND_STATIC: u32 = (PAGES * 8) as u32;
 /// Block shape of the position convolutions: one block has a whole sequence and a whole group of channels, because it
 /// writes the history that it reads, and nothing orders it and another.
 const POSITION_TILE: Tile = Tile::N64T64;
@@ -178,6 +180,7 @@ impl Flow {
         let (outputs, positions) = POSITION_TILE.shape();
         let fits = f.head_dim % 16 == 0
             && (f.head_dim / 8).is_power_of_two()
+            && attend_shared(0, f.head_dim) + ATTEND_STATIC <= device.shared
             && f.head_dim <= 128
             && f.block <= positions.min(QUERIES)
             && dim % 64 == 0
@@ -583,12 +586,13 @@ impl Flow {
         if self.gemm.elt == Elt::F32 {
             return (self.kernels.attend[0], 256, 0);
         }
-        // Groups of four warps, until there is a block for every multiprocessor.
+        // Groups of four warps, until there is a block for every multiprocessor, and as many as a block has room for.
         let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
-        let which = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
-        // Queries, then two tiles of keys and of values a group.
-        let tile = QUERIES * f.head_dim * self.gemm.elt.size();
-        (self.kernels.attend[which], 128 << which, ((1 + (4 << which)) * tile) as u32)
+        let wanted = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
+        let shared = |which: usize| attend_shared(which, f.head_dim);
+        let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;
+        let which = (0..=wanted).rev().find(fits).unwrap_or(0);
+        (self.kernels.attend[which], 128 << which, shared(which))
     }
 
     fn linear(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
@@ -622,8 +626,7 @@ impl Flow {
         };
         self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
         let grid = (n.div_ceil(16 * tiles) as u32, m.div_ceil(PRODUCT_ROWS) as u32, 1);
-        let shared = (PRODUCT_WARPS * PRODUCT_ROWS * (16 * tiles + 8) * 4) as u32;
-        start!(self.device, *kernel, grid, 32 * PRODUCT_WARPS as u32, shared;
+        start!(self.device, *kernel, grid, 32 * PRODUCT_WARPS as u32, few_shared(tiles);
             x, l.packed.w.ptr, bias.ptr, y, m as i32, n as i32, k as i32, i32::from(gelu))
     }
 
@@ -699,8 +702,9 @@ impl Flow {
         let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
         // Blocks of outputs that divide what there are, and inputs in groups of 32.
         let few = (1..=self.kernels.products.len()).filter(|t| shape.m <= FEW_ROWS && l.n % (16 * t) == 0);
-        let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).map(Choice::Few);
-        for choice in PLAIN.into_iter().map(Choice::Tile).chain(few) {
+        let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).filter(|&t| few_shared(t) <= self.device.shared);
+        let tiles = PLAIN.into_iter().filter(|&tile| self.gemm.takes(&l.packed, tile)).map(Choice::Tile);
+        for choice in tiles.chain(few.map(Choice::Few)) {
             let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
             if seconds < best.0 {
                 best = (seconds, Some(choice));
@@ -708,6 +712,17 @@ impl Flow {
         }
         Ok(best.1)
     }
+}
+
+/// Dynamic shared memory of attention in 16 bit by `1 << which` groups of warps: queries, then two tiles of keys and of
+/// values a group.
+fn attend_shared(which: usize, head_dim: usize) -> u32 {
+    ((1 + (4 << which)) * QUERIES * head_dim * 2) as u32
+}
+
+/// Dynamic shared memory of a product of few rows with `tiles` times 16 outputs a block: each warp's sums, padded.
+fn few_shared(tiles: usize) -> u32 {
+    (PRODUCT_WARPS * PRODUCT_ROWS * (16 * tiles + 8) * 4) as u32
 }
 
 /// The macros of flow.cu.

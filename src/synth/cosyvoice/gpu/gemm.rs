@@ -3,13 +3,17 @@
 //! # Why
 //! The language model's sums run in one order whatever the batch ([`Gemm::linear`]), so a token does not depend on
 //! what else is decoded. On Hopper many rows go through warpgroup products ([`Gemm::wide`]), whose sums are the same
-//! bits; on any other device that has the shared memory ([`SHARED`]), through the kernels that split. cuBLASLt picks
+//! bits; on any other device, through the kernels that split. cuBLASLt picks
 //! kernels by shape and cannot promise that; it serves the flow alone. Because the ways of a wide product give the same
 //! bits, which one runs may be timed at every load.
 
+mod tiles;
+
 use std::sync::Arc;
 
-use super::device::{Device, Elt, GpuError, Kernel, SHARED, start};
+use self::tiles::{Groups, Room, Window};
+pub(super) use self::tiles::{PARTS, PLAIN, Tile, TileEntry, WHOLE_PARTS, WIDE, Wide};
+use super::device::{Device, Elt, GpuError, Kernel, start};
 use super::weights::Packed;
 
 /// What happens to a result before it is stored; values are those of product.cuh.
@@ -59,190 +63,6 @@ pub(super) struct Conv {
     pub(super) kreal: i32,
 }
 
-/// Block shape of a convolution, outputs by positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tile {
-    N32T32,
-    N64T32,
-    N64T64,
-    N64T128,
-    N128T128,
-    N32T128,
-    /// Fixed order of sums, for many rows.
-    Split64,
-    Split128,
-}
-
-impl Tile {
-    /// Outputs and positions of a block.
-    pub(super) fn shape(self) -> (usize, usize) {
-        match self {
-            Tile::N32T32 => (32, 32),
-            Tile::N64T32 => (64, 32),
-            Tile::N64T64 => (64, 64),
-            Tile::N64T128 => (64, 128),
-            Tile::N128T128 => (128, 128),
-            Tile::N32T128 => (32, 128),
-            Tile::Split64 => (64, 32),
-            Tile::Split128 => (128, 64),
-        }
-    }
-}
-
-/// Groups of warps that share the sums of a block of 64 outputs by 32 positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Groups {
-    One = 1,
-    Two = 2,
-    Four = 4,
-}
-
-impl Groups {
-    /// As many as leave a place for every block of `grid`, one or two a multiprocessor, and as there is shared memory
-    /// for; `shared`: what a block takes with so many.
-    fn of(tile: Tile, grid: (u32, u32, u32), multiprocessors: usize, shared: impl Fn(Self) -> u32) -> Self {
-        let blocks = grid.0 as usize * grid.1 as usize * grid.2 as usize;
-        let most = match tile {
-            Tile::N64T32 if blocks <= multiprocessors => Groups::Four,
-            Tile::N64T32 if blocks <= 2 * multiprocessors => Groups::Two,
-            _ => Groups::One,
-        };
-        let room = |groups: &Self| *groups as usize <= most as usize && shared(*groups) <= SHARED;
-        [Groups::Four, Groups::Two].into_iter().find(room).unwrap_or(Groups::One)
-    }
-
-    /// Its kernel among those for few blocks.
-    fn index(self) -> Option<usize> {
-        match self {
-            Groups::One => None,
-            Groups::Two => Some(0),
-            Groups::Four => Some(1),
-        }
-    }
-}
-
-/// What the shared memory of a convolution depends on besides its block shape.
-#[derive(Clone, Copy)]
-struct Window {
-    cin: usize,
-    taps: usize,
-    /// Positions before a block that it needs.
-    halo: usize,
-}
-
-impl Window {
-    fn of(w: &Packed) -> Self {
-        Self { cin: w.cin, taps: w.taps, halo: (w.taps - 1) * w.dil }
-    }
-
-    /// Bytes of a block in single precision, whose shape is the same for all.
-    fn shared_f32(self) -> u32 {
-        ((64 + self.halo) * 17 * 4) as u32
-    }
-
-    /// Bytes of a block in 16 bit.
-    fn shared(self, tile: Tile, groups: Groups) -> u32 {
-        let (outputs, positions) = tile.shape();
-        let deep = matches!(tile, Tile::N32T32 | Tile::N64T32) && groups == Groups::One;
-        let stages = if deep { DEEP } else { STAGES };
-        let ring = (stages - 2) / self.taps + 2;
-        // The one that splits has its own ring, without taps.
-        let (groups, ring) = match tile {
-            Tile::Split64 => (4, ring),
-            _ => (groups as usize, ring.min(self.cin.div_ceil(64))),
-        };
-        let rings = groups * (stages * outputs * 128 + ring * (positions + self.halo) * 128);
-        // In their place come the sums, padded.
-        rings.max(groups * positions * (outputs + 8) * 4) as u32
-    }
-}
-
-/// Block shapes worth trying for a plain product.
-pub(super) const PLAIN: [Tile; 5] = [Tile::N32T32, Tile::N64T32, Tile::N64T64, Tile::N64T128, Tile::N128T128];
-
-/// A tile table: `{sequence, first position, first row, length}` a block.
-pub(super) type TileEntry = [i32; 4];
-
-/// How a product of many rows is cut into blocks, outputs by rows (wide.cu). Every way gives the same sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wide {
-    N64T32,
-    N64T64,
-    N128T64,
-    N192T128,
-    /// For inputs whose parts are longer than a step.
-    N64T64Long,
-    N128T128Long,
-    /// The same in clusters of eight, each block with an eighth of the inputs.
-    N64T64Shared,
-    N128T64Shared,
-    N128T128Shared,
-}
-
-/// All of them.
-pub(super) const WIDE: [Wide; 9] = [
-    Wide::N64T32,
-    Wide::N64T64,
-    Wide::N128T64,
-    Wide::N192T128,
-    Wide::N64T64Long,
-    Wide::N128T128Long,
-    Wide::N64T64Shared,
-    Wide::N128T64Shared,
-    Wide::N128T128Shared,
-];
-
-impl Wide {
-    /// Its kernel in wide.cu.
-    fn kernel(self) -> &'static str {
-        match self {
-            Wide::N64T32 => "wide_64x32",
-            Wide::N64T64 => "wide_64x64",
-            Wide::N128T64 => "wide_128x64",
-            Wide::N192T128 => "wide_192x128",
-            Wide::N64T64Long => "wide_64x64_long",
-            Wide::N128T128Long => "wide_128x128_long",
-            Wide::N64T64Shared => "wide_64x64_shared",
-            Wide::N128T64Shared => "wide_128x64_shared",
-            Wide::N128T128Shared => "wide_128x128_shared",
-        }
-    }
-
-    /// Outputs and rows of a block, and stages of its ring.
-    fn shape(self) -> (usize, usize, usize) {
-        match self {
-            Wide::N64T32 => (64, 32, 8),
-            Wide::N64T64 | Wide::N64T64Long | Wide::N64T64Shared => (64, 64, 6),
-            Wide::N128T64 | Wide::N128T64Shared => (128, 64, 4),
-            Wide::N192T128 => (192, 128, 5),
-            Wide::N128T128Long | Wide::N128T128Shared => (128, 128, 6),
-        }
-    }
-
-    /// Blocks of a cluster.
-    fn cluster(self) -> u32 {
-        if matches!(self, Wide::N64T64Shared | Wide::N128T64Shared | Wide::N128T128Shared) { 8 } else { 1 }
-    }
-
-    /// Whether it is for weights of so many inputs.
-    pub(super) fn fits(self, w: &Packed) -> bool {
-        let long = matches!(self, Wide::N64T64Long | Wide::N128T128Long) || self.cluster() > 1;
-        long == (w.cin > WHOLE_PARTS)
-    }
-
-    /// The ring starts at a multiple of 1024 bytes; in its place comes a padded table of sums, which is smaller.
-    fn shared(self) -> u32 {
-        let (outputs, rows, stages) = self.shape();
-        (1024 + stages * (outputs + rows) * 128) as u32
-    }
-
-    /// Four warps for 64 outputs, and one that copies; four where they leave their registers to the others.
-    fn threads(self) -> u32 {
-        let copying = if matches!(self, Wide::N192T128 | Wide::N128T128Long) { 128 } else { 32 };
-        2 * self.shape().0 as u32 + copying
-    }
-}
-
 /// Sums of squares of rows, `[part][rows]` as wide.cu has them: those of the inputs, which a norm needs, and where
 /// those of the results go. Null: none.
 #[derive(Clone, Copy, Default)]
@@ -251,16 +71,16 @@ pub(super) struct Squares {
     pub(super) results: u64,
 }
 
-/// Parts of the inputs' axis, as SPLITS of product.cuh.
-pub(super) const PARTS: usize = 16;
-/// Most inputs of which every part is 64: 64 results are a part of the next product's inputs. Parts of more inputs are
-/// added in pairs.
-pub(super) const WHOLE_PARTS: usize = 64 * PARTS;
+/// The macros of gemm.cu where a block may ask for `shared` bytes.
+pub(super) fn defines(shared: u32) -> [(&'static str, i64); 3] {
+    Room::of(shared).defines()
+}
 
 /// The kernels of gemm.cu and gemv.cu and, on Hopper, of wide.cu.
 pub(super) struct Gemm {
     device: Arc<Device>,
     pub(super) elt: Elt,
+    room: Room,
     conv: [Kernel; 8],
     /// For three convolutions at once: 64 x 32, 64 x 128, 128 x 128.
     three: [Kernel; 3],
@@ -283,21 +103,19 @@ const SHORT: usize = 1024;
 const AHEAD_SHARED: u32 = 200 << 10;
 const AHEAD_TILES: usize = 8;
 const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
-/// Stages of weights in flight, as in gemm.cu.
-const STAGES: usize = 4;
-/// The same for small blocks.
-const DEEP: usize = 8;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
         let sources = [super::COMMON, super::PRODUCT, super::GEMM, super::GEMV];
-        let module = device.compile("gemm.cu", &sources, elt, &[])?;
+        let room = Room::of(device.shared);
+        let module = device.compile("gemm.cu", &sources, elt, &room.defines())?;
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
-            let plain = module.kernel("conv_f32", SHARED)?;
+            let plain = module.kernel("conv_f32", room.bytes)?;
             return Ok(Self {
                 device: device.clone(),
                 elt,
+                room,
                 conv: [plain; 8],
                 three: [plain; 3],
                 grouped: [[plain; 2]; 2],
@@ -307,10 +125,11 @@ impl Gemm {
                 wide: None,
             });
         }
-        let conv = |name: &'static str| module.kernel(name, SHARED);
+        let conv = |name: &'static str| module.kernel(name, room.bytes);
         Ok(Self {
             device: device.clone(),
             elt,
+            room,
             conv: [
                 conv("conv_32x32")?,
                 conv("conv_64x32")?,
@@ -429,15 +248,16 @@ impl Gemm {
         let (wide, positions) = tile.shape();
         let outputs = convs.iter().map(|(w, _)| w.n).max().unwrap_or(0);
         let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
-        let shared = |groups| convs.iter().map(|(w, _)| Window::of(w).shared(tile, groups)).max().unwrap_or(0);
-        let groups = Groups::of(tile, grid, self.device.multiprocessors, shared);
+        let shared =
+            |groups| convs.iter().map(|(w, _)| Window::of(w).shared(tile, groups, self.room)).max().unwrap_or(0);
+        let groups = Groups::of(tile, grid, self.device.multiprocessors, self.room.bytes, shared);
         let kernel = groups.index().map_or(*kernel, |g| self.grouped[1][g]);
         let mut all = [Conv::default(); 3];
         for (to, (w, p)) in all.iter_mut().zip(convs) {
             *to = Self::filled(w, *p);
         }
         self.expect(convs, blocks * positions);
-        start!(self.device, kernel, grid, Self::threads(tile) * groups as u32, shared(groups); all)
+        start!(self.device, kernel, grid, self.room.threads(tile) * groups as u32, shared(groups); all)
     }
 
     /// Says what convolutions over at most `rows` positions cannot do without.
@@ -472,19 +292,12 @@ impl Gemm {
         }
     }
 
-    fn threads(tile: Tile) -> u32 {
-        match tile {
-            Tile::N32T32 | Tile::N64T32 | Tile::N64T64 | Tile::N32T128 => 128,
-            Tile::Split64 => 512,
-            Tile::N64T128 | Tile::N128T128 | Tile::Split128 => 256,
-        }
-    }
-
     /// Whether a convolution with these weights can run in blocks of `tile`.
     pub(super) fn takes(&self, w: &Packed, tile: Tile) -> bool {
         let window = Window::of(w);
-        let shared = if self.elt == Elt::F32 { window.shared_f32() } else { window.shared(tile, Groups::One) };
-        shared <= SHARED
+        let shared =
+            if self.elt == Elt::F32 { window.shared_f32() } else { window.shared(tile, Groups::One, self.room) };
+        shared <= self.room.bytes
     }
 
     /// Runs a convolution over `blocks` entries of the tile table in `p`, or over `p.rows` rows where it has none.
@@ -497,10 +310,10 @@ impl Gemm {
         if self.elt == Elt::F32 {
             return start!(self.device, self.conv[0].called(w.name), grid, 256, Window::of(w).shared_f32(); p);
         }
-        let shared = |groups| Window::of(w).shared(tile, groups);
-        let groups = Groups::of(tile, grid, self.device.multiprocessors, shared);
+        let shared = |groups| Window::of(w).shared(tile, groups, self.room);
+        let groups = Groups::of(tile, grid, self.device.multiprocessors, self.room.bytes, shared);
         let kernel = groups.index().map_or(self.conv[tile as usize], |g| self.grouped[0][g]);
-        let threads = Self::threads(tile) * groups as u32;
+        let threads = self.room.threads(tile) * groups as u32;
         start!(self.device, kernel.called(w.name), grid, threads, shared(groups); p)
     }
 
@@ -567,28 +380,5 @@ impl Gemm {
             p.rowscale = rms;
         }
         self.conv(w, tile, 0, p)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn groups(windows: &[Window], blocks: u32) -> Groups {
-        let shared = |groups| windows.iter().map(|w| w.shared(Tile::N64T32, groups)).max().unwrap_or(0);
-        let groups = Groups::of(Tile::N64T32, (blocks, 1, 1), 132, shared);
-        assert!(shared(groups) <= SHARED, "{groups:?} of {blocks} blocks");
-        groups
-    }
-
-    #[test]
-    fn fewer_groups_share_a_sum_where_all_of_them_have_no_room() {
-        let window = |halo| Window { cin: 256, taps: 7, halo };
-        assert_eq!(groups(&[window(60)], 132), Groups::Four);
-        assert_eq!(groups(&[window(66)], 132), Groups::Two);
-        assert_eq!(groups(&[window(300)], 132), Groups::One);
-        assert_eq!(groups(&[window(60)], 133), Groups::Two);
-        assert_eq!(groups(&[window(60)], 265), Groups::One);
-        assert_eq!(groups(&[window(12), window(300), window(60)], 1), Groups::One, "the longest decides");
     }
 }

@@ -73,6 +73,13 @@ const F0_SHAPES: [F0Shape; 3] = [
     F0Shape { kernel: "voc_f0_64x128", frames: 64, channels: 128, threads: 256, stage: 32, most: usize::MAX },
 ];
 
+/// Which of [`F0_SHAPES`] computes `frames` frames where a block has `room` bytes of shared memory. The two smallest fit
+/// everywhere.
+fn f0_shape(frames: usize, room: u32) -> usize {
+    let fit = F0_SHAPES.iter().take_while(|shape| shape.shared() <= room).count().max(1);
+    F0_SHAPES[..fit].iter().position(|shape| frames <= shape.most).unwrap_or(fit - 1)
+}
+
 /// Utterances of a pass that a graph is recorded for, and frames of each on average. Wider passes take so long that
 /// starting their launches one by one costs nothing.
 const RECORDED: ([usize; 4], [usize; 3]) = ([1, 2, 4, 8], [16, 32, FRAMES]);
@@ -473,7 +480,7 @@ impl Hift {
 
     /// What a pass of so many utterances and frames takes at most.
     fn extent(&self, pieces: usize, frames: usize, f0_frames: usize) -> Extent {
-        let f0 = F0_SHAPES.iter().position(|shape| f0_frames <= shape.most).unwrap_or(F0_SHAPES.len() - 1);
+        let f0 = f0_shape(f0_frames, self.device.shared);
         // Short blocks while there are too few long ones to go round.
         let mut tiles = vec![LOW_SHAPES[usize::from(frames >= FEW_FRAMES)]];
         // Two a multiprocessor keep the device busy.
@@ -581,6 +588,15 @@ fn cut(table: &mut Vec<TileEntry>, seq: usize, start: i32, len: usize, by: usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_f0_network_runs_in_the_largest_blocks_that_there_is_room_for() {
+        let chosen = |room: u32| [1, 256, 257, 1200, 1201, 4000].map(|frames| f0_shape(frames, room << 10));
+        assert_eq!(chosen(220), [0, 0, 1, 1, 2, 2]);
+        assert_eq!(chosen(163), chosen(220));
+        assert_eq!(chosen(99), [0, 0, 1, 1, 1, 1]);
+        assert!(F0_SHAPES[..2].iter().all(|shape| shape.shared() <= 99 << 10));
+    }
 
     #[test]
     fn a_pass_of_a_block_of_ten_frames_and_more_finds_room_for_its_slabs() {

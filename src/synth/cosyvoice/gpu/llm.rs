@@ -36,6 +36,8 @@ const TILES: usize = 4;
 const DEEP_TILES: usize = 8;
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
+/// What it has besides, at most: queries over heads of 64 values, and every warp's maxima and sums.
+const ATTEND_STATIC: u32 = 4 << 10;
 /// Rows up to which an attention block may have a multiprocessor to itself.
 const FEW: usize = 32;
 /// Scores of a row that can be drawn from, as in draw.cu.
@@ -137,8 +139,8 @@ pub(super) struct Llm {
     embed: Kernel,
     append: Kernel,
     attend: Kernel,
-    /// As `attend`, with more under way; for few rows.
-    attend_deep: Kernel,
+    /// As `attend`, with more under way; for few rows, where a block has room for it.
+    attend_deep: Option<Kernel>,
     /// For prefixes.
     attend_prefix: Kernel,
     sample: Kernel,
@@ -177,7 +179,7 @@ impl Llm {
             return Err(GpuError::Model(format!("the language model's sizes do not fit the kernels: {config:?}")));
         }
         let group = config.heads / config.kv_heads;
-        if !attends(hd, group, elt) {
+        if !attends(hd, group, elt) || elt != Elt::F32 && attend_shared(TILES, hd) + ATTEND_STATIC > device.shared {
             return Err(GpuError::Model(format!(
                 "attention has no room for {group} heads of {hd} a key head in {elt:?}"
             )));
@@ -280,8 +282,9 @@ impl Llm {
             embed: module.kernel("llm_embed", 0)?,
             append: module.kernel("llm_append", 0)?,
             attend: module.kernel("llm_attend", ATTEND_SHARED)?,
-            attend_deep: module
-                .kernel(if elt == Elt::F32 { "llm_attend" } else { "llm_attend_deep" }, ATTEND_SHARED)?,
+            attend_deep: (elt != Elt::F32 && attend_shared(DEEP_TILES, hd) + ATTEND_STATIC <= device.shared)
+                .then(|| module.kernel("llm_attend_deep", ATTEND_SHARED))
+                .transpose()?,
             attend_prefix: module.kernel("llm_attend_prefix", ATTEND_SHARED)?,
             sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
@@ -435,10 +438,10 @@ impl Llm {
         }
         let f32 = self.gemm.elt == Elt::F32;
         // The kernel, its tiles, and whether a block has two rows.
-        let (attend, tiles, pair) = match () {
-            () if prefill => (self.attend_prefix, TILES, !f32),
-            () if rows <= FEW => (self.attend_deep, DEEP_TILES, false),
-            () => (self.attend, TILES, false),
+        let (attend, tiles, pair) = match self.attend_deep {
+            _ if prefill => (self.attend_prefix, TILES, !f32),
+            Some(deep) if rows <= FEW => (deep, DEEP_TILES, false),
+            _ => (self.attend, TILES, false),
         };
         let shared = if f32 { 0 } else { attend_shared(tiles, c.head_dim) };
         let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);

@@ -1,11 +1,12 @@
 //! CosyVoice3 on a CUDA device: a [`Backend`] with kernels of its own.
 //!
-//! The driver, its run-time compiler and cuBLASLt are opened at run time; nothing of CUDA is needed to build, and
-//! [`absent`] says in one line why there is no GPU engine. [`context`] owns the driver's context and every wait,
-//! [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what
-//! was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the last two behind others,
-//! [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who holds the device's
-//! memory, [`faults`] what can be made to go wrong.
+//! The driver, its run-time compiler and cuBLASLt are opened at run time ([`libraries`]); nothing of CUDA is needed to
+//! build, and [`absent`] says in one line why there is no GPU engine. [`target`] says what is compiled for which
+//! architecture, [`compiler`] compiles it, [`facts`] is what the driver says of a device. [`context`] owns the driver's
+//! context and every wait, [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large
+//! products, [`tuned`] what was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the
+//! last two behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who
+//! holds the device's memory, [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
@@ -33,20 +34,24 @@
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 
 pub mod bench;
+mod compiler;
 mod context;
 mod device;
+mod facts;
 mod faults;
 mod flight;
 mod flow;
 mod gemm;
 mod hift;
 mod ledger;
+pub mod libraries;
 mod llm;
 mod lt;
 mod probe;
 pub mod products;
 mod slabs;
 mod slots;
+mod target;
 mod tuned;
 mod weights;
 
@@ -54,8 +59,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::compiler::Unit;
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count};
+pub use self::facts::Facts;
 pub use self::faults::Fault;
 use self::flight::Flight;
 use self::flow::{ChunkArgs, ChunkRun, Flow};
@@ -118,25 +125,33 @@ impl Default for Precision {
     }
 }
 
-/// Compiles every kernel for `arch` (such as `sm_90a`) with the sizes of `config`. Needs the run-time compiler but no
-/// device; `None` where that is missing.
+/// Architectures that kernels are compiled for here, and the shared memory of a block there in KiB.
+pub const ARCHITECTURES: [(&str, u32); 6] =
+    [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
+
+/// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
+/// [`Precision`] has a name for. Needs the run-time compiler but no device; `None` where that is missing.
 ///
 /// # Errors
 /// What does not compile.
-pub fn compile_all(config: &Config, arch: &str) -> Option<Result<(), GpuError>> {
-    device::can_compile().then(|| {
-        let units = [
-            ("setup.cu", vec![COMMON, SETUP], Vec::new()),
-            ("gemm.cu", vec![COMMON, PRODUCT, GEMM, GEMV], Vec::new()),
-            ("wide.cu", vec![COMMON, PRODUCT, WIDE], Vec::new()),
-            ("llm.cu", vec![COMMON, LLM, DRAW], llm::defines(&config.llm)),
-            ("flow.cu", vec![COMMON, FLOW, FEW], flow::defines(&config.flow)),
-            ("hift.cu", vec![COMMON, HIFT], hift::defines(config, 0)),
-        ];
-        for elt in [Elt::F32, Elt::Bf16, Elt::F16] {
-            for (unit, sources, defines) in &units {
-                device::compile(unit, sources, elt, defines, arch)?;
+pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
+    libraries::open_compiler().then(|| {
+        let (llm, flow, hift) = (llm::defines(&config.llm), flow::defines(&config.flow), hift::defines(config, 0));
+        let gemm = gemm::defines(shared_kib << 10);
+        for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
+            let mut units = vec![
+                Unit { name: "llm.cu", sources: &[COMMON, LLM, DRAW], elt: l, defines: &llm },
+                Unit { name: "wide.cu", sources: &[COMMON, PRODUCT, WIDE], elt: l, defines: &[] },
+                Unit { name: "flow.cu", sources: &[COMMON, FLOW, FEW], elt: f, defines: &flow },
+                Unit { name: "hift.cu", sources: &[COMMON, HIFT], elt: h, defines: &hift },
+            ];
+            let mut elts = vec![l, f, h];
+            elts.dedup();
+            for elt in elts {
+                units.push(Unit { name: "setup.cu", sources: &[COMMON, SETUP], elt, defines: &[] });
+                units.push(Unit { name: "gemm.cu", sources: &[COMMON, PRODUCT, GEMM, GEMV], elt, defines: &gemm });
             }
+            units.iter().try_for_each(|unit| unit.code(arch, None).map(drop))?;
         }
         Ok(())
     })
@@ -183,7 +198,7 @@ impl GpuBackend {
         options: Options,
         precision: Precision,
     ) -> Result<Self, GpuError> {
-        let device = Device::open(ordinal)?;
+        let device = Device::open(ordinal, &options.hardware)?;
         let slots = options.slots.unwrap_or(DEFAULT_SLOTS).clamp(1, 1024);
         // One slot more than callers see: for looking into the networks.
         let room = slots as usize + 1;

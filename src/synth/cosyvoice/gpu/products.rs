@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::device::{Buf, Device, Elt, GpuError, Timer};
 use super::gemm::{Act, Conv, Gemm, NARROW, PARTS, Squares, Tile, WIDE, Wide};
 use super::weights::{Packed, Packer, Random, Source};
+use crate::synth::cosyvoice::backend::Hardware;
 use crate::synth::cosyvoice::checkpoint::Part;
 
 /// One product of a layer: outputs and inputs.
@@ -206,8 +207,8 @@ impl Bench {
 ///
 /// # Errors
 /// The device failed.
-pub fn disagreements(ordinal: u32, size: Size) -> Result<Vec<String>, GpuError> {
-    let device = Device::open(ordinal)?;
+pub fn disagreements(ordinal: u32, hardware: &Hardware, size: Size) -> Result<Vec<String>, GpuError> {
+    let device = Device::open(ordinal, hardware)?;
     let mut out = Vec::new();
     for elt in [Elt::Bf16, Elt::F16] {
         let bench = Bench::new(&device, elt, size)?;
@@ -258,8 +259,8 @@ pub fn disagreements(ordinal: u32, size: Size) -> Result<Vec<String>, GpuError> 
 ///
 /// # Errors
 /// The device failed.
-pub fn costs(ordinal: u32, sizes: &[Size], rows: &[usize]) -> Result<Vec<ProductCost>, GpuError> {
-    let device = Device::open(ordinal)?;
+pub fn costs(ordinal: u32, hardware: &Hardware, sizes: &[Size], rows: &[usize]) -> Result<Vec<ProductCost>, GpuError> {
+    let device = Device::open(ordinal, hardware)?;
     let mut out = Vec::new();
     for &size in sizes {
         let bench = Bench::new(&device, Elt::Bf16, size)?;

@@ -19,9 +19,15 @@ typedef u16 elt;
 #define KERNEL extern "C" __global__ void
 
 // Programmatic dependent launch: `dep_wait` returns once everything before this kernel in the stream is
-// complete and visible; `dep_go` lets the next kernel start its own prologue. No effect without the attribute.
+// complete and visible; `dep_go` lets the next kernel start its own prologue. No effect without the attribute. Before
+// compute capability 9.0 there is neither, and the host launches without the attribute (target.rs): order is the stream's.
+#if __CUDA_ARCH__ >= 900
 DEV void dep_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEV void dep_go() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+DEV void dep_wait() {}
+DEV void dep_go() {}
+#endif
 // What no kernel writes, read here and now: the compiler moves other loads behind the next `dep_wait`.
 DEV uint4 load_ahead(const uint4* p) {
     uint4 v;

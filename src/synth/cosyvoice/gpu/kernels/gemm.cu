@@ -22,6 +22,10 @@ DEV Span span_of(const Conv& p, int bt) {
 #define STAGES 4
 // Small blocks run few at a time: each has more in flight, or it waits for the cache at every stage.
 #define DEEP 8
+// The largest blocks, where a block has less than 128 KiB of shared memory.
+#ifndef TALL
+#define TALL STAGES
+#endif
 // One position's 16 bytes `q` of a 128 byte row: neighbouring rows use different halves of the banks.
 DEV u32 swizzle(int row, int q) { return row * 128 + ((q ^ ((row & 1) << 2)) << 4); }
 // A block computes 16*MT*WN outputs of 8*NT*WT positions with G groups of WN x WT warps, of which each takes a part of
@@ -260,7 +264,7 @@ KERNEL __launch_bounds__(128) conv_32x32(const __grid_constant__ Conv p) { conv_
 KERNEL __launch_bounds__(128) conv_64x32(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, DEEP>(p); }
 KERNEL __launch_bounds__(128) conv_64x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 2, false>(p); }
 KERNEL __launch_bounds__(256) conv_64x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 2, 4, false>(p); }
-KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false>(p); }
+KERNEL __launch_bounds__(256, 2) conv_128x128(const __grid_constant__ Conv p) { conv_mma<4, 4, 2, 4, false, TALL>(p); }
 KERNEL __launch_bounds__(128) conv_32x128(const __grid_constant__ Conv p) { conv_mma<2, 4, 1, 4, false>(p); }
 // For few blocks: groups of warps share the sum.
 KERNEL __launch_bounds__(256, 2) conv_64x32_2(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(p); }
@@ -271,13 +275,17 @@ KERNEL __launch_bounds__(128, 6) three_64x32(const __grid_constant__ Three t) { 
 KERNEL __launch_bounds__(256, 2) three_64x32_2(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(512, 1) three_64x32_4(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 3) three_64x128(const __grid_constant__ Three t) { conv_mma<2, 4, 2, 4, false>(t.p[blockIdx.z]); }
-KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false>(t.p[blockIdx.z]); }
+KERNEL __launch_bounds__(256, 2) three_128x128(const __grid_constant__ Three t) { conv_mma<4, 4, 2, 4, false, TALL>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256) split_128x64(const __grid_constant__ Conv p) { conv_mma<2, 4, 4, 2, true>(p); }
 
-// Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. Four groups of four warps each take
-// four of the sixteen parts of the inputs' axis and keep a sum a part; all parts are then added in order. All groups
-// go the same number of steps, the last with less to do, so that barriers are the whole block's.
+// Products whose sums have gemv's order, for more rows: 64 outputs by 32 rows. GROUPS groups of four warps each take
+// as many of the sixteen parts of the inputs' axis as the others and keep a sum a part; all parts are then added in
+// order. All groups go the same number of steps, the last with less to do, so that barriers are the whole block's.
+// Groups and stages of their rings follow the shared memory that a block may have (gemm.rs).
+#ifndef GROUPS
 #define GROUPS 4
+#define SPLIT_STAGES STAGES
+#endif
 #define PARTS (SPLITS / GROUPS)
 #define SPLIT_STAGE (64 * 128 + 32 * 128)
 #define SPLIT_LD 72
@@ -288,12 +296,12 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
     const int n0 = blockIdx.y * 64, t0 = blockIdx.x * 32, chunks = (p.cin + 63) >> 6, per = SPLIT_CHUNKS(p.cin);
     const int c0 = min(grp * PARTS * per, chunks), c1 = min(c0 + PARTS * per, chunks), k16_all = p.cin >> 4;
     const int ntiles = p.n >> 4, tile0 = n0 >> 4;
-    const u32 base = smem_addr(smem) + grp * STAGES * SPLIT_STAGE;
+    const u32 base = smem_addr(smem) + grp * SPLIT_STAGES * SPLIT_STAGE;
     const uint4* wsrc = (const uint4*)p.w + (i64)tile0 * k16_all * 32 + tid;
     const int xr = tid >> 3, xq = tid & 7;
     const elt* xsrc = p.x + (i64)(t0 + xr) * p.ldx + xq * 8;
     auto fetch_w = [&](int c) {
-        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + tid * 16;
+        u32 dst = base + (c - c0) % SPLIT_STAGES * SPLIT_STAGE + tid * 16;
         bool in = tid < ((p.cin - c * 64) >> 4) * 32;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -302,7 +310,7 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
         }
     };
     auto fetch_x = [&](int c) {
-        u32 dst = base + (c - c0) % STAGES * SPLIT_STAGE + 64 * 128;
+        u32 dst = base + (c - c0) % SPLIT_STAGES * SPLIT_STAGE + 64 * 128;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int r = xr + j * 16;
@@ -310,9 +318,9 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
             cp16(dst + swizzle(r, xq), ok ? xsrc + (i64)j * 16 * p.ldx + c * 64 : p.x, ok);
         }
     };
-    for (int j = 0; j < STAGES - 1; j++) if (c0 + j < c1) fetch_w(c0 + j);
+    for (int j = 0; j < SPLIT_STAGES - 1; j++) if (c0 + j < c1) fetch_w(c0 + j);
     dep_wait();
-    for (int j = 0; j < STAGES - 1; j++) {
+    for (int j = 0; j < SPLIT_STAGES - 1; j++) {
         if (c0 + j < c1) fetch_x(c0 + j);
         cp_commit();
     }
@@ -328,12 +336,12 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
                 for (int e = 0; e < 4; e++) tot[part][i][j][e] = 0.f;
 #pragma unroll 1
         for (int q = 0; q < per; q++, c++) {
-            cp_wait<STAGES - 2>();
+            cp_wait<SPLIT_STAGES - 2>();
             __syncthreads();
             if (c >= c1) continue;
-            if (c + STAGES - 1 < c1) { fetch_w(c + STAGES - 1); fetch_x(c + STAGES - 1); }
+            if (c + SPLIT_STAGES - 1 < c1) { fetch_w(c + SPLIT_STAGES - 1); fetch_x(c + SPLIT_STAGES - 1); }
             cp_commit();
-            const u32 st = base + (c - c0) % STAGES * SPLIT_STAGE, wb = st + wn * 4096 + lane * 16, xb = st + 64 * 128;
+            const u32 st = base + (c - c0) % SPLIT_STAGES * SPLIT_STAGE, wb = st + wn * 4096 + lane * 16, xb = st + 64 * 128;
             const int r0 = wt * 16 + (lane >> 2), k32 = min(2, (p.cin - c * 64) >> 5);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
@@ -354,6 +362,7 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
     __syncthreads();
     float* tile = (float*)smem;
     const int g = lane >> 2, t4 = lane & 3;
+#if GROUPS == 4
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
@@ -366,17 +375,44 @@ KERNEL __launch_bounds__(128 * GROUPS) split_64x32(const __grid_constant__ Conv 
                 *(float2*)(o + SPLIT_LD) = make_float2(v[1], v[3]);
             }
     __syncthreads();
+#else
+    // There is no room for the sums of every part: in turn, each group adds its own to what those before it found.
+#pragma unroll 1
+    for (int turn = 0; turn < GROUPS; turn++) {
+        if (grp == turn)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float* o = tile + ((wt * 2 + j) * 8 + 2 * t4) * SPLIT_LD + (wn * 2 + i) * 16 + 2 * g;
+                    float v[4] = {};
+                    if (turn > 0) { v[0] = o[0]; v[1] = o[SPLIT_LD]; v[2] = o[1]; v[3] = o[SPLIT_LD + 1]; }
+#pragma unroll
+                    for (int q = 0; q < PARTS; q += 2)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) add_parts(v[e], tot[q][i][j][e], tot[q + 1][i][j][e], per > 1);
+                    *(float2*)o = make_float2(v[0], v[2]);
+                    *(float2*)(o + SPLIT_LD) = make_float2(v[1], v[3]);
+                }
+        __syncthreads();
+    }
+#endif
 #pragma unroll 1
     for (int i = threadIdx.x; i < 32 * 32; i += 128 * GROUPS) {
         int t = i >> 5, n = (i & 31) * 2, row = t0 + t;
         if (row >= p.rows || n0 + n >= p.n) continue;
         float a = 0.f, b = 0.f;
+#if GROUPS == 4
 #pragma unroll
         for (int q = 0; q < SPLITS; q += 2) {
             float2 v = *(const float2*)(tile + (q * 32 + t) * SPLIT_LD + n), u = *(const float2*)(tile + ((q + 1) * 32 + t) * SPLIT_LD + n);
             add_parts(a, v.x, u.x, per > 1);
             add_parts(b, v.y, u.y, per > 1);
         }
+#else
+        a = tile[t * SPLIT_LD + n];
+        b = tile[t * SPLIT_LD + n + 1];
+#endif
         epilogue(p, n0 + n, row, a, b, p.rowscale ? p.rowscale[row] : 1.f);
     }
 }

@@ -1,0 +1,202 @@
+//! The run-time compiler: source to code for one architecture, kept on disk between starts.
+//!
+//! # Why
+//! Compiling takes ten seconds of a start. What is kept is named by everything that it depends on: the source with its
+//! macros, the architecture and the compiler's version. The driver is not among them: machine code does not depend on it,
+//! and code that it finishes it finishes at every load. A file is written under another name and then renamed, so that a reader finds all of it or nothing.
+//! Whatever is wrong with the folder only costs the time again.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::nvrtc::result as rtc;
+use cudarc::nvrtc::sys;
+use sha2::{Digest, Sha256};
+
+use super::device::{Elt, GpuError};
+use super::target::Target;
+
+/// One source to be compiled.
+#[derive(Clone, Copy)]
+pub(super) struct Unit<'a> {
+    pub(super) name: &'static str,
+    /// One after another.
+    pub(super) sources: &'a [&'a str],
+    pub(super) elt: Elt,
+    pub(super) defines: &'a [(&'a str, i64)],
+}
+
+/// Version of the run-time compiler, such as `13.0`.
+pub(super) fn version() -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are alive; the library is open, as every caller has made sure.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    format!("{major}.{minor}")
+}
+
+/// Architectures that the compiler knows, such as 90; none where it does not say.
+pub(super) fn supported() -> Vec<u32> {
+    let mut count = 0;
+    // SAFETY: as above.
+    if unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) } != sys::nvrtcResult::NVRTC_SUCCESS {
+        return Vec::new();
+    }
+    let mut list = vec![0i32; count.max(0) as usize];
+    // SAFETY: `list` has as many places as the compiler just said.
+    let code = unsafe { sys::nvrtcGetSupportedArchs(list.as_mut_ptr()) };
+    if code == sys::nvrtcResult::NVRTC_SUCCESS { list.into_iter().map(|n| n as u32).collect() } else { Vec::new() }
+}
+
+impl Unit<'_> {
+    fn options(&self, arch: &str) -> Vec<String> {
+        let mut options =
+            vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DELT={}", self.elt.define())];
+        // Only what needs 64 bits gets them: index arithmetic is cheaper without.
+        options.extend(
+            self.defines
+                .iter()
+                .map(|(k, v)| if i32::try_from(*v).is_ok() { format!("-D{k}={v}") } else { format!("-D{k}={v}ll") }),
+        );
+        options
+    }
+
+    /// The code for `arch`, from `kept` if it is there.
+    pub(super) fn code(&self, arch: &str, kept: Option<&Kept>) -> Result<Vec<u8>, GpuError> {
+        let text = self.sources.join("\n");
+        let options = self.options(arch);
+        let name = || {
+            let mut hash = Sha256::new();
+            let compiler = version();
+            let parts = [compiler.as_str(), self.name, &text].into_iter();
+            for part in parts.chain(options.iter().map(String::as_str)) {
+                hash.update(part.as_bytes());
+                hash.update([0]);
+            }
+            format!("{}-{arch}-{}", self.name, hex(&hash.finalize()[..16]))
+        };
+        let Some((kept, name)) = kept.map(|kept| (kept, name())) else { return self.compile(&text, &options, arch) };
+        if let Some(code) = kept.read(&name) {
+            return Ok(code);
+        }
+        let code = self.compile(&text, &options, arch)?;
+        kept.write(&name, &code);
+        Ok(code)
+    }
+
+    fn compile(&self, text: &str, options: &[String], arch: &str) -> Result<Vec<u8>, GpuError> {
+        let failed = |log: String| GpuError::Compile { unit: self.name, log };
+        let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
+        let name = CString::new(self.name).map_err(|e| failed(e.to_string()))?;
+        let program = rtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
+        // SAFETY: `program` was just created and is destroyed once, below, on every path.
+        unsafe {
+            let built = rtc::compile_program(program, options);
+            let result = if built.is_err() {
+                let log = rtc::get_program_log(program).unwrap_or_default();
+                let log: Vec<u8> = log.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+                Err(failed(String::from_utf8_lossy(&log).into_owned()))
+            } else {
+                image(program, arch).map_err(|code| failed(format!("{code:?}")))
+            };
+            let _ = rtc::destroy_program(program);
+            result
+        }
+    }
+}
+
+/// What a program was compiled to.
+///
+/// # Safety
+/// `program` was compiled and is alive.
+unsafe fn image(program: sys::nvrtcProgram, arch: &str) -> Result<Vec<u8>, sys::nvrtcResult> {
+    let ok = |code| if code == sys::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(code) };
+    let mut size = 0usize;
+    // SAFETY: the caller's promise; the image has the size that the compiler names.
+    unsafe {
+        if Target::finished_by_driver(arch) {
+            ok(sys::nvrtcGetPTXSize(program, &raw mut size))?;
+            let mut image = vec![0u8; size];
+            ok(sys::nvrtcGetPTX(program, image.as_mut_ptr().cast()))?;
+            // Text, which the driver reads up to a zero.
+            image.push(0);
+            return Ok(image);
+        }
+        ok(sys::nvrtcGetCUBINSize(program, &raw mut size))?;
+        let mut image = vec![0u8; size];
+        ok(sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()))?;
+        Ok(image)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A folder of things that are expensive to find out again, each a file. Several processes may use it.
+#[derive(Clone, Debug)]
+pub(super) struct Kept(PathBuf);
+
+impl Kept {
+    pub(super) fn new(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    /// What was written under `name`; nothing where it is not whole.
+    pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let mut bytes = std::fs::read(self.0.join(name)).ok()?;
+        // A disk that was full or a power cut may leave a part: the hash at the end tells.
+        let end = bytes.len().checked_sub(32)?;
+        let whole = Sha256::digest(&bytes[..end]).as_slice() == &bytes[end..];
+        bytes.truncate(end);
+        whole.then_some(bytes)
+    }
+
+    /// Writes `bytes` under `name`, in one go for whoever reads; says in the log why it could not.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let part = self.0.join(format!(".{name}.{}.{number}", std::process::id()));
+        let mut all = bytes.to_vec();
+        all.extend_from_slice(&Sha256::digest(bytes));
+        let done = std::fs::create_dir_all(&self.0)
+            .and_then(|()| std::fs::write(&part, all))
+            .and_then(|()| std::fs::rename(&part, self.0.join(name)));
+        if let Err(error) = done {
+            tracing::debug!(%error, folder = %self.0.display(), "compiled kernels are not kept");
+            let _ = std::fs::remove_file(&part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let kept = Kept::new(&dir.path().join("made/when/needed"));
+        assert_eq!(kept.read("a"), None);
+        kept.write("a", b"code");
+        assert_eq!(kept.read("a").as_deref(), Some(&b"code"[..]));
+        kept.write("a", b"newer code");
+        assert_eq!(kept.read("a").as_deref(), Some(&b"newer code"[..]));
+        let path = dir.path().join("made/when/needed/a");
+        let bytes = std::fs::read(&path).expect("there");
+        for cut in [0, 5, bytes.len() - 1] {
+            std::fs::write(&path, &bytes[..cut]).expect("written");
+            assert_eq!(kept.read("a"), None, "{cut} bytes of it");
+        }
+        assert_eq!(std::fs::read_dir(path.parent().expect("a folder")).expect("there").count(), 1, "no part is left");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_only_costs_time() {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(dir.path().join("file"), b"").expect("written");
+        let kept = Kept::new(&dir.path().join("file"));
+        kept.write("a", b"code");
+        assert_eq!(kept.read("a"), None);
+    }
+}
