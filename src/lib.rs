@@ -32,6 +32,7 @@ pub mod config;
 pub mod gateway;
 pub mod hear;
 pub mod media;
+pub mod reach;
 pub mod sched;
 pub mod secret;
 pub mod server;

@@ -158,9 +158,15 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
         }
     };
     let id = admission.id().clone();
+    let trusted = call.trusted;
     match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
         Err(error) => tracing::info!(%error, "a call was not answered"),
-        Ok(leg) => {
+        Ok(mut leg) => {
+            // An INVITE may be forged, its ACK may not: for who nothing is known of, no agent is dialled before.
+            if !trusted && leg.acknowledged().await.is_err() {
+                tracing::debug!("a call was answered and never acknowledged");
+                return;
+            }
             if let Err(error) = admission.start(leg) {
                 tracing::warn!(%error, "an answered call could not be started");
             }

@@ -11,7 +11,7 @@
 //! *Drops are counted, not reported*: a packet that is malformed, of a stranger, of an unknown payload type,
 //! or that finds the socket buffer full shows in `antiphon_rtp_discarded_total` by `reason`.
 
-mod latch;
+pub(crate) mod latch;
 pub(crate) mod ports;
 mod srtp;
 
@@ -29,7 +29,11 @@ use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
-use self::{latch::Latch, ports::PortPair, srtp::Protection};
+use self::{
+    latch::{Latch, Peer},
+    ports::PortPair,
+    srtp::Protection,
+};
 use super::{
     leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
     rtcp::{Heard, Rtcp},
@@ -77,6 +81,7 @@ pub(crate) enum Control {
 pub(crate) struct Parts {
     pub(crate) ports: PortPair,
     pub(crate) agreed: Agreed,
+    pub(crate) peer: Peer,
     pub(crate) media_timeout: Duration,
     pub(crate) signals: mpsc::Receiver<Signal>,
     pub(crate) controls: mpsc::Sender<Control>,
@@ -140,13 +145,13 @@ enum Wake {
 impl SipLeg {
     pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
         let now = clock::now();
-        let Parts { ports, agreed, media_timeout, signals, controls } = parts;
+        let Parts { ports, agreed, peer, media_timeout, signals, controls } = parts;
         let protection = protection(None, &agreed)?;
         let ssrc = rand::random();
         let cname = format!("{:016x}", rand::random::<u64>());
         Ok(SipLeg {
             format: format(&agreed),
-            latch: Latch::new(agreed.remote_rtp),
+            latch: Latch::new(peer, agreed.remote_rtp),
             rtcp_source: None,
             rtcp: Rtcp::new(now, ssrc, cname, codec(agreed.codec).clock_rate()),
             agreed,
@@ -183,6 +188,21 @@ impl SipLeg {
         self.protection.is_some()
     }
 
+    /// Waits for the peer's ACK. The event of it stays to be read; what the peer sends meanwhile is kept, too.
+    ///
+    /// # Errors
+    /// The call ended before.
+    pub async fn acknowledged(&mut self) -> Result<(), LegEnd> {
+        while !self.events.contains(&LegEvent::Connected) {
+            if let Some(end) = self.over {
+                return Err(end);
+            }
+            let signal = self.signals.recv().await;
+            self.on_signal(signal);
+        }
+        Ok(())
+    }
+
     /// When something must be done without being asked.
     fn deadline(&self) -> Instant {
         let report = self.rtcp.deadline();
@@ -217,9 +237,8 @@ impl SipLeg {
         let (was_held, listened) = (self.agreed.held, self.listens());
         self.latch.signal(agreed.remote_rtp);
         self.rtcp.set_clock_rate(codec(agreed.codec).clock_rate());
-        if agreed.remote_rtcp != self.agreed.remote_rtcp {
-            self.rtcp_source = None;
-        }
+        // As with RTP: a new description may move it.
+        self.rtcp_source = None;
         let format = format(&agreed);
         self.agreed = agreed;
         if self.listens() && !listened {
@@ -355,9 +374,10 @@ impl SipLeg {
             self.malformed(from);
             return;
         };
-        // Without protection only the host that the media is with may report.
-        let known = |address: Option<SocketAddr>| address.is_some_and(|a| a.ip() == from.ip());
-        if self.protection.is_none() && !known(self.latch.target()) && !known(self.agreed.remote_rtcp) {
+        // Without protection only the host that the media is with may report, and of it whoever was first.
+        let proven = self.protection.is_some();
+        let known = self.rtcp_source.is_none_or(|source| source == from) && self.latch.may_come_from(from.ip());
+        if !proven && !known {
             self.counters.stranger.increment(1);
             return;
         }
@@ -388,7 +408,8 @@ impl SipLeg {
         let (socket, target) = if self.agreed.rtcp_mux {
             (&sockets.rtp, self.latch.target())
         } else {
-            (&sockets.rtcp, self.rtcp_source.or(self.agreed.remote_rtcp))
+            let told = self.agreed.remote_rtcp.filter(|address| self.latch.may_send_to(address.ip()));
+            (&sockets.rtcp, self.rtcp_source.or(told))
         };
         let Some(target) = target else { return };
         let sealed = match &mut self.protection {

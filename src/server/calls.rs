@@ -16,6 +16,7 @@ use super::extract::Body;
 use super::speech::speed_of;
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, CallInfo, EndReason, Interruptible, TurnId, TurnRequest};
+use crate::clock;
 use crate::gateway::Gateway;
 use crate::sip::DialRequest;
 
@@ -42,7 +43,14 @@ pub(super) async fn find(gateway: &Gateway, id: &str) -> Result<CallHandle, ApiE
 }
 
 async fn list(State(gateway): State<Gateway>) -> Json<serde_json::Value> {
-    Json(json!({ "calls": gateway.calls.list() }))
+    // Answered and not acknowledged yet: no agent has them, but they take places.
+    let half_open = gateway.sip.as_ref().map(|sip| sip.half_open()).unwrap_or_default();
+    let now = clock::now();
+    let half_open = half_open.into_iter().map(|call| {
+        let age = now.saturating_duration_since(call.since).as_millis();
+        json!({ "call_id": call.call_id, "source": call.source.to_string(), "age_ms": u64::try_from(age).unwrap_or(u64::MAX) })
+    });
+    Json(json!({ "calls": gateway.calls.list(), "half_open": half_open.collect::<Vec<_>>() }))
 }
 
 async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<CallInfo>, ApiError> {

@@ -1,8 +1,10 @@
 //! What requests and responses carry: descriptions, digits, and the headers that go with them.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use rsipstack::sip::{Header, Headers, Request, Response, StatusCode};
+
+use crate::clock;
 
 /// Methods we take, as `Allow` says.
 const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY, REFER";
@@ -111,6 +113,18 @@ pub(super) fn digit(request: &Request) -> Body {
 /// Headers that go with a description.
 pub(super) fn sdp_headers() -> Vec<Header> {
     vec![Header::ContentType("application/sdp".into()), allow()]
+}
+
+/// Random keys and the session id of a call's descriptions.
+pub(super) fn local_media(address: IpAddr, port: u16) -> sdp::LocalMedia {
+    let key = || {
+        let mut bytes = [0; 30];
+        rand::fill(&mut bytes[..]);
+        sdp::Key(bytes)
+    };
+    // As many peers keep the id in a signed number, it stays below 2^63.
+    let session_id = (clock::wall().as_secs() << 16) | u64::from(rand::random::<u16>());
+    sdp::LocalMedia { address, port, session_id, keys: [key(), key()] }
 }
 
 /// What OPTIONS is answered with.

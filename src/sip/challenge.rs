@@ -6,43 +6,24 @@
 //! first, and the name with its hyphen; each of these made the call fail. Challenges are therefore reduced
 //! to the one that is answered best, and the algorithm's name is set right again in what we send.
 
-use rsipstack::{
-    sip::{Header, Headers, ProxyAuthenticate, SipMessage, StatusCode, WwwAuthenticate},
-    transaction::endpoint::MessageInspector,
-    transport::SipAddr,
-};
+use rsipstack::sip::{Header, Headers, ProxyAuthenticate, WwwAuthenticate};
 
 use super::auth::parse;
 
-/// Rewrites challenges and credentials as they pass.
-pub(super) struct Challenges;
-
-impl MessageInspector for Challenges {
-    fn before_send(&self, mut message: SipMessage, _: Option<&SipAddr>) -> SipMessage {
-        if let SipMessage::Request(request) = &mut message {
-            for header in request.headers.iter_mut() {
-                let value = match header {
-                    Header::Authorization(value) => &mut value.0,
-                    Header::ProxyAuthorization(value) => &mut value.0,
-                    _ => continue,
-                };
-                *value = value.replace("algorithm=SHA256", "algorithm=SHA-256");
-            }
-        }
-        message
-    }
-
-    fn after_received(&self, mut message: SipMessage, _: Option<&SipAddr>) -> SipMessage {
-        if let SipMessage::Response(response) = &mut message
-            && matches!(response.status_code, StatusCode::Unauthorized | StatusCode::ProxyAuthenticationRequired)
-        {
-            reduce(&mut response.headers);
-        }
-        message
+/// Sets the algorithm's name right in credentials that the stack has made.
+pub(super) fn mend(headers: &mut Headers) {
+    for header in headers.iter_mut() {
+        let value = match header {
+            Header::Authorization(value) => &mut value.0,
+            Header::ProxyAuthorization(value) => &mut value.0,
+            _ => continue,
+        };
+        *value = value.replace("algorithm=SHA256", "algorithm=SHA-256");
     }
 }
 
-fn reduce(headers: &mut Headers) {
+/// Leaves of the challenges the one that is answered best, of those for `realm` where one is given. Whether there is any.
+pub(super) fn reduce(headers: &mut Headers, realm: Option<&str>) -> bool {
     let mut www = Vec::new();
     let mut proxy = Vec::new();
     for header in headers.iter() {
@@ -52,20 +33,27 @@ fn reduce(headers: &mut Headers) {
             _ => {}
         }
     }
+    let (www, proxy) = (best(&www, realm), best(&proxy, realm));
+    let any = www.is_some() || proxy.is_some();
     // Where none can be answered they stay as they are, and the stack reports the status.
-    if let Some(best) = best(&www) {
+    if let Some(best) = www {
         headers.retain(|h| !matches!(h, Header::WwwAuthenticate(_)));
         headers.push(Header::WwwAuthenticate(WwwAuthenticate::from(best)));
     }
-    if let Some(best) = best(&proxy) {
+    if let Some(best) = proxy {
         headers.retain(|h| !matches!(h, Header::ProxyAuthenticate(_)));
         headers.push(Header::ProxyAuthenticate(ProxyAuthenticate::from(best)));
     }
+    any
 }
 
 /// The strongest challenge that can be answered, written anew.
-fn best(challenges: &[String]) -> Option<String> {
-    challenges.iter().filter_map(|challenge| rewrite(challenge)).max_by_key(|(strength, _)| *strength).map(|c| c.1)
+fn best(challenges: &[String], realm: Option<&str>) -> Option<String> {
+    let ours = |challenge: &&String| {
+        realm.is_none_or(|realm| parse(challenge).is_some_and(|fields| fields.get("realm").is_some_and(|r| r == realm)))
+    };
+    let answerable = challenges.iter().filter(ours).filter_map(|challenge| rewrite(challenge));
+    answerable.max_by_key(|(strength, _)| *strength).map(|c| c.1)
 }
 
 fn rewrite(challenge: &str) -> Option<(u8, String)> {
@@ -103,14 +91,16 @@ mod tests {
             "Basic realm=\"r\"".to_owned(),
         ];
         assert_eq!(
-            best(&challenges).as_deref(),
+            best(&challenges, None).as_deref(),
             Some("Digest realm=\"r\", nonce=\"2\", algorithm=SHA256, qop=\"auth\"")
         );
         assert_eq!(
-            best(&challenges[2..]).as_deref(),
+            best(&challenges[2..], None).as_deref(),
             Some("Digest realm=\"r\", nonce=\"3\", algorithm=MD5, stale=\"true\", qop=\"auth\"")
         );
-        assert_eq!(best(&challenges[..1]), None);
-        assert_eq!(best(&["Digest nonce=\"1\"".to_owned()]), None);
+        assert_eq!(best(&challenges[..1], None), None);
+        assert!(best(&challenges, Some("r")).is_some());
+        assert_eq!(best(&challenges, Some("elsewhere")), None);
+        assert_eq!(best(&["Digest nonce=\"1\"".to_owned()], None), None);
     }
 }

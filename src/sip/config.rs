@@ -13,6 +13,8 @@ pub use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// `[sip]`: where the gateway listens and whom it hears.
+///
+/// Why this struct is large: it is the section as operators write it, a field a key.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SipConfig {
@@ -30,6 +32,8 @@ pub struct SipConfig {
     pub public_ip: Option<IpAddr>,
     /// Networks that may talk to us (`10.0.0.0/8`, `::1`). Empty: everybody.
     pub allow: Vec<Network>,
+    /// Private networks that peers outside them may name in descriptions and headers.
+    pub internal_networks: Vec<Network>,
     /// Accounts for inbound calls. Not empty: every inbound INVITE must authenticate, but for those from the
     /// addresses of a trunk, which cannot know a password of ours.
     pub users: Vec<User>,
@@ -41,6 +45,8 @@ pub struct SipConfig {
     pub codecs: Vec<CodecName>,
     /// Inbound and outbound calls at a time; more get 503 with `Retry-After`.
     pub max_calls: usize,
+    /// Answered and not acknowledged calls that one source may have.
+    pub half_open_per_source: usize,
     /// Seconds without any RTP or RTCP of a call that is not on hold before it is given up.
     pub media_timeout_s: u64,
     /// Seconds an outbound call may ring.
@@ -60,11 +66,13 @@ impl Default for SipConfig {
             tls_roots: None,
             public_ip: None,
             allow: Vec::new(),
+            internal_networks: Vec::new(),
             users: Vec::new(),
             realm: "antiphon".to_owned(),
             agent: None,
             codecs: vec![CodecName::Opus, CodecName::G722, CodecName::Pcmu, CodecName::Pcma],
             max_calls: 1000,
+            half_open_per_source: 64,
             media_timeout_s: 60,
             ring_timeout_s: 60,
             outbound: Outbound::Trunks,
@@ -110,6 +118,8 @@ pub struct TrunkConfig {
     pub username: Option<String>,
     /// Password for digest.
     pub password: Option<Secret>,
+    /// Realm whose challenges the password answers; absent: any that the trunk asks for. Nobody else is answered.
+    pub realm: Option<String>,
     /// Whether to register, so that calls to our number reach us.
     #[serde(default)]
     pub register: bool,

@@ -27,6 +27,7 @@ use rsipstack::{
     transaction::{Transaction, TransactionReceiver, endpoint::EndpointInner},
     transport::{SipAddr, SipConnection, TcpListenerConnection, TlsConfig as StackTls, udp::UdpConnection},
 };
+use sdp::Agreed;
 use tokio::{
     net::{TcpListener, UdpSocket},
     sync::{Semaphore, mpsc},
@@ -39,31 +40,29 @@ use tokio_util::{
 use tracing::{debug, info};
 
 use super::{
-    DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
+    DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError, TrunkConfig,
     auth::Authenticator,
-    body,
-    challenge::Challenges,
-    config,
+    body, config,
     dialplan::{self, Dialplan},
     inbound::{self, unsupported},
-    limits::Strikes,
+    inspect::Inspector,
     listen::{Gate, ScreenedUdp, StreamListener},
+    names::{self, Carriers, LOOK_UP, Names, Naming},
     outbound,
+    places::{HalfOpen, Places},
     quota::Quotas,
     tls,
     trunk::{self, State, TrunkStatus},
 };
 use crate::{
     clock,
-    media::sip::{SipLeg, ports::PortPool},
+    media::sip::{SipLeg, latch::Peer, ports::PortPool},
 };
 
 /// Transactions handled at a time. Beyond it requests are dropped, and their senders repeat them.
 const MAX_TRANSACTIONS: usize = 4_096;
 /// Time for calls to end at a shutdown.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time for a look-up of a host name.
-const LOOK_UP: Duration = Duration::from_secs(5);
 /// `User-Agent` and `Server`.
 const AGENT: &str = concat!("antiphon/", env!("CARGO_PKG_VERSION"));
 
@@ -81,8 +80,9 @@ pub(super) struct Shared {
     pub(super) stack: Arc<EndpointInner>,
     pub(super) dialogs: DialogLayer,
     pub(super) ports: PortPool,
-    /// A permit a call.
-    pub(super) calls: Arc<Semaphore>,
+    pub(super) places: Places,
+    pub(super) naming: Naming,
+    pub(super) carriers: Carriers,
     pub(super) auth: Authenticator,
     /// What goes out through each trunk.
     pub(super) quotas: Quotas,
@@ -93,7 +93,6 @@ pub(super) struct Shared {
     bound: Bound,
     media_bind: IpAddr,
     work: Arc<Semaphore>,
-    strikes: Mutex<Strikes>,
     trunks: Mutex<Vec<State>>,
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     invites: Mutex<HashSet<String>>,
@@ -150,10 +149,13 @@ impl Endpoint {
         }
 
         let closed = CancellationToken::new();
+        let addresses = [bound.udp, bound.tcp, bound.tls].into_iter().flatten().map(|address| address.ip());
+        let (naming, carriers) = (Naming::new(&config, addresses), Carriers::new(&config));
         let stack = EndpointBuilder::new()
+            .with_domain_resolver(Box::new(Names::new(naming.clone(), carriers.clone())))
             .with_user_agent(AGENT)
             .with_cancel_token(closed.clone())
-            .with_inspector(Box::new(Challenges))
+            .with_inspector(Box::new(Inspector { naming: naming.clone(), carriers: carriers.clone() }))
             .build();
         if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport == config::Transport::Tls) {
             tls::install_provider();
@@ -166,7 +168,9 @@ impl Endpoint {
             stack: stack.inner.clone(),
             dialogs: DialogLayer::new(stack.inner.clone()),
             ports,
-            calls: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
+            places: Places::new(config.max_calls, config.half_open_per_source, !config.trunk.is_empty()),
+            naming,
+            carriers,
             auth: Authenticator::new(&config.realm, &config.users, secret, clock::now()),
             quotas: Quotas::new(&config.trunk),
             incoming,
@@ -175,7 +179,6 @@ impl Endpoint {
             bound,
             media_bind,
             work: Arc::new(Semaphore::new(MAX_TRANSACTIONS)),
-            strikes: Mutex::default(),
             trunks: Mutex::new(config.trunk.iter().map(State::new).collect()),
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
@@ -217,7 +220,12 @@ impl Endpoint {
 
     /// Calls up or being set up.
     pub fn calls(&self) -> usize {
-        self.shared.config.max_calls.saturating_sub(self.shared.calls.available_permits())
+        self.shared.places.taken()
+    }
+
+    /// Calls that were answered and wait for their ACK, the oldest first.
+    pub fn half_open(&self) -> Vec<HalfOpen> {
+        self.shared.places.half_open()
     }
 
     /// State of each trunk, in the order of the configuration.
@@ -284,7 +292,7 @@ impl Listeners {
             layer.add_transport(SipConnection::Udp(udp.await.map_err(stack_error)?));
         }
         let inner = stack.inner.clone();
-        let mut serve = Box::pin(async move { inner.serve().await });
+        let mut serve = Box::pin(names::in_signalling(async move { inner.serve().await }));
         // The first poll makes the stack open what listeners it was given; the TCP one is ours, and is added
         // after that only so that the stack knows which address to write into Via and Contact.
         poll_fn(|context| {
@@ -451,17 +459,17 @@ impl Shared {
         lock(&self.invites).insert(key.clone()).then(|| Once { invites: &self.invites, key })
     }
 
-    pub(super) fn strike(&self, source: IpAddr) {
-        lock(&self.strikes).strike(clock::now(), source);
+    /// The trunk that `ip` belongs to: it is known by its address, and cannot know a password of ours.
+    pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<&TrunkConfig> {
+        self.config.trunk.get(self.carriers.find(ip)?)
     }
 
-    pub(super) fn refused(&self, source: IpAddr) -> Option<Duration> {
-        lock(&self.strikes).refused(clock::now(), source)
-    }
-
-    /// Whether `ip` is that of a trunk: it is known by its address, and cannot know a password of ours.
-    pub(super) fn is_trunk(&self, ip: IpAddr) -> bool {
-        lock(&self.trunks).iter().any(|state| state.addresses.contains(&ip))
+    /// What is agreed, less the addresses that `peer` may not name: media waits for what comes from it then.
+    pub(super) fn reachable(&self, mut agreed: Agreed, peer: Peer) -> Agreed {
+        let allowed = |address: &SocketAddr| self.naming.allows(peer.signalling, address.ip());
+        agreed.remote_rtp = agreed.remote_rtp.filter(allowed);
+        agreed.remote_rtcp = agreed.remote_rtcp.filter(allowed);
+        agreed
     }
 
     /// Reads or changes what is known of a trunk.

@@ -26,9 +26,9 @@ use rsipstack::{
     },
     transport::SipAddr,
 };
-use sdp::{Description, Negotiator, Policy};
+use sdp::{Description, Negotiator, Policy, SrtpPolicy};
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,9 @@ use super::{
     SipError,
     auth::Proof,
     body,
+    config::Srtp,
     endpoint::{Shared, reply},
+    places::{FULL, HalfOpen, Place, Standing},
     session::{self, CONTROLS, SIGNALS, Session},
     timer::SessionTimer,
 };
@@ -46,14 +48,12 @@ use crate::{
     clock::{self, Sparse},
     media::{
         leg::Codec,
-        sip::{SipLeg, codec},
+        sip::{SipLeg, codec, latch::Peer},
     },
 };
 
 /// How long a call may ring here before it is declined.
 const RINGING: Duration = Duration::from_secs(180);
-/// When a caller may come again where every place, or every port, is taken: calls end all the time.
-const FULL: Duration = Duration::from_secs(10);
 /// The same where this endpoint is going down, and another takes its place.
 pub(super) const RESTART: Duration = Duration::from_secs(30);
 /// Headers handed to the application at most, and their length.
@@ -74,6 +74,8 @@ pub struct IncomingCall {
     pub source: SocketAddr,
     /// Digest user, when `[sip] users` is set.
     pub account: Option<String>,
+    /// Whether it is a trunk's or of an account. What nothing has proven may be forged until its ACK is here.
+    pub trusted: bool,
     /// Headers that the stack does not use itself (`X-...`, `User-Agent`, `Diversion`), by name as written.
     pub headers: BTreeMap<String, String>,
     /// Codecs offered, the caller's favourite first; empty for an INVITE without an offer.
@@ -173,7 +175,8 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
             return;
         }
     };
-    let Admitted { account, offer, slot, policy, offered, timer } = admitted;
+    let Admitted { account, standing, offer, slot, policy, offered, timer } = admitted;
+    let peer = Peer { signalling: source.ip(), trusted: standing != Standing::Stranger };
 
     let request = tx.original.clone();
     let transport = transport(&tx);
@@ -190,7 +193,8 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
     let (commands, receiver) = mpsc::channel(4);
     let gone = CancellationToken::new();
-    let call = incoming(&request, source, account, offered, commands, gone.clone());
+    let mut call = incoming(&request, source, account, offered, commands, gone.clone());
+    call.trusted = peer.trusted;
     info!(call_id = %call.call_id, from = %call.from, to = %call.to, %source, "incoming call");
     // overflow: refused: the caller is told 503 and comes again
     let taken = shared.incoming.try_send(call).is_ok();
@@ -201,7 +205,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let timer = timer.map(|timer| (timer, timed));
     let responses = tx.tu_sender.clone();
     let ringing =
-        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, source, gone, quiet, timer };
+        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, peer, gone, quiet, timer };
     shared.tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
@@ -212,8 +216,9 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
 struct Admitted {
     account: Option<String>,
+    standing: Standing,
     offer: Option<Description>,
-    slot: OwnedSemaphorePermit,
+    slot: Place,
     policy: Policy,
     offered: Vec<Codec>,
     timer: Option<SessionTimer>,
@@ -241,15 +246,17 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     if shared.is_draining() {
         return Err(Refused::later(RESTART));
     }
-    if let Some(wait) = shared.refused(source.ip()) {
+    let trunk = shared.trunk_at(source.ip());
+    let mut standing = if trunk.is_some() { Standing::Trunk } else { Standing::Stranger };
+    if let Some(wait) = shared.places.refused(now, source.ip()).filter(|_| trunk.is_none()) {
         return Err(Refused::later(wait));
     }
     let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
     let mut account = None;
-    if shared.auth.is_required() && !shared.is_trunk(source.ip()) {
+    if shared.auth.is_required() && trunk.is_none() {
         let credentials = request.authorization_header().map(|header| header.value());
         match shared.auth.check(now, &call_id, request.method, credentials) {
-            Proof::Account(name) => account = Some(name),
+            Proof::Account(name) => (account, standing) = (Some(name), Standing::Account),
             Proof::Missing { stale } => {
                 let challenge = shared.auth.challenge(now, &call_id, stale);
                 return Err(Refused::new(StatusCode::Unauthorized, vec![Header::WwwAuthenticate(challenge.into())]));
@@ -267,11 +274,14 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         let headers = refusal.headers();
         Refused::new(refusal.status, headers)
     })?;
-    let policy = shared.policy();
+    let mut policy = shared.policy();
+    if trunk.is_some_and(|trunk| trunk.srtp == Srtp::Required) {
+        policy.srtp = SrtpPolicy::Required;
+    }
     let mut offered = Vec::new();
     if let Some(offer) = &offer {
         // A rehearsal: what cannot be agreed to need not ring.
-        let local = session::local_media(IpAddr::from([127, 0, 0, 1]), 9);
+        let local = body::local_media(IpAddr::from([127, 0, 0, 1]), 9);
         if let Err(error) = Negotiator::new(policy.clone(), local).answer(offer) {
             return Err(Refused::new(StatusCode::NotAcceptableHere, vec![body::warning(&error.to_string())]));
         }
@@ -279,8 +289,9 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
     let timer = SessionTimer::asked(request, now).map_err(|(status, headers)| Refused::new(status, headers))?;
-    let slot = shared.calls.clone().try_acquire_owned().map_err(|_| Refused::later(FULL))?;
-    Ok(Admitted { account, offer, slot, policy, offered, timer })
+    let half_open = HalfOpen { call_id, source, since: now };
+    let slot = shared.places.inbound(now, standing, half_open).map_err(Refused::later)?;
+    Ok(Admitted { account, standing, offer, slot, policy, offered, timer })
 }
 
 /// A call that rings: what its task owns until it is answered.
@@ -292,8 +303,8 @@ struct Ringing {
     responses: TransactionEventSender,
     offer: Option<Description>,
     policy: Policy,
-    slot: OwnedSemaphorePermit,
-    source: SocketAddr,
+    slot: Place,
+    peer: Peer,
     gone: CancellationToken,
     /// No provisional responses.
     quiet: bool,
@@ -375,7 +386,7 @@ impl Ringing {
                 return self.reject(Rejection::for_now(FULL, "no media port is free"));
             }
         };
-        let local = session::local_media(self.shared.media_ip(self.source.ip()), ports.port);
+        let local = body::local_media(self.shared.media_ip(self.peer.signalling), ports.port);
         let mut negotiator = Negotiator::new(self.policy.clone(), local);
         let (description, agreed) = match &self.offer {
             None => (negotiator.offer(), None),
@@ -397,13 +408,19 @@ impl Ringing {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();
         }
-        let Ringing { shared, dialog, mut states, slot, source, gone, .. } = self;
+        let Ringing { shared, dialog, mut states, slot, peer, gone, .. } = self;
         gone.cancel();
         let agreed = match agreed {
             Some(agreed) => agreed,
             None => match answer_in_ack(&dialog, &mut states, &mut negotiator).await {
                 Ok(agreed) => agreed,
                 Err(error) => {
+                    // Without the ACK the stack gives up after half a minute, and so much again may pass until a BYE
+                    // is: its place is free before.
+                    let blame = slot.release();
+                    if matches!(error, SipError::Cancelled) {
+                        blame.strike(clock::now());
+                    }
                     reply.send(Err(error)).ok();
                     session::bye(&dialog, states, false, "no usable answer").await;
                     return shared.dialogs.remove_dialog(&dialog.id());
@@ -414,10 +431,9 @@ impl Ringing {
         let timer = timer.map(|timer| timer.restarted(clock::now()));
         let (signals, receiver) = mpsc::channel(SIGNALS);
         let (sender, controls) = mpsc::channel(CONTROLS);
-        let leg = Session::leg(&shared, ports, agreed, receiver, sender);
+        let leg = Session::leg(&shared, ports, agreed, peer, receiver, sender);
         // A leg that nobody takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
-        let peer = source.ip();
         Session { shared, dialog, states, negotiator, signals, controls, slot, lease: None, peer, timer }.run().await;
     }
 }
@@ -461,6 +477,7 @@ fn incoming(
         call_id: request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default(),
         source,
         account,
+        trusted: false,
         headers: headers(request),
         offered,
         commands,

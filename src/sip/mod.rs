@@ -8,8 +8,9 @@
 //! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
 //! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
-//! - `listen`, `screen`: sockets, and what stands between them and the stack
-//! - `limits`, `body`, `refer`, `timer`, `tls`: what the names say
+//! - `listen`, `screen`, `inspect`: sockets, and what stands between them and the stack
+//! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
+//! - `body`, `refer`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
 //!
@@ -38,9 +39,11 @@ pub mod config;
 mod dialplan;
 mod endpoint;
 mod inbound;
-mod limits;
+mod inspect;
 mod listen;
+mod names;
 mod outbound;
+mod places;
 mod quota;
 mod refer;
 mod screen;
@@ -56,6 +59,7 @@ pub use self::{
     endpoint::Endpoint,
     inbound::IncomingCall,
     outbound::DialRequest,
+    places::HalfOpen,
     trunk::TrunkStatus,
 };
 

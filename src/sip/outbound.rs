@@ -20,10 +20,13 @@ use super::{
     config::{Srtp, TrunkConfig},
     dialplan::{Caller, Route},
     endpoint::Shared,
-    session::{self, CONTROLS, SIGNALS, Session},
+    session::{CONTROLS, SIGNALS, Session},
     timer::{self, SessionTimer},
 };
-use crate::{clock, media::sip::SipLeg};
+use crate::{
+    clock,
+    media::sip::{SipLeg, latch::Peer},
+};
 
 /// Headers that an application may not set: the stack does, or the meaning of the call hangs on them.
 const RESERVED: [&str; 24] = [
@@ -81,7 +84,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
         None => None,
     };
     let trunk = trunk.map(|(_, trunk)| trunk);
-    let slot = shared.calls.clone().try_acquire_owned().map_err(|_| DialError::Overloaded)?;
+    let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
     let peer = shared
         .resolve(&to)
         .await
@@ -98,7 +101,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
             Srtp::Required => SrtpPolicy::Required,
         };
     }
-    let mut negotiator = Negotiator::new(policy, session::local_media(shared.media_ip(peer), ports.port));
+    let mut negotiator = Negotiator::new(policy, body::local_media(shared.media_ip(peer), ports.port));
     let offer = negotiator.offer().to_string();
 
     let wire = wire(&to);
@@ -147,8 +150,10 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     let (signals, receiver) = mpsc::channel(SIGNALS);
     let (control, controls) = mpsc::channel(CONTROLS);
     let id = dialog.id();
-    let leg = agreed
-        .and_then(|agreed| Session::leg(shared, ports, agreed, receiver, control).map_err(|error| error.to_string()));
+    let peer = Peer { signalling: peer, trusted: trunk.is_some() };
+    let leg = agreed.and_then(|agreed| {
+        Session::leg(shared, ports, agreed, peer, receiver, control).map_err(|error| error.to_string())
+    });
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
     spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, timer });

@@ -16,7 +16,6 @@
 
 use std::{
     future::{Future, pending},
-    net::IpAddr,
     ops::ControlFlow,
     pin::Pin,
     sync::Arc,
@@ -33,7 +32,7 @@ use rsipstack::{
 };
 use sdp::{Agreed, Negotiator};
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{sleep_until, timeout},
 };
 use tracing::{debug, info};
@@ -41,6 +40,7 @@ use tracing::{debug, info};
 use super::{
     body::{self, Body},
     endpoint::Shared,
+    places::Place,
     quota::Lease,
     refer::{self, Outcome, Transfer},
     timer::{Due, SessionTimer},
@@ -49,7 +49,7 @@ use crate::{
     clock,
     media::{
         leg::LegEnd,
-        sip::{Control, Parts, Signal, SipLeg, ports::PortPair},
+        sip::{Control, Parts, Signal, SipLeg, latch::Peer, ports::PortPair},
     },
 };
 
@@ -77,10 +77,10 @@ pub(super) struct Session {
     pub(super) signals: mpsc::Sender<Signal>,
     pub(super) controls: mpsc::Receiver<Control>,
     /// The call's place under `max_calls`.
-    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) slot: Place,
     /// A call out through a trunk counts to what the trunk allows.
     pub(super) lease: Option<Lease>,
-    pub(super) peer: IpAddr,
+    pub(super) peer: Peer,
     /// What the INVITE and its answer settled of RFC 4028.
     pub(super) timer: Option<SessionTimer>,
 }
@@ -106,6 +106,8 @@ struct Running {
     early: Option<Outcome>,
     /// When to look at the trunk's minutes again.
     quota: Option<Instant>,
+    /// Nobody has acknowledged our answer.
+    unacknowledged: bool,
 }
 
 /// The end of a re-INVITE of ours.
@@ -142,11 +144,13 @@ impl Session {
         shared: &Shared,
         ports: PortPair,
         agreed: Agreed,
+        peer: Peer,
         signals: mpsc::Receiver<Signal>,
         controls: mpsc::Sender<Control>,
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
-        SipLeg::new(Parts { ports, agreed, media_timeout, signals, controls })
+        let agreed = shared.reachable(agreed, peer);
+        SipLeg::new(Parts { ports, agreed, peer, media_timeout, signals, controls })
     }
 
     /// Runs until the call is over.
@@ -163,6 +167,7 @@ impl Session {
             transfer: None,
             early: None,
             quota: self.lease.is_some().then(|| clock::now() + QUOTA),
+            unacknowledged: false,
             session: self,
         };
         if confirmed {
@@ -248,13 +253,14 @@ impl Running {
     async fn on_confirmed(&mut self) {
         if !self.connected {
             self.connected = true;
+            self.session.slot.confirm();
             self.signal(Signal::Connected).await;
         }
         if std::mem::take(&mut self.answer_due) {
             let ack = self.session.dialog.last_remote_ack();
             let answer = ack.as_ref().and_then(|ack| body::description(ack).ok().flatten());
             match answer.map(|answer| self.session.negotiator.accept(&answer)) {
-                Some(Ok(agreed)) => self.signal(Signal::Media(Box::new(agreed))).await,
+                Some(Ok(agreed)) => self.media(agreed).await,
                 // The session of before holds (RFC 3261 section 14.1).
                 _ => debug!(id = %self.session.dialog.id(), "ACK without a usable answer"),
             }
@@ -300,7 +306,7 @@ impl Running {
                 let body = answer.to_string().into_bytes();
                 handle.respond(StatusCode::OK, Some(with_body()), Some(body)).await.ok();
                 self.session.timer = timer;
-                self.signal(Signal::Media(Box::new(agreed))).await;
+                self.media(agreed).await;
             }
             Err(error) => {
                 let headers = vec![body::warning(&error.to_string())];
@@ -405,7 +411,7 @@ impl Running {
         };
         let outcome = match result {
             Ok(agreed) => {
-                self.signal(Signal::Media(Box::new(agreed))).await;
+                self.media(agreed).await;
                 Ok(())
             }
             Err(reason) => {
@@ -474,12 +480,17 @@ impl Running {
         ControlFlow::Continue(())
     }
 
+    async fn media(&mut self, agreed: Agreed) {
+        let agreed = self.session.shared.reachable(agreed, self.session.peer);
+        self.signal(Signal::Media(Box::new(agreed))).await;
+    }
+
     async fn signal(&mut self, signal: Signal) {
         // overflow: awaited, for a while: a leg reads its signals first, so one that does not is stuck or gone
         self.session.signals.send_timeout(signal, UNREAD).await.ok();
     }
 
-    fn end(&self, reason: &TerminatedReason) -> LegEnd {
+    fn end(&mut self, reason: &TerminatedReason) -> LegEnd {
         let called = self.session.dialog.role() == TransactionRole::Server;
         match reason {
             TerminatedReason::UacBye => {
@@ -498,9 +509,7 @@ impl Running {
             }
             TerminatedReason::UacCancel => LegEnd::Remote,
             TerminatedReason::Timeout => {
-                if called && !self.connected {
-                    self.session.shared.strike(self.session.peer);
-                }
+                self.unacknowledged = called && !self.connected;
                 LegEnd::Failed
             }
             _ => LegEnd::Failed,
@@ -508,9 +517,14 @@ impl Running {
     }
 
     async fn finish(self, ending: Ending) {
-        let Running { session, connected, exchange, referral, transfer, .. } = self;
+        let Running { session, connected, exchange, referral, transfer, unacknowledged, .. } = self;
         drop((exchange, referral, transfer));
         let Session { shared, dialog, states, signals, slot, lease, .. } = session;
+        // Its place is free before the peer has taken notice: one that never does would keep it for a minute.
+        let blame = slot.release();
+        if unacknowledged {
+            blame.strike(clock::now());
+        }
         let end = match ending {
             Ending::Dialog(end) => {
                 shared.dialogs.remove_dialog(&dialog.id());
@@ -520,9 +534,13 @@ impl Running {
         };
         // overflow: awaited, for a while: see `signal`. Dropping the sender afterwards says the same.
         signals.send_timeout(Signal::Closed(end), UNREAD).await.ok();
-        drop((signals, slot, lease));
+        drop((signals, lease));
         if let Ending::Ours(_, reason) = ending {
-            bye(&dialog, states, connected, reason).await;
+            let called = dialog.role() == TransactionRole::Server;
+            let acknowledged = bye(&dialog, states, connected, reason).await;
+            if called && !acknowledged {
+                blame.strike(clock::now());
+            }
             shared.dialogs.remove_dialog(&dialog.id());
         }
     }
@@ -543,20 +561,30 @@ async fn under_way<T>(work: &mut Option<Work<T>>) -> T {
     }
 }
 
-/// Ends the dialog from our side, after the ACK where that is still missing.
-pub(super) async fn bye(dialog: &InviteDialog, mut states: DialogStateReceiver, connected: bool, reason: &'static str) {
-    if !connected && !dialog.state().is_confirmed() {
+/// Ends the dialog from our side, after the ACK where that is still missing. Whether the dialog was ever confirmed, or
+/// its peer has shown otherwise that it is there.
+pub(super) async fn bye(
+    dialog: &InviteDialog,
+    mut states: DialogStateReceiver,
+    connected: bool,
+    reason: &'static str,
+) -> bool {
+    let mut acknowledged = connected || dialog.state().is_confirmed();
+    if !acknowledged {
         let confirmed = async {
             while let Some(state) = states.recv().await {
-                if state.is_confirmed() || state.is_terminated() {
-                    return;
+                match state {
+                    DialogState::Terminated(_, reason) => return !matches!(reason, TerminatedReason::Timeout),
+                    state if state.is_confirmed() => return true,
+                    _ => {}
                 }
             }
+            true
         };
-        timeout(TRANSACTION, confirmed).await.ok();
+        acknowledged = timeout(TRANSACTION, confirmed).await.unwrap_or(false);
     }
     if dialog.state().is_terminated() {
-        return;
+        return acknowledged;
     }
     // Q.850 cause 16: normal clearing.
     let headers = vec![Header::Reason(format!("Q.850;cause=16;text=\"{reason}\"").into())];
@@ -565,16 +593,5 @@ pub(super) async fn bye(dialog: &InviteDialog, mut states: DialogStateReceiver, 
         Ok(Err(error)) => debug!(id = %dialog.id(), %error, "BYE failed"),
         Err(_) => debug!(id = %dialog.id(), "BYE was not answered"),
     }
-}
-
-/// Random keys and the session id of a call's descriptions.
-pub(super) fn local_media(address: IpAddr, port: u16) -> sdp::LocalMedia {
-    let key = || {
-        let mut bytes = [0; 30];
-        rand::fill(&mut bytes[..]);
-        sdp::Key(bytes)
-    };
-    // As many peers keep the id in a signed number, it stays below 2^63.
-    let session_id = (clock::wall().as_secs() << 16) | u64::from(rand::random::<u16>());
-    sdp::LocalMedia { address, port, session_id, keys: [key(), key()] }
+    acknowledged
 }

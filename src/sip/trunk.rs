@@ -7,7 +7,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use rsipstack::{
     dialog::registration::{Registration, backoff_interval, refresh_interval},
-    sip::{StatusCodeKind, typed::Contact},
+    sip::{HostWithPort, StatusCodeKind, typed::Contact},
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -41,13 +41,12 @@ pub struct TrunkStatus {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) status: TrunkStatus,
-    pub(super) addresses: Vec<IpAddr>,
 }
 
 impl State {
     pub(super) fn new(config: &TrunkConfig) -> State {
         let registered = config.register.then_some(false);
-        State { status: TrunkStatus { name: config.name.clone(), registered, error: None }, addresses: Vec::new() }
+        State { status: TrunkStatus { name: config.name.clone(), registered, error: None } }
     }
 }
 
@@ -59,11 +58,9 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     loop {
         let addresses = shared.look_up(&config.host).await;
         let known = addresses.first().copied();
-        shared.trunk_state(index, |state| {
-            if !addresses.is_empty() {
-                state.addresses = addresses;
-            }
-        });
+        if let Ok(host) = HostWithPort::try_from(config.host.as_str()) {
+            addresses.iter().for_each(|address| shared.carriers.found(&host.host, *address));
+        }
         let wait = if config.register {
             match register(&shared, &config, &mut registration, known, EXPIRES).await {
                 Ok(expires) => {

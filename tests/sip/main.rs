@@ -2,7 +2,9 @@
 //! another endpoint of ours, and against sipp and baresip.
 
 mod baresip;
+mod half_open;
 mod loopback;
+mod media;
 mod sipp;
 mod support;
 mod toll;

@@ -1,0 +1,118 @@
+//! Which addresses a peer may name: in descriptions, in Contact and Record-Route, in names that it has us look up.
+//!
+//! # Why
+//! A gateway stands between networks, and a caller from one of them must not have it send packets into another:
+//! `c=IN IP4 10.0.0.5` in a call from the internet would. So a peer names addresses that reach as far as its own or
+//! further: one on the same host any, one of a private network private and public ones, all others public ones.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// How far an address reaches, the nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// This host.
+    Host,
+    /// This link (RFC 3927, RFC 4291 section 2.5.6).
+    Link,
+    /// A private network (RFC 1918, RFC 4193) or a carrier's own (RFC 6598).
+    Site,
+    /// Everywhere.
+    Global,
+}
+
+/// The scope of `ip`; `None` for what is no host's address: unspecified, multicast, broadcast, reserved.
+pub fn scope(ip: IpAddr) -> Option<Scope> {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => scope_v4(ip),
+        IpAddr::V6(ip) => scope_v6(ip),
+    }
+}
+
+fn scope_v4(ip: Ipv4Addr) -> Option<Scope> {
+    let [a, b, ..] = ip.octets();
+    match a {
+        0 | 224.. => None,
+        127 => Some(Scope::Host),
+        169 if b == 254 => Some(Scope::Link),
+        100 if (64..128).contains(&b) => Some(Scope::Site),
+        _ if ip.is_private() => Some(Scope::Site),
+        _ => Some(Scope::Global),
+    }
+}
+
+fn scope_v6(ip: Ipv6Addr) -> Option<Scope> {
+    let segments = ip.segments();
+    let embedded = |high: u16, low: u16| {
+        let [a, b] = high.to_be_bytes();
+        let [c, d] = low.to_be_bytes();
+        scope_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    match segments {
+        _ if ip.is_unspecified() || ip.is_multicast() => None,
+        _ if ip.is_loopback() => Some(Scope::Host),
+        // Translators lead to the IPv4 address inside (RFC 6052, RFC 3056).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
+        [0x2002, high, low, ..] => embedded(high, low),
+        [first, ..] if first & 0xffc0 == 0xfe80 => Some(Scope::Link),
+        [first, ..] if first & 0xfe00 == 0xfc00 => Some(Scope::Site),
+        _ => Some(Scope::Global),
+    }
+}
+
+/// Whether a peer at `source` may name `named`.
+pub fn may_name(source: IpAddr, named: IpAddr) -> bool {
+    match (scope(source), scope(named)) {
+        (Some(source), Some(named)) => named >= source,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn every_kind_of_address_has_its_scope() {
+        for (text, expected) in [
+            ("8.8.8.8", Some(Scope::Global)),
+            ("192.0.2.1", Some(Scope::Global)),
+            ("100.63.0.1", Some(Scope::Global)),
+            ("100.64.0.1", Some(Scope::Site)),
+            ("10.1.2.3", Some(Scope::Site)),
+            ("172.31.0.1", Some(Scope::Site)),
+            ("172.32.0.1", Some(Scope::Global)),
+            ("192.168.0.1", Some(Scope::Site)),
+            ("169.254.169.254", Some(Scope::Link)),
+            ("127.9.9.9", Some(Scope::Host)),
+            ("0.0.0.0", None),
+            ("224.0.0.1", None),
+            ("255.255.255.255", None),
+            ("2001:db8::1", Some(Scope::Global)),
+            ("fe80::1", Some(Scope::Link)),
+            ("fd00::1", Some(Scope::Site)),
+            ("::1", Some(Scope::Host)),
+            ("::", None),
+            ("ff02::1", None),
+            ("::ffff:127.0.0.1", Some(Scope::Host)),
+            ("64:ff9b::10.0.0.1", Some(Scope::Site)),
+            ("2002:7f00:1::", Some(Scope::Host)),
+        ] {
+            assert_eq!(scope(ip(text)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn nobody_names_what_is_nearer_than_itself() {
+        assert!(!may_name(ip("203.0.113.1"), ip("10.0.0.5")));
+        assert!(!may_name(ip("203.0.113.1"), ip("169.254.169.254")));
+        assert!(!may_name(ip("10.0.0.5"), ip("127.0.0.1")));
+        assert!(!may_name(ip("127.0.0.1"), ip("224.0.0.1")));
+        assert!(may_name(ip("127.0.0.1"), ip("10.0.0.5")));
+        assert!(may_name(ip("10.0.0.5"), ip("192.168.1.1")));
+        assert!(may_name(ip("10.0.0.5"), ip("203.0.113.1")));
+    }
+}

@@ -1,0 +1,108 @@
+//! Where media goes and whose is taken: nobody's but the peer's.
+
+use crate::support::{
+    event, limited, loopback, packet,
+    raw::{Raw, audio_port, body, header, sdp},
+    start,
+};
+use crate::wire;
+use antiphon::{
+    media::leg::{LegEvent, MediaLeg},
+    sip::{SipConfig, TrunkConfig},
+};
+use tokio::net::UdpSocket;
+
+/// One G.711 packet.
+fn rtp(ssrc: u8, sequence: u16) -> [u8; 172] {
+    let mut packet = [0; 172];
+    packet[0] = 0x80;
+    packet[2..4].copy_from_slice(&sequence.to_be_bytes());
+    packet[11] = ssrc;
+    packet
+}
+
+async fn socket(ip: &str) -> UdpSocket {
+    UdpSocket::bind(format!("{ip}:0")).await.expect("a loopback address")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_neither_hears_nor_is_heard() {
+    let (endpoint, mut calls) = wire::endpoint().await;
+    let (caller, stranger) = (socket("127.0.0.1").await, socket("127.0.0.2").await);
+    let port = caller.local_addr().expect("bound").port();
+    let (_raw, mut leg) = wire::call(&endpoint, &mut calls, "stranger", port).await;
+    let target = format!("127.0.0.1:{}", leg.local_port().expect("bound"));
+    // Before the caller has sent anything, and in its pauses.
+    for round in 0..3_u16 {
+        for n in 0..20 {
+            stranger.send_to(&rtp(66, round * 20 + n), &target).await.expect("sends");
+            let control = format!("127.0.0.1:{}", leg.local_port().expect("bound") + 1);
+            stranger.send_to(&[0x81, 201, 0, 7], control).await.expect("sends");
+        }
+        // Another stream with the caller's address is no better.
+        if round > 0 {
+            caller.send_to(&rtp(67, 500 + round), &target).await.expect("sends");
+        }
+        caller.send_to(&rtp(7, 100 + round), &target).await.expect("sends");
+        let heard = event(&mut leg, |e| matches!(e, LegEvent::Rtp(_))).await;
+        assert!(matches!(&heard, LegEvent::Rtp(packet) if packet.ssrc == 7), "{heard:?}");
+        assert_eq!(leg.remote(), caller.local_addr().ok());
+    }
+    leg.send(packet(&leg, 0, &[7; 160])).await.expect("up");
+    let mut buffer = [0; 2_048];
+    limited(caller.recv_from(&mut buffer)).await.expect("the caller hears");
+    assert!(stranger.try_recv_from(&mut buffer).is_err(), "the stranger does not");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_sent_to_who_only_stands_in_a_description() {
+    let (endpoint, mut calls) = wire::endpoint().await;
+    let (victim, caller) = (socket("127.0.0.3").await, socket("127.0.0.1").await);
+    let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "reflector").await;
+    let named = sdp(victim.local_addr().expect("bound").port(), "").replace("c=IN IP4 127.0.0.1", "c=IN IP4 127.0.0.3");
+    let invite = raw.request("INVITE", "", &named);
+    raw.send(&invite).await;
+    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    raw.expect("SIP/2.0 200").await;
+    raw.ack("").await;
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    assert_eq!(leg.remote(), None);
+    for n in 0..50 {
+        leg.send(packet(&leg, n, &[7; 160])).await.expect("up");
+    }
+    // The host that signals is learned, as behind NAT.
+    let target = format!("127.0.0.1:{}", leg.local_port().expect("bound"));
+    for n in 0..2 {
+        caller.send_to(&rtp(7, n), &target).await.expect("sends");
+    }
+    event(&mut leg, |e| matches!(e, LegEvent::Rtp(_))).await;
+    leg.send(packet(&leg, 50, &[7; 160])).await.expect("up");
+    let mut buffer = [0; 2_048];
+    limited(caller.recv_from(&mut buffer)).await.expect("it is heard");
+    assert!(victim.try_recv_from(&mut buffer).is_err(), "nothing was reflected");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trunk_that_must_encrypt_does_not_call_in_plain() {
+    let trunk: TrunkConfig =
+        toml::from_str("name = \"t\"\nhost = \"127.0.0.1:9\"\nsrtp = \"required\"").expect("valid");
+    let (endpoint, mut calls) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    let mut plain = Raw::new(endpoint.local_udp().expect("bound"), "plain").await;
+    let refusal = plain.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 488").await;
+    assert!(header(&refusal, "Warning").is_some_and(|why| why.contains("encryption")), "{refusal}");
+    let key = "a=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkw\r\n";
+    let secure = sdp(4_000, key).replace("RTP/AVP", "RTP/SAVP");
+    let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "secure").await;
+    let invite = raw.request("INVITE", "", &secure);
+    raw.send(&invite).await;
+    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    let ok = raw.expect("SIP/2.0 200").await;
+    assert!(body(&ok).contains("RTP/SAVP") && audio_port(&ok) > 0, "{ok}");
+    raw.ack("").await;
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 488").await;
+    raw.ack("").await;
+    assert!(leg.encrypted());
+}
