@@ -215,7 +215,7 @@ async fn undisturbed(spec: &JobSpec) -> Vec<u8> {
 async fn a_job_that_finds_the_disk_full_waits_and_goes_on() {
     let device = Path::new("/dev/full");
     if !device.exists() {
-        println!("SKIPPED: there is no /dev/full");
+        antiphon_skip::skip("/dev/full", "this system has none");
         return;
     }
     let folder = tempfile::tempdir().expect("temp dir");
@@ -281,7 +281,7 @@ impl Drop for SmallDisk {
 #[tokio::test]
 async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("SKIPPED: only root may mount a small disk");
+        antiphon_skip::skip("mount", "only root may mount a small disk");
         return;
     };
     let folder = disk.0.path();

@@ -26,10 +26,10 @@ fn agents(config: &mut Config) {
 
 /// `first` speaks, `espeak-ng` is the fallback; `None` where that is not installed.
 async fn rig(change: impl FnOnce(&mut Config), first: Loader) -> Option<Rig> {
-    if Espeak::new(espeak::Config::default()).is_err() {
-        println!("SKIPPED: espeak-ng is not installed");
+    if let Err(error) = Espeak::new(espeak::Config::default()) {
+        antiphon_skip::skip("espeak", error);
         return None;
-    };
+    }
     let fallback: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
     let choice = Choice { loaders: vec![first], fallback: Some(fallback), reasons: Vec::new() };
     let change = |config: &mut Config| {

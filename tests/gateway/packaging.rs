@@ -10,12 +10,12 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Runs a program; nothing where it is not installed, which is said.
+/// Runs a program; nothing where it is not installed: then the test is skipped.
 fn run(program: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(program).args(arguments).current_dir(root("")).stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
         Err(error) => {
-            println!("SKIPPED: {program}: {error}");
+            antiphon_skip::skip(program, error);
             None
         }
     }

@@ -5,7 +5,6 @@ mod behind;
 mod failures;
 mod full_size;
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,19 +22,12 @@ fn device() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     match gpu::absent() {
         Some(reason) => {
-            skipped(&reason);
+            antiphon_skip::skip("gpu", reason);
             None
         }
         // A test that failed leaves nothing behind that another could see.
         None => Some(ONE.lock().unwrap_or_else(PoisonError::into_inner)),
     }
-}
-
-/// Says that the test at hand tests nothing here, to the process itself: what a test that passes prints is not shown.
-fn skipped(reason: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Whoever has closed it does not want to know.
-    let _ = writeln!(std::io::stderr(), "{test} skipped: {reason}");
 }
 
 #[expect(clippy::disallowed_methods, reason = "which card a test runs on is no part of a configuration")]
@@ -62,7 +54,10 @@ const SHARE: &str = "ANTIPHON_TEST_COMPILE";
 fn every_kernel_compiles_for_every_architecture() {
     use std::process::{Command, Stdio};
     if !gpu::libraries::compiles() {
-        return skipped("no run-time compiler (libnvrtc) here: `pip install nvidia-cuda-nvrtc`");
+        return antiphon_skip::skip(
+            "nvrtc",
+            "there is no run-time compiler (libnvrtc): `pip install nvidia-cuda-nvrtc`",
+        );
     }
     // Hopper's has most to compile: architectures go round, so that both have as much.
     let shares = [["sm_90a", "sm_80", "sm_86"], ["sm_100", "sm_120", "sm_89"]];

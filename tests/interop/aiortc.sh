@@ -2,4 +2,4 @@
 # One call with aiortc: aiortc.sh URL [ARGUMENTS OF aiortc_call.py]
 # Exit status: 0 heard, 1 not, 77 cannot run here.
 . "$(dirname "$0")/python.sh"
-python aiortc 'aiortc>=1.9,<2' aiortc_call.py "$@"
+python aiortc aiortc_call.py "$@"

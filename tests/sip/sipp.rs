@@ -1,5 +1,5 @@
-//! Calls with sipp, which shares no code with us. Scenarios are in `tests/data/sip/`. Without sipp the tests say
-//! that they were skipped; continuous integration has it.
+//! Calls with sipp, which shares no code with us. Scenarios are in `tests/data/sip/`. Without sipp the tests are
+//! skipped, and counted; continuous integration has it.
 
 use std::{
     net::UdpSocket as StdUdpSocket,
@@ -22,12 +22,7 @@ use tokio::{process::Command, sync::mpsc, task::JoinHandle, time::timeout};
 const SCENARIO: Duration = Duration::from_secs(30);
 
 fn have_sipp() -> bool {
-    let found =
-        std::process::Command::new("sipp").arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    if !found {
-        eprintln!("SKIPPED: sipp is not installed (Debian package `sip-tester`)");
-    }
-    found
+    antiphon_skip::has_program("sipp", "sip-tester")
 }
 
 /// Runs a scenario. `port` is sipp's own.

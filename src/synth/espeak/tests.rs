@@ -27,12 +27,12 @@ pub(crate) fn speak(voice: &mut dyn Synthesizer, utterance: Utterance) -> Vec<f3
     panic!("not done after 10,000 steps");
 }
 
-/// `None` (and a visible note) where the program is not installed.
+/// `None`, and the test is skipped, where the program is not installed.
 fn espeak() -> Option<Espeak> {
     match Espeak::new(Config::default()) {
         Ok(espeak) => Some(espeak),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            antiphon_skip::skip("espeak", error);
             None
         }
     }
