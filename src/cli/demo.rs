@@ -38,6 +38,13 @@ const TURN_PAUSE: Duration = Duration::from_millis(1_500);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest turn.
 const LONGEST: Duration = Duration::from_secs(120);
+/// First audio later than this is no conversation; on an idle machine it takes some 50 ms.
+const LATEST_FIRST_AUDIO: Duration = Duration::from_secs(2);
+/// From a key or a request until the caller hears silence: at most the promised 60 ms, and what a jitter buffer and
+/// the pauses in which silence is found add on a busy machine.
+const LONGEST_BARGE_IN: Duration = Duration::from_millis(500);
+/// From the caller's first sound, which begins softly, until the gateway knows that somebody speaks.
+const LONGEST_UNNOTICED: Duration = Duration::from_secs(2);
 /// How a listener's jitter buffer is modelled when gaps are counted.
 const LISTENER_BUFFER: Duration = Duration::from_millis(40);
 
@@ -75,7 +82,31 @@ struct Report {
     file: PathBuf,
 }
 
-/// Runs the demo; succeeds only if both callers heard the text.
+impl Report {
+    /// What a caller would complain of.
+    fn complaints(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if self.match_value < self.match_limit {
+            all.push(format!("the text was not heard (match {:.2})", self.match_value));
+        }
+        if self.underruns > 0 {
+            all.push(format!("{} gaps inside speech", self.underruns));
+        }
+        for (what, took, longest) in [
+            ("first audio", self.first_audio, LATEST_FIRST_AUDIO),
+            ("silence after the interruption", self.barge_in, LONGEST_BARGE_IN),
+            ("noticing that the caller speaks", self.noticed, LONGEST_UNNOTICED),
+            ("silence after that", self.hushed, LONGEST_BARGE_IN),
+        ] {
+            if took > longest {
+                all.push(format!("{what} took {:.0} ms", took.as_secs_f64() * 1e3));
+            }
+        }
+        all
+    }
+}
+
+/// Runs the demo; succeeds only if both callers heard the text in time, without a gap, and could interrupt.
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut config = super::load(args.config.as_deref())?;
     if let Some(kind) = args.engine {
@@ -144,12 +175,11 @@ impl Demo<'_> {
             reports.push(self.converse(leg, call, &reference).await?);
         }
         print(&reports, self.text);
-        let bad: Vec<_> = reports.iter().filter(|r| r.match_value < r.match_limit).map(|r| r.leg).collect();
-        if bad.is_empty() {
-            Ok(())
-        } else {
-            Err(Failure::failed(format!("the text was not heard on: {}", bad.join(", "))))
-        }
+        let bad: Vec<String> = reports
+            .iter()
+            .flat_map(|report| report.complaints().into_iter().map(|what| format!("{}: {what}", report.leg)))
+            .collect();
+        if bad.is_empty() { Ok(()) } else { Err(Failure::failed(bad.join("; "))) }
     }
 
     /// The same text without a call.
@@ -330,5 +360,44 @@ fn print(reports: &[Report], text: &str) {
     }
     for r in reports {
         println!("{}: heard before the interruption: \"{}\"", r.leg, r.heard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Report {
+        Report {
+            leg: "sip",
+            codec: "pcmu",
+            first_audio: Duration::from_millis(40),
+            seconds: 4.0,
+            underruns: 0,
+            barge_in: Duration::from_millis(40),
+            noticed: Duration::from_millis(300),
+            hushed: Duration::from_millis(20),
+            match_value: 0.95,
+            match_limit: 0.8,
+            heard: String::new(),
+            file: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn what_a_caller_would_complain_of_fails_the_demo() {
+        assert_eq!(good().complaints(), [""; 0]);
+        let late = Duration::from_secs(3);
+        for (report, why) in [
+            (Report { first_audio: late, ..good() }, "first audio took 3000 ms"),
+            (Report { underruns: 2, ..good() }, "2 gaps"),
+            (Report { barge_in: late, ..good() }, "silence after the interruption"),
+            (Report { noticed: late, ..good() }, "noticing"),
+            (Report { hushed: late, ..good() }, "silence after that"),
+            (Report { match_value: 0.5, ..good() }, "not heard"),
+        ] {
+            let said = report.complaints();
+            assert!(said.len() == 1 && said[0].contains(why), "{said:?}");
+        }
     }
 }
