@@ -181,6 +181,21 @@ fn a_pulled_checkpoint_is_complete_and_only_what_is_wanted() {
 }
 
 #[test]
+fn model_pull_fetches_from_a_hub() {
+    let source = checkpoint();
+    let hub = Hub::start(files(source.path()));
+    let folder = tempfile::tempdir().expect("temp dir");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_antiphon"))
+        .args(["model", "pull", ID])
+        .current_dir(folder.path())
+        .env("HF_ENDPOINT", &hub.address)
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(verify::verify(&folder.path().join("a-model"), "llm").passed());
+}
+
+#[test]
 fn a_cut_connection_is_gone_on_with() {
     let source = checkpoint();
     let hub = Hub::start(files(source.path()));

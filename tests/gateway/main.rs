@@ -4,6 +4,10 @@ mod agents;
 mod api;
 mod calls;
 mod cancel;
+mod chromium;
+mod commands;
+mod configuration;
+mod console;
 mod fallback;
 mod hostile;
 mod interop;
@@ -12,12 +16,14 @@ mod llm;
 mod loadgen;
 mod metrics;
 mod packaging;
+mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;
 mod speech;
 mod state;
 mod support;
+mod tour;
 mod traces;
 mod voice;
 mod voices;

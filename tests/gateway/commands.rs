@@ -1,0 +1,186 @@
+//! Every command of the program, run as one; what they compute has tests of its own.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use antiphon::voice::bench::{speech, wav as recording};
+use antiphon::voice::random::{self, CamPlusSize, TokenizerSize};
+use antiphon_loadgen::{correlate, wav};
+
+use super::program::{Serve, antiphon, succeeds};
+
+/// Each command, and the test of this suite that runs it to success.
+const COMMANDS: &[(&str, &str)] = &[
+    ("serve", "every_route_succeeds_and_every_metric_tells"),
+    ("demo", "demo_has_both_callers_hear_the_text"),
+    ("say", "say_speaks_into_files_of_every_format"),
+    ("check", "check_names_the_line_of_a_mistake"),
+    ("top", "top_shows_a_running_gateway"),
+    ("model convert", "convert_names_the_file_that_is_missing"),
+    ("model pull", "model_pull_fetches_from_a_hub"),
+    ("model verify", "models_are_invented_verified_and_tested"),
+    ("model random", "models_are_invented_verified_and_tested"),
+    ("model selftest", "models_are_invented_verified_and_tested"),
+    ("voice add", "voices_are_added_listed_and_removed"),
+    ("voice list", "voices_are_added_listed_and_removed"),
+    ("voice rm", "voices_are_added_listed_and_removed"),
+    ("bench", "bench_measures"),
+];
+
+/// The commands that `help` lists.
+async fn listed(folder: &Path, command: &[&str]) -> Vec<String> {
+    let help = succeeds(folder, &[command, &["--help"]].concat()).await;
+    let mut names = Vec::new();
+    for line in help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty()) {
+        // Deeper lines go on with a description.
+        if let Some(name) = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')) {
+            names.extend(name.split_whitespace().next().filter(|name| *name != "help").map(str::to_owned));
+        }
+    }
+    names
+}
+
+#[tokio::test]
+async fn every_command_is_run_by_a_test() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut all = BTreeSet::new();
+    for name in listed(folder.path(), &[]).await {
+        let below = listed(folder.path(), &[&name]).await;
+        if below.is_empty() {
+            all.insert(name);
+        } else {
+            all.extend(below.into_iter().map(|inner| format!("{name} {inner}")));
+        }
+    }
+    let told: BTreeSet<String> = COMMANDS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(told, all, "COMMANDS beside this test names who runs each command");
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let sources: String = ["gateway/commands.rs", "gateway/tour.rs", "cosyvoice/pull.rs"]
+        .map(|file| std::fs::read_to_string(suite.join(file)).expect("readable"))
+        .concat();
+    for (name, test) in COMMANDS {
+        assert!(sources.contains(&format!("fn {test}(")), "{name}: there is no test {test}");
+    }
+}
+
+#[tokio::test]
+async fn say_speaks_into_files_of_every_format() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = "The quick brown fox jumps over the lazy dog.";
+    succeeds(folder.path(), &["say", text, "-o", "a.wav"]).await;
+    let spoken = wav::read(folder.path().join("a.wav")).expect("a sound file");
+    assert!((1.5..6.0).contains(&spoken.duration().as_secs_f64()), "{:?}", spoken.duration());
+    for (name, magic) in [("b.flac", &b"fLaC"[..]), ("b.opus", b"OggS"), ("b.pcm", b"")] {
+        succeeds(folder.path(), &["say", text, "-o", name]).await;
+        let bytes = std::fs::read(folder.path().join(name)).expect("written");
+        assert!(bytes.starts_with(magic), "{name}");
+        if !magic.is_empty() {
+            let sound = antiphon::voice::decode::decode(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let clip = antiphon_loadgen::heard::Clip { rate: sound.rate, pcm: sound.samples };
+            let found = correlate::correlate(&clip, &spoken).expect("comparable rates");
+            assert!(found.value > 0.9, "{name}: {found:?}");
+        } else {
+            assert_eq!(bytes.len(), 2 * spoken.pcm.len(), "{name}");
+        }
+    }
+    let nothing = antiphon(folder.path(), &["say", " ", "-o", "c.wav"]).await;
+    assert_eq!(nothing.status.code(), Some(1));
+    let unknown = antiphon(folder.path(), &["say", text, "-o", "c.mp3"]).await;
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("`mp3` is not known"));
+}
+
+#[tokio::test]
+async fn check_names_the_line_of_a_mistake() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/gateway.toml");
+    succeeds(folder.path(), &["check", "-c", shipped.to_str().expect("a path")]).await;
+    std::fs::write(folder.path().join("wrong.toml"), "[call]\nmax_cals = 5\n").expect("written");
+    let wrong = antiphon(folder.path(), &["check", "-c", "wrong.toml"]).await;
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert_eq!(wrong.status.code(), Some(64), "{said}");
+    assert!(said.contains("wrong.toml:2") && said.contains("max_calls"), "{said}");
+}
+
+#[tokio::test]
+async fn models_are_invented_verified_and_tested() {
+    let folder = tempfile::tempdir().expect("a folder");
+    succeeds(folder.path(), &["model", "random", "tiny", "--seed", "3"]).await;
+    succeeds(folder.path(), &["model", "verify", "tiny"]).await;
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/cosyvoice3");
+    let report = succeeds(folder.path(), &["model", "selftest", kit.to_str().expect("a path")]).await;
+    assert!(report.contains("e2e"), "{report}");
+    std::fs::write(folder.path().join("tiny/flow.pt"), b"PK\x03\x04 no weights").expect("written");
+    let broken = antiphon(folder.path(), &["model", "verify", "tiny"]).await;
+    assert_eq!(broken.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&[broken.stdout, broken.stderr].concat()).into_owned();
+    assert!(said.contains("flow.pt"), "{said}");
+}
+
+#[tokio::test]
+async fn voices_are_added_listed_and_removed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    random::write_campplus(folder.path(), &CamPlusSize::tiny(), 1).expect("written");
+    random::write_tokenizer(folder.path(), &TokenizerSize::tiny(6), 2).expect("written");
+    std::fs::write(folder.path().join("anna.wav"), recording(&speech(5))).expect("written");
+    let text = "This is about as much as one says in five seconds, give or take a word.";
+    let model = ["--model", ".", "--voices", "voices"];
+    succeeds(folder.path(), &[&["voice", "add", "anna", "--wav", "anna.wav", "--text", text][..], &model].concat())
+        .await;
+    assert!(succeeds(folder.path(), &["voice", "list", "--voices", "voices"]).await.contains("anna"));
+    succeeds(folder.path(), &["voice", "rm", "anna", "--voices", "voices"]).await;
+    assert!(!succeeds(folder.path(), &["voice", "list", "--voices", "voices"]).await.contains("anna"));
+    assert_eq!(antiphon(folder.path(), &["voice", "rm", "anna", "--voices", "voices"]).await.status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn bench_measures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| -> serde_json::Value {
+        let text = std::fs::read_to_string(folder.path().join(name)).expect("written");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let level = ["--engine", "tone", "--concurrency", "2", "--seconds", "2", "--json", "engine.json"];
+    succeeds(folder.path(), &[&["bench"][..], &level].concat()).await;
+    let report = file("engine.json");
+    assert_eq!(report["levels"][0]["listeners"], 2, "{report}");
+    succeeds(folder.path(), &["bench", "--departures", "2", "--seconds", "1", "--json", "pacing.json"]).await;
+    let report = file("pacing.json");
+    assert!(report["departures"]["rows"][0]["packets"].as_u64() > Some(10), "{report}");
+    succeeds(folder.path(), &["bench", "--codecs", "--json", "codecs.json"]).await;
+    let report = file("codecs.json");
+    assert!(report["codecs"].as_array().is_some_and(|rows| rows.len() >= 8), "{report}");
+}
+
+#[tokio::test]
+async fn demo_has_both_callers_hear_the_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = succeeds(folder.path(), &["demo", "--out", "out", "--text", "This is said on both calls."]).await;
+    for leg in ["sip", "webrtc"] {
+        assert!(table.lines().any(|line| line.starts_with(leg)), "{table}");
+        let heard = wav::read(folder.path().join(format!("out/{leg}.wav"))).expect("a recording");
+        assert!(heard.duration().as_secs_f64() > 1.0, "{leg}: {:?}", heard.duration());
+    }
+}
+
+/// For more it needs a checkpoint of CTranslate2, of which there is none in `tests/data`; its parts have unit tests.
+#[tokio::test]
+async fn convert_names_the_file_that_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nothing = antiphon(folder.path(), &["model", "convert", ".", "out"]).await;
+    let said = String::from_utf8_lossy(&nothing.stderr).into_owned();
+    assert_eq!(nothing.status.code(), Some(1), "{said}");
+    assert!(said.contains("model.bin"), "{said}");
+}
+
+#[tokio::test]
+async fn top_shows_a_running_gateway() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = Serve::start(folder.path(), folder.path(), |command| {
+        command.env("ANTIPHON_SIP__UDP", "off").env("ANTIPHON_ENGINE__KIND", "tone");
+    });
+    program.ready().await;
+    let shown = succeeds(folder.path(), &["top", "--once", "--url", &program.http]).await;
+    assert!(shown.contains("antiphon: ready") && shown.contains("calls 0"), "{shown}");
+    let nobody = antiphon(folder.path(), &["top", "--once", "--url", "http://127.0.0.1:9"]).await;
+    assert_eq!(nobody.status.code(), Some(69));
+}
