@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use antiphon_loadgen::call::now;
+use antiphon_loadgen::heard::Clip;
+use antiphon_loadgen::{correlate, wav};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -14,7 +16,7 @@ async fn every_described_route_is_there() {
     let (status, api) = rig.get("/openapi.json").await;
     assert_eq!(status, 200);
     for (path, operations) in api["paths"].as_object().expect("paths") {
-        for method in operations.as_object().expect("operations").keys() {
+        for (method, operation) in operations.as_object().expect("operations") {
             // This one would end the test's gateway, that one never ends.
             if path == "/v1/admin/drain" || path == "/v1/events" {
                 continue;
@@ -26,6 +28,9 @@ async fn every_described_route_is_there() {
             let body: Value = response.json().await.unwrap_or(Value::Null);
             let code = body["error"]["code"].as_str().unwrap_or("");
             assert!(status != 405 && code != "unknown_route", "{method} {path}: {status} {body}");
+            // What is asked for here is nonsense: the answer is one that the description has.
+            let told = &operation["responses"][status.to_string()];
+            assert!(told.is_object(), "{method} {path} answers {status}, which is not described: {body}");
         }
     }
     // The shape of a job and the formats, as the code has them.
@@ -80,10 +85,15 @@ async fn a_batch_job_is_accepted_finished_and_heard() {
     }
     let whole = rig.client.get(format!("{}/v1/jobs/{id}/audio", rig.http)).send().await.expect("HTTP");
     assert_eq!(whole.headers()["content-type"], "audio/wav");
-    let whole = whole.bytes().await.expect("a body").len();
+    let whole = wav::parse(&whole.bytes().await.expect("a body")).expect("a sound file");
     let first = rig.client.get(format!("{}/v1/jobs/{id}/audio?item=0", rig.http)).send().await.expect("HTTP");
-    let first = first.bytes().await.expect("a body").len();
-    assert!(first > 48_000 && whole > first, "{first} of {whole}");
+    let first = wav::parse(&first.bytes().await.expect("a body")).expect("a sound file");
+    let found = correlate::correlate(&first, &rig.reference(SENTENCE).await).expect("comparable rates");
+    assert!(found.value > 0.95, "{found:?}");
+    assert_eq!(whole.pcm[..first.pcm.len()], first.pcm, "the whole begins with its first item");
+    let second = Clip { pcm: whole.pcm[first.pcm.len()..].to_vec(), ..whole };
+    let found = correlate::correlate(&second, &rig.reference("And that is all.").await).expect("comparable rates");
+    assert!(found.value > 0.95, "{found:?}");
     let (status, error) = rig.post("/v1/audio/speech/batch", json!({ "items": [] })).await;
     assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_job")));
     let (_, newer) = rig.post("/v1/audio/speech/batch", json!({ "input": SENTENCE })).await;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use antiphon::secret::Secret;
 use antiphon::server::config::Token;
 use antiphon_loadgen::codec::Codec;
-use antiphon_loadgen::listen;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +12,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::raw::{Raw, audio_port, sdp};
-use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
 use super::watch::Watch;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,7 +32,7 @@ async fn bad_input_never_costs_another_call_a_frame() {
     bad_frames(&rig, &id).await;
 
     let (_, end) = hear_turn(&call, asked).await;
-    let stalls = listen::stalls(&call.ear().heard(), onset, end, Duration::from_millis(100));
+    let stalls = gaps(&call.ear().heard(), onset, end);
     assert!(stalls.is_empty(), "{stalls:?}");
     // Each kind is in the log, and none of them fills it.
     let log = Watch::start();

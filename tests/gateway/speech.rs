@@ -1,5 +1,9 @@
 //! `/v1/audio/speech` and its WebSocket sibling.
 
+use antiphon::audio::from_i16;
+use antiphon::voice::decode::decode;
+use antiphon_loadgen::correlate;
+use antiphon_loadgen::heard::Clip;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -9,12 +13,19 @@ use super::support::{Rig, SENTENCE};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_format_is_served_and_bad_requests_say_what_to_change() {
     let rig = Rig::start().await;
+    let reference = rig.reference(SENTENCE).await;
     for (format, magic) in [("wav", &b"RIFF"[..]), ("flac", b"fLaC"), ("opus", b"OggS")] {
         let body = json!({ "model": "tts-1", "voice": "alloy", "input": SENTENCE, "response_format": format });
         let response = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
         assert_eq!(response.status(), 200);
         let bytes = response.bytes().await.expect("a body");
-        assert!(bytes.starts_with(magic) && bytes.len() > 4_000, "{format}: {} bytes", bytes.len());
+        assert!(bytes.starts_with(magic), "{format}: {:x?}", &bytes[..8.min(bytes.len())]);
+        let sound = decode(bytes.to_vec()).unwrap_or_else(|error| panic!("{format}: {error}"));
+        let sound = Clip { rate: sound.rate, pcm: sound.samples };
+        let found = correlate::correlate(&sound, &reference).expect("comparable rates");
+        assert!(found.value > 0.9 && found.shifts.is_empty(), "{format}: {found:?}");
+        let difference = (sound.duration().as_secs_f64() - reference.duration().as_secs_f64()).abs();
+        assert!(difference < 0.1, "{format}: {difference} s longer or shorter");
     }
     for (body, param) in [
         (json!({ "input": "x", "response_format": "mp3" }), "response_format"),
@@ -51,6 +62,9 @@ async fn sse_carries_the_same_audio() {
         }
     }
     assert!(done);
+    let body = json!({ "input": SENTENCE, "response_format": "pcm" });
+    let whole = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
+    assert!(whole.bytes().await.expect("a body") == pcm, "the events carry other audio than the plain answer");
     assert_eq!(pcm.len(), 2 * rig.reference(SENTENCE).await.pcm.len());
     rig.app.drain().await;
 }
@@ -66,16 +80,19 @@ async fn text_that_is_being_written_is_spoken_over_the_socket() {
         send(json!({ "type": "input.text", "text": word })).await;
     }
     send(json!({ "type": "input.done" })).await;
-    let mut bytes = 0;
+    let mut bytes = Vec::new();
     loop {
         match socket.next().await.expect("open").expect("sound") {
-            Message::Binary(audio) => bytes += audio.len(),
+            Message::Binary(audio) => bytes.extend_from_slice(&audio),
             Message::Text(text) if text.contains("audio.done") => break,
             Message::Text(text) => assert!(text.contains("session.created"), "{text}"),
             _ => {}
         }
     }
-    assert!(bytes > 48_000, "{bytes}");
+    let pcm = bytes.chunks_exact(2).map(|pair| from_i16(i16::from_le_bytes([pair[0], pair[1]]))).collect();
+    let spoken = Clip { rate: antiphon::audio::RATE, pcm };
+    let found = correlate::correlate(&spoken, &rig.reference(SENTENCE).await).expect("comparable rates");
+    assert!(found.found > 0.9, "{found:?}");
     socket.send(Message::text(json!({ "type": "nonsense" }).to_string())).await.expect("sent");
     let answer = socket.next().await.expect("open").expect("sound").into_text().expect("text");
     assert!(answer.contains("\"error\""), "{answer}");

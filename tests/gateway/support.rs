@@ -11,12 +11,15 @@ use antiphon::gateway::speaker::{Manner, Speaker};
 use antiphon::synth::device::Engine;
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;
-use antiphon_loadgen::heard::Clip;
-use antiphon_loadgen::{rtc, sip};
+use antiphon_loadgen::heard::{Clip, Heard};
+use antiphon_loadgen::listen::{self, Stall, StallCause};
+use antiphon_loadgen::{correlate, rtc, sip};
 use serde_json::{Value, json};
 
 /// Longest wait for anything: tests run beside others on few cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// By when a caller hears something: on an idle machine it takes some 50 ms, and nobody waits longer than this.
+pub(crate) const FIRST_AUDIO: Duration = Duration::from_secs(5);
 /// Longer than any pause inside a turn.
 pub(crate) const TURN_PAUSE: Duration = Duration::from_millis(1_500);
 /// A sentence with enough sound to compare.
@@ -106,6 +109,14 @@ impl Rig {
         asked
     }
 
+    /// That `call` heard `text` between `from` and `to`, as what is made of it without a call sounds. `limit` is the
+    /// least correlation: telephone codecs carry half the band.
+    pub(crate) async fn assert_heard(&self, call: &Call, text: &str, (from, to): (Instant, Instant), limit: f32) {
+        let recording = call.ear().heard().clip_between(from, to + Duration::from_millis(200));
+        let found = correlate::correlate(&recording, &self.reference(text).await).expect("comparable rates");
+        assert!(found.value > limit, "{:?} {:?}, \"{text}\": {found:?}", call.leg(), call.codec());
+    }
+
     /// `text` synthesised directly.
     pub(crate) async fn reference(&self, text: &str) -> Clip {
         Self::spoken_by(&self.app.gateway().engine, text).await
@@ -138,9 +149,25 @@ fn configured(change: impl FnOnce(&mut Config)) -> (Config, tempfile::TempDir) {
     (config.with_state_dir([]).expect("a folder"), folder)
 }
 
-/// Waits for the whole turn that was asked for at `asked`; gives its first and last audible instants.
+/// Waits for the whole turn that was asked for at `asked`, which begins soon; gives its first and last audible instants.
 pub(crate) async fn hear_turn(call: &Call, asked: Instant) -> (Instant, Instant) {
+    let (onset, end) = hear_turn_at_last(call, asked).await;
+    let waited = onset.saturating_duration_since(asked);
+    assert!(waited < FIRST_AUDIO, "{:?} {:?}: silent for {waited:?}", call.leg(), call.codec());
+    (onset, end)
+}
+
+/// As [`hear_turn`], of a voice that takes its time or a turn that was asked for before others.
+pub(crate) async fn hear_turn_at_last(call: &Call, asked: Instant) -> (Instant, Instant) {
     let onset = call.onset(asked, PATIENCE).await.expect("speech is heard");
     let end = call.silence(onset, TURN_PAUSE, PATIENCE).await.expect("the turn ends");
     (onset, end)
+}
+
+/// What the sender left out between `from` and `to`, by RTP sequence numbers and timestamps: how late packets arrive
+/// on a busy machine does not count.
+pub(crate) fn gaps(heard: &Heard, from: Instant, to: Instant) -> Vec<Stall> {
+    // No packet is late for who plays an hour behind.
+    let all = listen::stalls(heard, from, to, Duration::from_secs(3_600));
+    all.into_iter().filter(|stall| stall.cause != StallCause::Late).collect()
 }

@@ -13,12 +13,11 @@ use antiphon::voice::random::{self, CamPlusSize, TokenizerSize};
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::clock::sleep_until;
 use antiphon_loadgen::codec::Codec;
-use antiphon_loadgen::listen;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::support::{PATIENCE, Rig, hear_turn};
+use super::support::{PATIENCE, Rig, gaps, hear_turn_at_last};
 
 /// Ternary digits of a speech token of the small checkpoint.
 const FITTING: usize = 5;
@@ -58,7 +57,7 @@ async fn is_heard(rig: &Rig, voice: &str) {
     let asked = now();
     let (status, body) = ask(rig, &call, voice, "Hello, it is me.").await;
     assert_eq!(status, 202, "{body}");
-    hear_turn(&call, asked).await;
+    hear_turn_at_last(&call, asked).await;
     call.hang_up().await;
 }
 
@@ -113,9 +112,8 @@ async fn a_recording_becomes_a_voice_on_live_calls_and_nobody_else_notices() {
         listed["voices"].as_array().into_iter().flatten().filter_map(|voice| voice["name"].as_str()).collect();
     assert!(["anna", "berta", "random"].iter().all(|name| names.contains(name)), "{listed}");
 
-    let (_, end) = hear_turn(&other, asked).await;
-    let stalls = listen::stalls(&other.ear().heard(), onset, end, Duration::from_millis(100));
-    assert!(stalls.is_empty(), "{stalls:?}");
+    let (_, end) = hear_turn_at_last(&other, asked).await;
+    assert_eq!(gaps(&other.ear().heard(), onset, end), []);
     other.hang_up().await;
 
     // And away again.

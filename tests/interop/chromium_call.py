@@ -5,7 +5,7 @@
 
 Needs nothing but Chromium and the standard library: a small server here hands out the page, passes its requests on
 to the gateway (so that no CORS is needed) and takes its result. Prints one JSON line. Exit status: 0 speech was heard
-and the data channel answered, 1 not, 77 there is no Chromium.
+and the mark came back, 1 not, 77 there is no Chromium.
 """
 
 import argparse
@@ -66,7 +66,8 @@ async function call() {
     channel.send(JSON.stringify({type: "text", token: "Hello from the other side.", last: true}));
     channel.send(JSON.stringify({type: "mark", name: "interop"}));
   };
-  channel.onmessage = () => { result.channel = true; };
+  // The mark comes back: echoed by a test's call, by a gateway once everything before it was spoken.
+  channel.onmessage = ({data}) => { if (JSON.parse(data).name == "interop") result.channel = true; };
   await peer.setLocalDescription(await peer.createOffer());
   const query = wanted.agent ? "?agent=" + encodeURIComponent(wanted.agent) : "";
   // Trickled: the offer leaves before the candidates are known.

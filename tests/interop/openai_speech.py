@@ -22,12 +22,12 @@ def ask(kind="wav", **more):
 
 
 def whole(client):
-    sizes = {}
+    sizes, sounds = {}, {}
     for kind, magic in MAGIC.items():
         response = client.audio.speech.create(**ask(kind))
         audio = response.read()
         assert audio.startswith(magic) and len(audio) > 5_000, (kind, len(audio))
-        sizes[kind] = len(audio)
+        sizes[kind], sounds[kind] = len(audio), audio
         assert client.audio.speech.create(**ask(kind)).content == audio, f"{kind} differs from one time to the next"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"speech.{kind}"
@@ -36,7 +36,7 @@ def whole(client):
     assert sizes["flac"] < sizes["pcm"] and sizes["opus"] < sizes["pcm"] / 4, sizes
     without = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT).read()
     assert without, "no audio without response_format"
-    return sizes
+    return sizes, sounds
 
 
 def streamed(client, sizes):
@@ -59,7 +59,7 @@ def streamed(client, sizes):
     assert (sound.getframerate(), sound.getnchannels(), sound.getsampwidth()) == (24_000, 1, 2)
 
 
-def events(client, sizes):
+def events(client, sounds):
     pcm, done = b"", False
     with client.audio.speech.with_streaming_response.create(**ask("pcm", stream_format="sse")) as response:
         for line in response.iter_lines():
@@ -70,7 +70,7 @@ def events(client, sizes):
                 pcm += base64.b64decode(event["audio"])
             elif event["type"] == "speech.audio.done":
                 done = {"input_tokens", "output_tokens", "total_tokens"} <= event["usage"].keys()
-    assert done and len(pcm) == sizes["pcm"], (done, len(pcm))
+    assert done and pcm == sounds["pcm"], (done, len(pcm))
 
 
 def manner(client):
@@ -106,9 +106,9 @@ async def concurrent(url, sizes):
 def main():
     url = sys.argv[1].rstrip("/") + "/v1"
     client = openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=60)
-    sizes = whole(client)
+    sizes, sounds = whole(client)
     streamed(client, sizes)
-    events(client, sizes)
+    events(client, sounds)
     manner(client)
     errors(client)
     asyncio.run(concurrent(url, sizes))
