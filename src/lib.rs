@@ -39,6 +39,7 @@ pub mod server;
 pub mod sip;
 pub mod synth;
 pub mod telemetry;
+pub mod text;
 pub mod turn;
 pub mod voice;
 pub mod webrtc;

@@ -68,8 +68,8 @@ impl Segmenter {
 
     /// The turn is complete: appends the rest to `out`, and is ready for the next turn.
     pub fn finish(&mut self, out: &mut Vec<String>) {
+        self.cleaner.finish(&mut self.pending);
         self.cut(false, out);
-        self.cleaner = Cleaner::default();
         emit(&std::mem::take(&mut self.pending), out);
         self.first = true;
     }
@@ -132,7 +132,8 @@ impl Segmenter {
                         // What follows the white space decides; until it is there, nothing is certain.
                         let word =
                             chars[behind..].iter().map(|(_, c)| *c).find(|c| !c.is_whitespace() || *c == PARAGRAPH);
-                        let shortened = c == '.' && is_abbreviation(&chars[..n]);
+                        let numbered = word.is_some_and(|next| next.is_ascii_digit()) && is_numbered(&chars[..n]);
+                        let shortened = c == '.' && (numbered || is_abbreviation(&chars[..n]));
                         word.is_some_and(|next| !next.is_lowercase()) && !shortened
                     }
                     Some(_) => false,
@@ -165,7 +166,7 @@ impl Segmenter {
 /// Appends `part` if it has anything to say.
 fn emit(part: &str, out: &mut Vec<String>) -> bool {
     let part = part.trim();
-    let speakable = part.chars().any(char::is_alphanumeric);
+    let speakable = part.chars().any(|c| c.is_alphanumeric() || matches!(c, '&' | '£' | '€' | '¥' | '$' | '%'));
     if speakable {
         out.push(part.to_owned());
     }
@@ -185,6 +186,19 @@ fn is_closer(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》')
 }
 
+/// Whether the full stop behind `before` belongs to a word that is shortened before a number.
+fn is_numbered(before: &[(usize, char)]) -> bool {
+    let word = before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric()).collect::<Vec<_>>();
+    let word = word.into_iter().rev().collect::<String>().to_lowercase();
+    (word.len() == 1 && word.starts_with(char::is_alphabetic)) || NUMBERED.contains(&word.as_str())
+}
+
+/// Shortened words that end no sentence when a number follows.
+const NUMBERED: [&str; 20] = [
+    "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "apt", "tel", "art", "para",
+    "max", "min", "abs", "kap",
+];
+
 /// Whether the full stop behind `before` belongs to a shortened word.
 fn is_abbreviation(before: &[(usize, char)]) -> bool {
     let word =
@@ -203,14 +217,23 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
 
 /// Shortened words that are usually followed by a capital or a number. Those that often end sentences
 /// ("etc.", "Inc.") are left out: a small letter behind them is enough of a sign.
-const ABBREVIATIONS: [&str; 38] = [
+const ABBREVIATIONS: [&str; 40] = [
     "dr", "mr", "mrs", "ms", "prof", "st", "sr", "sra", "jr", "mt", "ft", "vs", "no", "nos", "nr", "vol", "ch", "pp",
     "fig", "eq", "sec", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep", "mme", "mlle", "hr",
-    "fr", "ca", "approx", "ext",
+    "fr", "ca", "approx", "ext", "maj", "cmdr",
 ];
 
 /// Stands for an empty line in cleaned text. Cannot come from outside: control characters are removed.
 const PARAGRAPH: char = '\u{b}';
+
+/// `text` without what should not be read aloud, in one line.
+pub fn clean(text: &str) -> String {
+    let mut cleaned = String::new();
+    let mut cleaner = Cleaner::default();
+    cleaner.clean(text, &mut cleaned);
+    cleaner.finish(&mut cleaned);
+    cleaned.replace(PARAGRAPH, " ").trim().to_owned()
+}
 
 /// Removes what should not be read aloud, across pieces.
 #[derive(Debug)]
@@ -221,49 +244,93 @@ struct Cleaner {
     breaks: u32,
     /// The last character written was white space, or nothing was written.
     spaced: bool,
-    /// An emphasis marker that becomes one only if the next character is the same (`*`, `_`).
+    /// The last character written was a letter or a digit.
+    joined: bool,
+    /// An emphasis marker whose next character decides (`*`, `_`).
     held: Option<char>,
+    /// What a line begins with and is a marker only before white space (`-`, `#`). A few characters at most.
+    marker: String,
 }
+
+/// Longest run of characters that can mark a line: six for a heading, more for a rule of hyphens.
+const LONGEST_MARKER: usize = 6;
 
 impl Default for Cleaner {
     fn default() -> Self {
-        Self { line_start: true, breaks: 0, spaced: true, held: None }
+        Self { line_start: true, breaks: 0, spaced: true, joined: false, held: None, marker: String::new() }
     }
 }
 
 impl Cleaner {
     fn clean(&mut self, piece: &str, out: &mut String) {
         for c in piece.chars() {
-            if let Some(held) = self.held.take() {
-                if held == c {
-                    continue;
-                }
-                // A single one stays, unless it opens or closes a word.
-                if held == '_' && !self.spaced && c.is_alphanumeric() {
-                    self.write(held, out);
-                }
-            }
             match c {
                 '\n' | '\u{2028}' | '\u{2029}' => {
+                    self.release(c, out);
+                    self.marker.clear();
                     self.breaks += 1;
                     self.line_start = true;
                 }
                 '`' | '\u{feff}' | '\u{ad}' | '\u{200b}' => {}
-                '#' | '>' | '-' | '+' | '*' if self.line_start => {
-                    // Part of a number ("-5") or a word ("#1") is restored by what follows only for `-`.
-                    if c == '-' {
-                        self.held = Some('-');
-                    }
-                }
-                '*' | '_' => self.held = Some(c),
+                '#' | '>' | '-' | '+' | '*' if self.line_start && self.held.is_none() => self.mark(c),
                 c if c.is_whitespace() => {
+                    self.release(c, out);
+                    self.marker.clear();
                     if !self.spaced {
                         self.write(' ', out);
                     }
                 }
                 c if c.is_control() => {}
-                c => self.write(c, out),
+                c => {
+                    self.release(c, out);
+                    match c {
+                        // The second of a pair went with the first.
+                        '*' | '_' if self.held == Some('\0') => self.held = None,
+                        '*' | '_' => self.held = Some(c),
+                        c => {
+                            self.held = None;
+                            self.unmark(out);
+                            self.write(c, out);
+                        }
+                    }
+                }
             }
+        }
+    }
+
+    /// The text is complete: what waited for its next character is decided.
+    fn finish(&mut self, out: &mut String) {
+        self.release('\n', out);
+        *self = Self::default();
+    }
+
+    /// Decides on the held emphasis marker now that `next` is known: two of a kind go, one stays between blanks or
+    /// within a word, and goes where it opens or closes one.
+    fn release(&mut self, next: char, out: &mut String) {
+        let Some(held) = self.held.take().filter(|held| *held != '\0') else { return };
+        if held == next {
+            self.held = Some('\0');
+            return;
+        }
+        let apart = self.spaced && next.is_whitespace() && held == '*';
+        let within = self.joined && next.is_alphanumeric();
+        if apart || within {
+            self.write(held, out);
+        }
+    }
+
+    /// Takes a character that may mark a line. A longer run is a rule, of which nothing is said.
+    fn mark(&mut self, c: char) {
+        if self.marker.len() < LONGEST_MARKER {
+            self.marker.push(c);
+        }
+    }
+
+    /// What looked like a marker belongs to a word: "-5", "#1", "+1". Asterisks are emphasis.
+    fn unmark(&mut self, out: &mut String) {
+        let marker = std::mem::take(&mut self.marker);
+        for c in marker.chars().filter(|c| *c != '*') {
+            self.write(c, out);
         }
     }
 
@@ -278,6 +345,7 @@ impl Cleaner {
             self.breaks = 0;
         }
         self.spaced = c == ' ';
+        self.joined = c.is_alphanumeric();
         self.line_start = self.line_start && self.spaced;
         out.push(c);
     }

@@ -9,6 +9,7 @@ mod model;
 mod notify;
 mod say;
 mod serve;
+mod text;
 mod top;
 
 use std::future::Future;
@@ -41,6 +42,8 @@ enum Command {
     Demo(demo::Args),
     /// Speak a text to a file or to standard output.
     Say(say::Args),
+    /// Print how a text will be said: numbers, dates and signs in words.
+    Text(text::Args),
     /// Read and validate a configuration.
     Check(check::Args),
     /// Fetch, check, invent and test checkpoints.
@@ -100,6 +103,7 @@ pub fn main() -> ExitCode {
         Command::Serve(file) => serve::run(file.config.as_deref()),
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),
+        Command::Text(args) => text::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),

@@ -12,6 +12,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("secret", 1),
     ("audio_file", 2),
     ("turn", 2),
+    ("text", 3),
     ("telemetry", 2),
     ("sched", 3),
     ("voice", 3),

@@ -1,0 +1,226 @@
+//! English dates, times of day, and spans of both.
+
+use regex::Captures;
+
+use super::numbers::{cardinal, ordinal, pairs, plural, quantity, year};
+use super::tables::{DAYS, MONTHS};
+use super::{number, rule};
+use crate::text::scan::{Context, Rule};
+
+const MONTH: &str = "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)";
+const HALF: &str = r"(?:[ap]\.? ?m\.?)";
+const ZONE: &str = "(?: ?([ECMP][SD]?T|GMT|UTC|CET|CEST|BST|e[sd]t|p[sd]t|c[sd]t|m[sd]t|gmt|utc))?";
+
+/// What begins with a digit.
+pub(super) fn rules(rules: &mut Vec<Rule>) {
+    // 2012-01-05, and with a time behind it.
+    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})(?:T(\d{2}):(\d{2})(?::\d{2}(?:\.\d+)?)?(Z?))?", |c, _| {
+        (c[2] == c[4]).then_some(())?;
+        let date = date(Some(&c[5]), number(&c[3]), Some(&c[1]))?;
+        let Some(hour) = c.get(6) else { return Some(date) };
+        let zone = if c[8].is_empty() { "" } else { " UTC" };
+        Some(format!("{date} at {}{zone}", clock(hour.as_str(), &c[7])?))
+    });
+    // 01/05/2020: the month first, unless it cannot be one.
+    rule(rules, r"(\d{1,2})([-/.])(\d{1,2})([-/.])(\d{4})", |c, _| {
+        (c[2] == c[4]).then_some(())?;
+        let (first, second) = (number(&c[1]), number(&c[3]));
+        if first > 12 { date(Some(&c[1]), second, Some(&c[5])) } else { date(Some(&c[3]), first, Some(&c[5])) }
+    });
+    rule(rules, &format!(r"(?i)(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTH})\.?,? (\d{{4}})"), |c, context| {
+        date(Some(&c[1]), month(&c[2])?, Some(&c[3])).map(|said| behind_article(said, context))
+    });
+    rule(rules, &format!(r"(?i)(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTH})(\.?)"), |c, context| {
+        let said = behind_article(date(Some(&c[1]), month(&c[2])?, None)?, context);
+        // The stop of a shortened month, unless it ends the sentence as well.
+        let ends = !c[3].is_empty() && (c[2].len() > 4 || context.after.trim().is_empty());
+        Some(if ends { format!("{said}.") } else { said })
+    });
+    // Halves and quarters of years.
+    rule(rules, r"([1-4])([QH])'?(\d{4}|\d{2})", |c, context| {
+        part_of_year(&c[2], &c[1], &c[3]).map(|said| behind_article(said, context))
+    });
+    times(rules);
+    // 1990s, 1990's, '70s
+    rule(rules, r"'(\d0)'?s", |c, _| Some(plural(&cardinal(number(&c[1])))));
+    rule(rules, r"((?:1[1-9]|20)\d0)'?s", |c, _| Some(plural(&year(number(&c[1])))));
+    rule(rules, r"([1-9]0)'?s", |c, _| Some(plural(&cardinal(number(&c[1])))));
+    rule(rules, r"'(\d{2})", |c, context| {
+        let before = context.last_word().to_lowercase();
+        (matches!(before.as_str(), "of" | "in" | "since" | "summer" | "class") && &c[1] >= "10")
+            .then(|| cardinal(number(&c[1])))
+    });
+    rule(rules, r"(\d{1,4}) ?(B\.C\.E\.|B\.C\.?|A\.D\.?|C\.E\.|BCE?|AD|CE)", |c, _| {
+        let era: String = c[2].chars().filter(char::is_ascii_alphabetic).collect();
+        let said = if c[1].len() == 3 { pairs(&c[1]) } else { year(number(&c[1])) };
+        Some(format!("{said} {era}"))
+    });
+    // Years that go on to another.
+    rule(rules, r"((?:1[1-9]|20)\d{2}) ?[-–—] ?((?:1[1-9]|20)\d{2})", |c, _| {
+        Some(format!("{} to {}", year(number(&c[1])), year(number(&c[2]))))
+    });
+    rule(rules, r"((?:1[1-9]|20)\d{2})[-–/](\d{2})", |c, _| {
+        let (from, to) = (number(&c[1]), number(&c[2]));
+        (to > from % 100).then(|| format!("{} to {}", year(from), cardinal(to)))
+    });
+}
+
+fn times(rules: &mut Vec<Rule>) {
+    rule(
+        rules,
+        &format!(r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))? ?[-–—] ?(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))"),
+        |c, _| {
+            let (from, to) = (time(c, [1, 2, 3])?, time(c, [4, 5, 6])?);
+            Some(format!("{from} to {to}"))
+        },
+    );
+    rule(rules, r"(\d{1,2}):(\d{2}) ?[-–—] ?(\d{1,2}):(\d{2})", |c, _| {
+        Some(format!("{} to {}", clock(&c[1], &c[2])?, clock(&c[3], &c[4])?))
+    });
+    rule(rules, &format!(r"(\d{{1,3}}):([0-5]\d):([0-5]\d)(?: ?(?i:({HALF})))?"), |c, _| {
+        let one = |n: u128, unit: &str| format!("{} {unit}{}", cardinal(n), if n == 1 { "" } else { "s" });
+        let (h, m, s) = (number(&c[1]), number(&c[2]), number(&c[3]));
+        let half = c.get(4).map(|half| half_of_day(half.as_str())).unwrap_or_default();
+        Some(format!("{} {} and {}{half}", one(h, "hour"), one(m, "minute"), one(s, "second")))
+    });
+    rule(rules, &format!(r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF})){ZONE}"), |c, _| {
+        Some(format!("{}{}", time(c, [1, 2, 3])?, zone(c.get(4).map(|zone| zone.as_str()))))
+    });
+    rule(rules, &format!(r"(\d{{1,2}}):(\d{{2}}){ZONE}"), |c, context| {
+        // A share or a score is no time of day.
+        let score = ["score", "scored", "ratio", "won", "lost", "by"].contains(&context.last_word());
+        let said = if score { None } else { clock(&c[1], &c[2]) };
+        let said = said.unwrap_or_else(|| format!("{} to {}", quantity(&c[1]), quantity(&c[2])));
+        Some(format!("{said}{}", zone(c.get(3).map(|zone| zone.as_str()))))
+    });
+}
+
+/// What begins with a letter.
+pub(super) fn words(rules: &mut Vec<Rule>) {
+    rule(rules, r"([QH])([1-4]) ?'?(\d{4}|\d{2})", |c, context| {
+        part_of_year(&c[1], &c[2], &c[3]).map(|said| behind_article(said, context))
+    });
+    rule(rules, r"Q([1-4])", |c, context| {
+        Some(behind_article(format!("the {} quarter", ordinal(number(&c[1]))), context))
+    });
+    rule(
+        rules,
+        &format!(
+            r"(?i)({MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)? ?[-–—] ?(\d{{1,2}})(?:st|nd|rd|th)?(?:(,?) (\d{{4}}))?"
+        ),
+        |c, _| {
+            let (month, from, to) = (month(&c[1])?, number(&c[2]), number(&c[3]));
+            ((1..=31).contains(&from) && from < to && to <= 31).then_some(())?;
+            let name = MONTHS.get(month as usize - 1)?.0;
+            let mut said = format!("the {} to the {} of {name}", ordinal(from), ordinal(to));
+            if let Some(of) = c.get(5) {
+                said.push_str(&format!("{} {}", &c[4], year(number(of.as_str()))));
+            }
+            Some(said)
+        },
+    );
+    rule(rules, &format!(r"(?i)({MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?(,?) (\d{{4}})"), |c, _| {
+        let date = date(Some(&c[2]), month(&c[1])?, None)?;
+        Some(format!("{date}{} {}", &c[3], year(number(&c[4]))))
+    });
+    rule(rules, &format!(r"(?i)({MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?"), |c, _| {
+        date(Some(&c[2]), month(&c[1])?, None)
+    });
+    rule(rules, &format!(r"(?i)({MONTH})\.? ((?:1[1-9]|20)\d{{2}})"), |c, _| {
+        Some(format!("{} {}", MONTHS.get(month(&c[1])? as usize - 1)?.0, year(number(&c[2]))))
+    });
+    // Shortened months only with a full stop or where a number made them one above.
+    rule(rules, r"(Jan|Feb|Apr|Aug|Sept?|Oct|Nov|Dec)\.", |c, _| {
+        Some(MONTHS.get(month(&c[1])? as usize - 1)?.0.to_owned())
+    });
+    rule(
+        rules,
+        r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.? ?[-–—] ?(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)(\.?)",
+        |c, _| Some(format!("{} to {}", day(&c[1])?, day(&c[2])?)),
+    );
+    rule(rules, r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\.", |c, _| Some(day(&c[1])?.to_owned()));
+    rule(rules, r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri)", |c, context| {
+        (context.after.starts_with(", ")).then(|| day(&c[1])).flatten().map(str::to_owned)
+    });
+}
+
+fn day(name: &str) -> Option<&'static str> {
+    let name = name.to_lowercase();
+    DAYS.iter().find(|(short, _)| *short == name).map(|(_, long)| *long)
+}
+
+/// What begins with an article, without it where one was written.
+fn behind_article(said: String, context: &Context<'_>) -> String {
+    match said.strip_prefix("the ") {
+        Some(rest) if context.last_word().eq_ignore_ascii_case("the") => rest.to_owned(),
+        _ => said,
+    }
+}
+
+/// 1 for January. "may", "mar" and "march" in small letters are words as well and are no month.
+fn month(name: &str) -> Option<u128> {
+    let name = name.trim_end_matches('.');
+    if matches!(name, "may" | "mar" | "march" | "dec") {
+        return None;
+    }
+    let name = name.to_lowercase();
+    let place = MONTHS.iter().position(|(long, short)| name == *long || name.starts_with(short))?;
+    Some(place as u128 + 1)
+}
+
+/// "the fifth of january twenty twelve".
+fn date(day: Option<&str>, month: u128, of: Option<&str>) -> Option<String> {
+    let month = MONTHS.get(usize::try_from(month).ok()?.checked_sub(1)?)?.0;
+    let mut said = match day.map(number) {
+        Some(day) if (1..=31).contains(&day) => format!("the {} of {month}", ordinal(day)),
+        Some(_) => return None,
+        None => month.to_owned(),
+    };
+    if let Some(of) = of {
+        said.push(' ');
+        said.push_str(&year(number(of)));
+    }
+    Some(said)
+}
+
+fn part_of_year(kind: &str, part: &str, of: &str) -> Option<String> {
+    let n = number(part);
+    let kind = match kind {
+        "Q" => "quarter",
+        _ if n <= 2 => "half",
+        _ => return None,
+    };
+    let of = if of.len() == 2 { pairs(of) } else { year(number(of)) };
+    Some(format!("the {} {kind} of {of}", ordinal(n)))
+}
+
+/// Hour and minutes as on a clock.
+fn clock(hour: &str, minute: &str) -> Option<String> {
+    let (h, m) = (number(hour), number(minute));
+    (h <= 24 && m < 60).then_some(())?;
+    Some(match m {
+        0 => format!("{} o'clock", cardinal(h)),
+        1..10 => format!("{} oh {}", cardinal(h), cardinal(m)),
+        _ => format!("{} {}", cardinal(h), cardinal(m)),
+    })
+}
+
+/// The groups of a time: hour, minutes, half of the day.
+fn time(c: &Captures<'_>, [hour, minute, half]: [usize; 3]) -> Option<String> {
+    let half = c.get(half).map(|half| half_of_day(half.as_str())).unwrap_or_default();
+    let hour = c.get(hour)?.as_str();
+    (number(hour) <= 24).then_some(())?;
+    let said = match c.get(minute).map(|minute| minute.as_str()) {
+        None | Some("00") => cardinal(number(hour)),
+        Some(minute) => clock(hour, minute)?,
+    };
+    Some(format!("{said}{half}"))
+}
+
+fn half_of_day(text: &str) -> &'static str {
+    if text.starts_with(['a', 'A']) { " AM" } else { " PM" }
+}
+
+fn zone(name: Option<&str>) -> String {
+    name.map(|name| format!(" {}", name.to_uppercase())).unwrap_or_default()
+}

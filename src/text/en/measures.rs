@@ -1,0 +1,326 @@
+//! English money, units, shares, sums and other numbers that a sign goes with.
+
+use regex::Captures;
+
+use super::numbers::{decimal, fraction, ordinal, quantity};
+use super::tables::{CURRENCIES, Currency, UNITS};
+use super::{loose, number, rule};
+use crate::text::scan::Rule;
+
+/// A number: 1,234.5, .5, 12.
+const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)";
+const SIGN: &str = "[-−–]";
+const MAGNITUDE: &str = "(?:thousand|million|billion|trillion|quadrillion|hundred)";
+const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|NZ\$|S\$|USD|AUD|CAD|HKD|NZD|SGD|EUR|GBP|JPY|CNY|RMB|INR|KRW|RUB|CHF|BTC|TRY|ILS|[$€£¥￥₹₩₽₿₺₪])";
+const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|° ?[CF]|[℃℉°%‰Ω]|[A-Za-zµμ]{1,4})";
+
+/// What begins with a digit or a sign.
+pub(super) fn rules(rules: &mut Vec<Rule>) {
+    money(rules);
+    vulgar(rules);
+    // 5'10"
+    rule(rules, r#"(\d{1,2})['’′] ?(\d{1,2})(?:["”″]|'')"#, |c, _| {
+        Some(format!("{} {}", counted(&c[1], "foot", "feet"), counted(&c[2], "inch", "inches")))
+    });
+    // A span of a measure, and a measure.
+    rule(
+        rules,
+        &format!(r"({SIGN}?)({N}) ?(?:[-–—~]|to) ?({N}) ?({UNIT})([²³23]|\^[23])?(?:/({UNIT})([²³23])?)?"),
+        |c, _| {
+            let (_, unit) = unit(c, 4)?;
+            let minus = if c[1].is_empty() { "" } else { "negative " };
+            Some(format!("{minus}{} to {} {unit}", decimal(&c[2]), decimal(&c[3])))
+        },
+    );
+    rule(rules, &format!(r"({N}) ?[*×x] ?({N}) ?({UNIT})([²³23]|\^[23])?(?:/({UNIT})([²³23])?)?"), |c, _| {
+        let (_, unit) = unit(c, 3)?;
+        Some(format!("{} times {} {unit}", decimal(&c[1]), decimal(&c[2])))
+    });
+    rule(
+        rules,
+        &format!(r"({SIGN}?)({N})(?:[ -]({MAGNITUDE}))? ?({UNIT})([²³23]|\^[23])?(?:/({UNIT})([²³23])?)?"),
+        measure,
+    );
+    rule(rules, &format!(r"({SIGN}?)({N}) ?(k|K|M|m|B|b|bn|T|tn)"), |c, _| {
+        // "5 m" is metres and was taken above.
+        let size = match &c[3] {
+            "k" | "K" => "thousand",
+            "M" | "m" => "million",
+            "bn" => "billion",
+            "tn" => "trillion",
+            // "Level 5B"
+            _ if !c[2].contains('.') => return None,
+            "B" | "b" => "billion",
+            _ => "trillion",
+        };
+        Some(format!("{}{} {size}", minus(&c[1], &c[2]), decimal(&c[2])))
+    });
+    // 1.2×10^5
+    rule(rules, &format!(r"({SIGN}?)({N}) ?(?:×|\*|x) ?10\^(-?)(\d{{1,3}})"), |c, _| {
+        let sign = if c[3].is_empty() { "" } else { "minus " };
+        Some(format!("{}{} times ten to the power of {sign}{}", minus(&c[1], &c[2]), decimal(&c[2]), quantity(&c[4])))
+    });
+    rule(rules, r"(\d+(?:\.\d+)?)[eE]([-+]?)(\d{1,3})", |c, _| {
+        let sign = if &c[2] == "-" { "minus " } else { "" };
+        Some(format!("{} times ten to the power of {sign}{}", decimal(&c[1]), quantity(&c[3])))
+    });
+    sums(rules);
+}
+
+fn money(rules: &mut Vec<Rule>) {
+    rule(
+        rules,
+        &format!(r"({CURRENCY}) ?({N}) ?[-–—] ?(?:{CURRENCY})? ?({N})(?: ?({MAGNITUDE}|bn|[kKMBm]))?"),
+        |c, _| {
+            let currency = currency(&c[1])?;
+            let size = size(c.get(4).map(|size| size.as_str()));
+            Some(format!("{} to {}{size} {}", decimal(&c[2]), decimal(&c[3]), currency.names.1))
+        },
+    );
+    rule(
+        rules,
+        &format!(r"({SIGN}?)({CURRENCY}) ?({SIGN}?)({N})(?:[ -]?({MAGNITUDE}|bn|tn|[kKMBmb]))?(?:/([a-z]{{2,8}}))?"),
+        |c, _| {
+            let said = amount(currency(&c[2])?, &c[4], c.get(5).map(|size| size.as_str()));
+            let minus = if c[1].is_empty() && c[3].is_empty() { "" } else { "minus " };
+            Some(format!("{minus}{said}{}", per(c.get(6).map(|per| per.as_str()))))
+        },
+    );
+    rule(rules, &format!(r"({SIGN}?)({N}) ?({MAGNITUDE})? ?({CURRENCY})"), |c, _| {
+        let said = amount(currency(&c[4])?, &c[2], c.get(3).map(|size| size.as_str()));
+        Some(format!("{}{said}", minus(&c[1], &c[2])))
+    });
+    rule(rules, r"(\d+)(?:¢|￠)", |c, _| Some(counted(&c[1], "cent", "cents")));
+}
+
+/// What begins with a letter: codes of currencies before their amount.
+pub(super) fn words(rules: &mut Vec<Rule>) {
+    money(rules);
+}
+
+fn currency(sign: &str) -> Option<&'static Currency> {
+    CURRENCIES.iter().find(|currency| currency.signs.contains(&sign))
+}
+
+fn size(sign: Option<&str>) -> String {
+    let word = match sign {
+        None => return String::new(),
+        Some("k" | "K") => "thousand",
+        Some("M" | "m") => "million",
+        Some("B" | "b" | "bn") => "billion",
+        Some("tn") => "trillion",
+        Some(word) => word,
+    };
+    format!(" {word}")
+}
+
+fn per(unit: Option<&str>) -> String {
+    let word = match unit {
+        None => return String::new(),
+        Some("mo") => "month",
+        Some("yr") => "year",
+        Some("hr") => "hour",
+        Some("wk") => "week",
+        Some(word) => UNITS.iter().find(|(sign, ..)| *sign == word).map_or(word, |(_, one, _)| one),
+    };
+    format!(" per {word}")
+}
+
+/// Two places behind the point are cents; with more, or with a magnitude, the number is read as it is.
+fn amount(currency: &Currency, number: &str, magnitude: Option<&str>) -> String {
+    let (one, many) = currency.names;
+    if magnitude.is_some() {
+        return format!("{}{} {many}", decimal(number), size(magnitude));
+    }
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let part = part.trim_end_matches('0');
+    let (cent, cents) = currency.parts;
+    if part.is_empty() {
+        return counted(whole, one, many);
+    }
+    if part.len() > 2 || cent.is_empty() {
+        return format!("{} {many}", decimal(&format!("{whole}.{part}")));
+    }
+    let part = format!("{part:0<2}");
+    let part = counted(part.trim_start_matches('0'), cent, cents);
+    if whole.is_empty() || whole == "0" { part } else { format!("{} {part}", counted(whole, one, many)) }
+}
+
+fn counted(number: &str, one: &str, many: &str) -> String {
+    format!("{} {}", decimal(number), if number == "1" { one } else { many })
+}
+
+fn minus(sign: &str, number: &str) -> &'static str {
+    match (sign, number.contains('.')) {
+        ("", _) => "",
+        (_, true) => "minus ",
+        (_, false) => "negative ",
+    }
+}
+
+fn measure(c: &Captures<'_>, context: &crate::text::scan::Context<'_>) -> Option<String> {
+    let (one, many) = unit(c, 4)?;
+    let text = &c[0];
+    // Words that are units only when nothing stands between: "5 in the box", "1 a", "2 ha".
+    let apart = text.trim_end_matches(char::is_alphabetic).ends_with(' ');
+    if apart && matches!(&c[4], "in" | "us" | "ac" | "pt" | "bar" | "bit" | "ms" | "mo" | "cal" | "hp") {
+        let ends = context.next().is_none_or(|next| matches!(next, '.' | ',' | ')' | ';'));
+        (ends || matches!(&c[4], "ms" | "bar" | "bit" | "hp" | "cal")).then_some(())?;
+    }
+    // "100K users": without a space a thousand, with one the unit of heat.
+    if &c[4] == "K" && !apart {
+        return None;
+    }
+    let magnitude = c.get(3).map(|size| format!(" {}", size.as_str())).unwrap_or_default();
+    // "a 5 GB file", but "a 50% rise" either way.
+    let attributive = matches!(context.last_word(), "a" | "an" | "A" | "An")
+        && context.next() == Some(' ')
+        && context.next_word().starts_with(char::is_lowercase);
+    let unit = if (&c[2] == "1" && magnitude.is_empty()) || attributive { one } else { many };
+    let sign = if c[1].is_empty() { "" } else { "negative " };
+    Some(format!("{sign}{}{magnitude} {unit}", decimal(&c[2])))
+}
+
+/// The unit in group `at`, its power behind it, and what it is measured by: one, several.
+fn unit(c: &Captures<'_>, at: usize) -> Option<(String, String)> {
+    let (one, many) = named(c.get(at)?.as_str())?;
+    let power = power(c.get(at + 1).map(|power| power.as_str()), one)?;
+    let Some(by) = c.get(at + 2) else { return Some((format!("{power}{one}"), format!("{power}{many}"))) };
+    let by_power = self::power(c.get(at + 3).map(|power| power.as_str()), "")?;
+    let by = match by.as_str() {
+        "s" => "second",
+        other => named(other)?.0,
+    };
+    Some((format!("{power}{one} per {by_power}{by}"), format!("{power}{many} per {by_power}{by}")))
+}
+
+fn named(sign: &str) -> Option<(&'static str, &'static str)> {
+    let sign = if sign.starts_with('°') || sign.starts_with("sq") { sign.replace(' ', "") } else { sign.to_owned() };
+    UNITS
+        .iter()
+        .find(|(known, ..)| known.replace(' ', "") == sign || *known == sign)
+        .map(|(_, one, many)| (*one, *many))
+}
+
+/// Lengths have squares and cubes; a digit behind another unit is none.
+fn power(sign: Option<&str>, unit: &str) -> Option<&'static str> {
+    match sign.map(|sign| sign.trim_start_matches('^')) {
+        None => Some(""),
+        _ if !unit.is_empty() && !unit.ends_with("meter") && !matches!(unit, "foot" | "inch" | "mile" | "yard") => None,
+        Some("²" | "2") => Some("square "),
+        Some(_) => Some("cubic "),
+    }
+}
+
+/// Shares: 1/2, 23 4/5, ¾, 2½.
+fn vulgar(rules: &mut Vec<Rule>) {
+    rule(rules, r"24/7", |_, _| Some("twenty four seven".into()));
+    rule(rules, r"50/50", |_, _| Some("fifty fifty".into()));
+    rule(rules, r"9/11", |_, _| Some("nine eleven".into()));
+    rule(rules, r"(-?)(\d{1,6}) (\d{1,3})/(\d{1,4})(?:st|nd|rd|th)?", |c, _| {
+        (number(&c[3]) < number(&c[4])).then(|| {
+            let sign = if c[1].is_empty() { "" } else { "negative " };
+            format!("{sign}{} and {}", quantity(&c[2]), part(&c[3], &c[4]))
+        })
+    });
+    rule(rules, r"(-?)(\d{1,6})/(\d{1,6})(?:st|nd|rd|ths?)?", |c, _| {
+        let sign = if c[1].is_empty() { "" } else { "negative " };
+        (number(&c[3]) > 1).then(|| format!("{sign}{}", fraction(&c[2], &c[3])))
+    });
+    loose(rules, r"(\d{0,6}) ?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])", |c, _| {
+        let share = match &c[2] {
+            "½" => ("1", "2"),
+            "⅓" => ("1", "3"),
+            "⅔" => ("2", "3"),
+            "¼" => ("1", "4"),
+            "¾" => ("3", "4"),
+            "⅕" => ("1", "5"),
+            "⅖" => ("2", "5"),
+            "⅗" => ("3", "5"),
+            "⅘" => ("4", "5"),
+            "⅙" => ("1", "6"),
+            "⅚" => ("5", "6"),
+            "⅛" => ("1", "8"),
+            "⅜" => ("3", "8"),
+            "⅝" => ("5", "8"),
+            _ => ("7", "8"),
+        };
+        Some(match &c[1] {
+            "" => fraction(share.0, share.1),
+            whole => format!("{} and {}", quantity(whole), part(share.0, share.1)),
+        })
+    });
+}
+
+/// Behind a whole number one half is "a half".
+fn part(top: &str, bottom: &str) -> String {
+    if (top, bottom) == ("1", "2") { "a half".into() } else { fraction(top, bottom) }
+}
+
+fn sums(rules: &mut Vec<Rule>) {
+    // A whole sum: at least one sign of it is no hyphen.
+    loose(rules, &format!(r"({N})(?: ?([-+*×x÷/^=−]) ?({N}))+"), |c, context| {
+        let text = &c[0];
+        let certain = text.contains(['+', '×', '÷', '=', '*']) || text.contains(" x ") || is_product(text);
+        let carried = context.next().is_some_and(char::is_alphanumeric);
+        (certain && !carried).then(|| sum(text))
+    });
+    rule(rules, &format!(r"\+({N})"), |c, _| Some(format!("plus {}", decimal(&c[1]))));
+    rule(rules, &format!(r"±({N})"), |c, _| Some(format!("plus or minus {}", decimal(&c[1]))));
+    rule(rules, &format!(r"~({N})"), |c, _| Some(format!("about {}", decimal(&c[1]))));
+    rule(rules, &format!(r"([<>≤≥]=?) ?({N})"), |c, _| {
+        let word = match &c[1] {
+            "<" => "less than",
+            ">" => "greater than",
+            "≤" | "<=" => "less than or equal to",
+            _ => "greater than or equal to",
+        };
+        Some(format!("{word} {}", decimal(&c[2])))
+    });
+    // Spans of bare numbers.
+    rule(rules, &format!(r"({N}) ?[-–—] ?({N})"), |c, _| {
+        let short = |text: &str| text.trim_end_matches(char::is_numeric).len() + 6 >= text.len();
+        (short(&c[1]) && short(&c[2])).then(|| format!("{} to {}", decimal(&c[1]), decimal(&c[2])))
+    });
+    rule(rules, r"(\d+)(?:st|nd|rd|th) ?[-–—] ?(\d+)(?:st|nd|rd|th)", |c, _| {
+        Some(format!("{} to {}", ordinal(number(&c[1])), ordinal(number(&c[2]))))
+    });
+    rule(rules, r"(\d{1,3}(?:,\d{3})+|\d{1,30})(?:st|nd|rd|th|ᵗʰ)", |c, _| {
+        let bare: String = c[1].chars().filter(char::is_ascii_digit).collect();
+        Some(ordinal(bare.parse().ok()?))
+    });
+    rule(rules, &format!(r"({SIGN}?)({N})[ -]({MAGNITUDE})"), |c, _| {
+        Some(format!("{}{} {}", minus(&c[1], &c[2]), decimal(&c[2]), &c[3]))
+    });
+}
+
+/// "3x4", but not "0x41".
+fn is_product(text: &str) -> bool {
+    text.contains('x') && !text.starts_with('0')
+}
+
+fn sum(text: &str) -> String {
+    let mut said = String::new();
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ',')).unwrap_or(rest.len());
+        let (word, length) = match c {
+            c if c.is_ascii_digit() || c == '.' => (decimal(&rest[..end]), end),
+            '+' => ("plus".into(), 1),
+            '-' | '−' => ("minus".into(), c.len_utf8()),
+            '*' | '×' | 'x' => ("times".into(), c.len_utf8()),
+            '÷' | '/' => ("divided by".into(), c.len_utf8()),
+            '^' => ("to the power of".into(), 1),
+            '=' => ("equals".into(), 1),
+            _ => (String::new(), c.len_utf8()),
+        };
+        if !word.is_empty() {
+            if !said.is_empty() {
+                said.push(' ');
+            }
+            said.push_str(&word);
+        }
+        rest = &rest[length.max(1)..];
+    }
+    said
+}

@@ -1,0 +1,249 @@
+//! French.
+
+use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use crate::text::scan::Rule;
+
+pub(super) struct French;
+
+const SMALL: [&str; 17] = [
+    "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze", "douze", "treize",
+    "quatorze", "quinze", "seize",
+];
+const TENS: [&str; 7] = ["", "dix", "vingt", "trente", "quarante", "cinquante", "soixante"];
+
+/// Less than a hundred; `last`: nothing follows, so that eighty has its s.
+fn tens(n: u64, last: bool) -> String {
+    match n {
+        0..=16 => SMALL[n as usize].into(),
+        17..=19 => format!("dix-{}", SMALL[n as usize - 10]),
+        80 => if last { "quatre-vingts" } else { "quatre-vingt" }.into(),
+        81..=99 => format!("quatre-vingt-{}", tens(n - 80, last)),
+        71 => "soixante et onze".into(),
+        70..=79 => format!("soixante-{}", tens(n - 60, last)),
+        _ => match n % 10 {
+            0 => TENS[n as usize / 10].into(),
+            1 => format!("{} et un", TENS[n as usize / 10]),
+            one => format!("{}-{}", TENS[n as usize / 10], SMALL[one as usize]),
+        },
+    }
+}
+
+fn thousand(n: u64, last: bool) -> String {
+    let (hundred, rest) = (n / 100, n % 100);
+    let head = match (hundred, rest) {
+        (0, _) => return tens(rest, last),
+        (1, _) => "cent".to_owned(),
+        (_, 0) if last => format!("{} cents", SMALL[hundred as usize]),
+        _ => format!("{} cent", SMALL[hundred as usize]),
+    };
+    if rest == 0 { head } else { format!("{head} {}", tens(rest, last)) }
+}
+
+fn words(n: u128) -> String {
+    if n == 0 {
+        return SMALL[0].into();
+    }
+    let mut said = Vec::new();
+    for (size, name) in [(1_000_000_000_000_u128, "billion"), (1_000_000_000, "milliard"), (1_000_000, "million")] {
+        match (n / size % 1_000) as u64 {
+            0 => {}
+            1 => said.push(format!("un {name}")),
+            many => said.push(format!("{} {name}s", thousand(many, true))),
+        }
+    }
+    match (n / 1_000 % 1_000) as u64 {
+        0 => {}
+        1 => said.push("mille".into()),
+        many => said.push(format!("{} mille", thousand(many, false))),
+    }
+    if !n.is_multiple_of(1_000) {
+        said.push(thousand((n % 1_000) as u64, true));
+    }
+    said.join(" ")
+}
+
+/// "deuxième".
+fn nth(n: u128) -> String {
+    if n == 1 {
+        return "premier".into();
+    }
+    let said = words(n);
+    let stem = match said.as_str() {
+        text if text.ends_with("cinq") => return format!("{text}uième"),
+        text if text.ends_with("neuf") => return format!("{}vième", text.trim_end_matches('f')),
+        text => text.trim_end_matches('s'),
+    };
+    // "trois", "six" keep what looks like a plural.
+    let stem = if said.ends_with("trois") { said.as_str() } else { stem };
+    format!("{}ième", stem.trim_end_matches('e'))
+}
+
+impl Tongue for French {
+    const WORDS: Words = Words {
+        point: "virgule",
+        minus: "moins",
+        plus: "plus",
+        to: "à",
+        percent: "pour cent",
+        times: "fois",
+        divided: "divisé par",
+        equals: "égale",
+        and: "et",
+        signs: Signs { at: "arobase", dot: "point", slash: "barre oblique", dash: "tiret", underscore: "tiret bas" },
+        per: "par",
+        months: [
+            "janvier",
+            "février",
+            "mars",
+            "avril",
+            "mai",
+            "juin",
+            "juillet",
+            "août",
+            "septembre",
+            "octobre",
+            "novembre",
+            "décembre",
+        ],
+        units: UNITS,
+        money: MONEY,
+        abbreviations: ABBREVIATIONS,
+    };
+
+    fn cardinal(n: u128) -> String {
+        words(n)
+    }
+
+    fn counting(n: u128, feminine: bool) -> String {
+        let said = words(n);
+        match said.strip_suffix("un") {
+            Some(head) if feminine => format!("{head}une"),
+            // Millions count with "de" before a noun only when nothing follows them; the noun is what matters.
+            _ => said,
+        }
+    }
+
+    fn day(n: u128, _before: &str) -> String {
+        if n == 1 { "premier".into() } else { words(n) }
+    }
+
+    fn clock(hour: u128, minute: u128) -> String {
+        let hour = format!("{} heure{}", Self::counting(hour, true), if hour > 1 { "s" } else { "" });
+        if minute == 0 { hour } else { format!("{hour} {}", words(minute)) }
+    }
+
+    fn ordinal(n: u128, _before: &str) -> String {
+        nth(n)
+    }
+
+    fn fraction(top: u128, bottom: u128) -> String {
+        let part = match bottom {
+            2 => "demi".to_owned(),
+            3 => "tiers".into(),
+            4 => "quart".into(),
+            _ => nth(bottom),
+        };
+        let plural = if top > 1 && !part.ends_with('s') { "s" } else { "" };
+        format!("{} {part}{plural}", words(top))
+    }
+
+    fn money(whole: &str, part: &str, money: &Money) -> String {
+        let cents = part.trim_start_matches('0');
+        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
+        match (whole, cents) {
+            (_, "") => main,
+            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
+            _ => format!("{main} {}", words(number(part))),
+        }
+    }
+
+    fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
+        rule(numbers, r"1er|1ʳ?ᵉʳ", |_, _| Some("premier".into()));
+        rule(numbers, r"1(?:ère|re)", |_, _| Some("première".into()));
+        rule(numbers, r"(\d{1,6})(?:ème|e|ᵉ)", |c, _| Some(nth(number(&c[1]))));
+        rule(numbers, r"(\d{1,2}) ?h(?: ?(\d{2}))?", |c, _| {
+            let minute = group(c, 2);
+            (number(&c[1]) <= 24)
+                .then(|| Self::clock(number(&c[1]), if minute.is_empty() { 0 } else { number(minute) }))
+        });
+        rule(
+            numbers,
+            r"(\d{1,2}) (janvier|février|mars|avril|mai|juin|juillet|août|septembre|octobre|novembre|décembre)(?: (\d{4}))?",
+            |c, _| {
+                let year = group(c, 3);
+                let year = if year.is_empty() { String::new() } else { format!(" {}", Self::year(number(year))) };
+                Some(format!("{} {}{year}", Self::day(number(&c[1]), ""), &c[2]))
+            },
+        );
+        // "1 000 000": groups that a common space sets apart.
+        rule(numbers, r"([1-9]\d{0,2}(?: \d{3})+)(?:,(\d+))?(?: ?([€$£]))?", |c, _| {
+            let (bare, part) = (c[1].replace(' ', ""), group(c, 2));
+            let whole = if part.is_empty() { bare.clone() } else { format!("{bare},{part}") };
+            let Some(sign) = c.get(3) else { return Some(quantity::<Self>(&whole)) };
+            let money = MONEY.iter().find(|money| money.signs.contains(&sign.as_str()))?;
+            Some(match part.len() {
+                2 => Self::money(&bare, part, money),
+                _ => counted::<Self>(&whole, money.one, money.many, money.feminine),
+            })
+        });
+        rule(words, r"[nN][°º] ?(\d{1,6})", |c, _| Some(format!("numéro {}", quantity::<Self>(&c[1]))));
+        rule(words, r"(Mme|Mlle|Mmes|Dr|Pr)", |c, _| {
+            let long = match &c[1] {
+                "Mme" => "Madame",
+                "Mmes" => "Mesdames",
+                "Mlle" => "Mademoiselle",
+                "Dr" => "Docteur",
+                _ => "Professeur",
+            };
+            Some(long.into())
+        });
+        super::loose(words, r"M\. ", |_, context| {
+            context.after.starts_with(char::is_uppercase).then(|| "Monsieur ".into())
+        });
+    }
+}
+
+#[rustfmt::skip]
+const UNITS: &[(&str, &str, &str, bool)] = &[
+    ("kg", "kilogramme", "kilogrammes", false), ("g", "gramme", "grammes", false), ("mg", "milligramme", "milligrammes", false),
+    ("t", "tonne", "tonnes", true), ("km", "kilomètre", "kilomètres", false), ("m", "mètre", "mètres", false),
+    ("cm", "centimètre", "centimètres", false), ("mm", "millimètre", "millimètres", false), ("l", "litre", "litres", false),
+    ("L", "litre", "litres", false), ("ml", "millilitre", "millilitres", false), ("cl", "centilitre", "centilitres", false),
+    ("h", "heure", "heures", true), ("min", "minute", "minutes", true), ("s", "seconde", "secondes", true),
+    ("ms", "milliseconde", "millisecondes", true), ("m²", "mètre carré", "mètres carrés", false),
+    ("km²", "kilomètre carré", "kilomètres carrés", false), ("cm²", "centimètre carré", "centimètres carrés", false),
+    ("m³", "mètre cube", "mètres cubes", false), ("°C", "degré Celsius", "degrés Celsius", false), ("℃", "degré Celsius", "degrés Celsius", false),
+    ("°F", "degré Fahrenheit", "degrés Fahrenheit", false), ("°", "degré", "degrés", false), ("‰", "pour mille", "pour mille", false),
+    ("Ko", "kilooctet", "kilooctets", false), ("Mo", "mégaoctet", "mégaoctets", false), ("Go", "gigaoctet", "gigaoctets", false),
+    ("To", "téraoctet", "téraoctets", false), ("MB", "mégaoctet", "mégaoctets", false), ("GB", "gigaoctet", "gigaoctets", false),
+    ("Hz", "hertz", "hertz", false), ("kHz", "kilohertz", "kilohertz", false), ("MHz", "mégahertz", "mégahertz", false),
+    ("GHz", "gigahertz", "gigahertz", false), ("V", "volt", "volts", false), ("W", "watt", "watts", false), ("kW", "kilowatt", "kilowatts", false),
+    ("kWh", "kilowattheure", "kilowattheures", false), ("ha", "hectare", "hectares", false), ("dB", "décibel", "décibels", false),
+    ("kcal", "kilocalorie", "kilocalories", true),
+];
+
+const fn money(
+    signs: &'static [&'static str],
+    one: &'static str,
+    many: &'static str,
+    cents: (&'static str, &'static str),
+    feminine: bool,
+) -> Money {
+    Money { signs, one, many, cents, feminine }
+}
+
+const MONEY: &[Money] = &[
+    money(&["€", "EUR"], "euro", "euros", ("centime", "centimes"), false),
+    money(&["$", "US$", "USD"], "dollar", "dollars", ("cent", "cents"), false),
+    money(&["£", "GBP"], "livre", "livres", ("penny", "pence"), true),
+    money(&["¥", "JPY"], "yen", "yens", ("sen", "sens"), false),
+    money(&["CHF"], "franc suisse", "francs suisses", ("centime", "centimes"), false),
+];
+
+#[rustfmt::skip]
+const ABBREVIATIONS: &[(&str, &str)] = &[
+    ("p.ex", "par exemple"), ("c.-à-d", "c'est-à-dire"), ("c.à.d", "c'est-à-dire"), ("av.j.-c", "avant Jésus-Christ"), ("etc", "et cetera"), ("env", "environ"),
+    ("av", "avenue"), ("bd", "boulevard"), ("tél", "téléphone"), ("vol", "volume"), ("chap", "chapitre"), ("fig", "figure"),
+    ("art", "article"), ("ex", "exemple"), ("min", "minimum"), ("max", "maximum"), ("dr", "docteur"), ("mm", "messieurs"), ("st", "saint"),
+    ("ste", "sainte"), ("cf", "confer"), ("éd", "édition"), ("dép", "département"), ("s.v.p", "s'il vous plaît"), ("r.s.v.p", "répondez s'il vous plaît"),
+];

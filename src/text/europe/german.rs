@@ -1,0 +1,304 @@
+//! German.
+
+use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use crate::text::scan::{Context, Rule};
+
+pub(super) struct German;
+
+const SMALL: [&str; 20] = [
+    "null",
+    "eins",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+    "dreizehn",
+    "vierzehn",
+    "fünfzehn",
+    "sechzehn",
+    "siebzehn",
+    "achtzehn",
+    "neunzehn",
+];
+const TENS: [&str; 10] =
+    ["", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"];
+
+/// Less than a hundred; a last one is `one`.
+fn tens(n: u64, one: &str) -> String {
+    let small = |n: u64| if n == 1 { "ein" } else { SMALL[n as usize] };
+    match (n, n % 10) {
+        (1, _) => one.into(),
+        (0..20, _) => SMALL[n as usize].into(),
+        (_, 0) => TENS[n as usize / 10].into(),
+        (_, last) => format!("{}und{}", small(last), TENS[n as usize / 10]),
+    }
+}
+
+fn thousand(n: u64, one: &str) -> String {
+    let (hundred, rest) = (n / 100, n % 100);
+    let mut said = match hundred {
+        0 => String::new(),
+        1 => "einhundert".into(),
+        _ => format!("{}hundert", SMALL[hundred as usize]),
+    };
+    if rest > 0 {
+        said.push_str(&tens(rest, one));
+    }
+    said
+}
+
+fn words(n: u128, one: &str) -> String {
+    if n == 0 {
+        return SMALL[0].into();
+    }
+    let mut said = Vec::new();
+    for (size, single, several) in [
+        (1_000_000_000_000_u128, "eine Billion", "Billionen"),
+        (1_000_000_000, "eine Milliarde", "Milliarden"),
+        (1_000_000, "eine Million", "Millionen"),
+    ] {
+        match (n / size % 1_000) as u64 {
+            0 => {}
+            1 => said.push(single.to_owned()),
+            many => said.push(format!("{} {several}", thousand(many, "ein"))),
+        }
+    }
+    let (thousands, rest) = ((n / 1_000 % 1_000) as u64, (n % 1_000) as u64);
+    let mut last = if thousands > 0 { format!("{}tausend", thousand(thousands, "ein")) } else { String::new() };
+    if rest > 0 {
+        last.push_str(&thousand(rest, one));
+    }
+    if !last.is_empty() {
+        said.push(last);
+    }
+    said.join(" ")
+}
+
+/// An hour of the clock.
+fn words_of(text: &str) -> String {
+    words(number(text), "ein")
+}
+
+/// "fünft", to which the ending comes.
+fn stem(n: u128) -> String {
+    let said = words(n, "eins");
+    match n % 100 {
+        1 => format!("{}erst", said.strip_suffix("eins").unwrap_or(&said)),
+        3 => format!("{}dritt", said.strip_suffix("drei").unwrap_or(&said)),
+        7 => format!("{}siebt", said.strip_suffix("sieben").unwrap_or(&said)),
+        8 => said + "t",
+        0..20 if !n.is_multiple_of(100) => said + "t",
+        _ => said + "st",
+    }
+}
+
+impl Tongue for German {
+    const WORDS: Words = Words {
+        point: "Komma",
+        minus: "minus",
+        plus: "plus",
+        to: "bis",
+        percent: "Prozent",
+        times: "mal",
+        divided: "geteilt durch",
+        equals: "gleich",
+        and: "und",
+        signs: Signs {
+            at: "ät", dot: "Punkt", slash: "Schrägstrich", dash: "Bindestrich", underscore: "Unterstrich"
+        },
+        per: "pro",
+        months: [
+            "Januar",
+            "Februar",
+            "März",
+            "April",
+            "Mai",
+            "Juni",
+            "Juli",
+            "August",
+            "September",
+            "Oktober",
+            "November",
+            "Dezember",
+        ],
+        units: UNITS,
+        money: MONEY,
+        abbreviations: ABBREVIATIONS,
+    };
+
+    fn cardinal(n: u128) -> String {
+        words(n, "eins")
+    }
+
+    fn counting(n: u128, feminine: bool) -> String {
+        words(n, if feminine { "eine" } else { "ein" })
+    }
+
+    fn is_noun(word: &str) -> bool {
+        word.starts_with(char::is_uppercase)
+    }
+
+    fn year(n: u128) -> String {
+        if !(1_100..2_000).contains(&n) {
+            return Self::cardinal(n);
+        }
+        let rest = (n % 100) as u64;
+        format!("{}hundert{}", SMALL[(n / 100) as usize], if rest > 0 { tens(rest, "eins") } else { String::new() })
+    }
+
+    fn day(n: u128, before: &str) -> String {
+        Self::ordinal(n, before)
+    }
+
+    fn clock(hour: u128, minute: u128) -> String {
+        let hour = words(hour, "ein");
+        if minute == 0 { format!("{hour} Uhr") } else { format!("{hour} Uhr {}", Self::cardinal(minute)) }
+    }
+
+    fn ordinal(n: u128, before: &str) -> String {
+        let ending = match before.to_lowercase().as_str() {
+            "am" | "vom" | "zum" | "im" | "beim" | "dem" | "den" | "bis" | "ab" | "seit" | "des" | "zur" => "en",
+            "der" | "die" | "das" => "e",
+            _ => "er",
+        };
+        format!("{}{ending}", stem(n))
+    }
+
+    fn fraction(top: u128, bottom: u128) -> String {
+        let part = match bottom {
+            2 if top == 1 => return "ein halb".into(),
+            2 => "halbe".to_owned(),
+            _ => {
+                let stem = stem(bottom);
+                let mut chars = stem.chars();
+                let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
+                format!("{first}{}el", chars.as_str())
+            }
+        };
+        format!("{} {part}", words(top, "ein"))
+    }
+
+    fn money(whole: &str, part: &str, money: &Money) -> String {
+        let cents = part.trim_start_matches('0');
+        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
+        match (whole, cents) {
+            (_, "") => main,
+            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
+            _ => format!("{main} {}", Self::cardinal(number(part))),
+        }
+    }
+
+    fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
+        let months =
+            r"(Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember)(?: (\d{4}))?";
+        rule(numbers, &format!(r"(\d{{1,2}})\. ?{months}"), |c, context| {
+            let day = Self::ordinal(number(&c[1]), context.last_word());
+            let year = group(c, 3);
+            let year = if year.is_empty() { String::new() } else { format!(" {}", Self::year(number(year))) };
+            Some(format!("{day} {}{year}", &c[2]))
+        });
+        rule(numbers, r"(\d{1,2})\.(\d{1,2})\.", |c, context| super::date::<Self>(&c[1], &c[2], None, context));
+        rule(numbers, r"(\d{1,2}) ?(?:-|–|bis) ?(\d{1,2}) Uhr", |c, _| {
+            Some(format!("{} bis {} Uhr", words_of(&c[1]), words_of(&c[2])))
+        });
+        rule(numbers, r"(\d{1,2}) Uhr(?: (\d{1,2}))?", |c, _| {
+            let minute = group(c, 2);
+            Some(Self::clock(number(&c[1]), if minute.is_empty() { 0 } else { number(minute) }))
+        });
+        rule(numbers, r"([1-9]0)er", |c, _| Some(format!("{}er", Self::cardinal(number(&c[1])))));
+        rule(numbers, r"((?:1[1-9]|20)\d0)er", |c, _| Some(format!("{}er", Self::year(number(&c[1])))));
+        rule(numbers, r"(\d+),(\d+) ?(Mio|Mrd)\.?", |c, _| {
+            let size = if &c[3] == "Mio" { "Millionen" } else { "Milliarden" };
+            Some(format!("{} {size}", quantity::<Self>(&format!("{},{}", &c[1], &c[2]))))
+        });
+        rule(numbers, r"(\d+) ?(Mio|Mrd)\.?", |c, _| {
+            let (one, many) = if &c[2] == "Mio" { ("Million", "Millionen") } else { ("Milliarde", "Milliarden") };
+            Some(counted::<Self>(&c[1], one, many, true))
+        });
+        // "der 3. Platz": an ordinal is one where a capital follows.
+        super::loose(numbers, r"(\d{1,3})\.", |c, context: &Context<'_>| {
+            let noun = context.after.starts_with(' ') && context.next_word().starts_with(char::is_uppercase);
+            let before = context.last_word().to_lowercase();
+            let led = matches!(
+                before.as_str(),
+                "der"
+                    | "die"
+                    | "das"
+                    | "dem"
+                    | "den"
+                    | "des"
+                    | "am"
+                    | "im"
+                    | "zum"
+                    | "vom"
+                    | "beim"
+                    | "zur"
+                    | "bis"
+                    | "ab"
+                    | "seit"
+            );
+            let small = context.next_word().starts_with(char::is_lowercase);
+            (led && (noun || small)).then(|| Self::ordinal(number(&c[1]), &before))
+        });
+        rule(words, r"(Nr|Abs|Kap|Bd|Art|Str)\. ?(\d{1,6})", |c, _| {
+            let long = match &c[1] {
+                "Nr" => "Nummer",
+                "Abs" => "Absatz",
+                "Kap" => "Kapitel",
+                "Bd" => "Band",
+                "Str" => "Straße",
+                _ => "Artikel",
+            };
+            Some(format!("{long} {}", quantity::<Self>(&c[2])))
+        });
+    }
+}
+
+#[rustfmt::skip]
+const UNITS: &[(&str, &str, &str, bool)] = &[
+    ("kg", "Kilogramm", "Kilogramm", false), ("g", "Gramm", "Gramm", false), ("mg", "Milligramm", "Milligramm", false),
+    ("t", "Tonne", "Tonnen", true), ("km", "Kilometer", "Kilometer", false), ("m", "Meter", "Meter", false),
+    ("cm", "Zentimeter", "Zentimeter", false), ("mm", "Millimeter", "Millimeter", false), ("l", "Liter", "Liter", false),
+    ("L", "Liter", "Liter", false), ("ml", "Milliliter", "Milliliter", false), ("h", "Stunde", "Stunden", true),
+    ("Std", "Stunde", "Stunden", true), ("min", "Minute", "Minuten", true), ("Min", "Minute", "Minuten", true),
+    ("s", "Sekunde", "Sekunden", true), ("ms", "Millisekunde", "Millisekunden", true), ("m²", "Quadratmeter", "Quadratmeter", false),
+    ("km²", "Quadratkilometer", "Quadratkilometer", false), ("cm²", "Quadratzentimeter", "Quadratzentimeter", false),
+    ("m³", "Kubikmeter", "Kubikmeter", false), ("°C", "Grad Celsius", "Grad Celsius", false), ("℃", "Grad Celsius", "Grad Celsius", false),
+    ("°F", "Grad Fahrenheit", "Grad Fahrenheit", false), ("°", "Grad", "Grad", false), ("‰", "Promille", "Promille", false),
+    ("kB", "Kilobyte", "Kilobyte", false), ("MB", "Megabyte", "Megabyte", false), ("GB", "Gigabyte", "Gigabyte", false),
+    ("TB", "Terabyte", "Terabyte", false), ("Hz", "Hertz", "Hertz", false), ("kHz", "Kilohertz", "Kilohertz", false),
+    ("MHz", "Megahertz", "Megahertz", false), ("GHz", "Gigahertz", "Gigahertz", false), ("V", "Volt", "Volt", false),
+    ("W", "Watt", "Watt", false), ("kW", "Kilowatt", "Kilowatt", false), ("kWh", "Kilowattstunde", "Kilowattstunden", true),
+    ("A", "Ampere", "Ampere", false), ("PS", "PS", "PS", false), ("ha", "Hektar", "Hektar", false), ("dB", "Dezibel", "Dezibel", false),
+    ("kcal", "Kilokalorie", "Kilokalorien", true), ("hPa", "Hektopascal", "Hektopascal", false),
+];
+
+const fn money(signs: &'static [&'static str], one: &'static str, many: &'static str, cent: &'static str) -> Money {
+    Money { signs, one, many, cents: (cent, cent), feminine: false }
+}
+
+const MONEY: &[Money] = &[
+    money(&["€", "EUR"], "Euro", "Euro", "Cent"),
+    money(&["$", "US$", "USD"], "Dollar", "Dollar", "Cent"),
+    money(&["£", "GBP"], "Pfund", "Pfund", "Pence"),
+    money(&["¥", "JPY"], "Yen", "Yen", "Sen"),
+    money(&["CHF"], "Franken", "Franken", "Rappen"),
+];
+
+#[rustfmt::skip]
+const ABBREVIATIONS: &[(&str, &str)] = &[
+    ("z.b", "zum Beispiel"), ("d.h", "das heißt"), ("u.a", "unter anderem"), ("z.t", "zum Teil"), ("i.d.r", "in der Regel"),
+    ("u.u", "unter Umständen"), ("o.ä", "oder ähnlich"), ("v.a", "vor allem"), ("s.o", "siehe oben"), ("s.u", "siehe unten"),
+    ("v.chr", "vor Christus"), ("n.chr", "nach Christus"), ("usw", "und so weiter"), ("etc", "et cetera"), ("bzw", "beziehungsweise"),
+    ("ca", "circa"), ("dr", "Doktor"), ("prof", "Professor"), ("hr", "Herr"), ("fr", "Frau"), ("nr", "Nummer"), ("str", "Straße"),
+    ("st", "Sankt"), ("evtl", "eventuell"), ("ggf", "gegebenenfalls"), ("inkl", "inklusive"), ("exkl", "exklusive"), ("vgl", "vergleiche"),
+    ("sog", "sogenannt"), ("tel", "Telefon"), ("mio", "Millionen"), ("mrd", "Milliarden"), ("mind", "mindestens"), ("max", "maximal"),
+    ("min", "mindestens"), ("jh", "Jahrhundert"), ("geb", "geboren"), ("abs", "Absatz"), ("allg", "allgemein"), ("bspw", "beispielsweise"),
+];

@@ -1,0 +1,268 @@
+//! Spanish.
+
+use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use crate::text::scan::Rule;
+
+pub(super) struct Spanish;
+
+const SMALL: [&str; 30] = [
+    "cero",
+    "uno",
+    "dos",
+    "tres",
+    "cuatro",
+    "cinco",
+    "seis",
+    "siete",
+    "ocho",
+    "nueve",
+    "diez",
+    "once",
+    "doce",
+    "trece",
+    "catorce",
+    "quince",
+    "dieciséis",
+    "diecisiete",
+    "dieciocho",
+    "diecinueve",
+    "veinte",
+    "veintiuno",
+    "veintidós",
+    "veintitrés",
+    "veinticuatro",
+    "veinticinco",
+    "veintiséis",
+    "veintisiete",
+    "veintiocho",
+    "veintinueve",
+];
+const TENS: [&str; 10] = ["", "", "", "treinta", "cuarenta", "cincuenta", "sesenta", "setenta", "ochenta", "noventa"];
+const HUNDREDS: [&str; 10] = [
+    "",
+    "ciento",
+    "doscientos",
+    "trescientos",
+    "cuatrocientos",
+    "quinientos",
+    "seiscientos",
+    "setecientos",
+    "ochocientos",
+    "novecientos",
+];
+
+fn tens(n: u64) -> String {
+    match (n, n % 10) {
+        (0..30, _) => SMALL[n as usize].into(),
+        (_, 0) => TENS[n as usize / 10].into(),
+        (_, one) => format!("{} y {}", TENS[n as usize / 10], SMALL[one as usize]),
+    }
+}
+
+fn thousand(n: u64) -> String {
+    match (n / 100, n % 100) {
+        (1, 0) => "cien".into(),
+        (0, rest) => tens(rest),
+        (hundred, 0) => HUNDREDS[hundred as usize].into(),
+        (hundred, rest) => format!("{} {}", HUNDREDS[hundred as usize], tens(rest)),
+    }
+}
+
+/// Less than a million.
+fn million(n: u64) -> String {
+    let (thousands, rest) = (n / 1_000, n % 1_000);
+    let mut said = match thousands {
+        0 => String::new(),
+        1 => "mil".into(),
+        many => format!("{} mil", shorten(&thousand(many))),
+    };
+    if rest > 0 || n == 0 {
+        if !said.is_empty() {
+            said.push(' ');
+        }
+        said.push_str(&thousand(rest));
+    }
+    said
+}
+
+/// A one before a noun: "un", "veintiún".
+fn shorten(said: &str) -> String {
+    match said.strip_suffix("veintiuno") {
+        Some(head) => format!("{head}veintiún"),
+        None => said.strip_suffix("uno").map_or_else(|| said.to_owned(), |head| format!("{head}un")),
+    }
+}
+
+fn words(n: u128) -> String {
+    let mut said = Vec::new();
+    for (size, one, many) in [(1_000_000_000_000_u128, "un billón", "billones"), (1_000_000, "un millón", "millones")]
+    {
+        match (n / size % 1_000_000) as u64 {
+            0 => {}
+            1 => said.push(one.to_owned()),
+            n => said.push(format!("{} {many}", shorten(&million(n)))),
+        }
+    }
+    let rest = (n % 1_000_000) as u64;
+    if rest > 0 || n == 0 {
+        said.push(million(rest));
+    }
+    said.join(" ")
+}
+
+/// "tercero", up to ten; larger ones are read as quantities, as people do.
+fn nth(n: u128, feminine: bool) -> String {
+    const FIRST: [&str; 11] =
+        ["", "primero", "segundo", "tercero", "cuarto", "quinto", "sexto", "séptimo", "octavo", "noveno", "décimo"];
+    let said = match FIRST.get(n as usize) {
+        Some(word) if n > 0 => (*word).to_owned(),
+        _ => return words(n),
+    };
+    if feminine { format!("{}a", said.trim_end_matches('o')) } else { said }
+}
+
+impl Tongue for Spanish {
+    const WORDS: Words = Words {
+        point: "coma",
+        minus: "menos",
+        plus: "más",
+        to: "a",
+        percent: "por ciento",
+        times: "por",
+        divided: "entre",
+        equals: "igual a",
+        and: "y",
+        signs: Signs { at: "arroba", dot: "punto", slash: "barra", dash: "guion", underscore: "guion bajo" },
+        per: "por",
+        months: [
+            "enero",
+            "febrero",
+            "marzo",
+            "abril",
+            "mayo",
+            "junio",
+            "julio",
+            "agosto",
+            "septiembre",
+            "octubre",
+            "noviembre",
+            "diciembre",
+        ],
+        units: UNITS,
+        money: MONEY,
+        abbreviations: ABBREVIATIONS,
+    };
+
+    fn cardinal(n: u128) -> String {
+        words(n)
+    }
+
+    fn counting(n: u128, feminine: bool) -> String {
+        let said = words(n);
+        match said.strip_suffix("uno") {
+            Some(head) if feminine => format!("{head}una"),
+            _ => shorten(&said),
+        }
+    }
+
+    fn is_noun(word: &str) -> bool {
+        word.len() > 3 && word.starts_with(char::is_lowercase) && word.ends_with('s')
+    }
+
+    fn day(n: u128, _before: &str) -> String {
+        format!("{} de", if n == 1 { "primero".into() } else { words(n) })
+    }
+
+    fn clock(hour: u128, minute: u128) -> String {
+        let hour = Self::counting(hour, true);
+        if minute == 0 { format!("{hour} en punto") } else { format!("{hour} y {}", words(minute)) }
+    }
+
+    fn ordinal(n: u128, _before: &str) -> String {
+        nth(n, false)
+    }
+
+    fn fraction(top: u128, bottom: u128) -> String {
+        let part = match bottom {
+            2 => "medio".to_owned(),
+            3 => "tercio".into(),
+            4..=10 => nth(bottom, false),
+            _ => format!("{}avo", words(bottom).replace(' ', "")),
+        };
+        format!("{} {part}{}", shorten(&words(top)), if top > 1 { "s" } else { "" })
+    }
+
+    fn money(whole: &str, part: &str, money: &Money) -> String {
+        let cents = part.trim_start_matches('0');
+        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
+        match (whole, cents) {
+            (_, "") => main,
+            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
+            _ => format!("{main} con {}", words(number(part))),
+        }
+    }
+
+    fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
+        rule(numbers, r"(\d{1,4})\.?([ºª°])", |c, context| {
+            // Behind a number a degree sign may mean degrees: an ordinal has a noun behind it or a stop before.
+            let ordinal = &c[2] != "°" || context.next_word().starts_with(char::is_lowercase);
+            ordinal.then(|| nth(number(&c[1]), &c[2] == "ª"))
+        });
+        rule(
+            numbers,
+            r"(\d{1,2}) de (enero|febrero|marzo|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre)(?: del? (\d{4}))?",
+            |c, _| {
+                let year = group(c, 3);
+                let year = if year.is_empty() { String::new() } else { format!(" de {}", Self::year(number(year))) };
+                Some(format!("{} {}{year}", Self::day(number(&c[1]), ""), &c[2]))
+            },
+        );
+        rule(words, r"(?:[nN]\.?[°º]|[nN]úm\.) ?(\d{1,6})", |c, _| {
+            Some(format!("número {}", quantity::<Self>(&c[1])))
+        });
+    }
+}
+
+#[rustfmt::skip]
+const UNITS: &[(&str, &str, &str, bool)] = &[
+    ("kg", "kilogramo", "kilogramos", false), ("g", "gramo", "gramos", false), ("mg", "miligramo", "miligramos", false),
+    ("t", "tonelada", "toneladas", true), ("km", "kilómetro", "kilómetros", false), ("m", "metro", "metros", false),
+    ("cm", "centímetro", "centímetros", false), ("mm", "milímetro", "milímetros", false), ("l", "litro", "litros", false),
+    ("L", "litro", "litros", false), ("ml", "mililitro", "mililitros", false), ("h", "hora", "horas", true), ("min", "minuto", "minutos", false),
+    ("s", "segundo", "segundos", false), ("ms", "milisegundo", "milisegundos", false), ("m²", "metro cuadrado", "metros cuadrados", false),
+    ("km²", "kilómetro cuadrado", "kilómetros cuadrados", false), ("cm²", "centímetro cuadrado", "centímetros cuadrados", false),
+    ("m³", "metro cúbico", "metros cúbicos", false), ("°C", "grado Celsius", "grados Celsius", false), ("℃", "grado Celsius", "grados Celsius", false),
+    ("°F", "grado Fahrenheit", "grados Fahrenheit", false), ("°", "grado", "grados", false), ("‰", "por mil", "por mil", false),
+    ("kB", "kilobyte", "kilobytes", false), ("MB", "megabyte", "megabytes", false), ("GB", "gigabyte", "gigabytes", false),
+    ("TB", "terabyte", "terabytes", false), ("Hz", "hercio", "hercios", false), ("kHz", "kilohercio", "kilohercios", false),
+    ("MHz", "megahercio", "megahercios", false), ("GHz", "gigahercio", "gigahercios", false), ("V", "voltio", "voltios", false),
+    ("W", "vatio", "vatios", false), ("kW", "kilovatio", "kilovatios", false), ("kWh", "kilovatio hora", "kilovatios hora", false),
+    ("ha", "hectárea", "hectáreas", true), ("dB", "decibelio", "decibelios", false), ("kcal", "kilocaloría", "kilocalorías", true),
+];
+
+const fn money(
+    signs: &'static [&'static str],
+    one: &'static str,
+    many: &'static str,
+    cents: (&'static str, &'static str),
+    feminine: bool,
+) -> Money {
+    Money { signs, one, many, cents, feminine }
+}
+
+const MONEY: &[Money] = &[
+    money(&["€", "EUR"], "euro", "euros", ("céntimo", "céntimos"), false),
+    money(&["$", "US$", "USD"], "dólar", "dólares", ("centavo", "centavos"), false),
+    money(&["£", "GBP"], "libra", "libras", ("penique", "peniques"), true),
+    money(&["¥", "JPY"], "yen", "yenes", ("sen", "senes"), false),
+    money(&["CHF"], "franco suizo", "francos suizos", ("céntimo", "céntimos"), false),
+];
+
+#[rustfmt::skip]
+const ABBREVIATIONS: &[(&str, &str)] = &[
+    ("sr", "señor"), ("sra", "señora"), ("srta", "señorita"), ("sres", "señores"), ("dr", "doctor"), ("dra", "doctora"), ("prof", "profesor"),
+    ("ud", "usted"), ("uds", "ustedes"), ("etc", "etcétera"), ("p.ej", "por ejemplo"), ("ee.uu", "Estados Unidos"), ("núm", "número"),
+    ("pág", "página"), ("págs", "páginas"), ("av", "avenida"), ("avda", "avenida"), ("tel", "teléfono"), ("aprox", "aproximadamente"),
+    ("a.c", "antes de Cristo"), ("d.c", "después de Cristo"), ("cap", "capítulo"), ("vol", "volumen"), ("art", "artículo"), ("máx", "máximo"),
+    ("mín", "mínimo"), ("gral", "general"), ("dpto", "departamento"), ("s.a", "sociedad anónima"), ("st", "santo"), ("sto", "santo"), ("sta", "santa"),
+];

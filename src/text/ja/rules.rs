@@ -1,0 +1,323 @@
+//! The rules of Japanese.
+
+use super::numbers::{cardinal, digits, phone, quantity};
+use super::tables::{CURRENCIES, TEAMS, UNITS};
+use crate::text::scan::{Context, End, Rule, Say};
+
+/// A number: 1,234.5, 12.
+const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)";
+const CURRENCY: &str =
+    r"(?:US\$|A\$|C\$|HK\$|NZ\$|[$￥¥€£₩]|USD|JPY|HKD|AUD|CAD|EUR|GBP|KRW|CNY|RMB|TWD|CHF|SGD|NZD|THB|INR|RUB)";
+const UNIT: &str = r"(?:° ?[CF]|[℃°Ω㎡㎏㎝㎜㎞㎥%‰]|[A-Za-zμ]{1,4})";
+const RANGE: &str = "[-~～〜—–]";
+
+fn rule(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
+    rules.push(Rule::new(pattern, End::Number, say));
+}
+
+fn loose(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
+    rules.push(Rule::new(pattern, End::Any, say));
+}
+
+fn number(text: &str) -> u128 {
+    text.parse().unwrap_or(u128::MAX)
+}
+
+fn minus(sign: &str) -> &'static str {
+    if sign.is_empty() { "" } else { "マイナス" }
+}
+
+/// What begins with a digit, a sign or a currency.
+pub(super) fn numbers(rules: &mut Vec<Rule>) {
+    codes(rules);
+    dates(rules);
+    times(rules);
+    measures(rules);
+    sums(rules);
+    bare(rules);
+}
+
+/// What begins with a letter or a character.
+pub(super) fn words(rules: &mut Vec<Rule>) {
+    link(rules);
+    rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
+    rule(rules, r"FOREVER21", |_, _| Some("FOREVERトゥエンティーワン".into()));
+    money(rules);
+    rule(rules, r"No\.(\d{1,12})", |c, _| Some(format!("No.{}", digits(&c[1]))));
+    rule(rules, r"(番号|コード|暗証番号|品番)(は?)(\d{3,20})", |c, _| {
+        Some(format!("{}{}{}", &c[1], &c[2], digits(&c[3])))
+    });
+    // "R-18": the hyphen is not a minus.
+    rule(rules, r"([A-Z]{1,8})-(\d{1,4})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
+}
+
+fn codes(rules: &mut Vec<Rule>) {
+    link(rules);
+    rule(rules, r"\d{1,3}(?:\.\d{1,3}){3}", |c, _| Some(c[0].split('.').map(digits).collect::<Vec<_>>().join("点")));
+    // Telephone numbers begin with a zero or with the code of a country.
+    rule(rules, r"\+(\d{1,3})([- ]?)(0?\d{1,4})((?:-\d{2,8}){1,3}|\d{6,9})", |c, _| {
+        let joint = if &c[2] == "-" { "の" } else { "" };
+        Some(format!("プラス{}{joint}{}{}", digits(&c[1]), phone(&c[3]), hyphens(&c[4])))
+    });
+    rule(rules, r"(0\d{1,4})((?:-\d{2,8}){1,2})", |c, _| {
+        // A month and a day is no telephone number.
+        (c[0].len() > 8).then(|| format!("{}{}", phone(&c[1]), hyphens(&c[2])))
+    });
+    rule(rules, r"0[5789]0\d{8}", |c, _| Some(phone(&c[0])));
+    rule(rules, r"〒 ?(\d{3})-(\d{4})", |c, _| Some(format!("郵便番号{}の{}", phone(&c[1]), phone(&c[2]))));
+    loose(rules, r"(\d{1,6})号室", |c, _| Some(format!("{}号室", digits(&c[1]))));
+}
+
+/// The groups of a telephone number behind its first.
+fn hyphens(text: &str) -> String {
+    text.split('-').map(phone).collect::<Vec<_>>().join("の")
+}
+
+fn link(rules: &mut Vec<Rule>) {
+    loose(rules, r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,12}", |c, _| {
+        Some(address(&c[0]))
+    });
+    loose(rules, r"https?://([A-Za-z0-9_.~:/?#&=%+-]{2,160})", |c, _| {
+        Some(address(c[1].trim_end_matches(['.', ',', '?', '/'])))
+    });
+    loose(rules, r"www\.[A-Za-z0-9-]+(?:\.[A-Za-z]{2,12})+(?:/[A-Za-z0-9_.~%#?&=+-]*)*", |c, _| Some(address(&c[0])));
+}
+
+fn address(text: &str) -> String {
+    let mut said = String::new();
+    for c in text.chars() {
+        match c {
+            '.' => said.push_str("ドット"),
+            '@' => said.push_str("アットマーク"),
+            '/' => said.push_str("スラッシュ"),
+            '-' => said.push_str("ハイフン"),
+            '_' => said.push_str("アンダーバー"),
+            ':' => said.push_str("コロン"),
+            '?' => said.push_str("クエスチョン"),
+            '=' => said.push_str("イコール"),
+            '&' => said.push_str("アンド"),
+            '#' => said.push_str("シャープ"),
+            '%' => said.push_str("パーセント"),
+            '~' => said.push_str("チルダ"),
+            '+' => said.push_str("プラス"),
+            c if c.is_ascii_digit() => said.push_str(&phone(&c.to_string())),
+            c => said.push(c),
+        }
+    }
+    said
+}
+
+fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
+    let n = number(month);
+    (1..=12).contains(&n).then_some(())?;
+    let mut said = of.map(|of| format!("{}年", cardinal(number(of)))).unwrap_or_default();
+    said.push_str(&format!("{}月", cardinal(n)));
+    if let Some(day) = day {
+        let n = number(day);
+        (1..=31).contains(&n).then_some(())?;
+        said.push_str(&format!("{}日", cardinal(n)));
+    }
+    Some(said)
+}
+
+fn dates(rules: &mut Vec<Rule>) {
+    rule(
+        rules,
+        &format!(r"(\d{{4}})([-/.])(\d{{1,2}})[-/.](\d{{1,2}}) ?{RANGE} ?(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})"),
+        |c, _| {
+            let from = date(Some(&c[1]), &c[3], Some(&c[4]))?;
+            Some(format!("{from}から{}", date(Some(&c[5]), &c[6], Some(&c[7]))?))
+        },
+    );
+    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
+        (c[2] == c[4]).then(|| date(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
+    });
+    rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date(Some(&c[1]), &c[2], None));
+    rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date(Some(&c[2]), &c[1], None));
+    rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    // Without zeros a date is known by what follows it.
+    rule(rules, r"(\d{1,2})[-/](\d{1,2})", |c, context| {
+        let dated =
+            ["から", "まで", "です", "でした", "(月", "(火", "(水", "(木", "(金", "(土", "(日", "（", "に開", "に行"];
+        dated.iter().any(|word| context.after.starts_with(word)).then(|| date(None, &c[1], Some(&c[2]))).flatten()
+    });
+}
+
+fn clock(hour: &str, minute: &str, second: Option<&str>) -> Option<String> {
+    let (h, m) = (number(hour), number(minute));
+    (h <= 30 && m < 60).then_some(())?;
+    let mut said = format!("{}時", cardinal(h));
+    if m > 0 || second.is_some() {
+        said.push_str(&format!("{}分", cardinal(m)));
+    }
+    if let Some(second) = second {
+        said.push_str(&format!("{}秒", cardinal(number(second))));
+    }
+    Some(said)
+}
+
+fn half(text: Option<&str>) -> &'static str {
+    match text {
+        None => "",
+        Some(text) if text.starts_with(['a', 'A']) => "午前",
+        Some(_) => "午後",
+    }
+}
+
+fn times(rules: &mut Vec<Rule>) {
+    let half_of_day = r"(?: ?(?i:([ap]\.? ?m)\b\.?))?";
+    rule(
+        rules,
+        &format!(r"(\d{{1,2}}):(\d{{2}}){half_of_day} ?{RANGE} ?(\d{{1,2}}):(\d{{2}}){half_of_day}"),
+        |c, _| {
+            let group = |at: usize| c.get(at).map(|half| half.as_str());
+            let (from, to) = (clock(&c[1], &c[2], None)?, clock(&c[4], &c[5], None)?);
+            Some(format!("{}{from}から{}{to}", half(group(3)), half(group(6))))
+        },
+    );
+    rule(rules, &format!(r"(\d{{1,2}}):(\d{{2}})(?::(\d{{2}}))?{half_of_day}"), |c, _| {
+        let said = clock(&c[1], &c[2], c.get(3).map(|second| second.as_str()))?;
+        Some(format!("{}{said}", half(c.get(4).map(|half| half.as_str()))))
+    });
+    rule(rules, r"(\d{1,2}) ?(?i:([ap]\.?m)\b\.?)", |c, _| {
+        Some(format!("{}{}", half(Some(&c[2])), clock(&c[1], "00", None)?))
+    });
+    rule(rules, r"(\d{1,4}) ?[:∶] ?(\d{1,4})", |c, _| Some(format!("{}対{}", quantity(&c[1]), quantity(&c[2]))));
+    rule(rules, r"(\d{1,3})[-–](\d{1,3})", |c, context| {
+        TEAMS
+            .iter()
+            .any(|team| context.before.trim_end().ends_with(team))
+            .then(|| format!("{}対{}", quantity(&c[1]), quantity(&c[2])))
+    });
+}
+
+fn money(rules: &mut Vec<Rule>) {
+    rule(rules, &format!(r"({CURRENCY}) ?({N})([千万億兆]{{0,2}})"), |c, _| {
+        let name = CURRENCIES.iter().find(|(sign, _)| *sign == &c[1])?.1;
+        Some(format!("{}{}{name}", quantity(&c[2]), &c[3]))
+    });
+}
+
+fn measures(rules: &mut Vec<Rule>) {
+    money(rules);
+    rule(rules, &format!(r"({N})([千万億兆]{{0,2}}) ?({CURRENCY})"), |c, _| {
+        let name = CURRENCIES.iter().find(|(sign, _)| *sign == &c[3])?.1;
+        Some(format!("{}{}{name}", quantity(&c[1]), &c[2]))
+    });
+    rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
+        Some(format!("{}分の{}{}", quantity(&c[3]), minus(&c[1]), quantity(&c[2])))
+    });
+    loose(
+        rules,
+        &format!(r"([-−]?)({N})(?: ?{RANGE} ?({N}))?( ?)({UNIT})([²³23])?(?:/({UNIT}))?(?:/(s))?"),
+        |c, context| {
+            if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
+                return None;
+            }
+            let to = c.get(3).map(|to| format!("から{}", quantity(to.as_str()))).unwrap_or_default();
+            let unit = unit(&c[5], c.get(6).map(|power| power.as_str()))?;
+            let mut per = String::new();
+            for at in [7, 8] {
+                per.push_str(match c.get(at).map(|per| per.as_str()) {
+                    None => "",
+                    Some("h") => "毎時",
+                    Some("s") => "毎秒",
+                    Some("min") => "毎分",
+                    Some(_) => return None,
+                });
+            }
+            Some(format!("{}{}{to}{unit}{per}", minus(&c[1]), quantity(&c[2])))
+        },
+    );
+    // Spans of what is counted.
+    rule(rules, &format!(r"({N}) ?[~～〜] ?({N})"), |c, _| {
+        Some(format!("{}から{}", quantity(&c[1]), quantity(&c[2])))
+    });
+    rule(rules, &format!(r"({N})[-–]({N})"), |c, context| {
+        let counted = context
+            .next()
+            .is_some_and(|next| !next.is_ascii() && next.is_alphabetic() && !matches!(next, '\u{3040}'..='\u{309f}'));
+        counted.then(|| format!("{}から{}", quantity(&c[1]), quantity(&c[2])))
+    });
+}
+
+fn unit(sign: &str, power: Option<&str>) -> Option<String> {
+    let bare = sign.replace(' ', "");
+    let name = UNITS.iter().find(|(known, _)| *known == bare)?.1;
+    Some(match power {
+        None => name.to_owned(),
+        Some(power) if bare.ends_with('m') => {
+            format!("{}{name}", if matches!(power, "²" | "2") { "平方" } else { "立方" })
+        }
+        Some(_) => return None,
+    })
+}
+
+fn sums(rules: &mut Vec<Rule>) {
+    loose(rules, &format!(r"(-?)({N})((?: ?(?:[<>!]=|[-+*×÷=≠≈<>≤≥−]) ?-?{N})+)"), |c, context| {
+        if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
+            return None;
+        }
+        sum(&c[1], &c[2], &c[3])
+    });
+    loose(rules, &format!(r"([-+*×÷=±]) ?({N})"), |c, context: &Context<'_>| {
+        let word = match &c[1] {
+            "±" => "プラスマイナス",
+            "-" if context.last().is_some_and(|last| last.is_ascii_alphabetic()) => "",
+            sign => operator(sign)?.0,
+        };
+        Some(format!("{word}{}", quantity(&c[2])))
+    });
+}
+
+/// What stands between two numbers, and what behind the second.
+fn operator(sign: &str) -> Option<(&'static str, &'static str)> {
+    Some(match sign {
+        "+" => ("プラス", ""),
+        "-" | "−" => ("マイナス", ""),
+        "*" | "×" => ("カケル", ""),
+        "÷" => ("ワル", ""),
+        "=" => ("イコール", ""),
+        "≠" | "!=" => ("ノットイコール", ""),
+        "≈" => ("ニアリーイコール", ""),
+        "<" => ("は", "より小さい"),
+        ">" => ("は", "より大きい"),
+        "≤" | "<=" => ("は", "以下"),
+        "≥" | ">=" => ("は", "以上"),
+        _ => return None,
+    })
+}
+
+fn sum(sign: &str, first: &str, rest: &str) -> Option<String> {
+    let mut said = format!("{}{}", minus(sign), quantity(first));
+    let mut rest = rest;
+    while !rest.is_empty() {
+        let text = rest.trim_start();
+        let end = text.find(|c: char| c.is_ascii_digit() || c == ' ')?;
+        // A minus behind an operator belongs to the number.
+        let (sign, negative) = match text[..end].strip_suffix('-') {
+            Some(sign) if !sign.is_empty() => (sign, "マイナス"),
+            _ => (&text[..end], ""),
+        };
+        let (between, behind) = operator(sign)?;
+        let text = text[end..].trim_start();
+        let (text, negative) = text.strip_prefix('-').map_or((text, negative), |text| (text, "マイナス"));
+        let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ',')).unwrap_or(text.len());
+        said.push_str(&format!("{between}{negative}{}{behind}", quantity(&text[..end])));
+        rest = &text[end..];
+    }
+    Some(said)
+}
+
+fn bare(rules: &mut Vec<Rule>) {
+    rule(rules, r"\d+(?:\.\d+){2,5}", |c, _| Some(c[0].split('.').map(quantity).collect::<Vec<_>>().join("点")));
+    loose(rules, &format!("({N})"), |c, _| {
+        let text = &c[1];
+        // So many different digits are a number of something, not a quantity.
+        let identifies = text.len() >= 9
+            && text.bytes().all(|b| b.is_ascii_digit())
+            && text.bytes().filter(|b| *b != b'0').count() > 6;
+        Some(if identifies { digits(text) } else { quantity(text) })
+    });
+}

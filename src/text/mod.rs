@@ -1,0 +1,64 @@
+//! How a text is said: numbers, dates, units, addresses and abbreviations in words.
+//!
+//! Pure functions of the text: no state, no clock, no I/O. Time is proportional to the length of the text and memory
+//! to its spoken form, whatever the text holds.
+//!
+//! # Why
+//! - **Rules over a walk, not a finite-state transducer.** A rule is an anchored pattern and a function that says it;
+//!   what no rule takes is copied, so that a text never gets worse than it was written ([`scan`]).
+//! - **The written text stays known.** [`Spoken::spans`] lead from what was said back to what was written: captions
+//!   and interruptions are told in the agent's own words.
+
+mod en;
+mod europe;
+mod ja;
+mod language;
+mod scan;
+mod zh;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::language::{Language, detect};
+pub use self::scan::{Span, Spoken};
+
+/// Whether and by whose rules a text is brought into its spoken form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Normalise {
+    /// By the rules of this module.
+    #[default]
+    On,
+    /// By the voice's own rules only: what the original CosyVoice3 does without an external normaliser.
+    Reference,
+    /// Not at all.
+    Off,
+}
+
+impl std::str::FromStr for Normalise {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::On),
+            "reference" => Ok(Self::Reference),
+            "off" => Ok(Self::Off),
+            other => Err(format!("`{other}` is no way to normalise; use on, reference or off")),
+        }
+    }
+}
+
+/// `text` as it is said in `language`.
+pub fn normalise(text: &str, language: Language) -> Spoken {
+    match language {
+        Language::English => en::GRAMMAR.say(text),
+        Language::Chinese => zh::GRAMMAR.say(text),
+        Language::Japanese => ja::GRAMMAR.say(text),
+        Language::German => europe::GERMAN.say(text),
+        Language::French => europe::FRENCH.say(text),
+        Language::Spanish => europe::SPANISH.say(text),
+        Language::Other => Spoken::verbatim(text),
+    }
+}
+
+#[cfg(test)]
+mod tests;

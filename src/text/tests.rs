@@ -1,0 +1,119 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LANGUAGES: [Language; 7] = [
+    Language::English,
+    Language::Chinese,
+    Language::Japanese,
+    Language::German,
+    Language::French,
+    Language::Spanish,
+    Language::Other,
+];
+
+/// Each line of a table: as written, a tab, as said.
+fn check(table: &str, language: Language) {
+    let mut wrong = Vec::new();
+    for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with("## ")) {
+        let (written, said) = line.split_once('\t').expect("a tab");
+        let got = normalise(written, language).text;
+        if got != said {
+            wrong.push(format!("{written}\n    {said}\n  ≠ {got}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} are said otherwise:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn english_is_said_as_people_say_it() {
+    check(include_str!("../../tests/data/text/en.tsv"), Language::English);
+}
+
+#[test]
+fn chinese_is_said_as_people_say_it() {
+    check(include_str!("../../tests/data/text/zh.tsv"), Language::Chinese);
+}
+
+#[test]
+fn japanese_is_said_as_people_say_it() {
+    check(include_str!("../../tests/data/text/ja.tsv"), Language::Japanese);
+}
+
+#[test]
+fn german_french_and_spanish_are_said_as_people_say_them() {
+    check(include_str!("../../tests/data/text/de.tsv"), Language::German);
+    check(include_str!("../../tests/data/text/fr.tsv"), Language::French);
+    check(include_str!("../../tests/data/text/es.tsv"), Language::Spanish);
+}
+
+/// The spans cover both texts without gaps, at character boundaries.
+fn assert_spans(written: &str, spoken: &Spoken) {
+    let (mut read, mut said) = (0, 0);
+    for span in &spoken.spans {
+        assert_eq!((span.written.start, span.spoken.start), (read, said), "{written:?}");
+        (read, said) = (span.written.end, span.spoken.end);
+        assert!(written.is_char_boundary(read) && spoken.text.is_char_boundary(said), "{written:?}");
+        if span.copied {
+            assert_eq!(written[span.written.clone()], spoken.text[span.spoken.clone()]);
+        }
+    }
+    assert_eq!((read, said), (written.len(), spoken.text.len()), "{written:?}");
+}
+
+#[test]
+fn what_was_said_leads_back_to_what_was_written() {
+    let written = "It costs $3.50 today.";
+    let spoken = normalise(written, Language::English);
+    assert_eq!(spoken.text, "It costs three dollars fifty cents today.");
+    assert_spans(written, &spoken);
+    let at = |said: &str| &written[..spoken.written_before(said.len())];
+    assert_eq!(at("It costs"), "It costs");
+    assert_eq!(at("It costs three dollars"), "It costs ", "half an amount is not heard");
+    assert_eq!(at("It costs three dollars fifty cents"), "It costs $3.50");
+    assert_eq!(at("It costs three dollars fifty cents today."), written);
+    assert_eq!(spoken.written_before(0), 0);
+}
+
+#[test]
+fn hostile_text_costs_time_in_proportion_to_its_length() {
+    let floods = [
+        "1".repeat(10_000),
+        "1.".repeat(5_000),
+        "1-".repeat(5_000),
+        "-".repeat(10_000),
+        "a.".repeat(5_000),
+        "e\u{301}".repeat(2_500),
+        "\u{301}".repeat(2_500),
+        "\u{202e}1".repeat(2_500),
+        "$".repeat(5_000),
+        "<|endofprompt|>".repeat(300),
+        "[[[[((((".repeat(500),
+        "１２：３４".repeat(250),
+        "\u{0}\u{7}\u{1b}[31m".repeat(500),
+    ];
+    for flood in &floods {
+        for language in [Language::English, Language::Chinese, Language::Japanese] {
+            let spoken = normalise(flood, language);
+            assert!(spoken.text.len() <= flood.len() * 12 + 64, "{}", &flood[..8]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn any_text_is_said_and_its_spans_hold(text in any::<String>()) {
+        for language in LANGUAGES {
+            assert_spans(&text, &normalise(&text, language));
+        }
+    }
+
+    #[test]
+    fn any_text_of_what_rules_look_for_is_said(text in "[0-9]{0,9}[-–/.:,' $€£¥%+=×~@#°²½x*a-cA-Kkmsthp年月日点時１：．\u{301}]{0,4}[0-9]{0,5}[-/.: a-z]{0,5}[0-9]{0,4}[a-z.年人]{0,3}") {
+        for language in LANGUAGES {
+            assert_spans(&text, &normalise(&text, language));
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The rules of Chinese.
+
+use regex::Captures;
+
+use super::numbers::{counted, digits, phone, quantity};
+use super::tables::{CALLS, CODES, COUNTERS, CURRENCIES, TEAMS, UNITS};
+use crate::text::scan::{Context, End, Rule, Say};
+
+/// A number: 1,234.5, 12.
+const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)";
+const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|N[ZT]\$|S\$|[$￥¥€£₩₽₹]|USD|CNY|RMB|HKD|AUD|CAD|EUR|GBP|JPY|KRW|CHF|SGD|TWD|MOP|NZD|RUB|INR|THB)";
+const UNIT: &str = r"(?:° ?[CF]|[℃℉°Ω㎡㎏㎝㎜㎞㎥]|[A-Za-zμ]{1,4})";
+const RANGE: &str = "[-~～—–至到]";
+
+fn rule(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
+    rules.push(Rule::new(pattern, End::Number, say));
+}
+
+fn loose(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
+    rules.push(Rule::new(pattern, End::Any, say));
+}
+
+fn number(text: &str) -> u128 {
+    text.parse().unwrap_or(u128::MAX)
+}
+
+/// What begins with a digit, a sign or a currency.
+pub(super) fn numbers(rules: &mut Vec<Rule>) {
+    codes(rules);
+    dates(rules);
+    times(rules);
+    measures(rules);
+    sums(rules);
+    bare(rules);
+}
+
+/// What begins with a letter or a character.
+pub(super) fn words(rules: &mut Vec<Rule>) {
+    link(rules);
+    rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
+    money(rules);
+    // Plates: the province, a letter, five or six of digits and letters.
+    loose(
+        rules,
+        r"([京津沪渝冀豫云辽黑湘皖鲁新苏浙赣鄂桂甘晋蒙陕吉闽贵粤青藏川宁琼])([A-Z])([·• ]?)([A-Z0-9]{5,6})",
+        |c, context| {
+            let plate = c[4].contains(|c: char| c.is_ascii_digit())
+                && !context.next().is_some_and(|c| c.is_ascii_alphanumeric());
+            let said = |c: char| if c.is_ascii_digit() { phone(&c.to_string()) } else { c.to_string() };
+            plate.then(|| format!("{}{}{}", &c[1], &c[2], c[4].chars().map(said).collect::<String>()))
+        },
+    );
+    loose(rules, r"(第)(\d{1,9})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
+    rule(rules, r"([A-Za-z]{2,})-(\d{1,3})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
+}
+
+fn ends_with_any(text: &str, words: &[&str]) -> bool {
+    let text = text.trim_end_matches([' ', '：', ':']);
+    words.iter().any(|word| text.ends_with(word))
+}
+
+fn codes(rules: &mut Vec<Rule>) {
+    link(rules);
+    rule(rules, r"\d{1,3}(?:\.\d{1,3}){3}", |c, _| Some(c[0].split('.').map(digits).collect::<Vec<_>>().join("点")));
+    rule(rules, r"(?:\+?(86)[- ]?)?(1[3-9]\d)[- ]?(\d{4})[- ]?(\d{4})", |c, _| {
+        let country = c.get(1).map(|_| "加八六 ").unwrap_or_default();
+        Some(format!("{country}{}{}{}", phone(&c[2]), phone(&c[3]), phone(&c[4])))
+    });
+    rule(rules, r"(0\d{2,3})-(\d{7,8})", |c, _| Some(format!("{}{}", digits(&c[1]), digits(&c[2]))));
+    rule(rules, r"([48]00)-?(\d{3})-?(\d{4})", |c, _| {
+        Some(format!("{}{}{}", digits(&c[1]), digits(&c[2]), digits(&c[3])))
+    });
+    // Numbers of services.
+    rule(rules, r"(?:11[0249]|12[02]|911)", |c, context| {
+        let alone = context.before.trim().is_empty() && context.after.trim().is_empty();
+        (alone || ends_with_any(context.before, CALLS)).then(|| phone(&c[0]))
+    });
+    rule(rules, r"(?:1[02]\d{3}|9[56]\d{3})", |c, context| {
+        let counts = COUNTERS.iter().any(|word| context.after.starts_with(word));
+        let alone = context.before.trim().is_empty() && !counts && !c[0].ends_with("000");
+        (ends_with_any(context.before, CALLS) || alone).then(|| phone(&c[0]))
+    });
+    rule(rules, r"\d{3,30}", |c, context| {
+        if !ends_with_any(context.before, CODES) {
+            return None;
+        }
+        let phoned = context.before.ends_with("尾号");
+        Some(if phoned { phone(&c[0]) } else { digits(&c[0]) })
+    });
+    // "90后"
+    rule(rules, r"([05-9][05])后", |c, _| Some(format!("{}后", digits(&c[1]))));
+}
+
+fn link(rules: &mut Vec<Rule>) {
+    loose(rules, r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,12}", |c, _| {
+        Some(address(&c[0]))
+    });
+    loose(rules, r"https?://([A-Za-z0-9_.~:/?#&=%+-]{2,160})", |c, _| {
+        Some(address(c[1].trim_end_matches(['.', ',', '?', '/'])))
+    });
+    loose(rules, r"www\.[A-Za-z0-9-]+(?:\.[A-Za-z]{2,12})+(?:/[A-Za-z0-9_.~%#?&=+-]*)*", |c, _| Some(address(&c[0])));
+}
+
+fn address(text: &str) -> String {
+    let mut said = String::new();
+    for c in text.chars() {
+        match c {
+            '.' => said.push('点'),
+            '@' => said.push_str("艾特"),
+            '/' => said.push_str("斜杠"),
+            '-' => said.push('杠'),
+            '_' => said.push_str("下划线"),
+            ':' => said.push_str("冒号"),
+            '?' => said.push_str("问号"),
+            '=' => said.push_str("等于"),
+            '&' => said.push('和'),
+            '#' => said.push_str("井号"),
+            '%' => said.push_str("百分号"),
+            '~' => said.push_str("波浪号"),
+            '+' => said.push('加'),
+            c if c.is_ascii_digit() => said.push_str(&digits(&c.to_string())),
+            c => said.push(c),
+        }
+    }
+    said
+}
+
+fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
+    let mut said = String::new();
+    if let Some(of) = of {
+        said.push_str(&format!("{}年", digits(of)));
+    }
+    let n = number(month);
+    (1..=12).contains(&n).then_some(())?;
+    said.push_str(&format!("{}月", super::numbers::cardinal(n)));
+    if let Some(day) = day {
+        let n = number(day);
+        (1..=31).contains(&n).then_some(())?;
+        said.push_str(&format!("{}日", super::numbers::cardinal(n)));
+    }
+    Some(said)
+}
+
+fn dates(rules: &mut Vec<Rule>) {
+    rule(
+        rules,
+        &format!(r"(\d{{4}})([-/.])(\d{{1,2}})[-/.](\d{{1,2}}) ?{RANGE} ?(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})"),
+        |c, _| {
+            let from = date(Some(&c[1]), &c[3], Some(&c[4]))?;
+            Some(format!("{from}到{}", date(Some(&c[5]), &c[6], Some(&c[7]))?))
+        },
+    );
+    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
+        (c[2] == c[4]).then(|| date(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
+    });
+    rule(rules, r"(\d{1,2})([-/.])(\d{1,2})([-/.])(\d{4})", |c, _| {
+        (c[2] == c[4]).then(|| date(Some(&c[5]), &c[1], Some(&c[3]))).flatten()
+    });
+    rule(
+        rules,
+        &format!(r"((?:19|20)\d{{2}})[-/.](0?[1-9]|1[0-2]) ?{RANGE} ?((?:19|20)\d{{2}})[-/.](0?[1-9]|1[0-2])"),
+        |c, _| Some(format!("{}到{}", date(Some(&c[1]), &c[2], None)?, date(Some(&c[3]), &c[4], None)?)),
+    );
+    rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date(Some(&c[1]), &c[2], None));
+    rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date(Some(&c[2]), &c[1], None));
+    rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    // Years of four digits, and of two before a month.
+    loose(rules, &format!(r"(\d{{4}}){RANGE}(\d{{4}})年"), |c, _| {
+        Some(format!("{}到{}年", digits(&c[1]), digits(&c[2])))
+    });
+    loose(rules, r"((?:1\d|20|21)\d{2})( ?年)", |c, context| {
+        let span = ["前", "后", "历史", "以来", "的历史"].iter().any(|word| context.after.starts_with(word))
+            && &c[1][2..] == "00";
+        (!span).then(|| format!("{}年", digits(&c[1])))
+    });
+    loose(rules, r"(0\d|[5-9]\d)年(\d{1,2})月", |c, _| {
+        Some(format!("{}年{}月", digits(&c[1]), quantity(c[2].trim_start_matches('0'))))
+    });
+    loose(rules, r"0(\d)([月日号时点分])", |c, _| {
+        Some(format!("{}{}", if &c[2] == "分" { format!("零{}", digits(&c[1])) } else { digits(&c[1]) }, &c[2]))
+    });
+}
+
+fn clock(hour: &str, minute: &str, second: Option<&str>) -> Option<String> {
+    let (h, m) = (number(hour), number(minute));
+    (h <= 24 && m < 60).then_some(())?;
+    let two = |text: &str| match text.strip_prefix('0') {
+        Some(one) => format!("零{}", digits(one)),
+        None => quantity(text),
+    };
+    let hour = if h == 2 { "两".to_owned() } else { super::numbers::cardinal(h) };
+    let mut said = format!("{hour}点");
+    match second {
+        Some(second) => said.push_str(&format!("{}分{}秒", two(minute), two(second))),
+        None if m == 0 => {}
+        None => said.push_str(&format!("{}分", two(minute))),
+    }
+    Some(said)
+}
+
+fn half(text: Option<&str>) -> &'static str {
+    match text {
+        None => "",
+        Some(text) if text.starts_with(['a', 'A']) => "上午",
+        Some(_) => "下午",
+    }
+}
+
+fn times(rules: &mut Vec<Rule>) {
+    rule(
+        rules,
+        &format!(r"(\d{{1,2}}):(\d{{2}})(?::(\d{{2}}))? ?{RANGE} ?(\d{{1,2}}):(\d{{2}})(?::(\d{{2}}))?"),
+        |c, _| {
+            let from = clock(&c[1], &c[2], c.get(3).map(|second| second.as_str()))?;
+            Some(format!("{from}到{}", clock(&c[4], &c[5], c.get(6).map(|second| second.as_str()))?))
+        },
+    );
+    rule(rules, r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?: ?(?i:([ap]\.?m)\b\.?))?", |c, context| {
+        if ends_with_any(context.before, TEAMS) || ends_with_any(context.before, &["比分定格在", "以"]) {
+            return None;
+        }
+        let said = clock(&c[1], &c[2], c.get(3).map(|second| second.as_str()))?;
+        Some(format!("{}{said}", half(c.get(4).map(|half| half.as_str()))))
+    });
+    rule(rules, r"(\d{1,2}) ?(?i:([ap]\.?m)\b\.?)", |c, _| {
+        let hour = clock(&c[1], "00", None)?;
+        Some(format!("{}{hour}", half(Some(&c[2]))))
+    });
+    // Scores and shares.
+    rule(rules, r"(\d{1,4}) ?[:∶] ?(\d{1,4})", |c, _| Some(format!("{}比{}", quantity(&c[1]), quantity(&c[2]))));
+    rule(rules, r"(\d{1,3})[-–](\d{1,3})", |c, context| {
+        ends_with_any(context.before, TEAMS).then(|| format!("{}比{}", quantity(&c[1]), quantity(&c[2])))
+    });
+}
+
+fn currency(sign: &str) -> Option<&'static str> {
+    CURRENCIES.iter().find(|(known, _)| *known == sign).map(|(_, name)| *name)
+}
+
+fn money(rules: &mut Vec<Rule>) {
+    rule(rules, &format!(r"({CURRENCY}) ?({N})(?:{RANGE}({N}))?([百千万亿]{{0,2}})"), |c, _| {
+        let to = c.get(3).map(|to| format!("到{}", counted_or(to.as_str(), !c[4].is_empty()))).unwrap_or_default();
+        Some(format!("{}{to}{}{}", counted_or(&c[2], !c[4].is_empty()), &c[4], currency(&c[1])?))
+    });
+}
+
+fn counted_or(text: &str, counted_by: bool) -> String {
+    if counted_by { counted(text) } else { quantity(text) }
+}
+
+fn measures(rules: &mut Vec<Rule>) {
+    money(rules);
+    rule(rules, &format!(r"({N})([百千万亿]{{0,2}})({CURRENCY})"), |c, _| {
+        Some(format!("{}{}{}", counted_or(&c[1], !c[2].is_empty()), &c[2], currency(&c[3])?))
+    });
+    // Shares of a hundred and of a thousand.
+    rule(rules, &format!(r"([-−]?)({N})[%％]? ?{RANGE} ?({N}) ?([%％‰])"), |c, _| {
+        Some(format!("{}{}{}到{}{}", share(&c[4]), minus(&c[1]), quantity(&c[2]), share(&c[4]), quantity(&c[3])))
+    });
+    rule(rules, &format!(r"([-−]?)({N}) ?([%％‰])"), |c, _| {
+        Some(format!("{}{}{}", share(&c[3]), minus(&c[1]), quantity(&c[2])))
+    });
+    rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
+        Some(format!("{}{}分之{}", minus(&c[1]), quantity(&c[3]), quantity(&c[2])))
+    });
+    loose(
+        rules,
+        &format!(r"([-−]?)({N})(?: ?{RANGE} ?({N}))?( ?)({UNIT})([²³23])?(?:/({UNIT}))?"),
+        |c, context| {
+            let to = match c.get(3) {
+                Some(to) => format!("到{}", quantity(to.as_str())),
+                None => String::new(),
+            };
+            if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
+                return None;
+            }
+            let (sign, alone) = (&c[5], c.get(6).is_none() && c.get(7).is_none());
+            // Ten thousand, before what is counted.
+            if matches!(sign, "w" | "W") && alone && context.next().is_some_and(|next| !next.is_ascii()) {
+                return Some(format!("{}{to}万", quantity(&c[2])));
+            }
+            // "A5 h", "3 t" in a sentence of letters are no measures.
+            let unit = unit(sign, c.get(6).map(|power| power.as_str()))?;
+            let per = match c.get(7).map(|per| per.as_str()) {
+                Some("h") => "每小时".to_owned(),
+                Some("s") => "每秒".into(),
+                Some("min") => "每分钟".into(),
+                Some("d") => "每天".into(),
+                Some(per) => format!("每{}", self::unit(per, None)?),
+                None => String::new(),
+            };
+            Some(format!(
+                "{per}{}{}{to}{unit}",
+                minus(&c[1]),
+                if to.is_empty() { counted(&c[2]) } else { quantity(&c[2]) }
+            ))
+        },
+    );
+}
+
+fn share(sign: &str) -> &'static str {
+    if sign == "‰" { "千分之" } else { "百分之" }
+}
+
+fn minus(sign: &str) -> &'static str {
+    if sign.is_empty() { "" } else { "负" }
+}
+
+fn unit(sign: &str, power: Option<&str>) -> Option<String> {
+    let bare = sign.replace(' ', "");
+    let name = UNITS.iter().find(|(known, _)| *known == bare)?.1;
+    Some(match power {
+        None => name.to_owned(),
+        Some(power) if bare.ends_with('m') => {
+            let name = if name == "公里" { "千米" } else { name };
+            format!("{}{name}", if matches!(power, "²" | "2") { "平方" } else { "立方" })
+        }
+        Some(_) => return None,
+    })
+}
+
+fn operator(sign: &str) -> Option<&'static str> {
+    Some(match sign {
+        "+" => "加",
+        "-" | "−" => "减",
+        "*" | "×" | "x" => "乘",
+        "÷" => "除以",
+        "=" => "等于",
+        "≠" | "!=" => "不等于",
+        "≈" => "约等于",
+        "<" => "小于",
+        ">" => "大于",
+        "≤" | "<=" => "小于等于",
+        "≥" | ">=" => "大于等于",
+        _ => return None,
+    })
+}
+
+fn sums(rules: &mut Vec<Rule>) {
+    loose(rules, &format!(r"(-?)({N})((?: ?(?:[<>!]=|[-+*×x÷=≠≈<>≤≥−]) ?-?{N})+)"), |c, context| {
+        if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
+            return None;
+        }
+        let rest = &c[3];
+        let certain = rest.contains(['+', '=', '×', '÷', '<', '>', '≤', '≥', '≈', '≠', '*']);
+        certain.then(|| sum(&c[1], &c[2], rest)).flatten()
+    });
+    rule(rules, &format!(r"([≤≥<>≈≠±+]=?) ?({N})"), |c, _| {
+        let word = match &c[1] {
+            "±" => "正负",
+            "+" => "加",
+            sign => operator(sign)?,
+        };
+        Some(format!("{word}{}", quantity(&c[2])))
+    });
+    // What is counted, from here to there.
+    loose(rules, &format!(r"({N}) ?{RANGE} ?({N})"), |c, context| {
+        let counts = COUNTERS.iter().any(|word| context.after.starts_with(word));
+        let to = if counts { counted(&c[2]) } else { quantity(&c[2]) };
+        (!context.next().is_some_and(|next| next.is_ascii_digit())).then(|| format!("{}到{to}", quantity(&c[1])))
+    });
+}
+
+fn sum(sign: &str, first: &str, rest: &str) -> Option<String> {
+    let mut said = format!("{}{}", minus(sign), quantity(first));
+    let mut rest = rest;
+    while !rest.is_empty() {
+        let text = rest.trim_start();
+        let end = text.find(|c: char| c.is_ascii_digit() || c == ' ')?;
+        // A minus behind an operator belongs to the number.
+        let (operator_sign, negative) = match text[..end].strip_suffix('-') {
+            Some(sign) if !sign.is_empty() => (sign, "负"),
+            _ => (&text[..end], ""),
+        };
+        said.push_str(operator(operator_sign)?);
+        let text = text[end..].trim_start();
+        let (text, negative) = text.strip_prefix('-').map_or((text, negative), |text| (text, "负"));
+        let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ',')).unwrap_or(text.len());
+        said.push_str(negative);
+        said.push_str(&quantity(&text[..end]));
+        rest = &text[end..];
+    }
+    Some(said)
+}
+
+fn bare(rules: &mut Vec<Rule>) {
+    loose(rules, r"([-−])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)", |c, context| {
+        let word = match context.last() {
+            Some('年' | '月' | '日' | '号' | '时' | '点' | '分' | '楼' | '岁') => "到",
+            Some(last) if last.is_ascii_alphanumeric() => "",
+            _ => "负",
+        };
+        Some(format!("{word}{}", quantity(&c[2])))
+    });
+    rule(rules, r"\d+(?:\.\d+){2,5}", |c, _| Some(c[0].split('.').map(quantity).collect::<Vec<_>>().join("点")));
+    loose(rules, &format!("({N})"), plain);
+    loose(rules, r"#(\d+)", |c, _| Some(format!("{}号", quantity(&c[1]))));
+}
+
+fn plain(c: &Captures<'_>, context: &Context<'_>) -> Option<String> {
+    let text = &c[1];
+    let behind = context.after.trim_start();
+    if text == "2" && !context.before.ends_with('第') {
+        let weight = behind.starts_with('两');
+        let dated = ["月", "号", "日", "楼", "班", "年级", "点半"].iter().any(|word| behind.starts_with(word));
+        let half_past = behind.starts_with("点半") || behind.starts_with("点");
+        if half_past || (!weight && !dated && COUNTERS.iter().any(|word| behind.starts_with(word))) {
+            return Some("两".into());
+        }
+    }
+    Some(quantity(text))
+}
