@@ -1,6 +1,7 @@
 //! Values that never appear in logs.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
@@ -16,6 +17,33 @@ impl Secret {
     /// A secret known already.
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
+    }
+
+    /// The value of an environment variable.
+    ///
+    /// # Errors
+    /// It is not set, or empty: an empty secret would open what it should close.
+    pub fn from_env(name: &str) -> Result<Self, String> {
+        match variable(name) {
+            None => Err(format!("the environment variable `{name}` is not set")),
+            Some(value) if value.is_empty() => Err(format!("the environment variable `{name}` is empty")),
+            Some(value) => Ok(Self(value)),
+        }
+    }
+
+    /// The text of a file, without the newline at its end.
+    ///
+    /// # Errors
+    /// It cannot be read, or is empty.
+    pub fn from_file(path: &Path) -> Result<Self, String> {
+        let file = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|e| format!("the secret file `{file}` cannot be read: {e}"))?;
+        // Newlines are what editors and `echo` leave; they are never part of a secret.
+        match text.trim_end_matches(['\r', '\n']) {
+            "" => Err(format!("the secret file `{file}` is empty")),
+            text => Ok(Self(text.to_owned())),
+        }
     }
 
     /// The value, for the one place that needs it.
@@ -47,22 +75,18 @@ struct FromEnv {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FromFile {
-    file: String,
+    file: PathBuf,
 }
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Source::deserialize(deserializer)? {
+            Source::Plain(value) if value.is_empty() => Err("a secret is empty".to_owned()),
             Source::Plain(value) => Ok(Self(value)),
-            Source::Env(FromEnv { env }) => variable(&env)
-                .map(Self)
-                .ok_or_else(|| D::Error::custom(format!("the environment variable `{env}` is not set"))),
-            Source::File(FromFile { file }) => match std::fs::read_to_string(&file) {
-                // One trailing newline is what editors and `echo` leave; it is never part of a secret.
-                Ok(text) => Ok(Self(text.trim_end_matches(['\r', '\n']).to_owned())),
-                Err(e) => Err(D::Error::custom(format!("the secret file `{file}` cannot be read: {e}"))),
-            },
+            Source::Env(FromEnv { env }) => Self::from_env(&env),
+            Source::File(FromFile { file }) => Self::from_file(&file),
         }
+        .map_err(D::Error::custom)
     }
 }
 
@@ -94,6 +118,17 @@ mod tests {
         std::fs::write(&path, "abc\n").expect("write");
         let holder: Holder = toml::from_str(&format!("token = {{ file = {path:?} }}")).expect("parses");
         assert_eq!(holder.token.reveal(), "abc");
+    }
+
+    #[test]
+    fn an_empty_secret_is_refused_with_where_it_is_from() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("s");
+        std::fs::write(&path, "\n").expect("write");
+        for text in ["token = \"\"".to_owned(), format!("token = {{ file = {path:?} }}")] {
+            let error = toml::from_str::<Holder>(&text).expect_err("empty").to_string();
+            assert!(error.contains("is empty"), "{error}");
+        }
     }
 
     #[test]

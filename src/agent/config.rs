@@ -38,6 +38,9 @@ pub struct Agent {
     /// What becomes of a turn that the engine refuses or fails at: `refuse` or `default_voice`.
     #[serde(default)]
     pub overload: Overload,
+    /// Whose agent this is: the name of a token. Calls that come in for it belong to that tenant, and no other names
+    /// it. Absent: every tenant may name it, and the calls that come in for it are the operator's.
+    pub tenant: Option<String>,
 }
 
 /// What becomes of a turn that would be late, and of one whose device failed.
@@ -73,6 +76,7 @@ impl Agent {
             apology: default_apology(),
             stall_s: default_stall_s(),
             overload: Overload::default(),
+            tenant: None,
         }
     }
 

@@ -141,7 +141,7 @@ impl App {
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
-        let router = server::router(gateway.clone(), &config.http);
+        let router = server::router(gateway.clone(), server::Policies::new(&config.http));
         let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
         Ok(Self { gateway, http, stop, served })
     }

@@ -300,12 +300,38 @@ impl Batch {
     /// # Errors
     /// There is no job `after` (any more), or the database failed.
     pub fn list(&self, limit: u32, after: Option<&str>) -> Result<JobPage, BatchError> {
+        self.list_of(|_| true, limit, after)
+    }
+
+    /// As [`Batch::list`], of those tenants only that `whose` says.
+    ///
+    /// # Errors
+    /// As there; a job `after` of another tenant is none.
+    pub fn list_of(
+        &self,
+        whose: impl Fn(&str) -> bool,
+        limit: u32,
+        after: Option<&str>,
+    ) -> Result<JobPage, BatchError> {
         let limit = limit.min(PAGE);
-        let mut jobs = self.store().list(limit + 1, after)?;
+        if let Some(id) = after
+            && !whose(&self.owner(id)?)
+        {
+            return Err(BatchError::NotFound(format!("job `{id}`")));
+        }
+        let mut jobs = self.store().list(limit + 1, after, whose)?;
         let has_more = jobs.len() > limit as usize;
         jobs.truncate(limit as usize);
         self.annotate(&mut jobs)?;
         Ok(JobPage { jobs, has_more })
+    }
+
+    /// The tenant that a job belongs to.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn owner(&self, id: &str) -> Result<String, BatchError> {
+        self.store().owner(id)
     }
 
     /// Ends a job at once and drops its audio. A job that is over stays as it is.

@@ -228,12 +228,30 @@ impl Store {
         Ok(job)
     }
 
-    /// The newest jobs, or the newest that are older than `after`, at most `limit`.
-    pub(super) fn list(&self, limit: u32, after: Option<&str>) -> Result<Vec<Job>, BatchError> {
+    /// The newest jobs of those that `whose` says, or the newest that are older than `after`, at most `limit`.
+    pub(super) fn list(
+        &self,
+        limit: u32,
+        after: Option<&str>,
+        whose: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Job>, BatchError> {
         let before = after.map_or(Ok(i64::MAX), |id| self.seq(id))?;
         let mut query =
-            self.db.prepare("SELECT id, state, total, finished FROM job WHERE seq < ?1 ORDER BY seq DESC LIMIT ?2")?;
-        Ok(query.query_map(params![before, limit], job_of)?.collect::<rusqlite::Result<_>>()?)
+            self.db.prepare("SELECT id, state, total, finished, tenant FROM job WHERE seq < ?1 ORDER BY seq DESC")?;
+        let (mut rows, mut jobs) = (query.query([before])?, Vec::new());
+        while jobs.len() < limit as usize
+            && let Some(row) = rows.next()?
+        {
+            if whose(row.get_ref(4)?.as_str().unwrap_or_default()) {
+                jobs.push(job_of(row)?);
+            }
+        }
+        Ok(jobs)
+    }
+
+    pub(super) fn owner(&self, id: &str) -> Result<String, BatchError> {
+        let seq = self.seq(id)?;
+        Ok(self.db.query_row("SELECT tenant FROM job WHERE seq = ?1", [seq], |row| row.get(0))?)
     }
 
     fn results(&self, seq: i64, job: JobState) -> rusqlite::Result<Vec<ItemResult>> {

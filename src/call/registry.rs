@@ -1,11 +1,10 @@
 //! All live calls: placement, the limit, lookup and draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc, watch};
 
 use super::handle::{CallHandle, CallMeta};
 use super::info::{CallInfo, Shared};
@@ -36,8 +35,19 @@ struct Inner {
     /// One of them is live, or will not be.
     arrived: Notify,
     capacity: Arc<Semaphore>,
-    draining: AtomicBool,
+    door: watch::Sender<Door>,
     events: broadcast::Sender<(CallId, CallEvent)>,
+}
+
+/// Whether new calls are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    /// Yes. The number tells one drain from the next.
+    Open(u64),
+    /// No, until someone resumes.
+    Draining(u64),
+    /// No, for good.
+    Closed,
 }
 
 /// Why a call could not be started.
@@ -86,7 +96,7 @@ impl Calls {
             live: DashMap::new(),
             arriving: DashMap::new(),
             arrived: Notify::new(),
-            draining: AtomicBool::new(false),
+            door: watch::Sender::new(Door::Open(0)),
             events: broadcast::channel(ALL_EVENTS).0,
         })))
     }
@@ -197,7 +207,7 @@ impl Calls {
 
     /// Whether new calls are refused.
     pub fn is_draining(&self) -> bool {
-        self.0.draining.load(Relaxed)
+        !matches!(*self.0.door.borrow(), Door::Open(_))
     }
 
     /// Settings of all calls.
@@ -216,9 +226,39 @@ impl Calls {
     }
 
     /// Refuses new calls, lets what is queued on the live ones be said, and ends them; those that still live
-    /// after `grace` are ended at once. Returns when none is left, and tells how many were cut off.
+    /// after `grace` are ended at once. Returns when none is left, or [`Calls::resume`] opens again meanwhile, and
+    /// tells how many were cut off.
     pub async fn drain(&self, grace: Duration) -> usize {
-        self.0.draining.store(true, Relaxed);
+        self.0.door.send_modify(|door| {
+            if let Door::Open(number) = *door {
+                *door = Door::Draining(number);
+            }
+        });
+        self.emptied(grace).await
+    }
+
+    /// As [`Calls::drain`], for good: nothing opens again.
+    pub async fn close(&self, grace: Duration) -> usize {
+        self.0.door.send_replace(Door::Closed);
+        self.emptied(grace).await
+    }
+
+    /// Takes new calls again after a drain. Calls that were told to finish still end. `false` after
+    /// [`Calls::close`].
+    pub fn resume(&self) -> bool {
+        self.0.door.send_modify(|door| {
+            if let Door::Draining(number) = *door {
+                *door = Door::Open(number + 1);
+            }
+        });
+        // A closed door was left as it was.
+        *self.0.door.borrow() != Door::Closed
+    }
+
+    /// Ends every call, and waits for that while nobody opens again.
+    async fn emptied(&self, grace: Duration) -> usize {
+        let mut door = self.0.door.subscribe();
+        let mine = *door.borrow();
         let handles = || self.0.live.iter().map(|entry| entry.value().clone()).collect::<Vec<_>>();
         for handle in handles() {
             if handle.finish(EndReason::Drained).is_err() {
@@ -230,9 +270,12 @@ impl Calls {
                 handle.ended().await;
             }
         };
-        let in_time = tokio::time::timeout(grace, all_ended).await.is_ok();
-        if in_time {
-            return 0;
+        tokio::select! {
+            ended = tokio::time::timeout(grace, all_ended) => if ended.is_ok() {
+                return 0;
+            },
+            // Opened meanwhile, or closed for good: then that one waits.
+            _ = door.wait_for(|door| *door != mine) => return 0,
         }
         let late = handles();
         for handle in &late {

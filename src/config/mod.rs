@@ -193,6 +193,7 @@ impl Config {
         for (name, agent) in &self.agent {
             agent.validate().map_err(|error| format!("[agent.{name}] {error}"))?;
         }
+        self.http.validate().map_err(|e| format!("[http] {e}"))?;
         self.call.validate()?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         self.log.validate().map_err(|e| format!("[log] {e}"))?;

@@ -32,11 +32,53 @@ fn a_bad_variable_is_named() {
 
 #[test]
 fn tokens_may_be_strings_or_tables() {
-    let config = load("[http]\ntokens = [\"a\", { name = \"ops\", token = \"b\", scopes = [\"admin\"] }]\n", &[])
-        .expect("valid");
-    assert_eq!(config.http.tokens[0].token.reveal(), "a");
+    let (plain, named) = ("a-token-of-its-own", "another-of-its-own");
+    let text = format!("[http]\ntokens = [{plain:?}, {{ name = \"ops\", token = {named:?}, scopes = [\"admin\"] }}]\n");
+    let config = load(&text, &[]).expect("valid");
+    assert!(config.http.tokens[0].is(plain) && !config.http.tokens[0].is(named));
+    assert!(config.http.tokens[1].is(named));
     assert_eq!(config.http.tokens[1].scopes, [Scope::Admin]);
-    assert!(!format!("{config:?}").contains("\"b\""));
+    let shown = format!("{config:?}");
+    assert!(!shown.contains(plain) && !shown.contains(named));
+}
+
+/// An empty token is what `Authorization: Bearer` without more presents.
+#[test]
+fn an_empty_or_short_token_is_refused_with_the_name_of_where_it_is_from() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "\n").expect("written");
+    for (text, named) in [
+        ("tokens = [\"\"]".to_owned(), "`tokens`"),
+        ("tokens = [\"short\"]".to_owned(), "16 characters"),
+        ("tokens = [{ name = \"ops\", token = \"short\" }]".to_owned(), "`ops`"),
+        (
+            "tokens = [{ name = \"ops\", token = { env = \"ANTIPHON_NO_SUCH_TOKEN\" } }]".to_owned(),
+            "ANTIPHON_NO_SUCH_TOKEN",
+        ),
+        ("tokens = [{ env = \"ANTIPHON_NO_SUCH_TOKEN\" }]".to_owned(), "ANTIPHON_NO_SUCH_TOKEN"),
+        (format!("tokens = [{{ file = {empty:?} }}]"), "empty"),
+        ("tokens = [{ name = \"ops\" }]".to_owned(), "`token`"),
+    ] {
+        let error = load(&format!("[http]\n{text}\n"), &[]).expect_err(&text).to_string();
+        assert!(error.contains(named), "{text}: {error}");
+    }
+    let error = load("", &[("ANTIPHON_HTTP__TOKENS", "[\"\"]")]).expect_err("empty").to_string();
+    assert!(error.contains("ANTIPHON_HTTP__TOKENS"), "{error}");
+}
+
+#[test]
+fn names_and_origins_are_checked() {
+    for (text, named) in [
+        ("hosts = [\"https://voice.example\"]", "hosts"),
+        ("hosts = [\"*\"]", "hosts"),
+        ("cors = [\"app.example\"]", "cors"),
+        ("cors = [\"https://app.example/\"]", "cors"),
+    ] {
+        let error = load(&format!("[http]\n{text}\n"), &[]).expect_err(text).to_string();
+        assert!(error.contains(named), "{text}: {error}");
+    }
+    load("[http]\nhosts = [\"voice.example\"]\ncors = [\"https://app.example:8443\", \"*\"]\n", &[]).expect("valid");
 }
 
 #[test]

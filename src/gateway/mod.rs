@@ -88,7 +88,7 @@ impl Gateway {
     /// Refuses new calls and lets what is queued on the live ones be said, for the grace at most; then no session is
     /// left. Returns how many calls were cut off.
     pub async fn close(&self) -> usize {
-        let cut = self.calls.drain(self.drain_grace).await;
+        let cut = self.calls.close(self.drain_grace).await;
         if let Some(sip) = &self.sip {
             sip.shutdown().await;
         }

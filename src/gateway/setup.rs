@@ -50,6 +50,8 @@ impl Gateway {
         let CallRequest { direction, from, to, agent, headers, tenant } = request;
         let name = agent.unwrap_or_else(|| self.default_agent.to_string());
         let Some(agent) = self.agents.find(&name) else { return Err(GatewayError::NoAgent(name)) };
+        // What a token's bearer asked for is the bearer's; what comes in is the agent's owner's.
+        let tenant = if tenant.is_empty() { agent.tenant.as_deref().unwrap_or_default().into() } else { tenant };
         self.calls.has_room()?;
         self.has_room_for(&agent)?;
         let id = CallId::random();
@@ -66,6 +68,7 @@ impl Gateway {
         &self,
         leg: WebRtcLeg,
         agent: Option<String>,
+        tenant: Arc<str>,
         session: &SessionId,
     ) -> Result<CallHandle, GatewayError> {
         let admission = self.admit(CallRequest {
@@ -74,7 +77,7 @@ impl Gateway {
             to: agent.clone().unwrap_or_else(|| self.default_agent.to_string()),
             agent,
             headers: BTreeMap::new(),
-            tenant: "".into(),
+            tenant,
         })?;
         admission.start(leg)
     }

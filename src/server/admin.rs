@@ -1,12 +1,15 @@
 //! Operations: health, readiness, metrics, drain and the API's description.
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::error::ApiError;
 use crate::gateway::Gateway;
 
 /// Content type of the Prometheus text format.
@@ -22,7 +25,7 @@ pub fn router() -> Router<Gateway> {
             "/openapi.json",
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")) }),
         )
-        .route("/v1/admin/drain", post(drain))
+        .route("/v1/admin/drain", post(drain).delete(resume))
 }
 
 /// The state of every device, for `/readyz`, the console and the event stream.
@@ -45,9 +48,33 @@ async fn metrics(State(gateway): State<Gateway>) -> Response {
     ([(header::CONTENT_TYPE, PROMETHEUS)], gateway.metrics.render()).into_response()
 }
 
-/// Refuses new calls, lets the live ones finish what they say, then answers.
-async fn drain(State(gateway): State<Gateway>) -> Json<Value> {
+/// The body of `POST /v1/admin/drain`, which may also be empty.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Drain {
+    drain: bool,
+}
+
+/// Refuses new calls, lets the live ones finish what they say, then answers; `{"drain": false}` takes calls again.
+async fn drain(State(gateway): State<Gateway>, body: Bytes) -> Result<Response, ApiError> {
+    let wanted = body.is_empty()
+        || serde_json::from_slice::<Drain>(&body)
+            .map_err(|e| {
+                ApiError::bad_request("invalid_json", format!("the body is {{\"drain\": true}} or false: {e}"))
+            })?
+            .drain;
+    if !wanted {
+        return resume(State(gateway)).await.map(IntoResponse::into_response);
+    }
     let before = gateway.calls.count();
     let cut_off = gateway.calls.drain(gateway.drain_grace).await;
-    Json(json!({ "drained": before, "cutOff": cut_off }))
+    Ok(Json(json!({ "drained": before, "cutOff": cut_off, "draining": gateway.calls.is_draining() })).into_response())
+}
+
+/// Takes calls again. Those that were told to finish still end.
+async fn resume(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError> {
+    if gateway.calls.resume() {
+        return Ok(Json(json!({ "draining": false })));
+    }
+    Err(ApiError::new(StatusCode::CONFLICT, "shutting_down", "the gateway is being stopped and takes no more calls"))
 }

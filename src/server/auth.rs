@@ -1,79 +1,148 @@
-//! Bearer tokens: who may use the API, and as whom.
+//! Bearer tokens: who may use the API, as whom, and whose objects they see.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::config::{Scope, Token};
-use super::console;
+use super::config::{Scope, Token, digest, same};
 use super::error::ApiError;
+use super::policy::Policies;
+use super::routes::{self, Access, Route};
 
-/// The caller of a request, in its extensions.
+/// Who makes a request, in its extensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenant(pub Arc<str>);
+pub struct Caller {
+    /// The name of the token: the owner of what is made with it, and whose limits that counts to. May be empty.
+    pub tenant: Arc<str>,
+    /// Whether everybody's objects are seen.
+    all: bool,
+}
+
+impl Caller {
+    /// Who calls a gateway without tokens: everything is theirs.
+    pub fn anybody() -> Self {
+        Self { tenant: "".into(), all: true }
+    }
+
+    /// Whether everybody's objects are theirs.
+    pub fn is_operator(&self) -> bool {
+        self.all
+    }
+
+    /// Whether this one may see and steer what belongs to `owner`: their own, and everybody's where the token is one
+    /// of the operator's (with the scope `admin`, or with all scopes).
+    pub fn sees(&self, owner: &str) -> bool {
+        self.all || *self.tenant == *owner
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        // Put there by `require`; a router without it serves nobody.
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the route has no check of tokens")
+        })
+    }
+}
 
 /// The tokens of `[http]`.
-#[derive(Clone, Debug)]
-pub struct Tokens(Arc<Vec<Token>>);
+#[derive(Debug)]
+pub(super) struct Tokens(Vec<Known>);
+
+#[derive(Debug)]
+struct Known {
+    digest: [u8; 32],
+    caller: Caller,
+    scopes: Vec<Scope>,
+}
 
 impl Tokens {
     /// Without tokens every request is allowed.
-    pub fn new(tokens: Vec<Token>) -> Self {
-        Self(Arc::new(tokens))
+    pub(super) fn new(tokens: &[Token]) -> Self {
+        let known = tokens.iter().map(|token| Known {
+            digest: token.digest,
+            caller: Caller {
+                tenant: token.name.as_str().into(),
+                all: token.scopes.is_empty() || token.scopes.contains(&Scope::Admin),
+            },
+            scopes: token.scopes.clone(),
+        });
+        Self(known.collect())
     }
 
-    fn check(&self, presented: Option<&str>, scope: Scope) -> Result<Tenant, ApiError> {
+    fn check(&self, presented: Option<&str>, access: Access) -> Result<Caller, ApiError> {
         if self.0.is_empty() {
-            return Ok(Tenant("".into()));
+            return Ok(Caller::anybody());
         }
         let Some(presented) = presented else {
             let message = "this route needs `Authorization: Bearer TOKEN`";
             return Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_token", message));
         };
+        let presented = digest(presented);
         // Every token is compared in full, so the time taken tells nothing about how much of one was right.
         let mut found = None;
-        for token in self.0.iter() {
-            if same(token.token.reveal().as_bytes(), presented.as_bytes()) {
-                found = Some(token);
+        for known in &self.0 {
+            if same(&known.digest, &presented) {
+                found = Some(known);
             }
         }
-        let Some(token) = found else {
+        let Some(known) = found else {
             return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_token", "the bearer token is not known"));
         };
-        if !token.scopes.is_empty() && !token.scopes.contains(&scope) {
-            let message = format!("this token lacks the scope `{scope:?}`").to_lowercase();
-            return Err(ApiError::new(StatusCode::FORBIDDEN, "missing_scope", message));
+        let scope = match access {
+            Access::Of(scope) => Some(scope),
+            Access::Page => Some(Scope::Calls),
+            Access::Public | Access::Loopback | Access::Any => None,
+        };
+        match scope {
+            Some(scope) if !known.scopes.is_empty() && !known.scopes.contains(&scope) => {
+                let message = format!("this token lacks the scope `{scope:?}`").to_lowercase();
+                Err(ApiError::new(StatusCode::FORBIDDEN, "missing_scope", message))
+            }
+            _ => Ok(known.caller.clone()),
         }
-        Ok(Tenant(token.name.as_str().into()))
     }
 }
 
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |acc, (x, y)| acc | (x ^ y)) == 0
-}
-
-/// Middleware: refuses requests without a fitting token, else tells the handler its [`Tenant`].
+/// Middleware: refuses requests without a fitting token, else tells the handler its [`Caller`].
 ///
 /// # Errors
-/// 401 or 403.
-pub async fn require(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Result<Response, ApiError> {
-    let path = request.uri().path();
+/// 401, 403, or 405 where the route is not in the table of routes.
+pub(super) async fn require(
+    State(policies): State<Policies>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let route = matched.as_deref().and_then(|path| routes::find(request.method(), path));
     let loopback = request
         .extensions()
         .get::<ConnectInfo<SocketAddr>>()
         .is_some_and(|ConnectInfo(peer)| peer.ip().to_canonical().is_loopback());
-    let console = path == "/" || path.starts_with(console::FOLDER);
-    if matches!(path, "/healthz" | "/readyz") || console::PUBLIC.contains(&path) || (console && loopback) {
+    let access = route.map_or(Access::Any, |route| route.access);
+    if access == Access::Public || (access == Access::Loopback && loopback) {
         return Ok(next.run(request).await);
     }
-    let presented = bearer(&request).or_else(|| access_token(&request));
-    let tenant = tokens.check(presented.as_deref(), scope_of(path))?;
-    request.extensions_mut().insert(tenant);
+    let presented = bearer(&request).or_else(|| access_token(&request, route));
+    let caller = policies.get().tokens.check(presented.as_deref(), access)?;
+    if matched.is_some() && route.is_none() {
+        return Err(not_allowed(request.method(), request.uri().path()));
+    }
+    request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
+}
+
+/// 405. Names the path only: a query may hold a token.
+pub(super) fn not_allowed(method: &Method, path: &str) -> ApiError {
+    let message = format!("{path} does not take {method}; see /openapi.json");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
 fn bearer(request: &Request) -> Option<String> {
@@ -83,48 +152,91 @@ fn bearer(request: &Request) -> Option<String> {
 }
 
 /// Browsers cannot set headers on a WebSocket, so those may name the token in the query.
-fn access_token(request: &Request) -> Option<String> {
-    let upgrade = request.headers().get(header::UPGRADE)?.to_str().ok()?;
-    if !upgrade.eq_ignore_ascii_case("websocket") {
+fn access_token(request: &Request, route: Option<&Route>) -> Option<String> {
+    if !route?.socket || !is_handshake(request.headers()) {
         return None;
     }
-    let uri = request.uri();
-    let query: axum::extract::Query<Vec<(String, String)>> = axum::extract::Query::try_from_uri(uri).ok()?;
+    let query: axum::extract::Query<Vec<(String, String)>> = axum::extract::Query::try_from_uri(request.uri()).ok()?;
     query.0.into_iter().find(|(key, _)| key == "access_token").map(|(_, value)| value)
 }
 
-fn scope_of(path: &str) -> Scope {
-    if path.starts_with("/v1/audio") || path.starts_with("/v1/jobs") {
-        Scope::Speech
-    } else if path == "/metrics" || path == "/v1/events" || path.starts_with("/v1/admin") {
-        Scope::Admin
-    } else {
-        Scope::Calls
-    }
+/// Whether these are the headers of a WebSocket handshake (RFC 6455 section 4.1).
+fn is_handshake(headers: &HeaderMap) -> bool {
+    let has = |name, wanted: &str| {
+        let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(wanted))
+    };
+    has(header::UPGRADE, "websocket")
+        && has(header::CONNECTION, "upgrade")
+        && has(header::SEC_WEBSOCKET_VERSION, "13")
+        && headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+
     use super::*;
-    use crate::secret::Secret;
+
+    const ALL: &str = "all-of-sixteen-characters";
+    const OPS: &str = "ops-of-sixteen-characters";
+    const CRM: &str = "crm-of-sixteen-characters";
 
     fn tokens() -> Tokens {
-        let token = |name: &str, value: &str, scopes| Token { name: name.into(), token: Secret::new(value), scopes };
-        Tokens::new(vec![token("all", "a-secret", vec![]), token("ops", "b-secret", vec![Scope::Admin])])
+        Tokens::new(&[
+            Token::new("all", ALL, vec![]),
+            Token::new("ops", OPS, vec![Scope::Admin]),
+            Token::new("crm", CRM, vec![Scope::Calls]),
+        ])
     }
 
     #[test]
     fn a_token_opens_what_its_scopes_say() {
         let tokens = tokens();
-        assert_eq!(tokens.check(Some("a-secret"), Scope::Calls).expect("allowed"), Tenant("all".into()));
-        assert!(tokens.check(Some("b-secret"), Scope::Admin).is_ok());
-        assert!(tokens.check(Some("b-secret"), Scope::Calls).is_err());
-        assert!(tokens.check(Some("a-secre"), Scope::Calls).is_err());
-        assert!(tokens.check(None, Scope::Calls).is_err());
+        let calls = Access::Of(Scope::Calls);
+        assert_eq!(&*tokens.check(Some(ALL), calls).expect("allowed").tenant, "all");
+        assert!(tokens.check(Some(OPS), Access::Of(Scope::Admin)).is_ok());
+        assert!(tokens.check(Some(OPS), calls).is_err());
+        assert!(tokens.check(Some(OPS), Access::Any).is_ok());
+        for wrong in ["", &ALL[1..], "all-of-sixteen-characterz"] {
+            assert!(tokens.check(Some(wrong), Access::Any).is_err(), "{wrong}");
+        }
+        assert!(tokens.check(None, Access::Any).is_err());
+    }
+
+    #[test]
+    fn a_scoped_token_sees_its_own_and_an_operator_everything() {
+        let tokens = tokens();
+        let crm = tokens.check(Some(CRM), Access::Any).expect("known");
+        assert!(crm.sees("crm") && !crm.sees("") && !crm.sees("ops"));
+        for operator in [ALL, OPS] {
+            assert!(tokens.check(Some(operator), Access::Any).expect("known").sees("crm"));
+        }
     }
 
     #[test]
     fn without_tokens_everything_is_open() {
-        assert!(Tokens::new(Vec::new()).check(None, Scope::Admin).is_ok());
+        assert_eq!(Tokens::new(&[]).check(None, Access::Of(Scope::Admin)).expect("open"), Caller::anybody());
+    }
+
+    #[test]
+    fn a_token_in_the_query_counts_on_a_whole_handshake_of_a_websocket_only() {
+        let handshake = [
+            ("connection", "keep-alive, Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ];
+        let ask = |path: &str, headers: &[(&str, &str)]| {
+            let mut request = Request::builder().uri(format!("{path}?access_token=t"));
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            access_token(&request.body(Body::empty()).expect("a request"), routes::find(&Method::GET, path))
+        };
+        assert_eq!(ask("/v1/audio/speech/stream", &handshake).as_deref(), Some("t"));
+        assert_eq!(ask("/v1/audio/speech/stream", &handshake[1..]), None);
+        assert_eq!(ask("/v1/audio/speech/stream", &handshake[..3]), None);
+        assert_eq!(ask("/v1/jobs", &handshake), None);
     }
 }

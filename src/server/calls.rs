@@ -6,14 +6,14 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::auth::Tenant;
+use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
-use super::speech::speed_of;
+use super::speech::{own_voice, speed_of};
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, CallInfo, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
@@ -34,31 +34,50 @@ pub fn router() -> Router<Gateway> {
         .route("/v1/calls/{id}/dtmf", post(dtmf))
 }
 
-/// The live call named in a path.
+/// The live call named in a path, if it is the caller's.
 ///
 /// # Errors
-/// 404.
-pub(super) async fn find(gateway: &Gateway, id: &str) -> Result<CallHandle, ApiError> {
-    gateway.calls.find(&CallId::from(id)).await.ok_or_else(|| ApiError::not_found("call", id))
+/// 404, also for the calls of others: whether there is one is their business.
+pub(super) async fn find(gateway: &Gateway, caller: &Caller, id: &str) -> Result<CallHandle, ApiError> {
+    let call = gateway.calls.find(&CallId::from(id)).await.filter(|call| caller.sees(&call.meta().tenant));
+    call.ok_or_else(|| ApiError::not_found("call", id))
 }
 
-async fn list(State(gateway): State<Gateway>) -> Json<serde_json::Value> {
-    // Answered and not acknowledged yet: no agent has them, but they take places.
-    let half_open = gateway.sip.as_ref().map(|sip| sip.half_open()).unwrap_or_default();
+/// Whether the caller may have a call with this agent (`None`: the default one).
+///
+/// # Errors
+/// 404: the agent is another tenant's.
+pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -> Result<(), ApiError> {
+    let name = agent.unwrap_or(&gateway.default_agent);
+    match gateway.agents.find(name).and_then(|agent| agent.tenant) {
+        Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("agent", name).param("agent")),
+        _ => Ok(()),
+    }
+}
+
+async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<serde_json::Value> {
+    let mut calls = gateway.calls.list();
+    calls.retain(|call| caller.sees(&call.meta.tenant));
+    // Answered and not acknowledged yet: no agent has them, but they take places. They are nobody's yet.
+    let half_open = gateway.sip.as_ref().filter(|_| caller.is_operator()).map(|sip| sip.half_open());
     let now = clock::now();
-    let half_open = half_open.into_iter().map(|call| {
+    let half_open = half_open.unwrap_or_default().into_iter().map(|call| {
         let age = now.saturating_duration_since(call.since).as_millis();
         json!({ "call_id": call.call_id, "source": call.source.to_string(), "age_ms": u64::try_from(age).unwrap_or(u64::MAX) })
     });
-    Json(json!({ "calls": gateway.calls.list(), "half_open": half_open.collect::<Vec<_>>() }))
+    Json(json!({ "calls": calls, "half_open": half_open.collect::<Vec<_>>() }))
 }
 
-async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<CallInfo>, ApiError> {
-    Ok(Json(find(&gateway, &id).await?.info()))
+async fn show(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<CallInfo>, ApiError> {
+    Ok(Json(find(&gateway, &caller, &id).await?.info()))
 }
 
-async fn end(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.hang_up(EndReason::HungUp);
+async fn end(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    find(&gateway, &caller, &id).await?.hang_up(EndReason::HungUp);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -73,14 +92,11 @@ struct Place {
     headers: BTreeMap<String, String>,
 }
 
-async fn place(
-    State(gateway): State<Gateway>,
-    Extension(Tenant(tenant)): Extension<Tenant>,
-    Body(body): Body<Place>,
-) -> Result<Response, ApiError> {
+async fn place(State(gateway): State<Gateway>, caller: Caller, Body(body): Body<Place>) -> Result<Response, ApiError> {
     let Place { to, from, trunk, agent, headers } = body;
+    may_use(&gateway, &caller, agent.as_deref())?;
     let request = DialRequest { to, from, trunk, headers, timeout: None };
-    let call = gateway.dial(request, agent, tenant).await?;
+    let call = gateway.dial(request, agent, caller.tenant).await?;
     let id = call.id();
     let location = format!("/v1/calls/{id}");
     Ok((StatusCode::CREATED, [("Location", location)], Json(json!({ "id": id }))).into_response())
@@ -113,10 +129,11 @@ enum Priority {
 
 async fn speak(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     Body(turn): Body<Turn>,
 ) -> Result<Response, ApiError> {
-    let handle = find(&gateway, &id).await?;
+    let handle = find(&gateway, &caller, &id).await?;
     let agent = gateway.agents.find(&handle.meta().agent);
     let request = TurnRequest {
         id: turn.utterance_id.as_deref().map(TurnId::from),
@@ -124,7 +141,7 @@ async fn speak(
         interrupt: turn.interrupt,
         ahead: matches!(turn.priority, Some(Priority::High)),
         style: Style {
-            voice: turn.voice.or_else(|| agent.as_ref().and_then(|a| a.voice.clone())),
+            voice: own_voice(&gateway, &caller, turn.voice)?.or_else(|| agent.as_ref().and_then(|a| a.voice.clone())),
             language: turn.language.or_else(|| agent.as_ref().and_then(|a| a.language.clone())),
             instructions: turn.instructions,
             seed: turn.seed.unwrap_or(0),
@@ -148,25 +165,34 @@ struct Prompt {
 /// What the caller would have said: agents get it as they get speech that a recogniser understood.
 async fn prompt(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     Body(body): Body<Prompt>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.prompt(&body.text, &body.lang)?;
+    find(&gateway, &caller, &id).await?.prompt(&body.text, &body.lang)?;
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn interrupt(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.interrupt()?;
+async fn interrupt(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    find(&gateway, &caller, &id).await?.interrupt()?;
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn hold(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.hold()?;
+async fn hold(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    find(&gateway, &caller, &id).await?.hold()?;
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn resume(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.resume()?;
+async fn resume(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    find(&gateway, &caller, &id).await?.resume()?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -188,10 +214,11 @@ enum TransferMode {
 
 async fn transfer(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     Body(body): Body<Transfer>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.transfer(body.to, body.mode == TransferMode::Attended)?;
+    find(&gateway, &caller, &id).await?.transfer(body.to, body.mode == TransferMode::Attended)?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -203,9 +230,10 @@ struct Digits {
 
 async fn dtmf(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     Body(body): Body<Digits>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &id).await?.dtmf(&body.digits)?;
+    find(&gateway, &caller, &id).await?.dtmf(&body.digits)?;
     Ok(StatusCode::ACCEPTED)
 }

@@ -1,10 +1,17 @@
 //! `[http]`: the address and the tokens of the API.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
+use sha2::{Digest, Sha256};
 
 use crate::secret::Secret;
+
+/// Fewest characters of a token: with fewer it could be guessed.
+pub const MIN_TOKEN: usize = 16;
 
 /// `[http]`
 #[derive(Clone, Debug, Deserialize)]
@@ -14,25 +21,83 @@ pub struct Http {
     pub bind: SocketAddr,
     /// Who may use the API; empty: everybody who can reach `bind`.
     pub tokens: Vec<Token>,
+    /// Names that the gateway goes by beside its addresses and `localhost`; see [`crate::server`].
+    pub hosts: Vec<String>,
     /// Origins that browsers may call from; `*` allows all.
     pub cors: Vec<String>,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080), tokens: Vec::new(), cors: Vec::new() }
+        Self {
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            tokens: Vec::new(),
+            hosts: Vec::new(),
+            cors: Vec::new(),
+        }
     }
 }
 
-/// A bearer token: a string, or a table with a name (for fairness, limits and logs) and scopes.
-#[derive(Clone, Debug)]
+impl Http {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        if let Some(host) = self.hosts.iter().find(|host| host.is_empty() || host.contains(['/', ':', '*', ' '])) {
+            return Err(format!("hosts: `{host}` is no host name; write it without scheme, port or `*`"));
+        }
+        let bare = |origin: &str| {
+            origin.split_once("://").is_some_and(|(scheme, host)| {
+                matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', ' '])
+            })
+        };
+        match self.cors.iter().find(|origin| *origin != "*" && !bare(origin)) {
+            Some(origin) => {
+                Err(format!("cors: `{origin}` is no origin; write it like https://app.example.com, or \"*\""))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A bearer token: a string, or a table with a name (for ownership, fairness, limits and logs) and scopes.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Who this is, in metrics and logs.
+    /// Who this is, in metrics and logs, and the owner of what is made with it.
     pub name: String,
-    /// What the request must carry.
-    pub token: Secret,
+    /// SHA-256 of what the request must carry: the text itself is forgotten once it is read.
+    pub(super) digest: [u8; 32],
     /// What it may do; empty: everything.
     pub scopes: Vec<Scope>,
+}
+
+impl Token {
+    /// The token whose text is `text`.
+    pub fn new(name: &str, text: &str, scopes: Vec<Scope>) -> Self {
+        Self { name: name.to_owned(), digest: digest(text), scopes }
+    }
+
+    /// Whether `text` is what the request must carry. Takes as long whatever it is.
+    pub fn is(&self, text: &str) -> bool {
+        same(&self.digest, &digest(text))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("name", &self.name).field("scopes", &self.scopes).finish_non_exhaustive()
+    }
+}
+
+/// What is kept of a token.
+pub(super) fn digest(text: &str) -> [u8; 32] {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+/// Equality in constant time.
+pub(super) fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    a.iter().zip(b).fold(0, |acc, (x, y)| acc | (x ^ y)) == 0
 }
 
 /// What a token may do.
@@ -48,24 +113,61 @@ pub enum Scope {
 }
 
 impl<'de> Deserialize<'de> for Token {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Form)
+    }
+}
+
+/// Reads a token by hand: an untagged enum would swallow the reason why a secret cannot be read, and with it the
+/// name of the variable that is empty.
+struct Form;
+
+impl<'de> Visitor<'de> for Form {
+    type Value = Token;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or { name, token, scopes }")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Token, E> {
+        token(String::new(), &Secret::new(text), Vec::new(), "a string of `tokens`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Token, A::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Full {
+        struct Table {
             name: Option<String>,
-            token: Secret,
+            token: Option<Secret>,
             #[serde(default)]
             scopes: Vec<Scope>,
+            env: Option<String>,
+            file: Option<PathBuf>,
         }
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a string or { name, token, scopes }")]
-        enum Either {
-            Full(Full),
-            Plain(Secret),
-        }
-        Ok(match Either::deserialize(deserializer)? {
-            Either::Plain(token) => Token { name: String::new(), token, scopes: Vec::new() },
-            Either::Full(full) => Token { name: full.name.unwrap_or_default(), token: full.token, scopes: full.scopes },
-        })
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        let (secret, from) = match (table.token, table.env, table.file) {
+            (Some(token), None, None) => (token, "`token`".to_owned()),
+            (None, Some(env), None) => {
+                (Secret::from_env(&env).map_err(Error::custom)?, format!("the variable `{env}`"))
+            }
+            (None, None, Some(file)) => {
+                let from = format!("the file `{}`", file.display());
+                (Secret::from_file(&file).map_err(Error::custom)?, from)
+            }
+            _ => return Err(Error::custom("give one of `token`, `env` and `file`")),
+        };
+        token(table.name.unwrap_or_default(), &secret, table.scopes, &from)
     }
+}
+
+fn token<E: Error>(name: String, secret: &Secret, scopes: Vec<Scope>, from: &str) -> Result<Token, E> {
+    let text = secret.reveal();
+    if text.chars().count() < MIN_TOKEN {
+        let who = if name.is_empty() { String::new() } else { format!(" of `{name}`") };
+        return Err(E::custom(format!(
+            "the token{who} from {from} has fewer than {MIN_TOKEN} characters and could be guessed; `openssl rand -hex 24` \
+             makes a good one"
+        )));
+    }
+    Ok(Token { digest: digest(text), name, scopes })
 }

@@ -34,8 +34,6 @@ const FRESH: (HeaderName, &str) = (header::CACHE_CONTROL, "no-cache");
 
 /// Paths that pages of any origin load as a module: they hold no secret and need no token.
 pub(super) const PUBLIC: [&str; 2] = ["/antiphon.js", "/antiphon.d.ts"];
-/// Where the page's own files lie; whoever may see `/` may see them.
-pub(super) const FOLDER: &str = "/console/";
 
 /// The routes of this module.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {

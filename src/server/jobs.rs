@@ -5,12 +5,12 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use futures_util::stream;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::auth::Tenant;
+use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::{Body, Parameters};
 use super::speech::{format_of, speed_of, voice_of};
@@ -57,7 +57,7 @@ struct Submit {
 
 async fn submit(
     State(gateway): State<Gateway>,
-    Extension(Tenant(tenant)): Extension<Tenant>,
+    caller: Caller,
     Body(request): Body<Submit>,
 ) -> Result<Response, ApiError> {
     let items = match (request.input, request.items) {
@@ -69,13 +69,13 @@ async fn submit(
     };
     let spec = JobSpec {
         items,
-        voice: voice_of(&gateway.engine, request.voice),
+        voice: voice_of(&gateway, &caller, request.voice)?,
         language: request.language,
         instructions: request.instructions,
         speed: speed_of(request.speed)?,
         seed: request.seed,
         format: format_of(request.response_format.as_deref())?,
-        tenant: tenant.to_string(),
+        tenant: caller.tenant.to_string(),
     };
     let job = on_batch(&gateway, move |batch| batch.submit(spec)).await?;
     let location = format!("/v1/jobs/{}", job.id);
@@ -91,21 +91,33 @@ struct Listing {
 
 async fn list(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Parameters(Listing { limit, after }): Parameters<Listing>,
 ) -> Result<Json<JobPage>, ApiError> {
     let limit = limit.unwrap_or(PAGE);
     if !(1..=PAGE).contains(&limit) {
         return Err(ApiError::bad_request("invalid_query", format!("`limit` is 1 to {PAGE}")).param("limit"));
     }
-    Ok(Json(on_batch(&gateway, move |batch| batch.list(limit, after.as_deref())).await?))
+    Ok(Json(on_batch(&gateway, move |batch| batch.list_of(|owner| caller.sees(owner), limit, after.as_deref())).await?))
 }
 
-async fn show(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
-    Ok(Json(on_batch(&gateway, move |batch| batch.job(&id)).await?))
+/// Nothing, where the job is the caller's.
+///
+/// # Errors
+/// 404, as where there is none.
+fn own(batch: &Batch, caller: &Caller, id: &str) -> Result<(), BatchError> {
+    match batch.owner(id)? {
+        owner if caller.sees(&owner) => Ok(()),
+        _ => Err(BatchError::NotFound(format!("job `{id}`"))),
+    }
 }
 
-async fn cancel(State(gateway): State<Gateway>, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
-    Ok(Json(on_batch(&gateway, move |batch| batch.cancel(&id)).await?))
+async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
+    Ok(Json(on_batch(&gateway, move |batch| own(&batch, &caller, &id).and_then(|()| batch.job(&id))).await?))
+}
+
+async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Job>, ApiError> {
+    Ok(Json(on_batch(&gateway, move |batch| own(&batch, &caller, &id).and_then(|()| batch.cancel(&id))).await?))
 }
 
 #[derive(Deserialize)]
@@ -115,10 +127,12 @@ struct Which {
 
 async fn audio(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     Parameters(which): Parameters<Which>,
 ) -> Result<Response, ApiError> {
-    let audio = on_batch(&gateway, move |batch| batch.audio(&id, which.item)).await?;
+    let audio =
+        on_batch(&gateway, move |batch| own(&batch, &caller, &id).and_then(|()| batch.audio(&id, which.item))).await?;
     let mime = audio.format().mime();
     let (pieces, body) = mpsc::channel(PIECES);
     // Reads and encodes on a thread that may block, no faster than the reader takes it.

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+use super::auth::Caller;
 use super::error::ApiError;
 use super::sockets::write;
 use crate::call::{CallEvent, CallHandle, MediaFrame, TapDirection};
@@ -31,13 +32,14 @@ const RATE: u32 = 8_000;
 /// Upgrades and streams until the call or the client ends.
 ///
 /// # Errors
-/// 404 when there is no such call.
+/// 404 when there is no such call, or it is another tenant's.
 pub(super) async fn stream(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, ApiError> {
-    let handle = super::calls::find(&gateway, &id).await?;
+    let handle = super::calls::find(&gateway, &caller, &id).await?;
     Ok(upgrade
         .max_message_size(MAX_FRAME)
         .max_frame_size(MAX_FRAME)

@@ -12,9 +12,12 @@ pub mod error;
 pub mod events;
 mod extract;
 mod gauges;
+mod guard;
 pub mod jobs;
 mod listen;
 mod media;
+mod policy;
+pub mod routes;
 mod sockets;
 pub mod speech;
 mod speech_socket;
@@ -31,6 +34,7 @@ use axum::middleware;
 use axum::routing::{get, post};
 use error::ApiError;
 pub use listen::serve;
+pub use policy::Policies;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
@@ -43,14 +47,15 @@ use crate::webrtc::SessionId;
 const MAX_BODY: usize = 1 << 20;
 
 impl whip::AcceptCall for Gateway {
-    async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, session: &SessionId) -> Result<String, ApiError> {
-        Ok(Gateway::accept(self, leg, agent, session)?.id().to_string())
+    async fn accept(&self, leg: WebRtcLeg, asked: whip::Asked, session: &SessionId) -> Result<String, ApiError> {
+        let whip::Asked { agent, caller } = asked;
+        calls::may_use(self, &caller, agent.as_deref())?;
+        Ok(Gateway::accept(self, leg, agent, caller.tenant, session)?.id().to_string())
     }
 }
 
-/// All routes.
-pub fn router(gateway: Gateway, config: &config::Http) -> Router {
-    let tokens = auth::Tokens::new(config.tokens.clone());
+/// All routes, for whom `policies` say.
+pub fn router(gateway: Gateway, policies: Policies) -> Router {
     let router = Router::new()
         .merge(admin::router())
         .merge(console::router())
@@ -64,30 +69,35 @@ pub fn router(gateway: Gateway, config: &config::Http) -> Router {
         .route("/v1/audio/speech/stream", get(speech_socket::stream))
         .with_state(gateway.clone())
         .merge(whip::router(whip::WhipState { gateway: gateway.webrtc.clone(), accept: gateway }))
+        // Of a URL only the path is told: the query may hold a token, and errors are logged.
         .fallback(async |uri: Uri| {
-            ApiError::new(StatusCode::NOT_FOUND, "unknown_route", format!("there is no route {uri}; see /openapi.json"))
+            let message = format!("there is no route {}; see /openapi.json", uri.path());
+            ApiError::new(StatusCode::NOT_FOUND, "unknown_route", message)
         })
-        .method_not_allowed_fallback(async |method: Method, uri: Uri| {
-            let message = format!("{uri} does not take {method}; see /openapi.json");
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
-        })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| auth::not_allowed(&method, uri.path()))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(tokens, auth::require));
-    across_origins(router, &config.cors)
+        .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
+    let origins = policies.clone();
+    let origins =
+        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| origins.get().pages.allows(origin)));
+    router
+        .layer(cors(origins))
+        .layer(middleware::from_fn(whip::advertise))
+        .layer(middleware::from_fn_with_state(policies, guard::protect))
 }
 
 /// `router` for pages of these origins, too; `*` allows all. Answers OPTIONS on every route.
 pub fn across_origins(router: Router, origins: &[String]) -> Router {
-    router.layer(cors(origins)).layer(middleware::from_fn(whip::advertise))
-}
-
-fn cors(origins: &[String]) -> CorsLayer {
     let origins = if origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
         // An origin that is no header value can match no request.
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
+    router.layer(cors(origins)).layer(middleware::from_fn(whip::advertise))
+}
+
+fn cors(origins: AllowOrigin) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])

@@ -8,6 +8,7 @@ use axum::response::Response;
 use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Error as WsError;
 
+use super::auth::Caller;
 use super::error::ApiError;
 use crate::agent::frames::MAX_FRAME;
 use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
@@ -21,13 +22,14 @@ pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Upgrades, then hands the frames to the call's agent task.
 ///
 /// # Errors
-/// 404 when there is no such call.
+/// 404 when there is no such call, or it is another tenant's.
 pub(super) async fn attach(
     State(gateway): State<Gateway>,
+    caller: Caller,
     Path(id): Path<String>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, ApiError> {
-    let handle = super::calls::find(&gateway, &id).await?;
+    let handle = super::calls::find(&gateway, &caller, &id).await?;
     let id = handle.id().clone();
     Ok(upgrade
         .max_message_size(MAX_FRAME)

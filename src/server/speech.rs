@@ -1,6 +1,5 @@
 //! `POST /v1/audio/speech`: speech of a text, streamed as it is made; compatible with OpenAI's clients.
 
-use axum::Extension;
 use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -11,14 +10,13 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::auth::Tenant;
+use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
-use crate::synth::device::Engine;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
@@ -27,12 +25,27 @@ const BODY_PIECES: usize = 16;
 
 /// The voice that a request of OpenAI's clients means: their `voice` is required, so the word `default` and
 /// their own voices' names mean ours where there is no voice of that name.
-pub fn voice_of(engine: &Engine, asked: Option<String>) -> Option<String> {
+///
+/// # Errors
+/// As [`own_voice`].
+pub(super) fn voice_of(gateway: &Gateway, caller: &Caller, asked: Option<String>) -> Result<Option<String>, ApiError> {
     const FOREIGN: [&str; 12] =
         ["default", "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse"];
-    let asked = asked.filter(|name| !name.is_empty())?;
-    let known = engine.voices().iter().any(|voice| voice.name == asked);
-    (known || !FOREIGN.contains(&asked.as_str())).then_some(asked)
+    let Some(asked) = asked.filter(|name| !name.is_empty()) else { return Ok(None) };
+    let known = gateway.engine.voices().iter().any(|voice| voice.name == asked);
+    own_voice(gateway, caller, (known || !FOREIGN.contains(&asked.as_str())).then_some(asked))
+}
+
+/// `asked`, unless it was enrolled by somebody else.
+///
+/// # Errors
+/// 404: to this caller there is no such voice.
+pub(super) fn own_voice(gateway: &Gateway, caller: &Caller, asked: Option<String>) -> Result<Option<String>, ApiError> {
+    let Some(name) = asked else { return Ok(None) };
+    match gateway.voices.owner(&name) {
+        Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("voice", &name).param("voice")),
+        _ => Ok(Some(name)),
+    }
 }
 
 #[derive(Deserialize)]
@@ -69,7 +82,7 @@ pub(super) enum StreamFormat {
 /// 400 for a bad request; 429 or 503 with `Retry-After` when there is no capacity.
 pub(super) async fn speech(
     State(gateway): State<Gateway>,
-    Extension(Tenant(tenant)): Extension<Tenant>,
+    caller: Caller,
     Body(request): Body<Request>,
 ) -> Result<Response, ApiError> {
     let format = format_of(request.response_format.as_deref())?;
@@ -90,12 +103,12 @@ pub(super) async fn speech(
         Voice::Name(name) | Voice::Object { id: name } => name,
     });
     let manner = Manner {
-        voice: voice_of(&gateway.engine, asked),
+        voice: voice_of(&gateway, &caller, asked)?,
         language: request.language,
         instructions: request.instructions,
         seed: request.seed.unwrap_or(0),
         speed,
-        tenant,
+        tenant: caller.tenant,
     };
     let mut speaker = Speaker::new(gateway.engine.clone(), manner);
     speaker.add(parts);

@@ -4,14 +4,13 @@
 //! `input.text {text}`, `input.done` (end of a turn), `session.close`. Out: binary audio, and JSON
 //! `session.created`, `audio.done` after each turn, `error`.
 
-use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::auth::Tenant;
+use super::auth::Caller;
 use super::sockets::{WRITE_TIMEOUT, write};
 use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of};
 use crate::audio_file::{AudioWriter, Format};
@@ -23,16 +22,13 @@ use crate::gateway::speaker::{Manner, Speaker};
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
 
 /// Upgrades and serves one session.
-pub(super) async fn stream(
-    State(gateway): State<Gateway>,
-    Extension(Tenant(tenant)): Extension<Tenant>,
-    upgrade: WebSocketUpgrade,
-) -> Response {
+pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgrade: WebSocketUpgrade) -> Response {
+    let tenant = caller.tenant.clone();
     let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant };
     upgrade
         .max_message_size(MAX_FRAME)
         .max_frame_size(MAX_FRAME)
-        .on_upgrade(|socket| Session::new(gateway, manner).run(socket))
+        .on_upgrade(|socket| Session::new(gateway, caller, manner).run(socket))
 }
 
 #[derive(Deserialize)]
@@ -62,6 +58,7 @@ struct Config {
 
 struct Session {
     gateway: Gateway,
+    caller: Caller,
     manner: Manner,
     format: Format,
     turn: Option<Turn>,
@@ -77,8 +74,8 @@ struct Turn {
 }
 
 impl Session {
-    fn new(gateway: Gateway, manner: Manner) -> Self {
-        Self { gateway, manner, format: Format::Pcm, turn: None }
+    fn new(gateway: Gateway, caller: Caller, manner: Manner) -> Self {
+        Self { gateway, caller, manner, format: Format::Pcm, turn: None }
     }
 
     async fn run(mut self, mut socket: WebSocket) {
@@ -190,7 +187,7 @@ impl Session {
             self.format = format_of(Some(name)).map_err(|e| e.to_string())?;
         }
         self.manner = Manner {
-            voice: voice_of(&self.gateway.engine, config.voice),
+            voice: voice_of(&self.gateway, &self.caller, config.voice).map_err(|e| e.to_string())?,
             language: config.language,
             instructions: config.instructions,
             seed: config.seed.unwrap_or(0),

@@ -9,6 +9,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::auth::Caller;
 use super::error::ApiError;
 use crate::clock;
 use crate::gateway::Gateway;
@@ -27,9 +28,10 @@ pub(super) fn router() -> Router<Gateway> {
 }
 
 /// Every voice that a request may name, the default first; enrolled ones with what is known of them.
-async fn list(State(gateway): State<Gateway>) -> Json<Value> {
+async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     let enrolled = gateway.voices.list().voices;
-    let mut voices: Vec<Value> = enrolled.iter().map(|entry| json!(entry)).collect();
+    let own = enrolled.iter().filter(|entry| entry.owner.as_deref().is_none_or(|owner| caller.sees(owner)));
+    let mut voices: Vec<Value> = own.map(|entry| json!(entry)).collect();
     for voice in gateway.engine.voices() {
         if !enrolled.iter().any(|entry| entry.name.as_str() == voice.name) {
             voices.push(json!({ "name": voice.name, "languages": voice.languages }));
@@ -38,8 +40,9 @@ async fn list(State(gateway): State<Gateway>) -> Json<Value> {
     Json(json!({ "voices": voices }))
 }
 
-async fn add(State(gateway): State<Gateway>, mut body: Multipart) -> Result<Response, ApiError> {
-    let mut form = Form::default();
+async fn add(State(gateway): State<Gateway>, caller: Caller, mut body: Multipart) -> Result<Response, ApiError> {
+    let owner = (!caller.is_operator()).then(|| caller.tenant.to_string());
+    let mut form = Form { owner, ..Form::default() };
     while let Some(mut field) = body.next_field().await.map_err(malformed)? {
         let name = field.name().unwrap_or_default().to_owned();
         let limit = Form::limit(&name).unwrap_or(0);
@@ -88,11 +91,28 @@ struct Named {
     name: String,
 }
 
-async fn remove_named(State(gateway): State<Gateway>, Query(named): Query<Named>) -> Result<StatusCode, ApiError> {
-    remove(State(gateway), Path(named.name)).await
+async fn remove_named(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Query(named): Query<Named>,
+) -> Result<StatusCode, ApiError> {
+    remove(State(gateway), caller, Path(named.name)).await
 }
 
-async fn remove(State(gateway): State<Gateway>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+async fn remove(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    match gateway.voices.owner(&name) {
+        Some(owner) if !caller.sees(&owner) => return Err(ApiError::not_found("voice", &name).param("name")),
+        // A voice that the operator put there is everybody's to speak with, and the operator's to remove.
+        None if gateway.voices.knows(&name) && !caller.is_operator() => {
+            let message = format!("`{name}` belongs to the operator of the gateway");
+            return Err(ApiError::new(StatusCode::FORBIDDEN, "not_owner", message).param("name"));
+        }
+        _ => {}
+    }
     gateway.voices.remove(&name)?;
     gateway.engine.refresh_voices().await;
     Ok(StatusCode::NO_CONTENT)

@@ -22,6 +22,7 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::auth::Caller;
 use super::error::ApiError;
 use crate::clock;
 use crate::media::webrtc::WebRtcLeg;
@@ -29,7 +30,7 @@ use crate::webrtc::{Answered, Gateway, IceServer, Patched, SessionId, WebRtcErro
 
 /// Makes a call of an answered session.
 pub trait AcceptCall: Clone + Send + Sync + 'static {
-    /// Starts a call on `leg` with the named agent, or the default one; gives the call's id. Dropping `leg` ends
+    /// Starts a call on `leg` as it was asked for; gives the call's id. Dropping `leg` ends
     /// the session.
     ///
     /// # Errors
@@ -37,7 +38,7 @@ pub trait AcceptCall: Clone + Send + Sync + 'static {
     fn accept(
         &self,
         leg: WebRtcLeg,
-        agent: Option<String>,
+        asked: Asked,
         session: &SessionId,
     ) -> impl Future<Output = Result<String, ApiError>> + Send;
 
@@ -47,6 +48,15 @@ pub trait AcceptCall: Clone + Send + Sync + 'static {
         let _ = session;
         async {}
     }
+}
+
+/// What a browser asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Name of the agent; `None`: the default one.
+    pub agent: Option<String>,
+    /// By whom.
+    pub caller: Caller,
 }
 
 /// What the routes work on.
@@ -92,6 +102,7 @@ type Parsed<T> = Result<Query<T>, QueryRejection>;
 
 async fn offer<A: AcceptCall>(
     State(state): State<WhipState<A>>,
+    caller: Caller,
     OriginalUri(uri): OriginalUri,
     query: Parsed<Parameters>,
     headers: HeaderMap,
@@ -99,7 +110,7 @@ async fn offer<A: AcceptCall>(
 ) -> Result<Response, ApiError> {
     let Query(parameters) = query.map_err(|error| ApiError::bad_request("invalid_query", error.body_text()))?;
     require(&headers, SDP)?;
-    let (answered, call) = establish(&state, &text(body)?, parameters.agent).await?;
+    let (answered, call) = establish(&state, &text(body)?, Asked { agent: parameters.agent, caller }).await?;
     let location = format!("{}/{}", uri.path().trim_end_matches('/'), answered.id);
     let mut response = (StatusCode::CREATED, answered.sdp).into_response();
     let headers = response.headers_mut();
@@ -116,6 +127,7 @@ async fn offer<A: AcceptCall>(
 
 async fn patch<A: AcceptCall>(
     State(state): State<WhipState<A>>,
+    caller: Caller,
     Path(session): Path<String>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -123,7 +135,7 @@ async fn patch<A: AcceptCall>(
     if let Err(error) = require(&headers, FRAGMENT) {
         return Ok(([(ACCEPT_PATCH, FRAGMENT)], error).into_response());
     }
-    let session = SessionId::from(session.as_str());
+    let session = own(&state, &caller, &session)?;
     let Some(tag) = headers.get(IF_MATCH).and_then(|tag| tag.to_str().ok()) else {
         let message = "PATCH needs If-Match with the ETag of the session, or `*` to restart ICE";
         return Err(ApiError::new(StatusCode::PRECONDITION_REQUIRED, "precondition_required", message));
@@ -139,14 +151,27 @@ async fn patch<A: AcceptCall>(
 
 async fn delete<A: AcceptCall>(
     State(state): State<WhipState<A>>,
+    caller: Caller,
     Path(session): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let session = SessionId::from(session.as_str());
+    let session = own(&state, &caller, &session)?;
     state.accept.hang_up(&session).await;
     if state.gateway.delete(&session).await {
         Ok(StatusCode::OK)
     } else {
         Err(refusal(WebRtcError::NoSession, &session))
+    }
+}
+
+/// The session of this name, if it is the caller's.
+///
+/// # Errors
+/// 404, also for the sessions of others.
+fn own<A>(state: &WhipState<A>, caller: &Caller, id: &str) -> Result<SessionId, ApiError> {
+    let session = SessionId::from(id);
+    match state.gateway.owner(&session) {
+        Some(owner) if caller.sees(&owner) => Ok(session),
+        _ => Err(refusal(WebRtcError::NoSession, &session)),
     }
 }
 
@@ -191,6 +216,7 @@ struct JsonAnswer {
 
 async fn json_offer<A: AcceptCall>(
     State(state): State<WhipState<A>>,
+    caller: Caller,
     query: Parsed<Parameters>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -200,7 +226,8 @@ async fn json_offer<A: AcceptCall>(
     if offer.kind != "offer" {
         return Err(ApiError::bad_request("invalid_type", "`type` must be `offer`").param("type"));
     }
-    if let Some(id) = offer.pc_id.as_deref().map(SessionId::from) {
+    // A session that has ended, or is another's: the client gets a new one, under a new name.
+    if let Some(id) = offer.pc_id.as_deref().and_then(|id| own(&state, &caller, id).ok()) {
         if offer.restart_pc == Some(true) {
             // The client has thrown its connection away; the call on it is over.
             state.accept.hang_up(&id).await;
@@ -210,14 +237,13 @@ async fn json_offer<A: AcceptCall>(
                 Ok(sdp) => {
                     return Ok(axum::Json(JsonAnswer { sdp, kind: "answer", pc_id: id.to_string() }).into_response());
                 }
-                // A session that ended meanwhile: the client gets a new one, under a new name.
                 Err(WebRtcError::NoSession) => {}
                 Err(error) => return Err(refusal(error, &id)),
             }
         }
     }
     let agent = parameters.agent.or_else(|| offer.request_data.and_then(|data| data.agent));
-    let (answered, call) = establish(&state, &offer.sdp, agent).await?;
+    let (answered, call) = establish(&state, &offer.sdp, Asked { agent, caller }).await?;
     let answer = JsonAnswer { sdp: answered.sdp, kind: "answer", pc_id: answered.id.to_string() };
     Ok(([(CALL_ID, ascii(&call)?)], axum::Json(answer)).into_response())
 }
@@ -241,11 +267,12 @@ struct JsonPatched {
 
 async fn json_patch<A: AcceptCall>(
     State(state): State<WhipState<A>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<JsonPatched>, ApiError> {
     let patch: JsonPatch = json(&headers, body)?;
-    let id = SessionId::from(patch.pc_id.as_str());
+    let id = own(&state, &caller, &patch.pc_id)?;
     // An empty candidate says that there are no more.
     let candidates = patch.candidates.into_iter().map(|candidate| candidate.candidate);
     let candidates: Vec<String> = candidates.filter(|candidate| !candidate.trim().is_empty()).collect();
@@ -263,12 +290,13 @@ struct Established {
 async fn establish<A: AcceptCall>(
     state: &WhipState<A>,
     offer: &str,
-    agent: Option<String>,
+    asked: Asked,
 ) -> Result<(Established, String), ApiError> {
     let none = SessionId::from("");
-    let Answered { id, sdp, etag, leg } = state.gateway.answer(offer).await.map_err(|error| refusal(error, &none))?;
+    let Answered { id, sdp, etag, leg } =
+        state.gateway.answer_for(offer, asked.caller.tenant.clone()).await.map_err(|error| refusal(error, &none))?;
     // On an error the leg is dropped there, and the session ends with it.
-    let call = state.accept.accept(leg, agent, &id).await?;
+    let call = state.accept.accept(leg, asked, &id).await?;
     Ok((Established { id, sdp, etag }, call))
 }
 

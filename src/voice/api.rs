@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::decode::MAX_BYTES;
 use super::enrol::{EnrolError, Enroller, MAX_CONSENT, MAX_TRANSCRIPT, Options, Request};
 use super::quality::Quality;
-use super::store::{Entry, Store, StoreError, VoiceName};
+use super::store::{Entry, OWNER, Store, StoreError, VoiceName};
 
 /// How long a second enrolment is told to wait.
 const BUSY: Duration = Duration::from_secs(10);
@@ -36,6 +36,8 @@ pub struct Form {
     pub languages: Option<String>,
     /// `replace`: whether a voice of that name gives way.
     pub replace: bool,
+    /// Not a field: the tenant that it will belong to; `None`: the operator, whose form may replace any voice.
+    pub owner: Option<String>,
 }
 
 /// The fields of a form, and how many bytes each may have.
@@ -218,7 +220,9 @@ impl Service {
                 "voices are enrolled with a CosyVoice3 checkpoint, and this gateway has none; set `[engine] model`",
             ));
         };
-        if !form.replace && self.store.path(&name).exists() {
+        // A tenant's form replaces that tenant's voices only.
+        let own = form.owner.is_none() || self.store.entry(&name).is_none_or(|entry| entry.owner == form.owner);
+        if !(form.replace && own) && self.store.path(&name).exists() {
             return Err(StoreError::Exists(name).into());
         }
         let _running = Running::start(&self.busy).ok_or_else(|| Refusal {
@@ -228,10 +232,23 @@ impl Service {
         let languages = form.languages.as_deref().map(tags).unwrap_or_default();
         let request =
             Request { recording: form.audio_sample, transcript: form.ref_text, consent: form.consent, languages, now };
-        let enrolled = enroller.enrol(request, &self.options)?;
+        let mut enrolled = enroller.enrol(request, &self.options)?;
+        if let Some(owner) = form.owner {
+            enrolled.voice.notes.insert(OWNER.into(), owner);
+        }
         let voice = self.store.add(&name, &enrolled.voice, form.replace)?;
         tracing::info!(voice = %name, id = voice.id, seconds = voice.seconds, "voice enrolled");
         Ok(Added { voice, quality: enrolled.quality, first_hop_tokens: enrolled.first_hop })
+    }
+
+    /// Whether there is an enrolled voice of this name.
+    pub fn knows(&self, name: &str) -> bool {
+        VoiceName::new(name).is_ok_and(|name| self.store.entry(&name).is_some())
+    }
+
+    /// Who enrolled the voice of this name, where that is known.
+    pub fn owner(&self, name: &str) -> Option<String> {
+        self.store.entry(&VoiceName::new(name).ok()?)?.owner
     }
 
     /// `DELETE /v1/audio/voices/{name}`.

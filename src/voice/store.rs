@@ -109,7 +109,13 @@ pub struct Entry {
     pub created: Option<String>,
     /// Whether a consent is stored with it.
     pub consent: bool,
+    /// The tenant whose token enrolled it; `None`: it is the operator's, and everybody may speak with it.
+    #[serde(skip)]
+    pub owner: Option<String>,
 }
+
+/// The note that holds [`Entry::owner`].
+pub(super) const OWNER: &str = "owner";
 
 impl Entry {
     fn new(name: VoiceName, voice: &Voice) -> Self {
@@ -122,6 +128,7 @@ impl Entry {
             languages: languages.split(',').filter(|l| !l.is_empty()).map(str::to_owned).collect(),
             created: voice.notes.get("created").cloned(),
             consent: voice.notes.contains_key("consent"),
+            owner: voice.notes.get(OWNER).cloned(),
         }
     }
 }

@@ -93,6 +93,8 @@ struct Inner {
 
 struct Session {
     id: SessionId,
+    /// Who asked for it, for those who check that.
+    owner: Arc<str>,
     seat: Arc<Seat>,
     progress: watch::Sender<Progress>,
     driver: Driver,
@@ -149,6 +151,14 @@ impl Gateway {
     /// # Errors
     /// [`WebRtcError::BadOffer`] says what to change; [`WebRtcError::Full`] to come back later.
     pub async fn answer(&self, offer: &str) -> Result<Answered, WebRtcError> {
+        self.answer_for(offer, "".into()).await
+    }
+
+    /// As [`Gateway::answer`], for `owner`, whom [`Gateway::owner`] then tells.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn answer_for(&self, offer: &str, owner: Arc<str>) -> Result<Answered, WebRtcError> {
         let offer = Offer::read(offer)?;
         let full = |reason| match reason {
             TryAcquireError::NoPermits => WebRtcError::Full(self.0.config.max_sessions),
@@ -157,7 +167,7 @@ impl Gateway {
         let place = self.0.room.clone().try_acquire_owned().map_err(full)?;
         // A task of its own: the caller may be cancelled half way, the session must not be.
         let inner = self.0.clone();
-        let answered = self.0.runtime.spawn(async move { inner.establish(offer, place).await }).await;
+        let answered = self.0.runtime.spawn(async move { inner.establish(offer, owner, place).await }).await;
         answered.unwrap_or_else(|_| Err(WebRtcError::BadOffer("the offer cannot be answered".to_owned())))
     }
 
@@ -238,6 +248,11 @@ impl Gateway {
         self.0.port.local_addr()
     }
 
+    /// For whom a session was made; `None` when there is no such session.
+    pub fn owner(&self, id: &SessionId) -> Option<Arc<str>> {
+        self.0.lock().get(id).map(|session| session.owner.clone())
+    }
+
     /// Sessions in progress.
     pub fn count(&self) -> usize {
         self.0.lock().len()
@@ -273,11 +288,17 @@ impl Inner {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn establish(self: Arc<Self>, offer: Offer, place: OwnedSemaphorePermit) -> Result<Answered, WebRtcError> {
+    async fn establish(
+        self: Arc<Self>,
+        offer: Offer,
+        owner: Arc<str>,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Answered, WebRtcError> {
         let seat = Arc::new(self.port.open());
         let connection = Connection::build(&self.common, seat.clone()).await?;
         let session = Arc::new(Session {
             id: SessionId(uuid::Uuid::new_v4().simple().to_string().into()),
+            owner,
             seat,
             progress: connection.progress.clone(),
             driver: connection.driver.clone(),

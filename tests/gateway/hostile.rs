@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use antiphon::secret::Secret;
 use antiphon::server::config::Token;
 use antiphon_loadgen::codec::Codec;
 use futures_util::{SinkExt, StreamExt};
@@ -213,10 +212,12 @@ async fn bad_sockets(rig: &Rig, id: &str) {
     }
 }
 
+const SESAME: &str = "open-sesame-open-sesame";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_tokens_every_route_needs_one() {
     let rig = Rig::with(|config| {
-        config.http.tokens = vec![Token { name: "t".into(), token: Secret::new("sesame"), scopes: Vec::new() }];
+        config.http.tokens = vec![Token::new("t", SESAME, Vec::new())];
     })
     .await;
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/", 200), ("/v1/calls", 401), ("/metrics", 401)] {
@@ -224,7 +225,7 @@ async fn with_tokens_every_route_needs_one() {
     }
     let (status, error) = rig.post("/v1/webrtc", json!({})).await;
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
-    let allowed = rig.client.get(format!("{}/metrics", rig.http)).bearer_auth("sesame").send().await.expect("HTTP");
+    let allowed = rig.client.get(format!("{}/metrics", rig.http)).bearer_auth(SESAME).send().await.expect("HTTP");
     assert_eq!(allowed.status(), 200);
     assert!(allowed.text().await.expect("text").contains("antiphon_"));
     rig.app.drain().await;

@@ -8,6 +8,7 @@ mod chromium;
 mod commands;
 mod configuration;
 mod console;
+mod doors;
 mod fallback;
 mod hostile;
 mod interop;

@@ -263,6 +263,7 @@ fn the_service_enrols_for_a_running_gateway() {
         consent: Some("yes".into()),
         languages: Some("en, de".into()),
         replace: false,
+        owner: None,
     };
     let added = service.add(form.clone(), NOW).expect("added");
     assert_eq!(added.first_hop_tokens, 8);

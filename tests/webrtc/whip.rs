@@ -8,8 +8,9 @@ use antiphon::media::leg::{LegEnd, LegEvent};
 use antiphon::media::webrtc::WebRtcLeg;
 use antiphon::secret::Secret;
 use antiphon::server::across_origins;
+use antiphon::server::auth::Caller;
 use antiphon::server::error::ApiError;
-use antiphon::server::whip::{AcceptCall, WhipState, router};
+use antiphon::server::whip::{AcceptCall, Asked, WhipState, router};
 use antiphon::webrtc::{Gateway, IceServer, Login, SessionId, WebRtcConfig};
 use axum::http::StatusCode;
 use reqwest::{Client, Method, Response};
@@ -26,7 +27,7 @@ struct Echo {
 type Made = (Option<String>, Call);
 
 impl AcceptCall for Echo {
-    async fn accept(&self, leg: WebRtcLeg, agent: Option<String>, _: &SessionId) -> Result<String, ApiError> {
+    async fn accept(&self, leg: WebRtcLeg, Asked { agent, .. }: Asked, _: &SessionId) -> Result<String, ApiError> {
         if agent.as_deref() == Some("nobody") {
             return Err(ApiError::not_found("agent", "nobody"));
         }
@@ -47,7 +48,7 @@ impl Service {
         let gateway = gateway(config).await;
         let calls = Echo::default();
         let state = WhipState { gateway: gateway.clone(), accept: calls.clone() };
-        let router = across_origins(router(state), &["*".to_owned()]);
+        let router = across_origins(router(state).layer(axum::Extension(Caller::anybody())), &["*".to_owned()]);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let base = format!("http://{}", listener.local_addr().expect("bound"));
         tokio::spawn(async move { axum::serve(listener, router).await });

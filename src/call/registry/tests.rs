@@ -281,3 +281,30 @@ async fn a_tap_hears_what_is_said_and_ends_with_the_call() {
     }
     assert_eq!(frames, 6);
 }
+
+#[tokio::test]
+async fn a_drain_can_be_taken_back_and_a_close_cannot() {
+    let (calls, _) = calls(2);
+    let (stuck, _far) = leg(Fault::None);
+    let handle = calls.start(meta("a"), stuck).unwrap();
+    // Most of a minute of speech: a drain would wait for its end.
+    handle.speak(TurnRequest::new("This is one sentence of a long turn. ".repeat(400))).await.unwrap();
+    let draining = tokio::spawn({
+        let calls = calls.clone();
+        async move { calls.drain(LIMIT * 100).await }
+    });
+    timeout(LIMIT, async {
+        while calls.has_room().is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("it drains");
+    assert!(calls.resume());
+    assert_eq!(timeout(LIMIT, draining).await.expect("it stops waiting").unwrap(), 0);
+    assert!(calls.has_room().is_ok() && !handle.has_ended());
+    handle.hang_up(EndReason::HungUp);
+    assert_eq!(calls.close(LIMIT).await, 0);
+    assert!(!calls.resume());
+    assert_eq!(calls.has_room(), Err(StartError::Draining));
+}

@@ -1,0 +1,40 @@
+//! What of `[http]` may change while the gateway runs: tokens, names and origins.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::auth::Tokens;
+use super::config::Http;
+use super::guard::Pages;
+
+/// One state of it.
+#[derive(Debug)]
+pub(super) struct Policy {
+    pub(super) tokens: Tokens,
+    pub(super) pages: Pages,
+}
+
+/// The state in force, which every request reads once. Clones mean the same.
+#[derive(Clone, Debug)]
+pub struct Policies(Arc<RwLock<Arc<Policy>>>);
+
+impl Policies {
+    /// The rules of a configuration.
+    pub fn new(config: &Http) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(Policy::new(config)))))
+    }
+
+    /// Replaces the rules; requests that are under way finish by the old ones.
+    pub fn replace(&self, config: &Http) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Policy::new(config));
+    }
+
+    pub(super) fn get(&self) -> Arc<Policy> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Policy {
+    fn new(config: &Http) -> Self {
+        Self { tokens: Tokens::new(&config.tokens), pages: Pages::new(config) }
+    }
+}

@@ -1,0 +1,249 @@
+//! Every route with every wrong key: no token, a wrong one, an empty one, one of another scope, one of another owner;
+//! asked for by a foreign name, and by a foreign page. The table of routes is the server's own.
+
+use std::collections::BTreeSet;
+
+use antiphon::server::config::{Scope, Token};
+use antiphon::server::routes::{Access, ROUTES, Route};
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::rtc;
+use reqwest::{Method, Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::support::{Rig, SENTENCE};
+
+const OPERATOR: &str = "operator-operator-operator";
+const OWNER: &str = "owner-owner-owner-owner";
+const OTHER: &str = "other-other-other-other";
+const SPEAKER: &str = "speaker-speaker-speaker";
+
+/// A gateway with a token of each kind.
+async fn guarded() -> Rig {
+    Rig::with(|config| {
+        let all = || vec![Scope::Calls, Scope::Speech];
+        config.http.tokens = vec![
+            Token::new("", OPERATOR, Vec::new()),
+            Token::new("owner", OWNER, all()),
+            Token::new("other", OTHER, all()),
+            Token::new("speaker", SPEAKER, vec![Scope::Speech]),
+        ];
+        let mut agent = antiphon::agent::config::Agent::at("builtin:silent");
+        agent.tenant = Some("owner".into());
+        config.agent.insert("owned".into(), agent);
+    })
+    .await
+}
+
+/// What stands for the parameters of a path: objects of `owner`.
+struct Objects {
+    call: String,
+    job: String,
+    session: String,
+}
+
+impl Objects {
+    fn fill(&self, path: &str) -> String {
+        let id = if path.starts_with("/v1/jobs") { &self.job } else { &self.call };
+        path.replace("{id}", id)
+            .replace("{session}", &self.session)
+            .replace("{name}", "x")
+            .replace("{file}", "console.js")
+    }
+}
+
+/// A request that carries what it must to be taken for what it is.
+async fn ask(rig: &Rig, route: &Route, path: &str, token: Option<&str>, headers: &[(&str, &str)]) -> Response {
+    let method = Method::from_bytes(route.method.as_bytes()).expect("a method");
+    let mut request = rig.client.request(method, format!("{}{path}", rig.http));
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    if route.socket {
+        request = request
+            .header("connection", "upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-version", "13")
+            .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+    }
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.send().await.expect("HTTP")
+}
+
+fn is_open(status: StatusCode) -> bool {
+    status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_route_opens_to_a_wrong_key_a_foreign_name_or_a_foreign_page() {
+    let rig = guarded().await;
+    let call = rig.telephone("owned", Codec::Pcmu).await;
+    let browser = rtc::Config { token: Some(OWNER.into()), ..rtc::Config::new(rig.http.clone()) };
+    let browser = rtc::Caller::connect(browser).await.expect("the browser call is answered");
+    let job = rig.client.post(format!("{}/v1/audio/speech/batch", rig.http)).bearer_auth(OWNER);
+    let job: Value = job.json(&json!({ "input": SENTENCE })).send().await.expect("HTTP").json().await.expect("JSON");
+    let from = rig.handle(&browser).await.meta().from.clone();
+    let objects = Objects {
+        call: call.id().expect("named").to_owned(),
+        job: job["id"].as_str().expect("accepted").to_owned(),
+        session: from.strip_prefix("webrtc:").expect("a browser's").to_owned(),
+    };
+
+    let foreign =
+        [[("host", "evil.example"), ("accept", "*/*")], [("origin", "https://evil.example"), ("accept", "*/*")]];
+    let mut asked = 0;
+    for route in ROUTES {
+        let path = objects.fill(route.path);
+        let name = format!("{} {}", route.method, route.path);
+        if !matches!(route.access, Access::Public | Access::Loopback) {
+            // Without a key, with a wrong one and with an empty one; also in the query, which counts on sockets only.
+            for token in [None, Some("wrong-wrong-wrong-wrong"), Some("")] {
+                let status = ask(&rig, route, &path, token, &[]).await.status();
+                assert_eq!(status, StatusCode::UNAUTHORIZED, "{name} with {token:?}");
+                asked += 1;
+            }
+            if !route.socket {
+                let query = format!("{path}?access_token={OPERATOR}");
+                let upgrade = [("upgrade", "websocket"), ("connection", "upgrade")];
+                let status = ask(&rig, route, &query, None, &upgrade).await.status();
+                assert_eq!(status, StatusCode::UNAUTHORIZED, "{name} with a token in the query");
+            }
+        }
+        if let Access::Of(Scope::Calls | Scope::Admin) | Access::Page = route.access {
+            let status = ask(&rig, route, &path, Some(SPEAKER), &[]).await.status();
+            assert_eq!(status, StatusCode::FORBIDDEN, "{name} with another scope");
+            asked += 1;
+        }
+        // To another owner there is no such thing.
+        if path.contains(&objects.call) || path.contains(&objects.job) || path.contains(&objects.session) {
+            let kind =
+                if route.access == Access::Page { "application/trickle-ice-sdpfrag" } else { "application/json" };
+            let body = [("content-type", kind), ("if-match", "*")];
+            let response = ask(&rig, route, &path, Some(OTHER), &body).await;
+            let status = response.status();
+            assert!(!is_open(status), "{name} of another owner: {status}");
+            // A body that is missing may be found first.
+            assert!([400, 404].contains(&status.as_u16()), "{name} of another owner: {status}");
+            asked += 1;
+        }
+        for headers in &foreign {
+            let status = ask(&rig, route, &path, Some(OPERATOR), headers).await.status();
+            let probe = matches!(route.path, "/healthz" | "/readyz");
+            let (wanted, refused) = match headers[0].0 {
+                "host" => (StatusCode::MISDIRECTED_REQUEST, !probe),
+                // Another page may ask what changes nothing; it cannot read the answer.
+                _ => (StatusCode::FORBIDDEN, route.method != "GET" || route.socket),
+            };
+            if refused {
+                assert_eq!(status, wanted, "{name} with {headers:?}");
+            }
+            asked += 1;
+        }
+    }
+    assert!(asked > 200, "{asked}");
+
+    // Nothing of this was done.
+    assert!(!rig.handle(&call).await.has_ended() && !rig.handle(&browser).await.has_ended());
+    assert!(!rig.app.gateway().calls.is_draining());
+    let listed = async |token: &str, path: &str| -> Value {
+        rig.client
+            .get(format!("{}{path}", rig.http))
+            .bearer_auth(token)
+            .send()
+            .await
+            .expect("HTTP")
+            .json()
+            .await
+            .expect("JSON")
+    };
+    for (path, key, count) in [("/v1/calls", "calls", 2), ("/v1/jobs", "jobs", 1)] {
+        assert_eq!(listed(OTHER, path).await[key].as_array().map(Vec::len), Some(0), "{path}");
+        for token in [OWNER, OPERATOR] {
+            assert_eq!(listed(token, path).await[key].as_array().map(Vec::len), Some(count), "{path} {token}");
+        }
+    }
+    // And the right key opens.
+    for path in ["/v1/calls/{id}", "/v1/jobs/{id}"] {
+        let route = ROUTES.iter().find(|route| route.path == path && route.method == "GET").expect("there");
+        let response = ask(&rig, route, &objects.fill(path), Some(OWNER), &[("origin", "https://evil.example")]).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+        assert!(!response.headers().contains_key("access-control-allow-origin"));
+    }
+    let socket = ROUTES.iter().find(|route| route.path == "/v1/calls/{id}/media").expect("there");
+    let path = format!("{}?access_token={OWNER}", objects.fill(socket.path));
+    assert_eq!(ask(&rig, socket, &path, None, &[]).await.status(), StatusCode::SWITCHING_PROTOCOLS);
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_of_one_tenant_is_none_to_another() {
+    let rig = guarded().await;
+    for (token, status) in [(OTHER, 404), (OWNER, 201), (OPERATOR, 201)] {
+        let config = rtc::Config {
+            agent: Some("owned".into()),
+            token: Some(token.into()),
+            ..rtc::Config::new(rig.http.clone())
+        };
+        let outcome = rtc::Caller::connect(config).await;
+        assert_eq!(outcome.is_ok(), status == 201, "{token}: {:?}", outcome.err());
+    }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_table_of_routes_is_the_description_and_the_router() {
+    let rig = Rig::start().await;
+    let (_, api) = rig.get("/openapi.json").await;
+    // Files of the console, and the second name of a route, need no description.
+    let plain = |path: &str| !path.starts_with("/console/") && path != "/antiphon.d.ts" && path != "/whip/{session}";
+    let named = |path: &str| path.replace("{session}", "{id}");
+    let told: BTreeSet<(String, String)> = ROUTES
+        .iter()
+        .filter(|route| plain(route.path))
+        .map(|route| (route.method.to_lowercase(), named(route.path)))
+        .collect();
+    let described: BTreeSet<(String, String)> = api["paths"]
+        .as_object()
+        .expect("paths")
+        .iter()
+        .flat_map(|(path, operations)| {
+            operations.as_object().expect("operations").keys().map(|method| (method.clone(), path.clone()))
+        })
+        .collect();
+    assert_eq!(told, described);
+    for route in ROUTES.iter().filter(|route| route.path != "/v1/admin/drain") {
+        let path = route.path.replace("{file}", "console.js").replace(['{', '}'], "");
+        let response = ask(&rig, route, &path, None, &[]).await;
+        let status = response.status();
+        if status == StatusCode::NOT_FOUND {
+            let error: Value = response.json().await.expect("JSON");
+            assert_ne!(error["error"]["code"], "unknown_route", "{} {}", route.method, route.path);
+        }
+        assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{} {}", route.method, route.path);
+    }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_cannot_drain_and_an_operator_can_take_a_drain_back() {
+    let rig = Rig::start().await;
+    let drain = format!("{}/v1/admin/drain", rig.http);
+    // What a form of any page can send.
+    let form = rig.client.post(&drain).header("origin", "https://evil.example");
+    let form = form.header("content-type", "application/x-www-form-urlencoded").body("").send().await.expect("HTTP");
+    assert_eq!(form.status(), StatusCode::FORBIDDEN);
+    assert_eq!(rig.get("/readyz").await.0, 200);
+
+    let (status, drained) = rig.post("/v1/admin/drain", json!({ "drain": true })).await;
+    assert_eq!((status, &drained["draining"]), (200, &json!(true)), "{drained}");
+    assert_eq!(rig.get("/readyz").await.0, 503);
+    let (status, _) = rig.post("/v1/admin/drain", json!({ "drain": false })).await;
+    assert_eq!((status, rig.get("/readyz").await.0), (200, 200));
+    assert_eq!(rig.client.post(&drain).send().await.expect("HTTP").status(), StatusCode::OK);
+    assert_eq!(rig.client.delete(&drain).send().await.expect("HTTP").status(), StatusCode::OK);
+    assert_eq!(rig.get("/readyz").await.0, 200);
+    assert_eq!(rig.post("/v1/admin/drain", json!({ "drane": true })).await.0, 400);
+    rig.app.drain().await;
+}
