@@ -47,6 +47,9 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// HTTPS has no certificate.
+    #[error("{0}")]
+    Certificate(String),
     /// SIP did not start.
     #[error("{0}")]
     Sip(#[from] crate::sip::SipError),
@@ -68,6 +71,7 @@ pub enum StartError {
 pub struct App {
     gateway: Gateway,
     http: SocketAddr,
+    tls: bool,
     stop: watch::Sender<bool>,
     served: tokio::task::JoinHandle<()>,
 }
@@ -98,6 +102,8 @@ impl App {
         let metrics = telemetry::metrics::recorder();
         let address = config.http.bind;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;
+        let certificate = config.http.tls.as_ref().map(server::Certificate::open).transpose();
+        let certificate = certificate.map_err(StartError::Certificate)?;
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
 
         for reason in &choice.reasons {
@@ -142,8 +148,12 @@ impl App {
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let router = server::router(gateway.clone(), server::Policies::new(&config.http));
-        let served = tokio::spawn(server::serve(listener, router, stopped, HTTP_GRACE));
-        Ok(Self { gateway, http, stop, served })
+        let bounds =
+            server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
+        let tls = certificate.is_some();
+        let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE };
+        let served = tokio::spawn(server::serve(listener, router, stopped, manners));
+        Ok(Self { gateway, http, tls, stop, served })
     }
 
     /// The parts, for the command line and tests.
@@ -154,6 +164,11 @@ impl App {
     /// Where HTTP listens.
     pub fn http(&self) -> SocketAddr {
         self.http
+    }
+
+    /// As [`App::http`], with the scheme that is spoken there.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.tls { "https" } else { "http" }, self.http)
     }
 
     /// Waits until speech can be made.

@@ -38,7 +38,7 @@ pub struct CallMeta {
     pub to: String,
     /// Name of the agent that supplies the text.
     pub agent: String,
-    /// Selected signalling headers (SIP `X-`, WHIP query) for the agent.
+    /// Selected signalling headers (SIP `X-`), or the metadata of a page's token, for the agent.
     pub headers: BTreeMap<String, String>,
     /// Whose rate limits and fairness its speech counts to: the name of the API token; may be empty.
     #[serde(skip)]

@@ -59,7 +59,7 @@ pub(super) fn failure(error: StartError) -> Failure {
 
 fn announce(app: &App) {
     let gateway = app.gateway();
-    tracing::info!("console and API: http://{}/", app.http());
+    tracing::info!("console and API: {}/", app.url());
     tracing::info!("WebRTC: UDP {}", gateway.webrtc.local_addr());
     if let Some(sip) = &gateway.sip {
         for (name, address) in [("UDP", sip.local_udp()), ("TCP", sip.local_tcp()), ("TLS", sip.local_tls())] {

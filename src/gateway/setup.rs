@@ -60,7 +60,7 @@ impl Gateway {
         Ok(Admission { gateway: self.clone(), meta, agent, _arriving: arriving })
     }
 
-    /// A browser's call on the leg of `session`.
+    /// A browser's call on the leg of `session`; `headers` is what its agent is told of it.
     ///
     /// # Errors
     /// As [`Gateway::admit`]; the leg is dropped, which ends the session.
@@ -69,6 +69,7 @@ impl Gateway {
         leg: WebRtcLeg,
         agent: Option<String>,
         tenant: Arc<str>,
+        headers: BTreeMap<String, String>,
         session: &SessionId,
     ) -> Result<CallHandle, GatewayError> {
         let admission = self.admit(CallRequest {
@@ -76,7 +77,7 @@ impl Gateway {
             from: format!("webrtc:{session}"),
             to: agent.clone().unwrap_or_else(|| self.default_agent.to_string()),
             agent,
-            headers: BTreeMap::new(),
+            headers,
             tenant,
         })?;
         admission.start(leg)

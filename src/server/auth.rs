@@ -11,8 +11,10 @@ use axum::response::Response;
 
 use super::config::{Scope, Token, digest, same};
 use super::error::ApiError;
+use super::grants::{self, Page};
 use super::policy::Policies;
 use super::routes::{self, Access, Route};
+use crate::clock;
 
 /// Who makes a request, in its extensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +23,14 @@ pub struct Caller {
     pub tenant: Arc<str>,
     /// Whether everybody's objects are seen.
     all: bool,
+    /// Where this is a page with a single-use token.
+    pub(super) page: Option<Page>,
 }
 
 impl Caller {
     /// Who calls a gateway without tokens: everything is theirs.
     pub fn anybody() -> Self {
-        Self { tenant: "".into(), all: true }
+        Self { tenant: "".into(), all: true, page: None }
     }
 
     /// Whether everybody's objects are theirs.
@@ -71,6 +75,7 @@ impl Tokens {
             caller: Caller {
                 tenant: token.name.as_str().into(),
                 all: token.scopes.is_empty() || token.scopes.contains(&Scope::Admin),
+                page: None,
             },
             scopes: token.scopes.clone(),
         });
@@ -131,12 +136,26 @@ pub(super) async fn require(
         return Ok(next.run(request).await);
     }
     let presented = bearer(&request).or_else(|| access_token(&request, route));
-    let caller = policies.get().tokens.check(presented.as_deref(), access)?;
+    let caller = match presented.as_deref() {
+        Some(token) if token.starts_with(grants::PREFIX) => page(&policies, token, access, &request)?,
+        presented => policies.get().tokens.check(presented, access)?,
+    };
     if matched.is_some() && route.is_none() {
         return Err(not_allowed(request.method(), request.uri().path()));
     }
     request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
+}
+
+/// The bearer of a single-use token.
+fn page(policies: &Policies, token: &str, access: Access, request: &Request) -> Result<Caller, ApiError> {
+    let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    let found = policies.grants.find(clock::now(), token, origin).filter(|_| access == Access::Page);
+    let Some(page) = found else {
+        let message = "this single-use token is not known, has expired, or is not for this page or route";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_token", message));
+    };
+    Ok(Caller { tenant: page.grant.tenant.clone(), all: false, page: Some(page) })
 }
 
 /// 405. Names the path only: a query may hold a token.

@@ -25,6 +25,22 @@ pub struct Http {
     pub hosts: Vec<String>,
     /// Origins that browsers may call from; `*` allows all.
     pub cors: Vec<String>,
+    /// Most connections at once, long-lived sockets included.
+    pub max_connections: usize,
+    /// Of these, from one address (IPv6: one /64). Loopback is not held to it: a proxy there speaks for everybody.
+    pub connections_per_address: usize,
+    /// HTTPS in place of HTTP.
+    pub tls: Option<Tls>,
+}
+
+/// `[http.tls]`
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// PEM file: the certificate and those between it and the authority. Read again when it changes.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
 }
 
 impl Default for Http {
@@ -34,6 +50,9 @@ impl Default for Http {
             tokens: Vec::new(),
             hosts: Vec::new(),
             cors: Vec::new(),
+            max_connections: 8_192,
+            connections_per_address: 256,
+            tls: None,
         }
     }
 }
@@ -46,6 +65,9 @@ impl Http {
     pub fn validate(&self) -> Result<(), String> {
         if let Some(host) = self.hosts.iter().find(|host| host.is_empty() || host.contains(['/', ':', '*', ' '])) {
             return Err(format!("hosts: `{host}` is no host name; write it without scheme, port or `*`"));
+        }
+        if self.max_connections == 0 || self.connections_per_address == 0 {
+            return Err("max_connections and connections_per_address are at least 1".into());
         }
         let bare = |origin: &str| {
             origin.split_once("://").is_some_and(|(scheme, host)| {

@@ -1,10 +1,13 @@
 //! Request bodies and query parameters whose mistakes come back in the one error shape.
 
+use std::time::Duration;
+
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::ApiError;
 
@@ -45,4 +48,46 @@ fn of_json(rejection: &JsonRejection) -> ApiError {
         _ => (StatusCode::BAD_REQUEST, "invalid_json"),
     };
     ApiError::new(status, code, rejection.body_text())
+}
+
+/// Large bodies that are read at a time: each may take 64 MB.
+static UPLOADS: Semaphore = Semaphore::const_new(4);
+/// When one of them will have been read.
+const UPLOAD_RETRY: Duration = Duration::from_secs(10);
+
+/// Room for a large body, taken before any of it is read. Stands before the body in a handler's arguments.
+#[derive(Debug)]
+pub(super) struct Upload {
+    _permit: SemaphorePermit<'static>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Upload {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Self::of(&UPLOADS)
+    }
+}
+
+impl Upload {
+    fn of(room: &'static Semaphore) -> Result<Self, ApiError> {
+        let permit = room
+            .try_acquire()
+            .map_err(|_| ApiError::unavailable("other large requests are being read; try again", UPLOAD_RETRY))?;
+        Ok(Self { _permit: permit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_large_bodies_are_read_than_fit() {
+        static ROOM: Semaphore = Semaphore::const_new(2);
+        let held: Vec<_> = (0..2).map(|_| Upload::of(&ROOM).expect("room")).collect();
+        assert!(Upload::of(&ROOM).is_err());
+        drop(held);
+        assert!(Upload::of(&ROOM).is_ok());
+    }
 }

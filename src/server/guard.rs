@@ -21,6 +21,8 @@ use super::policy::Policies;
 /// Tells a script's page from others where a browser sends no `Origin`.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+/// A year, as browsers' lists of HTTPS sites ask for.
+const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
 /// Answers that are no page may do nothing when a browser shows them.
 const NO_PAGE: HeaderValue = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
 
@@ -31,6 +33,8 @@ pub(super) struct Pages {
     hosts: Option<Vec<String>>,
     /// Origins beside the gateway's own.
     origins: Vec<String>,
+    /// Whether clients come over TLS that the gateway itself ends.
+    tls: bool,
 }
 
 impl Pages {
@@ -42,6 +46,7 @@ impl Pages {
         Self {
             hosts: checked.then(|| config.hosts.iter().map(|name| name.to_ascii_lowercase()).collect()),
             origins: config.cors.iter().map(|origin| origin.to_ascii_lowercase()).collect(),
+            tls: config.tls.is_some(),
         }
     }
 
@@ -109,6 +114,9 @@ impl Pages {
         if path.starts_with("/v1/") {
             // Numbers and texts of callers stay in no cache.
             set(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+        if self.tls {
+            set(header::STRICT_TRANSPORT_SECURITY, HSTS);
         }
     }
 }
@@ -232,5 +240,6 @@ mod tests {
         assert_eq!(value("x-frame-options"), Some("DENY"));
         assert_eq!(value("referrer-policy"), Some("no-referrer"));
         assert_eq!(value("cache-control"), Some("no-store"));
+        assert_eq!(value("strict-transport-security"), None);
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::extract::{Body, Parameters};
+use super::extract::{Body, Parameters, Upload};
 use super::speech::{format_of, speed_of, voice_of};
 use crate::batch::{Batch, BatchError, Job, JobPage, JobSpec, PAGE};
 use crate::gateway::Gateway;
@@ -58,6 +58,7 @@ struct Submit {
 async fn submit(
     State(gateway): State<Gateway>,
     caller: Caller,
+    _room: Upload,
     Body(request): Body<Submit>,
 ) -> Result<Response, ApiError> {
     let items = match (request.input, request.items) {

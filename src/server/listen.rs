@@ -3,53 +3,109 @@
 //! # Why
 //! `axum::serve` sets no time limit for a request's head, so that a client which connects and says nothing, or
 //! one byte a minute, would hold a connection for ever. Here it holds it for [`HEAD_TIMEOUT`].
+//!
+//! Whoever comes when there is no room is answered 503 on one of a few spare connections, and asked for nothing but
+//! a quick request; `/healthz` and `/readyz` are answered there as ever, so that a flood does not look like a death.
+//! Of the spare connections the oldest gives way: it had its time to ask.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::ConnectInfo;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
+use super::crowd::{Bounds, Crowd};
+use super::error::ApiError;
+use super::stall::{Patient, hurried};
+use super::tls::Certificate;
 use crate::clock::{self, Sparse};
 
-/// A request's head arrives within this, counted from the end of the request before.
+/// A request's head arrives within this, counted from the end of the request before; a TLS handshake, too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
-/// Connections at once, long-lived sockets included; more wait in the kernel's backlog.
-const MAX_CONNECTIONS: usize = 8_192;
+/// The same on a spare connection.
+const SPARE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Spare connections at once.
+const SPARE: usize = 64;
+/// Largest head of a request: its line and its headers, bytes.
+const MAX_HEAD: usize = 16 << 10;
+/// When whoever found no room may come again.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often the files of the certificate are looked at.
+const CERTIFICATE: Duration = Duration::from_secs(5);
 
-/// Serves `router` until `stop` says so, then lets requests that are under way finish for `grace`.
-pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, grace: Duration) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+/// How the listener treats those who come.
+#[derive(Clone, Debug)]
+pub struct Manners {
+    /// How many may.
+    pub bounds: Bounds,
+    /// Where HTTPS is spoken.
+    pub certificate: Option<Certificate>,
+    /// How long requests that are under way may take at the end.
+    pub grace: Duration,
+}
+
+/// Serves `router` until `stop` says so, then lets requests that are under way finish for the grace.
+pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, manners: Manners) {
+    let acceptor = match manners.certificate.as_ref().map(Certificate::acceptor).transpose() {
+        Ok(acceptor) => acceptor,
+        Err(error) => {
+            tracing::error!(%error, "HTTPS cannot be served");
+            return;
+        }
+    };
+    let crowd = Arc::new(Mutex::new(Crowd::new(manners.bounds)));
+    let mut spare: VecDeque<AbortHandle> = VecDeque::new();
     let mut connections = JoinSet::new();
+    let mut look = tokio::time::interval(CERTIFICATE);
     loop {
         let accepted = tokio::select! {
-            accepted = async {
-                // Never closed, so a permit always comes.
-                let permit = slots.clone().acquire_owned().await;
-                (permit, listener.accept().await)
-            } => accepted,
+            accepted = listener.accept() => accepted,
             () = stopped(&mut stop) => break,
             Some(_) = connections.join_next() => continue,
+            _ = look.tick(), if manners.certificate.is_some() => {
+                refresh(manners.certificate.clone()).await;
+                continue;
+            }
         };
         match accepted {
-            (permit, Ok((stream, peer))) => {
-                let connection = Connection { stream, peer, router: router.clone(), stop: stop.clone() };
-                connections.spawn(async move {
-                    let _permit = permit;
-                    connection.serve().await;
+            Ok((stream, peer)) => {
+                let place = Place::take(&crowd, peer.ip());
+                let full = place.is_none();
+                let connection = Connection { stream, peer, router: router.clone(), stop: stop.clone(), full };
+                let acceptor = acceptor.clone();
+                let task = connections.spawn(async move {
+                    let _place = place;
+                    connection.serve(acceptor).await;
                 });
+                if full {
+                    spare.retain(|task| !task.is_finished());
+                    spare.push_back(task);
+                    if spare.len() > SPARE
+                        && let Some(oldest) = spare.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                }
             }
-            (_, Err(error)) => {
+            Err(error) => {
                 // Out of file descriptors, usually: the connections there are go on, and some will end.
-                tracing::warn!(%error, "a connection was not accepted");
+                static LINES: Sparse = Sparse::new();
+                if let Some(missed) = LINES.admit(clock::now()) {
+                    tracing::warn!(%error, missed, "a connection was not accepted");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -57,7 +113,7 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };
     // Event streams and idle sockets would go on as long as they like; the drop closes them.
-    let _ = tokio::time::timeout(grace, finished).await;
+    let _ = tokio::time::timeout(manners.grace, finished).await;
 }
 
 /// Waits for the word to stop; a sender that is gone means the same.
@@ -65,38 +121,176 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+async fn refresh(certificate: Option<Certificate>) {
+    let Some(certificate) = certificate else { return };
+    // A folder may lie on a disk that takes its time.
+    match tokio::task::spawn_blocking(move || certificate.refresh()).await {
+        Ok(Ok(true)) => tracing::info!("the certificate of HTTPS has changed"),
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the certificate of HTTPS has changed and cannot be used: the old one stays")
+        }
+        Ok(Ok(false)) | Err(_) => {}
+    }
+}
+
+/// A connection's count in the crowd; dropping it counts it out.
+struct Place {
+    crowd: Arc<Mutex<Crowd>>,
+    peer: IpAddr,
+}
+
+impl Place {
+    fn take(crowd: &Arc<Mutex<Crowd>>, peer: IpAddr) -> Option<Self> {
+        let room = crowd.lock().unwrap_or_else(PoisonError::into_inner).enter(peer);
+        room.then(|| Self { crowd: crowd.clone(), peer })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner).leave(self.peer);
+    }
+}
+
 struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     router: Router,
     stop: watch::Receiver<bool>,
+    /// There is no room for it: it gets a word and goes.
+    full: bool,
 }
 
 impl Connection {
-    async fn serve(mut self) {
+    async fn serve(self, acceptor: Option<TlsAcceptor>) {
         // Text in and events out are small and urgent: never wait for a full segment.
         let _ = self.stream.set_nodelay(true);
-        let (router, peer) = (self.router, self.peer);
-        let service = service_fn(move |mut request: axum::http::Request<Incoming>| {
-            request.extensions_mut().insert(ConnectInfo(peer));
-            router.clone().oneshot(request)
-        });
-        let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-        let connection = http.serve_connection(TokioIo::new(self.stream), service).with_upgrades();
-        tokio::pin!(connection);
-        let outcome = tokio::select! {
-            outcome = connection.as_mut() => outcome,
-            () = stopped(&mut self.stop) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        if let Err(error) = outcome {
-            static LINES: Sparse = Sparse::new();
-            if let Some(missed) = LINES.admit(clock::now()) {
-                tracing::info!(%peer, %error, missed, "a connection ended badly");
-            }
+        let Self { stream, peer, router, stop, full } = self;
+        let Some(acceptor) = acceptor else { return speak(stream, peer, router, stop, full).await };
+        let limit = if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
+        match tokio::time::timeout(limit, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => speak(stream, peer, router, stop, full).await,
+            Ok(Err(error)) => ended_badly(peer, &error),
+            Err(_) => ended_badly(peer, &"no TLS handshake"),
         }
+    }
+}
+
+async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    peer: SocketAddr,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+    full: bool,
+) {
+    let service = service_fn(move |request: axum::http::Request<Incoming>| {
+        let mut request = request.map(hurried);
+        request.extensions_mut().insert(ConnectInfo(peer));
+        answer(router.clone(), request, full)
+    });
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT })
+        .max_buf_size(MAX_HEAD)
+        .keep_alive(!full);
+    let connection = http.serve_connection(TokioIo::new(Patient::new(stream)), service).with_upgrades();
+    tokio::pin!(connection);
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = outcome {
+        ended_badly(peer, &error);
+    }
+}
+
+async fn answer(router: Router, request: Request<Body>, full: bool) -> Result<Response, std::convert::Infallible> {
+    if full && !matches!(request.uri().path(), "/healthz" | "/readyz") {
+        return Ok(ApiError::unavailable("there are as many connections as there may be", RETRY).into_response());
+    }
+    router.oneshot(request).await
+}
+
+fn ended_badly(peer: SocketAddr, error: &dyn std::fmt::Display) {
+    static LINES: Sparse = Sparse::new();
+    if let Some(missed) = LINES.admit(clock::now()) {
+        tracing::info!(%peer, %error, missed, "a connection ended badly");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    struct Served {
+        address: SocketAddr,
+        _stop: watch::Sender<bool>,
+    }
+
+    async fn served(all: usize) -> Served {
+        let router = Router::new().route("/", get(|| async { "page" })).route("/healthz", get(|| async { "well" }));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (stop, stopped) = watch::channel(false);
+        let bounds = Bounds { all, per_address: 1 };
+        tokio::spawn(serve(listener, router, stopped, Manners { bounds, certificate: None, grace: LIMIT }));
+        Served { address, _stop: stop }
+    }
+
+    /// Everything that comes back for `request` until the connection is closed.
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.expect("connects");
+        // A server that has heard enough may close before everything is written.
+        let _ = stream.write_all(request.as_bytes()).await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await.expect("answered");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    fn get_of(path: &str) -> String {
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    }
+
+    #[tokio::test]
+    async fn the_excess_is_refused_while_health_is_answered() {
+        let served = served(3).await;
+        let mut idle = Vec::new();
+        for _ in 0..3 {
+            let mut stream = TcpStream::connect(served.address).await.expect("connects");
+            stream.write_all(b"GET /").await.expect("written");
+            idle.push(stream);
+        }
+        // More than there are spare connections, and all of them slow.
+        for _ in 0..2 * SPARE {
+            idle.push(TcpStream::connect(served.address).await.expect("connects"));
+        }
+        let health = ask(served.address, &get_of("/healthz")).await;
+        assert!(health.starts_with("HTTP/1.1 200") && health.ends_with("well"), "{health}");
+        let refused = ask(served.address, &get_of("/")).await;
+        assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"), "{refused}");
+        drop(idle);
+        let begun = tokio::time::Instant::now();
+        while !ask(served.address, &get_of("/")).await.ends_with("page") {
+            assert!(begun.elapsed() < LIMIT, "room again");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_of_more_than_16_kb_is_refused() {
+        let served = served(8).await;
+        let head = |bytes: usize| {
+            format!("GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: {}\r\n\r\n", "x".repeat(bytes))
+        };
+        assert!(ask(served.address, &head(12 << 10)).await.starts_with("HTTP/1.1 200"));
+        assert!(ask(served.address, &head(20 << 10)).await.starts_with("HTTP/1.1 431"));
     }
 }

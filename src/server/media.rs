@@ -20,7 +20,7 @@ use tokio::sync::broadcast;
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::sockets::write;
+use super::sockets::{Pulse, ping, write};
 use crate::call::{CallEvent, CallHandle, MediaFrame, TapDirection};
 use crate::gateway::Gateway;
 
@@ -89,8 +89,15 @@ impl Stream {
         if !(write(&mut socket, connected.to_string()).await && write(&mut socket, start).await) {
             return;
         }
+        let mut pulse = Pulse::new();
         loop {
             let frame = tokio::select! {
+                lives = pulse.due() => {
+                    if !lives || !ping(&mut socket).await {
+                        return;
+                    }
+                    None
+                }
                 // Frames that a slow reader loses are counted and show in the timestamps; the call is not delayed.
                 frame = tap.recv() => match frame {
                     Some(frame) => Some(self.media(&frame)),
@@ -106,7 +113,7 @@ impl Stream {
                     Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => break,
                     Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => None,
                 },
-                message = socket.recv() => match message {
+                message = socket.recv() => match message.inspect(|_| pulse.heard()) {
                     Some(Ok(Message::Text(text))) => self.obey(&text).err().map(|reason| {
                         json!({ "event": "error", "streamSid": self.id, "error": { "message": reason } }).to_string()
                     }),

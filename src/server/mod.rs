@@ -8,10 +8,12 @@ pub mod auth;
 pub mod calls;
 pub mod config;
 mod console;
+mod crowd;
 pub mod error;
 pub mod events;
 mod extract;
 mod gauges;
+mod grants;
 mod guard;
 pub mod jobs;
 mod listen;
@@ -21,23 +23,28 @@ pub mod routes;
 mod sockets;
 pub mod speech;
 mod speech_socket;
+mod stall;
+mod tls;
 mod voices;
 pub mod whip;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
 use axum::routing::{get, post};
+use axum::{Extension, Router};
+pub use crowd::Bounds;
 use error::ApiError;
-pub use listen::serve;
+pub use listen::{Manners, serve};
 pub use policy::Policies;
 use serde_json::{Value, json};
+pub use tls::Certificate;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
+use crate::call::EndReason;
 use crate::gateway::Gateway;
 use crate::media::webrtc::WebRtcLeg;
 use crate::synth::device::{DeviceStatus, Phase};
@@ -50,7 +57,18 @@ impl whip::AcceptCall for Gateway {
     async fn accept(&self, leg: WebRtcLeg, asked: whip::Asked, session: &SessionId) -> Result<String, ApiError> {
         let whip::Asked { agent, caller } = asked;
         calls::may_use(self, &caller, agent.as_deref())?;
-        Ok(Gateway::accept(self, leg, agent, caller.tenant, session)?.id().to_string())
+        let grant = caller.page.map(|page| page.grant);
+        let metadata = grant.as_ref().map(|grant| grant.metadata.clone()).unwrap_or_default();
+        let call = Gateway::accept(self, leg, agent, caller.tenant, metadata, session)?;
+        let id = call.id().to_string();
+        if let Some(limit) = grant.and_then(|grant| grant.duration) {
+            tokio::spawn(async move {
+                if tokio::time::timeout(limit, call.ended()).await.is_err() {
+                    call.hang_up(EndReason::TooLong);
+                }
+            });
+        }
+        Ok(id)
     }
 }
 
@@ -65,6 +83,7 @@ pub fn router(gateway: Gateway, policies: Policies) -> Router {
         .route("/v1/calls/{id}/agent", get(sockets::attach))
         .route("/v1/calls/{id}/media", get(media::stream))
         .route("/v1/events", get(events::stream))
+        .route("/v1/tokens", post(grants::issue))
         .route("/v1/audio/speech", post(speech::speech))
         .route("/v1/audio/speech/stream", get(speech_socket::stream))
         .with_state(gateway.clone())
@@ -76,6 +95,7 @@ pub fn router(gateway: Gateway, policies: Policies) -> Router {
         })
         .method_not_allowed_fallback(async |method: Method, uri: Uri| auth::not_allowed(&method, uri.path()))
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(Extension(policies.grants.clone()))
         .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
     let origins = policies.clone();
     let origins =

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::auth::Tokens;
 use super::config::Http;
+use super::grants::Grants;
 use super::guard::Pages;
 
 /// One state of it.
@@ -13,23 +14,26 @@ pub(super) struct Policy {
     pub(super) pages: Pages,
 }
 
-/// The state in force, which every request reads once. Clones mean the same.
+/// The state in force, which every request reads once, and the tokens of pages. Clones mean the same.
 #[derive(Clone, Debug)]
-pub struct Policies(Arc<RwLock<Arc<Policy>>>);
+pub struct Policies {
+    policy: Arc<RwLock<Arc<Policy>>>,
+    pub(super) grants: Grants,
+}
 
 impl Policies {
     /// The rules of a configuration.
     pub fn new(config: &Http) -> Self {
-        Self(Arc::new(RwLock::new(Arc::new(Policy::new(config)))))
+        Self { policy: Arc::new(RwLock::new(Arc::new(Policy::new(config)))), grants: Grants::default() }
     }
 
     /// Replaces the rules; requests that are under way finish by the old ones.
     pub fn replace(&self, config: &Http) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Policy::new(config));
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Policy::new(config));
     }
 
     pub(super) fn get(&self) -> Arc<Policy> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.policy.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

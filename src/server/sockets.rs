@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -15,6 +16,40 @@ use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
 use crate::call::CallId;
 use crate::clock::{self, Sparse};
 use crate::gateway::Gateway;
+
+/// How often a peer is asked whether it is there.
+const PING: Duration = Duration::from_secs(20);
+/// A peer that has sent nothing for so long, not even an answer to a ping, is gone.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Whether a peer still lives. Owns the time of the next ping and of the last message.
+pub(super) struct Pulse {
+    tick: tokio::time::Interval,
+    heard: tokio::time::Instant,
+}
+
+impl Pulse {
+    pub(super) fn new() -> Self {
+        let now = tokio::time::Instant::now();
+        Self { tick: tokio::time::interval_at(now + PING, PING), heard: now }
+    }
+
+    /// The peer lives, or is not listened to, which is no fault of its own.
+    pub(super) fn heard(&mut self) {
+        self.heard = tokio::time::Instant::now();
+    }
+
+    /// Waits until a ping is due; `false`: the peer has been silent for too long. Cancel safe.
+    pub(super) async fn due(&mut self) -> bool {
+        self.tick.tick().await;
+        self.heard.elapsed() < SILENCE
+    }
+}
+
+/// Asks the peer whether it is there; `false` when it is gone.
+pub(super) async fn ping(socket: &mut WebSocket) -> bool {
+    matches!(tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::Ping(Bytes::new()))).await, Ok(Ok(())))
+}
 
 /// A peer that takes no bytes for this long is gone.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,8 +80,19 @@ async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
             write(&mut socket, r#"{"type":"error","description":"the call cannot be attached to now"}"#.into()).await;
         return;
     }
+    let mut pulse = Pulse::new();
     loop {
         tokio::select! {
+            lives = pulse.due() => {
+                if inbox.capacity() == 0 {
+                    pulse.heard();
+                } else if !lives {
+                    break;
+                }
+                if !ping(&mut socket).await {
+                    break;
+                }
+            }
             frame = outbox.recv() => {
                 let Some(frame) = frame else { break };
                 if !write(&mut socket, frame).await {
@@ -56,12 +102,13 @@ async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
             // A full inbox stops the reading: the agent is slowed by TCP.
             message = socket.recv(), if inbox.capacity() > 0 => match message {
                 Some(Ok(Message::Text(text))) => {
+                    pulse.heard();
                     // overflow: cannot happen, there is capacity and this is the only sender
                     if inbox.try_send(text.as_str().to_owned()).is_err() {
                         break;
                     }
                 }
-                Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => pulse.heard(),
                 Some(Err(error)) => {
                     fail(&mut socket, error).await;
                     break;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::auth::Caller;
-use super::sockets::{WRITE_TIMEOUT, write};
+use super::sockets::{Pulse, WRITE_TIMEOUT, ping, write};
 use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of};
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
@@ -82,12 +82,23 @@ impl Session {
         if !write(&mut socket, json!({ "type": "session.created" }).to_string()).await {
             return;
         }
+        let mut pulse = Pulse::new();
         loop {
             // While a complete turn is spoken nothing more is read: the next turn waits in the socket.
             let reads = !self.turn.as_ref().is_some_and(|turn| turn.complete);
             let speaks = self.turn.as_ref().is_some_and(|turn| turn.complete || !turn.speaker.is_idle());
             tokio::select! {
-                message = socket.recv(), if reads => match message {
+                lives = pulse.due() => {
+                    if !reads {
+                        pulse.heard();
+                    } else if !lives {
+                        return;
+                    }
+                    if !ping(&mut socket).await {
+                        return;
+                    }
+                }
+                message = socket.recv(), if reads => match message.inspect(|_| pulse.heard()) {
                     Some(Ok(Message::Text(text))) => match self.obey(&text) {
                         Ok(true) => {}
                         Ok(false) => break,

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::error::ApiError;
+use super::extract::Upload;
 use crate::clock;
 use crate::gateway::Gateway;
 use crate::synth::device::Phase;
@@ -40,7 +41,14 @@ async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     Json(json!({ "voices": voices }))
 }
 
-async fn add(State(gateway): State<Gateway>, caller: Caller, mut body: Multipart) -> Result<Response, ApiError> {
+async fn add(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    _room: Upload,
+    mut body: Multipart,
+) -> Result<Response, ApiError> {
+    // Before the recording is read: it may be large.
+    gateway.voices.can_enrol()?;
     let owner = (!caller.is_operator()).then(|| caller.tenant.to_string());
     let mut form = Form { owner, ..Form::default() };
     while let Some(mut field) = body.next_field().await.map_err(malformed)? {

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::error::ApiError;
+use super::grants::Page;
 use crate::clock;
 use crate::media::webrtc::WebRtcLeg;
 use crate::webrtc::{Answered, Gateway, IceServer, Patched, SessionId, WebRtcError};
@@ -110,7 +111,16 @@ async fn offer<A: AcceptCall>(
 ) -> Result<Response, ApiError> {
     let Query(parameters) = query.map_err(|error| ApiError::bad_request("invalid_query", error.body_text()))?;
     require(&headers, SDP)?;
-    let (answered, call) = establish(&state, &text(body)?, Asked { agent: parameters.agent, caller }).await?;
+    let mut agent = parameters.agent;
+    let claim = caller.page.as_ref().map(Page::claim).transpose()?;
+    if let Some(page) = &caller.page {
+        // The token names the agent, whatever the page says.
+        agent.clone_from(&page.grant.agent);
+    }
+    let (answered, call) = establish(&state, &text(body)?, Asked { agent, caller }).await?;
+    if let Some(claim) = claim {
+        claim.used(&answered.id);
+    }
     let location = format!("{}/{}", uri.path().trim_end_matches('/'), answered.id);
     let mut response = (StatusCode::CREATED, answered.sdp).into_response();
     let headers = response.headers_mut();
@@ -169,9 +179,14 @@ async fn delete<A: AcceptCall>(
 /// 404, also for the sessions of others.
 fn own<A>(state: &WhipState<A>, caller: &Caller, id: &str) -> Result<SessionId, ApiError> {
     let session = SessionId::from(id);
-    match state.gateway.owner(&session) {
-        Some(owner) if caller.sees(&owner) => Ok(session),
-        _ => Err(refusal(WebRtcError::NoSession, &session)),
+    let own = match (&caller.page, state.gateway.owner(&session)) {
+        (Some(page), Some(_)) => page.began(&session),
+        (None, Some(owner)) => caller.sees(&owner),
+        (_, None) => false,
+    };
+    match own {
+        true => Ok(session),
+        false => Err(refusal(WebRtcError::NoSession, &session)),
     }
 }
 

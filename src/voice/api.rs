@@ -204,6 +204,18 @@ impl Service {
         Listed { voices: self.store.list() }
     }
 
+    /// Whether voices can be enrolled here at all.
+    ///
+    /// # Errors
+    /// They cannot, and what is missing.
+    pub fn can_enrol(&self) -> Result<&Enroller, Refusal> {
+        self.enroller.as_ref().ok_or_else(|| {
+            let message =
+                "voices are enrolled with a CosyVoice3 checkpoint, and this gateway has none; set `[engine] model`";
+            Refusal::new(501, "enrolment_unavailable", None, message)
+        })
+    }
+
     /// `POST /v1/audio/voices`: enrols a voice and stores it; it can be spoken with when this returns. Blocks for
     /// seconds. `now` is the time since the Unix epoch.
     ///
@@ -212,14 +224,7 @@ impl Service {
     pub fn add(&self, form: Form, now: Duration) -> Result<Added, Refusal> {
         form.complete()?;
         let name = VoiceName::new(&form.name)?;
-        let Some(enroller) = &self.enroller else {
-            return Err(Refusal::new(
-                501,
-                "enrolment_unavailable",
-                None,
-                "voices are enrolled with a CosyVoice3 checkpoint, and this gateway has none; set `[engine] model`",
-            ));
-        };
+        let enroller = self.can_enrol()?;
         // A tenant's form replaces that tenant's voices only.
         let own = form.owner.is_none() || self.store.entry(&name).is_none_or(|entry| entry.owner == form.owner);
         if !(form.replace && own) && self.store.path(&name).exists() {

@@ -17,6 +17,7 @@ mod llm;
 mod loadgen;
 mod metrics;
 mod packaging;
+mod pages;
 mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]

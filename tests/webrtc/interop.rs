@@ -12,8 +12,9 @@ use std::time::Duration;
 use crate::support::gateway;
 use antiphon::media::leg::{LegEvent, MediaLeg, OutPacket};
 use antiphon::media::webrtc::WebRtcLeg;
+use antiphon::server::auth::Caller;
 use antiphon::server::error::ApiError;
-use antiphon::server::whip::{AcceptCall, WhipState, router};
+use antiphon::server::whip::{AcceptCall, Asked, WhipState, router};
 use antiphon::webrtc::{SessionId, WebRtcConfig};
 use opus::{Application, Channels, Encoder};
 use tokio::process::Command;
@@ -24,7 +25,7 @@ use tokio::time::{MissedTickBehavior, interval};
 struct Speaker;
 
 impl AcceptCall for Speaker {
-    async fn accept(&self, leg: WebRtcLeg, _: Option<String>, session: &SessionId) -> Result<String, ApiError> {
+    async fn accept(&self, leg: WebRtcLeg, _: Asked, session: &SessionId) -> Result<String, ApiError> {
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(speak(leg));
@@ -71,7 +72,8 @@ async fn run(client: &str, script: &str, arguments: &[&str]) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let state = WhipState { gateway, accept: Speaker };
-    tokio::spawn(async move { axum::serve(listener, router(state)).await });
+    let routes = router(state).layer(axum::Extension(Caller::anybody()));
+    tokio::spawn(async move { axum::serve(listener, routes).await });
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
     let child = Command::new(path).arg(url).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     // Installing aiortc may come first.
