@@ -58,11 +58,11 @@ struct Drain {
 /// Refuses new calls, lets the live ones finish what they say, then answers; `{"drain": false}` takes calls again.
 async fn drain(State(gateway): State<Gateway>, body: Bytes) -> Result<Response, ApiError> {
     let wanted = body.is_empty()
-        || serde_json::from_slice::<Drain>(&body)
+        || serde_json::from_slice::<Option<Drain>>(&body)
             .map_err(|e| {
                 ApiError::bad_request("invalid_json", format!("the body is {{\"drain\": true}} or false: {e}"))
             })?
-            .drain;
+            .is_none_or(|body| body.drain);
     if !wanted {
         return resume(State(gateway)).await.map(IntoResponse::into_response);
     }

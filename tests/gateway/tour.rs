@@ -414,7 +414,12 @@ async fn every_route_succeeds_and_every_metric_tells() {
     let silent: Vec<_> = zero.iter().filter(|name| !ZERO_HERE.iter().any(|(known, _)| known == *name)).collect();
     assert!(silent.is_empty(), "metrics that tell nothing here (ZERO_HERE names who tests them): {silent:?}");
 
-    tour.json(("POST", "/v1/admin/drain"), "", 200, Value::Null).await;
+    let token = tour.json(("POST", "/v1/tokens"), "", 201, json!({ "agent": "demo" })).await;
+    assert!(token["token"].is_string(), "{token}");
+    tour.json(("POST", "/v1/admin/drain"), "", 200, json!({ "drain": true })).await;
+    tour.ask(("DELETE", "/v1/admin/drain"), "", 200, |r| r).await;
+    tour.ask(("GET", "/readyz"), "", 200, |r| r).await;
+    tour.ask(("POST", "/v1/admin/drain"), "", 200, |r| r).await;
     let ready = tour.client.get(format!("{}/readyz", tour.base)).send().await.expect("HTTP");
     assert_eq!(ready.status(), 503, "a drained gateway takes no calls");
     assert_eq!(program.terminate().await, Some(0));
