@@ -268,8 +268,8 @@ fn a_first_audio_takes_memory_from_batch_and_then_from_a_listener_with_enough_ah
         let (first, slot) = wanting(&mut sched, now, spec(1, class), 60, 65);
         let Plan::Run(flow) = sched.plan(now) else { panic!("there is memory") };
         let samples = crate::audio::samples_in(Duration::from_secs(3));
-        // Enough is decoded, so that it runs nothing in the next step.
-        let made = Outcome { samples, decoded: 2 * samples, memory: 70, ..Outcome::ready(slot, only(Stage::Decode)) };
+        // All of it is decoded: it has no part in the step in which the turn decodes.
+        let made = Outcome { samples, decoded: 2 * samples, memory: 70, ..Outcome::ready(slot, only(Stage::Flow)) };
         sched.record(now, MS, &flow, &[made]);
         let turn = wanting(&mut sched, now, spec(2, Class::Live), 40, 40);
         assert_eq!(sched.plan(now), Plan::Displace { slot, job: first }, "{class:?}");
