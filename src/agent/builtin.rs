@@ -54,7 +54,10 @@ impl Builtin {
             let told = tokio::select! {
                 event = events.recv() => match event {
                     Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
-                    Ok(event) => self.handle(relay, agent, &event).await,
+                    Ok(event) => {
+                        relay.make_up_for(&event).await;
+                        self.handle(relay, agent, &event).await
+                    }
                     Err(broadcast::error::RecvError::Lagged(lost)) => {
                         tracing::warn!(call = %relay.handle().id(), lost, "the agent's task fell behind its call");
                         None

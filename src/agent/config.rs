@@ -29,7 +29,8 @@ pub struct Agent {
     pub voice: Option<String>,
     /// Language of this agent's text, as a BCP 47 tag.
     pub language: Option<String>,
-    /// Spoken when the agent cannot be reached or fails; empty: the call ends at once.
+    /// Spoken when the agent cannot be reached or fails (empty: the call ends at once), and in place of a turn of which
+    /// nothing could be spoken.
     #[serde(default = "default_apology")]
     pub apology: String,
     /// Seconds without a sign of life (frame or pong) from the agent before it counts as stalled.

@@ -3,6 +3,7 @@
 //! One task a call, on the control runtime: it listens to the call's events and drives its handle. An agent
 //! that cannot be reached, dies or stalls costs its own call an apology and nothing else.
 
+mod apology;
 pub mod builtin;
 pub mod client;
 pub mod config;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
+use super::apology::Apology;
 use super::config::Agent;
 use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
@@ -51,6 +52,7 @@ pub enum RelayEnd {
 pub struct Relay {
     handle: CallHandle,
     style: Style,
+    apology: Apology,
 }
 
 impl Relay {
@@ -62,7 +64,7 @@ impl Relay {
             interruptible: agent.interruptible,
             ..Style::default()
         };
-        Self { handle, style }
+        Self { handle, style, apology: Apology::new(&agent.apology) }
     }
 
     /// The call.
@@ -109,6 +111,7 @@ impl Relay {
                 event = events.recv() => match event {
                     Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => return RelayEnd::CallEnded,
                     Ok(event) => {
+                        self.make_up_for(&event).await;
                         if let Some(frame) = self.frame(&event)
                             // overflow: an agent that reads none of 64 frames is gone; the link ends
                             && link.to.try_send(print(&frame)).is_err()
@@ -145,6 +148,15 @@ impl Relay {
             if let Some(frame) = kept.take() {
                 kept = self.offer(frame, &link.to).await;
             }
+        }
+    }
+
+    /// The caller hears the apology in place of a turn that could not be spoken.
+    pub(super) async fn make_up_for(&mut self, event: &CallEvent) {
+        let Some(turn) = self.apology.because_of(event, &self.style) else { return };
+        if let Err(error) = self.handle.speak(turn).await {
+            self.apology.give_up();
+            tracing::warn!(call = %self.handle.id(), %error, "the apology for a silent turn was not spoken");
         }
     }
 

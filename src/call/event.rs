@@ -107,7 +107,8 @@ pub enum CallEvent {
         /// More text is welcome.
         open: bool,
     },
-    /// Something the agent asked for could not be done; the call goes on.
+    /// Something the agent asked for could not be done; the call goes on. Of a turn that was accepted and is not spoken
+    /// to its end it comes before [`CallEvent::TurnEnded`].
     Error(String),
     /// The peer has taken a transfer on. The call goes on until it has got there.
     TransferAccepted,
@@ -218,6 +219,18 @@ impl TurnHow {
             TurnHow::Refused { .. } => "refused",
             TurnHow::Failed(_) => "failed",
             TurnHow::CallEnded => "call_ended",
+        }
+    }
+
+    /// What went wrong with a turn that was accepted, for people.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            TurnHow::Failed(reason) => Some(reason.clone()),
+            TurnHow::Refused { retry_after } => Some(format!(
+                "the speech engine had no room for it; try again in {} s",
+                retry_after.as_secs_f64().ceil()
+            )),
+            _ => None,
         }
     }
 

@@ -189,8 +189,11 @@ impl Scheduler {
         let limit = self.memory.limit();
         let too_large = limit > 0 && bytes > limit;
         if too_large {
-            let reason =
-                format!("this utterance needs {bytes} bytes of device memory, {limit} are there: make it shorter");
+            // Voices cut what they speak to what the device has for it, so the text is not what is to be changed.
+            let reason = format!(
+                "this utterance needs {bytes} bytes of device memory, {limit} are there for speech: another program or \
+                 the other voices hold the rest; free some and start the gateway again"
+            );
             self.end(job, JobEnd::Failed(reason));
         }
         too_large

@@ -144,6 +144,27 @@ async fn an_agent_that_floods_is_slowed_and_its_call_stays_bounded() {
     rig.app.drain().await;
 }
 
+/// Seen where memory was short: turns were accepted and then silent for half a minute, with no word to anybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_cannot_be_spoken_costs_an_apology_and_its_agent_is_told() {
+    let (rig, mut server) = rig_with_agent(|agent| agent.apology = SENTENCE.into()).await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
+    let turn = json!({ "type": "text", "token": "Hello there.", "last": true, "voice": "nobody at all" });
+    let asked = session.send(&turn).await.expect("sent");
+    let (_, error) = session.recv_type("error", PATIENCE).await.expect("it is told");
+    assert!(error["description"].as_str().is_some_and(|text| text.contains("nobody at all")), "{error}");
+    let (_, end) = hear_turn(&call, asked).await;
+    let heard = call.ear().heard().clip_between(asked, end + Duration::from_millis(200));
+    let found = correlate::correlate(&heard, &rig.reference(SENTENCE).await).expect("comparable rates");
+    assert!(found.value > 0.8, "the apology is not what was heard: {found:?}");
+    // The call goes on.
+    let asked = session.say(SENTENCE).await.expect("still there");
+    hear_turn(&call, asked).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
 /// How an agent goes on after it has accepted the connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stall {

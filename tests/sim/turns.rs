@@ -190,9 +190,16 @@ fn one_bad_sentence_costs_only_itself() {
     world.engine.fail_on("unspeakable");
     world.say("This can be spoken well. This is unspeakable for some reason. This can be spoken, too.");
     world.run(10_000 * MS);
-    let turns = ended(&world.take_events());
+    let events = world.take_events();
+    let turns = ended(&events);
     assert_eq!(turns[0].1, TurnHow::Failed("cannot say that".into()));
     assert_eq!(turns[0].2.text, "This can be spoken well. This can be spoken, too.");
+    // Its agent gets an error, before the end of the turn.
+    let relay = Relay::new(world.handle.clone(), &Agent::at("builtin:silent"));
+    let frames: Vec<String> = events.iter().filter_map(|event| relay.frame(event)).map(|f| print(&f)).collect();
+    let error = frames.iter().position(|f| f.contains(r#""type":"error""#) && f.contains("cannot say that"));
+    let end = frames.iter().position(|f| f.contains(r#""how":"failed""#));
+    assert!(error.is_some() && error < end, "{frames:?}");
 }
 
 #[test]

@@ -390,6 +390,11 @@ impl Speaking {
                 accepted_us = age(self.stepped, turn.accepted),
                 sent_ms = heard.sent_ms,
             );
+            if let Some(trouble) = how.trouble() {
+                let (call, sent_ms) = (&out.shared.meta.id, heard.sent_ms);
+                tracing::warn!(%call, turn = %turn.id, sent_ms, reason = %trouble, "a turn is not spoken to its end");
+                out.error(format!("turn `{}` is not spoken to its end: {trouble}", turn.id));
+            }
             out.event(CallEvent::TurnEnded { turn: turn.id, how, heard });
         }
     }
