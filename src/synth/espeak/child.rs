@@ -11,7 +11,7 @@ use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 use super::voices::missing;
-use super::{Manner, STALLED, STARVED};
+use super::{Manner, NICE, STALLED, STARVED};
 use crate::audio::{FRAME_SAMPLES, RATE, from_i16};
 use crate::synth::{Outcome, Progress, Slot, Stage, Stages, SynthError};
 
@@ -21,6 +21,33 @@ const STEP: usize = 44_100;
 const AHEAD: usize = 60 * STEP;
 /// A WAV header is 44 bytes; one that does not reach its data by here is something else.
 const HEADER_LIMIT: usize = 4096;
+
+/// How a child shares the processor with everything else on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// As everything else: where the program that lowers priorities is missing.
+    Plain,
+    /// Somebody waits for it, but less than for a packet that is due.
+    Live,
+    /// Nobody waits for it.
+    Batch,
+}
+
+impl Share {
+    /// The argument of `nice -n`.
+    fn niceness(self) -> Option<&'static str> {
+        match self {
+            Share::Plain => None,
+            Share::Live => Some("5"),
+            Share::Batch => Some("19"),
+        }
+    }
+
+    /// How long it may give nothing before it is taken for dead.
+    fn patience(self) -> Duration {
+        if self == Share::Batch { STARVED } else { STALLED }
+    }
+}
 
 pub(super) struct Child {
     process: process::Child,
@@ -37,16 +64,14 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts a process that loads its voice and then waits for text.
-    ///
-    /// `nice` is the program by which it gives way to everything else on the machine, for batch work.
-    pub(super) fn start(program: &Path, manner: &Manner, nice: Option<&Path>) -> Result<Self, SynthError> {
+    pub(super) fn start(program: &Path, manner: &Manner, share: Share) -> Result<Self, SynthError> {
         let broken = |e: io::Error| SynthError::Utterance(format!("espeak-ng: {e}"));
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         ours.set_nonblocking(true).map_err(broken)?;
-        let mut command = match nice {
-            Some(nice) => {
-                let mut command = Command::new(nice);
-                command.args(["-n", "19"]).arg(program);
+        let mut command = match share.niceness() {
+            Some(niceness) => {
+                let mut command = Command::new(NICE);
+                command.args(["-n", niceness]).arg(program);
                 command
             }
             None => Command::new(program),
@@ -70,7 +95,7 @@ impl Child {
             wav: None,
             ended: false,
             silent_since: None,
-            patience: if nice.is_some() { STARVED } else { STALLED },
+            patience: share.patience(),
         })
     }
 
@@ -188,6 +213,11 @@ impl Child {
         self.stdin = None;
         // An error means that it has ended already.
         let _ = self.process.kill();
+    }
+
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Whether the process still runs; reaps it when not.
