@@ -66,6 +66,11 @@ impl Codec {
         self.clock_rate() / 50
     }
 
+    /// Whether what a packet sounds like depends on those before it.
+    pub fn predicts(self) -> bool {
+        matches!(self, Codec::Opus | Codec::G722)
+    }
+
     /// Name in lower case, as in SDP and reports.
     pub fn label(self) -> &'static str {
         match self {

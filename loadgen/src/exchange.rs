@@ -52,6 +52,20 @@ pub struct Plan {
     pub patience: Duration,
 }
 
+impl Plan {
+    /// A voice to interrupt with: a second of one of the texts as the gateway itself speaks it, from its first audible
+    /// sample on. `None` where none is known.
+    ///
+    /// # Why
+    /// Noise that only resembles speech is noticed late or not at all by a detector that was trained on voices.
+    pub fn voice(&self) -> Option<Clip> {
+        let (_, clip) = self.references.iter().min_by_key(|(text, _)| text.as_str())?;
+        let from = (judge::lead_in(clip).as_secs_f64() * f64::from(clip.rate)) as usize;
+        let pcm = clip.pcm.iter().skip(from).take(clip.rate as usize).copied().collect();
+        Some(Clip { rate: clip.rate, pcm })
+    }
+}
+
 /// Quiet that ends a turn. Pauses between sentences are shorter; a gateway that lets its listener wait longer in
 /// mid-turn is found out by the reference.
 const END: Duration = Duration::from_millis(900);
@@ -76,7 +90,7 @@ pub struct Interjection {
 /// How an interruption went.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BargeIn {
-    /// From the caller's first packet of speech (or key) to the last audible sample of the agent.
+    /// From the caller's first audible sample (or key) to the last audible sample of the agent.
     pub silence: Duration,
     /// How much of the turn was heard.
     pub heard: Duration,
@@ -136,7 +150,7 @@ pub struct Turn {
     pub fault: Option<String>,
     /// The interruption, if there was one.
     pub barge_in: Option<BargeIn>,
-    /// What was heard, for a closer look.
+    /// What was heard, silent where packets were lost, for a closer look.
     pub clip: Clip,
     /// Steps.
     pub waterfall: Waterfall,
@@ -341,7 +355,8 @@ impl Exchange {
             return None;
         }
         let at = match (&what.speech, &what.digits) {
-            (Some(clip), _) => self.call.say(clip).await.ok()?,
+            // Silence before the first word interrupts nobody.
+            (Some(clip), _) => self.call.say(clip).await.ok()? + judge::lead_in(clip),
             (None, Some(digits)) => {
                 let at = clock::now();
                 self.call.press(digits).await.ok()?;
@@ -372,12 +387,13 @@ impl Exchange {
         stalls.retain(|s| s.cause != StallCause::Lost && s.length >= Duration::from_millis(5));
         let listening = ended.saturating_duration_since(onset);
         let stalled: Duration = stalls.iter().map(|s| s.length).sum();
-        let clip = heard.clip_between(from, ended);
+        let spoken = heard.spoken_between(from, ended);
         let speech = match reference.filter(|_| !interrupted) {
             Some(reference) => judge::audible_length(reference),
             None => listening.saturating_sub(stalled),
         };
-        let fault = if interrupted { None } else { judge::judge(&clip, reference).err().map(|f| f.label().to_owned()) };
+        let fault =
+            if interrupted { None } else { judge::judge(&spoken, reference).err().map(|f| f.label().to_owned()) };
         let counts = heard.counts;
         let packets = (counts.lost.saturating_sub(self.before.lost), counts.received - self.before.received);
         self.before = counts;
@@ -414,7 +430,7 @@ impl Exchange {
                 ..Waterfall::default()
             },
             stalls,
-            clip,
+            clip: spoken.clip,
             text: text.to_owned(),
         }
     }

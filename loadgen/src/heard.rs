@@ -10,6 +10,8 @@
 //! instants are those of arrival; but a decoder that runs over a second of packets at once finds its tables in the
 //! cache, which one that is called between two datagrams never does. That is a large part of what a caller costs.
 
+mod spoken;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+pub use self::spoken::Spoken;
 use crate::clock;
 use crate::codec::{Codec, Decoder, from_i16};
 use crate::{dtmf, rtp};

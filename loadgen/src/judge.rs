@@ -2,13 +2,14 @@
 //!
 //! Silence and noise show without knowing the words. That the words are right shows by comparing with a reference
 //! of the same text and voice, if the voice speaks the same text the same way twice: cheaply by loudness over time
-//! ([`envelope_match`]), which tells one sentence from another, and exactly by [`mod@crate::correlate`].
+//! ([`envelope_match`]), which tells one sentence from another, and exactly by [`mod@crate::correlate`]. Of what the
+//! network lost nothing is known, and nothing is concluded.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::heard::Clip;
+use crate::heard::{Clip, Spoken};
 
 /// Why a turn's sound is not what it should be. Each is a cause of failure in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,6 +45,8 @@ const VOICED_SHARE: f32 = 0.2;
 const VOICED: f32 = 0.6;
 /// Loudness over time of the same words, spoken by the same voice, matches better than this; of others, worse.
 const SAME_ENVELOPE: f32 = 0.8;
+/// The waveform of the same words correlates with the reference at least this well; that of others, less.
+pub const SAME_WORDS: f32 = 0.6;
 /// A turn that lost more than this of its length was cut short.
 const SHORTEST: f64 = 0.6;
 
@@ -51,14 +54,15 @@ const SHORTEST: f64 = 0.6;
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn judge(heard: &Clip, reference: Option<&Clip>) -> Result<(), Fault> {
-    let voiced = voiced_share(heard).ok_or(Fault::Silence)?;
+pub fn judge(heard: &Spoken, reference: Option<&Clip>) -> Result<(), Fault> {
+    let voiced = voiced_share(&heard.clip).ok_or(Fault::Silence)?;
     if voiced < VOICED_SHARE {
         return Err(Fault::Noise);
     }
     let Some(reference) = reference else { return Ok(()) };
     let wanted = audible_time(reference).as_secs_f64();
-    if audible_time(heard).as_secs_f64() < wanted * SHORTEST {
+    let lost = heard.samples_lost() as f64 / f64::from(heard.clip.rate.max(1));
+    if audible_time(&heard.clip).as_secs_f64() + lost < wanted * SHORTEST {
         return Err(Fault::CutShort);
     }
     if envelope_match(heard, reference) < SAME_ENVELOPE {
@@ -82,6 +86,13 @@ pub fn audible_length(clip: &Clip) -> Duration {
     Duration::from_millis(20) * (loud.next_back().unwrap_or(first) - first + 1) as u32
 }
 
+/// How long a clip is silent before its first audible sample, to 5 ms.
+pub fn lead_in(clip: &Clip) -> Duration {
+    let frame = (clip.rate as usize / 200).max(1);
+    let silent = clip.pcm.chunks(frame).position(|f| rms(f) > AUDIBLE).unwrap_or(0);
+    Duration::from_millis(5) * silent as u32
+}
+
 /// Share of audible frames that are voiced; `None` when hardly any is audible.
 pub fn voiced_share(clip: &Clip) -> Option<f32> {
     let frame = clip.rate as usize * 4 / 100;
@@ -95,41 +106,52 @@ pub fn voiced_share(clip: &Clip) -> Option<f32> {
     Some(judged.iter().filter(|v| **v).count() as f32 / judged.len() as f32)
 }
 
-/// How well loudness over time matches, wherever the reference begins: 1 is the same.
-pub fn envelope_match(heard: &Clip, reference: &Clip) -> f32 {
+/// How well loudness over time matches, wherever the reference begins: 1 is the same. Stretches that were lost count
+/// for nothing.
+pub fn envelope_match(heard: &Spoken, reference: &Clip) -> f32 {
     let heard = envelope(heard);
-    let wanted = envelope(reference);
-    let norm = |e: &[f32]| e.iter().map(|v| v * v).sum::<f32>().sqrt();
-    let wanted_norm = norm(&wanted);
-    if wanted_norm <= f32::EPSILON || heard.is_empty() {
+    let wanted: Vec<f32> = envelope(&Spoken::from(reference.clone())).into_iter().flatten().collect();
+    let all: f32 = wanted.iter().map(|v| v * v).sum();
+    if all <= f32::EPSILON || heard.is_empty() {
         return 0.0;
     }
     let (first, last) = (-(wanted.len() as isize) / 2, heard.len() as isize);
     let mut best = 0.0f32;
     for lag in first..last {
-        let (mut dot, mut energy) = (0.0f32, 0.0f32);
+        let (mut dot, mut energy, mut unknown) = (0.0f32, 0.0f32, 0.0f32);
         for (n, level) in wanted.iter().enumerate() {
-            let Some(other) = usize::try_from(n as isize + lag).ok().and_then(|n| heard.get(n)) else { continue };
-            dot += level * other;
-            energy += other * other;
+            match usize::try_from(n as isize + lag).ok().and_then(|n| heard.get(n)) {
+                Some(Some(other)) => {
+                    dot += level * other;
+                    energy += other * other;
+                }
+                Some(None) => unknown += level * level,
+                None => {}
+            }
         }
-        if energy > 0.0 {
-            best = best.max(dot / (energy.sqrt() * wanted_norm));
+        let known = all - unknown;
+        // What little is left when nearly all was lost matches anything.
+        if energy > 0.0 && known > 0.2 * all {
+            best = best.max(dot / (energy * known).sqrt());
         }
     }
     best
 }
 
-/// Loudness every 20 ms, freed of its mean so that any two loud sounds do not already match.
-fn envelope(clip: &Clip) -> Vec<f32> {
-    let frame = (clip.rate as usize / 50).max(1);
-    let levels: Vec<f32> = clip.pcm.chunks(frame).map(rms).collect();
+/// Loudness every 20 ms, freed of its mean so that any two loud sounds do not already match; `None` where some of it
+/// was lost.
+fn envelope(spoken: &Spoken) -> Vec<Option<f32>> {
+    let frame = (spoken.clip.rate as usize / 50).max(1);
+    let known = |n: usize| !spoken.is_lost(&(n * frame..(n + 1) * frame));
+    let levels = spoken.clip.pcm.chunks(frame).enumerate().map(|(n, chunk)| known(n).then(|| rms(chunk)));
+    let levels: Vec<Option<f32>> = levels.collect();
     // Silence before and after is no part of the words.
-    let Some(first) = levels.iter().position(|l| *l > AUDIBLE) else { return Vec::new() };
-    let last = levels.iter().rposition(|l| *l > AUDIBLE).unwrap_or(first);
+    let audible = |level: &Option<f32>| level.is_some_and(|level| level > AUDIBLE);
+    let Some(first) = levels.iter().position(audible) else { return Vec::new() };
+    let last = levels.iter().rposition(audible).unwrap_or(first);
     let words = &levels[first..=last];
-    let mean = words.iter().sum::<f32>() / words.len() as f32;
-    words.iter().map(|l| l - mean).collect()
+    let mean = words.iter().flatten().sum::<f32>() / words.iter().flatten().count().max(1) as f32;
+    words.iter().map(|level| level.map(|level| level - mean)).collect()
 }
 
 fn rms(frame: &[f32]) -> f32 {
@@ -161,27 +183,115 @@ fn is_voiced(frame: &[f32], rate: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Codec;
+    use crate::codec::{Codec, Encoder, resample, to_i16};
+    use crate::correlate::correlate;
+    use crate::correlate::tests::coded;
+    use crate::heard::{Heard, PayloadTypes, Recorder, packet};
     use crate::synthetic::{babble, noise};
 
     #[test]
     fn speech_passes_and_what_is_none_is_named() {
         let reference = babble(21, 24_000, 3.0);
         for codec in Codec::ALL {
-            let heard = crate::correlate::tests::coded(&reference, codec);
+            let heard = coded(&reference, codec).into();
             assert_eq!(judge(&heard, Some(&reference)), Ok(()), "{codec:?}");
             assert_eq!(judge(&heard, None), Ok(()), "{codec:?}");
         }
         let silence = Clip { rate: 8_000, pcm: vec![0.0; 24_000] };
-        assert_eq!(judge(&silence, None), Err(Fault::Silence));
-        assert_eq!(judge(&Clip { rate: 8_000, pcm: Vec::new() }, None), Err(Fault::Silence));
+        assert_eq!(judge(&silence.into(), None), Err(Fault::Silence));
+        assert_eq!(judge(&Clip { rate: 8_000, pcm: Vec::new() }.into(), None), Err(Fault::Silence));
         for rate in [8_000, 16_000, 24_000] {
-            assert_eq!(judge(&noise(3, rate, 3.0), None), Err(Fault::Noise), "{rate}");
+            assert_eq!(judge(&noise(3, rate, 3.0).into(), None), Err(Fault::Noise), "{rate}");
         }
         for seed in 30..36 {
-            assert_eq!(judge(&babble(seed, 16_000, 3.0), Some(&reference)), Err(Fault::WrongAudio), "{seed}");
+            let other = babble(seed, 16_000, 3.0).into();
+            assert_eq!(judge(&other, Some(&reference)), Err(Fault::WrongAudio), "{seed}");
         }
         let cut = Clip { rate: 24_000, pcm: reference.pcm[..24_000].to_vec() };
-        assert_eq!(judge(&cut, Some(&reference)), Err(Fault::CutShort));
+        assert_eq!(judge(&cut.into(), Some(&reference)), Err(Fault::CutShort));
+    }
+
+    /// `clip` as a call would carry it in `codec`, without the packets that `lost` names.
+    fn carried(clip: &Clip, codec: Codec, lost: impl Fn(usize) -> bool) -> Heard {
+        let start = crate::clock::now();
+        let types = PayloadTypes { audio: 0, event: None };
+        let mut recorder = Recorder::new(start, codec, types, 16_000).unwrap();
+        let mut encoder = Encoder::new(codec).unwrap();
+        let pcm: Vec<i16> = resample(&clip.pcm, clip.rate, encoder.rate()).unwrap().into_iter().map(to_i16).collect();
+        let frame = encoder.frame();
+        for (n, chunk) in pcm.chunks_exact(frame).enumerate() {
+            let payload = encoder.encode(chunk).unwrap();
+            if !lost(n) {
+                let timestamp = n as u32 * codec.frame_ticks();
+                recorder.push(start + Duration::from_millis(20) * n as u32, packet(0, n as u16, timestamp, payload));
+            }
+        }
+        recorder.take(start + Duration::from_secs(60))
+    }
+
+    /// Seen with 1 % of packets lost: 28 % of turns were called other words, for everything behind a lost packet was
+    /// taken to come 20 ms earlier.
+    #[test]
+    fn words_are_the_same_whatever_share_of_them_the_network_lost() {
+        let mut called_other = 0;
+        for seed in 0..6u32 {
+            let (reference, other) = (babble(100 + seed, 24_000, 4.0), babble(200 + seed, 24_000, 4.0));
+            for codec in [Codec::Pcmu, Codec::Opus] {
+                for percent in [1, 3, 10] {
+                    // Independent losses, and the same share in bursts of three.
+                    for burst in [1, 3] {
+                        let draw = move |n: usize| {
+                            let group = (n / burst) as u32 + 1_000 * seed;
+                            (group.wrapping_mul(2_654_435_761) >> 8) % 100 < percent
+                        };
+                        let heard = |clip| {
+                            let heard = carried(clip, codec, draw);
+                            heard.spoken_between(heard.packets[0].arrived, heard.until)
+                        };
+                        let case = format!("{seed} {codec:?} {percent} % by {burst}");
+                        let same = heard(&reference);
+                        let judged = judge(&same, Some(&reference));
+                        // Where much is lost, loudness may leave a doubt, which the waveform settles: so do reports.
+                        let settled = || correlate(&same.clip, &reference).unwrap().value >= SAME_WORDS;
+                        assert!(judged.is_ok() || percent == 10 && settled(), "{case}: {judged:?}");
+                        called_other += u32::from(judge(&heard(&other), Some(&reference)) == Err(Fault::WrongAudio));
+                    }
+                }
+            }
+        }
+        // Loudness alone mistakes a few sentences for each other, lost packets or not; what is heard of them settles it.
+        assert!(called_other >= 72 * 9 / 10, "{called_other} of 72 other sentences were noticed");
+    }
+
+    #[test]
+    fn silence_before_the_first_word_is_told() {
+        let mut pcm = vec![0.0; 800];
+        pcm.extend(babble(7, 8_000, 1.0).pcm);
+        let led = lead_in(&Clip { rate: 8_000, pcm });
+        assert!(led >= Duration::from_millis(100) && led < Duration::from_millis(130), "{led:?}");
+        assert_eq!(lead_in(&Clip::default()), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_lost_is_silent_and_in_its_place_and_pauses_are_not_lost() {
+        let clip = babble(7, 8_000, 1.0);
+        let heard = carried(&clip, Codec::Pcmu, |n| n == 10 || n == 11 || n == 30);
+        let spoken = heard.spoken_between(heard.packets[0].arrived, heard.until);
+        assert_eq!(spoken.lost, [1_600..1_920, 4_800..4_960]);
+        assert_eq!(spoken.clip.pcm.len(), 8_000);
+        let whole = carried(&clip, Codec::Pcmu, |_| false);
+        let whole = whole.spoken_between(whole.packets[0].arrived, whole.until);
+        assert_eq!(spoken.clip.pcm[1_920..4_800], whole.clip.pcm[1_920..4_800]);
+        assert_eq!((whole.samples_lost(), spoken.samples_lost()), (0, 480));
+        // Time that the sender left out is no loss.
+        let start = crate::clock::now();
+        let types = PayloadTypes { audio: 0, event: None };
+        let mut recorder = Recorder::new(start, Codec::Pcmu, types, 16_000).unwrap();
+        for (sequence, timestamp) in [(1, 0), (2, 4_000), (4, 8_000)] {
+            recorder.push(start, packet(0, sequence, timestamp, vec![0; 160]));
+        }
+        let heard = recorder.take(start);
+        let spoken = heard.spoken_between(start, start + Duration::from_secs(1));
+        assert_eq!((spoken.clip.pcm.len(), spoken.lost), (640, vec![320..480]));
     }
 }

@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::call::{CallError, Leg};
 use crate::corpus::Text;
 use crate::exchange::{Exchange, Plan, Turn};
@@ -47,7 +49,12 @@ pub struct Options {
     pub sampled: u64,
     /// Whether to look for the knee beyond and between the listed levels.
     pub find_knee: bool,
+    /// Cancelled: the climb ends at once, and the report has what was measured until then.
+    pub stop: CancellationToken,
 }
+
+/// What a report that was cut short says of it.
+pub const STOPPED: &str = "it was stopped by a signal";
 
 /// Decides what level is next. A machine: results in, levels out.
 #[derive(Clone, Debug)]
@@ -121,7 +128,14 @@ pub async fn climb(
     report: &mut Report,
     mut watch: impl FnMut(u32, &Progress, Option<&Level>),
 ) {
-    let rate = match arrival_rate(&plan, options).await {
+    let rate = tokio::select! {
+        rate = arrival_rate(&plan, options) => rate,
+        () = options.stop.cancelled() => {
+            report.ended_early = Some(format!("{STOPPED} before the first level"));
+            return;
+        }
+    };
+    let rate = match rate {
         Ok(rate) => rate,
         Err(error) => {
             report.ended_early = Some(format!("the first call failed: {error}"));
@@ -153,14 +167,24 @@ pub async fn climb(
             seed: options.seed,
             most: number.saturating_mul(4).saturating_add(50),
             sampled: options.sampled,
+            stop: options.stop.clone(),
         };
         let (mut level, kept) = load::run(plan.clone(), load, pid, |p| watch(number, p, None)).await;
         level.level = number;
+        if level.incomplete {
+            report.ended_early = Some(format!("{STOPPED} at level {number}"));
+        }
         level.broken = options.limits.broken(&level);
         watch(number, &Progress { done: 1.0, turns: level.turns, ..Progress::default() }, Some(&level));
-        search.record(number, level.broken.is_empty());
+        let stopped = level.incomplete;
+        if !stopped {
+            search.record(number, level.broken.is_empty());
+        }
         report.levels.push(level);
         turns.push((number, kept));
+        if stopped {
+            break;
+        }
         if let Some(why) = died(&plan, spawned).await {
             report.ended_early = Some(format!("{why} at level {number}"));
             break;
@@ -168,7 +192,7 @@ pub async fn climb(
     }
     report.levels.sort_by_key(|l| l.level);
     let knee = search.knee();
-    report.knee = (!report.levels.is_empty()).then_some(knee);
+    report.knee = (!search.results.is_empty()).then_some(knee);
     let at_knee = turns.iter().find(|(l, _)| *l == knee.level).or(turns.first());
     report.waterfall = at_knee.and_then(|(_, kept)| typical(kept));
 }

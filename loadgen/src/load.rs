@@ -8,7 +8,8 @@
 //! Throughput is counted inside a window in which all callers are there, each turn by the part of it that lies in
 //! the window: neither the ramp at the beginning nor the last long turn at the end distort it.
 
-use std::collections::BTreeMap;
+mod tally;
+
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,18 +18,19 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+
+use self::tally::Tally;
 
 use crate::call::{Leg, Setup};
 use crate::clock;
 use crate::corpus::{self, Text};
 use crate::exchange::{Exchange, Interjection, Plan, Turn};
 use crate::heard::Clip;
-use crate::judge;
-use crate::listen::StallCause;
 use crate::report::Level;
 use crate::snapshot::Snapshot;
-use crate::stats::{Numbers, Spread};
+use crate::stats::Spread;
 
 /// When calls come.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +60,7 @@ pub struct Behaviour {
     pub hang_up: f64,
     /// When, after the onset, seconds.
     pub after: (f64, f64),
-    /// What is said to interrupt.
+    /// What is said to interrupt; `None`: such turns are not interrupted.
     pub speech: Option<Arc<Clip>>,
 }
 
@@ -88,6 +90,8 @@ pub struct Load {
     pub most: u32,
     /// One turn in so many is compared sample by sample.
     pub sampled: u64,
+    /// Cancelled: the load ends at once, with the figures that it has.
+    pub stop: CancellationToken,
 }
 
 /// How a load is going, for who watches.
@@ -143,6 +147,10 @@ pub async fn run(
                 Some(event) => tally.add(event),
                 None => break,
             },
+            () = load.stop.cancelled() => {
+                tally.cut(clock::now());
+                break;
+            }
             _ = tick.tick() => {
                 let now = clock::now();
                 if now >= window.0 && now < window.1 {
@@ -165,10 +173,14 @@ pub async fn run(
         None => Snapshot::take(&plan, gateway_pid).await,
     };
     let (mut level, turns) = tally.finish(&plan, mode);
+    level.incomplete = load.stop.is_cancelled();
     if let Arrivals::Counted(calls) = load.arrivals {
         level.offered = Some(calls as f64 / load.duration.as_secs_f64());
     }
-    level.generator_lateness_p99 = lateness.await.map_or(0.0, |s: Spread| s.summary().p99);
+    level.generator_lateness_p99 = match load.stop.is_cancelled() {
+        true => 0.0,
+        false => lateness.await.map_or(0.0, |s: Spread| s.summary().p99),
+    };
     if let Some(first) = first {
         last.since(&first, &mut level);
     }
@@ -369,183 +381,6 @@ async fn own_lateness(until: Instant) -> Spread {
     }
     spread
 }
-
-struct Tally {
-    window: (Instant, Instant),
-    sampled: u64,
-    level: Level,
-    first_audio: Spread,
-    rtf: Numbers,
-    setup: Spread,
-    greeting: Spread,
-    service: Spread,
-    jitter: Spread,
-    lateness: Spread,
-    mos: Numbers,
-    said: Numbers,
-    barge_in: Spread,
-    report_error: Numbers,
-    concurrency: Numbers,
-    by_leg: BTreeMap<Leg, Spread>,
-    chars: f64,
-    speech: f64,
-    seen: u64,
-    heard: u64,
-    kept: Vec<Turn>,
-}
-
-/// Turns kept for a closer look, at most.
-const KEPT: usize = 40;
-
-impl Tally {
-    fn new(window: (Instant, Instant), sampled: u64) -> Tally {
-        Tally {
-            window,
-            sampled,
-            level: Level::default(),
-            first_audio: Spread::default(),
-            rtf: Numbers::default(),
-            setup: Spread::default(),
-            greeting: Spread::default(),
-            service: Spread::default(),
-            jitter: Spread::default(),
-            lateness: Spread::default(),
-            mos: Numbers::default(),
-            said: Numbers::default(),
-            barge_in: Spread::default(),
-            report_error: Numbers::default(),
-            concurrency: Numbers::default(),
-            by_leg: BTreeMap::new(),
-            chars: 0.0,
-            speech: 0.0,
-            seen: 0,
-            heard: 0,
-            kept: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, event: Event) {
-        match event {
-            Event::Connected(setup, greeting) => {
-                self.level.calls += 1;
-                self.setup.add(setup.time());
-                if let Some(greeting) = greeting {
-                    self.greeting.add(greeting);
-                }
-            }
-            Event::Failed(cause) => *self.level.failures.entry(cause).or_default() += 1,
-            Event::Turn(turn) => self.turn(*turn),
-        }
-    }
-
-    fn turn(&mut self, turn: Turn) {
-        self.level.packets_lost += turn.packets.0;
-        self.level.packets += turn.packets.1;
-        if let Some(fault) = &turn.fault {
-            *self.level.failures.entry(fault.clone()).or_default() += 1;
-            if turn.first_audio.is_none() {
-                return;
-            }
-        }
-        self.heard += u64::from(turn.fault.is_none());
-        let (from, until) = self.window;
-        if turn.barge_in.is_none() && turn.fault.is_none() {
-            // The part of the turn that lies in the window.
-            let whole = turn.ended.saturating_duration_since(turn.sent).as_secs_f64();
-            let part = turn.ended.min(until).saturating_duration_since(turn.sent.max(from)).as_secs_f64();
-            if whole > 0.0 {
-                self.chars += turn.chars as f64 * part / whole;
-                self.speech += turn.speech.as_secs_f64() * part / whole;
-            }
-        }
-        // The load was not yet, or is no more, what it is to be.
-        if turn.sent < from || turn.sent >= until {
-            return;
-        }
-        self.level.turns += u64::from(turn.fault.is_none());
-        if let Some(first) = turn.first_audio {
-            self.first_audio.add(first);
-            self.by_leg.entry(turn.leg).or_default().add(first);
-        }
-        self.lateness.merge(&turn.lateness);
-        self.jitter.add(turn.jitter);
-        self.mos.add(turn.mos);
-        for stall in &turn.stalls {
-            let cause = match stall.cause {
-                StallCause::Lost => "lost",
-                StallCause::Late => "late",
-                StallCause::Paused => "paused",
-            };
-            *self.level.stalls.entry(cause.to_owned()).or_default() += 1;
-            self.level.stalled_s += stall.length.as_secs_f64();
-        }
-        self.level.stalled_turns += u64::from(!turn.stalls.is_empty());
-        if let Some(barge_in) = turn.barge_in {
-            self.barge_in.add(barge_in.silence);
-            if let Some(reported) = barge_in.reported {
-                self.report_error.add(reported.as_secs_f64() - barge_in.heard.as_secs_f64());
-            }
-        } else {
-            self.rtf.add(turn.rtf);
-            self.service.add(turn.ended.saturating_duration_since(turn.sent));
-            self.said.add(turn.speech.as_secs_f64());
-        }
-        self.seen += 1;
-        if turn.barge_in.is_none() && self.seen.is_multiple_of(self.sampled) && self.kept.len() < KEPT {
-            self.kept.push(turn);
-        }
-    }
-
-    fn progress(&self, calls: u32, done: f64) -> Progress {
-        Progress {
-            calls,
-            turns: self.level.turns,
-            failures: self.level.failures.values().sum(),
-            first_audio_p95: self.first_audio.summary().p95,
-            done,
-        }
-    }
-
-    fn finish(self, plan: &Plan, mode: &str) -> (Level, Vec<Turn>) {
-        let mut level = self.level;
-        let seconds = self.window.1.saturating_duration_since(self.window.0).as_secs_f64();
-        level.mode = mode.to_owned();
-        level.seconds = seconds;
-        level.concurrency = self.concurrency.summary().mean;
-        level.first_audio = self.first_audio.summary();
-        level.rtf = self.rtf.summary();
-        level.setup = self.setup.summary();
-        level.greeting = self.greeting.summary();
-        level.service = self.service.summary();
-        level.jitter = self.jitter.summary();
-        level.lateness = self.lateness.summary();
-        level.mos = self.mos.summary();
-        level.barge_in = self.barge_in.summary();
-        level.report_error = self.report_error.summary();
-        level.turns_per_call = self.heard as f64 / level.calls.max(1) as f64;
-        level.speech = self.said.summary();
-        level.speech_spread = self.said.spread();
-        level.chars_per_s = self.chars / seconds.max(f64::MIN_POSITIVE);
-        level.audio_s_per_s = self.speech / seconds.max(f64::MIN_POSITIVE);
-        level.by_leg = self.by_leg.iter().map(|(leg, spread)| (leg.label().to_owned(), spread.summary())).collect();
-        // The sample-by-sample comparison costs CPU: it is done when nobody is listening any more.
-        let mut correlation = Numbers::default();
-        for turn in &self.kept {
-            let Some(reference) = plan.references.get(&turn.text) else { continue };
-            let Ok(found) = crate::correlate::correlate(&turn.clip, reference) else { continue };
-            correlation.add(f64::from(found.value));
-            if found.value < WRONG && turn.fault.is_none() {
-                *level.failures.entry(judge::Fault::WrongAudio.label().to_owned()).or_default() += 1;
-                level.turns = level.turns.saturating_sub(1);
-            }
-        }
-        level.correlation = correlation.summary();
-        (level, self.kept)
-    }
-}
-
-/// A turn that matches its reference less than this is of other words.
-const WRONG: f32 = 0.6;
 
 #[cfg(test)]
 mod tests;

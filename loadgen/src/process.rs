@@ -126,7 +126,8 @@ impl Host {
     }
 }
 
-/// A gateway started for a measurement; killed with the value if it was not stopped before.
+/// A gateway started for a measurement; killed with the value if it was not stopped before, and, where `setpriv` (of
+/// util-linux) is installed, asked to end when this process is gone in whatever way: one that was left over kept a GPU.
 pub struct Spawned {
     child: Child,
     pid: u32,
@@ -144,6 +145,7 @@ impl Spawned {
         let child = Command::new("sh")
             // The shell gives its place to the gateway, so that the process measured is the gateway.
             .arg("-c")
+            .arg("if command -v setpriv >/dev/null; then exec setpriv --pdeathsig TERM sh -c \"$0\"; fi; eval \"$0\"")
             .arg(format!("exec {command}"))
             .envs(environment.iter().cloned())
             .stdin(Stdio::null())

@@ -72,6 +72,9 @@ impl Limits {
     /// What `level` breaks; nothing when it passes.
     pub fn broken(&self, level: &Level) -> Vec<String> {
         let mut broken = Vec::new();
+        if level.incomplete {
+            broken.push("it was stopped before its time".to_owned());
+        }
         if level.turns == 0 {
             broken.push("no turn was heard".to_owned());
             return broken;
@@ -114,7 +117,8 @@ pub struct Level {
     pub turns_per_call: f64,
     /// Mean number of calls at a time.
     pub concurrency: f64,
-    /// Turns that were heard as they should be.
+    /// Turns that were sent within the time and heard as they should be; all other figures of turns are of these, each
+    /// once.
     pub turns: u64,
     /// From the text to the first audible sample.
     pub first_audio: Summary,
@@ -140,9 +144,9 @@ pub struct Level {
     pub stalls: BTreeMap<String, u64>,
     /// Stalled time in all.
     pub stalled_s: f64,
-    /// Packets lost and received.
+    /// Packets lost in turns that were sent within the time, whatever became of them.
     pub packets_lost: u64,
-    /// Packets received.
+    /// Packets received in these.
     pub packets: u64,
     /// Interarrival jitter at the ends of turns.
     pub jitter: Summary,
@@ -156,7 +160,7 @@ pub struct Level {
     pub report_error: Summary,
     /// Waveform correlation of sampled turns with the same text spoken directly.
     pub correlation: Summary,
-    /// Failures by cause.
+    /// Calls and turns that failed, by cause; also those of the time in which callers become as many as they are to be.
     pub failures: BTreeMap<String, u64>,
     /// First audio by leg.
     pub by_leg: BTreeMap<String, Summary>,
@@ -172,6 +176,8 @@ pub struct Level {
     pub metrics: GatewayMetrics,
     /// Wake-up lateness of the generator itself, 99th percentile: figures finer than this mean nothing.
     pub generator_lateness_p99: f64,
+    /// It was stopped before its time: the figures are of what there was until then.
+    pub incomplete: bool,
     /// Limits that were broken; empty: passed.
     pub broken: Vec<String>,
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use thiserror::Error;
+use tokio_util::sync::CancellationToken;
 
 use crate::call::Leg;
 use crate::codec::Codec;
@@ -15,7 +16,7 @@ use crate::load::{Arrivals, Behaviour, Load};
 use crate::prepare::{Target, Via};
 use crate::relay::Impairment;
 use crate::report::Limits;
-use crate::{sip, synthetic, wav};
+use crate::{sip, wav};
 
 /// A mistake in a scenario file.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -246,10 +247,8 @@ impl Scenario {
             );
         }
         let after = check.span("callers.after_s", callers.after_s)?;
-        let speech = match &callers.speech {
-            Some(path) => wav::read(folder.join(path)).map_err(|e| check.wrong("callers.speech", e.to_string()))?,
-            None => synthetic::babble(1, 16_000, 0.8),
-        };
+        let speech = callers.speech.as_ref().map(|path| wav::read(folder.join(path))).transpose();
+        let speech = speech.map_err(|e| check.wrong("callers.speech", e.to_string()))?;
         if let Err((key, reason)) = table.network.check() {
             return Err(check.wrong(&format!("network.{key}"), reason));
         }
@@ -278,11 +277,12 @@ impl Scenario {
                 dtmf: callers.dtmf,
                 hang_up: callers.hang_up,
                 after,
-                speech: Some(Arc::new(speech)),
+                speech: speech.map(Arc::new),
             },
             seed: table.seed,
             most: callers.most,
             sampled: 8,
+            stop: CancellationToken::new(),
         };
         Ok(Scenario {
             name: table.name.unwrap_or_else(|| file.to_owned()),

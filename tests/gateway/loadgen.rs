@@ -121,6 +121,7 @@ async fn climbs(rig: &Rig, levels: &[u32], bound: &str, change: impl FnOnce(&mut
         seed: 1,
         sampled: 1,
         find_knee: false,
+        stop: Default::default(),
     };
     change(&mut options);
     let mut report = Report { devices: ready["devices"].clone(), limits: options.limits, ..Report::default() };

@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::target::{TargetOptions, refused};
 use super::watch::{Watch, conclude};
-use super::{FAILED, Failure, begun};
+use super::{FAILED, Failure, begun, signals};
 
 #[derive(Args)]
 pub(crate) struct Ladder {
@@ -62,8 +62,10 @@ impl Ladder {
             return Err(Failure::new(2, format!("no texts in {:?}; there are {known}", self.languages)));
         }
         let words: Vec<&str> = texts.iter().map(|t| t.text).collect();
-        let Prepared { plan, legs, mut spawned, about } =
-            prepare::prepare(&self.target.target(&self.output), &words).await.map_err(refused)?;
+        let stop = signals::stop()?;
+        let target = self.target.target(&self.output);
+        let preparing = async { prepare::prepare(&target, &words).await.map_err(refused) };
+        let Prepared { plan, legs, mut spawned, about } = signals::unless_stopped(&stop, preparing).await?;
         let options = Options {
             levels: self.levels,
             most: self.most,
@@ -79,6 +81,7 @@ impl Ladder {
             seed: self.seed,
             sampled: 8,
             find_knee: !self.no_search,
+            stop: stop.clone(),
         };
         let mut report = Report { name: "ladder".to_owned(), limits: options.limits, ..begun(about) };
         let pid = spawned.as_ref().map(|s| s.pid()).or(self.target.pid);
@@ -90,12 +93,12 @@ impl Ladder {
         if let Some(spawned) = spawned {
             spawned.stop(Duration::from_secs(10)).await;
         }
-        finish(&report, &self.output)
+        finish(&report, &self.output, stop.is_cancelled())
     }
 }
 
-/// Writes the report and says what it says.
-pub(crate) fn finish(report: &Report, output: &Path) -> Result<(), Failure> {
+/// Writes the report and says what it says. `stopped`: a signal ended the measurement.
+pub(crate) fn finish(report: &Report, output: &Path, stopped: bool) -> Result<(), Failure> {
     let page = output.with_extension("html");
     let json = serde_json::to_string_pretty(report).map_err(|e| Failure::new(FAILED, e.to_string()))?;
     let write = |path: &Path, text: &str| {
@@ -106,7 +109,8 @@ pub(crate) fn finish(report: &Report, output: &Path) -> Result<(), Failure> {
     conclude(report);
     println!("  report               {} and {}", output.display(), page.display());
     if let Some(why) = &report.ended_early {
-        return Err(Failure::new(FAILED, format!("ended early: {why}")));
+        let code = if stopped { signals::INTERRUPTED } else { FAILED };
+        return Err(Failure::new(code, format!("ended early: {why}")));
     }
     if report.levels.iter().all(|l| l.turns == 0) {
         return Err(Failure::new(FAILED, "no turn was heard"));

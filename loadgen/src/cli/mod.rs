@@ -3,6 +3,7 @@
 mod ladder;
 mod report;
 mod run;
+mod signals;
 mod target;
 mod watch;
 

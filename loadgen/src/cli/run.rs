@@ -10,14 +10,14 @@ use antiphon_loadgen::load::{self, Progress};
 use antiphon_loadgen::prepare::{self, Prepared};
 use antiphon_loadgen::report::Report;
 use antiphon_loadgen::scenario::Scenario;
-use antiphon_loadgen::{clock, ladder};
+use antiphon_loadgen::{clock, ladder, synthetic};
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ladder::finish;
 use super::target::{log_beside, refused};
 use super::watch::Watch;
-use super::{BAD_CONFIGURATION, Failure, begun};
+use super::{BAD_CONFIGURATION, Failure, begun, signals};
 
 #[derive(Args)]
 pub(crate) struct Run {
@@ -47,9 +47,13 @@ impl Run {
         scenario.target.spawn = self.spawn.or(scenario.target.spawn);
         scenario.target.log = log_beside(&self.output);
         let words: Vec<&str> = scenario.load.texts.iter().map(|t| t.text).collect();
-        let Prepared { plan, legs, mut spawned, about } =
-            prepare::prepare(&scenario.target, &words).await.map_err(refused)?;
+        let stop = signals::stop()?;
+        let preparing = async { prepare::prepare(&scenario.target, &words).await.map_err(refused) };
+        let Prepared { plan, legs, mut spawned, about } = signals::unless_stopped(&stop, preparing).await?;
         scenario.load.legs = legs;
+        scenario.load.stop = stop.clone();
+        let interrupting = Arc::new(plan.voice().unwrap_or_else(|| synthetic::babble(1, 16_000, 0.8)));
+        scenario.load.behaviour.speech.get_or_insert(interrupting);
         let mut report = Report { name: scenario.name.clone(), limits: scenario.limits, ..begun(about) };
         let pid = spawned.as_ref().map(|s| s.pid()).or(self.pid);
         let batch = (scenario.batch > 0).then(|| Background::start(plan.clone(), scenario.batch, &words));
@@ -61,14 +65,17 @@ impl Run {
         watch.show(&scenario.name, &Progress::default(), Some(&level));
         report.levels.push(level);
         report.waterfall = ladder::typical(&kept);
-        report.ended_early = ladder::died(&plan, &mut spawned).await;
+        report.ended_early = match stop.is_cancelled() {
+            true => Some(ladder::STOPPED.to_owned()),
+            false => ladder::died(&plan, &mut spawned).await,
+        };
         if let Some(batch) = batch {
             report.notes.push(batch.end().await);
         }
         if let Some(spawned) = spawned {
             spawned.stop(Duration::from_secs(10)).await;
         }
-        finish(&report, &self.output)
+        finish(&report, &self.output, stop.is_cancelled())
     }
 }
 

@@ -2,11 +2,20 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use antiphon_loadgen::process::{Host, Usage};
 use antiphon_loadgen::report::{FORMAT, Knee, Level, Report};
 use antiphon_loadgen::scenario::Scenario;
 use antiphon_loadgen::stats::Summary;
+use antiphon_loadgen::synthetic;
+
+use crate::support::{Reply, Whip};
+
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn loadgen(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_antiphon-loadgen")).args(arguments).output().unwrap()
@@ -100,4 +109,69 @@ fn a_report_becomes_a_page_and_a_size() {
     );
     std::fs::write(&json, "{}").unwrap();
     assert_eq!(loadgen(&["size", "--from", json.to_str().unwrap()]).status.code(), Some(64));
+}
+
+/// Whether a process with these arguments runs.
+fn runs(arguments: &[&str]) -> bool {
+    let wanted = arguments.join("\0");
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.filter_map(|p| std::fs::read(p.path().join("cmdline")).ok()).any(|line| {
+        let line = String::from_utf8_lossy(&line).into_owned();
+        line.trim_end_matches('\0').ends_with(&wanted) && !line.contains("ladder")
+    })
+}
+
+async fn becomes(what: &str, mut wanted: impl FnMut() -> bool) {
+    let waiting = async {
+        while !wanted() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// Seen when a measurement was interrupted: the gateway that it had started kept a whole GPU, and there was no report.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_gateway_that_was_started_and_the_report_has_what_was_measured() {
+    for (n, signal) in ["TERM", "KILL"].into_iter().enumerate() {
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counter = turns.clone();
+        let server = Whip::start(move |_, _| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Reply::plain(Duration::from_millis(40), synthetic::babble(5, 24_000, 0.4))
+        })
+        .await;
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("r.json");
+        // What is started need not be a gateway: one is there already.
+        let seconds = (100_000 + 2 * std::process::id() as usize + n).to_string();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_antiphon-loadgen"))
+            .args(["ladder", "--target", &server.url, "--legs", "webrtc", "--levels", "1", "--seconds", "3600"])
+            .args(["--no-search", "--no-verify", "--spawn", &format!("sleep {seconds}")])
+            .args(["-o", json.to_str().unwrap()])
+            .spawn()
+            .unwrap();
+        becomes("turns are heard", || turns.load(Ordering::Relaxed) >= 3).await;
+        assert!(runs(&["sleep", &seconds]), "it was not started");
+        let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let mut ended = None;
+        becomes("it ends", || {
+            ended = child.try_wait().unwrap();
+            ended.is_some()
+        })
+        .await;
+        let has_setpriv = Command::new("setpriv").arg("--version").output().is_ok();
+        if signal == "TERM" || has_setpriv {
+            becomes("what it started ends, too", || !runs(&["sleep", &seconds])).await;
+        }
+        if signal == "TERM" {
+            assert_eq!(ended.and_then(|status| status.code()), Some(130));
+            let report: Report = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+            assert!(report.ended_early.is_some_and(|why| why.contains("signal")));
+            let level = &report.levels[0];
+            assert!(level.turns >= 1 && level.incomplete && level.first_audio.count == level.turns, "{level:?}");
+            assert!(folder.path().join("r.html").exists());
+        }
+    }
 }

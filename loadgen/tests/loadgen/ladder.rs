@@ -168,6 +168,7 @@ fn options(levels: Vec<u32>) -> Options {
         seed: 1,
         sampled: 1,
         find_knee: true,
+        stop: Default::default(),
     }
 }
 
@@ -218,6 +219,7 @@ async fn an_open_loop_counts_what_arrives() {
         seed: 1,
         most: 3,
         sampled: 1,
+        stop: Default::default(),
     };
     let (level, kept) = load::run(Arc::new(plan(&server)), load, None, |_| {}).await;
     let limited = level.failures.get("generator_limit").copied().unwrap_or(0);
