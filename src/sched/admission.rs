@@ -136,7 +136,10 @@ impl Admission<'_> {
         let target = self.config.first_audio_target().as_secs_f64();
         let promise = target.max(self.forecast.first_audio(1) * LENIENCE);
         let memory = self.has_memory_for(chars);
-        if streams >= self.live_slots() || load > self.config.load_limit || first > promise || !memory {
+        // What is owed to starving batch work is not promised to listeners as well.
+        let owed = if self.batch_is_owed { self.config.batch_min_share } else { 0.0 };
+        let limit = self.config.load_limit * (1.0 - owed);
+        if streams >= self.live_slots() || load > limit || first > promise || !memory {
             tracing::debug!(streams, load, first, promise, memory, "speech was refused");
             return Err(refused(RefusedReason::Overloaded, self.until_a_stream_ends(now)));
         }

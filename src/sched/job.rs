@@ -135,6 +135,11 @@ impl Job {
         if self.is_parked() { wants.max(holds) } else { wants.saturating_sub(holds) }
     }
 
+    /// Bytes that it is expected to take yet, those included that it has to get back.
+    pub(super) fn remaining(&self) -> u64 {
+        self.memory.in_the_end().saturating_sub(self.resident())
+    }
+
     /// Whether it is open and all its tokens are there.
     pub(super) fn is_decoded(&self) -> bool {
         matches!(self.state, State::Open(_)) && !self.ready.has(Stage::Prefill) && !self.ready.has(Stage::Decode)

@@ -66,9 +66,9 @@ impl Holding {
         holds.max((holds + self.expected).div_ceil(2))
     }
 
-    /// Bytes that it is expected to take yet.
-    fn remaining(&self) -> u64 {
-        self.expected.max(self.wants).saturating_sub(self.holds)
+    /// Bytes that it is expected to hold at its end.
+    pub(super) fn in_the_end(&self) -> u64 {
+        self.expected.max(self.wants)
     }
 
     /// Its flow runs: it takes what that needs.
@@ -154,27 +154,33 @@ impl Memory {
         self.has(table.claimed(), needed)
     }
 
-    /// Whether more than half of it is claimed by live utterances. What batch holds can be had at any time.
+    /// Whether live utterances claim so much of it that they should be finished rather than rest: half of it where all
+    /// is promised at the start, three quarters where it is taken as it is used. What batch holds can be had at any time.
     pub(super) fn is_mostly_live(&self, table: &Table) -> bool {
         let live = table.open_jobs().filter(|(_, job)| job.is_live());
-        self.limit > 0 && live.map(|(_, job)| job.claimed()).sum::<u64>() > self.limit / 2
+        let most = if self.grows { self.limit / 4 * 3 } else { self.limit / 2 };
+        self.limit > 0 && live.map(|(_, job)| job.claimed()).sum::<u64>() > most
     }
 
     /// Takes from candidates, the most urgent first, the stage that would take memory which is not there or is kept for
     /// the one nearest to its end. Gives one that lacks it: the most urgent if that is live, or the one nearest to its
     /// end.
+    ///
+    /// Room is kept only for one that is on the device and can go on now: one that waits itself, for memory or to come back
+    /// from where it was parked, would have them all wait for ever.
     pub(super) fn gate(&self, table: &Table, candidates: &mut Vec<Candidate>) -> Option<Lack> {
-        let remaining = |c: &Candidate| table.job(c.job).map_or(0, |job| job.memory.remaining());
         let growing = |c: &&Candidate| c.growth > 0 && c.stages.has(Stage::Flow);
-        let finisher = candidates.iter().filter(growing).min_by_key(|c| (remaining(c), c.job))?;
-        let (finisher, mut kept) = (finisher.job, remaining(finisher));
         let mut free = self.limit.saturating_sub(table.reserved());
+        let remaining = |c: &Candidate| table.job(c.job).map_or(0, |job| job.remaining());
+        let able = candidates.iter().filter(growing).filter(|c| c.memory_to_resume == 0 && c.growth <= free);
+        let finisher = able.min_by_key(|c| (remaining(c), c.job)).map(|c| (c.job, remaining(c)));
+        let mut kept = finisher.map_or(0, |(_, remaining)| remaining);
         let mut lack: Option<Lack> = None;
         for candidate in candidates.iter_mut() {
-            if candidate.growth == 0 || !candidate.stages.has(Stage::Flow) {
+            if !growing(&&*candidate) {
                 continue;
             }
-            let is_finisher = candidate.job == finisher;
+            let is_finisher = finisher.is_some_and(|(job, _)| job == candidate.job);
             let reserve = if is_finisher { 0 } else { kept };
             if candidate.growth + reserve <= free {
                 free -= candidate.growth;
@@ -182,9 +188,9 @@ impl Memory {
                 continue;
             }
             let (job, live, urgent) = (candidate.job, candidate.is_live(), candidate.rank <= Rank::First);
-            // The most urgent comes first; the one nearest to its end goes before others that can wait.
-            if lack.is_none_or(|lack| is_finisher && !lack.urgent) && (live || is_finisher) {
-                lack = Some(Lack { job, live, urgent });
+            // The most urgent comes first; batch lacks it only where no live work does.
+            if lack.is_none_or(|lack| live && !lack.live) {
+                lack = Some(Lack { job, live, urgent, stuck: false });
             }
             candidate.stages = candidate.stages.without(Stage::Flow);
         }
@@ -195,8 +201,8 @@ impl Memory {
             }
             None => false,
         });
-        // Where nothing else can run, waiting for memory is waiting for nothing.
-        lack.map(|lack| Lack { urgent: lack.urgent || candidates.is_empty(), ..lack })
+        // Where nothing else can run, waiting for memory is waiting for nothing; what is parked comes back behind live work.
+        lack.map(|lack| Lack { stuck: candidates.iter().all(|c| c.memory_to_resume > 0), ..lack })
     }
 }
 
@@ -207,6 +213,8 @@ pub(super) struct Lack {
     pub(super) live: bool,
     /// It cannot wait: live work may lose its memory to it.
     pub(super) urgent: bool,
+    /// Nothing else can go on either: somebody has to lose memory, whoever that harms.
+    pub(super) stuck: bool,
 }
 
 #[cfg(test)]

@@ -83,24 +83,24 @@ impl Placement<'_> {
 
     /// Memory for a job that cannot go on: from batch, or for what cannot wait from the live job that is harmed least.
     pub(super) fn relieve(&mut self, now: Instant, lack: Lack) -> Option<Plan> {
-        let live = lack.live && lack.urgent;
+        let restarts = lack.stuck || lack.live && lack.urgent;
         let plan =
-            self.displace(false, Some(lack.job)).or_else(|| if live { self.restart(now, lack.job) } else { None })?;
+            self.displace(false, Some(lack.job)).or_else(|| if restarts { self.restart(now, lack) } else { None })?;
         // What was freed is for the one that lacks it.
         self.memory.ran_short();
         Some(plan)
     }
 
-    /// Has a live job other than `but` start again: of those whose listeners have enough ahead meanwhile, the one with
-    /// the most; else, of those that nothing was heard of, the latest.
-    fn restart(&mut self, now: Instant, but: JobId) -> Option<Plan> {
-        let deadline = self.table.job(but)?.deadline;
+    /// Has a live job other than the one that lacks memory start again: of those whose listeners have enough ahead
+    /// meanwhile, the one with the most; else, of those that nothing was heard of, the latest. Where all are stuck, any.
+    fn restart(&mut self, now: Instant, lack: Lack) -> Option<Plan> {
+        let deadline = self.table.job(lack.job)?.deadline;
         let victim = |id: JobId, job: &Job| {
             let slot = job.slot().filter(|slot| !self.inflight.is_busy(*slot))?;
             let lead = self.table.stream(job.spec.stream)?.lead(now);
             let later = job.given == 0 && lead.is_zero() && job.deadline > deadline;
-            let holds = id != but && job.is_live() && job.resident() > 0;
-            (holds && (lead >= SPARED || later)).then_some(((lead, job.deadline), id, slot))
+            let holds = id != lack.job && job.is_live() && job.resident() > 0;
+            (holds && (lead >= SPARED || later || lack.stuck)).then_some(((lead, job.deadline), id, slot))
         };
         let (_, job, slot) = self.table.open_jobs().filter_map(|(id, job)| victim(id, job)).max()?;
         *self.preemptions += 1;
