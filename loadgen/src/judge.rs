@@ -292,6 +292,7 @@ mod tests {
         }
         let heard = recorder.take(start);
         let spoken = heard.spoken_between(start, start + Duration::from_secs(1));
-        assert_eq!((spoken.clip.pcm.len(), spoken.lost), (640, vec![320..480]));
+        assert_eq!(spoken.clip.pcm.len(), 640);
+        assert_eq!((spoken.lost.len(), &spoken.lost[0]), (1, &(320..480)));
     }
 }

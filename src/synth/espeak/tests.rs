@@ -164,6 +164,7 @@ fn niceness(process: u32) -> Option<i32> {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "nothing tells when a process has become another program")]
 fn children_give_way_to_what_sends_packets() {
     let Some(voice) = espeak() else { return };
     let manner = voice.manner(None, None, 1.0).expect("the default");
