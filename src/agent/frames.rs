@@ -175,7 +175,7 @@ pub enum FromAgent {
     },
     /// Hang up when all that is queued has been said.
     End {
-        /// Written to the log.
+        /// Goes to events, the call's record and its webhook.
         #[serde(default)]
         handoff_data: Option<String>,
     },

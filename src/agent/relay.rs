@@ -218,7 +218,7 @@ impl Relay {
             }
             FromAgent::End { handoff_data } => {
                 if let Some(data) = handoff_data {
-                    tracing::info!(call = %self.handle.id(), %data, "the agent ended the call");
+                    self.handle.hand_off(data)?;
                 }
                 self.handle.finish(EndReason::HungUp)
             }
@@ -293,7 +293,11 @@ impl Relay {
             CallEvent::TransferFailed(reason) => {
                 Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
             }
-            CallEvent::TurnStarted { .. } | CallEvent::Message { .. } | CallEvent::Ended(_) => None,
+            CallEvent::Dialling(_)
+            | CallEvent::Handoff(_)
+            | CallEvent::TurnStarted { .. }
+            | CallEvent::Message { .. }
+            | CallEvent::Ended(_) => None,
         }
     }
 }

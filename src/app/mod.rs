@@ -18,7 +18,9 @@ use crate::batch::Jobs;
 use crate::call::Calls;
 use crate::clock;
 use crate::config::{self, Config};
+use crate::gateway::outgoing::Outgoing;
 use crate::gateway::{self, Gateway};
+use crate::records::{self, Records};
 use crate::server;
 use crate::sip::Endpoint;
 use crate::synth::device::Engine;
@@ -62,6 +64,9 @@ pub enum StartError {
     /// The configuration does not say where to keep voices and jobs.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// Calls cannot be recorded.
+    #[error("[records] {0}")]
+    Records(#[from] crate::records::RecordError),
     /// Batch work cannot be stored.
     #[error("[batch] {0}")]
     Batch(#[from] crate::batch::BatchError),
@@ -121,6 +126,8 @@ impl App {
             );
         }
         let calls = Calls::new(config.call.clone(), Arc::new(engine.clone())).map_err(StartError::Threads)?;
+        let records = Records::start(config.records.clone())?;
+        calls.observe(Arc::new(records.clone()));
         let agents = Agents::new(config.agent.clone());
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
         let (incoming, ringing) = mpsc::channel(RINGING);
@@ -135,6 +142,8 @@ impl App {
             jobs,
             voices: Arc::new(voices(&config)),
             calls,
+            outgoing: Outgoing::default(),
+            records,
             agents,
             engine,
             fallback,
@@ -146,6 +155,9 @@ impl App {
         };
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
+        if let Some(deliveries) = gateway.records.deliveries() {
+            tokio::spawn(records::deliver(deliveries, stop.subscribe()));
+        }
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let router = server::router(gateway.clone(), server::Policies::new(&config.http));
         let bounds =

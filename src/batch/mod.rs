@@ -81,16 +81,35 @@ impl Default for Config {
     }
 }
 
+/// One text of a job.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Item {
+    /// What to say.
+    pub input: String,
+    /// Voice name; `None` is the job's.
+    pub voice: Option<String>,
+    /// Manner of speaking; `None` is the job's.
+    pub instructions: Option<String>,
+    /// Same text, voice and seed: same audio; `None`: from the job's seed and the place in the job.
+    pub seed: Option<u64>,
+}
+
+impl<T: Into<String>> From<T> for Item {
+    fn from(input: T) -> Self {
+        Self { input: input.into(), ..Self::default() }
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobSpec {
     /// The texts, joined in this order; each may be a whole chapter.
-    pub items: Vec<String>,
-    /// Voice name; `None` is the engine's default.
+    pub items: Vec<Item>,
+    /// Voice name of items that name none; `None` is the engine's default.
     pub voice: Option<String>,
     /// BCP 47 tag.
     pub language: Option<String>,
-    /// Manner of speaking, for voices that can.
+    /// Manner of speaking of items that name none, for voices that can.
     pub instructions: Option<String>,
     /// Speaking rate, 1.0 as recorded.
     pub speed: f32,
@@ -259,7 +278,7 @@ impl Batch {
                 spec.items.len()
             )));
         }
-        let chars: usize = spec.items.iter().map(|text| text.chars().count()).sum();
+        let chars: usize = spec.items.iter().map(|item| item.input.chars().count()).sum();
         if chars > config.max_chars {
             return Err(BatchError::Input(format!(
                 "{chars} characters are more than a job may have ({}): make several",
@@ -269,7 +288,7 @@ impl Batch {
         if !(0.25..=4.0).contains(&spec.speed) {
             return Err(BatchError::Input(format!("speed {} is outside 0.25 to 4.0", spec.speed)));
         }
-        let items: Vec<Vec<String>> = spec.items.iter().map(|text| split(text)).collect();
+        let items: Vec<Vec<String>> = spec.items.iter().map(|item| split(&item.input)).collect();
         if let Some(empty) = items.iter().position(Vec::is_empty) {
             return Err(BatchError::Input(format!("text {empty} has nothing to say")));
         }

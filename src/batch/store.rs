@@ -11,7 +11,7 @@ use crate::audio::duration_of;
 use crate::audio_file::Format;
 
 /// Raised with every change of the tables.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const SCHEMA: &str = "
     CREATE TABLE job (
@@ -41,18 +41,24 @@ const SCHEMA: &str = "
         state INTEGER NOT NULL DEFAULT 0,
         samples INTEGER NOT NULL DEFAULT 0,
         error TEXT,
+        -- of the item, where it has its own
+        voice TEXT,
+        instructions TEXT,
         PRIMARY KEY (job, item, part)
     ) WITHOUT ROWID;
     CREATE INDEX part_waiting ON part (job, item, part) WHERE state = 0;
 ";
+
+/// From version 1, where items had no voice and manner of their own.
+const FROM_1: &str = "ALTER TABLE part ADD COLUMN voice TEXT; ALTER TABLE part ADD COLUMN instructions TEXT;";
 
 /// The first waiting parts of a tenant's oldest jobs.
 ///
 /// The hints keep it to the rows that are asked for (SQLite never reorders a `CROSS JOIN`): left to itself the planner
 /// reads and sorts every waiting sentence of every book before it gives out one.
 const WAITING: &str = "
-    SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text, job.voice, job.language,
-           job.instructions, job.speed, part.seed
+    SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text, COALESCE(part.voice, job.voice),
+           job.language, COALESCE(part.instructions, job.instructions), job.speed, part.seed
     FROM job NOT INDEXED CROSS JOIN part INDEXED BY part_waiting ON part.job = job.seq AND part.state = 0
     WHERE job.state IN ('queued', 'running') AND job.tenant = ?1
     ORDER BY job.seq, part.item, part.part LIMIT ?2";
@@ -95,6 +101,7 @@ impl Store {
         let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
         match version {
             0 => db.execute_batch(&format!("BEGIN;{SCHEMA}PRAGMA user_version = {VERSION};COMMIT;"))?,
+            1 => db.execute_batch(&format!("BEGIN;{FROM_1}PRAGMA user_version = {VERSION};COMMIT;"))?,
             VERSION => {}
             newer => {
                 let path = path.display();
@@ -138,15 +145,24 @@ impl Store {
             ],
         )?;
         let seq = transaction.last_insert_rowid();
-        let mut insert = transaction
-            .prepare("INSERT INTO part (job, item, part, text, chars, seed) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
+        let mut insert = transaction.prepare(
+            "INSERT INTO part (job, item, part, text, chars, seed, voice, instructions)
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        )?;
         let mut number = 0u64;
         for (item, parts) in items.iter().enumerate() {
+            let own = spec.items.get(item);
+            let (voice, instructions) =
+                (own.and_then(|own| own.voice.as_deref()), own.and_then(|own| own.instructions.as_deref()));
             for (part, text) in parts.iter().enumerate() {
                 // Each part has a seed of its own; SQLite's integers are signed.
-                let seed = spec.seed.wrapping_add(number) as i64;
+                let seed = match own.and_then(|own| own.seed) {
+                    Some(seed) => seed.wrapping_add(part as u64),
+                    None => spec.seed.wrapping_add(number),
+                } as i64;
                 number += 1;
-                insert.execute(params![seq, item as i64, part as i64, text, text.chars().count() as i64, seed])?;
+                let chars = text.chars().count() as i64;
+                insert.execute(params![seq, item as i64, part as i64, text, chars, seed, voice, instructions])?;
             }
         }
         drop(insert);
@@ -163,8 +179,9 @@ impl Store {
     /// One part, if it is still to be made.
     pub(super) fn part(&self, id: &PartId) -> rusqlite::Result<Option<Work>> {
         let mut query = self.db.prepare(
-            "SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text, job.voice, job.language,
-                    job.instructions, job.speed, part.seed
+            "SELECT job.seq, part.item, part.part, job.id, job.tenant, part.text,
+                    COALESCE(part.voice, job.voice), job.language,
+                    COALESCE(part.instructions, job.instructions), job.speed, part.seed
              FROM part JOIN job ON job.seq = part.job
              WHERE part.job = ?1 AND part.item = ?2 AND part.part = ?3 AND part.state = 0
                    AND job.state IN ('queued', 'running')",
@@ -426,6 +443,39 @@ mod tests {
         let plan: Vec<String> = plan.collect::<rusqlite::Result<_>>().expect("read");
         assert!(plan.iter().any(|step| step.contains("part_waiting")), "{plan:?}");
         assert!(plan.iter().all(|step| !step.contains("TEMP B-TREE")), "it sorts: {plan:?}");
+    }
+
+    #[test]
+    fn items_may_have_a_voice_a_manner_and_a_seed_of_their_own_also_in_an_older_database() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let path = folder.path().join("jobs.sqlite");
+        let older = Connection::open(&path).expect("opens");
+        let older_schema = SCHEMA.replace(
+            "        -- of the item, where it has its own\n        voice TEXT,\n        instructions TEXT,\n",
+            "",
+        );
+        assert_ne!(older_schema, SCHEMA);
+        older.execute_batch(&format!("{older_schema}PRAGMA user_version = 1;")).expect("made");
+        drop(older);
+        let mut store = Store::open(&path).expect("brought up to date");
+        let mut spec = super::super::tests::spec(&["One.", "Two. Three."], Format::Wav);
+        (spec.voice, spec.instructions, spec.seed) = (Some("anna".into()), Some("calmly".into()), 100);
+        spec.items[1] = super::super::Item {
+            voice: Some("ben".into()),
+            instructions: Some("loudly".into()),
+            seed: Some(7),
+            ..spec.items[1].clone()
+        };
+        let texts = [vec!["One.".to_owned()], vec!["Two.".into(), "Three.".into()]];
+        store.insert("job", Duration::ZERO, &spec, &texts).expect("inserts");
+        let work = store.waiting("", 9).expect("reads");
+        let told: Vec<_> = work
+            .iter()
+            .map(|work| (work.voice.as_deref(), work.instructions.as_deref(), work.seed))
+            .map(|(voice, manner, seed)| (voice.unwrap_or("-"), manner.unwrap_or("-"), seed))
+            .collect();
+        assert_eq!(told, [("anna", "calmly", 100), ("ben", "loudly", 7), ("ben", "loudly", 8)]);
+        assert_eq!(store.part(&work[1].id).expect("reads").and_then(|work| work.voice).as_deref(), Some("ben"));
     }
 
     #[test]

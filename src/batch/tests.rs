@@ -19,7 +19,7 @@ pub(super) fn config(folder: &Path) -> Config {
 
 pub(super) fn spec(items: &[&str], format: Format) -> JobSpec {
     JobSpec {
-        items: items.iter().map(ToString::to_string).collect(),
+        items: items.iter().map(|text| (*text).into()).collect(),
         voice: None,
         language: None,
         instructions: None,
@@ -292,7 +292,8 @@ async fn a_disk_that_is_really_full_stops_jobs_until_there_is_room() {
     let ballast = folder.join("ballast");
     let mut full = std::fs::File::create(&ballast).expect("creates");
     while std::io::Write::write_all(&mut full, &[0; 512]).is_ok() {}
-    let refused = batch.submit(JobSpec { items: vec!["word ".repeat(20_000)], ..spec.clone() }).expect_err("refused");
+    let refused =
+        batch.submit(JobSpec { items: vec!["word ".repeat(20_000).into()], ..spec.clone() }).expect_err("refused");
     assert!(matches!(refused, BatchError::Database(_)), "{refused}");
     go.send(()).expect("waits");
     let reason = reason(&batch, &job.id).await;

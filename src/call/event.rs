@@ -7,9 +7,94 @@ use serde::Serialize;
 use super::TurnId;
 use crate::media::leg::LegEnd;
 
+/// How an outbound call fares before it is answered. SIP statuses are those of RFC 3261 section 21.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dialling {
+    /// The call is being placed.
+    Trying,
+    /// The called side rings.
+    Ringing {
+        /// SIP status.
+        status: u16,
+    },
+    /// The called side sends sound before it answers.
+    EarlyMedia {
+        /// SIP status.
+        status: u16,
+    },
+    /// Somebody answered; the call is live.
+    Answered,
+    /// The called side is busy.
+    Busy {
+        /// SIP status.
+        status: u16,
+    },
+    /// Nobody answered in time.
+    NoAnswer {
+        /// SIP status, where the called side gave up and not the gateway.
+        status: Option<u16>,
+    },
+    /// The called side or a trunk refused.
+    Refused {
+        /// SIP status.
+        status: u16,
+        /// Its reason phrase.
+        reason: String,
+    },
+    /// We gave the call up.
+    Cancelled,
+    /// It could not be placed, or the answer could not be used.
+    Failed {
+        /// For people.
+        reason: String,
+    },
+}
+
+impl Dialling {
+    /// Its name in events, calls and records.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Dialling::Trying => "trying",
+            Dialling::Ringing { .. } => "ringing",
+            Dialling::EarlyMedia { .. } => "earlyMedia",
+            Dialling::Answered => "answered",
+            Dialling::Busy { .. } => "busy",
+            Dialling::NoAnswer { .. } => "noAnswer",
+            Dialling::Refused { .. } => "refused",
+            Dialling::Cancelled => "cancelled",
+            Dialling::Failed { .. } => "failed",
+        }
+    }
+
+    /// The SIP status behind it, if there is one.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Dialling::Ringing { status } | Dialling::EarlyMedia { status } | Dialling::Busy { status } => Some(*status),
+            Dialling::Refused { status, .. } => Some(*status),
+            Dialling::NoAnswer { status } => *status,
+            _ => None,
+        }
+    }
+
+    /// Why it came to nothing, for people.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Dialling::Refused { reason, .. } | Dialling::Failed { reason } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Whether the call came to nothing.
+    pub fn is_over(&self) -> bool {
+        !matches!(self, Dialling::Trying | Dialling::Ringing { .. } | Dialling::EarlyMedia { .. } | Dialling::Answered)
+    }
+}
+
 /// What happened on a call, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallEvent {
+    /// An outbound call before it is live. The call's own listeners begin later; those of all calls hear of it.
+    Dialling(Dialling),
     /// Media may flow both ways.
     Connected,
     /// The first text of a turn was accepted; it may still wait for the turns before it.
@@ -74,6 +159,8 @@ pub enum CallEvent {
         /// Whether the caller has finished.
         last: bool,
     },
+    /// What the agent hands to whoever goes on with the caller, in a form of its own; the call ends.
+    Handoff(String),
     /// The caller pressed a key.
     Digit(char),
     /// Everything queued before this mark has been sent, or was cleared.

@@ -11,6 +11,9 @@ use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
 
+/// Longest data that an agent hands on: it is kept in the call's record.
+pub const MAX_HANDOFF: usize = 64 << 10;
+
 /// Longest prompt of a caller: ten minutes of speech have about as much.
 pub const MAX_PROMPT: usize = 8 << 10;
 
@@ -348,6 +351,17 @@ impl CallHandle {
         self.shared.ask_to_end(reason);
     }
 
+    /// Tells listeners and the call's record what the agent hands on; at most [`MAX_HANDOFF`] bytes.
+    ///
+    /// # Errors
+    /// It is longer, or the call takes no more commands.
+    pub fn hand_off(&self, data: String) -> Result<(), SpeakError> {
+        if data.len() > MAX_HANDOFF {
+            return Err(SpeakError::Invalid(format!("handoffData has {} bytes, at most {MAX_HANDOFF}", data.len())));
+        }
+        self.send(Command::Handoff(data))
+    }
+
     /// Ends the call when everything queued has been said.
     ///
     /// # Errors
@@ -438,6 +452,8 @@ pub enum Command {
         /// BCP 47 language, or empty.
         lang: String,
     },
+    /// Tell what the agent hands on.
+    Handoff(String),
     /// Send text on the data channel.
     Message(String),
     /// End when everything queued has been said.

@@ -29,14 +29,16 @@ pub mod settings;
 mod source;
 pub mod speech;
 mod task;
+mod witness;
 
-pub use event::{BargeInOutcome, CallEvent, Cause, EndReason, Heard, Precision, TurnHow};
+pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, TurnHow};
 pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use messages::{Messages, PeerMessage};
 pub use registry::{Arriving, Calls, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};
 pub use speech::{Refusal, Speech, StreamState};
+pub use witness::Witness;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! All live calls: placement, the limit, lookup and draining.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -10,8 +10,8 @@ use super::handle::{CallHandle, CallMeta};
 use super::info::{CallInfo, Shared};
 use super::settings::CallConfig;
 use super::speech::Speech;
-use super::task::CallTask;
-use super::{CallEvent, CallId, EndReason};
+use super::task::{CallTask, Told};
+use super::{CallEvent, CallId, Dialling, EndReason, Witness};
 use crate::clock;
 use crate::media::leg::MediaLeg;
 use crate::media::shard::{ShardError, Shards};
@@ -37,6 +37,8 @@ struct Inner {
     capacity: Arc<Semaphore>,
     door: watch::Sender<Door>,
     events: broadcast::Sender<(CallId, CallEvent)>,
+    /// Set before the first call, if at all.
+    witness: OnceLock<Arc<dyn Witness>>,
 }
 
 /// Whether new calls are taken.
@@ -98,6 +100,7 @@ impl Calls {
             arrived: Notify::new(),
             door: watch::Sender::new(Door::Open(0)),
             events: broadcast::channel(ALL_EVENTS).0,
+            witness: OnceLock::new(),
         })))
     }
 
@@ -138,11 +141,14 @@ impl Calls {
         };
         // Made here and moved, so that a call that never starts, panics or ends leaves the registry alike.
         let listed = Listed { calls: self.clone(), shared: shared.clone() };
-        let all = inner.events.clone();
+        let told = Told { all: inner.events.clone(), witness: inner.witness.get().cloned() };
+        if let Some(witness) = &told.witness {
+            witness.begun(&handle.info());
+        }
         inner.shards.spawn(move || async move {
             let _permit = permit;
             let _listed = listed;
-            CallTask::new(shared, leg, speech, inbox, tellers, all).run().await;
+            CallTask::new(shared, leg, speech, inbox, tellers, told).run().await;
         })?;
         // Draining may have begun meanwhile and not have seen this call.
         if self.is_draining() {
@@ -218,6 +224,21 @@ impl Calls {
     /// The media threads, for work that belongs on the threads of the calls.
     pub fn shards(&self) -> &Shards {
         &self.0.shards
+    }
+
+    /// Has `witness` told of every call from now on. There is one: a second is ignored.
+    pub fn observe(&self, witness: Arc<dyn Witness>) {
+        let _ = self.0.witness.set(witness);
+    }
+
+    /// Tells of an outbound call that is not live yet.
+    pub fn dialling(&self, meta: &CallMeta, trunk: Option<&str>, state: Dialling) {
+        tracing::debug!(call = %meta.id, ?state, "call");
+        if let Some(witness) = self.0.witness.get() {
+            witness.dialling(meta, trunk, &state);
+        }
+        // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
+        let _ = self.0.events.send((meta.id.clone(), CallEvent::Dialling(state)));
     }
 
     /// Events of all calls, for monitoring. A listener that falls behind loses the oldest.
@@ -311,6 +332,9 @@ impl Drop for Listed {
         // Only a panic or a start that failed gets here without an end.
         if self.shared.ended().is_none() {
             self.shared.set_ended(EndReason::Failed, clock::now() - self.shared.started);
+        }
+        if let Some(witness) = self.calls.0.witness.get() {
+            witness.ended(&self.shared.info());
         }
     }
 }

@@ -12,7 +12,7 @@ use super::handle::Command;
 use super::info::{Shared, Tellers};
 use super::machine::{Action, Machine};
 use super::speech::Speech;
-use super::{CallEvent, CallId, EndReason};
+use super::{CallEvent, CallId, EndReason, Witness};
 use crate::clock;
 use crate::media::leg::{LegEvent, MediaLeg};
 
@@ -30,7 +30,13 @@ pub(super) struct CallTask<L> {
     speech: Arc<dyn Speech>,
     inbox: mpsc::Receiver<Command>,
     tellers: Tellers,
-    all: broadcast::Sender<(CallId, CallEvent)>,
+    told: Told,
+}
+
+/// Who hears of every call.
+pub(super) struct Told {
+    pub(super) all: broadcast::Sender<(CallId, CallEvent)>,
+    pub(super) witness: Option<Arc<dyn Witness>>,
 }
 
 impl<L: MediaLeg> CallTask<L> {
@@ -40,9 +46,9 @@ impl<L: MediaLeg> CallTask<L> {
         speech: Arc<dyn Speech>,
         inbox: mpsc::Receiver<Command>,
         tellers: Tellers,
-        all: broadcast::Sender<(CallId, CallEvent)>,
+        told: Told,
     ) -> Self {
-        Self { shared, leg, speech, inbox, tellers, all }
+        Self { shared, leg, speech, inbox, tellers, told }
     }
 
     /// Runs the call to its end.
@@ -136,8 +142,11 @@ impl<L: MediaLeg> CallTask<L> {
 
     fn tell(&self, event: CallEvent) {
         tracing::debug!(call = %self.shared.meta.id, ?event, "call");
+        if let Some(witness) = &self.told.witness {
+            witness.happened(&self.shared.meta.id, &event);
+        }
         // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
-        let _ = self.all.send((self.shared.meta.id.clone(), event.clone()));
+        let _ = self.told.all.send((self.shared.meta.id.clone(), event.clone()));
         let _ = self.tellers.events.send(event);
     }
 }

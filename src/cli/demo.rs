@@ -117,9 +117,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         config.log.level = "warn".into();
     }
     on_loopback(&mut config);
-    // A gateway that serves may be at work on the jobs of the state directory.
+    // A gateway that serves may be at work on the jobs and records of the state directory.
     config.batch.database = args.out.join("batch.sqlite");
     config.batch.audio_dir = args.out.join("batch");
+    config.records.database = args.out.join("records.sqlite");
     telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::failed(format!("{}: {e}", args.out.display())))?;
     super::block_on(async move {

@@ -45,6 +45,8 @@ pub struct Config {
     pub scheduler: crate::sched::Config,
     /// Batch work.
     pub batch: crate::batch::Config,
+    /// Records of calls.
+    pub records: crate::records::Config,
     /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
     /// The folder of voices and jobs.
@@ -57,7 +59,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
-    /// The folder of voices, of the database of jobs and of their audio, unless these have paths of their own;
+    /// The folder of voices, of the databases of jobs and records and of the audio of jobs, unless these have paths of their own;
     /// empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
     pub dir: PathBuf,
 }
@@ -195,6 +197,7 @@ impl Config {
         }
         self.http.validate().map_err(|e| format!("[http] {e}"))?;
         self.call.validate()?;
+        self.records.validate().map_err(|e| format!("[records] {e}"))?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         self.log.validate().map_err(|e| format!("[log] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
@@ -226,7 +229,7 @@ impl Config {
         mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices];
+        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices, &self.records.database];
         if paths.iter().all(|path| !path.as_os_str().is_empty()) {
             return Ok(self);
         }
@@ -242,6 +245,7 @@ impl Config {
             (&mut self.batch.database, "batch.sqlite"),
             (&mut self.batch.audio_dir, "batch"),
             (&mut self.engine.voices, "voices"),
+            (&mut self.records.database, "records.sqlite"),
         ];
         for (path, name) in paths {
             if path.as_os_str().is_empty() {

@@ -136,8 +136,25 @@ fn what_has_no_path_of_its_own_lies_in_the_state_directory() {
     assert_eq!(paths(&explicit), ["jobs.db", "/srv/batch", "/v"]);
     let error = placed("", &[]).expect_err("no folder");
     assert!(error.to_string().contains("set it"), "{error}");
-    let all = "[batch]\ndatabase = \"a\"\naudio_dir = \"b\"\n[engine]\nvoices = \"c\"\n";
+    let all = "[batch]\ndatabase = \"a\"\naudio_dir = \"b\"\n[engine]\nvoices = \"c\"\n[records]\ndatabase = \"d\"\n";
     assert!(placed(all, &[]).is_ok(), "nothing is asked of the environment where nothing is open");
+}
+
+#[test]
+fn records_lie_in_the_state_directory_and_a_webhook_is_checked() {
+    let placed = load("[state]\ndir = \"/srv\"\n", &[]).expect("valid").with_state_dir([]).expect("a folder");
+    assert_eq!(placed.records.database, Path::new("/srv/records.sqlite"));
+    let hook = |url: &str, secret: &str| {
+        load(&format!("[records]\nkeep_days = 7\nwebhook = {{ url = \"{url}\", secret = \"{secret}\" }}\n"), &[])
+    };
+    let config = hook("https://crm.example.com/calls", "s3cret").expect("valid");
+    assert!(!format!("{config:?}").contains("s3cret"));
+    for (url, secret, why) in
+        [("ftp://x", "s", "webhook.url"), ("nothing", "s", "webhook.url"), ("http://x", "", "secret")]
+    {
+        let error = hook(url, secret).expect_err(url);
+        assert!(error.message.contains(why), "{error}");
+    }
 }
 
 #[test]

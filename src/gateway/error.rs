@@ -25,6 +25,9 @@ pub enum GatewayError {
     /// Calls cannot be placed: no SIP transport is configured.
     #[error("outbound calls need [sip] udp, tcp or tls in the configuration")]
     NoSip,
+    /// The call was given up before anybody answered.
+    #[error("the call was cancelled before anybody answered")]
+    Cancelled,
     /// The peer was not reached, or refused.
     #[error(transparent)]
     Dial(#[from] DialError),
@@ -37,7 +40,7 @@ impl GatewayError {
             GatewayError::Start(_) | GatewayError::Dial(DialError::Overloaded) => Some(BUSY_RETRY),
             GatewayError::Refused(refused) => Some(refused.retry_after),
             GatewayError::NoSip => Some(Duration::from_secs(60)),
-            GatewayError::NoAgent(_) | GatewayError::Dial(_) => None,
+            GatewayError::NoAgent(_) | GatewayError::Cancelled | GatewayError::Dial(_) => None,
         }
     }
 }

@@ -8,6 +8,7 @@
 //! (`speech`), and the speech of requests that are no calls ([`speaker`]).
 
 mod error;
+pub mod outgoing;
 mod setup;
 pub mod speaker;
 mod speech;
@@ -24,6 +25,7 @@ use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::Jobs;
 use crate::call::Calls;
+use crate::records::Records;
 use crate::sip::Endpoint;
 use crate::synth::device::{Engine, Phase, Refused};
 use crate::voice::api::Service;
@@ -33,6 +35,8 @@ use crate::voice::api::Service;
 pub struct Gateway {
     /// Live calls.
     pub calls: Calls,
+    /// Calls that ring.
+    pub outgoing: outgoing::Outgoing,
     /// Their agents.
     pub agents: Agents,
     /// The speech engine.
@@ -41,6 +45,8 @@ pub struct Gateway {
     pub fallback: Option<Engine>,
     /// Batch work.
     pub jobs: Jobs,
+    /// Records of calls.
+    pub records: Records,
     /// Enrolled voices.
     pub voices: Arc<Service>,
     /// Telephone signalling, where it is configured.
@@ -88,6 +94,7 @@ impl Gateway {
     /// Refuses new calls and lets what is queued on the live ones be said, for the grace at most; then no session is
     /// left. Returns how many calls were cut off.
     pub async fn close(&self) -> usize {
+        self.outgoing.cancel_all();
         let cut = self.calls.close(self.drain_grace).await;
         if let Some(sip) = &self.sip {
             sip.shutdown().await;
@@ -100,6 +107,7 @@ impl Gateway {
     pub fn shutdown(self) {
         self.jobs.shutdown();
         self.calls.shutdown();
+        self.records.shutdown();
         self.engine.shutdown();
         if let Some(fallback) = self.fallback {
             fallback.shutdown();

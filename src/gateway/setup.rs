@@ -10,7 +10,7 @@ use crate::agent::config::Agent;
 use crate::call::{Arriving, CallHandle, CallId, CallMeta, Direction};
 use crate::media::leg::MediaLeg;
 use crate::media::webrtc::WebRtcLeg;
-use crate::sip::{DialRequest, IncomingCall};
+use crate::sip::IncomingCall;
 use crate::webrtc::SessionId;
 
 /// A call to be set up, before there is media for it.
@@ -82,35 +82,17 @@ impl Gateway {
         })?;
         admission.start(leg)
     }
-
-    /// Calls a telephone and connects it to an agent (`None`: the default one). Returns when the peer has answered.
-    ///
-    /// # Errors
-    /// As [`Gateway::admit`], before the peer's telephone rings; or the peer was not reached or refused.
-    pub async fn dial(
-        &self,
-        request: DialRequest,
-        agent: Option<String>,
-        tenant: Arc<str>,
-    ) -> Result<CallHandle, GatewayError> {
-        let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
-        let admission = self.admit(CallRequest {
-            direction: Direction::Outbound,
-            from: request.from.clone().unwrap_or_default(),
-            to: request.to.clone(),
-            agent,
-            headers: request.headers.clone(),
-            tenant,
-        })?;
-        let leg = sip.dial(request).await?;
-        admission.start(leg)
-    }
 }
 
 impl Admission {
     /// The id that the call will have.
     pub fn id(&self) -> &CallId {
         &self.meta.id
+    }
+
+    /// What is known of the call.
+    pub(super) fn meta(&self) -> &CallMeta {
+        &self.meta
     }
 
     /// Starts the call on its leg and hands it to its agent.

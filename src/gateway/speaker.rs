@@ -6,12 +6,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::sync::mpsc;
 
 use crate::audio_file::AudioFileError;
-use crate::clock;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
 use crate::turn::{Class, Epoch, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
@@ -69,7 +67,6 @@ pub struct Speaker {
     waiting: VecDeque<String>,
     open: usize,
     index: u64,
-    started: Instant,
 }
 
 impl Speaker {
@@ -89,7 +86,6 @@ impl Speaker {
             waiting: VecDeque::new(),
             open: 0,
             index: 0,
-            started: clock::now(),
         }
     }
 
@@ -162,7 +158,5 @@ impl Drop for Speaker {
     fn drop(&mut self) {
         self.epoch.raise();
         self.engine.note(self.stream, StreamNote::Closed);
-        let took = clock::now().saturating_duration_since(self.started);
-        metrics::histogram!("voice_request_duration_seconds").record(took.as_secs_f64());
     }
 }

@@ -67,6 +67,7 @@ async fn drain(State(gateway): State<Gateway>, body: Bytes) -> Result<Response, 
         return resume(State(gateway)).await.map(IntoResponse::into_response);
     }
     let before = gateway.calls.count();
+    gateway.outgoing.cancel_all();
     let cut_off = gateway.calls.drain(gateway.drain_grace).await;
     Ok(Json(json!({ "drained": before, "cutOff": cut_off, "draining": gateway.calls.is_draining() })).into_response())
 }

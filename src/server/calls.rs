@@ -1,6 +1,7 @@
 //! `/v1/calls`: place, list, show, steer and end calls.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -8,16 +9,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::extract::Body;
+use super::extract::{Body, Parameters};
 use super::speech::{own_voice, speed_of};
 use crate::call::handle::Style;
-use crate::call::{CallHandle, CallId, CallInfo, EndReason, Interruptible, TurnId, TurnRequest};
+use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
 use crate::gateway::Gateway;
+use crate::gateway::outgoing::RingingInfo;
 use crate::sip::DialRequest;
 
 /// The routes of this module.
@@ -37,10 +39,23 @@ pub fn router() -> Router<Gateway> {
 /// The live call named in a path, if it is the caller's.
 ///
 /// # Errors
-/// 404, also for the calls of others: whether there is one is their business.
+/// 404, also for the calls of others: whether there is one is their business; 409 while it rings.
 pub(super) async fn find(gateway: &Gateway, caller: &Caller, id: &str) -> Result<CallHandle, ApiError> {
-    let call = gateway.calls.find(&CallId::from(id)).await.filter(|call| caller.sees(&call.meta().tenant));
-    call.ok_or_else(|| ApiError::not_found("call", id))
+    let id = CallId::from(id);
+    let live = gateway.calls.get(&id);
+    // A call that was answered a moment ago is waited for.
+    if live.is_none() && ringing(gateway, caller, &id).is_some() {
+        let message = format!("call `{id}` rings: wait for `answered` on /v1/events");
+        return Err(ApiError::new(StatusCode::CONFLICT, "call_ringing", message));
+    }
+    let call = gateway.calls.find(&id).await.filter(|call| caller.sees(&call.meta().tenant));
+    call.ok_or_else(|| ApiError::not_found("call", id.as_str()))
+}
+
+/// The caller's call with this id, while nobody has answered it.
+fn ringing(gateway: &Gateway, caller: &Caller, id: &CallId) -> Option<RingingInfo> {
+    let ringing = gateway.outgoing.get(id)?;
+    (ringing.state != "answered" && caller.sees(&ringing.meta.tenant)).then_some(ringing)
 }
 
 /// Whether the caller may have a call with this agent (`None`: the default one).
@@ -55,7 +70,7 @@ pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -
     }
 }
 
-async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<serde_json::Value> {
+async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     let mut calls = gateway.calls.list();
     calls.retain(|call| caller.sees(&call.meta.tenant));
     // Answered and not acknowledged yet: no agent has them, but they take places. They are nobody's yet.
@@ -65,19 +80,23 @@ async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<serde_json
         let age = now.saturating_duration_since(call.since).as_millis();
         json!({ "call_id": call.call_id, "source": call.source.to_string(), "age_ms": u64::try_from(age).unwrap_or(u64::MAX) })
     });
+    let ringing = gateway.outgoing.list().into_iter().filter(|call| caller.sees(&call.meta.tenant));
+    let calls: Vec<Value> = calls.into_iter().map(|call| json!(call)).chain(ringing.map(|call| json!(call))).collect();
     Json(json!({ "calls": calls, "half_open": half_open.collect::<Vec<_>>() }))
 }
 
-async fn show(
-    State(gateway): State<Gateway>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Json<CallInfo>, ApiError> {
-    Ok(Json(find(&gateway, &caller, &id).await?.info()))
+async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(match ringing(&gateway, &caller, &CallId::from(id.as_str())) {
+        Some(ringing) => json!(ringing),
+        None => json!(find(&gateway, &caller, &id).await?.info()),
+    }))
 }
 
 async fn end(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    find(&gateway, &caller, &id).await?.hang_up(EndReason::HungUp);
+    let wanted = CallId::from(id.as_str());
+    if ringing(&gateway, &caller, &wanted).is_none() || !gateway.outgoing.cancel(&wanted) {
+        find(&gateway, &caller, &id).await?.hang_up(EndReason::HungUp);
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -90,14 +109,50 @@ struct Place {
     agent: Option<String>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
+    /// Answer when somebody has picked up, not at once.
+    #[serde(default)]
+    wait: bool,
+    /// How long it may ring.
+    #[serde(rename = "ringTimeoutS")]
+    ring_timeout_s: Option<u64>,
 }
 
-async fn place(State(gateway): State<Gateway>, caller: Caller, Body(body): Body<Place>) -> Result<Response, ApiError> {
-    let Place { to, from, trunk, agent, headers } = body;
+/// `?wait=answer` is the same as `"wait": true`.
+#[derive(Deserialize)]
+struct Waiting {
+    wait: Option<String>,
+}
+
+/// Longest that a call may ring.
+const MAX_RING_S: u64 = 600;
+
+async fn place(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Parameters(waiting): Parameters<Waiting>,
+    Body(body): Body<Place>,
+) -> Result<Response, ApiError> {
+    let Place { to, from, trunk, agent, headers, wait, ring_timeout_s } = body;
+    let waits = match waiting.wait.as_deref() {
+        None => wait,
+        Some("answer") => true,
+        Some(other) => {
+            return Err(
+                ApiError::bad_request("invalid_query", format!("wait={other}: expected `answer`")).param("wait")
+            );
+        }
+    };
+    if let Some(seconds) = ring_timeout_s.filter(|seconds| !(1..=MAX_RING_S).contains(seconds)) {
+        let message = format!("ringTimeoutS is {seconds}: expected 1 to {MAX_RING_S}");
+        return Err(ApiError::bad_request("invalid_request", message).param("ringTimeoutS"));
+    }
     may_use(&gateway, &caller, agent.as_deref())?;
-    let request = DialRequest { to, from, trunk, headers, timeout: None };
-    let call = gateway.dial(request, agent, caller.tenant).await?;
-    let id = call.id();
+    let request = DialRequest { to, from, trunk, headers, timeout: ring_timeout_s.map(Duration::from_secs) };
+    let placed = gateway.place(request, agent, caller.tenant)?;
+    let id = placed.id().clone();
+    if waits {
+        placed.answered().await?;
+    }
     let location = format!("/v1/calls/{id}");
     Ok((StatusCode::CREATED, [("Location", location)], Json(json!({ "id": id }))).into_response())
 }

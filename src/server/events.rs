@@ -38,6 +38,9 @@ pub async fn stream(State(gateway): State<Gateway>) -> Sse<impl Stream<Item = Re
 pub fn describe(id: &CallId, event: &CallEvent) -> Value {
     let ms = |d: &Duration| d.as_secs_f64() * 1e3;
     let mut value = match event {
+        CallEvent::Dialling(dialling) => {
+            json!({ "event": dialling.label(), "status": dialling.status(), "reason": dialling.reason() })
+        }
         CallEvent::Connected => json!({ "event": "connected" }),
         CallEvent::TurnStarted { turn } => json!({ "event": "turnStarted", "utteranceId": turn }),
         CallEvent::FirstAudio { turn, after, immediate } => {
@@ -62,6 +65,7 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::Prompt { text, lang, last } => {
             json!({ "event": "prompt", "text": text, "lang": lang, "last": last })
         }
+        CallEvent::Handoff(data) => json!({ "event": "handoff", "data": data }),
         CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
         CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
         // What a browser writes to its agent is between them.

@@ -14,7 +14,7 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::{Body, Parameters, Upload};
 use super::speech::{format_of, speed_of, voice_of};
-use crate::batch::{Batch, BatchError, Job, JobPage, JobSpec, PAGE};
+use crate::batch::{Batch, BatchError, Item, Job, JobPage, JobSpec, PAGE};
 use crate::gateway::Gateway;
 
 /// The longest text a job may have by default, in four-byte characters.
@@ -45,7 +45,7 @@ async fn on_batch<T: Send + 'static>(
 struct Submit {
     input: Option<String>,
     #[serde(default)]
-    items: Vec<String>,
+    items: Vec<ItemOf>,
     voice: Option<String>,
     language: Option<String>,
     instructions: Option<String>,
@@ -55,6 +55,23 @@ struct Submit {
     seed: u64,
 }
 
+/// A text, or one with a voice, a manner and a seed of its own.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "an item is a string or { input, voice, instructions, seed }")]
+enum ItemOf {
+    Text(String),
+    Own(OwnItem),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnItem {
+    input: String,
+    voice: Option<String>,
+    instructions: Option<String>,
+    seed: Option<u64>,
+}
+
 async fn submit(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -62,8 +79,21 @@ async fn submit(
     Body(request): Body<Submit>,
 ) -> Result<Response, ApiError> {
     let items = match (request.input, request.items) {
-        (Some(text), items) if items.is_empty() => vec![text],
-        (None, items) => items,
+        (Some(text), items) if items.is_empty() => vec![text.into()],
+        (None, items) => {
+            let own = |item| match item {
+                ItemOf::Text(text) => Ok(text.into()),
+                ItemOf::Own(OwnItem { input, voice, instructions, seed }) => {
+                    // A job's voice stands in where the item names none: only a name is translated.
+                    let voice = match voice {
+                        Some(voice) => voice_of(&gateway, &caller, Some(voice))?,
+                        None => None,
+                    };
+                    Ok(Item { input, voice, instructions, seed })
+                }
+            };
+            items.into_iter().map(own).collect::<Result<_, ApiError>>()?
+        }
         (Some(_), _) => {
             return Err(ApiError::bad_request("invalid_job", "give `input` or `items`, not both").param("items"));
         }

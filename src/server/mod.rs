@@ -19,6 +19,7 @@ pub mod jobs;
 mod listen;
 mod media;
 mod policy;
+mod records;
 pub mod routes;
 mod sockets;
 pub mod speech;
@@ -79,6 +80,7 @@ pub fn router(gateway: Gateway, policies: Policies) -> Router {
         .merge(console::router())
         .merge(calls::router())
         .merge(jobs::router())
+        .merge(records::router())
         .merge(voices::router())
         .route("/v1/calls/{id}/agent", get(sockets::attach))
         .route("/v1/calls/{id}/media", get(media::stream))

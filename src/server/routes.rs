@@ -75,6 +75,8 @@ pub const ROUTES: &[Route] = &[
     http("POST", "/v1/calls/{id}/resume", CALLS),
     http("POST", "/v1/calls/{id}/transfer", CALLS),
     http("POST", "/v1/calls/{id}/dtmf", CALLS),
+    http("GET", "/v1/records", CALLS),
+    http("GET", "/v1/records/{id}", CALLS),
     socket("/v1/calls/{id}/agent", CALLS),
     socket("/v1/calls/{id}/media", CALLS),
     http("GET", "/v1/webrtc", Access::Page),

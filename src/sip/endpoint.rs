@@ -200,7 +200,27 @@ impl Endpoint {
     /// # Errors
     /// See [`DialError`].
     pub async fn dial(&self, request: DialRequest) -> Result<SipLeg, DialError> {
-        outbound::dial(&self.shared, request).await.map(|(leg, _)| leg)
+        self.dial_watched(request, &|_| ()).await
+    }
+
+    /// As [`Endpoint::dial`]; `tell` hears of what the called side says before it answers.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn dial_watched(
+        &self,
+        request: DialRequest,
+        tell: &(dyn Fn(outbound::Provisional) + Send + Sync),
+    ) -> Result<SipLeg, DialError> {
+        outbound::dial(&self.shared, request, tell).await.map(|(leg, _)| leg)
+    }
+
+    /// Whether `request` can be tried at all, before anything is sent; gives the name of the trunk that would carry it.
+    ///
+    /// # Errors
+    /// The address, the caller or a header cannot be used, or the dial plan forbids it.
+    pub fn check(&self, request: &DialRequest) -> Result<Option<String>, DialError> {
+        outbound::check(&self.shared, request)
     }
 
     /// Where UDP is bound.

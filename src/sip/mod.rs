@@ -58,7 +58,7 @@ pub use self::{
     config::{CodecName, Network, Outbound, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
     endpoint::Endpoint,
     inbound::IncomingCall,
-    outbound::DialRequest,
+    outbound::{DialRequest, Provisional},
     places::HalfOpen,
     trunk::TrunkStatus,
 };

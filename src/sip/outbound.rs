@@ -1,6 +1,6 @@
 //! Calls that go out.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use rsipstack::{
     dialog::{
@@ -71,8 +71,40 @@ pub struct DialRequest {
     pub timeout: Option<Duration>,
 }
 
+/// What the called side says before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provisional {
+    /// It rings, or is looked for.
+    Ringing {
+        /// SIP status, 180 to 199.
+        status: u16,
+    },
+    /// It sends sound already (which is not heard yet).
+    EarlyMedia {
+        /// SIP status, 180 to 199.
+        status: u16,
+    },
+}
+
+/// Who is told of provisional responses.
+pub(super) type Tell<'a> = &'a (dyn Fn(Provisional) + Send + Sync);
+
+/// Whether `request` can be tried at all: its address, trunk, caller and headers. Gives the trunk's name.
+pub(super) fn check(shared: &Shared, request: &DialRequest) -> Result<Option<String>, DialError> {
+    let Route { uri: to, trunk } =
+        shared.dialplan().route(&request.to, request.from.as_deref(), request.trunk.as_deref())?;
+    extra_headers(&request.headers)?;
+    let trunk = trunk.map(|(_, trunk)| trunk);
+    caller(shared, request.from.as_deref(), trunk, wire(&to))?;
+    Ok(trunk.map(|trunk| trunk.name.clone()))
+}
+
 /// Calls out. The leg is connected; the id is that of its dialog.
-pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(SipLeg, DialogId), DialError> {
+pub(super) async fn dial(
+    shared: &Arc<Shared>,
+    request: DialRequest,
+    tell: Tell<'_>,
+) -> Result<(SipLeg, DialogId), DialError> {
     if shared.is_draining() {
         return Err(DialError::Sip(SipError::Closed));
     }
@@ -120,7 +152,9 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
     info!(%to, "calling");
     // Dropping this future, by the limit or because our caller lost interest, sends CANCEL.
-    let invited = timeout(limit, shared.dialogs.do_invite(option, sender)).await;
+    let mut early = None;
+    let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut early, tell);
+    let invited = timeout(limit, invite).await;
     let (dialog, response) = match invited {
         Err(_) => return Err(DialError::NoAnswer),
         Ok(Err(error)) => return Err(DialError::Sip(SipError::Stack(error.to_string()))),
@@ -141,7 +175,7 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     let agreed = match body::description(&response) {
         Ok(Some(answer)) => negotiator.accept(&answer).map_err(|e| e.to_string()),
         // The answer may have come in a reliable provisional response, and need not come again (RFC 3262 section 5).
-        Ok(None) => match reliable_answer(&mut states) {
+        Ok(None) => match early {
             Some(answer) => negotiator.accept(&answer).map_err(|e| e.to_string()),
             None => Err("200 without a description".to_owned()),
         },
@@ -160,18 +194,39 @@ pub(super) async fn dial(shared: &Arc<Shared>, request: DialRequest) -> Result<(
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
 }
 
-/// The description of the last reliable provisional response. Takes what has happened so far from the stream; the
-/// session asks the dialog itself whether it is confirmed.
-fn reliable_answer(states: &mut DialogStateReceiver) -> Option<sdp::Description> {
-    let mut answer = None;
-    while let Ok(state) = states.try_recv() {
-        if let DialogState::Early(_, response) = state
-            && response.header_contains_token("Require", "100rel")
-        {
-            answer = body::description(&response).ok().flatten().or(answer);
+/// Waits for the end of an INVITE and tells of its provisional responses meanwhile; `answer` gets the description of the
+/// last reliable one. Takes what happens until then from the stream; the session asks the dialog itself whether it is
+/// confirmed.
+async fn watch<T>(
+    invite: impl Future<Output = T>,
+    states: &mut DialogStateReceiver,
+    answer: &mut Option<sdp::Description>,
+    tell: Tell<'_>,
+) -> T {
+    let mut invite = pin!(invite);
+    let mut take = |state: DialogState| {
+        let DialogState::Early(_, response) = state else { return };
+        let description = body::description(&response).ok().flatten();
+        let status = response.status_code.code();
+        tell(match description {
+            Some(_) => Provisional::EarlyMedia { status },
+            None => Provisional::Ringing { status },
+        });
+        if response.header_contains_token("Require", "100rel") && description.is_some() {
+            *answer = description;
+        }
+    };
+    loop {
+        tokio::select! {
+            ended = &mut invite => {
+                while let Ok(state) = states.try_recv() {
+                    take(state);
+                }
+                return ended;
+            }
+            Some(state) = states.recv() => take(state),
         }
     }
-    answer
 }
 
 /// Apart, so that the type of `dial` does not depend on that of the session, which may dial itself.

@@ -49,7 +49,7 @@ impl Transfer {
         let mut consultation = None;
         if attended {
             let request = DialRequest { to: to.to_owned(), ..DialRequest::default() };
-            let (leg, id) = outbound::dial(shared, request).await.map_err(|e| e.to_string())?;
+            let (leg, id) = outbound::dial(shared, request, &|_| ()).await.map_err(|e| e.to_string())?;
             refer_to = format!("<{target}?Replaces={}>", replaces(&id));
             consultation = Some(leg);
         }

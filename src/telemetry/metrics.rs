@@ -63,7 +63,12 @@ const fn histogram(
 pub const METRICS: &[Metric] = &[
     // Speech.
     counter("voice_requests_total", &["class", "outcome"], "Utterances that ended or were refused"),
-    histogram("voice_request_duration_seconds", &[], REQUEST, "Speech requests, from acceptance to the last sample"),
+    histogram(
+        "voice_request_duration_seconds",
+        &["class"],
+        REQUEST,
+        "Utterances of requests, calls and batch, from acceptance to the last sample made",
+    ),
     counter("antiphon_fallback_total", &[], "Utterances that the fallback voice spoke in place of the engine"),
     counter("antiphon_stand_in_total", &[], "Old name of antiphon_fallback_total, for one release"),
     // Devices.
@@ -107,6 +112,9 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_llm_tokens_total", &["agent", "kind"], "Tokens that servers of language models counted"),
     counter("antiphon_llm_cost_micros_total", &["agent"], "What they cost by `prices`, in millionths"),
     counter("antiphon_llm_tools_total", &["agent", "tool", "outcome"], "Tools that language models called"),
+    // Records.
+    counter("antiphon_records_dropped_total", &[], "Writes of call records that the disk was too slow for"),
+    counter("antiphon_webhooks_total", &["outcome"], "Deliveries of call records, by what came of them"),
     // Media.
     histogram("antiphon_pacing_lateness_seconds", &[], FINE, "How long after its due time a packet leaves"),
     counter("antiphon_pacing_stalls_total", &[], "Times that the machine was too busy to send for more than a frame"),
@@ -144,6 +152,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "class", &["live", "batch"]),
     ("", "stage", &["prefill", "decode", "flow", "vocode"]),
     ("", "outcome", &["done", "cancelled", "refused", "failed"]),
+    ("antiphon_webhooks_total", "outcome", &["delivered", "failed", "given_up"]),
     ("antiphon_sip_messages_total", "outcome", &["passed", "answered", "ignored", "refused", "overload"]),
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
     ("", "cause", &["speech", "dtmf", "agent", "preempted"]),

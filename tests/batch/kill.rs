@@ -32,7 +32,7 @@ fn submit(batch: &Batch) -> Vec<String> {
         (0..SENTENCES).map(|n| format!("Sentence {n} of book {job} is spoken here for the test. ")).collect()
     };
     let spec = |job: usize| JobSpec {
-        items: vec![text(job), text(job + 10)],
+        items: vec![text(job).into(), text(job + 10).into()],
         voice: None,
         language: None,
         instructions: None,

@@ -70,7 +70,8 @@ async fn every_described_route_is_there() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_job_is_accepted_finished_and_heard() {
     let rig = Rig::start().await;
-    let body = json!({ "items": [SENTENCE, "And that is all."], "response_format": "wav" });
+    let own = json!({ "input": "And that is all.", "seed": 5, "instructions": "calmly" });
+    let body = json!({ "items": [SENTENCE, own], "response_format": "wav" });
     let (status, job) = rig.post("/v1/audio/speech/batch", body).await;
     assert_eq!((status, &job["total"]), (202, &json!(2)), "{job}");
     let id = job["id"].as_str().expect("an id").to_owned();
@@ -97,6 +98,8 @@ async fn a_batch_job_is_accepted_finished_and_heard() {
     assert!(found.value > 0.95, "{found:?}");
     let (status, error) = rig.post("/v1/audio/speech/batch", json!({ "items": [] })).await;
     assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_job")));
+    let (status, error) = rig.post("/v1/audio/speech/batch", json!({ "items": [{ "text": "Hello." }] })).await;
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("invalid_json")), "{error}");
     let (_, newer) = rig.post("/v1/audio/speech/batch", json!({ "input": SENTENCE })).await;
     let (_, page) = rig.get("/v1/jobs?limit=1").await;
     assert_eq!((&page["jobs"][0]["id"], &page["hasMore"]), (&newer["id"], &json!(true)), "{page}");

@@ -22,6 +22,7 @@ mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;
+mod ringing;
 mod speech;
 mod state;
 mod support;

@@ -56,6 +56,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_webrtc_packets_lost_total", "a browser that is sent to before it is connected"),
     ("antiphon_webrtc_sends_failed_total", "a network that is not there"),
     ("antiphon_webrtc_tcp_refused_total", "ICE over TCP: webrtc/hostile.rs"),
+    ("antiphon_records_dropped_total", "a disk that hangs: unit tests of records"),
+    ("antiphon_webhooks_total", "somebody who wants records: gateway/ringing.rs"),
     ("antiphon_traces_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp.rs"),
     ("antiphon_llm_requests_total", "an agent that is a language model: gateway/llm.rs"),
     ("antiphon_llm_first_token_seconds", "an agent that is a language model: gateway/llm.rs"),
@@ -181,7 +183,7 @@ async fn telephone(tour: &Tour, events: &Events) {
     let caller = caller.await.expect("free ports");
     let uri = caller.uri();
     let answering = tokio::spawn(caller.answer(PATIENCE));
-    let placed = tour.json(("POST", "/v1/calls"), "", 201, json!({ "to": uri, "agent": "silent" })).await;
+    let placed = tour.json(("POST", "/v1/calls"), "", 201, json!({ "to": uri, "agent": "silent", "wait": true })).await;
     let call: Call = answering.await.expect("no panic").expect("answered");
     let id = placed["id"].as_str().expect("an id");
     let listed = tour.json(("GET", "/v1/calls"), "", 200, Value::Null).await;
@@ -247,7 +249,12 @@ async fn telephone(tour: &Tour, events: &Events) {
     tour.json(("POST", "/v1/calls/{id}/transfer"), id, 202, to).await;
     events.has("transferred", |event| event["event"] == "transferred" && event["callId"] == id).await;
     assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    events.has("answered", |event| event["event"] == "answered" && event["callId"] == id).await;
     events.has("ended", |event| event["event"] == "ended" && event["callId"] == id).await;
+    super::program::until(&format!("{}/v1/records/{id}", tour.base), |record| record["state"] == "ended").await;
+    let record = tour.json(("GET", "/v1/records/{id}"), id, 200, Value::Null).await;
+    assert_eq!(record["cause"], "transferred", "{record}");
+    assert_eq!(tour.json(("GET", "/v1/records"), "", 200, Value::Null).await["records"][0]["id"], id);
 }
 
 /// An offer with its candidates, and the peer that it is of.

@@ -24,6 +24,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("call", 6),
     ("agent", 7),
     ("batch", 7),
+    ("records", 7),
     ("gateway", 8),
     ("server", 9),
     ("config", 10),

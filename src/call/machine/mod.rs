@@ -197,6 +197,7 @@ impl Machine {
                 Err(reason) => out.event(CallEvent::Transferred(Err(reason))),
             },
             Command::Digits(digits) => speaking.dial(now, &digits),
+            Command::Handoff(data) => out.event(CallEvent::Handoff(data)),
             Command::Prompt { text, lang } => out.event(CallEvent::Prompt { text, lang, last: true }),
             Command::Message(text) => out.push(Action::Message(text)),
             Command::Finish(reason) => self.intake.end(reason, speaking),

@@ -275,7 +275,7 @@ function drawCalls(list) {
     ...list.map(one =>
       row([
         ["Call", one.id.slice(0, 8)],
-        ["Leg", `${one.leg}, ${one.codec}`],
+        ["Leg", `${one.leg}, ${one.codec ?? one.state}`],
         ["From", one.from],
         ["Agent", one.agent],
         ["State", one.held ? "held" : one.speaking ? "speaking" : one.callerSpeaking ? "listening" : one.state],

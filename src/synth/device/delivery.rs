@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -23,6 +24,7 @@ pub(super) struct Payload {
     /// again; what had been given is not given twice.
     pub(super) given: usize,
     pub(super) trace: Trace,
+    pub(super) accepted: Instant,
 }
 
 impl State {
@@ -71,6 +73,8 @@ impl State {
         };
         metrics::counter!("voice_requests_total", "class" => payload.utterance.class.label(), "outcome" => how.label())
             .increment(1);
+        let took = clock::now().saturating_duration_since(payload.accepted);
+        metrics::histogram!("voice_request_duration_seconds", "class" => payload.utterance.class.label()).record(took);
         if let UtteranceEnd::Failed(reason) = &how {
             let Utterance { id, stream, .. } = &*payload.utterance;
             tracing::warn!(utterance = %id, stream = stream.0, reason, "an accepted utterance could not be spoken");

@@ -129,6 +129,7 @@ impl Shared {
             position: 0,
             given: 0,
             trace: Trace::default(),
+            accepted: now,
         };
         state.payloads.insert(job, payload);
         state.fresh.push(job);

@@ -1,0 +1,232 @@
+//! Calls that go out, from the moment they are asked for until somebody answers or nobody does.
+//!
+//! # Why
+//! A telephone rings for longer than an HTTP client or a proxy waits. So a call has its id at once, a task of its own
+//! dials, and whoever asked follows it in the list of calls and on `/v1/events`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use dashmap::DashMap;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Admission, CallRequest, Gateway, GatewayError};
+use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
+use crate::clock;
+use crate::sip::{DialError, DialRequest, Provisional};
+
+/// The calls that ring. Clones mean the same ones.
+#[derive(Clone, Debug, Default)]
+pub struct Outgoing(Arc<DashMap<CallId, Arc<Ringing>>>);
+
+/// A call that nobody has answered yet.
+#[derive(Debug)]
+struct Ringing {
+    meta: CallMeta,
+    started: Instant,
+    started_ms: u64,
+    /// Name of the trunk that carries it.
+    trunk: Option<String>,
+    state: Mutex<Dialling>,
+    /// Ends it.
+    cancel: CancellationToken,
+}
+
+/// What is shown of a call that rings, in the shape of a live one as far as it goes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RingingInfo {
+    /// As of a live call.
+    #[serde(flatten)]
+    pub meta: CallMeta,
+    /// `sip`.
+    pub leg: &'static str,
+    /// `trying`, `ringing`, `earlyMedia` or `answered`.
+    pub state: &'static str,
+    /// The SIP status behind it.
+    pub status: Option<u16>,
+    /// Unix time of its beginning in milliseconds.
+    pub started_ms: u64,
+    /// How long it has rung, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// A call that was placed.
+#[derive(Debug)]
+pub struct Placed {
+    id: CallId,
+    /// How it ended, or the live call.
+    answer: oneshot::Receiver<Result<CallHandle, GatewayError>>,
+    cancel: CancellationToken,
+}
+
+impl Outgoing {
+    /// What rings, oldest first.
+    pub fn list(&self) -> Vec<RingingInfo> {
+        let mut calls: Vec<_> = self.0.iter().map(|entry| entry.value().info()).collect();
+        calls.sort_by(|a, b| (a.started_ms, &a.meta.id).cmp(&(b.started_ms, &b.meta.id)));
+        calls
+    }
+
+    /// The call with this id while it rings.
+    pub fn get(&self, id: &CallId) -> Option<RingingInfo> {
+        self.0.get(id).map(|entry| entry.value().info())
+    }
+
+    /// Gives up the call with this id; `false` where none rings.
+    pub fn cancel(&self, id: &CallId) -> bool {
+        let entry = self.0.get(id);
+        entry.map(|entry| entry.value().cancel.cancel()).is_some()
+    }
+
+    /// Gives up every call that rings.
+    pub fn cancel_all(&self) {
+        self.0.iter().for_each(|entry| entry.value().cancel.cancel());
+    }
+}
+
+impl Ringing {
+    fn info(&self) -> RingingInfo {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        RingingInfo {
+            meta: self.meta.clone(),
+            leg: "sip",
+            state: state.label(),
+            status: state.status(),
+            started_ms: self.started_ms,
+            duration_ms: clock::now().saturating_duration_since(self.started).as_millis() as u64,
+        }
+    }
+}
+
+impl Placed {
+    /// The id that the call has and will keep.
+    pub fn id(&self) -> &CallId {
+        &self.id
+    }
+
+    /// Waits until somebody answers. Dropping the future gives the call up.
+    ///
+    /// # Errors
+    /// Nobody did.
+    pub async fn answered(self) -> Result<CallHandle, GatewayError> {
+        let guard: DropGuard = self.cancel.drop_guard();
+        let answer = self.answer.await;
+        guard.disarm();
+        // The task always answers; without one the process is going down.
+        answer.unwrap_or(Err(GatewayError::Dial(DialError::NoAnswer)))
+    }
+}
+
+impl Gateway {
+    /// Places a call to a telephone, to be connected to an agent (`None`: the default one). Returns at once; what comes
+    /// of it is told as [`crate::call::CallEvent::Dialling`].
+    ///
+    /// # Errors
+    /// As [`Gateway::admit`]; or the address, the caller or a header cannot be used.
+    pub fn place(&self, request: DialRequest, agent: Option<String>, tenant: Arc<str>) -> Result<Placed, GatewayError> {
+        let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
+        let admission = self.admit(CallRequest {
+            direction: Direction::Outbound,
+            from: request.from.clone().unwrap_or_default(),
+            to: request.to.clone(),
+            agent,
+            headers: request.headers.clone(),
+            tenant,
+        })?;
+        let trunk = sip.check(&request)?;
+        let (told, answer) = oneshot::channel();
+        let cancel = CancellationToken::new();
+        let id = admission.id().clone();
+        let ringing = Arc::new(Ringing {
+            meta: admission.meta().clone(),
+            started: clock::now(),
+            started_ms: clock::wall().as_millis() as u64,
+            trunk,
+            state: Mutex::new(Dialling::Trying),
+            cancel: cancel.clone(),
+        });
+        self.outgoing.0.insert(id.clone(), ringing.clone());
+        let (gateway, sip) = (self.clone(), sip.clone());
+        tokio::spawn(async move {
+            gateway.dialling(&ringing, Dialling::Trying);
+            let tell = |provisional| {
+                gateway.dialling(
+                    &ringing,
+                    match provisional {
+                        Provisional::Ringing { status } => Dialling::Ringing { status },
+                        Provisional::EarlyMedia { status } => Dialling::EarlyMedia { status },
+                    },
+                );
+            };
+            let leg = tokio::select! {
+                leg = sip.dial_watched(request, &tell) => leg.map_err(GatewayError::Dial),
+                // The INVITE's future is dropped, which sends CANCEL.
+                () = ringing.cancel.cancelled() => Err(GatewayError::Cancelled),
+            };
+            let outcome = leg.and_then(|leg| gateway.connect(admission, leg, &ringing));
+            // Live or over: what is told of its end can be relied on in the list.
+            gateway.outgoing.0.remove(&ringing.meta.id);
+            if let Err(error) = &outcome {
+                gateway.dialling(&ringing, how(error));
+            }
+            // Nobody need wait for it.
+            let _ = told.send(outcome);
+        });
+        Ok(Placed { id, answer, cancel })
+    }
+
+    fn connect(
+        &self,
+        admission: Admission,
+        leg: crate::media::sip::SipLeg,
+        ringing: &Ringing,
+    ) -> Result<CallHandle, GatewayError> {
+        self.dialling(ringing, Dialling::Answered);
+        let call = admission.start(leg)?;
+        // Given up at the moment of the answer.
+        if ringing.cancel.is_cancelled() {
+            call.hang_up(EndReason::HungUp);
+        }
+        Ok(call)
+    }
+
+    fn dialling(&self, ringing: &Ringing, state: Dialling) {
+        *ringing.state.lock().unwrap_or_else(PoisonError::into_inner) = state.clone();
+        self.calls.dialling(&ringing.meta, ringing.trunk.as_deref(), state);
+    }
+}
+
+/// What became of a call that is not live.
+fn how(error: &GatewayError) -> Dialling {
+    match error {
+        GatewayError::Cancelled => Dialling::Cancelled,
+        GatewayError::Dial(DialError::NoAnswer) => Dialling::NoAnswer { status: None },
+        GatewayError::Dial(DialError::Declined { status, reason }) => match *status {
+            status @ (486 | 600) => Dialling::Busy { status },
+            status @ (408 | 480) => Dialling::NoAnswer { status: Some(status) },
+            status => Dialling::Refused { status, reason: reason.clone() },
+        },
+        other => Dialling::Failed { reason: other.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_the_called_side_says_what_became_of_the_call() {
+        let declined = |status| how(&GatewayError::Dial(DialError::Declined { status, reason: "No".to_owned() }));
+        for (status, label) in [(486, "busy"), (600, "busy"), (480, "noAnswer"), (408, "noAnswer"), (603, "refused")] {
+            let told = declined(status);
+            assert_eq!((told.label(), told.status(), told.is_over()), (label, Some(status), true));
+        }
+        assert_eq!(how(&GatewayError::Dial(DialError::NoAnswer)).label(), "noAnswer");
+        assert_eq!(how(&GatewayError::Cancelled), Dialling::Cancelled);
+        assert_eq!(how(&GatewayError::NoSip).label(), "failed");
+        assert!(!Dialling::Answered.is_over() && !Dialling::EarlyMedia { status: 183 }.is_over());
+    }
+}

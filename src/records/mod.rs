@@ -1,0 +1,239 @@
+//! Call records: what happened on each call, kept in a database.
+//!
+//! A record is written when its call begins, when it is answered and when it ends; each write is on disk before the
+//! next one (WAL, `synchronous = FULL`). Records that a process left open are closed by the next one with the cause
+//! `gateway stopped`, so that every call has an end whatever ended the gateway.
+//!
+//! # Why
+//! *Telephony never waits.* A call's own task puts together its record in memory and hands copies to a thread through a
+//! bounded queue; where that is full, because a disk hangs, the copy is dropped and counted
+//! (`antiphon_records_dropped_total`). The record then stays as it was last written and is closed at the next start.
+//!
+//! *One JSON document a call*, with the columns that lists are filtered by beside it: a record is read whole.
+
+mod record;
+mod store;
+mod webhook;
+mod writer;
+
+use std::path::PathBuf;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use dashmap::DashMap;
+use serde::Deserialize;
+use tokio::sync::Notify;
+
+use self::record::Draft;
+use self::store::Store;
+pub use self::store::{Filter, Page, RecordError};
+pub use self::webhook::{deliver, signature};
+use self::writer::Message;
+use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, Witness};
+use crate::clock;
+use crate::secret::Secret;
+
+/// Most records that are listed at once.
+pub const PAGE: u32 = 1_000;
+/// Writes that may wait for the disk: the set-up and the end of two thousand calls.
+const QUEUE: usize = 4_096;
+
+/// `[records]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Whether calls are recorded at all.
+    pub enabled: bool,
+    /// The SQLite file; in the configuration, empty: `records.sqlite` in the state directory.
+    pub database: PathBuf,
+    /// Records are forgotten so many days after their call; 0 is never.
+    pub keep_days: u32,
+    /// Whether what was said and heard is kept, or only how much.
+    pub text: bool,
+    /// Who is told of every call that has ended.
+    pub webhook: Option<Webhook>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { enabled: true, database: PathBuf::new(), keep_days: 90, text: true, webhook: None }
+    }
+}
+
+/// `[records] webhook`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Webhook {
+    /// Where records are sent by POST.
+    pub url: String,
+    /// What they are signed with.
+    pub secret: Secret,
+    /// How often a delivery is tried; the pauses double from five seconds to an hour.
+    #[serde(default = "default_tries")]
+    pub tries: u32,
+}
+
+fn default_tries() -> u32 {
+    12
+}
+
+impl Config {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        let Some(hook) = &self.webhook else { return Ok(()) };
+        let url = reqwest::Url::parse(&hook.url).map_err(|error| format!("webhook.url `{}`: {error}", hook.url))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(format!("webhook.url `{}`: expected http://... or https://...", hook.url));
+        }
+        if hook.secret.reveal().is_empty() || hook.tries == 0 {
+            return Err("webhook: secret must not be empty, and tries must be 1 or more".into());
+        }
+        Ok(())
+    }
+}
+
+/// The records of a gateway. Cheap to clone; the last one to be dropped ends the thread when it has written all.
+#[derive(Clone)]
+pub struct Records(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    drafts: DashMap<CallId, Draft>,
+    queue: SyncSender<Message>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// A record is due for delivery.
+    due: Arc<Notify>,
+}
+
+impl Records {
+    /// Closes what an earlier process left open, where there is a database, and starts the thread that writes. The
+    /// database is made by the first call.
+    ///
+    /// # Errors
+    /// The database is there and cannot be used, or there is no thread.
+    pub fn start(config: Config) -> Result<Self, RecordError> {
+        if config.enabled && config.database.exists() {
+            let closed = Store::open(&config.database)?.close_open(clock::wall(), config.webhook.is_some())?;
+            if closed > 0 {
+                tracing::warn!(calls = closed, "records of calls that an earlier gateway left open were closed");
+            }
+        }
+        let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
+        let due = Arc::new(Notify::new());
+        let writer = writer::Writer::new(config.clone(), due.clone());
+        let thread = std::thread::Builder::new().name("records".into()).spawn(move || writer.run(&messages));
+        let thread = Mutex::new(Some(thread.map_err(RecordError::Thread)?));
+        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due })))
+    }
+
+    /// One record, as JSON. Reads the disk: call it where blocking is allowed.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn get(&self, id: &str) -> Result<Option<serde_json::Value>, RecordError> {
+        match self.store()? {
+            Some(store) => store.get(id),
+            None => Ok(None),
+        }
+    }
+
+    /// Records from the newest on. Reads the disk, as above.
+    ///
+    /// # Errors
+    /// The database cannot be read, or there is no record `after`.
+    pub fn list(&self, filter: &Filter) -> Result<Page, RecordError> {
+        match self.store()? {
+            Some(store) => store.list(filter),
+            None if filter.after.is_some() => Err(RecordError::NotFound),
+            None => Ok(Page::default()),
+        }
+    }
+
+    /// Writes what waits and joins the thread. Blocks.
+    pub fn shutdown(&self) {
+        // overflow: awaited, the thread empties the queue
+        let _ = self.0.queue.send(Message::Stop);
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there was logged when it happened.
+            let _ = thread.join();
+        }
+    }
+
+    /// Where records are due for delivery, and who wants them.
+    pub fn deliveries(&self) -> Option<(Webhook, PathBuf, Arc<Notify>)> {
+        let config = &self.0.config;
+        let hook = config.webhook.clone().filter(|_| config.enabled)?;
+        Some((hook, config.database.clone(), self.0.due.clone()))
+    }
+
+    fn store(&self) -> Result<Option<Store>, RecordError> {
+        let config = &self.0.config;
+        match config.enabled && config.database.exists() {
+            true => Store::open(&config.database).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn write(&self, draft: &Draft) {
+        // overflow: drops (counted); see the head
+        if self.0.queue.try_send(Message::Write(Box::new(draft.record()))).is_err() {
+            metrics::counter!("antiphon_records_dropped_total").increment(1);
+        }
+    }
+}
+
+impl Witness for Records {
+    fn dialling(&self, meta: &CallMeta, trunk: Option<&str>, state: &Dialling) {
+        if !self.0.config.enabled {
+            return;
+        }
+        let now = clock::wall();
+        let mut draft = self.0.drafts.entry(meta.id.clone()).or_insert_with(|| Draft::new(meta, now));
+        draft.dialling(trunk, state, now);
+        if matches!(state, Dialling::Trying) || state.is_over() {
+            self.write(&draft);
+        }
+        drop(draft);
+        if state.is_over() {
+            self.0.drafts.remove(&meta.id);
+        }
+    }
+
+    fn begun(&self, call: &CallInfo) {
+        if !self.0.config.enabled {
+            return;
+        }
+        let now = clock::wall();
+        let mut draft = self.0.drafts.entry(call.meta.id.clone()).or_insert_with(|| Draft::new(&call.meta, now));
+        draft.begun(call);
+        self.write(&draft);
+    }
+
+    fn happened(&self, id: &CallId, event: &CallEvent) {
+        let Some(mut draft) = self.0.drafts.get_mut(id) else { return };
+        if draft.happened(event, clock::wall(), self.0.config.text) {
+            self.write(&draft);
+        }
+    }
+
+    fn ended(&self, call: &CallInfo) {
+        if let Some((_, mut draft)) = self.0.drafts.remove(&call.meta.id) {
+            draft.ended(call, clock::wall());
+            self.write(&draft);
+        }
+    }
+}
+
+impl std::fmt::Debug for Records {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Records").field("open", &self.0.drafts.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

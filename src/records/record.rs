@@ -1,0 +1,250 @@
+//! What a record says, and how a call's events become it. Times are milliseconds of Unix time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::call::{CallEvent, CallInfo, CallMeta, Dialling, Direction, EndReason, TurnId};
+
+/// Turns, and words of the caller, that one record keeps; of longer calls the latest.
+const KEPT: usize = 500;
+
+/// One call, as clients and webhooks get it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Record {
+    pub(super) id: String,
+    pub(super) direction: Direction,
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) agent: String,
+    /// Name of the API token that placed it; empty for calls that came.
+    pub(super) tenant: String,
+    pub(super) trunk: Option<String>,
+    /// `sip` or `webrtc`.
+    pub(super) leg: Option<String>,
+    pub(super) codec: Option<String>,
+    /// `open` or `ended`.
+    pub(super) state: &'static str,
+    pub(super) started_ms: u64,
+    pub(super) answered_ms: Option<u64>,
+    pub(super) ended_ms: Option<u64>,
+    pub(super) duration_ms: Option<u64>,
+    /// Why it ended: an end reason, or what came of an outbound call that nobody answered.
+    pub(super) cause: Option<String>,
+    /// `peer` or `gateway` (its agent, its API, a limit).
+    pub(super) ended_by: Option<&'static str>,
+    /// The final SIP status of an outbound call.
+    pub(super) sip: Option<Sip>,
+    pub(super) handoff_data: Option<String>,
+    pub(super) turns: VecDeque<Turn>,
+    pub(super) prompts: VecDeque<Prompt>,
+    /// Keys of the caller, by count: they may be a secret.
+    pub(super) digits: u64,
+    /// Turns and prompts that were forgotten because there were too many.
+    pub(super) omitted: u64,
+    pub(super) interruptions: u64,
+    pub(super) rtp: Option<Rtp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Sip {
+    pub(super) status: u16,
+    pub(super) reason: Option<String>,
+}
+
+/// One turn of the agent.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Turn {
+    pub(super) utterance_id: TurnId,
+    pub(super) at_ms: u64,
+    pub(super) how: Option<&'static str>,
+    /// What left for the listener; `None` where text is not kept.
+    pub(super) heard: Option<String>,
+    pub(super) heard_words: u32,
+    pub(super) sent_ms: u64,
+    pub(super) first_audio_ms: Option<f64>,
+}
+
+/// What the caller said.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Prompt {
+    pub(super) at_ms: u64,
+    pub(super) text: Option<String>,
+    pub(super) chars: usize,
+    pub(super) lang: String,
+}
+
+/// Media figures.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Rtp {
+    packets_sent: u64,
+    packets_received: u64,
+    /// Of those sent, as the peer reports.
+    lost: i64,
+    fraction_lost: f32,
+    round_trip_ms: Option<f64>,
+    underruns: u64,
+    underrun_ms: u64,
+    lateness_max_ms: f64,
+}
+
+/// The record of a call that goes on.
+#[derive(Debug)]
+pub(super) struct Draft(Record);
+
+impl Draft {
+    pub(super) fn new(meta: &CallMeta, now: Duration) -> Self {
+        Self(Record {
+            id: meta.id.to_string(),
+            direction: meta.direction,
+            from: meta.from.clone(),
+            to: meta.to.clone(),
+            agent: meta.agent.clone(),
+            tenant: meta.tenant.to_string(),
+            trunk: None,
+            leg: None,
+            codec: None,
+            state: "open",
+            started_ms: ms(now),
+            answered_ms: None,
+            ended_ms: None,
+            duration_ms: None,
+            cause: None,
+            ended_by: None,
+            sip: None,
+            handoff_data: None,
+            turns: VecDeque::new(),
+            prompts: VecDeque::new(),
+            digits: 0,
+            omitted: 0,
+            interruptions: 0,
+            rtp: None,
+        })
+    }
+
+    pub(super) fn record(&self) -> Record {
+        self.0.clone()
+    }
+
+    /// An outbound call before it is live.
+    pub(super) fn dialling(&mut self, trunk: Option<&str>, state: &Dialling, now: Duration) {
+        let record = &mut self.0;
+        record.leg = Some("sip".into());
+        record.trunk = trunk.map(str::to_owned);
+        let reason = state.reason().map(str::to_owned);
+        match state {
+            Dialling::Answered => record.sip = Some(Sip { status: 200, reason: None }),
+            state if state.is_over() => {
+                record.sip = state.status().map(|status| Sip { status, reason: reason.clone() });
+                record.ended_by = Some(if record.sip.is_some() { "peer" } else { "gateway" });
+                let cause = state.label().to_owned();
+                self.close(cause, now);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn begun(&mut self, call: &CallInfo) {
+        self.0.leg = Some(call.leg.to_owned());
+        self.0.codec = Some(call.codec.to_owned());
+    }
+
+    /// `true` when the record is to be written now. `text`: what is said is kept.
+    pub(super) fn happened(&mut self, event: &CallEvent, now: Duration, text: bool) -> bool {
+        let record = &mut self.0;
+        match event {
+            CallEvent::Connected => {
+                record.answered_ms = Some(ms(now));
+                return true;
+            }
+            CallEvent::TurnStarted { turn } => {
+                record.omitted += make_room(&mut record.turns);
+                record.turns.push_back(Turn {
+                    utterance_id: turn.clone(),
+                    at_ms: ms(now),
+                    how: None,
+                    heard: None,
+                    heard_words: 0,
+                    sent_ms: 0,
+                    first_audio_ms: None,
+                });
+            }
+            CallEvent::FirstAudio { turn, after, .. } => {
+                if let Some(turn) = find(&mut record.turns, turn) {
+                    turn.first_audio_ms = Some(after.as_secs_f64() * 1e3);
+                }
+            }
+            CallEvent::TurnEnded { turn, how, heard } => {
+                if let Some(turn) = find(&mut record.turns, turn) {
+                    turn.how = Some(how.label());
+                    turn.heard = text.then(|| heard.text.clone());
+                    (turn.heard_words, turn.sent_ms) = (heard.words, heard.sent_ms);
+                }
+            }
+            CallEvent::Interrupted { .. } => record.interruptions += 1,
+            CallEvent::Prompt { text: words, lang, last: true } => {
+                record.omitted += make_room(&mut record.prompts);
+                record.prompts.push_back(Prompt {
+                    at_ms: ms(now),
+                    text: text.then(|| words.clone()),
+                    chars: words.chars().count(),
+                    lang: lang.clone(),
+                });
+            }
+            CallEvent::Digit(_) => record.digits += 1,
+            CallEvent::Handoff(data) => record.handoff_data = Some(data.clone()),
+            _ => {}
+        }
+        false
+    }
+
+    pub(super) fn ended(&mut self, call: &CallInfo, now: Duration) {
+        let reason = call.end_reason.unwrap_or(EndReason::Failed);
+        self.0.codec = Some(call.codec.to_owned());
+        self.0.ended_by = Some(match reason {
+            EndReason::Remote | EndReason::Transferred | EndReason::Lost => "peer",
+            _ => "gateway",
+        });
+        self.0.rtp = Some(Rtp {
+            packets_sent: call.packets_sent,
+            packets_received: call.packets_received,
+            lost: call.lost,
+            fraction_lost: call.fraction_lost,
+            round_trip_ms: call.round_trip_ms,
+            underruns: call.underruns,
+            underrun_ms: call.underrun_ms,
+            lateness_max_ms: call.lateness_max_ms,
+        });
+        self.close(reason.label().to_owned(), now);
+    }
+
+    fn close(&mut self, cause: String, now: Duration) {
+        let record = &mut self.0;
+        record.state = "ended";
+        record.ended_ms = Some(ms(now));
+        record.duration_ms = Some(ms(now).saturating_sub(record.started_ms));
+        record.cause = Some(cause);
+    }
+}
+
+fn find<'a>(turns: &'a mut VecDeque<Turn>, id: &TurnId) -> Option<&'a mut Turn> {
+    turns.iter_mut().rev().find(|turn| turn.utterance_id == *id)
+}
+
+/// Forgets the oldest where there is no room for another; how many.
+fn make_room<T>(list: &mut VecDeque<T>) -> u64 {
+    let full = list.len() >= KEPT;
+    if full {
+        list.pop_front();
+    }
+    u64::from(full)
+}
+
+fn ms(time: Duration) -> u64 {
+    time.as_millis() as u64
+}

@@ -1,0 +1,116 @@
+//! The thread that writes records: many in one transaction, tried again while the disk refuses.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::record::Record;
+use super::store::Store;
+use super::{Config, RecordError};
+use crate::clock::{self, Sparse};
+
+/// Records of one transaction.
+const BATCH: usize = 512;
+/// Records that are kept in memory while the database refuses them; then the oldest are dropped.
+const KEPT: usize = 20_000;
+/// How long to wait after the database refused.
+const STALL: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(1) };
+/// How often old records are forgotten.
+const TIDY: Duration = Duration::from_secs(3_600);
+
+pub(super) enum Message {
+    Write(Box<Record>),
+    /// Write what waits and end.
+    Stop,
+}
+
+pub(super) struct Writer {
+    config: Config,
+    due: Arc<Notify>,
+    store: Option<Store>,
+    waiting: VecDeque<Record>,
+    tidied: Option<Instant>,
+}
+
+impl Writer {
+    pub(super) fn new(config: Config, due: Arc<Notify>) -> Self {
+        Self { config, due, store: None, waiting: VecDeque::new(), tidied: None }
+    }
+
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+        static LINES: Sparse = Sparse::new();
+        let mut stopping = false;
+        while !stopping {
+            let wait = if self.waiting.is_empty() { TIDY } else { STALL };
+            match messages.recv_timeout(wait) {
+                Ok(message) => stopping = self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => stopping = true,
+            }
+            while !stopping && self.waiting.len() < BATCH {
+                match messages.try_recv() {
+                    Ok(message) => stopping = self.take(message),
+                    Err(_) => break,
+                }
+            }
+            if let Err(error) = self.flush() {
+                // The connection may be what is wrong.
+                self.store = None;
+                if let Some(missed) = LINES.admit(clock::now()) {
+                    tracing::error!(%error, waiting = self.waiting.len(), missed, "records cannot be written");
+                }
+            }
+            self.tidy();
+        }
+        if !self.waiting.is_empty() {
+            tracing::error!(records = self.waiting.len(), "records were lost: the database takes none");
+        }
+    }
+
+    fn take(&mut self, message: Message) -> bool {
+        match message {
+            Message::Stop => return true,
+            Message::Write(record) => self.waiting.push_back(*record),
+        }
+        if self.waiting.len() > KEPT {
+            self.waiting.pop_front();
+            metrics::counter!("antiphon_records_dropped_total").increment(1);
+        }
+        false
+    }
+
+    fn flush(&mut self) -> Result<(), RecordError> {
+        let hook = self.config.webhook.is_some();
+        while !self.waiting.is_empty() {
+            let store = match &mut self.store {
+                Some(store) => store,
+                closed => closed.insert(Store::open(&self.config.database)?),
+            };
+            let count = self.waiting.len().min(BATCH);
+            let records = &self.waiting.make_contiguous()[..count];
+            store.write(records, clock::wall(), hook)?;
+            let ended = records.iter().any(|record| record.ended_ms.is_some());
+            self.waiting.drain(..count);
+            if hook && ended {
+                self.due.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    fn tidy(&mut self) {
+        let (Some(store), days @ 1..) = (&self.store, self.config.keep_days) else { return };
+        let now = clock::now();
+        if self.tidied.is_some_and(|at| now.saturating_duration_since(at) < TIDY) {
+            return;
+        }
+        self.tidied = Some(now);
+        let keep = Duration::from_secs(u64::from(days) * 86_400);
+        if let Err(error) = store.forget(clock::wall().saturating_sub(keep)) {
+            tracing::warn!(%error, "old records were not forgotten");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `/v1/records`: what happened on calls, by page, by filter, or all as JSON lines.
+
+use axum::body::Body as HttpBody;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::auth::Caller;
+use super::error::ApiError;
+use super::extract::Parameters;
+use crate::gateway::Gateway;
+use crate::records::{Filter, PAGE, RecordError, Records};
+
+/// Pages that may wait for the reader of an export.
+const PAGES: usize = 2;
+/// Records of one page of an export.
+const EXPORT: u32 = 200;
+const JSON_LINES: &str = "application/jsonl";
+
+pub(super) fn router() -> Router<Gateway> {
+    Router::new().route("/v1/records", get(list)).route("/v1/records/{id}", get(show))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Query {
+    limit: Option<u32>,
+    after: Option<String>,
+    direction: Option<String>,
+    agent: Option<String>,
+    cause: Option<String>,
+    party: Option<String>,
+    since_ms: Option<i64>,
+    until_ms: Option<i64>,
+}
+
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    headers: HeaderMap,
+    Parameters(query): Parameters<Query>,
+) -> Result<Response, ApiError> {
+    if let Some(limit) = query.limit.filter(|limit| !(1..=PAGE).contains(limit)) {
+        let message = format!("`limit` is {limit}: expected 1 to {PAGE}");
+        return Err(ApiError::bad_request("invalid_query", message).param("limit"));
+    }
+    let Query { limit, after, direction, agent, cause, party, since_ms, until_ms } = query;
+    let page = limit.unwrap_or(100);
+    // Their own calls only, unless they are the operator's.
+    let tenant = (!caller.is_operator()).then(|| caller.tenant.to_string());
+    let filter = Filter { limit: page, after, direction, tenant, agent, cause, party, since_ms, until_ms };
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if accept.contains(JSON_LINES) {
+        return Ok(export(gateway.records, filter, limit.is_none()));
+    }
+    let page = on_records(gateway.records, move |records| records.list(&filter)).await?;
+    Ok(Json(page).into_response())
+}
+
+async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let wanted = id.clone();
+    let record = on_records(gateway.records, move |records| records.get(&wanted)).await?;
+    let record = record.filter(|record| caller.sees(record["tenant"].as_str().unwrap_or_default()));
+    record.map(Json).ok_or_else(|| ApiError::not_found("record", &id))
+}
+
+/// One record a line, no faster than the reader takes them; with `all`, page after page.
+fn export(records: Records, filter: Filter, all: bool) -> Response {
+    let (pages, body) = mpsc::channel(PAGES);
+    tokio::task::spawn_blocking(move || {
+        let mut filter = if all { Filter { limit: EXPORT, ..filter } } else { filter };
+        loop {
+            let page = match records.list(&filter) {
+                Ok(page) => page,
+                // The connection breaks off, so that nobody takes a part for the whole.
+                Err(error) => return drop(pages.blocking_send(Err(std::io::Error::other(error)))),
+            };
+            let lines: String = page.records.iter().map(|record| format!("{record}\n")).collect();
+            let last = page.records.last().and_then(|record| record["id"].as_str()).map(str::to_owned);
+            if pages.blocking_send(Ok(lines)).is_err() || !all || !page.has_more || last.is_none() {
+                return;
+            }
+            filter.after = last;
+        }
+    });
+    let body = stream::unfold(body, |mut body| async move { body.recv().await.map(|page| (page, body)) });
+    ([(header::CONTENT_TYPE, JSON_LINES)], HttpBody::from_stream(body)).into_response()
+}
+
+/// Reads the database off the runtime's workers.
+async fn on_records<T: Send + 'static>(
+    records: Records,
+    work: impl FnOnce(Records) -> Result<T, RecordError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |message: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "storage_failed", message);
+    match tokio::task::spawn_blocking(move || work(records)).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(RecordError::NotFound)) => {
+            Err(ApiError::bad_request("invalid_query", "no record `after`").param("after"))
+        }
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("reading records failed".into())),
+    }
+}

@@ -1,0 +1,217 @@
+//! Outbound calls before anybody answers, and the records of calls.
+
+use std::time::Duration;
+
+use antiphon::call::{CallEvent, CallId, Dialling};
+use antiphon::records::{Webhook, signature};
+use antiphon::secret::Secret;
+use antiphon_loadgen::call::End;
+use antiphon_loadgen::codec::Codec;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::broadcast;
+
+use super::raw::{Raw, sdp};
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+
+type Events = broadcast::Receiver<(CallId, CallEvent)>;
+
+/// The next news of a call that is not live yet.
+async fn dialling(events: &mut Events, id: &str) -> Dialling {
+    loop {
+        let event = tokio::time::timeout(PATIENCE, events.recv()).await.expect("there is news");
+        if let (of, CallEvent::Dialling(state)) = event.expect("not behind")
+            && of.as_str() == id
+        {
+            return state;
+        }
+    }
+}
+
+/// The record of `id` once `wanted` is true of it.
+async fn record(rig: &Rig, id: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let look = async {
+        loop {
+            let (status, record) = rig.get(&format!("/v1/records/{id}")).await;
+            if status == 200 && wanted(&record) {
+                return record;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, look).await.expect("the record is written")
+}
+
+async fn place(rig: &Rig, body: Value) -> String {
+    let (status, placed) = rig.post("/v1/calls", body).await;
+    assert_eq!(status, 201, "{placed}");
+    placed["id"].as_str().expect("an id").to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_has_its_id_while_it_rings_is_listed_and_can_be_cancelled() {
+    let rig = Rig::start().await;
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "ringing").await;
+    let id = place(&rig, json!({ "to": telephone.uri(), "agent": "silent" })).await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    let invite = telephone.next("INVITE").await;
+    telephone.answer(&invite, "180 Ringing", "").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Ringing { status: 180 });
+    let (status, shown) = rig.get(&format!("/v1/calls/{id}")).await;
+    assert_eq!((status, &shown["state"], &shown["status"]), (200, &json!("ringing"), &json!(180)));
+    let (_, list) = rig.get("/v1/calls").await;
+    assert_eq!((&list["calls"][0]["id"], &list["calls"][0]["direction"]), (&json!(id), &json!("outbound")));
+    let (status, error) = rig.post(&format!("/v1/calls/{id}/turns"), json!({ "text": "Hello." })).await;
+    assert_eq!((status, &error["error"]["code"]), (409, &json!("call_ringing")));
+    let kind = "Content-Type: application/sdp\r\n";
+    telephone.answer_with(&invite, "183 Session Progress", kind, &sdp(40_000, "")).await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::EarlyMedia { status: 183 });
+    let ended = rig.client.delete(format!("{}/v1/calls/{id}", rig.http)).send().await.expect("HTTP");
+    assert_eq!(ended.status(), 204);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Cancelled);
+    let cancel = telephone.next("CANCEL").await;
+    telephone.answer(&cancel, "200 OK", "").await;
+    telephone.answer(&invite, "487 Request Terminated", "").await;
+    assert_eq!(rig.get(&format!("/v1/calls/{id}")).await.0, 404);
+    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    assert_eq!((&record["cause"], &record["endedBy"]), (&json!("cancelled"), &json!("gateway")));
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_became_of_a_call_is_told_with_its_status_and_whoever_waits_is_answered() {
+    let rig = Rig::start().await;
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "busy").await;
+    let id = place(&rig, json!({ "to": telephone.uri() })).await;
+    let invite = telephone.next("INVITE").await;
+    telephone.answer(&invite, "486 Busy Here", "").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Busy { status: 486 });
+    let busy = record(&rig, &id, |record| record["state"] == "ended").await;
+    assert_eq!((&busy["cause"], &busy["sip"]["status"]), (&json!("busy"), &json!(486)));
+    // Nobody picks up.
+    let mut asleep = Raw::new(rig.sip_udp(), "asleep").await;
+    let id = place(&rig, json!({ "to": asleep.uri(), "ringTimeoutS": 1 })).await;
+    let invite = asleep.next("INVITE").await;
+    asleep.answer(&invite, "180 Ringing", "").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Ringing { status: 180 });
+    assert_eq!(dialling(&mut events, &id).await, Dialling::NoAnswer { status: None });
+    // Who waits hears it in the response.
+    let mut refuses = Raw::new(rig.sip_udp(), "refuses").await;
+    let url = format!("{}/v1/calls?wait=answer", rig.http);
+    let waiting = tokio::spawn(rig.client.post(url).json(&json!({ "to": refuses.uri() })).send());
+    let invite = refuses.next("INVITE").await;
+    refuses.answer(&invite, "603 Decline", "").await;
+    let response = waiting.await.expect("no panic").expect("HTTP");
+    assert_eq!(response.status(), 502);
+    let error: Value = response.json().await.expect("the error shape");
+    assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains("603")), "{error}");
+    // Mistakes are told at once.
+    for (body, code) in [
+        (json!({ "to": "" }), "invalid_address"),
+        (json!({ "to": "sip:a@127.0.0.1", "ringTimeoutS": 0 }), "invalid_request"),
+        (json!({ "to": "sip:a@127.0.0.1", "trunk": "none" }), "unknown_trunk"),
+    ] {
+        let (status, error) = rig.post("/v1/calls", body).await;
+        assert_eq!((status, &error["error"]["code"]), (400, &json!(code)), "{error}");
+    }
+    assert_eq!(rig.post("/v1/calls?wait=never", json!({ "to": "sip:a@127.0.0.1" })).await.0, 400);
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_waits_for_its_answer_is_given_up_with_its_client() {
+    let rig = Rig::start().await;
+    let mut telephone = Raw::new(rig.sip_udp(), "left").await;
+    let body = json!({ "to": telephone.uri(), "wait": true });
+    let asking = tokio::spawn(rig.client.post(format!("{}/v1/calls", rig.http)).json(&body).send());
+    let invite = telephone.next("INVITE").await;
+    telephone.answer(&invite, "180 Ringing", "").await;
+    asking.abort();
+    let cancel = telephone.next("CANCEL").await;
+    telephone.answer(&cancel, "200 OK", "").await;
+    telephone.answer(&invite, "487 Request Terminated", "").await;
+    rig.app.drain().await;
+}
+
+/// Takes one request, answers `status`, and gives head and body.
+async fn receive(listener: &TcpListener, status: u16) -> (String, String) {
+    let (mut stream, _) = tokio::time::timeout(PATIENCE, listener.accept()).await.expect("delivered").expect("open");
+    let mut text = String::new();
+    loop {
+        let mut piece = [0; 4_096];
+        let read = stream.read(&mut piece).await.expect("read");
+        text.push_str(&String::from_utf8_lossy(&piece[..read]));
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = header(head, "content-length").and_then(|value| value.parse::<usize>().ok()).unwrap_or(0);
+        if body.len() >= length || read == 0 {
+            let answer = format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.expect("written");
+            return (head.to_owned(), body.to_owned());
+        }
+    }
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let lines = head.lines().filter_map(|line| line.split_once(':'));
+    lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/calls", listener.local_addr().expect("bound"));
+    let rig = Rig::with(|config| {
+        config.records.webhook = Some(Webhook { url, secret: Secret::new("hook"), tries: 3 });
+    })
+    .await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let handle = rig.handle(&call).await;
+    let id = handle.id().to_string();
+    let open = record(&rig, &id, |record| !record["answeredMs"].is_null()).await;
+    assert_eq!((&open["state"], &open["direction"], &open["leg"]), (&json!("open"), &json!("inbound"), &json!("sip")));
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    handle.prompt("Thank you.", "en").expect("taken");
+    handle.hand_off("{\"ticket\":7}".into()).expect("taken");
+    // Read by the call before it ends.
+    handle.finish(antiphon::call::EndReason::HungUp).expect("taken");
+    assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    let (_, body) = receive(&listener, 500).await;
+    let delivered: Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!((&delivered["id"], &delivered["state"]), (&json!(id), &json!("ended")));
+    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    assert_eq!(record, delivered);
+    assert_eq!((&record["cause"], &record["endedBy"]), (&json!("hung_up"), &json!("gateway")));
+    assert_eq!((&record["handoffData"], &record["codec"]), (&json!("{\"ticket\":7}"), &json!("pcmu")));
+    assert_eq!((&record["turns"][0]["heard"], &record["turns"][0]["how"]), (&json!(SENTENCE), &json!("done")));
+    assert!(record["turns"][0]["firstAudioMs"].as_f64().is_some_and(|ms| ms > 0.0), "{record}");
+    assert_eq!(record["prompts"][0]["text"], "Thank you.");
+    assert!(record["rtp"]["packetsSent"].as_u64().is_some_and(|sent| sent > 50), "{record}");
+    assert!(record["durationMs"].as_u64() >= Some(1_000), "{record}");
+    // The delivery failed: it comes again, signed.
+    let (head, body) = receive(&listener, 204).await;
+    let timestamp = header(&head, "x-antiphon-timestamp").and_then(|value| value.parse().ok()).expect("a time");
+    assert_eq!(header(&head, "x-antiphon-signature"), Some(signature("hook", timestamp, &body).as_str()));
+    let (status, page) = rig.get("/v1/records?direction=inbound&limit=1").await;
+    assert_eq!((status, &page["records"][0]["id"], &page["hasMore"]), (200, &json!(id), &json!(false)));
+    let (_, none) = rig.get("/v1/records?direction=outbound").await;
+    assert_eq!(none["records"], json!([]));
+    for (query, status) in [("limit=0", 400), ("after=nothing", 400), ("nonsense=1", 400)] {
+        assert_eq!(rig.get(&format!("/v1/records?{query}")).await.0, status, "{query}");
+    }
+    assert_eq!(rig.get("/v1/records/nothing").await.0, 404);
+    let request = rig.client.get(format!("{}/v1/records", rig.http)).header("accept", "application/jsonl");
+    let export = request.send().await.expect("HTTP");
+    assert_eq!(export.headers()["content-type"], "application/jsonl");
+    let lines = export.text().await.expect("text");
+    assert_eq!(
+        lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect::<Vec<_>>(),
+        [record]
+    );
+    rig.app.drain().await;
+}
