@@ -27,8 +27,11 @@ pub struct Agent {
     pub interruptible: Option<Interruptible>,
     /// Voice of this agent.
     pub voice: Option<String>,
-    /// Language of this agent's text, as a BCP 47 tag.
+    /// Language of this agent's text, as a BCP 47 tag; none: the one that each sentence shows.
     pub language: Option<String>,
+    /// Whether numbers, dates and signs of its text are brought into words: `on`, `reference`, `off`.
+    #[serde(default)]
+    pub normalise: crate::text::Normalise,
     /// Spoken when the agent cannot be reached or fails (empty: the call ends at once), and in place of a turn of which
     /// nothing could be spoken.
     #[serde(default = "default_apology")]
@@ -74,6 +77,7 @@ impl Agent {
             interruptible: None,
             voice: None,
             language: None,
+            normalise: crate::text::Normalise::default(),
             apology: default_apology(),
             stall_s: default_stall_s(),
             overload: Overload::default(),

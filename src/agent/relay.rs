@@ -61,6 +61,7 @@ impl Relay {
         let style = Style {
             voice: agent.voice.clone(),
             language: agent.language.clone(),
+            normalise: agent.normalise,
             interruptible: agent.interruptible,
             ..Style::default()
         };
@@ -194,6 +195,7 @@ impl Relay {
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
                     language: lang.or_else(|| self.style.language.clone()),
+                    normalise: self.style.normalise,
                     instructions,
                     seed: seed.unwrap_or(self.style.seed),
                     interruptible: interruptible.map(Permission::kind).or(self.style.interruptible),

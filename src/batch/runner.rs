@@ -13,6 +13,7 @@ use super::{Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, Phase, StreamNote};
+use crate::text::Normalise;
 use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
@@ -208,14 +209,15 @@ impl Runner {
                 }
                 Err(error) => return self.stall(now, format!("job database: {error}")),
             };
+            let reading = crate::text::read(&work.text, work.language.as_deref(), Normalise::On);
             let utterance = Utterance {
                 voice: work.voice.clone(),
-                language: work.language.clone(),
+                language: reading.language,
                 instructions: work.instructions.clone(),
                 seed: work.seed,
                 speed: work.speed,
                 tenant: work.tenant.as_str().into(),
-                ..Utterance::plain(stream, Class::Batch, work.text.clone())
+                ..Utterance::plain(stream, Class::Batch, reading.spoken.text)
             };
             let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {

@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
+use crate::text::Normalise;
 
 /// Longest data that an agent hands on: it is kept in the call's record.
 pub const MAX_HANDOFF: usize = 64 << 10;
@@ -75,8 +76,10 @@ impl TurnRequest {
 pub struct Style {
     /// Voice name; `None` is the engine's default.
     pub voice: Option<String>,
-    /// BCP 47 language tag.
+    /// BCP 47 language tag; `None`: the one that the text shows.
     pub language: Option<String>,
+    /// Whether numbers and signs are brought into words.
+    pub normalise: Normalise,
     /// Manner of speaking, for voices that can.
     pub instructions: Option<String>,
     /// Same text, voice and seed: same audio.
@@ -94,6 +97,7 @@ impl Default for Style {
         Self {
             voice: None,
             language: None,
+            normalise: Normalise::default(),
             instructions: None,
             seed: 0,
             speed: 1.0,

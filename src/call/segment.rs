@@ -164,7 +164,10 @@ impl Segmenter {
 }
 
 /// Appends `part` if it has anything to say.
+///
+/// Control tokens of a model go here, where the part is whole: a piece may hold half of one.
 fn emit(part: &str, out: &mut Vec<String>) -> bool {
+    let part = crate::text::without_tokens(part);
     let part = part.trim();
     let speakable = part.chars().any(|c| c.is_alphanumeric() || matches!(c, '&' | '£' | '€' | '¥' | '$' | '%'));
     if speakable {
@@ -232,7 +235,7 @@ pub fn clean(text: &str) -> String {
     let mut cleaner = Cleaner::default();
     cleaner.clean(text, &mut cleaned);
     cleaner.finish(&mut cleaned);
-    cleaned.replace(PARAGRAPH, " ").trim().to_owned()
+    crate::text::without_tokens(&cleaned.replace(PARAGRAPH, " ")).trim().to_owned()
 }
 
 /// Removes what should not be read aloud, across pieces.

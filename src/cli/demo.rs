@@ -24,6 +24,7 @@ use crate::clock;
 use crate::config::{Config, EngineKind};
 use crate::gateway::speaker::{Manner, Speaker};
 use crate::telemetry;
+use crate::text::Normalise;
 
 /// What is interrupted: long enough that it still sounds when the caller cuts in.
 const SECOND_TURN: &str = "This second turn goes on for quite a while, because somebody is about to interrupt it, \
@@ -185,7 +186,15 @@ impl Demo<'_> {
 
     /// The same text without a call.
     async fn reference(&self) -> Result<Clip, Failure> {
-        let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
+        let manner = Manner {
+            voice: None,
+            language: None,
+            normalise: Normalise::default(),
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            tenant: "".into(),
+        };
         let mut parts = Vec::new();
         Segmenter::new(SegmentConfig::default()).whole(self.text, &mut parts);
         let mut speaker = Speaker::new(self.app.gateway().engine.clone(), manner);

@@ -16,6 +16,7 @@ use crate::gateway::speaker::{Manner, Speaker};
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
+use crate::text::Normalise;
 use crate::turn::{Class, StreamId, TurnToken, Utterance, UtteranceId};
 
 #[derive(clap::Args)]
@@ -28,6 +29,12 @@ pub(super) struct Args {
     /// Voice by name.
     #[arg(long)]
     voice: Option<String>,
+    /// Language of the text as a BCP 47 tag; by default what it shows.
+    #[arg(long, value_name = "TAG")]
+    lang: Option<String>,
+    /// How numbers and signs become words: on, reference (by the voice's own rules), off.
+    #[arg(long, default_value = "on", value_name = "HOW")]
+    normalise: Normalise,
     /// Which engine speaks.
     #[arg(long)]
     engine: Option<EngineKind>,
@@ -136,7 +143,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     };
     let manner = Manner {
         voice: args.voice,
-        language: None,
+        language: args.lang,
+        normalise: args.normalise,
         instructions: args.instructions,
         seed: args.seed,
         speed: args.speed,

@@ -15,7 +15,7 @@ const LONGEST_LINE: u64 = 16 << 20;
 pub(super) struct Args {
     /// The text; `-` or nothing reads standard input, a line in, a line out.
     text: Option<String>,
-    /// Its language as a BCP 47 tag; by default what its script says, else English.
+    /// Its language as a BCP 47 tag; by default what it shows, else English.
     #[arg(long, value_name = "TAG")]
     lang: Option<String>,
     /// How numbers and signs become words: on, reference (as the original CosyVoice3), off.
@@ -55,8 +55,8 @@ impl Args {
     /// What is printed for one text.
     fn line(&self, text: &str) -> String {
         let written = clean(text);
-        let language = self.lang.as_deref().map(Language::of_tag).or_else(|| detect(&written));
-        let language = language.unwrap_or(Language::English);
+        let tag = self.lang.as_deref().or_else(|| detect(&written)).unwrap_or("en");
+        let language = Language::of_tag(tag);
         let say = |text: &str| match self.normalise {
             Normalise::On => normalise(text, language),
             Normalise::Reference => Spoken::verbatim(&crate::synth::cosyvoice::text::normalize(text)),
@@ -78,7 +78,7 @@ impl Args {
         json!({
             "written": text,
             "spoken": spoken.text,
-            "language": language.tag(),
+            "language": tag,
             "changes": changes,
             "segments": segments,
         })

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::audio_file::AudioFileError;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
+use crate::text::Normalise;
 use crate::turn::{Class, Epoch, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Utterances of a request that are with the engine at a time.
@@ -23,8 +24,10 @@ const SINK_EVENTS: usize = 64;
 pub struct Manner {
     /// Voice by name.
     pub voice: Option<String>,
-    /// BCP 47 language.
+    /// BCP 47 language; `None`: the one that the text shows.
     pub language: Option<String>,
+    /// Whether numbers and signs are brought into words.
+    pub normalise: Normalise,
     /// Manner of speaking.
     pub instructions: Option<String>,
     /// Same text, voice and seed: same audio.
@@ -132,14 +135,15 @@ impl Speaker {
             && let Some(text) = self.waiting.pop_front()
         {
             let manner = &self.manner;
+            let reading = crate::text::read(&text, manner.language.as_deref(), manner.normalise);
             let utterance = Utterance {
                 id: UtteranceId::next(),
                 stream: self.stream,
                 class: Class::Live,
                 token: self.epoch.token(),
-                text,
+                text: reading.spoken.text,
                 voice: manner.voice.clone(),
-                language: manner.language.clone(),
+                language: reading.language,
                 instructions: manner.instructions.clone(),
                 // Every part has a seed of its own, so that equal sentences are not spoken identically.
                 seed: manner.seed.wrapping_add(self.index),

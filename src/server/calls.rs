@@ -166,6 +166,7 @@ struct Turn {
     priority: Option<Priority>,
     voice: Option<String>,
     language: Option<String>,
+    normalise: Option<crate::text::Normalise>,
     instructions: Option<String>,
     seed: Option<u64>,
     speed: Option<f32>,
@@ -198,6 +199,7 @@ async fn speak(
         style: Style {
             voice: own_voice(&gateway, &caller, turn.voice)?.or_else(|| agent.as_ref().and_then(|a| a.voice.clone())),
             language: turn.language.or_else(|| agent.as_ref().and_then(|a| a.language.clone())),
+            normalise: turn.normalise.or_else(|| agent.as_ref().map(|a| a.normalise)).unwrap_or_default(),
             instructions: turn.instructions,
             seed: turn.seed.unwrap_or(0),
             speed: speed_of(turn.speed)?,

@@ -17,6 +17,7 @@ use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
+use crate::text::Normalise;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
@@ -58,6 +59,7 @@ pub(super) struct Request {
     stream_format: Option<StreamFormat>,
     seed: Option<u64>,
     language: Option<String>,
+    normalise: Option<Normalise>,
 }
 
 /// OpenAI's newer clients may send an object.
@@ -105,6 +107,7 @@ pub(super) async fn speech(
     let manner = Manner {
         voice: voice_of(&gateway, &caller, asked)?,
         language: request.language,
+        normalise: request.normalise.unwrap_or_default(),
         instructions: request.instructions,
         seed: request.seed.unwrap_or(0),
         speed,

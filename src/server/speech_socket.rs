@@ -17,6 +17,7 @@ use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker};
+use crate::text::Normalise;
 
 /// Largest message: the longest text in four-byte characters, and the frame around it.
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
@@ -24,7 +25,15 @@ const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
 /// Upgrades and serves one session.
 pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgrade: WebSocketUpgrade) -> Response {
     let tenant = caller.tenant.clone();
-    let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant };
+    let manner = Manner {
+        voice: None,
+        language: None,
+        normalise: Normalise::default(),
+        instructions: None,
+        seed: 0,
+        speed: 1.0,
+        tenant,
+    };
     upgrade
         .max_message_size(MAX_FRAME)
         .max_frame_size(MAX_FRAME)
@@ -53,6 +62,7 @@ struct Config {
     speed: Option<f32>,
     instructions: Option<String>,
     language: Option<String>,
+    normalise: Option<Normalise>,
     seed: Option<u64>,
 }
 
@@ -200,6 +210,7 @@ impl Session {
         self.manner = Manner {
             voice: voice_of(&self.gateway, &self.caller, config.voice).map_err(|e| e.to_string())?,
             language: config.language,
+            normalise: config.normalise.unwrap_or_default(),
             instructions: config.instructions,
             seed: config.seed.unwrap_or(0),
             speed: speed_of(config.speed).map_err(|e| e.to_string())?,

@@ -60,5 +60,42 @@ pub fn normalise(text: &str, language: Language) -> Spoken {
     }
 }
 
+/// A text that is ready to be spoken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// How it is said.
+    pub spoken: Spoken,
+    /// Its language as a BCP 47 tag: the one that was given, else the one that it shows; `None` where it shows none.
+    pub language: Option<String>,
+}
+
+/// Reads `text`: in the language that is `given`, else in the one it shows, else in English.
+pub fn read(text: &str, given: Option<&str>, how: Normalise) -> Reading {
+    let language = given.filter(|tag| !tag.is_empty()).or_else(|| detect(text)).map(str::to_owned);
+    let spoken = match how {
+        Normalise::On => normalise(text, language.as_deref().map_or(Language::English, Language::of_tag)),
+        Normalise::Reference | Normalise::Off => Spoken::verbatim(text),
+    };
+    Reading { spoken, language }
+}
+
+/// `text` without control tokens of a language model (`<|...|>`): none of them may reach one from a text. An
+/// opening without an end loses its sign.
+pub fn without_tokens(text: &str) -> std::borrow::Cow<'_, str> {
+    let Some(first) = text.find("<|") else { return text.into() };
+    let mut kept = text[..first].to_owned();
+    let mut rest = &text[first..];
+    while let Some(at) = rest.find("<|") {
+        kept.push_str(&rest[..at]);
+        let inside = &rest[at + 2..];
+        // The nearest end, unless another opening comes before it: a name has no `<`.
+        let end = inside.find("|>").filter(|end| !inside[..*end].contains("<|"));
+        rest = end.map_or(inside, |end| &inside[end + 2..]);
+    }
+    kept.push_str(rest);
+    // What is left may have grown together: "<<|x|>|".
+    if kept.contains("<|") { kept.replace("<|", " ").into() } else { kept.into() }
+}
+
 #[cfg(test)]
 mod tests;

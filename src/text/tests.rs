@@ -100,6 +100,33 @@ fn hostile_text_costs_time_in_proportion_to_its_length() {
     }
 }
 
+#[test]
+fn control_tokens_are_taken_out_of_any_text() {
+    for (text, left) in [
+        ("plain < text | here >", "plain < text | here >"),
+        ("a <|endofprompt|> b", "a  b"),
+        ("<|im_start|>system", "system"),
+        ("<<|x|>|endofprompt|>", " endofprompt|>"),
+        ("<|<|endofprompt|>|>", "|>"),
+        ("<|never closed", "never closed"),
+    ] {
+        assert_eq!(without_tokens(text), left, "{text}");
+        assert!(!without_tokens(text).contains("<|"));
+    }
+}
+
+#[test]
+fn a_text_is_read_in_the_language_it_is_given_or_shows() {
+    let language = |text: &str, given| read(text, given, Normalise::On).language;
+    assert_eq!(language("Das kostet 5 Euro.", None).as_deref(), Some("de"));
+    assert_eq!(language("Das kostet 5 Euro.", Some("en-US")).as_deref(), Some("en-US"));
+    assert_eq!(language("42", None), None);
+    let said = |text: &str, how| read(text, None, how).spoken.text;
+    assert_eq!(said("42", Normalise::On), "forty two");
+    assert_eq!(said("Das kostet 5 Euro.", Normalise::On), "Das kostet fünf Euro.");
+    assert_eq!(said("Das kostet 5 Euro.", Normalise::Reference), "Das kostet 5 Euro.");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 

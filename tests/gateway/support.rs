@@ -124,7 +124,15 @@ impl Rig {
 
     /// `text` synthesised by `engine`.
     pub(crate) async fn spoken_by(engine: &Engine, text: &str) -> Clip {
-        let manner = Manner { voice: None, language: None, instructions: None, seed: 0, speed: 1.0, tenant: "".into() };
+        let manner = Manner {
+            voice: None,
+            language: None,
+            normalise: Default::default(),
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            tenant: "".into(),
+        };
         let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add([text.to_owned()]);
         let mut pcm = Vec::new();

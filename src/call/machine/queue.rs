@@ -167,7 +167,7 @@ impl TurnQueue {
         });
         if let Some(part) = turns.flat_map(|turn| &mut turn.parts).find(|part| part.utterance == utterance) {
             part.state = PartState::Ended;
-            pace.learn(&part.text, part.received());
+            pace.learn(part.said(), part.received());
         }
     }
 

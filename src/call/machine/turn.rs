@@ -11,6 +11,7 @@ use crate::call::handle::Style;
 use crate::call::heard::{self, Pace};
 use crate::call::segment::Segmenter;
 use crate::media::playout::Playout;
+use crate::text::{self, Reading, Spoken};
 use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
 
 /// A writer who pauses this long behind a full stop has finished the sentence: several times the usual time
@@ -50,7 +51,10 @@ pub(super) struct Turn {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) utterance: UtteranceId,
+    /// As the agent wrote it: what is told of it.
     pub(super) text: String,
+    /// How it is said: what the engine gets.
+    reading: Reading,
     pub(super) state: PartState,
     audio: Audio,
     /// Samples that went to the playout.
@@ -117,21 +121,29 @@ impl Turn {
 
     /// Adds what is to be synthesised.
     pub(super) fn add_text(&mut self, texts: Vec<String>) {
-        self.parts.extend(
-            texts.into_iter().map(|text| Part::new(text, PartState::Waiting, Audio::Buffer(Buffer::default()))),
-        );
+        for text in texts {
+            let style = &self.style;
+            let mut reading = text::read(&text, style.language.as_deref(), style.normalise);
+            // "Ja, gut." alone is of no certain language: it is in that of what came before.
+            if reading.language.is_none()
+                && let Some(language) = self.parts.last().and_then(|part| part.reading.language.clone())
+            {
+                reading = text::read(&text, Some(&language), style.normalise);
+            }
+            self.parts.push(Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default())));
+        }
     }
 
     /// Adds recorded audio.
     pub(super) fn add_clip(&mut self, pcm: Arc<[f32]>, times: u32) {
         let left = times.checked_sub(1);
-        self.parts.push(Part::new(String::new(), PartState::Ended, Audio::Clip { pcm, at: 0, left }));
+        self.parts.push(Part::sound(Audio::Clip { pcm, at: 0, left }));
     }
 
     /// Adds streamed audio.
     pub(super) fn add_pcm(&mut self, pcm: Vec<f32>) {
         if self.parts.is_empty() {
-            self.parts.push(Part::new(String::new(), PartState::Ended, Audio::Buffer(Buffer::default())));
+            self.parts.push(Part::sound(Audio::Buffer(Buffer::default())));
         }
         if let Some(part) = self.parts.last_mut() {
             part.receive(pcm);
@@ -146,9 +158,9 @@ impl Turn {
             stream,
             class: Class::Live,
             token: self.epoch.token(),
-            text: part.text.clone(),
+            text: part.reading.spoken.text.clone(),
             voice: style.voice.clone(),
-            language: style.language.clone(),
+            language: part.reading.language.clone(),
             instructions: style.instructions.clone(),
             seed: style.seed,
             speed: style.speed,
@@ -195,7 +207,7 @@ impl Turn {
             sent += account.sent;
             acked += account.acked;
             let total = (part.state == PartState::Ended).then_some(part.received);
-            let (text, precision) = heard::prefix(&part.text, account.sent, total, pace);
+            let (text, precision) = part.heard(account.sent, total, pace);
             if !text.is_empty() {
                 if !heard.text.is_empty() {
                     heard.text.push(' ');
@@ -225,18 +237,39 @@ impl Turn {
         self.epoch = Epoch::default();
         for part in parts {
             if matches!(part.audio, Audio::Buffer(_)) && !part.text.is_empty() {
-                let text = std::mem::take(&mut part.text);
-                *part = Part::new(text, PartState::Waiting, Audio::Buffer(Buffer::default()));
+                let (text, reading) = (std::mem::take(&mut part.text), part.reading.clone());
+                *part = Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default()));
             }
         }
     }
 }
 
 impl Part {
-    fn new(text: String, state: PartState, audio: Audio) -> Self {
+    /// Recorded audio, of which nothing is written.
+    fn sound(audio: Audio) -> Self {
+        let reading = Reading { spoken: Spoken::default(), language: None };
+        Self::new(String::new(), reading, PartState::Ended, audio)
+    }
+
+    /// What is said of it.
+    pub(super) fn said(&self) -> &str {
+        &self.reading.spoken.text
+    }
+
+    /// The part of what was written that `sent` samples of its speech carried; `total` of them are all, if that is
+    /// known.
+    fn heard(&self, sent: u64, total: Option<u64>, pace: &Pace) -> (&str, Precision) {
+        let spoken = &self.reading.spoken;
+        let (said, precision) = heard::prefix(&spoken.text, sent, total, pace);
+        let end = if said.len() == spoken.text.len() { self.text.len() } else { spoken.written_before(said.len()) };
+        (self.text.get(..end).unwrap_or_default().trim_end(), precision)
+    }
+
+    fn new(text: String, reading: Reading, state: PartState, audio: Audio) -> Self {
         Self {
             utterance: UtteranceId::next(),
             text,
+            reading,
             state,
             audio,
             pushed: 0,
@@ -338,6 +371,39 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::Normalise;
+
+    fn turn(style: Style, texts: &[&str]) -> Turn {
+        let mut turn = Turn::new(TurnId::next(), style, crate::clock::now(), true);
+        turn.add_text(texts.iter().map(|text| (*text).to_owned()).collect());
+        turn
+    }
+
+    #[test]
+    fn the_engine_gets_words_and_the_agent_is_told_what_it_wrote() {
+        let turn = turn(Style::default(), &["It costs $3.50 in all."]);
+        let tenant = "".into();
+        assert_eq!(turn.utterance(0, StreamId::next(), &tenant).text, "It costs three dollars fifty cents in all.");
+        let heard = |sent| turn.parts[0].heard(sent, Some(1_000), &Pace::default()).0;
+        assert_eq!(heard(1_000), "It costs $3.50 in all.");
+        assert_eq!(heard(500), "It costs", "half an amount was not heard");
+        assert_eq!(heard(850), "It costs $3.50");
+        assert_eq!(heard(0), "");
+    }
+
+    #[test]
+    fn a_part_is_spoken_in_the_language_it_is_given_or_shows() {
+        let languages = |style: Style, texts: &[&str]| {
+            let turn = turn(style, texts);
+            turn.parts.iter().map(|part| part.reading.language.clone().unwrap_or_default()).collect::<Vec<_>>()
+        };
+        let texts = ["Das ist gut, und wir haben 5.", "Genau 7.", "你好，很高兴认识你。"];
+        assert_eq!(languages(Style::default(), &texts), ["de", "de", "zh"]);
+        let given = Style { language: Some("en-GB".into()), ..Style::default() };
+        assert_eq!(languages(given, &texts), ["en-GB"; 3]);
+        let plain = Style { normalise: Normalise::Off, ..Style::default() };
+        assert_eq!(turn(plain, &["It is 3.5 now."]).parts[0].said(), "It is 3.5 now.");
+    }
 
     #[test]
     fn a_buffer_gives_back_what_it_was_given() {

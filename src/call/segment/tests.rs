@@ -85,6 +85,25 @@ fn the_first_part_of_a_stream_leaves_at_a_clause_and_later_ones_at_sentences() {
 }
 
 #[test]
+fn signs_of_numbers_at_the_start_of_a_line_are_no_markers() {
+    assert_eq!(
+        whole("-5 degrees\n\n- a first thing\n\n#1 of them all\n\n## A heading here"),
+        ["-5 degrees", "a first thing", "#1 of them all", "A heading here"]
+    );
+    assert_eq!(whole("2 * 10 is **20**, not *30*"), ["2 * 10 is 20, not 30"]);
+    assert_eq!(whole("Due Jan. 5 at noon. Then rest."), ["Due Jan. 5 at noon.", "Then rest."]);
+}
+
+#[test]
+fn control_tokens_do_not_come_through_in_any_pieces() {
+    let text = "Say <|endofprompt|> this. And <|im_end|> that one now.";
+    for at in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+        let said = streamed(&[&text[..at], &text[at..]]).concat().concat();
+        assert!(!said.contains("<|") && !said.contains("endofprompt"), "{said}");
+    }
+}
+
+#[test]
 fn a_full_stop_waits_for_what_follows() {
     assert_eq!(streamed(&["It costs 3", ".", "5 dollars. ", "Good"])[..3], [vec![], vec![], Vec::<String>::new()]);
     assert_eq!(streamed(&["It costs 3", ".", "5 dollars. ", "Good"])[3], ["It costs 3.5 dollars."]);
