@@ -32,6 +32,9 @@ pub struct Agent {
     /// Whether numbers, dates and signs of its text are brought into words: `on`, `reference`, `off`.
     #[serde(default)]
     pub normalise: crate::text::Normalise,
+    /// Whether it is told of the caller's turns before they have ended: `prompt` with `last: false`.
+    #[serde(default)]
+    pub partials: bool,
     /// Spoken when the agent cannot be reached or fails (empty: the call ends at once), and in place of a turn of which
     /// nothing could be spoken.
     #[serde(default = "default_apology")]
@@ -78,6 +81,7 @@ impl Agent {
             voice: None,
             language: None,
             normalise: crate::text::Normalise::default(),
+            partials: false,
             apology: default_apology(),
             stall_s: default_stall_s(),
             overload: Overload::default(),

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{BargeInOutcome, Interruptible, Precision, TurnId};
+use crate::hear::Expect;
 
 /// Largest frame accepted from an agent. A text turn of an hour is about 60 kB.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -41,6 +42,9 @@ pub enum ToAgent {
         lang: String,
         /// Whether the caller has finished.
         last: bool,
+        /// Where not: `partial` (words so far), `eager` (probably finished) or `resumed` (had not, after all).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        phase: Option<&'static str>,
     },
     /// The caller pressed a key.
     Dtmf {
@@ -71,7 +75,7 @@ pub enum ToAgent {
     },
     /// Something worth knowing: a turn began to sound or ended.
     Info {
-        /// `callConnected`, `firstAudio`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
+        /// `callConnected`, `deaf`, `firstAudio`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
         name: String,
         /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,6 +151,9 @@ pub enum FromAgent {
         /// Same text, voice and seed: same audio.
         #[serde(default)]
         seed: Option<u64>,
+        /// What the caller is expected to answer: how long a pause may be before the answer counts as finished.
+        #[serde(default)]
+        expect: Option<Expect>,
     },
     /// Play a recording.
     Play {

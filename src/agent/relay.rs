@@ -16,6 +16,8 @@ use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
 use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
 use crate::clock::{self, Sparse};
+use crate::hear::Phase;
+use crate::hear::ear::Listen;
 
 /// Frames that may wait for an agent to read them. They are short.
 pub const LINK_FRAMES: usize = 64;
@@ -53,6 +55,8 @@ pub struct Relay {
     handle: CallHandle,
     style: Style,
     apology: Apology,
+    /// The agent wants to hear of turns before they have ended.
+    partials: bool,
 }
 
 impl Relay {
@@ -65,7 +69,10 @@ impl Relay {
             interruptible: agent.interruptible,
             ..Style::default()
         };
-        Self { handle, style, apology: Apology::new(&agent.apology) }
+        // A call that is over hears nothing.
+        let _ =
+            handle.listen(Listen { partials: Some(agent.partials), language: agent.language.clone(), expect: None });
+        Self { handle, style, apology: Apology::new(&agent.apology), partials: agent.partials }
     }
 
     /// The call.
@@ -191,6 +198,7 @@ impl Relay {
                 voice,
                 instructions,
                 seed,
+                expect,
             } => {
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
@@ -203,6 +211,9 @@ impl Relay {
                     speed: self.style.speed,
                 };
                 let id = utterance_id.as_deref().map(TurnId::from);
+                if expect.is_some() {
+                    self.handle.listen(Listen { expect, ..Listen::default() })?;
+                }
                 self.handle.push_text(TextDelta { id, token, last, style })
             }
             FromAgent::Play { source, repeat, interruptible } => {
@@ -212,7 +223,10 @@ impl Relay {
                 self.handle.play(request).await.map(|_| ())
             }
             FromAgent::SendDigits { digits } => self.handle.dtmf(&digits),
-            FromAgent::Language { tts_language, .. } => {
+            FromAgent::Language { tts_language, transcription_language } => {
+                if transcription_language.is_some() {
+                    self.handle.listen(Listen { language: transcription_language, ..Listen::default() })?;
+                }
                 if tts_language.is_some() {
                     self.style.language = tts_language;
                 }
@@ -236,6 +250,11 @@ impl Relay {
             FromAgent::BargeInConfirm {} => self.handle.resolve_barge_in(true),
             FromAgent::BargeInReject {} => self.handle.resolve_barge_in(false),
         }
+    }
+
+    /// The language of a prompt: as recognised, else as configured.
+    fn spoken(&self, lang: &str) -> String {
+        if lang.is_empty() { self.style.language.clone().unwrap_or_default() } else { lang.to_owned() }
     }
 
     /// What an agent is told of `event`, if anything.
@@ -277,8 +296,25 @@ impl Relay {
             CallEvent::BargeInResolved { outcome, .. } => Some(ToAgent::BargeInResolved { outcome: *outcome }),
             CallEvent::Vad { speaking } => Some(ToAgent::Vad { speaking: *speaking }),
             CallEvent::Prompt { text, lang, last } => {
-                let lang = if lang.is_empty() { self.style.language.clone().unwrap_or_default() } else { lang.clone() };
-                Some(ToAgent::Prompt { voice_prompt: text.clone(), lang, last: *last })
+                Some(ToAgent::Prompt { voice_prompt: text.clone(), lang: self.spoken(lang), last: *last, phase: None })
+            }
+            CallEvent::Heard(turn) => {
+                let phase = match turn.phase {
+                    Phase::Partial => "partial",
+                    Phase::EagerEndOfTurn => "eager",
+                    Phase::TurnResumed => "resumed",
+                    // The first is told as `vad`, the last as a prompt of its own.
+                    Phase::StartOfTurn | Phase::EndOfTurn => return None,
+                };
+                self.partials.then(|| ToAgent::Prompt {
+                    voice_prompt: turn.text.clone(),
+                    lang: self.spoken(&turn.language),
+                    last: false,
+                    phase: Some(phase),
+                })
+            }
+            CallEvent::Deaf { lost, reason } => {
+                info("deaf", None, json!({"lostMs": lost.as_millis() as u64, "reason": reason}))
             }
             CallEvent::Digit(digit) => Some(ToAgent::Dtmf { digit: digit.to_string() }),
             CallEvent::Mark { name, .. } => Some(ToAgent::Mark { name: name.clone() }),

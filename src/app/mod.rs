@@ -1,6 +1,7 @@
 //! The gateway put together: builds the parts from a configuration, serves, drains.
 
 pub mod bench;
+mod ears;
 pub mod engines;
 
 use std::net::SocketAddr;
@@ -67,6 +68,9 @@ pub enum StartError {
     /// Calls cannot be recorded.
     #[error("[records] {0}")]
     Records(#[from] crate::records::RecordError),
+    /// What was to recognise callers is not there.
+    #[error("{0}")]
+    Recognizer(String),
     /// Batch work cannot be stored.
     #[error("[batch] {0}")]
     Batch(#[from] crate::batch::BatchError),
@@ -125,7 +129,9 @@ impl App {
                 "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
             );
         }
-        let calls = Calls::new(config.call.clone(), Arc::new(engine.clone())).map_err(StartError::Threads)?;
+        let ears = ears::choose(&config.recognizer, config.turns).await.map_err(StartError::Recognizer)?;
+        let calls =
+            Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
         let records = Records::start(config.records.clone())?;
         calls.observe(Arc::new(records.clone()));
         let agents = Agents::new(config.agent.clone());

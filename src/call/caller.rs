@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 
 use super::info::{MediaFrame, TapDirection};
 use crate::audio::{from_i16, to_i16};
+use crate::hear::Feed;
 use crate::media::decode::{self, Heard, Inbound};
 use crate::media::dtmf;
 use crate::media::encode::CodecError;
@@ -38,6 +39,8 @@ pub(super) struct CallerInput {
     event_type: Option<u8>,
     digit: Option<char>,
     tap: Option<Converter>,
+    /// Where the sound is recognised, if it is.
+    feed: Option<Feed>,
     /// When speech may end although nothing arrives.
     quiet_at: Option<Instant>,
 }
@@ -51,8 +54,19 @@ impl CallerInput {
             event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
             digit: None,
             tap: None,
+            feed: None,
             quiet_at: None,
         })
+    }
+
+    /// What the caller says from now on is recognised, too.
+    pub(super) fn hear(&mut self, feed: Feed) {
+        self.feed = Some(feed);
+    }
+
+    /// Where the sound is recognised.
+    pub(super) fn feed(&self) -> Option<&Feed> {
+        self.feed.as_ref()
     }
 
     /// The peer agreed to another format.
@@ -77,15 +91,26 @@ impl CallerInput {
         if let Some(digit) = self.digit.take() {
             return Some(Signal::Digit(digit));
         }
+        let at = now.saturating_duration_since(since);
         while let Some(heard) = self.inbound.poll(now) {
             let changed = match heard {
                 Heard::Frame(frame) => {
                     if tap.receiver_count() > 0 {
-                        self.tap(&frame, now.saturating_duration_since(since), tap);
+                        self.tap(&frame, at, tap);
                     }
-                    self.vad.push(&frame)
+                    let changed = self.vad.push(&frame);
+                    if let Some(feed) = &self.feed {
+                        feed.frame(at, &frame, self.vad.quiet());
+                    }
+                    changed
                 }
-                Heard::Silence(length) => self.vad.silence(length),
+                Heard::Silence(length) => {
+                    let changed = self.vad.silence(length);
+                    if let Some(feed) = &self.feed {
+                        feed.silence(at, length, self.vad.quiet());
+                    }
+                    changed
+                }
             };
             if let Some(speaking) = changed {
                 return Some(Signal::Speaking(speaking));
@@ -94,7 +119,11 @@ impl CallerInput {
         if self.vad.is_speaking() && self.quiet_at.is_some_and(|at| at <= now) {
             // Silence counts from here on, so that the usual offset applies in full.
             self.quiet_at = Some(now + QUIET);
-            return self.vad.silence(QUIET).map(Signal::Speaking);
+            let changed = self.vad.silence(QUIET);
+            if let Some(feed) = &self.feed {
+                feed.silence(at, QUIET, self.vad.quiet());
+            }
+            return changed.map(Signal::Speaking);
         }
         None
     }

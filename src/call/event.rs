@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::TurnId;
+use crate::hear::TurnEvent;
 use crate::media::leg::LegEnd;
 
 /// How an outbound call fares before it is answered. SIP statuses are those of RFC 3261 section 21.
@@ -161,6 +162,15 @@ pub enum CallEvent {
     },
     /// What the agent hands to whoever goes on with the caller, in a form of its own; the call ends.
     Handoff(String),
+    /// How far a recogniser is with the caller's turn. Its end is also told as [`CallEvent::Prompt`].
+    Heard(TurnEvent),
+    /// Part of what the caller said was not heard.
+    Deaf {
+        /// How much.
+        lost: Duration,
+        /// Why, for people.
+        reason: String,
+    },
     /// The caller pressed a key.
     Digit(char),
     /// Everything queued before this mark has been sent, or was cleared.

@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
+use crate::hear::ear::Listen;
 use crate::text::Normalise;
 
 /// Longest data that an agent hands on: it is kept in the call's record.
@@ -349,6 +350,14 @@ impl CallHandle {
         self.send(Command::Message(text.into()))
     }
 
+    /// Hears differently from now on, where a recogniser listens.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn listen(&self, listen: Listen) -> Result<(), SpeakError> {
+        self.send(Command::Listen(listen))
+    }
+
     /// Ends the call now.
     pub fn hang_up(&self, reason: EndReason) {
         // The flag is what counts: it reaches a call whose command channel is full, too.
@@ -458,6 +467,8 @@ pub enum Command {
     },
     /// Tell what the agent hands on.
     Handoff(String),
+    /// Hear differently from now on.
+    Listen(Listen),
     /// Send text on the data channel.
     Message(String),
     /// End when everything queued has been said.

@@ -13,6 +13,7 @@ use super::speech::Speech;
 use super::task::{CallTask, Told};
 use super::{CallEvent, CallId, Dialling, EndReason, Witness};
 use crate::clock;
+use crate::hear::Ears;
 use crate::media::leg::MediaLeg;
 use crate::media::shard::{ShardError, Shards};
 
@@ -28,6 +29,7 @@ pub struct Calls(Arc<Inner>);
 struct Inner {
     config: Arc<CallConfig>,
     speech: Arc<dyn Speech>,
+    ears: Option<Ears>,
     shards: Shards,
     live: DashMap<CallId, CallHandle>,
     /// Being answered: the peer may know the id before the call is live.
@@ -89,11 +91,20 @@ impl Calls {
     /// # Errors
     /// The operating system refuses a thread.
     pub fn new(config: CallConfig, speech: Arc<dyn Speech>) -> std::io::Result<Self> {
+        Self::with_ears(config, speech, None)
+    }
+
+    /// As [`Calls::new`], with what recognises callers, if anything does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_ears(config: CallConfig, speech: Arc<dyn Speech>, ears: Option<Ears>) -> std::io::Result<Self> {
         let shards = Shards::start(config.shards)?;
         Ok(Self(Arc::new(Inner {
             capacity: Arc::new(Semaphore::new(config.max_calls.min(Semaphore::MAX_PERMITS))),
             config: Arc::new(config),
             speech,
+            ears,
             shards,
             live: DashMap::new(),
             arriving: DashMap::new(),
@@ -145,10 +156,11 @@ impl Calls {
         if let Some(witness) = &told.witness {
             witness.begun(&handle.info());
         }
+        let voice_and_ears = (speech, inner.ears.clone());
         inner.shards.spawn(move || async move {
             let _permit = permit;
             let _listed = listed;
-            CallTask::new(shared, leg, speech, inbox, tellers, told).run().await;
+            CallTask::new(shared, leg, voice_and_ears, inbox, tellers, told).run().await;
         })?;
         // Draining may have begun meanwhile and not have seen this call.
         if self.is_draining() {

@@ -14,6 +14,7 @@ use super::machine::{Action, Machine};
 use super::speech::Speech;
 use super::{CallEvent, CallId, EndReason, Witness};
 use crate::clock;
+use crate::hear::{Ears, HearEvent};
 use crate::media::leg::{LegEvent, MediaLeg};
 
 /// Speech events that may wait for the task: minutes of a lead-limited voice. A full channel fails the
@@ -28,6 +29,7 @@ pub(super) struct CallTask<L> {
     shared: Arc<Shared>,
     leg: L,
     speech: Arc<dyn Speech>,
+    ears: Option<Ears>,
     inbox: mpsc::Receiver<Command>,
     tellers: Tellers,
     told: Told,
@@ -43,12 +45,12 @@ impl<L: MediaLeg> CallTask<L> {
     pub(super) fn new(
         shared: Arc<Shared>,
         leg: L,
-        speech: Arc<dyn Speech>,
+        (speech, ears): (Arc<dyn Speech>, Option<Ears>),
         inbox: mpsc::Receiver<Command>,
         tellers: Tellers,
         told: Told,
     ) -> Self {
-        Self { shared, leg, speech, inbox, tellers, told }
+        Self { shared, leg, speech, ears, inbox, tellers, told }
     }
 
     /// Runs the call to its end.
@@ -77,6 +79,11 @@ impl<L: MediaLeg> CallTask<L> {
                 return EndReason::Failed;
             }
         };
+        let mut heard = self.ears.take().map(|ears| {
+            let (feed, heard) = ears.open();
+            machine.hear(feed, ears.apology());
+            heard
+        });
         let shared = self.shared.clone();
         let mut alarm = std::pin::pin!(sleep_until(Alarm::now()));
         loop {
@@ -102,6 +109,7 @@ impl<L: MediaLeg> CallTask<L> {
                 }
                 event = self.leg.recv() => machine.handle_leg(clock::now(), event),
                 Some(event) = speech.recv() => machine.handle_speech(clock::now(), event),
+                Some(event) = next(&mut heard) => machine.handle_heard(clock::now(), event),
                 Some(command) = self.inbox.recv() => machine.handle_command(clock::now(), command),
             }
         }
@@ -148,5 +156,13 @@ impl<L: MediaLeg> CallTask<L> {
         // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
         let _ = self.told.all.send((self.shared.meta.id.clone(), event.clone()));
         let _ = self.tellers.events.send(event);
+    }
+}
+
+/// The next thing heard; never where nothing hears.
+async fn next(heard: &mut Option<mpsc::Receiver<HearEvent>>) -> Option<HearEvent> {
+    match heard {
+        Some(heard) => heard.recv().await,
+        None => std::future::pending().await,
     }
 }

@@ -39,6 +39,10 @@ pub struct Config {
     pub rtp: crate::sip::RtpConfig,
     /// How calls behave.
     pub call: crate::call::CallConfig,
+    /// What recognises callers.
+    pub recognizer: crate::hear::Recognizer,
+    /// When a caller has finished.
+    pub turns: crate::hear::Turns,
     /// Voices.
     pub engine: Engine,
     /// How live and batch work share a device.
@@ -198,6 +202,8 @@ impl Config {
         self.http.validate().map_err(|e| format!("[http] {e}"))?;
         self.call.validate()?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
+        self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;
+        self.turns.validate().map_err(|e| format!("[turns] {e}"))?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         self.log.validate().map_err(|e| format!("[log] {e}"))?;
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {

@@ -92,6 +92,12 @@ impl Vad {
         (0..frames.min(self.machine.offset_frames)).fold(None, |changed, _| self.machine.push(0.0).or(changed))
     }
 
+    /// How long the last voice is ago while somebody counts as speaking.
+    pub fn quiet(&self) -> Option<Duration> {
+        let frames = self.machine.speaking.then_some(self.machine.quiet)?;
+        Some(Duration::from_secs(1) * (frames * FRAME) as u32 / RATE)
+    }
+
     /// Whether somebody speaks.
     pub fn is_speaking(&self) -> bool {
         self.machine.speaking
@@ -203,7 +209,12 @@ mod tests {
             (state >> 24) as i16 - 128
         });
         assert_eq!(vad.push(&noise.take(16_000).collect::<Vec<_>>()), None);
+        assert_eq!(vad.quiet(), None);
         vad.machine.speaking = true;
+        assert_eq!(vad.quiet(), Some(Duration::ZERO));
+        assert_eq!(vad.silence(Duration::from_millis(160)), None);
+        assert_eq!(vad.quiet(), Some(Duration::from_millis(160)));
+        vad.machine.quiet = 0;
         assert_eq!(vad.silence(Duration::from_millis(479)), None);
         assert_eq!(vad.silence(Duration::from_secs(3_600)), Some(false));
     }

@@ -66,6 +66,11 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
             json!({ "event": "prompt", "text": text, "lang": lang, "last": last })
         }
         CallEvent::Handoff(data) => json!({ "event": "handoff", "data": data }),
+        CallEvent::Heard(turn) => json!({
+            "event": "heard", "phase": turn.phase, "text": turn.text, "lang": turn.language,
+            "startMs": ms(&turn.start), "endMs": ms(&turn.end), "confidence": turn.confidence,
+        }),
+        CallEvent::Deaf { lost, reason } => json!({ "event": "deaf", "lostMs": ms(lost), "reason": reason }),
         CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
         CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
         // What a browser writes to its agent is between them.

@@ -115,6 +115,20 @@ pub const METRICS: &[Metric] = &[
     // Records.
     counter("antiphon_records_dropped_total", &[], "Writes of call records that the disk was too slow for"),
     counter("antiphon_webhooks_total", &["outcome"], "Deliveries of call records, by what came of them"),
+    // Hearing.
+    histogram(
+        "antiphon_recognizer_seconds",
+        &["kind"],
+        FIRST_AUDIO,
+        "From a question about a stretch of speech to its words",
+    ),
+    counter("antiphon_recognizer_errors_total", &["kind"], "Stretches of speech that a recogniser failed at"),
+    counter(
+        "antiphon_recognizer_suppressed_total",
+        &["reason"],
+        "Texts dropped because nobody spoke or they repeat themselves",
+    ),
+    histogram("antiphon_deaf_seconds", &[], GAPS, "Speech of callers that was not heard"),
     // Media.
     histogram("antiphon_pacing_lateness_seconds", &[], FINE, "How long after its due time a packet leaves"),
     counter("antiphon_pacing_stalls_total", &[], "Times that the machine was too busy to send for more than a frame"),
@@ -145,7 +159,7 @@ pub const METRICS: &[Metric] = &[
 
 /// Values of labels, as (metric, label, values); an empty name stands for every metric. A series all of whose labels are
 /// known shows zero from the first scrape, so that `rate()` and alerts see its first increment. Labels whose values are not
-/// known before (agents, devices, trunks, kinds of recognisers) have no row: those series appear with their owner.
+/// known before (agents, devices, trunks) have no row: those series appear with their owner.
 const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "leg", &["sip", "webrtc"]),
     ("antiphon_first_audio_seconds", "class", &["live"]),
@@ -157,6 +171,9 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
     ("", "cause", &["speech", "dtmf", "agent", "preempted"]),
     ("", "state", &["queued", "running", "done", "failed", "cancelled"]),
+    ("antiphon_recognizer_seconds", "kind", &["whisper", "http"]),
+    ("antiphon_recognizer_errors_total", "kind", &["whisper", "http"]),
+    ("antiphon_recognizer_suppressed_total", "reason", &["no_speech", "repetition"]),
     ("antiphon_rtcp_packets_total", "direction", &["in", "out", "out_dropped"]),
     ("", "direction", &["sent", "received"]),
     ("", "end", &["remote", "local", "lost", "failed"]),

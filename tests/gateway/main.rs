@@ -10,6 +10,7 @@ mod configuration;
 mod console;
 mod doors;
 mod fallback;
+mod hears;
 mod hostile;
 mod interop;
 mod late;

@@ -9,7 +9,7 @@
 //! - [`intake`]: text, clips and streamed audio on their way into the queue
 //! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`]), [`synthesis`] (the engine's side),
 //!   [`output`] (encoder and playout) and [`pause`] (hold, and a barge-in that waits for the agent)
-//! - [`super::caller`]: what the caller says and presses
+//! - [`super::caller`]: what the caller says and presses; [`hearing`]: what a recogniser made of it
 //! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
 //! - [`outbox`]: actions, events and figures on their way out
 //!
@@ -19,6 +19,7 @@
 
 #[cfg(test)]
 mod fixture;
+mod hearing;
 mod intake;
 mod lifetime;
 mod outbox;
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use self::hearing::Hearing;
 use self::intake::Intake;
 use self::lifetime::Lifetime;
 use self::outbox::Outbox;
@@ -48,6 +50,7 @@ use super::info::{Shared, codec_number};
 use super::settings::CallConfig;
 use super::speech::Speech;
 use super::{CallEvent, EndReason};
+use crate::hear::{Feed, HearEvent};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
 use crate::turn::{SpeechEvent, SpeechSink};
@@ -82,6 +85,7 @@ pub struct Machine {
     speaking: Speaking,
     intake: Intake,
     caller: CallerInput,
+    hearing: Hearing,
     transfer: Transfer,
     lifetime: Lifetime,
 }
@@ -101,6 +105,7 @@ impl Machine {
             speaking: Speaking::new(&shared, format, speech, sink, random, now)?,
             intake: Intake::default(),
             caller: CallerInput::new(format, &shared.config.vad)?,
+            hearing: Hearing::default(),
             transfer: Transfer::default(),
             lifetime: Lifetime::new(now),
             out: Outbox::new(shared),
@@ -126,6 +131,24 @@ impl Machine {
         let shared = Arc::new(shared);
         let machine = Self::new(shared.clone(), leg.1, speech, sink, 0, now)?;
         Ok((machine, CallHandle { shared, commands }, inbox, made))
+    }
+
+    /// What the caller says from now on goes to `feed`, too; what becomes of it belongs into
+    /// [`Machine::handle_heard`]. `apology`: what is said when a turn was not heard; empty: nothing.
+    pub fn hear(&mut self, feed: Feed, apology: &str) {
+        self.caller.hear(feed);
+        self.hearing.apology = apology.trim().to_owned();
+    }
+
+    /// Takes what was recognised.
+    pub fn handle_heard(&mut self, now: Instant, event: HearEvent) {
+        self.lifetime.active(now);
+        if let Some(apology) = self.hearing.take(now, event, &mut self.out) {
+            // Refused where too much waits already, or the call is ending: then there is nothing to say either.
+            if self.out.shared.backlog.take(apology.text.len()) {
+                let _ = self.intake.turn(now, apology, &mut self.speaking, &mut self.out);
+            }
+        }
     }
 
     /// Takes what happened on the leg.
@@ -200,6 +223,11 @@ impl Machine {
             Command::Handoff(data) => out.event(CallEvent::Handoff(data)),
             Command::Prompt { text, lang } => out.event(CallEvent::Prompt { text, lang, last: true }),
             Command::Message(text) => out.push(Action::Message(text)),
+            Command::Listen(listen) => {
+                if let Some(feed) = self.caller.feed() {
+                    feed.listen(listen);
+                }
+            }
             Command::Finish(reason) => self.intake.end(reason, speaking),
         }
     }

@@ -1,0 +1,174 @@
+//! `[recognizer]` and `[turns]`: what hears, and when a caller has finished.
+
+use serde::Deserialize;
+
+use crate::secret::Secret;
+
+/// `[recognizer]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recognizer {
+    /// What recognises speech.
+    pub kind: Kind,
+    /// `whisper`: the checkpoint directory. Services: the name of their model.
+    pub model: Option<String>,
+    /// BCP 47 tag of what callers speak; absent: it is found out, where the recogniser can.
+    pub language: Option<String>,
+    /// Address of the service.
+    pub url: Option<String>,
+    /// Its API key.
+    pub token: Option<Secret>,
+    /// `http`: asked where the first service fails.
+    pub fallback: Option<Fallback>,
+    /// Threads of `whisper`; 0: half the cores.
+    pub threads: usize,
+    /// A service that has not answered by then has failed.
+    pub timeout_ms: u64,
+    /// Spoken when a turn was not heard because recognition failed; empty: nothing.
+    pub apology: String,
+}
+
+impl Default for Recognizer {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Auto,
+            model: None,
+            language: None,
+            url: None,
+            token: None,
+            fallback: None,
+            threads: 0,
+            timeout_ms: 5_000,
+            apology: "Sorry, I did not hear that. Could you say it again?".into(),
+        }
+    }
+}
+
+/// What recognises speech.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Nothing does.
+    Off,
+    /// `whisper` where `model` is set, `http` where `url` is, else nothing.
+    #[default]
+    Auto,
+    /// A Whisper checkpoint, on this machine's processor.
+    Whisper,
+    /// A server with `POST /v1/audio/transcriptions`.
+    Http,
+}
+
+/// A second service of the same kind.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fallback {
+    /// Its address.
+    pub url: String,
+    /// Its API key.
+    pub token: Option<Secret>,
+    /// Name of its model.
+    pub model: Option<String>,
+}
+
+impl Recognizer {
+    /// What `kind` comes to.
+    pub fn chosen(&self) -> Kind {
+        match self.kind {
+            Kind::Auto if self.model.is_some() && self.url.is_none() => Kind::Whisper,
+            Kind::Auto if self.url.is_some() => Kind::Http,
+            Kind::Auto => Kind::Off,
+            kind => kind,
+        }
+    }
+
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        match self.chosen() {
+            Kind::Whisper if self.model.is_none() => {
+                return Err("kind = \"whisper\" needs `model`, the checkpoint directory: `antiphon model pull openai/whisper-tiny.en`".into());
+            }
+            Kind::Http if self.url.is_none() => {
+                return Err(
+                    "kind = \"http\" needs `url`, such as \"http://127.0.0.1:8000/v1/audio/transcriptions\"".into()
+                );
+            }
+            _ => {}
+        }
+        let schemes = ["http://", "https://"];
+        let fallback = self.fallback.as_ref().map(|fallback| &fallback.url);
+        for (key, url) in [("url", self.url.as_ref()), ("fallback.url", fallback)] {
+            if let Some(url) = url.filter(|url| !schemes.iter().any(|scheme| url.starts_with(scheme))) {
+                return Err(format!("{key} = \"{url}\": expected {}...", schemes.join("... or ")));
+            }
+        }
+        if self.fallback.is_some() && self.chosen() != Kind::Http {
+            return Err("`fallback` belongs to kind = \"http\"".into());
+        }
+        if !(100..=60_000).contains(&self.timeout_ms) {
+            return Err(format!("timeout_ms = {}: expected 100 to 60000", self.timeout_ms));
+        }
+        Ok(())
+    }
+}
+
+/// `[turns]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Turns {
+    /// Silence after which a caller has finished who said something complete.
+    pub min_delay_ms: u64,
+    /// The same for one whose words ask for more of them.
+    pub max_delay_ms: u64,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        // Most pauses inside a sentence are under 350 ms; after 1.8 s people say "hello?".
+        Self { min_delay_ms: 350, max_delay_ms: 1_800 }
+    }
+}
+
+impl Turns {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.min_delay_ms < 100 {
+            return Err(format!("min_delay_ms = {}: expected 100 or more", self.min_delay_ms));
+        }
+        if self.max_delay_ms < self.min_delay_ms || self.max_delay_ms > 10_000 {
+            return Err(format!(
+                "max_delay_ms = {}: expected {} (min_delay_ms) to 10000",
+                self.max_delay_ms, self.min_delay_ms
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_is_what_there_is_something_for() {
+        let with = |model: Option<&str>, url: Option<&str>| Recognizer {
+            model: model.map(Into::into),
+            url: url.map(Into::into),
+            ..Recognizer::default()
+        };
+        assert_eq!(with(None, None).chosen(), Kind::Off);
+        assert_eq!(with(Some("whisper-tiny.en"), None).chosen(), Kind::Whisper);
+        assert_eq!(with(Some("whisper-1"), Some("http://a/")).chosen(), Kind::Http);
+        assert!(with(None, Some("ftp://a/")).validate().is_err());
+        assert!(with(None, Some("http://a/")).validate().is_ok());
+        assert!(Recognizer { kind: Kind::Whisper, ..Recognizer::default() }.validate().is_err());
+        assert!(Turns { min_delay_ms: 500, max_delay_ms: 400 }.validate().is_err());
+        assert!(Turns::default().validate().is_ok());
+    }
+}

@@ -1,0 +1,416 @@
+//! One caller's ear: the task between a call and the recognisers.
+//!
+//! Owns the sound of the open turn and the requests about it; [`super::turn::Machine`] decides. Ends with the call.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tokio::time::{Instant as Alarm, sleep_until};
+
+use super::config::Turns;
+use super::turn::{Action, Delays, Machine, Source};
+use super::{Expect, HearEvent, RATE, Recogniser, Request, Stop, Trouble, Words};
+use crate::clock;
+
+/// Frames that may wait for the task: five seconds. More are dropped, counted and told as deafness.
+const FRAMES: usize = 250;
+/// Events that may wait for the call, which reads them at once; they come a few a second.
+const EVENTS: usize = 64;
+/// The most sound that is kept: the longest turn and what comes while it is recognised.
+const KEPT: Duration = Duration::from_secs(75);
+/// Samples of one frame.
+const FRAME: usize = 320;
+
+/// What hears, for all calls. Clones mean the same.
+#[derive(Clone)]
+pub struct Ears(Arc<Inner>);
+
+struct Inner {
+    recogniser: Arc<dyn Recogniser>,
+    language: Option<String>,
+    delays: Delays,
+    /// Where the tasks run.
+    runtime: tokio::runtime::Handle,
+    apology: String,
+}
+
+impl Ears {
+    /// Ears that ask `recogniser`. Its tasks run on `runtime`.
+    pub fn new(
+        recogniser: Arc<dyn Recogniser>,
+        language: Option<String>,
+        turns: Turns,
+        apology: String,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        let ms = Duration::from_millis;
+        let delays = Delays { min: ms(turns.min_delay_ms), max: ms(turns.max_delay_ms) };
+        Self(Arc::new(Inner { recogniser, language, delays, runtime, apology }))
+    }
+
+    /// Begins to hear a caller. The task ends when the feed is dropped.
+    pub fn open(&self) -> (Feed, mpsc::Receiver<HearEvent>) {
+        let (items, inbox) = mpsc::channel(FRAMES);
+        let (tell, told) = mpsc::channel(EVENTS);
+        let missed = Arc::new(AtomicU64::new(0));
+        let ear = Ear {
+            machine: Machine::new(self.0.delays, Source::Asked),
+            sound: Sound::default(),
+            language: self.0.language.clone(),
+            requests: FuturesUnordered::new(),
+            stops: VecDeque::new(),
+            recogniser: self.0.recogniser.clone(),
+            missed: missed.clone(),
+            origin: None,
+            trouble: None,
+            tell,
+        };
+        self.0.runtime.spawn(ear.run(inbox));
+        (Feed { items, missed }, told)
+    }
+
+    /// What a call says when a turn was not heard; empty: nothing.
+    pub fn apology(&self) -> &str {
+        &self.0.apology
+    }
+}
+
+impl std::fmt::Debug for Ears {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ears").field("kind", &self.0.recogniser.kind()).finish_non_exhaustive()
+    }
+}
+
+/// The call's end: takes what its caller says. Never waits.
+#[derive(Debug)]
+pub struct Feed {
+    items: mpsc::Sender<Item>,
+    missed: Arc<AtomicU64>,
+}
+
+/// How an agent wants to hear.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listen {
+    /// Also texts before the end of a turn.
+    pub partials: Option<bool>,
+    /// BCP 47 tag of what the caller will speak from now on.
+    pub language: Option<String>,
+    /// What the next turn is expected to be.
+    pub expect: Option<Expect>,
+}
+
+#[derive(Debug)]
+enum Item {
+    Frame { at: Duration, pcm: Box<[i16; FRAME]>, quiet: Option<Duration> },
+    Silence { at: Duration, length: Duration, quiet: Option<Duration> },
+    Listen(Listen),
+}
+
+impl Feed {
+    /// 20 ms of the caller at `at` in the call. `quiet` as in [`Machine::frame`].
+    pub fn frame(&self, at: Duration, pcm: &[i16; FRAME], quiet: Option<Duration>) {
+        self.send(Item::Frame { at, pcm: Box::new(*pcm), quiet });
+    }
+
+    /// The caller sent nothing for `length` until `at`.
+    pub fn silence(&self, at: Duration, length: Duration, quiet: Option<Duration>) {
+        self.send(Item::Silence { at, length, quiet });
+    }
+
+    /// Hears differently from now on.
+    pub fn listen(&self, listen: Listen) {
+        self.send(Item::Listen(listen));
+    }
+
+    fn send(&self, item: Item) {
+        // overflow: drops the newest and counts it; the task tells of it as deafness
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.items.try_send(item) {
+            self.missed.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The caller's sound, from some time of the call on, without holes.
+#[derive(Debug, Default)]
+struct Sound {
+    pcm: VecDeque<i16>,
+    /// When the last sample was.
+    end: Duration,
+}
+
+impl Sound {
+    fn push(&mut self, at: Duration, pcm: &[i16]) {
+        self.pcm.extend(pcm);
+        self.end = at;
+        let most = samples(KEPT);
+        if self.pcm.len() > most {
+            self.pcm.drain(..self.pcm.len() - most);
+        }
+    }
+
+    fn silence(&mut self, at: Duration, length: Duration) {
+        let zeros = samples(length.min(KEPT));
+        self.pcm.extend(std::iter::repeat_n(0, zeros));
+        self.push(at, &[]);
+    }
+
+    fn forget(&mut self, before: Duration) {
+        let keep = samples(self.end.saturating_sub(before)).min(self.pcm.len());
+        self.pcm.drain(..self.pcm.len() - keep);
+    }
+
+    fn between(&self, from: Duration, to: Duration) -> Vec<i16> {
+        let index = |at: Duration| self.pcm.len().saturating_sub(samples(self.end.saturating_sub(at)));
+        let (from, to) = (index(from), index(to));
+        self.pcm.range(from..to.max(from)).copied().collect()
+    }
+}
+
+fn samples(time: Duration) -> usize {
+    (time.as_micros() * u128::from(RATE) / 1_000_000) as usize
+}
+
+type Reply = std::pin::Pin<Box<dyn Future<Output = (u64, Instant, Result<Option<Words>, Trouble>)> + Send>>;
+
+struct Ear {
+    machine: Machine,
+    sound: Sound,
+    language: Option<String>,
+    requests: FuturesUnordered<Reply>,
+    /// Of the requests that are under way.
+    stops: VecDeque<(u64, Stop)>,
+    recogniser: Arc<dyn Recogniser>,
+    missed: Arc<AtomicU64>,
+    /// When call time was zero, by the last frame.
+    origin: Option<Instant>,
+    /// Why the last request failed.
+    trouble: Option<String>,
+    tell: mpsc::Sender<HearEvent>,
+}
+
+impl Ear {
+    async fn run(mut self, mut items: mpsc::Receiver<Item>) {
+        let mut alarm = std::pin::pin!(sleep_until(Alarm::now()));
+        loop {
+            self.act();
+            let deadline = self.machine.deadline().zip(self.origin).map(|(at, origin)| origin + at);
+            if let Some(deadline) = deadline {
+                alarm.as_mut().reset(deadline.into());
+            }
+            tokio::select! {
+                item = items.recv() => match item {
+                    Some(item) => self.take(item),
+                    None => break,
+                },
+                Some((id, asked, result)) = self.requests.next(), if !self.requests.is_empty() => {
+                    self.answered(id, asked, result);
+                }
+                () = &mut alarm, if deadline.is_some() => self.machine.tick(self.now()),
+            }
+        }
+        for (_, stop) in self.stops {
+            stop.set();
+        }
+    }
+
+    /// Call time.
+    fn now(&self) -> Duration {
+        self.origin.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
+    }
+
+    fn take(&mut self, item: Item) {
+        let missed = self.missed.swap(0, Relaxed);
+        let (at, quiet) = match item {
+            Item::Frame { at, pcm, quiet } => {
+                self.sound.push(at, &*pcm);
+                (at, quiet)
+            }
+            Item::Silence { at, length, quiet } => {
+                self.sound.silence(at, length);
+                (at, quiet)
+            }
+            Item::Listen(listen) => return self.listen(listen),
+        };
+        if missed > 0 {
+            let lost = Duration::from_millis(20) * u32::try_from(missed).unwrap_or(u32::MAX);
+            self.sound.silence(at, lost);
+            self.deaf(lost, "this machine is too busy to listen".into());
+        }
+        self.origin = clock::now().checked_sub(at);
+        self.machine.frame(at, quiet);
+    }
+
+    fn listen(&mut self, listen: Listen) {
+        if let Some(wanted) = listen.partials {
+            self.machine.want_partials(wanted);
+        }
+        if listen.language.is_some() {
+            self.language = listen.language;
+        }
+        if listen.expect.is_some() {
+            self.machine.expect(listen.expect);
+        }
+    }
+
+    fn answered(&mut self, id: u64, asked: Instant, result: Result<Option<Words>, Trouble>) {
+        self.stops.retain(|(known, _)| *known != id);
+        let kind = self.recogniser.kind();
+        match result {
+            Ok(Some(words)) => {
+                let took = clock::now().saturating_duration_since(asked);
+                metrics::histogram!("antiphon_recognizer_seconds", "kind" => kind).record(took);
+                self.machine.recognised(self.now(), id, words);
+            }
+            // Given up: nobody waits.
+            Ok(None) => {}
+            Err(trouble) => {
+                if trouble != Trouble::Busy {
+                    metrics::counter!("antiphon_recognizer_errors_total", "kind" => kind).increment(1);
+                    self.trouble = Some(trouble.to_string());
+                }
+                self.machine.failed(self.now(), id);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.machine.poll() {
+            match action {
+                Action::Recognise { id, from, to, urgent } => {
+                    let (stop, asked) = (Stop::default(), clock::now());
+                    self.stops.push_back((id, stop.clone()));
+                    let pcm = self.sound.between(from, to);
+                    let answer =
+                        self.recogniser.recognise(Request { pcm, language: self.language.clone(), urgent, stop });
+                    self.requests.push(Box::pin(async move { (id, asked, answer.await) }));
+                }
+                Action::Cancel { id } => {
+                    if let Some((_, stop)) = self.stops.iter().find(|(known, _)| *known == id) {
+                        stop.set();
+                    }
+                }
+                Action::Forget { before } => self.sound.forget(before),
+                Action::Event(event) => self.tell(HearEvent::Turn(event)),
+                Action::Deaf { lost } => {
+                    let reason = self.trouble.clone().unwrap_or_else(|| "the recogniser failed".into());
+                    self.deaf(lost, reason);
+                }
+            }
+        }
+    }
+
+    fn deaf(&self, lost: Duration, reason: String) {
+        metrics::histogram!("antiphon_deaf_seconds").record(lost);
+        self.tell(HearEvent::Deaf { lost, reason });
+    }
+
+    fn tell(&self, event: HearEvent) {
+        // overflow: drops; a call that reads none of 64 events has hung, and its end will be told by others
+        if self.tell.try_send(event).is_err() {
+            tracing::debug!("an event of the recogniser found no call to take it");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hear::{Answer, Phase};
+
+    #[test]
+    fn sound_is_found_by_its_time_and_bounded() {
+        let mut sound = Sound::default();
+        for n in 0..100u64 {
+            sound.push(Duration::from_millis(20 * (n + 1)), &[n as i16; FRAME]);
+        }
+        let between =
+            |sound: &Sound, from: u64, to: u64| sound.between(Duration::from_millis(from), Duration::from_millis(to));
+        assert_eq!(between(&sound, 20, 60), [[1; FRAME], [2; FRAME]].concat());
+        sound.forget(Duration::from_millis(1_980));
+        assert_eq!(sound.pcm.len(), FRAME);
+        assert_eq!(between(&sound, 0, 9_000), [99; FRAME]);
+        sound.silence(Duration::from_secs(3_600), Duration::from_secs(3_598));
+        assert_eq!(sound.pcm.len(), samples(KEPT));
+    }
+
+    /// Answers what the script says, one line a request.
+    struct Script(std::sync::Mutex<VecDeque<Result<&'static str, Trouble>>>);
+
+    impl Recogniser for Script {
+        fn kind(&self) -> &'static str {
+            "script"
+        }
+
+        fn recognise(&self, request: Request) -> Answer {
+            assert!(request.pcm.len() > 320 * 20, "the turn's sound comes with it");
+            let line = self.0.lock().expect("unpoisoned").pop_front().unwrap_or(Ok(""));
+            let words = |text: &str| Words { text: text.into(), language: "en".into(), confidence: 0.8 };
+            Box::pin(async move { line.map(|text| Some(words(text))) })
+        }
+    }
+
+    /// Speaks and pauses once, by the frames' own clock.
+    async fn converse(lines: Vec<Result<&'static str, Trouble>>) -> Vec<HearEvent> {
+        let script = Arc::new(Script(std::sync::Mutex::new(lines.into())));
+        let ears = Ears::new(script, None, Turns::default(), String::new(), tokio::runtime::Handle::current());
+        let (feed, mut told) = ears.open();
+        let (mut events, mut at) = (Vec::new(), Duration::ZERO);
+        let mut quiet = Duration::ZERO;
+        while events.iter().all(|event| !matches!(event, HearEvent::Turn(t) if t.phase == Phase::EndOfTurn)) {
+            at += Duration::from_millis(20);
+            if at > Duration::from_secs(1) {
+                quiet += Duration::from_millis(20);
+            }
+            feed.frame(at, &[1_000; FRAME], Some(quiet).filter(|quiet| quiet.as_millis() < 480));
+            tokio::task::yield_now().await;
+            while let Ok(event) = told.try_recv() {
+                events.push(event);
+            }
+            assert!(at < Duration::from_secs(60), "no end: {events:?}");
+        }
+        drop(feed);
+        while let Some(event) = told.recv().await {
+            events.push(event);
+        }
+        events
+    }
+
+    #[tokio::test]
+    async fn a_turn_is_heard_and_the_task_ends_with_the_call() {
+        let events = converse(vec![Ok("Yes please.")]).await;
+        let phases: Vec<_> = events
+            .iter()
+            .map(|event| match event {
+                HearEvent::Turn(turn) => (turn.phase, turn.text.as_str()),
+                HearEvent::Deaf { .. } => panic!("{event:?}"),
+            })
+            .collect();
+        let text = "Yes please.";
+        assert_eq!(phases, [(Phase::StartOfTurn, ""), (Phase::EagerEndOfTurn, text), (Phase::EndOfTurn, text)]);
+    }
+
+    #[tokio::test]
+    async fn a_recogniser_that_fails_twice_makes_the_call_deaf_once() {
+        let failed = || Err(Trouble::Failed("connection refused".into()));
+        let events = converse(vec![failed(), failed()]).await;
+        let deaf: Vec<_> = events.iter().filter(|event| matches!(event, HearEvent::Deaf { .. })).collect();
+        assert!(matches!(&deaf[..], [HearEvent::Deaf { reason, .. }] if reason == "connection refused"), "{events:?}");
+        let again = converse(vec![failed(), Ok("Once more.")]).await;
+        assert!(matches!(again.last(), Some(HearEvent::Turn(turn)) if turn.text == "Once more."), "{again:?}");
+    }
+
+    #[tokio::test]
+    async fn a_feed_that_nobody_reads_counts_what_it_drops() {
+        let (items, _inbox) = mpsc::channel(FRAMES);
+        let feed = Feed { items, missed: Arc::default() };
+        for n in 0..FRAMES as u64 + 7 {
+            feed.frame(Duration::from_millis(20 * n), &[0; FRAME], None);
+        }
+        assert_eq!(feed.missed.load(Relaxed), 7);
+    }
+}

@@ -1,0 +1,174 @@
+//! Callers who are recognised: by a service, by one that is not there, and by a real model.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use antiphon::agent::config::Agent;
+use antiphon::call::CallEvent;
+use antiphon::hear::whisper::convert::convert;
+use antiphon_loadgen::agent::Server;
+use antiphon_loadgen::codec::Codec;
+use axum::extract::Multipart;
+use axum::routing::post;
+use serde_json::json;
+use tokio::sync::broadcast::Receiver;
+use tokio::time::timeout;
+
+use super::support::{PATIENCE, Rig};
+use super::voice::voice;
+
+const TEXT: &str = "I would like a table for two.";
+
+/// A service that understands [`TEXT`] whatever it is sent.
+async fn service() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let answer = |mut form: Multipart| async move {
+        while let Some(field) = form.next_field().await.expect("a form") {
+            field.bytes().await.expect("bytes");
+        }
+        axum::Json(json!({ "text": TEXT }))
+    };
+    let app = axum::Router::new().route("/v1/audio/transcriptions", post(answer));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+/// The first thing that `wanted` gives something for.
+async fn find<T>(events: &mut Receiver<CallEvent>, mut wanted: impl FnMut(CallEvent) -> Option<T>) -> T {
+    let found = async {
+        loop {
+            if let Some(found) = wanted(events.recv().await.expect("the call lives")) {
+                return found;
+            }
+        }
+    };
+    timeout(PATIENCE, found).await.expect("it happens")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_caller_says_reaches_the_agent_as_a_prompt_and_before_its_end_where_wanted() {
+    let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let (url, service) = (server.url(), service().await);
+    let mut server = server;
+    let rig = Rig::with(|config| {
+        config.recognizer.url = Some(service);
+        config.recognizer.timeout_ms = 20_000;
+        let language = Some("en-GB".into());
+        config.agent.insert("remote".into(), Agent { partials: true, language, ..Agent::at(&url) });
+    })
+    .await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
+    call.say(&voice()).await.expect("the caller speaks");
+    let mut phases = Vec::new();
+    let prompt = loop {
+        let (_, prompt) = session.recv_type("prompt", PATIENCE).await.expect("words come");
+        assert_eq!(prompt["voicePrompt"], json!(TEXT));
+        if prompt["last"] == json!(true) {
+            break prompt;
+        }
+        phases.push(prompt["phase"].clone());
+    };
+    assert!(phases.contains(&json!("partial")) && phases.contains(&json!("eager")), "{phases:?}");
+    assert_eq!((&prompt["voicePrompt"], &prompt["lang"]), (&json!(TEXT), &json!("en-GB")));
+    assert!(prompt.get("phase").is_none(), "as an unmodified agent knows it: {prompt}");
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_agent_repeats_what_it_heard() {
+    let service = service().await;
+    let rig = Rig::with(|config| {
+        config.recognizer.url = Some(service);
+        config.recognizer.timeout_ms = 20_000;
+    })
+    .await;
+    let call = rig.browser("demo").await;
+    let mut events = rig.handle(&call).await.events();
+    call.say(&voice()).await.expect("the caller speaks");
+    let repeated = find(&mut events, |event| match event {
+        CallEvent::TurnEnded { heard, .. } if heard.text.starts_with("You said") => Some(heard.text),
+        _ => None,
+    });
+    assert!(repeated.await.starts_with("You said"));
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recogniser_that_is_not_there_costs_an_apology_and_the_call_goes_on() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let gone = format!("http://{}", listener.local_addr().expect("bound"));
+    drop(listener);
+    let rig = Rig::with(|config| {
+        config.recognizer.url = Some(gone);
+        config.recognizer.timeout_ms = 20_000;
+        config.call.barge_in.interruptible = antiphon::call::Interruptible::None;
+    })
+    .await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let handle = rig.handle(&call).await;
+    let mut events = handle.events();
+    call.say(&voice()).await.expect("the caller speaks");
+    let reason = find(&mut events, |event| match event {
+        CallEvent::Deaf { reason, lost } => {
+            assert!(lost >= Duration::from_millis(100), "{lost:?}");
+            Some(reason)
+        }
+        _ => None,
+    });
+    assert!(reason.await.contains("cannot be reached"));
+    let apology = find(&mut events, |event| match event {
+        CallEvent::TurnEnded { heard, .. } => Some(heard.text),
+        _ => None,
+    });
+    assert!(apology.await.contains("did not hear"));
+    assert!(!handle.has_ended());
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
+/// Where `ANTIPHON_WHISPER_CT2` says that tiny.en of CTranslate2 lies (`.ci/run` fetches it).
+#[allow(clippy::disallowed_methods, reason = "this variable belongs to the test, not to the gateway")]
+fn model(folder: &Path) -> Option<PathBuf> {
+    let Some(from) = std::env::var_os("ANTIPHON_WHISPER_CT2") else {
+        antiphon_skip::skip("whisper", "ANTIPHON_WHISPER_CT2 names no folder with a checkpoint of CTranslate2");
+        return None;
+    };
+    let to = folder.join("whisper-tiny.en");
+    let tensors = convert(Path::new(&from), &to).expect("the checkpoint is converted");
+    assert_eq!(tensors, 167);
+    let report = antiphon::hear::whisper::verify::verify(&to);
+    assert!(report.passed(), "{report}");
+    Some(to)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn words_said_on_a_call_come_out_as_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(model) = model(folder.path()) else { return };
+    let rig = Rig::with(|config| config.recognizer.model = Some(model.display().to_string())).await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let mut events = rig.handle(&call).await.events();
+    let sentence = "Good morning. I would like to book a table for four people on Friday evening.";
+    call.say(&rig.reference(sentence).await).await.expect("the caller speaks");
+    let words = |text: &str| -> BTreeSet<String> {
+        let letters = |c: char| !c.is_alphanumeric();
+        text.split_whitespace().map(|word| word.trim_matches(letters).to_lowercase()).collect()
+    };
+    let (said, mut heard) = (words(sentence), BTreeSet::new());
+    // Two thirds of them: a machine's voice on a telephone is not what the model was trained on.
+    let enough = find(&mut events, |event| {
+        if let CallEvent::Prompt { text, .. } = &event {
+            eprintln!("heard: {text}");
+            heard.extend(words(text));
+        }
+        (said.intersection(&heard).count() * 3 >= said.len() * 2).then_some(())
+    });
+    enough.await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}
