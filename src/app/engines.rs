@@ -1,13 +1,20 @@
 //! Which voices speak: from `[engine]` to loaders, with a line for the log that says why.
+//!
+//! What a device lacks is asked before anything is loaded. With `kind = "auto"` the default voice speaks where no GPU can
+//! be used, also where that shows only while the model is loaded ([`or_spare`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::config::{Engine as EngineConfig, EngineKind};
-use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::{FinalChunk, Options};
+use crate::synth::cosyvoice::backend::{FinalChunk, Hardware, MemoryLimit, Options, TakenFor};
 use crate::synth::cosyvoice::gpu::{self, Precision};
 use crate::synth::cosyvoice::{CosyVoice, Settings};
 use crate::synth::device::Loader;
 use crate::synth::espeak::{self, Espeak};
 use crate::synth::tone::Tone;
+use crate::synth::{SynthError, Synthesizer};
 
 /// What was chosen.
 pub struct Choice {
@@ -67,10 +74,32 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     let Some(model) = config.model.clone() else {
         return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
     };
-    let (devices, reason) = devices(&config.device, gpu::absent(), gpu::count())?;
+    let auto = config.kind == EngineKind::Auto;
+    let hardware = hardware(config)?;
+    let found = match gpu::absent() {
+        Some(why) => Err(why),
+        None => Ok((0..gpu::count()).map(|ordinal| gpu::unusable(ordinal, &hardware)).collect()),
+    };
+    let (mut devices, mut reasons) = devices(&config.device, &found)?;
+    if devices.is_empty() {
+        // Slower than anybody speaks: taken by itself only where there is no other voice, or where CosyVoice3 is asked for.
+        match spare_voice() {
+            Ok(_) if auto => {
+                reasons.push(
+                    "espeak-ng speaks in place of CosyVoice3; on the CPU that is slower than real time: [engine] device = \"cpu\""
+                        .into(),
+                );
+                let loader: Loader = Box::new(spare_voice);
+                return Ok(Choice { loaders: vec![loader], fallback: None, reasons });
+            }
+            _ => devices.push(Device::Cpu),
+        }
+        reasons.push("CosyVoice3 on the CPU, slower than real time".into());
+    }
     let options = Options {
         llm: config.llm.parse().map_err(|e| SynthError::Input(format!("[engine] llm: {e}")))?,
         final_chunk: if config.final_chunk == "reference" { FinalChunk::Reference } else { FinalChunk::Causal },
+        hardware,
         ..Options::default()
     };
     let settings = Settings {
@@ -95,16 +124,84 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         });
         loader
     });
-    let mut reasons = vec![reason];
+    let mut loaders: Vec<Loader> = loaders.collect();
+    if auto {
+        loaders = or_spare(loaders, spare_voice);
+    }
     // The default voice needs neither model nor device; it is loaded only where an agent wants it.
-    let fallback = Espeak::new(espeak::Config::default()).map(|_| {
-        let loader: Loader = Box::new(|| Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+    let fallback = spare_voice().map(|_| {
+        let loader: Loader = Box::new(spare_voice);
         loader
     });
     if let Err(error) = &fallback {
         reasons.push(format!("there is no fallback voice where CosyVoice3 cannot speak: {error}"));
     }
-    Ok(Choice { loaders: loaders.collect(), fallback: fallback.ok(), reasons })
+    Ok(Choice { loaders, fallback: fallback.ok(), reasons })
+}
+
+fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
+    let limit =
+        |text: &str| text.parse::<MemoryLimit>().map_err(|e| SynthError::Input(format!("[engine] memory: {e}")));
+    Ok(Hardware {
+        taken_for: TakenFor { arch: config.arch.clone(), shared_kib: config.shared_kib },
+        cache: Some(config.cache.clone()).filter(|path| !path.as_os_str().is_empty()),
+        memory: config.memory.as_deref().map(limit).transpose()?,
+    })
+}
+
+/// The default voice, whatever `[engine] voice` says: that names one of CosyVoice3's.
+fn spare_voice() -> Result<Box<dyn Synthesizer>, SynthError> {
+    Ok(Box::new(Espeak::new(espeak::Config::default())?))
+}
+
+/// What became of a device's first load.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Open,
+    /// It has spoken: what fails later may work again.
+    Loaded,
+    /// The spare voice speaks on it.
+    Spare,
+}
+
+/// Loaders that take `spare` in place of the last device that says that it cannot be used ([`SynthError::Unusable`]), so
+/// that somebody speaks. Others that say so stay silent, and leave the work to those that can.
+pub fn or_spare(
+    loaders: Vec<Loader>,
+    spare: impl Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send + Clone + 'static,
+) -> Vec<Loader> {
+    // Of which it is not known that they cannot be used.
+    let hopes = Arc::new(AtomicUsize::new(loaders.len()));
+    let guarded = loaders.into_iter().map(|load| {
+        let (hopes, spare, fate) = (hopes.clone(), spare.clone(), Mutex::new(Fate::Open));
+        let loader: Loader = Box::new(move || {
+            let mut fate = fate.lock().unwrap_or_else(PoisonError::into_inner);
+            if *fate == Fate::Spare {
+                return spare();
+            }
+            match load() {
+                Err(SynthError::Unusable(why)) if *fate == Fate::Loaded => Err(SynthError::Device(why)),
+                Err(SynthError::Unusable(why)) => {
+                    let last = hopes.fetch_sub(1, Ordering::Relaxed) == 1;
+                    match if last { spare().ok() } else { None } {
+                        Some(voice) => {
+                            *fate = Fate::Spare;
+                            tracing::warn!("espeak-ng speaks in place of CosyVoice3: {why}");
+                            Ok(voice)
+                        }
+                        None => Err(SynthError::Unusable(why)),
+                    }
+                }
+                Ok(voice) => {
+                    *fate = Fate::Loaded;
+                    Ok(voice)
+                }
+                other => other,
+            }
+        });
+        loader
+    });
+    guarded.collect()
 }
 
 /// Where a network computes.
@@ -114,58 +211,113 @@ enum Device {
     Cuda(u32),
 }
 
-/// The devices that `[engine] device` means, and why. `absent`: why there is no GPU; `count`: how many there are.
-fn devices(device: &str, absent: Option<String>, count: u32) -> Result<(Vec<Device>, String), SynthError> {
+/// The devices that `[engine] device` means, and lines that say why. `found`: for each GPU why it cannot be used, or why
+/// there is none at all. None: `auto`, and there is no GPU that can be used.
+fn devices(
+    device: &str,
+    found: &Result<Vec<Option<String>>, String>,
+) -> Result<(Vec<Device>, Vec<String>), SynthError> {
     if device == "cpu" {
-        return Ok((vec![Device::Cpu], "CosyVoice3 on the CPU, as configured".into()));
+        return Ok((vec![Device::Cpu], vec!["CosyVoice3 on the CPU, as configured".into()]));
     }
     let one = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok());
     if one.is_none() && !["auto", "cuda:all"].contains(&device) {
         let message = format!("[engine] device = \"{device}\": say \"auto\", \"cpu\", \"cuda:all\" or \"cuda:0\"");
         return Err(SynthError::Input(message));
     }
-    match absent {
-        None => {}
-        Some(why) if device == "auto" => return Ok((vec![Device::Cpu], format!("CosyVoice3 on the CPU: {why}"))),
-        Some(why) => return Err(SynthError::Device(format!("[engine] device = \"{device}\": {why}"))),
+    let refuse = |why: &str| Err(SynthError::Device(format!("[engine] device = \"{device}\": {why}")));
+    let gpus = match found {
+        Ok(gpus) => gpus,
+        Err(why) if device == "auto" => return Ok((Vec::new(), vec![why.clone()])),
+        Err(why) => return refuse(why),
+    };
+    if let Some(ordinal) = one {
+        return match gpus.get(ordinal as usize) {
+            None => refuse(&format!("there are {} GPUs, numbered from 0", gpus.len())),
+            Some(Some(why)) => refuse(why),
+            Some(None) => Ok((vec![Device::Cuda(ordinal)], vec![format!("CosyVoice3 on GPU {ordinal}")])),
+        };
     }
-    match one {
-        Some(ordinal) if ordinal >= count => {
-            let message = format!("[engine] device = \"{device}\": there are {count} GPUs, numbered from 0");
-            Err(SynthError::Device(message))
-        }
-        Some(ordinal) => Ok((vec![Device::Cuda(ordinal)], format!("CosyVoice3 on GPU {ordinal}"))),
-        None => Ok(((0..count).map(Device::Cuda).collect(), format!("CosyVoice3 on {count} GPU(s)"))),
+    let numbered = || gpus.iter().enumerate().map(|(n, why)| (n as u32, why));
+    let usable: Vec<Device> = numbered().filter(|(_, why)| why.is_none()).map(|(n, _)| Device::Cuda(n)).collect();
+    let mut reasons: Vec<String> =
+        numbered().filter_map(|(n, why)| why.as_ref().map(|why| format!("GPU {n} is not used: {why}"))).collect();
+    if usable.is_empty() && device != "auto" {
+        return refuse(&reasons.join("; "));
     }
+    if !usable.is_empty() {
+        reasons.push(format!("CosyVoice3 on {} GPU(s)", usable.len()));
+    }
+    Ok((usable, reasons))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn gpus(list: &[Option<&str>]) -> Result<Vec<Option<String>>, String> {
+        Ok(list.iter().map(|why| why.map(Into::into)).collect())
+    }
+
+    fn none() -> Result<Vec<Option<String>>, String> {
+        Err("no GPU engine: no driver".into())
+    }
+
     #[test]
-    fn auto_takes_every_gpu_and_without_one_says_in_a_line_why_it_is_on_the_cpu() {
-        let (found, reason) = devices("auto", None, 3).expect("three");
+    fn auto_takes_every_gpu_that_can_be_used_and_says_in_a_line_why_others_cannot() {
+        let (found, reasons) = devices("auto", &gpus(&[None, None, None])).expect("three");
         assert_eq!(found, [Device::Cuda(0), Device::Cuda(1), Device::Cuda(2)]);
-        assert!(reason.contains("3 GPU"));
-        let (found, reason) = devices("auto", Some("no GPU engine: no driver".into()), 0).expect("the CPU");
-        assert_eq!((found, reason.as_str()), (vec![Device::Cpu], "CosyVoice3 on the CPU: no GPU engine: no driver"));
-        assert_eq!(reason.lines().count(), 1);
-        assert_eq!(devices("cuda:1", None, 2).expect("the second").0, [Device::Cuda(1)]);
-        assert_eq!(devices("cuda:all", None, 2).expect("both").0.len(), 2);
+        assert!(reasons[0].contains("3 GPU"));
+        let old = "no GPU engine: Tesla T4 is of compute capability 7.5";
+        let (found, reasons) = devices("auto", &gpus(&[Some(old), None])).expect("the second");
+        assert_eq!(found, [Device::Cuda(1)]);
+        assert!(reasons[0].contains("GPU 0") && reasons[0].contains("7.5"), "{reasons:?}");
+        assert!(reasons.iter().all(|reason| reason.lines().count() == 1));
+        for found in [gpus(&[Some(old)]), none()] {
+            let (devices, reasons) = devices("auto", &found).expect("none");
+            assert!(devices.is_empty() && reasons[0].contains("no GPU engine"), "{reasons:?}");
+        }
+        assert_eq!(devices("cuda:1", &gpus(&[None, None])).expect("the second").0, [Device::Cuda(1)]);
+        assert_eq!(devices("cuda:all", &gpus(&[None, None])).expect("both").0.len(), 2);
     }
 
     #[test]
     fn what_is_not_there_or_not_a_device_is_refused_by_name() {
-        for (device, absent, count) in [
-            ("cuda:2", None, 2),
-            ("cuda:0", Some("no driver".into()), 0),
-            ("cuda:all", Some("no driver".into()), 0),
-            ("gpu", None, 1),
-            ("cuda:x", None, 1),
+        for (device, found) in [
+            ("cuda:2", gpus(&[None, None])),
+            ("cuda:0", gpus(&[Some("too old"), None])),
+            ("cuda:0", none()),
+            ("cuda:all", none()),
+            ("cuda:all", gpus(&[Some("too old")])),
+            ("gpu", gpus(&[None])),
+            ("cuda:x", gpus(&[None])),
         ] {
-            let error = devices(device, absent, count).expect_err("refused").to_string();
+            let error = devices(device, &found).expect_err("refused").to_string();
             assert!(error.contains(device), "{error}");
         }
+    }
+
+    #[test]
+    fn the_default_voice_speaks_where_the_last_device_turns_out_to_be_unusable() {
+        let unusable = || -> Loader { Box::new(|| Err(SynthError::Unusable("too little memory".into()))) };
+        let tone = || -> Result<Box<dyn Synthesizer>, SynthError> { Ok(Box::new(Tone::new())) };
+        let loaders = or_spare(vec![unusable(), unusable()], tone);
+        assert!(matches!(loaders[0](), Err(SynthError::Unusable(_))));
+        assert_eq!(loaders[1]().expect("the spare").caps().name, tone().expect("it").caps().name);
+        assert!(loaders[1]().is_ok(), "it is loaded again as itself");
+
+        let loaders = or_spare(vec![unusable(), Box::new(tone)], tone);
+        assert!(loaders[1]().is_ok());
+        assert!(matches!(loaders[0](), Err(SynthError::Unusable(_))), "another speaks");
+
+        // What has worked may work again: it is tried, and nobody takes its place.
+        let worked = std::sync::atomic::AtomicBool::new(false);
+        let once: Loader = Box::new(move || match worked.swap(true, Ordering::Relaxed) {
+            false => Ok(Box::new(Tone::new())),
+            true => Err(SynthError::Unusable("no memory".into())),
+        });
+        let loaders = or_spare(vec![once], tone);
+        assert!(loaders[0]().is_ok());
+        assert!(matches!(loaders[0](), Err(SynthError::Device(_))));
     }
 }

@@ -13,9 +13,6 @@ use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
 use crate::synth::cosyvoice::{pull, random};
 use crate::voice;
 
-/// What the working precision of a GPU may differ by, absolute, per stage.
-const WORKING_LIMITS: &[(&str, f64)] = &[("llm", 0.1), ("flow", 0.1), ("hift", 0.1), ("e2e", 0.5)];
-
 /// The files of a recogniser.
 const WHISPER: pull::Set =
     pull::Set { what: "Whisper checkpoint", needed: &whisper::verify::NEEDED, welcome: &whisper::verify::WELCOME };
@@ -144,8 +141,11 @@ fn engine_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u
     if let Some(why) = gpu::absent() {
         return Err(Failure::unavailable(why));
     }
-    let (precision, limits) =
-        if dtype == "f32" { (Precision::EXACT, &[][..]) } else { (Precision::default(), WORKING_LIMITS) };
+    let (precision, limits) = if dtype == "f32" {
+        (Precision::EXACT, &[][..])
+    } else {
+        (Precision::default(), crate::synth::cosyvoice::selftest::WORKING)
+    };
     Ok(cli::selftest_on(kit, limits, |kit| {
         GpuBackend::load(&kit.checkpoint_dir(), ordinal, crate::synth::cosyvoice::selftest::options(kit), precision)
     }))

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::agent::config::Agent;
 use crate::server::config::Http;
-use crate::synth::cosyvoice::backend::LanguageModel;
+use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
 use crate::telemetry::Log;
 
 /// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.
@@ -88,6 +88,14 @@ pub struct Engine {
     pub dtype: String,
     /// How the last chunk of an utterance is solved: `causal` or `reference`.
     pub final_chunk: String,
+    /// How much of a GPU's memory is used; `None`: what is free.
+    pub memory: Option<String>,
+    /// Folder of compiled kernels and of what was found fastest; empty: `kernels` in the state directory.
+    pub cache: PathBuf,
+    /// Architecture that GPU kernels are compiled for, for measuring; `None`: the device's own.
+    pub arch: Option<String>,
+    /// Shared memory of a block in KiB, for measuring; `None`: what the device has.
+    pub shared_kib: Option<u32>,
 }
 
 impl Default for Engine {
@@ -101,6 +109,10 @@ impl Default for Engine {
             device: "auto".into(),
             dtype: "auto".into(),
             final_chunk: "causal".into(),
+            memory: None,
+            cache: PathBuf::new(),
+            arch: None,
+            shared_kib: None,
         }
     }
 }
@@ -206,6 +218,9 @@ impl Config {
         self.turns.validate().map_err(|e| format!("[turns] {e}"))?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;
         self.log.validate().map_err(|e| format!("[log] {e}"))?;
+        if let Some(Err(error)) = self.engine.memory.as_deref().map(str::parse::<MemoryLimit>) {
+            return Err(format!("[engine] memory: {error}"));
+        }
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
@@ -252,6 +267,7 @@ impl Config {
             (&mut self.batch.audio_dir, "batch"),
             (&mut self.engine.voices, "voices"),
             (&mut self.records.database, "records.sqlite"),
+            (&mut self.engine.cache, "kernels"),
         ];
         for (path, name) in paths {
             if path.as_os_str().is_empty() {

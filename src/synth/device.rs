@@ -7,7 +7,8 @@
 //! What ends one utterance ends only that. What ends a device ([`SynthError::Device`], or a panic inside a voice) ends
 //! every utterance on it with the reason, and none elsewhere; its streams go to other devices with their next
 //! utterance. The device's model is dropped and loaded again, after a pause that doubles from failure to failure up
-//! to [`Recovery::most`] and begins anew once the device has worked for as long as that.
+//! to [`Recovery::most`] and begins anew once the device has worked for as long as that. A device that says that it cannot
+//! run the voice ([`SynthError::Unusable`]) is not tried again.
 //!
 //! # Why
 //! - **Scheduler and synthesizer share a thread**: no batching task, no queue task and no reply channel lie
@@ -76,7 +77,7 @@ pub enum Phase {
     Loading,
     /// It speaks.
     Ready,
-    /// It does not work, and why. It is loaded again after a while ([`DeviceStatus::retry_in`]).
+    /// It does not work, and why. It is loaded again after a while ([`DeviceStatus::retry_in`]), or never.
     Failed(String),
     /// It was shut down.
     Stopped,
@@ -101,7 +102,7 @@ pub struct DeviceStatus {
     pub spent: Spent,
     /// How often it failed since the start.
     pub failures: u32,
-    /// Time until a failed device is loaded again.
+    /// Time until a failed device is loaded again; `None` also where that is no use.
     pub retry_in: Option<Duration>,
     /// Predicted seconds of the narrowest step.
     pub step_seconds: PerStage<f64>,

@@ -202,4 +202,7 @@ pub enum SynthError {
     /// The device or the model as a whole does not work.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device cannot run this voice, now or later: it is not tried again. The text says what would help.
+    #[error("{0}")]
+    Unusable(String),
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use antiphon::agent::config::{Agent, Overload};
-use antiphon::app::engines::Choice;
+use antiphon::app::engines::{self, Choice};
 use antiphon::config::Config;
 use antiphon::synth::SynthError;
 use antiphon::synth::device::Loader;
@@ -68,6 +68,28 @@ async fn where_no_device_speaks_a_call_is_refused_or_has_the_default_voice() {
     let speech = speech.send().await.expect("HTTP");
     assert_eq!(speech.status(), 503);
     assert!(speech.headers().contains_key("retry-after"));
+    rig.app.drain().await;
+}
+
+/// A GPU that turns out to be of no use while the model is loaded: calls are answered all the same, on the default voice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_with_an_unusable_gpu_speaks_on_the_default_voice() {
+    if Espeak::new(espeak::Config::default()).is_err() {
+        println!("SKIPPED: espeak-ng is not installed");
+        return;
+    }
+    let unusable: Loader = Box::new(|| Err(SynthError::Unusable("no GPU engine: compute capability 7.5".into())));
+    let loaders = engines::or_spare(vec![unusable], || Ok(Box::new(Espeak::new(espeak::Config::default())?)));
+    let rig = Rig::with_voices(agents, Choice { loaders, fallback: None, reasons: Vec::new() }).await;
+    assert!(rig.app.gateway().is_ready());
+    let call = rig.telephone("strict", Codec::Pcmu).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    let (_, end) = hear_turn(&call, asked).await;
+    let heard = call.ear().heard().clip_between(asked, end + Duration::from_millis(200));
+    let spoken = Rig::spoken_by(&rig.app.gateway().engine, SENTENCE).await;
+    let found = correlate::correlate(&heard, &spoken).expect("comparable rates");
+    assert!(found.value > 0.8, "{found:?}");
+    call.hang_up().await;
     rig.app.drain().await;
 }
 

@@ -36,10 +36,14 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// What the device is taken for, so that one card shows what others would do: `ANTIPHON_TEST_ARCH` (`compute_80`) and
-/// `ANTIPHON_TEST_SHARED_KIB` (`99`, `163`).
+/// `ANTIPHON_TEST_SHARED_KIB` (`99`, `163`). `ANTIPHON_TEST_CACHE`: a folder that keeps compiled kernels between tests.
 fn hardware() -> Hardware {
     let shared_kib = variable("ANTIPHON_TEST_SHARED_KIB").map(|kib| kib.parse().expect("a number of KiB"));
-    Hardware { taken_for: TakenFor { arch: variable("ANTIPHON_TEST_ARCH"), shared_kib }, cache: None }
+    Hardware {
+        taken_for: TakenFor { arch: variable("ANTIPHON_TEST_ARCH"), shared_kib },
+        cache: variable("ANTIPHON_TEST_CACHE").map(Into::into),
+        memory: None,
+    }
 }
 
 /// How the kit's model is built on that.
@@ -114,7 +118,7 @@ fn single_precision_is_within_the_kits_tolerances() {
 #[test]
 fn working_precision_is_within_its_stated_tolerances() {
     if let Some(_device) = device() {
-        selftest(Precision::default(), &[("llm", 0.06), ("flow", 0.01), ("hift", 0.002), ("e2e", 0.5)]);
+        selftest(Precision::default(), selftest::WORKING);
     }
 }
 

@@ -379,6 +379,45 @@ pub struct Hardware {
     pub taken_for: TakenFor,
     /// Folder where compiled kernels and what was found fastest are kept; `None`: found out at every load.
     pub cache: Option<PathBuf>,
+    /// How much of its memory is used; `None`: all that is free.
+    pub memory: Option<MemoryLimit>,
+}
+
+/// How much of a device's memory an engine uses, its weights and what the driver takes for it included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of what the device has.
+    Percent(u32),
+}
+
+impl MemoryLimit {
+    /// In bytes, on a device of `total`.
+    pub fn of(self, total: u64) -> u64 {
+        match self {
+            MemoryLimit::Bytes(bytes) => bytes.min(total),
+            MemoryLimit::Percent(part) => (u128::from(total) * u128::from(part.min(100)) / 100) as u64,
+        }
+    }
+}
+
+impl std::str::FromStr for MemoryLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no amount of memory: say \"24GB\", \"24000MB\" or \"80%\"");
+        let number = |digits: &str| digits.trim().parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(wrong);
+        if let Some(percent) = text.strip_suffix('%') {
+            return number(percent).and_then(|n| if n <= 100 { Ok(Self::Percent(n)) } else { Err(wrong()) });
+        }
+        for (unit, bytes) in [("GB", 1_000_000_000), ("MB", 1_000_000)] {
+            if let Some(amount) = text.strip_suffix(unit) {
+                return number(amount).map(|n| Self::Bytes(u64::from(n) * bytes));
+            }
+        }
+        Err(wrong())
+    }
 }
 
 /// How a backend is built, besides its checkpoint.

@@ -43,7 +43,7 @@ pub use synthesizer::{CosyVoice, Settings};
 use self::backend::Options;
 use self::config::Config;
 use self::cpu::CpuBackend;
-use self::gpu::{GpuBackend, Precision};
+use self::gpu::{GpuBackend, GpuError, Precision};
 use crate::synth::SynthError;
 
 impl CosyVoice<CpuBackend> {
@@ -62,7 +62,7 @@ impl CosyVoice<GpuBackend> {
     /// Checks and loads the checkpoint in `dir` on CUDA device `ordinal`.
     ///
     /// # Errors
-    /// Everything that is wrong with the checkpoint, in one report; or what the device lacks.
+    /// Everything that is wrong with the checkpoint, in one report; [`SynthError::Unusable`]: what the device lacks.
     pub fn load_gpu(
         dir: &Path,
         ordinal: u32,
@@ -71,8 +71,10 @@ impl CosyVoice<GpuBackend> {
         settings: Settings,
     ) -> Result<Self, SynthError> {
         let config = checked(dir, &options)?;
-        let backend =
-            GpuBackend::load(dir, ordinal, options, precision).map_err(|e| SynthError::Device(e.to_string()))?;
+        let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| match e {
+            GpuError::Driver { .. } | GpuError::Blas(_) => SynthError::Device(e.to_string()),
+            lacking => SynthError::Unusable(lacking.to_string()),
+        })?;
         Self::new(backend, dir, config, settings)
     }
 }

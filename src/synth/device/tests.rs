@@ -256,6 +256,25 @@ async fn a_device_that_failed_tells_its_streams_why_and_comes_back() {
 }
 
 #[tokio::test]
+async fn a_device_that_cannot_be_used_says_why_and_is_not_tried_again() {
+    let loads = Arc::new(AtomicU32::new(0));
+    let counted = loads.clone();
+    let loader: Loader = Box::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Err(SynthError::Unusable("of compute capability 7.5".into()))
+    });
+    // Whatever were tried again would be so at once.
+    let recovery = Recovery { first: Duration::ZERO, most: Duration::ZERO };
+    let engine = Engine::start_with(vec![loader], Config::default(), recovery).expect("it starts");
+    engine.ready().await;
+    let status = &engine.status()[0];
+    assert!(matches!(&status.phase, Phase::Failed(reason) if reason.contains("7.5")), "{:?}", status.phase);
+    assert_eq!((status.failures, status.retry_in), (1, None));
+    engine.shutdown();
+    assert_eq!(loads.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
 async fn the_other_devices_go_on_and_take_the_streams_over() {
     let scripts = [Arc::new(Script::default()), Arc::new(Script::default())];
     let engine = engine_of(&[&scripts[0], &scripts[1]], NEVER);

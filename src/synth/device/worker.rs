@@ -25,6 +25,9 @@ use crate::turn::{SpeechSink, StreamId, Utterance};
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_millis(250);
 
+/// How long at a time a device that cannot be used does nothing.
+const UNUSABLE: Duration = Duration::from_secs(3600);
+
 /// How often full sinks are tried again while nothing else happens.
 const RETRY: Duration = Duration::from_millis(5);
 
@@ -162,6 +165,7 @@ pub(super) fn run(
                     Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0, launched: None };
                 guarded(|| worker.work())
             }
+            Err(SynthError::Unusable(reason)) => Err(SynthError::Unusable(std::mem::take(reason))),
             Err(error) => Err(SynthError::Device(match error {
                 SynthError::Device(reason) => std::mem::take(reason),
                 other => other.to_string(),
@@ -173,14 +177,17 @@ pub(super) fn run(
         }
         streak += 1;
         let pause = recovery.pause(streak);
+        let again = !matches!(result, Err(SynthError::Unusable(_)));
         match &result {
-            Ok(()) => shared.abandon("the speech engine was shut down", None, || phase.send_replace(Phase::Stopped)),
+            Ok(()) => shared.abandon("the speech engine was shut down", 0, None, || phase.send_replace(Phase::Stopped)),
             Err(error) => {
-                tracing::error!(device = index, %error, again_in = ?pause, "speech device failed");
+                let again_in = again.then_some(pause);
+                tracing::error!(device = index, %error, ?again_in, "speech device failed");
                 let label = up(shared, index, false);
                 metrics::counter!("antiphon_device_failures_total", "device" => label).increment(1);
                 let reason = error.to_string();
-                shared.abandon(&reason, Some(now + pause), || phase.send_replace(Phase::Failed(reason.clone())));
+                let at = again_in.map(|pause| now + pause);
+                shared.abandon(&reason, 1, at, || phase.send_replace(Phase::Failed(reason.clone())));
             }
         }
         // Dropping a model may take a while and may fail as the device does; its streams have been told already.
@@ -188,7 +195,13 @@ pub(super) fn run(
         if result.is_ok() {
             return;
         }
-        if !shared.rest(now + pause) {
+        let goes_on = if again {
+            shared.rest(now + pause)
+        } else {
+            while shared.rest(clock::now() + UNUSABLE) {}
+            false
+        };
+        if !goes_on {
             phase.send_replace(Phase::Stopped);
             return;
         }
@@ -206,7 +219,7 @@ fn up(shared: &Shared, index: usize, works: bool) -> String {
 impl Shared {
     /// Ends all work with `reason`, and takes none until the voice is loaded again. `tell` makes the phase known:
     /// before any job ends, since a sink that hears of that may look at it.
-    fn abandon<T>(&self, reason: &str, retry_at: Option<Instant>, tell: impl FnOnce() -> T) {
+    fn abandon<T>(&self, reason: &str, failures: u32, retry_at: Option<Instant>, tell: impl FnOnce() -> T) {
         let mut state = self.state();
         state.sched = None;
         state.spent.lapse();
@@ -220,7 +233,7 @@ impl Shared {
             state.gauge(part, 0);
         }
         state.retry_at = retry_at;
-        state.failures += u32::from(retry_at.is_some());
+        state.failures += failures;
         tell();
         let jobs: Vec<JobId> = state.payloads.keys().copied().collect();
         for job in jobs {

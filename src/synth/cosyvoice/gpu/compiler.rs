@@ -66,14 +66,9 @@ impl Unit<'_> {
         let text = self.sources.join("\n");
         let options = self.options(arch);
         let name = || {
-            let mut hash = Sha256::new();
             let compiler = version();
-            let parts = [compiler.as_str(), self.name, &text].into_iter();
-            for part in parts.chain(options.iter().map(String::as_str)) {
-                hash.update(part.as_bytes());
-                hash.update([0]);
-            }
-            format!("{}-{arch}-{}", self.name, hex(&hash.finalize()[..16]))
+            let parts = [compiler.as_str(), self.name, arch, &text].into_iter();
+            named(self.name, parts.chain(options.iter().map(String::as_str)))
         };
         let Some((kept, name)) = kept.map(|kept| (kept, name())) else { return self.compile(&text, &options, arch) };
         if let Some(code) = kept.read(&name) {
@@ -127,6 +122,16 @@ unsafe fn image(program: sys::nvrtcProgram, arch: &str) -> Result<Vec<u8>, sys::
         ok(sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()))?;
         Ok(image)
     }
+}
+
+/// A file's name for what depends on all of `parts`.
+pub(super) fn named<'a>(stem: &str, parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.as_bytes());
+        hash.update([0]);
+    }
+    format!("{stem}-{}", hex(&hash.finalize()[..16]))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -21,7 +21,10 @@ use super::ledger::{Ledger, Part};
 use super::libraries;
 use super::target::Target;
 use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::Hardware;
+use crate::synth::cosyvoice::backend::{Hardware, MemoryLimit};
+
+/// Least memory of a device: weights and scratch of the released model, and a few utterances.
+const LEAST_MEMORY: u64 = 6_000_000_000;
 
 /// Why something on the device did not work.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +53,10 @@ pub enum GpuError {
     #[error("cuBLASLt: {0}")]
     Blas(String),
     /// An allocation failed.
-    #[error("device memory: {bytes} bytes for {what} cannot be had, {free} are free")]
+    #[error(
+        "device memory: {:.2} GB for {what} cannot be had, {:.2} GB are free: see with `nvidia-smi` who holds the rest",
+        *bytes as f64 * 1e-9, *free as f64 * 1e-9
+    )]
     Memory {
         /// For what.
         what: &'static str,
@@ -113,6 +119,25 @@ pub fn count() -> u32 {
     if absent().is_some() { 0 } else { CudaContext::device_count().map_or(0, |n| n.max(0) as u32) }
 }
 
+/// Why device `ordinal` cannot run the engine, in one line; `None` where it can be tried. Needs no context.
+pub fn unusable(ordinal: u32, hardware: &Hardware) -> Option<String> {
+    if let Some(reason) = absent() {
+        return Some(reason);
+    }
+    let memory = |facts: Facts| match hardware.memory.map_or(facts.memory, |limit| limit.of(facts.memory)) {
+        bytes if bytes < LEAST_MEMORY => {
+            Err(format!("{} has {:.1} GB for the engine, {:.0} GB are needed", facts.name, gb(bytes), gb(LEAST_MEMORY)))
+        }
+        _ => Ok(()),
+    };
+    let target = target_of(ordinal, &compiler::supported(), hardware).map_err(|e| e.to_string());
+    target.and_then(|_| Facts::of(ordinal)).and_then(memory).err()
+}
+
+fn gb(bytes: u64) -> f64 {
+    bytes as f64 * 1e-9
+}
+
 /// One device and its streams.
 pub(super) struct Device {
     /// Shared with its events, which must not outlive it.
@@ -121,6 +146,10 @@ pub(super) struct Device {
     target: Target,
     /// Where compiled kernels are kept.
     kept: Option<Kept>,
+    /// How much of its memory may be used.
+    memory_limit: Option<MemoryLimit>,
+    /// Everything that what was found fastest on it depends on.
+    pub(super) identity: String,
     /// Dynamic shared memory that a block may ask for, in bytes.
     pub(super) shared: u32,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
@@ -191,6 +220,8 @@ impl Device {
             name: context.name()?,
             context: Arc::new(context),
             kept: hardware.cache.as_deref().map(Kept::new),
+            memory_limit: hardware.memory,
+            identity: identity(&asked)?,
             shared: asked.shared(),
             hopper: asked.hopper(),
             target: asked,
@@ -200,6 +231,22 @@ impl Device {
         };
         this.settle(Part::Context)?;
         Ok(Arc::new(this))
+    }
+
+    /// What was found out before, under a name made of `what` and of [`Self::identity`].
+    pub(super) fn remembered(&self, what: &str) -> Option<Vec<u8>> {
+        self.kept.as_ref()?.read(&self.kept_name(what))
+    }
+
+    /// Keeps it for later starts.
+    pub(super) fn remember(&self, what: &str, bytes: &[u8]) {
+        if let Some(kept) = &self.kept {
+            kept.write(&self.kept_name(what), bytes);
+        }
+    }
+
+    fn kept_name(&self, what: &str) -> String {
+        compiler::named("fastest", [self.name.as_str(), &self.identity, what])
     }
 
     /// Books what the driver took by itself since the last time under `part`.
@@ -225,6 +272,13 @@ impl Device {
     fn enter_still(&self, what: &'static str) -> Result<(), GpuError> {
         self.faults.call(what)?;
         self.context.wait_all()
+    }
+
+    /// Bytes that may still be taken: what is free, less what is not to be used.
+    pub(super) fn room(&self) -> Result<u64, GpuError> {
+        let (free, total) = self.memory()?;
+        let left = self.memory_limit.map_or(u64::MAX, |limit| limit.of(total).saturating_sub(self.ledger.own()));
+        Ok(free.min(left))
     }
 
     /// Bytes free and in all.
@@ -440,6 +494,14 @@ impl Device {
             Ok(Graph { exec: exec.map_err(&failed)?, device: self.clone() })
         }
     }
+}
+
+/// Versions and limits that decide what runs and how fast: of the driver, the libraries, and the target.
+fn identity(target: &Target) -> Result<String, GpuError> {
+    let driver = libraries::driver().map_err(GpuError::Absent)?;
+    // SAFETY: the library is open; the call only tells a number.
+    let products = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
+    Ok(format!("{driver} {} {products} {} {}", compiler::version(), target.arch, target.limit))
 }
 
 /// What device `ordinal` is to the kernels. Needs no context.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, Timer, start};
 use super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::lt::{Lt, Operands, Shape};
-use super::tuned::Tuned;
+use super::tuned::{Finding, Tuned};
 use super::weights::{Packed, Packer, Piece, Source, padded};
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{
@@ -99,6 +99,27 @@ enum Choice {
     Tile(Tile),
     /// For few rows: so many times 16 outputs a block.
     Few(usize),
+}
+
+impl Finding for Option<Choice> {
+    const KIND: &'static str = "own 1";
+
+    fn to_bytes(self) -> Vec<u8> {
+        match self {
+            None => Vec::new(),
+            Some(Choice::Tile(tile)) => vec![0, tile as u8],
+            Some(Choice::Few(tiles)) => vec![1, tiles as u8],
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match *bytes {
+            [] => Some(None),
+            [0, tile] => PLAIN.into_iter().find(|known| *known as u8 == tile).map(|tile| Some(Choice::Tile(tile))),
+            [1, tiles] => Some(Some(Choice::Few(usize::from(tiles)))),
+            _ => None,
+        }
+    }
 }
 
 /// What is faster than cuBLASLt.

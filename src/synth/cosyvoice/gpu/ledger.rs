@@ -8,6 +8,9 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// What the driver takes for a context, about (driver 580: 0.5 GB); more is other programs'.
+const CONTEXT: u64 = 600_000_000;
+
 /// What memory is for. Closed: also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -116,6 +119,13 @@ impl Ledger {
         bytes[part as usize] += used.saturating_sub(booked);
     }
 
+    /// What the engine holds: everything booked but what was there when the device was opened, in whose place comes what
+    /// a context takes by itself.
+    pub(super) fn own(&self) -> u64 {
+        let bytes = self.bytes();
+        bytes.iter().sum::<u64>() - bytes[Part::Context as usize] + bytes[Part::Context as usize].min(CONTEXT)
+    }
+
     /// What is booked under `part`.
     pub(super) fn of(&self, part: Part) -> u64 {
         self.bytes()[part as usize]
@@ -137,6 +147,9 @@ mod tests {
         ledger.sub(Part::of("activations"), 70);
         ledger.settle(Part::Graphs, 1530);
         assert_eq!((ledger.of(Part::Workspace), ledger.of(Part::Graphs)), (0, 0));
+        assert_eq!(ledger.own(), 1530);
+        ledger.settle(Part::Context, 9_000_000_000);
+        assert_eq!(ledger.own(), CONTEXT + 1030, "what others hold is not the engine's");
         // A driver that gave memory back in between makes no negative part.
         ledger.settle(Part::Graphs, 900);
         assert_eq!(ledger.of(Part::Graphs), 0);

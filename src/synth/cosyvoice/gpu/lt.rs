@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::cublaslt::{result as lt, sys};
 
 use super::device::{Buf, Device, Elt, GpuError, Timer};
-use super::tuned::Tuned;
+use super::tuned::{Finding, Tuned};
 
 /// Algorithms tried for each shape.
 const CANDIDATES: usize = 8;
@@ -16,6 +16,21 @@ const WORKSPACE: usize = 32 << 20;
 
 /// The fastest algorithms.
 static ALGORITHMS: Tuned<sys::cublasLtMatmulAlgo_t> = Tuned::new();
+
+/// The library's own description of an algorithm, for one version of it.
+impl Finding for sys::cublasLtMatmulAlgo_t {
+    const KIND: &'static str = "library 1";
+
+    fn to_bytes(self) -> Vec<u8> {
+        self.data.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let data = words.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>().try_into().ok()?;
+        rest.is_empty().then_some(Self { data })
+    }
+}
 
 /// Which product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,7 +157,12 @@ impl Lt {
             (desc, layouts, found)
         };
         let algo = ALGORITHMS.of(&self.device, self.elt, shape, || self.fastest(desc, layouts, &found, on))?;
-        self.plans.insert(shape, Plan { desc, layouts, algo });
+        let mut plan = Plan { desc, layouts, algo };
+        // One that was written down elsewhere may be none of this library's, for all that the names say.
+        if self.run_plan(&plan, on).is_err() {
+            plan.algo = self.fastest(desc, layouts, &found, on)?;
+        }
+        self.plans.insert(shape, plan);
         Ok(())
     }
 

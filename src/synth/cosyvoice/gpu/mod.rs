@@ -61,7 +61,7 @@ use std::sync::Arc;
 
 use self::compiler::Unit;
 use self::device::Device;
-pub use self::device::{Elt, GpuError, absent, count};
+pub use self::device::{Elt, GpuError, absent, count, unusable};
 pub use self::facts::Facts;
 pub use self::faults::Fault;
 use self::flight::Flight;
@@ -94,10 +94,14 @@ const FLOW: &str = include_str!("kernels/flow.cu");
 const FEW: &str = include_str!("kernels/few.cu");
 const HIFT: &str = include_str!("kernels/hift.cu");
 
-/// Utterances open at once unless told otherwise.
-const DEFAULT_SLOTS: u32 = 256;
+/// Utterances open at once at most, unless told otherwise, and at least.
+const SLOTS: std::ops::RangeInclusive<u64> = 8..=256;
+/// Memory that a slot is reckoned to need: a tenth for its positions, the rest for some blocks of the flow.
+const SLOT_BYTES: u64 = 256 << 20;
 /// Positions of a language model slot unless memory is short.
 const POSITIONS: usize = 2048;
+/// Least speech ids that an utterance must have room for behind its prefix.
+const LEAST_SPEECH: usize = 25;
 /// Share of the memory left after loading that slabs take; the rest is the driver's.
 const SLAB_SHARE: f64 = 0.94;
 
@@ -199,10 +203,10 @@ impl GpuBackend {
         precision: Precision,
     ) -> Result<Self, GpuError> {
         let device = Device::open(ordinal, &options.hardware)?;
-        let slots = options.slots.unwrap_or(DEFAULT_SLOTS).clamp(1, 1024);
+        let free = device.room()?;
+        let slots = options.slots.unwrap_or_else(|| slots_for(free)).clamp(1, 1024);
         // One slot more than callers see: for looking into the networks.
         let room = slots as usize + 1;
-        let (free, _) = device.memory()?;
         let position = 2 * config.llm.layers * config.llm.kv_heads * config.llm.head_dim * precision.llm.size();
         let affordable = (free as usize / 8) / (position * room);
         let positions = POSITIONS.min(affordable).max(256);
@@ -212,7 +216,7 @@ impl GpuBackend {
         let hift = Hift::load(&packer, source, &config, options.sine_noise, room, flow.x_offset)?;
         let hists = device.zeros("flow histories", room * flow.hist_bytes)?;
         device.settle(Part::Code)?;
-        let (free, _) = device.memory()?;
+        let free = device.room()?;
         let budget = options.memory.unwrap_or((free as f64 * SLAB_SHARE) as u64).min(free);
         let slabs = Slabs::new(&device, flow.slab_bytes, budget)?;
         let widest = |most: usize| most.min(slots as usize) as u32;
@@ -523,6 +527,26 @@ impl GpuBackend {
     }
 }
 
+/// Slots for `free` bytes of device memory.
+fn slots_for(free: u64) -> u32 {
+    (free / SLOT_BYTES).clamp(*SLOTS.start(), *SLOTS.end()) as u32
+}
+
+/// Speech ids that an utterance may have at most: what it asked for, or what there is room for behind a prefix of `prefix`
+/// of `positions` positions, and behind `prompt` of the `flow` tokens that the flow has blocks for.
+///
+/// # Errors
+/// There is room for next to nothing.
+fn longest(asked: u32, prefix: usize, positions: usize, prompt: usize, flow: usize) -> Result<u32, SynthError> {
+    let room = positions.saturating_sub(prefix).min(flow.saturating_sub(prompt));
+    if room < LEAST_SPEECH.min(asked as usize) {
+        return Err(SynthError::Input(format!(
+            "the text is too long: split it (its {prefix} ids leave {room} of {positions} positions for speech)"
+        )));
+    }
+    Ok(asked.min(room as u32))
+}
+
 /// One stream that is to be advanced.
 struct Job<'a> {
     voice: VoiceHandle,
@@ -563,18 +587,12 @@ impl Backend for GpuBackend {
         self.drop_hold(voice);
     }
 
-    fn open(&mut self, slot: Slot, request: SlotRequest) -> Result<(), SynthError> {
+    fn open(&mut self, slot: Slot, mut request: SlotRequest) -> Result<(), SynthError> {
         self.close(slot);
         if slot.0 >= self.caps.limits.slots {
             return Err(SynthError::Utterance(format!(
                 "slot {} is past the {} there are",
                 slot.0, self.caps.limits.slots
-            )));
-        }
-        if request.prefix.len() + request.sampling.max_len as usize > self.caps.positions as usize {
-            return Err(SynthError::Input(format!(
-                "the text is too long: split it (over {} positions)",
-                self.caps.positions
             )));
         }
         cpu::check_request(&request, &self.config)?;
@@ -583,6 +601,10 @@ impl Backend for GpuBackend {
         let entry = self.voices.get_mut(&voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
         let shared = entry.prefix.as_ref().map_or(&[][..], |p| &p.slabs);
         let tokens = entry.prompt.tokens.clone();
+        let (positions, blocks) = (self.caps.positions as usize, self.flow.limit() / self.config.token_mel_ratio);
+        let sampling = &mut request.sampling;
+        sampling.max_len = longest(sampling.max_len, request.prefix.len(), positions, tokens.len(), blocks)?;
+        sampling.min_len = sampling.min_len.min(sampling.max_len);
         let stream =
             Stream::new(tokens, shared, &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
         match &entry.prefix {
@@ -760,5 +782,33 @@ impl Backend for GpuBackend {
     fn sync(&mut self) -> Result<(), SynthError> {
         self.catch_up()?;
         Ok(self.device.sync()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_follow_memory_and_their_positions_stay_whole() {
+        let position = 2 * 24 * 2 * 64 * 2;
+        for (gb, slots) in [(7, 26), (15, 55), (23, 85), (31, 115), (78, 256), (139, 256)] {
+            let free = gb * 1_000_000_000;
+            assert_eq!(slots_for(free), slots, "{gb} GB");
+            let affordable = free as usize / 8 / (position * (slots as usize + 1));
+            assert!(affordable >= POSITIONS, "{gb} GB: {affordable}");
+        }
+        assert_eq!(slots_for(0), 8);
+    }
+
+    #[test]
+    fn a_long_text_in_a_long_voice_is_given_what_room_there_is() {
+        // 80 ids in a voice of 3 s, then of 30 s: its text and its 750 speech ids are in the prefix.
+        assert_eq!(longest(1600, 80 + 30 + 75, 2048, 75, 1600).expect("fits"), 1525);
+        assert_eq!(longest(1600, 80 + 150 + 750, 2048, 750, 1600).expect("is cut"), 850);
+        assert_eq!(longest(200, 185, 2048, 75, 1600).expect("fits"), 200);
+        let error = longest(1600, 2040, 2048, 75, 1600).expect_err("no room").to_string();
+        assert!(error.contains("split it"), "{error}");
+        assert_eq!(longest(5, 2043, 2048, 75, 1600).expect("all of it"), 5);
     }
 }

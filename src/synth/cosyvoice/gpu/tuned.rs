@@ -1,8 +1,9 @@
-//! What was found fastest on a kind of device, kept for as long as the process runs.
+//! What was found fastest on a kind of device, kept for as long as the process runs, and on disk for later ones.
 //!
 //! # Why
 //! Kernels that do the same product round differently, and which is fastest is found by timing. Were it found anew by
-//! every load, a seed's audio would change when a lost device is loaded again, and from card to card.
+//! every load, a seed's audio would change when a lost device is loaded again, from card to card and from process to
+//! process; and the timing takes seconds of a start.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -10,12 +11,23 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use super::device::{Device, Elt, GpuError};
 use super::lt::Shape;
 
+/// A finding, and how it is written down.
+pub(super) trait Finding: Copy {
+    /// A name that no other kind of finding has. It changes with the meaning of the bytes and with the kernels.
+    const KIND: &'static str;
+
+    fn to_bytes(self) -> Vec<u8>;
+
+    /// `None`: they are none of this kind.
+    fn from_bytes(bytes: &[u8]) -> Option<Self>;
+}
+
 type Found<T> = HashMap<(String, Elt, Shape), T>;
 
-/// Findings of one kind, by the device's name, the operands' type and the product.
+/// Findings of one kind, by the device and all that they depend on, the operands' type and the product.
 pub(super) struct Tuned<T>(LazyLock<Mutex<Found<T>>>);
 
-impl<T: Copy> Tuned<T> {
+impl<T: Finding> Tuned<T> {
     pub(super) const fn new() -> Self {
         Self(LazyLock::new(Mutex::default))
     }
@@ -28,13 +40,19 @@ impl<T: Copy> Tuned<T> {
         shape: Shape,
         find: impl FnOnce() -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
-        let key = (device.name.clone(), elt, shape);
+        let key = (format!("{} {}", device.name, device.identity), elt, shape);
         let found = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = found().get(&key).copied() {
             return Ok(known);
         }
+        let name = format!("{} {elt:?} {shape:?}", T::KIND);
+        if let Some(known) = device.remembered(&name).and_then(|bytes| T::from_bytes(&bytes)) {
+            return Ok(*found().entry(key).or_insert(known));
+        }
         // Not under the lock: it takes a while.
         let new = find()?;
-        Ok(*found().entry(key).or_insert(new))
+        let new = *found().entry(key).or_insert(new);
+        device.remember(&name, &new.to_bytes());
+        Ok(new)
     }
 }

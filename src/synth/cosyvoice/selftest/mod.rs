@@ -32,6 +32,8 @@ pub enum Tolerance {
     Rel(f64),
     /// Largest absolute difference, or else root mean square.
     AbsOrRms(f64, f64),
+    /// Root mean square difference as a part of the expected values' own: silence is at 1, noise above.
+    Part(f64),
 }
 
 impl fmt::Display for Tolerance {
@@ -41,6 +43,7 @@ impl fmt::Display for Tolerance {
             Tolerance::Abs(t) => write!(f, "{t:.0e}"),
             Tolerance::Rel(t) => write!(f, "{t:.0e} rel"),
             Tolerance::AbsOrRms(t, r) => write!(f, "{t:.0e} or rms {r:.0e}"),
+            Tolerance::Part(t) => write!(f, "rms {} %", t * 100.0),
         }
     }
 }
@@ -58,6 +61,8 @@ pub struct Line {
     pub max: f64,
     /// Root mean square difference.
     pub rms: f64,
+    /// Root mean square of what is expected.
+    pub scale: f64,
     /// What is allowed.
     pub tolerance: Tolerance,
     /// `None`: the kit lacks it or the backend cannot show it.
@@ -93,6 +98,7 @@ impl Report {
             shape: expected.shape.clone(),
             max: 0.0,
             rms: 0.0,
+            scale: 0.0,
             tolerance,
             pass: Some(true),
             note: String::new(),
@@ -113,12 +119,15 @@ impl Report {
             relative = relative.max(difference / f64::from(e).abs().max(1.0));
             squares += difference * difference;
         }
-        line.rms = (squares / expected.data.len().max(1) as f64).sqrt();
+        let count = expected.data.len().max(1) as f64;
+        line.rms = (squares / count).sqrt();
+        line.scale = (expected.data.iter().map(|&e| f64::from(e).powi(2)).sum::<f64>() / count).sqrt();
         line.pass = Some(match tolerance {
             Tolerance::Exact => line.max == 0.0,
             Tolerance::Abs(t) => line.max <= t,
             Tolerance::Rel(t) => relative <= t,
             Tolerance::AbsOrRms(t, rms) => line.max <= t || line.rms < rms,
+            Tolerance::Part(t) => line.rms <= t * line.scale,
         });
         self.lines.push(line);
     }
@@ -146,6 +155,7 @@ impl Report {
             shape: expected.shape.clone(),
             max: 0.0,
             rms: 0.0,
+            scale: 0.0,
             tolerance,
             pass: None,
             note: "not shown by this device".into(),
@@ -204,8 +214,13 @@ pub fn options(kit: &Kit) -> Options {
     Options { final_chunk: FinalChunk::Reference, sine_noise: kit.sine_noise(), ..Options::default() }
 }
 
-/// Runs everything that `kit` has on `backend`. `limits` replaces the tolerance of a stage by an absolute one, for
-/// devices that compute in less than single precision.
+/// What the working precision of a GPU may differ by, stage by stage, as a part of what is expected ([`Tolerance::Part`]):
+/// some three times what was measured on an H200 (0.5 %, 0.04 %, 0.06 %). End to end the tone's phase drifts with the last
+/// bits of F0: 24 to 37 %.
+pub const WORKING: &[(&str, f64)] = &[("llm", 0.015), ("flow", 0.002), ("hift", 0.002), ("e2e", 0.5)];
+
+/// Runs everything that `kit` has on `backend`. `limits` replaces the tolerance of a stage, for devices that compute in
+/// less than single precision: the difference as a part of what is expected.
 ///
 /// # Errors
 /// The kit cannot be read or the device failed.
@@ -222,8 +237,8 @@ pub fn run<B: Testable>(kit: &Kit, backend: &mut B, limits: &[(&str, f64)]) -> R
         let limit = limits.iter().find(|(stage, _)| *stage == line.stage);
         let measured = line.tolerance != Tolerance::Exact && line.pass.is_some();
         if let (Some(&(_, limit)), true) = (limit, measured) {
-            line.tolerance = Tolerance::Abs(limit);
-            line.pass = Some(line.max <= limit);
+            line.tolerance = Tolerance::Part(limit);
+            line.pass = Some(line.rms <= limit * line.scale);
         }
     }
     Ok(report)
@@ -290,4 +305,40 @@ pub fn run_on_cpu(dir: &Path) -> Result<Report, KitError> {
 fn noise_of(head: &[f32]) -> SineNoise {
     let is_formula = head.iter().enumerate().all(|(i, &v)| (v - super::noise::formula(i as u64)).abs() < 1e-6);
     if is_formula { SineNoise::Formula } else { SineNoise::Native }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a stage of the GPU's working precision may give for a wave that peaks at 0.34.
+    #[test]
+    fn silence_and_noise_fail_where_rounding_passes() {
+        let wave: Vec<f32> = (0..4800).map(|i| 0.34 * (i as f32 * 0.05).sin()).collect();
+        let values = |data: Vec<f32>| Values { shape: vec![data.len()], data };
+        // Noise as loud as the wave, and much softer.
+        let noise = |gain: f32| {
+            let mut x = 1u32;
+            let mut draw = move || {
+                x ^= x << 13;
+                x ^= x >> 17;
+                x ^= x << 5;
+                gain * (x as f32 / u32::MAX as f32 - 0.5)
+            };
+            wave.iter().map(|_| draw()).collect::<Vec<f32>>()
+        };
+        let rounded: Vec<f32> = wave.iter().map(|v| (v * 2048.0).round() / 2048.0).collect();
+        for (stage, limit) in WORKING {
+            let passes = |data: Vec<f32>| {
+                let mut report = Report::default();
+                report.compare("hift", "wave", &values(wave.clone()), &values(data), Tolerance::Part(*limit));
+                report.passed()
+            };
+            assert!(passes(rounded.clone()), "{stage}: rounding");
+            for (what, data) in [("silence", vec![0.0; wave.len()]), ("noise", noise(0.8)), ("soft noise", noise(0.1))]
+            {
+                assert!(!passes(data), "{stage}: {what}");
+            }
+        }
+    }
 }
