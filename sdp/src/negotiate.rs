@@ -152,6 +152,16 @@ pub struct Negotiator {
     agreed: Option<Agreed>,
 }
 
+/// The payload type that our offers give to a codec: without a type for one this does not compile.
+fn offered_type(codec: Codec) -> u8 {
+    match codec {
+        Codec::Pcmu => 0,
+        Codec::Pcma => 8,
+        Codec::G722 => 9,
+        Codec::Opus => OPUS,
+    }
+}
+
 impl Negotiator {
     /// Nothing is agreed yet.
     pub fn new(policy: Policy, local: LocalMedia) -> Negotiator {
@@ -402,8 +412,7 @@ impl Negotiator {
     }
 
     fn fresh_audio(&self) -> Media {
-        let codecs: Vec<_> =
-            self.policy.codecs.iter().map(|codec| (*codec, codec.static_type().unwrap_or(OPUS))).collect();
+        let codecs: Vec<_> = self.policy.codecs.iter().map(|codec| (*codec, offered_type(*codec))).collect();
         let mut events = Vec::new();
         if self.policy.telephone_event {
             for (payload_type, rate) in [(EVENTS_48K, 48_000), (EVENTS_8K, 8_000)] {

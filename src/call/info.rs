@@ -321,7 +321,7 @@ impl Shared {
         CallInfo {
             meta: self.meta.clone(),
             leg: self.leg,
-            codec: codec_of(stats.codec.load(Relaxed)).label(),
+            codec: codec_of(stats.codec.load(Relaxed)).map_or("unknown", Codec::label),
             state: match ended {
                 Some(_) => "ended",
                 None if stats.connected.load(Relaxed) => "connected",
@@ -363,11 +363,7 @@ pub(super) fn codec_number(codec: Codec) -> u8 {
     }
 }
 
-fn codec_of(number: u8) -> Codec {
-    match number {
-        0 => Codec::Opus,
-        1 => Codec::G722,
-        2 => Codec::Pcmu,
-        _ => Codec::Pcma,
-    }
+/// The codec of a number; `None`: no codec has it.
+fn codec_of(number: u8) -> Option<Codec> {
+    [Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma].into_iter().find(|codec| codec_number(*codec) == number)
 }

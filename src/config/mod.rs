@@ -212,6 +212,7 @@ impl Config {
             agent.validate().map_err(|error| format!("[agent.{name}] {error}"))?;
         }
         self.http.validate().map_err(|e| format!("[http] {e}"))?;
+        self.sip.validate().map_err(|e| format!("[sip] {e}"))?;
         self.call.validate()?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
         self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;

@@ -209,3 +209,12 @@ fn one_of_udp_and_tcp_takes_the_other_along() {
     assert_eq!(at("[sip]\nudp = \"127.0.0.1:5070\"\ntcp = \"off\"\n", &[]), (Some(5070), None));
     assert_eq!(at("[sip]\nudp = \"off\"\n", &[]), (None, Some(5060)));
 }
+
+#[test]
+fn a_short_password_of_an_account_is_refused() {
+    let users = |password: &str| format!("[sip]\nusers = [{{ username = \"bob\", password = \"{password}\" }}]\n");
+    let error = load(&users("1234567"), &[]).expect_err("too short");
+    assert!(error.message.contains("`bob`"), "{error}");
+    assert!(load(&users(""), &[]).is_err());
+    assert!(load(&users("12345678"), &[]).is_ok());
+}

@@ -2,7 +2,11 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use rsipstack::sip::{Header, Headers, Request, Response, StatusCode};
+use rsipstack::{
+    sip::{Header, Headers, Request, Response, StatusCode},
+    transaction::Transaction,
+};
+use tracing::debug;
 
 use crate::clock;
 
@@ -125,6 +129,30 @@ pub(super) fn local_media(address: IpAddr, port: u16) -> sdp::LocalMedia {
     // As many peers keep the id in a signed number, it stays below 2^63.
     let session_id = (clock::wall().as_secs() << 16) | u64::from(rand::random::<u16>());
     sdp::LocalMedia { address, port, session_id, keys: [key(), key()] }
+}
+
+/// Whether our answer to `request`, a description, is something that its sender reads (RFC 3261 section 20.1).
+pub(super) fn takes_sdp(request: &Request) -> bool {
+    let named: Vec<_> = request
+        .headers
+        .iter()
+        .filter_map(|header| match header {
+            Header::Accept(value) => Some(value.value()),
+            _ => None,
+        })
+        .flat_map(|value| value.split(','))
+        .map(|range| range.split(';').next().unwrap_or_default().trim())
+        .collect();
+    let fits =
+        |range: &&str| ["application/sdp", "application/*", "*/*"].iter().any(|own| own.eq_ignore_ascii_case(range));
+    named.is_empty() || named.iter().any(fits)
+}
+
+/// Answers with a final response.
+pub(super) async fn reply(tx: &mut Transaction, status: StatusCode, headers: Vec<Header>) {
+    if let Err(error) = tx.reply_with(status, headers, None).await {
+        debug!(%error, "a SIP response could not be sent");
+    }
 }
 
 /// What OPTIONS is answered with.

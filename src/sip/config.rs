@@ -39,6 +39,8 @@ pub struct SipConfig {
     pub users: Vec<User>,
     /// Digest realm shown to callers.
     pub realm: String,
+    /// Algorithms that callers are challenged with, the favourite first (RFC 8760).
+    pub digest: Vec<DigestName>,
     /// Agent for inbound calls whose user part names none.
     pub agent: Option<String>,
     /// Codecs in order of preference.
@@ -47,6 +49,8 @@ pub struct SipConfig {
     pub max_calls: usize,
     /// Answered and not acknowledged calls that one source may have.
     pub half_open_per_source: usize,
+    /// Messages a second of one source; a trunk's ten times as many. 0: no limit.
+    pub messages_per_second: u32,
     /// Seconds without any RTP or RTCP of a call that is not on hold before it is given up.
     pub media_timeout_s: u64,
     /// Seconds an outbound call may ring.
@@ -69,14 +73,36 @@ impl Default for SipConfig {
             internal_networks: Vec::new(),
             users: Vec::new(),
             realm: "antiphon".to_owned(),
+            digest: vec![DigestName::Md5],
             agent: None,
             codecs: vec![CodecName::Opus, CodecName::G722, CodecName::Pcmu, CodecName::Pcma],
             max_calls: 1000,
             half_open_per_source: 64,
+            messages_per_second: 1000,
             media_timeout_s: 60,
             ring_timeout_s: 60,
             outbound: Outbound::Trunks,
             trunk: Vec::new(),
+        }
+    }
+}
+
+/// Shortest password of an account: guesses are limited, and this many characters take them years.
+const MIN_PASSWORD: usize = 8;
+
+impl SipConfig {
+    /// What no single value can be wrong about.
+    ///
+    /// # Errors
+    /// What to change.
+    pub fn validate(&self) -> Result<(), String> {
+        let short = self.users.iter().find(|user| user.password.reveal().len() < MIN_PASSWORD);
+        match short {
+            Some(user) => Err(format!(
+                "users: the password of `{}` has fewer than {MIN_PASSWORD} characters; a public port is guessed at all day",
+                user.username
+            )),
+            None => Ok(()),
         }
     }
 }
@@ -205,6 +231,31 @@ pub enum Srtp {
     Off,
     /// RTP/SAVP is offered and nothing else accepted.
     Required,
+}
+
+/// An algorithm of digest authentication.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub enum DigestName {
+    /// RFC 2617: what every telephone speaks.
+    #[serde(rename = "md5")]
+    Md5,
+    /// RFC 7616.
+    #[serde(rename = "sha-256")]
+    Sha256,
+    /// RFC 7616.
+    #[serde(rename = "sha-512-256")]
+    Sha512_256,
+}
+
+impl DigestName {
+    /// Its name in headers.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            DigestName::Md5 => "MD5",
+            DigestName::Sha256 => "SHA-256",
+            DigestName::Sha512_256 => "SHA-512-256",
+        }
+    }
 }
 
 /// A codec as configuration names it.

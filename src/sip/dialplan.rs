@@ -10,7 +10,7 @@
 //!
 //! *A gateway on loopback may call loopback* without a trunk: that is a test bench, and nobody else is reached.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use rsipstack::sip::{Host, HostWithPort, Param, Uri};
 
@@ -21,6 +21,21 @@ use super::{
 
 /// Longest destination.
 const MAX_TARGET: usize = 255;
+
+/// An outbound call.
+#[derive(Clone, Debug, Default)]
+pub struct DialRequest {
+    /// `sip:user@host`, or a number or user for `trunk`.
+    pub to: String,
+    /// Our side, likewise; default: the trunk's user, or `antiphon`.
+    pub from: Option<String>,
+    /// `[[sip.trunk]]` to use; default: the one whose `prefixes` fit best.
+    pub trunk: Option<String>,
+    /// Further headers of the INVITE. Those that SIP itself needs are refused.
+    pub headers: BTreeMap<String, String>,
+    /// How long it may ring; default `[sip] ring_timeout_s`.
+    pub timeout: Option<Duration>,
+}
 
 /// The rules for calls that go out.
 pub(super) struct Dialplan<'a> {

@@ -5,11 +5,10 @@
 //! was configured is open; [`Endpoint::shutdown`] returns when every call has ended or a grace time is over.
 
 use std::{
-    collections::HashSet,
     future::{Future, poll_fn},
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as StdUdpSocket},
+    net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -20,14 +19,10 @@ use metrics::{counter, gauge};
 use rsipstack::{
     EndpointBuilder,
     dialog::{dialog::Dialog, dialog_layer::DialogLayer},
-    sip::{
-        Auth, Header, Host, HostWithPort, Method, Param, Request, Scheme, StatusCode, Transport, Uri,
-        prelude::HeadersExt,
-    },
-    transaction::{Transaction, TransactionReceiver, endpoint::EndpointInner},
-    transport::{SipAddr, SipConnection, TcpListenerConnection, TlsConfig as StackTls, udp::UdpConnection},
+    sip::{Header, Method, StatusCode, prelude::HeadersExt},
+    transaction::{Transaction, TransactionReceiver},
+    transport::{SipConnection, TcpListenerConnection, TlsConfig as StackTls, udp::UdpConnection},
 };
-use sdp::Agreed;
 use tokio::{
     net::{TcpListener, UdpSocket},
     sync::{Semaphore, mpsc},
@@ -40,23 +35,26 @@ use tokio_util::{
 use tracing::{debug, info};
 
 use super::{
-    DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError, TrunkConfig,
+    DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
-    body, config,
-    dialplan::{self, Dialplan},
+    body, config, dialplan,
+    door::Door,
     inbound::{self, unsupported},
     inspect::Inspector,
-    listen::{Gate, ScreenedUdp, StreamListener},
-    names::{self, Carriers, LOOK_UP, Names, Naming},
+    listen::{Guard, ScreenedUdp, StreamListener},
+    names::{self, Carriers, Names, Naming},
     outbound,
+    parked::Parked,
     places::{HalfOpen, Places},
     quota::Quotas,
-    tls,
-    trunk::{self, State, TrunkStatus},
+    screen::MAX_MESSAGE,
+    shared::{Bound, Dialer, Shared, State, TrunkStatus, lock},
+    stateless::Stateless,
+    tls, trunk,
 };
 use crate::{
     clock,
-    media::sip::{SipLeg, latch::Peer, ports::PortPool},
+    media::sip::{SipLeg, ports::PortPool},
 };
 
 /// Transactions handled at a time. Beyond it requests are dropped, and their senders repeat them.
@@ -72,41 +70,6 @@ const AGENT: &str = concat!("antiphon/", env!("CARGO_PKG_VERSION"));
 pub struct Endpoint {
     shared: Arc<Shared>,
     _stop: Arc<DropGuard>,
-}
-
-/// What every task of the endpoint sees.
-pub(super) struct Shared {
-    pub(super) config: SipConfig,
-    pub(super) stack: Arc<EndpointInner>,
-    pub(super) dialogs: DialogLayer,
-    pub(super) ports: PortPool,
-    pub(super) places: Places,
-    pub(super) naming: Naming,
-    pub(super) carriers: Carriers,
-    pub(super) auth: Authenticator,
-    /// What goes out through each trunk.
-    pub(super) quotas: Quotas,
-    pub(super) incoming: mpsc::Sender<IncomingCall>,
-    /// Calls and registrations end.
-    pub(super) stop: CancellationToken,
-    pub(super) tasks: TaskTracker,
-    bound: Bound,
-    media_bind: IpAddr,
-    work: Arc<Semaphore>,
-    trunks: Mutex<Vec<State>>,
-    /// INVITEs under way, by Call-ID, From tag and CSeq.
-    invites: Mutex<HashSet<String>>,
-    draining: AtomicBool,
-    /// Sockets close.
-    closed: CancellationToken,
-}
-
-/// Where the listeners are.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bound {
-    udp: Option<SocketAddr>,
-    tcp: Option<SocketAddr>,
-    tls: Option<SocketAddr>,
 }
 
 impl Endpoint {
@@ -150,11 +113,13 @@ impl Endpoint {
 
         let closed = CancellationToken::new();
         let addresses = [bound.udp, bound.tcp, bound.tls].into_iter().flatten().map(|address| address.ip());
+        let parked = Parked::new(rand::random());
         let (naming, carriers) = (Naming::new(&config, addresses), Carriers::new(&config));
         let stack = EndpointBuilder::new()
             .with_domain_resolver(Box::new(Names::new(naming.clone(), carriers.clone())))
             .with_user_agent(AGENT)
             .with_cancel_token(closed.clone())
+            .with_transport_inspector(Box::new(parked.clone()))
             .with_inspector(Box::new(Inspector { naming: naming.clone(), carriers: carriers.clone() }))
             .build();
         if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport == config::Transport::Tls) {
@@ -171,9 +136,10 @@ impl Endpoint {
             places: Places::new(config.max_calls, config.half_open_per_source, !config.trunk.is_empty()),
             naming,
             carriers,
-            auth: Authenticator::new(&config.realm, &config.users, secret, clock::now()),
+            auth: Authenticator::new(&config.realm, &config.users, &config.digest, secret, clock::now()),
             quotas: Quotas::new(&config.trunk),
             incoming,
+            dialer: OnceLock::new(),
             stop: stop.clone(),
             tasks: TaskTracker::new(),
             bound,
@@ -185,8 +151,18 @@ impl Endpoint {
             closed: closed.clone(),
             config,
         });
+        let weak = Arc::downgrade(&shared);
+        let dialer: Dialer = Box::new(move |request| {
+            let shared = weak.upgrade();
+            Box::pin(async move {
+                let shared = shared.ok_or(SipError::Closed)?;
+                outbound::dial(&shared, request, &|_| ()).await
+            })
+        });
+        // Nobody else sets it.
+        shared.dialer.set(dialer).ok();
         let requests = stack.incoming_transactions().map_err(stack_error)?;
-        listeners.serve(&shared, &stack).await?;
+        listeners.serve(&shared, &stack, parked).await?;
         tokio::spawn(dispatch(shared.clone(), requests));
         for index in 0..shared.config.trunk.len() {
             shared.tasks.spawn(trunk::keep(shared.clone(), index));
@@ -301,12 +277,27 @@ impl Listeners {
         Ok(listeners)
     }
 
-    async fn serve(self, shared: &Arc<Shared>, stack: &rsipstack::transaction::Endpoint) -> Result<(), SipError> {
-        let gate = Gate(Arc::new(shared.config.allow.clone()));
+    async fn serve(
+        self,
+        shared: &Arc<Shared>,
+        stack: &rsipstack::transaction::Endpoint,
+        parked: Parked,
+    ) -> Result<(), SipError> {
+        let weak = Arc::downgrade(shared);
+        let guard = Guard {
+            door: Arc::new(Door::new(&shared.config, shared.carriers.clone())),
+            stateless: Stateless {
+                stack: stack.inner.clone(),
+                secret: rand::random(),
+                judge: Arc::new(move |request, source| inbound::judge(&*weak.upgrade()?, request, source)),
+            },
+            agent: AGENT.into(),
+        };
         let layer = &stack.inner.transport_layer;
         let public = |bound: Option<SocketAddr>| Some(SocketAddr::new(shared.config.public_ip?, bound?.port()));
         if let Some(socket) = self.udp {
-            let socket = Arc::new(ScreenedUdp { socket, gate: gate.clone(), agent: AGENT.to_owned() });
+            let buffer = Mutex::new(vec![0; MAX_MESSAGE]);
+            let socket = Arc::new(ScreenedUdp { socket, guard: guard.clone(), parked, buffer });
             let external = public(self.bound.udp);
             let udp = UdpConnection::from_socket(socket, external, Some(shared.closed.clone()));
             layer.add_transport(SipConnection::Udp(udp.await.map_err(stack_error)?));
@@ -332,8 +323,7 @@ impl Listeners {
             let listener = StreamListener {
                 listener,
                 tls,
-                gate: gate.clone(),
-                agent: AGENT.into(),
+                guard: guard.clone(),
                 stack: stack.inner.clone(),
                 stop: shared.closed.clone(),
             };
@@ -367,35 +357,15 @@ async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
 }
 
 async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
-    let request = &tx.original;
-    let in_dialog = request.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some();
-    if in_dialog {
-        return handle_in_dialog(shared, tx).await;
+    let in_dialog = tx.original.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some();
+    if tx.original.method == Method::Invite && !in_dialog {
+        return inbound::receive(shared, tx).await;
     }
-    match request.method {
-        Method::Invite => inbound::receive(shared, tx).await,
-        Method::Options => {
-            if let Some(extension) = unsupported(request) {
-                let headers = vec![Header::Unsupported(extension.into())];
-                return reply(&mut tx, StatusCode::BadExtension, headers).await;
-            }
-            let mut headers = body::capabilities();
-            let status = if shared.is_draining() {
-                headers.push(body::retry_after(inbound::RESTART));
-                StatusCode::ServiceUnavailable
-            } else {
-                StatusCode::OK
-            };
-            reply(&mut tx, status, headers).await;
-        }
-        Method::Ack => {}
-        // These belong to a dialog, and name none.
-        Method::Bye | Method::Update | Method::Info | Method::PRack | Method::Cancel | Method::Notify => {
-            reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await;
-        }
-        Method::Register | Method::Subscribe | Method::Publish | Method::Message | Method::Refer => {
-            reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;
-        }
+    let Some(source) = inbound::source(&tx) else { return };
+    // It was judged when it came in; its dialog may be gone since.
+    match inbound::judge(shared, &tx.original, source) {
+        Some((status, headers)) => body::reply(&mut tx, status, headers).await,
+        None => handle_in_dialog(shared, tx).await,
     }
 }
 
@@ -403,24 +373,24 @@ async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
     let method = tx.original.method;
     let Some(Dialog::Invite(mut dialog)) = shared.dialogs.match_dialog(&tx) else {
         if method != Method::Ack {
-            reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await;
+            body::reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await;
         }
         return;
     };
     let later = || vec![body::retry_after(Duration::from_secs(2))];
     match method {
         Method::Message | Method::Subscribe | Method::Publish | Method::Register => {
-            reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;
+            body::reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;
         }
         // We send no reliable provisional response that one could acknowledge.
-        Method::PRack => reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await,
+        Method::PRack => body::reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await,
         // A second INVITE while the first is open (RFC 3261 section 14.2); the stack would not answer it.
         Method::Invite if !dialog.state().is_confirmed() => {
-            reply(&mut tx, StatusCode::ServerInternalError, later()).await;
+            body::reply(&mut tx, StatusCode::ServerInternalError, later()).await;
         }
         Method::Invite | Method::Update if unsupported(&tx.original).is_some() => {
             let extension = unsupported(&tx.original).unwrap_or_default();
-            reply(&mut tx, StatusCode::BadExtension, vec![Header::Unsupported(extension.into())]).await;
+            body::reply(&mut tx, StatusCode::BadExtension, vec![Header::Unsupported(extension.into())]).await;
         }
         _ => {
             if let Err(error) = dialog.handle(&mut tx).await {
@@ -428,148 +398,12 @@ async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
             }
             // The stack leaves some without an answer: an old CSeq, or what comes before the ACK.
             if tx.last_response.is_none() && method != Method::Ack {
-                reply(&mut tx, StatusCode::ServerInternalError, later()).await;
+                body::reply(&mut tx, StatusCode::ServerInternalError, later()).await;
             }
         }
     }
 }
 
-/// Answers with a final response.
-pub(super) async fn reply(tx: &mut Transaction, status: StatusCode, headers: Vec<Header>) {
-    if let Err(error) = tx.reply_with(status, headers, None).await {
-        debug!(%error, "a SIP response could not be sent");
-    }
-}
-
-/// An INVITE under way; another copy of it is refused while this lives.
-pub(super) struct Once<'a> {
-    invites: &'a Mutex<HashSet<String>>,
-    key: String,
-}
-
-impl Drop for Once<'_> {
-    fn drop(&mut self) {
-        lock(self.invites).remove(&self.key);
-    }
-}
-
-impl Shared {
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
-    }
-
-    /// The rules for calls out.
-    pub(super) fn dialplan(&self) -> Dialplan<'_> {
-        let Bound { udp, tcp, tls } = self.bound;
-        let addresses = [udp, tcp, tls].into_iter().flatten().map(|address| address.ip());
-        Dialplan { config: &self.config, local: dialplan::all_loopback(addresses) }
-    }
-
-    /// What is negotiated where no trunk says otherwise.
-    pub(super) fn policy(&self) -> sdp::Policy {
-        let codecs = self.config.codecs.iter().map(|c| c.codec()).collect();
-        sdp::Policy { codecs, ..sdp::Policy::default() }
-    }
-
-    /// Marks an INVITE as under way. `None`: it is already.
-    pub(super) fn once(&self, invite: &Request) -> Option<Once<'_>> {
-        let call_id = invite.call_id_header().ok()?.value();
-        let from = invite.from_header().ok()?.value();
-        let key = format!("{call_id}\n{from}\n{}", invite.cseq_header().ok()?.value());
-        lock(&self.invites).insert(key.clone()).then(|| Once { invites: &self.invites, key })
-    }
-
-    /// The trunk that `ip` belongs to: it is known by its address, and cannot know a password of ours.
-    pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<&TrunkConfig> {
-        self.config.trunk.get(self.carriers.find(ip)?)
-    }
-
-    /// What is agreed, less the addresses that `peer` may not name: media waits for what comes from it then.
-    pub(super) fn reachable(&self, mut agreed: Agreed, peer: Peer) -> Agreed {
-        let allowed = |address: &SocketAddr| self.naming.allows(peer.signalling, address.ip());
-        agreed.remote_rtp = agreed.remote_rtp.filter(allowed);
-        agreed.remote_rtcp = agreed.remote_rtcp.filter(allowed);
-        agreed
-    }
-
-    /// Reads or changes what is known of a trunk.
-    pub(super) fn trunk_state<T>(&self, index: usize, with: impl FnOnce(&mut State) -> T) -> Option<T> {
-        lock(&self.trunks).get_mut(index).map(with)
-    }
-
-    /// Where `peer` sends media.
-    pub(super) fn media_ip(&self, peer: IpAddr) -> IpAddr {
-        self.advertised(self.media_bind, Some(peer))
-    }
-
-    /// Our address for requests in a dialog.
-    pub(super) fn contact(&self, user: Option<&str>, transport: Transport, peer: Option<IpAddr>) -> Uri {
-        let bound = match transport {
-            Transport::Tcp => self.bound.tcp,
-            Transport::Tls => self.bound.tls,
-            _ => self.bound.udp,
-        };
-        let bound = bound.or(self.bound.udp).or(self.bound.tcp).or(self.bound.tls);
-        let bound = bound.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 5060)));
-        let address = SocketAddr::new(self.advertised(bound.ip(), peer), bound.port());
-        let params = if transport == Transport::Udp { vec![] } else { vec![Param::Transport(transport)] };
-        Uri {
-            scheme: Some(Scheme::Sip),
-            auth: Some(Auth { user: user.unwrap_or("antiphon").to_owned(), password: None }),
-            host_with_port: address.into(),
-            params,
-            headers: vec![],
-        }
-    }
-
-    fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {
-        if let Some(public) = self.config.public_ip.filter(|_| !peer.is_some_and(|p| p.is_loopback())) {
-            return public;
-        }
-        if !bound.is_unspecified() {
-            return bound;
-        }
-        peer.and_then(route).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
-    }
-
-    /// The address behind a URI.
-    pub(super) async fn resolve(&self, uri: &Uri) -> Option<IpAddr> {
-        let target = SipAddr::try_from(uri).ok()?;
-        if let Host::IpAddr(ip) = target.addr.host {
-            return Some(ip);
-        }
-        let resolver = &self.stack.transport_layer.inner.domain_resolver;
-        let found = timeout(LOOK_UP, resolver.resolve(&target)).await.ok()?.ok()?;
-        found.get_socketaddr().ok().map(|address| address.ip())
-    }
-
-    /// Addresses of a host with or without a port.
-    pub(super) async fn look_up(&self, host: &str) -> Vec<IpAddr> {
-        let Ok(host) = HostWithPort::try_from(host) else { return Vec::new() };
-        if let Host::IpAddr(ip) = host.host {
-            return vec![ip];
-        }
-        let name = (host.host.to_string(), 0);
-        match timeout(LOOK_UP, tokio::net::lookup_host(name)).await {
-            Ok(Ok(addresses)) => addresses.map(|address| address.ip()).take(16).collect(),
-            _ => Vec::new(),
-        }
-    }
-}
-
-/// The address of ours that packets to `peer` leave from. Connecting a UDP socket sends nothing.
-fn route(peer: IpAddr) -> Option<IpAddr> {
-    let any: SocketAddr = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().ok()?;
-    let socket = StdUdpSocket::bind(any).ok()?;
-    socket.connect((peer, 9)).ok()?;
-    socket.local_addr().ok().map(|address| address.ip())
-}
-
 fn stack_error(error: rsipstack::Error) -> SipError {
     SipError::Stack(error.to_string())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Nothing in this module panics while it holds one, and what they guard is sound after every step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

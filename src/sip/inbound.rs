@@ -5,23 +5,21 @@
 //! that comes later, and an answer that was sent wins over a later CANCEL (RFC 3261 section 9.2).
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rsipstack::{
     dialog::{
+        DialogId,
         dialog::{DialogState, DialogStateReceiver},
         invite_dialog::InviteDialog,
     },
-    sip::{
-        Header, Request, StatusCode, Transport,
-        prelude::{HeadersExt, ToTypedHeader},
-    },
+    sip::{Header, Method, Request, StatusCode, Transport, prelude::HeadersExt},
     transaction::{
         Transaction,
+        key::TransactionRole,
         transaction::{TransactionEvent, TransactionEventSender},
     },
     transport::SipAddr,
@@ -36,12 +34,14 @@ use tracing::{debug, info};
 
 use super::{
     SipError,
-    auth::Proof,
+    auth::{Claim, Proof},
     body,
     config::Srtp,
-    endpoint::{Shared, reply},
+    incoming::{Command, Rejection, incoming},
     places::{FULL, HalfOpen, Place, Standing},
     session::{self, CONTROLS, SIGNALS, Session},
+    shared::Shared,
+    stateless::{Answer, Stateless},
     timer::SessionTimer,
 };
 use crate::{
@@ -56,126 +56,24 @@ use crate::{
 const RINGING: Duration = Duration::from_secs(180);
 /// The same where this endpoint is going down, and another takes its place.
 pub(super) const RESTART: Duration = Duration::from_secs(30);
-/// Headers handed to the application at most, and their length.
-const MAX_HEADERS: usize = 64;
-const MAX_HEADER: usize = 2_048;
-
-/// A call that rings here. Dropping it unanswered declines it with 480.
-pub struct IncomingCall {
-    /// URI of the caller (From), without display name.
-    pub from: String,
-    /// URI that was called (To).
-    pub to: String,
-    /// User part of the request URI: names the agent.
-    pub user: String,
-    /// Call-ID.
-    pub call_id: String,
-    /// Where the INVITE came from.
-    pub source: SocketAddr,
-    /// Digest user, when `[sip] users` is set.
-    pub account: Option<String>,
-    /// Whether it is a trunk's or of an account. What nothing has proven may be forged until its ACK is here.
-    pub trusted: bool,
-    /// Headers that the stack does not use itself (`X-...`, `User-Agent`, `Diversion`), by name as written.
-    pub headers: BTreeMap<String, String>,
-    /// Codecs offered, the caller's favourite first; empty for an INVITE without an offer.
-    pub offered: Vec<Codec>,
-    commands: mpsc::Sender<Command>,
-    gone: CancellationToken,
-}
-
-enum Command {
-    Ringing,
-    Accept(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
-    Reject(Rejection),
-}
-
-/// Why a call is declined, and when the caller may come again.
-struct Rejection {
-    status: u16,
-    reason: String,
-    retry_after: Option<Duration>,
-}
-
-impl IncomingCall {
-    /// Sends 180.
-    pub fn ringing(&self) {
-        // overflow: drops: it is full only while an earlier command is under way
-        self.commands.try_send(Command::Ringing).ok();
-    }
-
-    /// Answers with 200. The leg says `Connected` when the ACK is here. Where the INVITE had no offer, this
-    /// waits for the ACK with the answer.
-    ///
-    /// # Errors
-    /// The caller cancelled, no port is free, or nothing common was offered (answered 488).
-    pub async fn accept(self) -> Result<SipLeg, SipError> {
-        self.accept_with(&[]).await
-    }
-
-    /// As [`IncomingCall::accept`], with these headers in the 200.
-    ///
-    /// # Errors
-    /// As [`IncomingCall::accept`].
-    pub async fn accept_with(self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
-        let (reply, answer) = oneshot::channel();
-        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        // overflow: awaited
-        self.commands.send(Command::Accept(headers, reply)).await.map_err(|_| SipError::Cancelled)?;
-        answer.await.map_err(|_| SipError::Cancelled)?
-    }
-
-    /// Declines with a status of 300 to 699; others count as 480.
-    pub fn reject(self, status: u16, reason: &str) {
-        let status = if (300..700).contains(&status) { status } else { 480 };
-        self.decline(Rejection { status, reason: reason.to_owned(), retry_after: None });
-    }
-
-    /// Declines with 503, and says when another call is worth while.
-    pub fn reject_for(self, retry_after: Duration, reason: &str) {
-        self.decline(Rejection::for_now(retry_after, reason));
-    }
-
-    fn decline(self, rejection: Rejection) {
-        // overflow: drops: then dropping the sender declines with 480
-        self.commands.try_send(Command::Reject(rejection)).ok();
-    }
-
-    /// Returns when the caller gives up. Cancel safe.
-    pub async fn cancelled(&self) {
-        self.gone.cancelled().await;
-    }
-}
-
-impl Rejection {
-    fn nobody_answers() -> Rejection {
-        Rejection { status: 480, reason: "nobody answers".to_owned(), retry_after: None }
-    }
-
-    fn for_now(retry_after: Duration, reason: &str) -> Rejection {
-        Rejection { status: 503, reason: reason.to_owned(), retry_after: Some(retry_after) }
-    }
-}
 
 /// Takes an INVITE outside any dialog. Returns when its transaction is over.
 pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let Some(source) = source(&tx) else { return };
     // The same INVITE by another path (RFC 3261 section 8.2.2.2).
     let Some(_once) = shared.once(&tx.original) else {
-        return reply(&mut tx, StatusCode::LoopDetected, vec![]).await;
+        return body::reply(&mut tx, StatusCode::LoopDetected, vec![]).await;
     };
     let admitted = match admit(shared, &tx, source) {
         Ok(admitted) => admitted,
         Err(refusal) => {
-            static LINES: Sparse = Sparse::new();
-            if let Some(missed) = LINES.admit(clock::now()) {
-                info!(%source, status = %refusal.status, missed, "INVITE refused");
-            }
-            reply(&mut tx, refusal.status, refusal.headers).await;
+            tell(source, &refusal.status);
+            body::reply(&mut tx, refusal.status, refusal.headers).await;
             return;
         }
     };
-    let Admitted { account, standing, offer, slot, policy, offered, timer } = admitted;
+    let Admitted { account, vetted, slot } = admitted;
+    let Vetted { standing, offer, policy, offered, timer } = vetted;
     let peer = Peer { signalling: source.ip(), trusted: standing != Standing::Stranger };
 
     let request = tx.original.clone();
@@ -186,7 +84,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
         Ok(dialog) => dialog,
         Err(error) => {
             debug!(%source, %error, "INVITE makes no dialog");
-            reply(&mut tx, StatusCode::BadRequest, vec![body::warning(&error.to_string())]).await;
+            body::reply(&mut tx, StatusCode::BadRequest, vec![body::warning(&error.to_string())]).await;
             return;
         }
     };
@@ -216,9 +114,14 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
 struct Admitted {
     account: Option<String>,
+    vetted: Vetted,
+    slot: Place,
+}
+
+/// What an INVITE asks for, found to be possible.
+struct Vetted {
     standing: Standing,
     offer: Option<Description>,
-    slot: Place,
     policy: Policy,
     offered: Vec<Codec>,
     timer: Option<SessionTimer>,
@@ -237,32 +140,79 @@ impl Refused {
     fn later(wait: Duration) -> Refused {
         Refused::new(StatusCode::ServiceUnavailable, vec![body::retry_after(wait)])
     }
+
+    fn challenge(shared: &Shared, now: Instant, source: IpAddr, call_id: &str, stale: bool) -> Refused {
+        let challenges = shared.auth.challenges(now, source, call_id, stale);
+        let headers = challenges.into_iter().map(|challenge| Header::WwwAuthenticate(challenge.into()));
+        Refused::new(StatusCode::Unauthorized, headers.collect())
+    }
 }
 
-/// Everything that can refuse an INVITE before it costs a dialog, cheapest first.
-fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitted, Refused> {
-    let request = &tx.original;
+/// What a request that no transaction has yet is answered with at once; `None`: it may make one. Keeps nothing, so that
+/// it can be asked again.
+pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> Option<Answer> {
+    let refuse = |status, headers| Some((status, headers));
+    // Neither makes a transaction of its own.
+    if matches!(request.method, Method::Ack | Method::Cancel) {
+        return None;
+    }
+    if request.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some() {
+        let id = DialogId::try_from((request, TransactionRole::Server)).ok();
+        let known = id.is_some_and(|id| shared.dialogs.get_dialog(&id).is_some());
+        return if known { None } else { refuse(StatusCode::CallTransactionDoesNotExist, vec![]) };
+    }
+    match request.method {
+        Method::Invite if Stateless::is_full(&shared.stack) => Some(Refused::later(FULL).into()),
+        Method::Invite => vet(shared, request, source).err().map(|refused| {
+            tell(source, &refused.status);
+            refused.into()
+        }),
+        Method::Options => {
+            if let Some(extension) = unsupported(request) {
+                return refuse(StatusCode::BadExtension, vec![Header::Unsupported(extension.into())]);
+            }
+            let mut headers = body::capabilities();
+            if shared.is_draining() {
+                headers.push(body::retry_after(RESTART));
+                return refuse(StatusCode::ServiceUnavailable, headers);
+            }
+            refuse(StatusCode::OK, headers)
+        }
+        // These belong to a dialog, and name none.
+        Method::Bye | Method::Update | Method::Info | Method::PRack | Method::Notify => {
+            refuse(StatusCode::CallTransactionDoesNotExist, vec![])
+        }
+        _ => refuse(StatusCode::MethodNotAllowed, vec![body::allow()]),
+    }
+}
+
+fn tell(source: SocketAddr, status: &StatusCode) {
+    static LINES: Sparse = Sparse::new();
+    if let Some(missed) = LINES.admit(clock::now()) {
+        info!(%source, %status, missed, "INVITE refused");
+    }
+}
+
+impl From<Refused> for Answer {
+    fn from(refused: Refused) -> Answer {
+        (refused.status, refused.headers)
+    }
+}
+
+/// Everything that an INVITE can be refused for without keeping anything, cheapest first.
+fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted, Refused> {
     let now = clock::now();
     if shared.is_draining() {
         return Err(Refused::later(RESTART));
     }
     let trunk = shared.trunk_at(source.ip());
-    let mut standing = if trunk.is_some() { Standing::Trunk } else { Standing::Stranger };
+    let standing = if trunk.is_some() { Standing::Trunk } else { Standing::Stranger };
     if let Some(wait) = shared.places.refused(now, source.ip()).filter(|_| trunk.is_none()) {
         return Err(Refused::later(wait));
     }
-    let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
-    let mut account = None;
-    if shared.auth.is_required() && trunk.is_none() {
-        let credentials = request.authorization_header().map(|header| header.value());
-        match shared.auth.check(now, &call_id, request.method, credentials) {
-            Proof::Account(name) => (account, standing) = (Some(name), Standing::Account),
-            Proof::Missing { stale } => {
-                let challenge = shared.auth.challenge(now, &call_id, stale);
-                return Err(Refused::new(StatusCode::Unauthorized, vec![Header::WwwAuthenticate(challenge.into())]));
-            }
-            Proof::Wrong => return Err(Refused::new(StatusCode::Forbidden, vec![])),
-        }
+    if shared.auth.is_required() && trunk.is_none() && request.authorization_header().is_none() {
+        let call_id = request.call_id_header().map(|id| id.value()).unwrap_or_default();
+        return Err(Refused::challenge(shared, now, source.ip(), call_id, false));
     }
     if let Some(unsupported) = unsupported(request) {
         return Err(Refused::new(StatusCode::BadExtension, vec![Header::Unsupported(unsupported.into())]));
@@ -274,6 +224,10 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         let headers = refusal.headers();
         Refused::new(refusal.status, headers)
     })?;
+    if !body::takes_sdp(request) {
+        let accept = Header::Accept("application/sdp".into());
+        return Err(Refused::new(StatusCode::NotAcceptable, vec![accept]));
+    }
     let mut policy = shared.policy();
     if trunk.is_some_and(|trunk| trunk.srtp == Srtp::Required) {
         policy.srtp = SrtpPolicy::Required;
@@ -289,9 +243,30 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
     let timer = SessionTimer::asked(request, now).map_err(|(status, headers)| Refused::new(status, headers))?;
+    Ok(Vetted { standing, offer, policy, offered, timer })
+}
+
+/// Takes what the call needs: its credentials are used up, and it has a place.
+fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitted, Refused> {
+    let request = &tx.original;
+    let mut vetted = vet(shared, request, source)?;
+    let now = clock::now();
+    let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
+    let mut account = None;
+    if shared.auth.is_required() && vetted.standing != Standing::Trunk {
+        let credentials = request.authorization_header().map(|header| header.value());
+        let (method, uri) = (request.method, &request.uri);
+        let claim = Claim { source: source.ip(), call_id: &call_id, method, uri, credentials };
+        match shared.auth.check(now, &claim) {
+            Proof::Account(name) => (account, vetted.standing) = (Some(name), Standing::Account),
+            Proof::Missing { stale } => return Err(Refused::challenge(shared, now, source.ip(), &call_id, stale)),
+            Proof::Wrong => return Err(Refused::new(StatusCode::Forbidden, vec![])),
+            Proof::Throttled(wait) => return Err(Refused::later(wait)),
+        }
+    }
     let half_open = HalfOpen { call_id, source, since: now };
-    let slot = shared.places.inbound(now, standing, half_open).map_err(Refused::later)?;
-    Ok(Admitted { account, standing, offer, slot, policy, offered, timer })
+    let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;
+    Ok(Admitted { account, vetted, slot })
 }
 
 /// A call that rings: what its task owns until it is answered.
@@ -455,60 +430,6 @@ async fn answer_in_ack(
     let answer = body::description(&ack).map_err(|refusal| SipError::NotAcceptable(refusal.reason))?;
     let answer = answer.ok_or_else(|| SipError::NotAcceptable("the ACK brings no answer".to_owned()))?;
     negotiator.accept(&answer).map_err(|error| SipError::NotAcceptable(error.to_string()))
-}
-
-fn incoming(
-    request: &Request,
-    source: SocketAddr,
-    account: Option<String>,
-    offered: Vec<Codec>,
-    commands: mpsc::Sender<Command>,
-    gone: CancellationToken,
-) -> IncomingCall {
-    let from = request.from_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
-    let to = request.to_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
-    let user = request.uri.user().unwrap_or_default();
-    // A password in a URI, or the subscriber parameters of a number, name no agent.
-    let user = user.split([':', ';']).next().unwrap_or_default();
-    IncomingCall {
-        from: from.unwrap_or_default(),
-        to: to.unwrap_or_default(),
-        user: rsipstack::sip::event_packages::percent_decode(user),
-        call_id: request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default(),
-        source,
-        account,
-        trusted: false,
-        headers: headers(request),
-        offered,
-        commands,
-        gone,
-    }
-}
-
-/// Headers with a meaning to the application.
-fn headers(request: &Request) -> BTreeMap<String, String> {
-    let told = request.headers.iter().filter(|header| {
-        !matches!(
-            header,
-            Header::Via(_)
-                | Header::From(_)
-                | Header::To(_)
-                | Header::CallId(_)
-                | Header::CSeq(_)
-                | Header::Contact(_)
-                | Header::MaxForwards(_)
-                | Header::ContentLength(_)
-                | Header::ContentType(_)
-                | Header::Route(_)
-                | Header::RecordRoute(_)
-                | Header::Authorization(_)
-                | Header::ProxyAuthorization(_)
-                | Header::Allow(_)
-                | Header::Supported(_)
-        )
-    });
-    let told = told.filter(|header| header.value().len() <= MAX_HEADER).take(MAX_HEADERS);
-    told.map(|header| (header.name().to_owned(), header.value().to_owned())).collect()
 }
 
 /// Extensions that we have: session timers, and reliable provisional responses, which we acknowledge where we call

@@ -14,6 +14,7 @@ use rsipstack::{
 use super::{
     challenge,
     names::{Carriers, Challenger, Naming},
+    tidy,
 };
 
 /// Amends what peers say about where they are, and challenges and credentials.
@@ -24,8 +25,9 @@ pub(super) struct Inspector {
 
 impl MessageInspector for Inspector {
     fn before_send(&self, mut message: SipMessage, _: Option<&SipAddr>) -> SipMessage {
-        if let SipMessage::Request(request) = &mut message {
-            challenge::mend(&mut request.headers);
+        match &mut message {
+            SipMessage::Request(request) => challenge::mend(&mut request.headers),
+            SipMessage::Response(response) => tidy::hide(response),
         }
         message
     }

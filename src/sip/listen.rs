@@ -38,8 +38,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{
-    config::Network,
+    door::Door,
+    parked::Parked,
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
+    stateless::Stateless,
 };
 use crate::clock::{self, Sparse};
 
@@ -53,66 +55,109 @@ const STALL: Duration = Duration::from_secs(5);
 /// Messages that may wait to be written before nothing more is read from the same peer.
 const MAX_UNSENT: usize = 32;
 
-/// Who may talk to us. Empty: everybody.
-#[derive(Clone)]
-pub(super) struct Gate(pub(super) Arc<Vec<Network>>);
-
-impl Gate {
-    pub(super) fn admits(&self, ip: IpAddr) -> bool {
-        self.0.is_empty() || self.0.iter().any(|network| network.contains(ip))
-    }
-}
-
 /// A UDP socket that hands only screened datagrams to the stack.
 pub(super) struct ScreenedUdp {
     pub(super) socket: UdpSocket,
-    pub(super) gate: Gate,
-    pub(super) agent: String,
+    pub(super) guard: Guard,
+    pub(super) parked: Parked,
+    /// As long as a datagram can be; the stack's is shorter.
+    pub(super) buffer: Mutex<Vec<u8>>,
+}
+
+/// What every message passes, whatever it came by.
+#[derive(Clone)]
+pub(super) struct Guard {
+    pub(super) door: Arc<Door>,
+    pub(super) stateless: Stateless,
+    /// `Server` of our answers.
+    pub(super) agent: Arc<str>,
+}
+
+impl Guard {
+    /// Screens a message, and answers what needs no state.
+    fn judge(&self, bytes: &[u8], from: SocketAddr, transport: Transport) -> Verdict {
+        match screen(bytes, from, &self.agent) {
+            Verdict::Pass { message, verbatim } => match self.stateless.answer(&message, from, transport) {
+                Some(answer) => {
+                    count("answered");
+                    Verdict::Answer(answer)
+                }
+                None => {
+                    count("passed");
+                    Verdict::Pass { message, verbatim }
+                }
+            },
+            Verdict::Answer(answer) => {
+                count("malformed");
+                tell(from, status_line(&answer));
+                Verdict::Answer(answer)
+            }
+            Verdict::Ignore(reason) => {
+                count("ignored");
+                tell(from, reason);
+                Verdict::Ignore(reason)
+            }
+        }
+    }
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = rsipstack::Result<T>> + Send + 'a>>;
 
 impl ScreenedUdp {
-    /// The next datagram that passes. Cancel safe: between receiving and returning nothing waits but the
-    /// sending of an answer to what is refused anyway.
+    /// The next datagram that passes. Cancel safe: nothing waits between receiving and returning.
     async fn next(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         loop {
-            let (length, from) = match self.socket.recv_from(buffer).await {
-                Ok(received) => received,
-                // A port that was unreachable for an earlier answer; the socket is fine.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
-                Err(error) => return Err(error),
-            };
-            if !self.gate.admits(from.ip()) {
-                count("refused");
-                continue;
+            self.socket.readable().await?;
+            if let Some(passed) = self.take(buffer)? {
+                return Ok(passed);
             }
-            let datagram = buffer.get(..length).unwrap_or_default();
-            // RFC 5626 pings and the empty lines that RFC 3261 section 7.5 tells to skip.
-            let start = datagram.iter().position(|b| !b"\r\n".contains(b)).unwrap_or(length);
-            if start == length {
-                if length >= 4 {
-                    self.socket.try_send_to(b"\r\n", from).ok();
-                }
-                continue;
+        }
+    }
+
+    /// Takes one datagram. `None`: there is none, or it goes no further.
+    fn take(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        let mut own = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let (length, from) = match self.socket.try_recv_from(&mut own) {
+            Ok(received) => received,
+            // The latter: a port that was unreachable for an earlier answer; the socket is fine.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionReset) => {
+                return Ok(None);
             }
-            match screen(&datagram[start..], from, &self.agent) {
-                Verdict::Pass(_) => {
-                    count("passed");
-                    buffer.copy_within(start..length, 0);
-                    return Ok((length - start, from));
-                }
-                Verdict::Answer(answer) => {
-                    count("answered");
-                    tell(from, status_line(&answer));
-                    // overflow: drops: the peer sends its request again
-                    self.socket.try_send_to(&answer, from).ok();
-                }
-                Verdict::Ignore(reason) => {
-                    count("ignored");
-                    tell(from, reason);
-                }
+            Err(error) => return Err(error),
+        };
+        if !self.guard.door.admits(from.ip()) {
+            count("refused");
+            return Ok(None);
+        }
+        if !self.guard.door.lets_in(clock::now(), from.ip()) {
+            count("too_fast");
+            return Ok(None);
+        }
+        let datagram = own.get(..length).unwrap_or_default();
+        // RFC 5626 pings and the empty lines that RFC 3261 section 7.5 tells to skip.
+        let start = datagram.iter().position(|b| !b"\r\n".contains(b)).unwrap_or(length);
+        let datagram = &datagram[start..];
+        if datagram.is_empty() {
+            if length >= 4 {
+                self.socket.try_send_to(b"\r\n", from).ok();
             }
+            return Ok(None);
+        }
+        match self.guard.judge(datagram, from, Transport::Udp) {
+            Verdict::Pass { verbatim: true, .. } if datagram.len() <= buffer.len() => {
+                buffer[..datagram.len()].copy_from_slice(datagram);
+                Ok(Some((datagram.len(), from)))
+            }
+            Verdict::Pass { message, .. } => Ok(self.parked.park(*message, from).map(|stub| {
+                buffer[..stub.len()].copy_from_slice(&stub);
+                (stub.len(), from)
+            })),
+            Verdict::Answer(answer) => {
+                // overflow: drops: the peer sends its request again
+                self.socket.try_send_to(&answer, from).ok();
+                Ok(None)
+            }
+            Verdict::Ignore(_) => Ok(None),
         }
     }
 }
@@ -153,8 +198,7 @@ pub(super) struct StreamListener {
     pub(super) listener: TcpListener,
     /// `None`: plain TCP.
     pub(super) tls: Option<TlsAcceptor>,
-    pub(super) gate: Gate,
-    pub(super) agent: Arc<str>,
+    pub(super) guard: Guard,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) stop: CancellationToken,
 }
@@ -182,7 +226,7 @@ impl StreamListener {
                 count("refused");
                 continue;
             };
-            if !self.gate.admits(from.ip()) {
+            if !self.guard.door.admits(from.ip()) {
                 count("refused");
                 continue;
             }
@@ -190,7 +234,7 @@ impl StreamListener {
             let connection = Connection {
                 from,
                 transport: if self.tls.is_some() { Transport::Tls } else { Transport::Tcp },
-                agent: self.agent.clone(),
+                guard: self.guard.clone(),
                 stack: self.stack.clone(),
                 stop: self.stop.child_token(),
                 _slot: slot,
@@ -245,7 +289,7 @@ impl Drop for Peer {
 struct Connection {
     from: SocketAddr,
     transport: Transport,
-    agent: Arc<str>,
+    guard: Guard,
     stack: Arc<EndpointInner>,
     stop: CancellationToken,
     _slot: OwnedSemaphorePermit,
@@ -323,24 +367,20 @@ impl Connection {
                 Frame::Message(length) => length,
             };
             let bytes = buffer.split_to(length);
-            match screen(&bytes, self.from, &self.agent) {
-                Verdict::Pass(message) => {
-                    count("passed");
+            if !self.guard.door.lets_in(clock::now(), self.from.ip()) {
+                count("too_fast");
+                return Err("too many messages");
+            }
+            match self.guard.judge(&bytes, self.from, self.transport) {
+                Verdict::Pass { message, .. } => {
                     let message = SipConnection::update_msg_received(*message, self.from, self.transport)
                         .map_err(|_| "Via that cannot be amended")?;
                     let event = TransportEvent::Incoming(message, connection.clone(), address.clone());
                     // overflow: retained: the stack takes it at once
                     incoming.send(event).map_err(|_| "closed here")?;
                 }
-                Verdict::Answer(answer) => {
-                    count("answered");
-                    tell(self.from, status_line(&answer));
-                    answers.extend_from_slice(&answer);
-                }
-                Verdict::Ignore(reason) => {
-                    count("ignored");
-                    tell(self.from, reason);
-                }
+                Verdict::Answer(answer) => answers.extend_from_slice(&answer),
+                Verdict::Ignore(_) => {}
             }
         }
     }

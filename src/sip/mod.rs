@@ -2,13 +2,14 @@
 //!
 //! Built on `rsipstack` for transactions, dialogs and digest. What is ours, top down:
 //!
-//! - [`Endpoint`]: listeners, limits, and where each request goes
+//! - [`Endpoint`]: listeners, limits, and where each request goes; `shared`: what every task of it sees
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
 //! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
 //! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
-//! - `listen`, `screen`, `inspect`: sockets, and what stands between them and the stack
+//! - `listen`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
+//! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
 //! - `body`, `refer`, `timer`, `tls`: what the names say
 //!
@@ -37,17 +38,23 @@ mod body;
 mod challenge;
 pub mod config;
 mod dialplan;
+mod door;
 mod endpoint;
 mod inbound;
+mod incoming;
 mod inspect;
 mod listen;
 mod names;
 mod outbound;
+mod parked;
 mod places;
 mod quota;
 mod refer;
 mod screen;
 mod session;
+mod shared;
+mod stateless;
+mod tidy;
 mod timer;
 mod tls;
 mod trunk;
@@ -55,12 +62,13 @@ mod trunk;
 use thiserror::Error;
 
 pub use self::{
-    config::{CodecName, Network, Outbound, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
+    config::{CodecName, DigestName, Network, Outbound, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
+    dialplan::DialRequest,
     endpoint::Endpoint,
-    inbound::IncomingCall,
-    outbound::{DialRequest, Provisional},
+    incoming::IncomingCall,
+    outbound::Provisional,
     places::HalfOpen,
-    trunk::TrunkStatus,
+    shared::TrunkStatus,
 };
 
 /// Why the endpoint could not do something.

@@ -18,9 +18,9 @@ use tracing::info;
 use super::{
     DialError, SipError, body,
     config::{Srtp, TrunkConfig},
-    dialplan::{Caller, Route},
-    endpoint::Shared,
+    dialplan::{Caller, DialRequest, Route},
     session::{CONTROLS, SIGNALS, Session},
+    shared::Shared,
     timer::{self, SessionTimer},
 };
 use crate::{
@@ -55,21 +55,6 @@ const RESERVED: [&str; 24] = [
     "authorization",
     "proxy-authorization",
 ];
-
-/// An outbound call.
-#[derive(Clone, Debug, Default)]
-pub struct DialRequest {
-    /// `sip:user@host`, or a number or user for `trunk`.
-    pub to: String,
-    /// Our side, likewise; default: the trunk's user, or `antiphon`.
-    pub from: Option<String>,
-    /// `[[sip.trunk]]` to use; default: the one whose `prefixes` fit best.
-    pub trunk: Option<String>,
-    /// Further headers of the INVITE. Those that SIP itself needs are refused.
-    pub headers: BTreeMap<String, String>,
-    /// How long it may ring; default `[sip] ring_timeout_s`.
-    pub timeout: Option<Duration>,
-}
 
 /// What the called side says before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

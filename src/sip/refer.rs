@@ -1,16 +1,11 @@
 //! Handing a call over: REFER, blind or with a consultation call (RFC 3515, RFC 3891, RFC 5589).
 
-use std::sync::Arc;
-
 use rsipstack::{
     dialog::{DialogId, invite_dialog::InviteDialog},
     sip::{Header, Request, StatusCode, StatusCodeKind, prelude::HeadersExt},
 };
 
-use super::{
-    endpoint::Shared,
-    outbound::{self, DialRequest},
-};
+use super::{dialplan::DialRequest, shared::Shared};
 use crate::media::sip::SipLeg;
 
 /// A transfer that the peer has taken on.
@@ -33,7 +28,7 @@ pub(super) enum Outcome {
 impl Transfer {
     /// Sends REFER. Attended: calls the target first, and lets the peer replace that call.
     pub(super) async fn begin(
-        shared: &Arc<Shared>,
+        shared: &Shared,
         dialog: &InviteDialog,
         to: &str,
         attended: bool,
@@ -49,7 +44,7 @@ impl Transfer {
         let mut consultation = None;
         if attended {
             let request = DialRequest { to: to.to_owned(), ..DialRequest::default() };
-            let (leg, id) = outbound::dial(shared, request, &|_| ()).await.map_err(|e| e.to_string())?;
+            let (leg, id) = shared.dial(request).await.map_err(|e| e.to_string())?;
             refer_to = format!("<{target}?Replaces={}>", replaces(&id));
             consultation = Some(leg);
         }

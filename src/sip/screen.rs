@@ -13,7 +13,9 @@
 //! - a `Content-Length` that is no number counts as 0, one that is too large is cut to what is there, and
 //!   on a stream a huge one overflows an addition;
 //! - mandatory headers are looked at only when they are needed, so a message without them makes a
-//!   transaction that nobody can answer.
+//!   transaction that nobody can answer;
+//! - it reads neither all the white space that RFC 3261 section 7.3.1 allows nor requests without a From tag, as
+//!   RFC 2543 had them. What it cannot read is written anew ([`tidy`](super::tidy)) before it is refused.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
@@ -22,12 +24,20 @@ use rsipstack::sip::{
     prelude::{HeadersExt, ToTypedHeader},
 };
 
+use super::tidy;
+
 /// Longest message, in bytes; that of a datagram.
 pub(super) const MAX_MESSAGE: usize = 65_535;
 /// Most header lines.
 const MAX_HEADERS: usize = 200;
 /// Longest header line, unfolded.
 const MAX_HEADER: usize = 8_192;
+/// Longest header section. An INVITE with an identity and twenty routes has some six thousand.
+const MAX_HEAD: usize = 32_768;
+/// Longest that the headers may be together which an answer repeats: the stack keeps answers.
+const MAX_ECHO: usize = 8_192;
+/// The headers that an answer repeats.
+const ECHOED: [&str; 5] = ["Via", "From", "To", "Call-ID", "CSeq"];
 /// The methods that the stack knows. Others are answered with 501.
 const METHODS: [&str; 14] = [
     "ACK",
@@ -50,7 +60,12 @@ const METHODS: [&str; 14] = [
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// It is sound.
-    Pass(Box<SipMessage>),
+    Pass {
+        /// What was read.
+        message: Box<SipMessage>,
+        /// The bytes are good for the stack; else only what was read is.
+        verbatim: bool,
+    },
     /// It is a request that gets this answer, and the stack does not see it.
     Answer(Vec<u8>),
     /// Nothing can or should be said to it. For the log.
@@ -79,8 +94,12 @@ pub(super) fn frame(bytes: &[u8]) -> Frame {
         // The other half of a ping may still be on its way.
         return if bytes.len() == 2 || bytes == b"\r\n\r" { Frame::More } else { Frame::KeepAlive(2, false) };
     }
-    let Some(head) = find_head(bytes) else {
-        return if bytes.len() > MAX_MESSAGE { Frame::Broken("header section too long") } else { Frame::More };
+    let head = find_head(bytes);
+    if has_bare_break(&bytes[..head.unwrap_or(bytes.len())], head.is_none()) {
+        return Frame::Broken("bare CR or LF");
+    }
+    let Some(head) = head else {
+        return if bytes.len() > MAX_HEAD { Frame::Broken("header section too long") } else { Frame::More };
     };
     let mut length = None;
     for line in bytes[..head].split(|b| *b == b'\n') {
@@ -106,8 +125,17 @@ pub(super) fn frame(bytes: &[u8]) -> Frame {
 
 /// Judges one message. `from` is its sender; `agent` goes into `Server` of answers.
 pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
-    let Some(head) = find_head(bytes) else { return Verdict::Ignore("no end of header section") };
-    let (body, section) = (&bytes[head + 4..], &bytes[..head]);
+    // The empty line of a datagram without a body is left out by some.
+    let (head, body) = match find_head(bytes) {
+        Some(head) => (head, &bytes[head + 4..]),
+        None if bytes.ends_with(b"\r\n") => (bytes.len() - 2, &bytes[bytes.len()..]),
+        None => return Verdict::Ignore("no end of header section"),
+    };
+    let section = &bytes[..head];
+    // Whoever takes one for the end of a line reads other headers than we do.
+    if has_bare_break(section, false) {
+        return Verdict::Ignore("bare CR or LF");
+    }
     let utf8 = std::str::from_utf8(section);
     let text = String::from_utf8_lossy(section);
     let mut lines = text.split("\r\n");
@@ -116,6 +144,9 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
 
     if start.starts_with("SIP/") {
         return screen_response(bytes, start, &headers);
+    }
+    if head > MAX_HEAD || headers.echo() > MAX_ECHO {
+        return Verdict::Ignore("headers too long");
     }
     let mut words = start.split(' ');
     let (Some(method), Some(uri), Some(version), None) = (words.next(), words.next(), words.next(), words.next())
@@ -150,8 +181,11 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
     if !["sip", "sips", "tel"].iter().any(|s| scheme.eq_ignore_ascii_case(s)) {
         return headers.refuse(method, 416, "Unsupported URI Scheme", from, agent);
     }
-    match parse(bytes) {
-        Some(message) => Verdict::Pass(Box::new(message)),
+    if let Some(message) = parse(bytes) {
+        return Verdict::Pass { message: Box::new(message), verbatim: true };
+    }
+    match parse(&tidy::request(start, &headers.0, body, from)) {
+        Some(message) => Verdict::Pass { message: Box::new(message), verbatim: false },
         None => headers.refuse(method, 400, "Malformed Header Or Request-URI", from, agent),
     }
 }
@@ -165,7 +199,7 @@ fn screen_response(bytes: &[u8], start: &str, headers: &Headers<'_>) -> Verdict 
         return Verdict::Ignore("response without a mandatory header");
     }
     match parse(bytes) {
-        Some(message) => Verdict::Pass(Box::new(message)),
+        Some(message) => Verdict::Pass { message: Box::new(message), verbatim: true },
         None => Verdict::Ignore("malformed response"),
     }
 }
@@ -230,6 +264,12 @@ impl<'a> Headers<'a> {
         values.next().is_none().then_some(first)
     }
 
+    /// Length of what an answer repeats.
+    fn echo(&self) -> usize {
+        let echoed = |name: &str| ECHOED.iter().any(|known| known.eq_ignore_ascii_case(name));
+        self.0.iter().filter(|(name, _)| echoed(name)).map(|(name, value)| name.len() + value.len() + 4).sum()
+    }
+
     fn mandatory(&self) -> Option<Mandatory<'_>> {
         self.all("Via").next()?;
         Some((self.one("From")?, self.one("To")?, self.one("Call-ID")?, self.one("CSeq")?))
@@ -247,6 +287,10 @@ impl<'a> Headers<'a> {
         if self.all("Max-Forwards").any(|v| v.parse::<u8>().is_err()) {
             return Err("Malformed Max-Forwards");
         }
+        let mut addresses = ["From", "To", "Contact"].into_iter().flat_map(|name| self.all(name));
+        if addresses.any(|value| !quotes_end(value)) {
+            return Err("Quoted String Without End");
+        }
         let mut lengths = self.all("Content-Length");
         if let Some(first) = lengths.next()
             && lengths.any(|other| other != first)
@@ -259,23 +303,24 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// An answer to a request, where one can be made. An ACK is never answered.
+    /// An answer to a request, where one can be made: with the first of each header that it is to repeat, and without
+    /// those that are not there. An ACK is never answered.
     fn refuse(&self, method: &str, code: u16, reason: &'static str, from: SocketAddr, agent: &str) -> Verdict {
-        let Some((caller, called, call_id, cseq)) = self.mandatory().filter(|_| method != "ACK") else {
+        if method == "ACK" || self.all("Via").next().is_none() {
             return Verdict::Ignore(reason);
-        };
+        }
+        // Writing to a String cannot fail.
         let mut out = format!("SIP/2.0 {code} {reason}\r\n");
         for (n, via) in self.all("Via").enumerate() {
             let via = if n == 0 { received(via, from) } else { via.to_owned() };
-            // Writing to a String cannot fail.
             let _ = write!(out, "Via: {via}\r\n");
         }
-        let tag = if called.contains(";tag=") { "" } else { ";tag=screen" };
-        let _ = write!(
-            out,
-            "From: {caller}\r\nTo: {called}{tag}\r\nCall-ID: {call_id}\r\nCSeq: {cseq}\r\n\
-             Server: {agent}\r\nContent-Length: 0\r\n\r\n"
-        );
+        for name in ["From", "To", "Call-ID", "CSeq"] {
+            let Some(value) = self.all(name).next() else { continue };
+            let tag = if name == "To" && !value.contains("tag") { ";tag=screen" } else { "" };
+            let _ = write!(out, "{name}: {value}{tag}\r\n");
+        }
+        let _ = write!(out, "Server: {agent}\r\nContent-Length: 0\r\n\r\n");
         Verdict::Answer(out.into_bytes())
     }
 }
@@ -311,6 +356,29 @@ fn long_name(name: &str) -> &str {
         "l" | "L" => "Content-Length",
         name => name,
     }
+}
+
+/// Whether every quoted string has its second quote.
+fn quotes_end(value: &str) -> bool {
+    let (mut quoted, mut escaped) = (false, false);
+    for byte in value.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = quoted,
+            b'"' => quoted = !quoted,
+            _ => {}
+        }
+    }
+    !quoted
+}
+
+/// Whether a CR or LF stands alone. `open`: more may follow the last byte.
+fn has_bare_break(bytes: &[u8], open: bool) -> bool {
+    bytes.iter().enumerate().any(|(at, byte)| match byte {
+        b'\n' => at == 0 || bytes[at - 1] != b'\r',
+        b'\r' => bytes.get(at + 1).map_or(!open, |next| *next != b'\n'),
+        _ => false,
+    })
 }
 
 fn find_head(bytes: &[u8]) -> Option<usize> {

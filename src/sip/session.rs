@@ -39,10 +39,10 @@ use tracing::{debug, info};
 
 use super::{
     body::{self, Body},
-    endpoint::Shared,
     places::Place,
     quota::Lease,
     refer::{self, Outcome, Transfer},
+    shared::Shared,
     timer::{Due, SessionTimer},
 };
 use crate::{

@@ -15,8 +15,8 @@ use tracing::{info, warn};
 use super::{
     config::{Transport, TrunkConfig},
     dialplan::registrar,
-    endpoint::Shared,
     outbound::credential,
+    shared::Shared,
 };
 
 /// Lifetime asked for.
@@ -25,30 +25,6 @@ const EXPIRES: u32 = 600;
 const LOOK_UP: Duration = Duration::from_secs(300);
 /// How long unregistering may hold up a shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// Registration state of a trunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrunkStatus {
-    /// Its name.
-    pub name: String,
-    /// `None` when it is not to register; else whether it is registered now.
-    pub registered: Option<bool>,
-    /// What went wrong last, while it is wrong.
-    pub error: Option<String>,
-}
-
-/// What is known of a trunk while running.
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) status: TrunkStatus,
-}
-
-impl State {
-    pub(super) fn new(config: &TrunkConfig) -> State {
-        let registered = config.register.then_some(false);
-        State { status: TrunkStatus { name: config.name.clone(), registered, error: None } }
-    }
-}
 
 /// Keeps the trunk at `index` until the endpoint stops.
 pub(super) async fn keep(shared: Arc<Shared>, index: usize) {

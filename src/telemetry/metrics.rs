@@ -141,6 +141,11 @@ pub const METRICS: &[Metric] = &[
     histogram("antiphon_rtcp_round_trip_seconds", &[], &[], "Round trip to telephones"),
     // Signalling.
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
+    counter(
+        "antiphon_sip_auth_total",
+        &["outcome"],
+        "Digest challenges sent and credentials of callers, by what they were worth",
+    ),
     gauge("antiphon_sip_transactions", &[], "SIP server transactions in progress"),
     gauge("antiphon_webrtc_sessions", &[], "Browser sessions in progress"),
     counter("antiphon_webrtc_sessions_total", &["end"], "Browser sessions that ended"),

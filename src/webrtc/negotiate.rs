@@ -43,6 +43,7 @@ use super::socket::Seat;
 use super::trickle::candidate_lines;
 use crate::media::leg::{Codec, LegEnd, MediaFormat};
 use crate::media::webrtc::{Arrival, Driver, Parts, Progress, Reports};
+use crate::reach::{self, Scope};
 
 /// The label of the data channel that carries the agent's frames.
 pub(super) const CHANNEL: &str = "agent";
@@ -79,6 +80,12 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// How near the nearest address is that peers are told.
+    fn scope(&self) -> Scope {
+        let scopes = self.advertised.iter().filter_map(|address| reach::scope(address.ip()));
+        scopes.min().unwrap_or(Scope::Global)
+    }
+
     /// Our candidates, as lines of SDP.
     pub(super) fn candidates(&self) -> impl Iterator<Item = String> {
         candidate_lines(&self.advertised, self.tcp)
@@ -209,8 +216,9 @@ impl Connection {
     /// Hands the stack those of `candidates` that could reach us; says how many were no candidates at all.
     pub(super) async fn add_candidates(&self, common: &Common, candidates: &[String]) -> usize {
         let mut malformed = 0;
+        let own = common.scope();
         for candidate in candidates {
-            match judge(candidate, common.local) {
+            match judge(candidate, common.local, own) {
                 Candidate::Foreign => {}
                 Candidate::Malformed => malformed += 1,
                 Candidate::Usable => {

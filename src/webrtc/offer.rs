@@ -12,6 +12,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::WebRtcError;
+use crate::reach::{self, Scope};
 
 /// An offer that is worth trying.
 #[derive(Clone, Debug)]
@@ -253,8 +254,9 @@ pub(super) enum Candidate {
     Malformed,
 }
 
-/// Judges `candidate:...` for a gateway whose port is bound at `local`.
-pub(super) fn judge(candidate: &str, local: SocketAddr) -> Candidate {
+/// Judges `candidate:...` for a gateway whose port is bound at `local` and that peers reach at addresses of scope `own`.
+/// Nearer ones are not checked: a page from elsewhere would have us knock at the doors of our own network.
+pub(super) fn judge(candidate: &str, local: SocketAddr, own: Scope) -> Candidate {
     let mut words = candidate.strip_prefix("candidate:").unwrap_or(candidate).split_ascii_whitespace();
     let (Some(foundation), Some(component), Some(transport), Some(priority)) =
         (words.next(), words.next(), words.next(), words.next())
@@ -276,8 +278,9 @@ pub(super) fn judge(candidate: &str, local: SocketAddr) -> Candidate {
         // A name: an mDNS one stands for a host that will show itself by its own checks.
         return Candidate::Foreign;
     };
+    let near = reach::scope(ip).is_some_and(|scope| scope >= own);
     let reachable = ip.is_ipv4() == local.is_ipv4() || (ip.is_ipv4() && local.ip().is_unspecified());
-    if component == 1 && transport.eq_ignore_ascii_case("udp") && port != 0 && !ip.is_unspecified() && reachable {
+    if component == 1 && transport.eq_ignore_ascii_case("udp") && port != 0 && near && reachable {
         Candidate::Usable
     } else {
         Candidate::Foreign
@@ -352,7 +355,17 @@ mod tests {
             ("candidate:", Candidate::Malformed),
         ];
         for (candidate, expected) in cases {
-            assert_eq!(judge(candidate, v4), expected, "{candidate}");
+            assert_eq!(judge(candidate, v4, Scope::Host), expected, "{candidate}");
+        }
+        // Who is reached from everywhere checks nothing nearer.
+        for (ip, expected) in [
+            ("203.0.113.9", Candidate::Usable),
+            ("10.0.0.1", Candidate::Foreign),
+            ("169.254.169.254", Candidate::Foreign),
+            ("127.0.0.1", Candidate::Foreign),
+        ] {
+            let candidate = format!("candidate:1 1 udp 1 {ip} 9 typ host");
+            assert_eq!(judge(&candidate, v4, Scope::Global), expected, "{ip}");
         }
     }
 

@@ -8,7 +8,7 @@ use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::correlate;
 use serde_json::json;
 
-use super::raw::Raw;
+use super::raw::{Raw, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
 
 /// As the product promises: recognisable, by aligned correlation with the same sentence made directly.
@@ -135,6 +135,32 @@ async fn a_call_that_is_not_allowed_is_refused_with_the_key() {
         assert_eq!((status, &error["error"]["code"]), (403, &json!("call_denied")), "{error}");
         assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains(key)), "{error}");
     }
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_agent_takes_a_call_before_its_ack() {
+    let rig = Rig::start().await;
+    let mut telephone = Raw::new(rig.sip_udp(), "unacknowledged").await;
+    telephone.contact = format!("sip:silent@{}", rig.sip_udp());
+    let invite = telephone.request("INVITE", "", &sdp(4_000, ""));
+    telephone.send(&invite).await;
+    telephone.expect("SIP/2.0 200").await;
+    let (status, list) = rig.get("/v1/calls").await;
+    assert_eq!((status, &list["calls"]), (200, &json!([])), "{list}");
+    assert_eq!(list["half_open"][0]["call_id"], "unacknowledged", "{list}");
+    telephone.ack("").await;
+    let taken = async {
+        loop {
+            let (_, list) = rig.get("/v1/calls").await;
+            if list["calls"][0]["agent"] == "silent" {
+                return list;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let list = tokio::time::timeout(PATIENCE, taken).await.expect("the agent has it");
+    assert_eq!(list["half_open"], json!([]), "{list}");
     rig.app.drain().await;
 }
 

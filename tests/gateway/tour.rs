@@ -52,6 +52,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_rtp_discarded_total", "packets that are none: gateway/hostile.rs"),
     ("antiphon_rtcp_fraction_lost", "a network that loses packets"),
     ("antiphon_sip_transactions", "a request that is being answered at the moment of the scrape"),
+    ("antiphon_sip_auth_total", "callers that must authenticate: sip/flood.rs"),
     ("antiphon_webrtc_datagrams_dropped_total", "datagrams that are none: gateway/hostile.rs"),
     ("antiphon_webrtc_packets_lost_total", "a browser that is sent to before it is connected"),
     ("antiphon_webrtc_sends_failed_total", "a network that is not there"),

@@ -2,10 +2,12 @@
 //! another endpoint of ours, and against sipp and baresip.
 
 mod baresip;
+mod flood;
 mod half_open;
 mod loopback;
 mod media;
 mod sipp;
 mod support;
 mod toll;
+mod torture;
 mod wire;

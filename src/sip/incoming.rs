@@ -1,0 +1,168 @@
+//! A call that rings here, as the application sees it: who calls, and what may be done about it.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use rsipstack::sip::{
+    Header, Request,
+    prelude::{HeadersExt, ToTypedHeader},
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::SipError;
+use crate::media::{leg::Codec, sip::SipLeg};
+
+/// Headers handed to the application at most, and their length.
+const MAX_HEADERS: usize = 64;
+const MAX_HEADER: usize = 2_048;
+
+/// A call that rings here. Dropping it unanswered declines it with 480.
+pub struct IncomingCall {
+    /// URI of the caller (From), without display name.
+    pub from: String,
+    /// URI that was called (To).
+    pub to: String,
+    /// User part of the request URI: names the agent.
+    pub user: String,
+    /// Call-ID.
+    pub call_id: String,
+    /// Where the INVITE came from.
+    pub source: SocketAddr,
+    /// Digest user, when `[sip] users` is set.
+    pub account: Option<String>,
+    /// Whether it is a trunk's or of an account. What nothing has proven may be forged until its ACK is here.
+    pub trusted: bool,
+    /// Headers that the stack does not use itself (`X-...`, `User-Agent`, `Diversion`), by name as written.
+    pub headers: BTreeMap<String, String>,
+    /// Codecs offered, the caller's favourite first; empty for an INVITE without an offer.
+    pub offered: Vec<Codec>,
+    commands: mpsc::Sender<Command>,
+    gone: CancellationToken,
+}
+
+pub(super) enum Command {
+    Ringing,
+    Accept(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
+    Reject(Rejection),
+}
+
+/// Why a call is declined, and when the caller may come again.
+pub(super) struct Rejection {
+    pub(super) status: u16,
+    pub(super) reason: String,
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl IncomingCall {
+    /// Sends 180.
+    pub fn ringing(&self) {
+        // overflow: drops: it is full only while an earlier command is under way
+        self.commands.try_send(Command::Ringing).ok();
+    }
+
+    /// Answers with 200. The leg says `Connected` when the ACK is here. Where the INVITE had no offer, this
+    /// waits for the ACK with the answer.
+    ///
+    /// # Errors
+    /// The caller cancelled, no port is free, or nothing common was offered (answered 488).
+    pub async fn accept(self) -> Result<SipLeg, SipError> {
+        self.accept_with(&[]).await
+    }
+
+    /// As [`IncomingCall::accept`], with these headers in the 200.
+    ///
+    /// # Errors
+    /// As [`IncomingCall::accept`].
+    pub async fn accept_with(self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
+        let (reply, answer) = oneshot::channel();
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        // overflow: awaited
+        self.commands.send(Command::Accept(headers, reply)).await.map_err(|_| SipError::Cancelled)?;
+        answer.await.map_err(|_| SipError::Cancelled)?
+    }
+
+    /// Declines with a status of 300 to 699; others count as 480.
+    pub fn reject(self, status: u16, reason: &str) {
+        let status = if (300..700).contains(&status) { status } else { 480 };
+        self.decline(Rejection { status, reason: reason.to_owned(), retry_after: None });
+    }
+
+    /// Declines with 503, and says when another call is worth while.
+    pub fn reject_for(self, retry_after: Duration, reason: &str) {
+        self.decline(Rejection::for_now(retry_after, reason));
+    }
+
+    fn decline(self, rejection: Rejection) {
+        // overflow: drops: then dropping the sender declines with 480
+        self.commands.try_send(Command::Reject(rejection)).ok();
+    }
+
+    /// Returns when the caller gives up. Cancel safe.
+    pub async fn cancelled(&self) {
+        self.gone.cancelled().await;
+    }
+}
+
+impl Rejection {
+    pub(super) fn nobody_answers() -> Rejection {
+        Rejection { status: 480, reason: "nobody answers".to_owned(), retry_after: None }
+    }
+
+    pub(super) fn for_now(retry_after: Duration, reason: &str) -> Rejection {
+        Rejection { status: 503, reason: reason.to_owned(), retry_after: Some(retry_after) }
+    }
+}
+
+pub(super) fn incoming(
+    request: &Request,
+    source: SocketAddr,
+    account: Option<String>,
+    offered: Vec<Codec>,
+    commands: mpsc::Sender<Command>,
+    gone: CancellationToken,
+) -> IncomingCall {
+    let from = request.from_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
+    let to = request.to_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
+    let user = request.uri.user().unwrap_or_default();
+    // A password in a URI, or the subscriber parameters of a number, name no agent.
+    let user = user.split([':', ';']).next().unwrap_or_default();
+    IncomingCall {
+        from: from.unwrap_or_default(),
+        to: to.unwrap_or_default(),
+        user: rsipstack::sip::event_packages::percent_decode(user),
+        call_id: request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default(),
+        source,
+        account,
+        trusted: false,
+        headers: headers(request),
+        offered,
+        commands,
+        gone,
+    }
+}
+
+/// Headers with a meaning to the application.
+fn headers(request: &Request) -> BTreeMap<String, String> {
+    let told = request.headers.iter().filter(|header| {
+        !matches!(
+            header,
+            Header::Via(_)
+                | Header::From(_)
+                | Header::To(_)
+                | Header::CallId(_)
+                | Header::CSeq(_)
+                | Header::Contact(_)
+                | Header::MaxForwards(_)
+                | Header::ContentLength(_)
+                | Header::ContentType(_)
+                | Header::Route(_)
+                | Header::RecordRoute(_)
+                | Header::Authorization(_)
+                | Header::ProxyAuthorization(_)
+                | Header::Allow(_)
+                | Header::Supported(_)
+        )
+    });
+    let told = told.filter(|header| header.value().len() <= MAX_HEADER).take(MAX_HEADERS);
+    told.map(|header| (header.name().to_owned(), header.value().to_owned())).collect()
+}

@@ -1,0 +1,243 @@
+//! What every task of the endpoint sees: configuration, stack, limits, and the questions about them.
+//!
+//! Knows none of the parts that use it. What a call needs of the part that places calls comes as a function
+//! ([`Dialer`]), so that a transfer may call without its file needing that one.
+
+use std::{
+    collections::HashSet,
+    future::Future,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as StdUdpSocket},
+    pin::Pin,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rsipstack::{
+    dialog::{DialogId, dialog_layer::DialogLayer},
+    sip::{Auth, Host, HostWithPort, Param, Request, Scheme, Transport, Uri, prelude::HeadersExt},
+    transaction::endpoint::EndpointInner,
+    transport::SipAddr,
+};
+use sdp::Agreed;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    DialError, SipConfig, SipError, TrunkConfig,
+    auth::Authenticator,
+    dialplan::{self, DialRequest, Dialplan},
+    incoming::IncomingCall,
+    names::{Carriers, LOOK_UP, Naming},
+    places::Places,
+    quota::Quotas,
+};
+use crate::media::sip::{SipLeg, latch::Peer, ports::PortPool};
+
+/// The end of a call out: its leg, and the id of its dialog.
+pub(super) type Dialled = Result<(SipLeg, DialogId), DialError>;
+
+/// Places a call.
+pub(super) type Dialer = Box<dyn Fn(DialRequest) -> Pin<Box<dyn Future<Output = Dialled> + Send>> + Send + Sync>;
+
+/// What every task of the endpoint sees.
+pub(super) struct Shared {
+    pub(super) config: SipConfig,
+    pub(super) stack: Arc<EndpointInner>,
+    pub(super) dialogs: DialogLayer,
+    pub(super) ports: PortPool,
+    pub(super) places: Places,
+    pub(super) naming: Naming,
+    pub(super) carriers: Carriers,
+    pub(super) auth: Authenticator,
+    /// What goes out through each trunk.
+    pub(super) quotas: Quotas,
+    pub(super) incoming: mpsc::Sender<IncomingCall>,
+    /// Calls out, for who is below the part that places them. Set once at the start.
+    pub(super) dialer: OnceLock<Dialer>,
+    /// Calls and registrations end.
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
+    pub(super) bound: Bound,
+    pub(super) media_bind: IpAddr,
+    pub(super) work: Arc<Semaphore>,
+    pub(super) trunks: Mutex<Vec<State>>,
+    /// INVITEs under way, by Call-ID, From tag and CSeq.
+    pub(super) invites: Mutex<HashSet<String>>,
+    pub(super) draining: AtomicBool,
+    /// Sockets close.
+    pub(super) closed: CancellationToken,
+}
+
+/// Where the listeners are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bound {
+    pub(super) udp: Option<SocketAddr>,
+    pub(super) tcp: Option<SocketAddr>,
+    pub(super) tls: Option<SocketAddr>,
+}
+
+/// Registration state of a trunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrunkStatus {
+    /// Its name.
+    pub name: String,
+    /// `None` when it is not to register; else whether it is registered now.
+    pub registered: Option<bool>,
+    /// What went wrong last, while it is wrong.
+    pub error: Option<String>,
+}
+
+/// What is known of a trunk while running.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) status: TrunkStatus,
+}
+
+impl State {
+    pub(super) fn new(config: &TrunkConfig) -> State {
+        let registered = config.register.then_some(false);
+        State { status: TrunkStatus { name: config.name.clone(), registered, error: None } }
+    }
+}
+
+/// An INVITE under way; another copy of it is refused while this lives.
+pub(super) struct Once<'a> {
+    invites: &'a Mutex<HashSet<String>>,
+    key: String,
+}
+
+impl Drop for Once<'_> {
+    fn drop(&mut self) {
+        lock(self.invites).remove(&self.key);
+    }
+}
+
+impl Shared {
+    /// Calls out.
+    pub(super) async fn dial(&self, request: DialRequest) -> Dialled {
+        match self.dialer.get() {
+            Some(dialer) => dialer(request).await,
+            None => Err(DialError::Sip(SipError::Closed)),
+        }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The rules for calls out.
+    pub(super) fn dialplan(&self) -> Dialplan<'_> {
+        let Bound { udp, tcp, tls } = self.bound;
+        let addresses = [udp, tcp, tls].into_iter().flatten().map(|address| address.ip());
+        Dialplan { config: &self.config, local: dialplan::all_loopback(addresses) }
+    }
+
+    /// What is negotiated where no trunk says otherwise.
+    pub(super) fn policy(&self) -> sdp::Policy {
+        let codecs = self.config.codecs.iter().map(|c| c.codec()).collect();
+        sdp::Policy { codecs, ..sdp::Policy::default() }
+    }
+
+    /// Marks an INVITE as under way. `None`: it is already.
+    pub(super) fn once(&self, invite: &Request) -> Option<Once<'_>> {
+        let call_id = invite.call_id_header().ok()?.value();
+        let from = invite.from_header().ok()?.value();
+        let key = format!("{call_id}\n{from}\n{}", invite.cseq_header().ok()?.value());
+        lock(&self.invites).insert(key.clone()).then(|| Once { invites: &self.invites, key })
+    }
+
+    /// The trunk that `ip` belongs to: it is known by its address, and cannot know a password of ours.
+    pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<&TrunkConfig> {
+        self.config.trunk.get(self.carriers.find(ip)?)
+    }
+
+    /// What is agreed, less the addresses that `peer` may not name: media waits for what comes from it then.
+    pub(super) fn reachable(&self, mut agreed: Agreed, peer: Peer) -> Agreed {
+        let allowed = |address: &SocketAddr| self.naming.allows(peer.signalling, address.ip());
+        agreed.remote_rtp = agreed.remote_rtp.filter(allowed);
+        agreed.remote_rtcp = agreed.remote_rtcp.filter(allowed);
+        agreed
+    }
+
+    /// Reads or changes what is known of a trunk.
+    pub(super) fn trunk_state<T>(&self, index: usize, with: impl FnOnce(&mut State) -> T) -> Option<T> {
+        lock(&self.trunks).get_mut(index).map(with)
+    }
+
+    /// Where `peer` sends media.
+    pub(super) fn media_ip(&self, peer: IpAddr) -> IpAddr {
+        self.advertised(self.media_bind, Some(peer))
+    }
+
+    /// Our address for requests in a dialog.
+    pub(super) fn contact(&self, user: Option<&str>, transport: Transport, peer: Option<IpAddr>) -> Uri {
+        let bound = match transport {
+            Transport::Tcp => self.bound.tcp,
+            Transport::Tls => self.bound.tls,
+            _ => self.bound.udp,
+        };
+        let bound = bound.or(self.bound.udp).or(self.bound.tcp).or(self.bound.tls);
+        let bound = bound.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 5060)));
+        let address = SocketAddr::new(self.advertised(bound.ip(), peer), bound.port());
+        let params = if transport == Transport::Udp { vec![] } else { vec![Param::Transport(transport)] };
+        Uri {
+            scheme: Some(Scheme::Sip),
+            auth: Some(Auth { user: user.unwrap_or("antiphon").to_owned(), password: None }),
+            host_with_port: address.into(),
+            params,
+            headers: vec![],
+        }
+    }
+
+    fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {
+        if let Some(public) = self.config.public_ip.filter(|_| !peer.is_some_and(|p| p.is_loopback())) {
+            return public;
+        }
+        if !bound.is_unspecified() {
+            return bound;
+        }
+        peer.and_then(route).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    /// The address behind a URI.
+    pub(super) async fn resolve(&self, uri: &Uri) -> Option<IpAddr> {
+        let target = SipAddr::try_from(uri).ok()?;
+        if let Host::IpAddr(ip) = target.addr.host {
+            return Some(ip);
+        }
+        let resolver = &self.stack.transport_layer.inner.domain_resolver;
+        let found = timeout(LOOK_UP, resolver.resolve(&target)).await.ok()?.ok()?;
+        found.get_socketaddr().ok().map(|address| address.ip())
+    }
+
+    /// Addresses of a host with or without a port.
+    pub(super) async fn look_up(&self, host: &str) -> Vec<IpAddr> {
+        let Ok(host) = HostWithPort::try_from(host) else { return Vec::new() };
+        if let Host::IpAddr(ip) = host.host {
+            return vec![ip];
+        }
+        let name = (host.host.to_string(), 0);
+        match timeout(LOOK_UP, tokio::net::lookup_host(name)).await {
+            Ok(Ok(addresses)) => addresses.map(|address| address.ip()).take(16).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The address of ours that packets to `peer` leave from. Connecting a UDP socket sends nothing.
+fn route(peer: IpAddr) -> Option<IpAddr> {
+    let any: SocketAddr = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().ok()?;
+    let socket = StdUdpSocket::bind(any).ok()?;
+    socket.connect((peer, 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Nothing in this module panics while it holds one, and what they guard is sound after every step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
