@@ -36,10 +36,11 @@ use super::{
     SipError,
     auth::{Claim, Proof},
     body,
+    bye::bye,
     config::Srtp,
     incoming::{Command, Rejection, incoming},
     places::{FULL, HalfOpen, Place, Standing},
-    session::{self, CONTROLS, SIGNALS, Session},
+    session::{CONTROLS, SIGNALS, Session},
     shared::Shared,
     stateless::{Answer, Stateless},
     timer::SessionTimer,
@@ -397,7 +398,7 @@ impl Ringing {
                         blame.strike(clock::now());
                     }
                     reply.send(Err(error)).ok();
-                    session::bye(&dialog, states, false, "no usable answer").await;
+                    bye(&dialog, states, false, "no usable answer").await;
                     return shared.dialogs.remove_dialog(&dialog.id());
                 }
             },

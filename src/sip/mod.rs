@@ -35,6 +35,7 @@
 
 mod auth;
 mod body;
+mod bye;
 mod challenge;
 pub mod config;
 mod dialplan;

@@ -6,8 +6,9 @@
 //!
 //! # Why
 //! *One exchange at a time.* Our own re-INVITE runs beside the loop so that a BYE is still heard, and while
-//! it runs an incoming one is answered 491 (RFC 3261 section 14.2). A hold that is asked for meanwhile waits, and
-//! the last wish counts. REFER changes nothing of the session and has a place of its own.
+//! it runs an incoming one is answered 491 (RFC 3261 section 14.2). Where ours meets one of the peer it is tried again
+//! later, and until then the peer's is taken: otherwise two that hold at once refuse each other for good. A hold that is
+//! asked for meanwhile waits, and the last wish counts. REFER changes nothing of the session and has a place of its own.
 //!
 //! *Nobody waits for a peer.* The leg asks and goes on sending; what the peer says comes to it as a signal.
 //!
@@ -27,23 +28,21 @@ use rsipstack::{
         dialog::{DialogState, DialogStateReceiver, TerminatedReason, TransactionHandle},
         invite_dialog::InviteDialog,
     },
-    sip::{Header, Method, Request, Response, StatusCode, StatusCodeKind},
+    sip::{Method, Request, Response, StatusCode, StatusCodeKind},
     transaction::key::TransactionRole,
 };
 use sdp::{Agreed, Negotiator};
-use tokio::{
-    sync::mpsc,
-    time::{sleep_until, timeout},
-};
+use tokio::{sync::mpsc, time::timeout};
 use tracing::{debug, info};
 
 use super::{
     body::{self, Body},
+    bye::bye,
     places::Place,
     quota::Lease,
     refer::{self, Outcome, Transfer},
     shared::Shared,
-    timer::{Due, SessionTimer},
+    timer::{Due, SessionTimer, until},
 };
 use crate::{
     clock,
@@ -59,8 +58,6 @@ pub(super) const SIGNALS: usize = 64;
 pub(super) const CONTROLS: usize = 8;
 /// How long a leg may leave its signals unread before one is given up.
 const UNREAD: Duration = Duration::from_secs(2);
-/// 64 * T1: longer than any transaction of the stack lasts.
-const TRANSACTION: Duration = Duration::from_secs(33);
 /// How long the peer may take to answer a re-INVITE, provisional responses or not.
 const ANSWER: Duration = Duration::from_secs(40);
 /// Attempts at a re-INVITE that meets one of the peer (491).
@@ -96,6 +93,8 @@ struct Running {
     answer_due: bool,
     /// A re-INVITE of ours.
     exchange: Option<Work<Done>>,
+    /// One that met a re-INVITE of the peer, and waits for its next attempt.
+    retry: Option<Retry>,
     /// Whether the leg wants the peer held, where that waits for another exchange.
     wanted: Option<bool>,
     /// Our refresh is due and waits for another exchange.
@@ -113,7 +112,17 @@ struct Running {
 /// The end of a re-INVITE of ours.
 struct Done {
     why: Why,
+    /// Attempts that are left, this one included.
+    left: usize,
     response: Option<Response>,
+}
+
+/// The next attempt at one.
+#[derive(Clone, Copy)]
+struct Retry {
+    at: Instant,
+    why: Why,
+    left: usize,
 }
 
 /// What a re-INVITE of ours is for. Every one refreshes the session, too.
@@ -161,6 +170,7 @@ impl Session {
             connected: false,
             answer_due: false,
             exchange: None,
+            retry: None,
             wanted: None,
             refresh: false,
             referral: None,
@@ -182,6 +192,7 @@ impl Running {
     async fn work(&mut self) -> Ending {
         let stop = self.session.shared.stop.clone();
         loop {
+            let retry = self.retry_at();
             let (exchange, referral) = (under_way(&mut self.exchange), under_way(&mut self.referral));
             let flow = tokio::select! {
                 biased;
@@ -198,6 +209,8 @@ impl Running {
                 control = self.session.controls.recv() => self.on_control(control).await,
                 () = until(self.session.timer.map(|timer| timer.deadline())) => self.on_timer(),
                 () = until(self.quota) => self.on_quota(),
+                // It begins below.
+                () = until(retry) => ControlFlow::Continue(()),
             };
             if let ControlFlow::Break(ending) = flow {
                 return ending;
@@ -348,11 +361,22 @@ impl Running {
         if !self.connected || self.exchange.is_some() || self.answer_due {
             return;
         }
-        let why = match (self.wanted.take(), std::mem::take(&mut self.refresh)) {
-            (Some(hold), _) => Why::Hold { hold, before: self.session.negotiator.is_holding() },
-            (None, true) => Why::Refresh,
-            (None, false) => return,
+        let due = self.retry.filter(|retry| retry.at <= clock::now());
+        let (why, left) = match (self.wanted.take(), std::mem::take(&mut self.refresh), due) {
+            (Some(hold), ..) => {
+                // It takes the place of one that waits: what held before that comes back where the peer refuses.
+                let before = match self.retry.map(|retry| retry.why) {
+                    Some(Why::Hold { before, .. }) => before,
+                    _ => self.session.negotiator.is_holding(),
+                };
+                (Why::Hold { hold, before }, GLARE)
+            }
+            (None, _, Some(retry)) => (retry.why, retry.left),
+            // What waits refreshes, too.
+            (None, true, None) if self.retry.is_none() => (Why::Refresh, GLARE),
+            (None, ..) => return,
         };
+        self.retry = None;
         if let Why::Hold { hold, .. } = why {
             self.session.negotiator.set_holding(hold);
         }
@@ -364,10 +388,22 @@ impl Running {
             headers.extend(timer.request_headers());
         }
         self.exchange = Some(Box::pin(async move {
-            let asked = dialog.reinvite_with_glare_retry(Some(headers), Some(offer), GLARE);
+            let asked = dialog.reinvite(Some(headers), Some(offer));
             let response = timeout(ANSWER, asked).await.ok().and_then(Result::ok).flatten();
-            Done { why, response }
+            Done { why, left, response }
         }));
+    }
+
+    /// When the next attempt may begin, where nothing stands against it.
+    fn retry_at(&self) -> Option<Instant> {
+        let free = self.connected && self.exchange.is_none() && !self.answer_due;
+        self.retry.filter(|_| free).map(|retry| retry.at)
+    }
+
+    /// How long to wait after glare: the side that made the call longer than the other (RFC 3261 section 14.1).
+    fn backoff(&self) -> Duration {
+        let called = self.session.dialog.role() == TransactionRole::Server;
+        Duration::from_millis(10 * if called { rand::random_range(0..=200) } else { rand::random_range(210..=400) })
     }
 
     /// A refresh is due, ours or theirs.
@@ -395,7 +431,12 @@ impl Running {
     }
 
     async fn on_done(&mut self, done: Done) -> Flow {
-        let Done { why, response } = done;
+        let Done { why, left, response } = done;
+        let glare = response.as_ref().is_some_and(|response| response.status_code == StatusCode::RequestPending);
+        if glare && left > 1 {
+            self.retry = Some(Retry { at: clock::now() + self.backoff(), why, left: left - 1 });
+            return ControlFlow::Continue(());
+        }
         let accepted = response.as_ref().filter(|r| r.status_code.kind() == StatusCodeKind::Successful);
         if let Some(accepted) = accepted {
             self.session.timer = SessionTimer::answered(accepted, clock::now());
@@ -546,52 +587,10 @@ impl Running {
     }
 }
 
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline.into()).await,
-        None => pending().await,
-    }
-}
-
 /// What is under way, if anything; else nothing, for ever.
 async fn under_way<T>(work: &mut Option<Work<T>>) -> T {
     match work {
         Some(work) => work.await,
         None => pending().await,
     }
-}
-
-/// Ends the dialog from our side, after the ACK where that is still missing. Whether the dialog was ever confirmed, or
-/// its peer has shown otherwise that it is there.
-pub(super) async fn bye(
-    dialog: &InviteDialog,
-    mut states: DialogStateReceiver,
-    connected: bool,
-    reason: &'static str,
-) -> bool {
-    let mut acknowledged = connected || dialog.state().is_confirmed();
-    if !acknowledged {
-        let confirmed = async {
-            while let Some(state) = states.recv().await {
-                match state {
-                    DialogState::Terminated(_, reason) => return !matches!(reason, TerminatedReason::Timeout),
-                    state if state.is_confirmed() => return true,
-                    _ => {}
-                }
-            }
-            true
-        };
-        acknowledged = timeout(TRANSACTION, confirmed).await.unwrap_or(false);
-    }
-    if dialog.state().is_terminated() {
-        return acknowledged;
-    }
-    // Q.850 cause 16: normal clearing.
-    let headers = vec![Header::Reason(format!("Q.850;cause=16;text=\"{reason}\"").into())];
-    match timeout(TRANSACTION, dialog.bye_with_headers(Some(headers))).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(id = %dialog.id(), %error, "BYE failed"),
-        Err(_) => debug!(id = %dialog.id(), "BYE was not answered"),
-    }
-    acknowledged
 }

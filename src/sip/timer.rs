@@ -3,9 +3,13 @@
 //! Owns the numbers of one dialog; sends nothing. We ask nobody for a timer (media that stops is noticed without
 //! one), and take part in whatever the peer or a proxy between us asks for, in either role.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
 
 use rsipstack::sip::{Header, Request, Response, StatusCode, prelude::HeadersExt};
+use tokio::time::sleep_until;
 
 /// Shortest interval we take part in, seconds: the least that RFC 4028 section 5 allows.
 const MIN_SE: u64 = 90;
@@ -15,6 +19,14 @@ const MAX_SE: u64 = 7 * 86_400;
 const MARGIN: Duration = Duration::from_secs(32);
 /// Shortest wait before a refresh that failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// Waits until `deadline`; `None`: for ever.
+pub(super) async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => pending().await,
+    }
+}
 
 /// The extensions of ours that requests and responses name.
 pub(super) fn supported() -> Header {
