@@ -12,7 +12,7 @@ pub mod llm;
 pub mod relay;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dashmap::DashMap;
 use tokio::sync::mpsc;
@@ -31,7 +31,7 @@ pub struct Agents(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    configured: BTreeMap<String, Agent>,
+    configured: RwLock<BTreeMap<String, Agent>>,
     attachable: DashMap<CallId, mpsc::Sender<Link>>,
     /// For agents that are models; made when the first is needed, `None` where TLS cannot be set up.
     web: OnceLock<Option<Web>>,
@@ -40,15 +40,21 @@ struct Inner {
 impl Agents {
     /// The configured agents, besides the built-in ones.
     pub fn new(configured: BTreeMap<String, Agent>) -> Self {
-        Self(Arc::new(Inner { configured, attachable: DashMap::new(), web: OnceLock::new() }))
+        Self(Arc::new(Inner { configured: RwLock::new(configured), attachable: DashMap::new(), web: OnceLock::new() }))
     }
 
     /// The agent called `name`; `demo`, `silent` and `client` exist unless configured otherwise.
     pub fn find(&self, name: &str) -> Option<Agent> {
-        self.0.configured.get(name).cloned().or_else(|| {
+        let configured = self.0.configured.read().unwrap_or_else(PoisonError::into_inner);
+        configured.get(name).cloned().or_else(|| {
             let url = format!("builtin:{name}");
             Builtin::at(&url).map(|_| Agent::at(&url))
         })
+    }
+
+    /// Takes up other agents; calls that are live keep theirs.
+    pub fn replace(&self, configured: BTreeMap<String, Agent>) {
+        *self.0.configured.write().unwrap_or_else(PoisonError::into_inner) = configured;
     }
 
     /// Begins to supply the text of a call. Returns at once.

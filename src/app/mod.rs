@@ -1,8 +1,10 @@
 //! The gateway put together: builds the parts from a configuration, serves, drains.
 
 pub mod bench;
+pub mod descriptors;
 mod ears;
 pub mod engines;
+mod reload;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,6 +13,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+
+pub use self::reload::{Reloader, Report};
 
 use self::engines::Choice;
 use crate::agent::Agents;
@@ -32,6 +36,8 @@ use crate::voice::store::{REFRESH, Store};
 
 /// Calls that may ring while the gateway is busy accepting others; more are answered 503 by the SIP part.
 const RINGING: usize = 256;
+/// How often a database of jobs that cannot be used is tried again.
+const RETRY_JOBS: Duration = Duration::from_secs(30);
 /// How long requests that are under way may take when everything else has stopped.
 const HTTP_GRACE: Duration = Duration::from_secs(1);
 
@@ -71,9 +77,6 @@ pub enum StartError {
     /// What was to recognise callers is not there.
     #[error("{0}")]
     Recognizer(String),
-    /// Batch work cannot be stored.
-    #[error("[batch] {0}")]
-    Batch(#[from] crate::batch::BatchError),
 }
 
 /// A running gateway.
@@ -83,6 +86,7 @@ pub struct App {
     tls: bool,
     stop: watch::Sender<bool>,
     served: tokio::task::JoinHandle<()>,
+    reloader: Arc<Reloader>,
 }
 
 impl App {
@@ -143,7 +147,7 @@ impl App {
             None
         };
 
-        let jobs = Jobs::new(config.batch.clone(), engine.clone())?;
+        let jobs = Jobs::new(config.batch.clone(), engine.clone());
         let gateway = Gateway {
             jobs,
             voices: Arc::new(voices(&config)),
@@ -154,6 +158,7 @@ impl App {
             engine,
             fallback,
             sip,
+            dispatcher: gateway::Dispatcher::default(),
             webrtc,
             metrics,
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
@@ -164,14 +169,17 @@ impl App {
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
         }
+        tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
-        let router = server::router(gateway.clone(), server::Policies::new(&config.http));
+        let policies = server::Policies::new(&config.http);
+        let reloader = Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone()));
+        let router = server::router(gateway.clone(), policies, reloader.clone().hook());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
         let tls = certificate.is_some();
         let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE };
         let served = tokio::spawn(server::serve(listener, router, stopped, manners));
-        Ok(Self { gateway, http, tls, stop, served })
+        Ok(Self { gateway, http, tls, stop, served, reloader })
     }
 
     /// The parts, for the command line and tests.
@@ -187,6 +195,11 @@ impl App {
     /// As [`App::http`], with the scheme that is spoken there.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.tls { "https" } else { "http" }, self.http)
+    }
+
+    /// What takes up a changed configuration.
+    pub fn reloader(&self) -> &Arc<Reloader> {
+        &self.reloader
     }
 
     /// Waits until speech can be made.
@@ -220,6 +233,19 @@ fn voices(config: &Config) -> Service {
     // Enrolment is rare and calls are not: it gets half the cores.
     let threads = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1));
     Service::new(Store::open(&config.engine.voices), enroller, Options { threads, ..Options::default() })
+}
+
+/// Opens a database of jobs that could not be opened at the start, once it can be.
+async fn retry_jobs(jobs: Jobs, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(RETRY_JOBS) => {}
+        }
+        let jobs = jobs.clone();
+        // A panic there was logged when it happened.
+        let _ = tokio::task::spawn_blocking(move || jobs.retry()).await;
+    }
 }
 
 /// Makes voices that others put into the folder (`antiphon voice add` beside a running gateway) speak without a restart.

@@ -3,10 +3,16 @@
 //! # Why
 //! The database is opened at start only where there is one already, so that unfinished jobs go on; a gateway
 //! that never sees a job writes no file.
+//!
+//! A database that cannot be used costs batch work only: calls need none. One that is damaged is put aside under
+//! another name, so that new jobs are taken and somebody can look at it; one that is locked, full or forbidden is
+//! tried again, and [`Jobs::fault`] says so meanwhile.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Batch, BatchError, Config};
+use crate::clock;
 use crate::synth::device::Engine;
 
 /// Batch work, opened when it is first needed.
@@ -17,20 +23,46 @@ struct Inner {
     config: Config,
     engine: Engine,
     open: Mutex<Option<Batch>>,
+    /// Why the database could not be opened the last time.
+    fault: Mutex<Option<String>>,
+}
+
+/// Why there is no batch work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobsFault {
+    /// Its thread panicked, and is about to be started again.
+    Thread,
+    /// The database cannot be used; the text says why.
+    Database(String),
 }
 
 impl Jobs {
-    /// Goes on with unfinished jobs where there is a database.
-    ///
-    /// # Errors
-    /// The database is there and cannot be used.
-    pub fn new(config: Config, engine: Engine) -> Result<Self, BatchError> {
+    /// Goes on with unfinished jobs where there is a database that can be used.
+    pub fn new(config: Config, engine: Engine) -> Self {
         let exists = config.database.exists();
-        let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::new(None) }));
+        let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::default(), fault: Mutex::default() }));
         if exists {
-            jobs.batch()?;
+            // Told by the log and by `fault`.
+            let _ = jobs.batch();
         }
-        Ok(jobs)
+        jobs
+    }
+
+    /// Why there is no batch work, if there is none.
+    pub fn fault(&self) -> Option<JobsFault> {
+        // Whoever opens the database holds the lock for as long as that takes, and then there is no thread yet.
+        let open = self.0.open.try_lock().ok().and_then(|open| open.clone());
+        if open.is_some_and(|batch| batch.is_down()) {
+            return Some(JobsFault::Thread);
+        }
+        self.0.fault.lock().unwrap_or_else(PoisonError::into_inner).clone().map(JobsFault::Database)
+    }
+
+    /// Tries again to open a database that could not be opened. Blocks for milliseconds.
+    pub fn retry(&self) {
+        if let Some(JobsFault::Database(_)) = self.fault() {
+            let _ = self.batch();
+        }
     }
 
     /// The batch work; opens the database unless it is open. Blocks for milliseconds.
@@ -42,9 +74,29 @@ impl Jobs {
         if let Some(batch) = &*open {
             return Ok(batch.clone());
         }
-        let batch = Batch::open(self.0.config.clone(), self.0.engine.clone())?;
+        let outcome = self.open();
+        let reason = outcome.as_ref().err().map(ToString::to_string);
+        let mut fault = self.0.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = reason.as_ref().filter(|reason| fault.as_ref() != Some(*reason)) {
+            tracing::error!(%reason, "there is no batch work until this is mended; calls go on");
+        }
+        *fault = reason;
+        let batch = outcome?;
         *open = Some(batch.clone());
         Ok(batch)
+    }
+
+    /// Opens the database; a damaged one is put aside first.
+    fn open(&self) -> Result<Batch, BatchError> {
+        let Inner { config, engine, .. } = &*self.0;
+        match Batch::open(config.clone(), engine.clone()) {
+            Err(BatchError::Database(error)) if is_damaged(&error) => {
+                let aside = put_aside(&config.database)?;
+                tracing::error!(%error, "the database of jobs is damaged; it lies at {} now", aside.display());
+                Batch::open(config.clone(), engine.clone())
+            }
+            outcome => outcome,
+        }
     }
 
     /// The open database, if any.
@@ -58,5 +110,63 @@ impl Jobs {
         if let Some(batch) = open {
             batch.shutdown();
         }
+    }
+}
+
+fn is_damaged(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
+}
+
+/// Gives the database and the files that belong to it another name, which is returned.
+fn put_aside(database: &Path) -> Result<PathBuf, BatchError> {
+    let with = |ending: &str| {
+        let mut name = database.as_os_str().to_owned();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    let mark = format!(".damaged-{}", clock::wall().as_secs());
+    for ending in ["-wal", "-shm", ""] {
+        let (from, to) = (with(ending), with(&format!("{mark}{ending}")));
+        match std::fs::rename(&from, to) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(super::io(from)(error)),
+            _ => {}
+        }
+    }
+    Ok(with(&mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, engine, spec};
+    use super::*;
+    use crate::audio_file::Format;
+
+    #[test]
+    fn a_damaged_database_is_put_aside_and_a_locked_one_waited_for() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let config = config(folder.path());
+        std::fs::write(&config.database, b"this is no database, and long enough to look at".repeat(100))
+            .expect("written");
+        let jobs = Jobs::new(config.clone(), engine());
+        assert_eq!(jobs.fault(), None);
+        let job = jobs.batch().expect("a new one").submit(spec(&["Hello."], Format::Wav)).expect("taken");
+        let names = || std::fs::read_dir(folder.path()).expect("readable").map(|file| file.expect("there").file_name());
+        assert_eq!(names().filter(|name| name.to_string_lossy().contains(".damaged-")).count(), 1);
+        jobs.shutdown();
+
+        // Nobody may open it: as where the disk was mounted without rights, or another program holds it.
+        let hidden = folder.path().join("hidden");
+        std::fs::rename(&config.database, &hidden).expect("renamed");
+        std::fs::create_dir(&config.database).expect("made");
+        let jobs = Jobs::new(config.clone(), engine());
+        assert!(matches!(jobs.fault(), Some(JobsFault::Database(_))), "{:?}", jobs.fault());
+        assert!(jobs.batch().is_err());
+        std::fs::remove_dir(&config.database).expect("removed");
+        std::fs::rename(&hidden, &config.database).expect("renamed");
+        jobs.retry();
+        assert_eq!(jobs.fault(), None);
+        assert_eq!(jobs.batch().expect("open").job(&job.id).expect("still there").total, 1);
+        jobs.shutdown();
     }
 }

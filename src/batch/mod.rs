@@ -17,6 +17,7 @@
 //! - **A sentence that makes devices fail is found and left out**, for each failure ends live calls; see [`blame`].
 //! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room.
 
+mod age;
 mod audio;
 mod blame;
 mod jobs;
@@ -33,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 pub use self::audio::JobAudio;
-pub use self::jobs::Jobs;
+pub use self::jobs::{Jobs, JobsFault};
 use self::runner::Shared;
 use self::store::Store;
 use crate::audio_file::{AudioFileError, Format};
@@ -259,8 +260,10 @@ impl Batch {
         let mut store = Store::open(&config.database)?;
         audio::recover(&mut store, &config.audio_dir)?;
         let shared = Arc::new(Shared::new(store, Notify::new()));
-        let runner = runner::Runner::new(config.clone(), engine, shared.clone());
-        let thread = std::thread::Builder::new().name("batch".into()).spawn(move || runner.run());
+        let (settings, theirs) = (config.clone(), shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("batch".into())
+            .spawn(move || runner::run_for_ever(&settings, &engine, &theirs));
         let thread = thread.map_err(io(&config.database))?;
         Ok(Self { inner: Arc::new(Inner { config, shared, thread: Mutex::new(Some(thread)) }) })
     }
@@ -395,6 +398,11 @@ impl Batch {
     /// The database failed.
     pub fn counts(&self) -> Result<[(JobState, u32); 5], BatchError> {
         Ok(self.store().counts()?)
+    }
+
+    /// Whether the thread panicked and was not started again yet.
+    pub fn is_down(&self) -> bool {
+        self.inner.shared.is_down()
     }
 
     /// Stops handing out work and waits for the thread. What was not finished goes on after the next start.

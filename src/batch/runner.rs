@@ -1,12 +1,14 @@
 //! The thread that feeds the engine: keeps its lanes filled, stores what comes back, tidies up.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
+use super::age::Age;
 use super::blame::{Blame, LOSSES, Turn};
 use super::store::{PartId, Store, Work};
 use super::{Config, HOUSEKEEPING, audio};
@@ -20,6 +22,8 @@ use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, Utterance
 const EVENTS: usize = 256;
 /// After a disk or database error. Tests of what follows do not wait as long as disks do.
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
+/// After a panic of the runner.
+const RESTART: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(1) };
 /// An utterance that fails is tried so often, not counting the times when the device failed under it.
 const ATTEMPTS: u32 = 3;
 /// What no device fails at, spoken to see whether it fails at everything.
@@ -34,6 +38,11 @@ pub(super) struct Shared {
     store: Mutex<Store>,
     pub(super) changed: Notify,
     stopped: AtomicBool,
+    /// The runner panicked.
+    down: AtomicBool,
+    /// Makes the next round panic.
+    #[cfg(test)]
+    pub(super) fail: AtomicBool,
     stalled: Mutex<Option<String>>,
     /// Characters a second, smoothed.
     speed: Mutex<Option<f64>>,
@@ -45,6 +54,9 @@ impl Shared {
             store: Mutex::new(store),
             changed,
             stopped: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            #[cfg(test)]
+            fail: AtomicBool::new(false),
             stalled: Mutex::default(),
             speed: Mutex::default(),
         }
@@ -67,8 +79,31 @@ impl Shared {
         *lock(&self.speed)
     }
 
+    pub(super) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Acquire)
+    }
+
     fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
+    }
+}
+
+/// The body of the thread: a runner, and another one after each that panicked. What a panic loses is the utterances
+/// that were in the engine, which are made again.
+pub(super) fn run_for_ever(config: &Config, engine: &Engine, shared: &Arc<Shared>) {
+    while !shared.is_stopped() {
+        let runner = Runner::new(config.clone(), engine.clone(), shared.clone());
+        if catch_unwind(AssertUnwindSafe(|| runner.run())).is_ok() {
+            return;
+        }
+        shared.down.store(true, Ordering::Release);
+        tracing::error!(again_in = ?RESTART, "the batch thread panicked");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        if let Ok(runtime) = runtime {
+            // Woken by jobs as well as by the word to stop: either way it is looked what there is to do.
+            let _ = runtime.block_on(async { tokio::time::timeout(RESTART, shared.changed.notified()).await });
+        }
+        shared.down.store(false, Ordering::Release);
     }
 }
 
@@ -89,6 +124,7 @@ pub(super) struct Runner {
     /// Nothing is started before then.
     pause: Option<Instant>,
     tidied: Option<Instant>,
+    age: Age,
     /// Characters finished since then; `None` while there is nothing to do, which says nothing about the speed.
     observed: Option<(Instant, u64)>,
 }
@@ -122,6 +158,7 @@ impl Runner {
             unrecorded: Vec::new(),
             pause: None,
             tidied: None,
+            age: Age::default(),
             observed: None,
         }
     }
@@ -140,6 +177,8 @@ impl Runner {
             self.loaded().await;
             while !self.shared.is_stopped() {
                 let now = clock::now();
+                #[cfg(test)]
+                assert!(!self.shared.fail.swap(false, Ordering::AcqRel), "on purpose");
                 self.tidy(now);
                 if self.pause.is_none_or(|until| now >= until) {
                     self.pause = None;
@@ -443,14 +482,17 @@ impl Runner {
             return;
         }
         self.tidied = Some(now);
-        if let Err(error) = self.forget_old() {
+        let trusted = self.age.trusted(now, clock::wall());
+        if let Err(error) = self.forget_old(trusted) {
             tracing::warn!(%error, "old jobs could not be forgotten");
         }
     }
 
-    fn forget_old(&self) -> Result<(), super::BatchError> {
+    /// `now`: the wall-clock time, as far as it can be trusted; `None`: nothing is forgotten for its age.
+    fn forget_old(&self, now: Option<Duration>) -> Result<(), super::BatchError> {
         let mut store = self.shared.store();
-        let oldest = clock::wall().saturating_sub(Duration::from_secs(u64::from(self.config.keep_days) * 86_400));
+        let kept = Duration::from_secs(u64::from(self.config.keep_days) * 86_400);
+        let oldest = now.map_or(Duration::ZERO, |now| now.saturating_sub(kept));
         let limit = self.config.max_audio_mib << 20;
         let mut bytes = store.bytes()?;
         for (job, ended, size) in store.over()? {
@@ -499,5 +541,29 @@ mod tests {
             assert!(!audio.exists());
             assert_eq!(shared.store().bytes().expect("reads"), 0);
         }
+    }
+
+    #[test]
+    fn a_runner_that_panics_is_followed_by_another_that_finishes_the_job() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let config = config(folder.path());
+        let mut store = Store::open(&config.database).expect("opens");
+        store
+            .insert("job", Duration::ZERO, &spec(&["Hello there."], Format::Wav), &[vec!["Hello there.".into()]])
+            .expect("inserts");
+        let shared = Arc::new(Shared::new(store, Notify::new()));
+        shared.fail.store(true, Ordering::Release);
+        let thread = std::thread::spawn({
+            let (config, shared) = (config.clone(), shared.clone());
+            move || run_for_ever(&config, &engine(), &shared)
+        });
+        let begun = clock::now();
+        while shared.store().job("job").expect("known").state != super::super::JobState::Done {
+            assert!(clock::now() - begun < Duration::from_secs(60), "the job is never done");
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        assert!(!shared.fail.load(Ordering::Acquire) && !shared.is_down());
+        shared.stop();
+        thread.join().expect("it ends");
     }
 }

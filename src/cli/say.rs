@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -134,7 +134,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         .ok_or_else(|| Failure::failed(format!("format `{name}` is not known; use wav, flac, opus or pcm")))?;
     let mut out = match &args.out {
         Some(path) if !to_stdout => {
-            Out::File(File::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?)
+            Out::File(Draft::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?)
         }
         _ if std::io::stdout().is_terminal() => {
             return Err(Failure::failed("standard output is a terminal; name a file with -o or redirect"));
@@ -270,18 +270,61 @@ fn finish(writer: AudioWriter, format: Format, samples: usize, out: &mut Out) ->
             .map_err(Failure::failed)?;
         out.rewrite_start(&header).map_err(Failure::failed)?;
     }
-    Ok(())
+    out.complete().map_err(Failure::failed)
+}
+
+/// A file that takes its name when it is complete: what was there before stays until then, whatever happens.
+struct Draft {
+    file: File,
+    /// Where it is written, and its name; `None`: it was no plain file, and is written to itself.
+    names: Option<(PathBuf, PathBuf)>,
+}
+
+impl Draft {
+    fn create(path: &Path) -> std::io::Result<Self> {
+        // A link stays a link to what is written; a device or a pipe cannot be replaced.
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let there = std::fs::metadata(&path).ok();
+        if there.as_ref().is_some_and(|there| !there.is_file()) {
+            return Ok(Self { file: File::options().write(true).open(&path)?, names: None });
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(format!(".{}.part", std::process::id()));
+        let draft = path.with_file_name(name);
+        let file = File::create(&draft)?;
+        let draft = Self { file, names: Some((draft, path)) };
+        if let Some(there) = there {
+            draft.file.set_permissions(there.permissions())?;
+        }
+        Ok(draft)
+    }
+
+    fn complete(&mut self) -> std::io::Result<()> {
+        match self.names.take() {
+            Some((draft, path)) => std::fs::rename(draft, path),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some((draft, _)) = &self.names {
+            let _ = std::fs::remove_file(draft);
+        }
+    }
 }
 
 enum Out {
-    File(File),
+    File(Draft),
     Stream(std::io::Stdout),
 }
 
 impl Out {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match self {
-            Out::File(file) => file.write_all(bytes),
+            Out::File(draft) => draft.file.write_all(bytes),
             // Flushed at once: somebody may be listening to the pipe.
             Out::Stream(stdout) => stdout.write_all(bytes).and_then(|()| stdout.flush()),
         }
@@ -289,9 +332,17 @@ impl Out {
 
     /// Now that the length is known, a file's header gets it; a stream has gone by.
     fn rewrite_start(&mut self, header: &[u8]) -> std::io::Result<()> {
-        let Out::File(file) = self else { return Ok(()) };
+        let Out::File(Draft { file, names: Some(_) }) = self else { return Ok(()) };
         file.rewind()?;
         file.write_all(header)
+    }
+
+    /// Everything was written.
+    fn complete(&mut self) -> std::io::Result<()> {
+        match self {
+            Out::File(draft) => draft.complete(),
+            Out::Stream(_) => Ok(()),
+        }
     }
 }
 
@@ -303,4 +354,31 @@ fn progress(characters: usize) -> ProgressBar {
     }
     bar.set_prefix(format!("{characters} characters"));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_when_it_is_complete_and_left_alone_otherwise() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.wav");
+        std::fs::write(&path, b"before").expect("written");
+        let mut draft = Draft::create(&path).expect("beside it");
+        draft.file.write_all(b"half").expect("written");
+        drop(draft);
+        assert_eq!(std::fs::read(&path).expect("there"), b"before");
+        let mut draft = Draft::create(&path).expect("beside it");
+        draft.file.write_all(b"whole").expect("written");
+        draft.complete().expect("renamed");
+        drop(draft);
+        assert_eq!(std::fs::read(&path).expect("there"), b"whole");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "nothing is left behind");
+        // What is no plain file is written to, and stays what it is.
+        let mut null = Draft::create(Path::new("/dev/null")).expect("open");
+        null.file.write_all(b"x").expect("written");
+        null.complete().expect("nothing to do");
+        assert!(!std::fs::metadata("/dev/null").expect("there").is_file());
+    }
 }

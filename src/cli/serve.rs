@@ -1,21 +1,34 @@
 //! `antiphon serve`: the gateway until a signal.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Failure, notify};
-use crate::app::{App, StartError};
+use crate::app::{App, Reloader, StartError, descriptors};
+use crate::gateway::{Fault, Gateway};
 use crate::telemetry;
 
-/// Serves until SIGTERM or SIGINT, drains, and exits; a second signal exits at once.
+/// How often it is looked whether a part is gone.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Serves until SIGTERM, SIGINT or SIGQUIT, drains, and exits; a second signal exits at once.
 pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
-    let config = super::load(file)?;
+    let mut config = super::load(file)?;
     config.check_exposure()?;
+    let log_level = config.log.level.clone();
     let traces = telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
+    if let Some(files) = descriptors::limit() {
+        descriptors::fit(&mut config, files).iter().for_each(|line| tracing::warn!("{line}"));
+    }
     super::block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+        let mut quit = signal(SignalKind::quit()).map_err(Failure::failed)?;
+        // Before anything starts: the default of these is to end the process.
+        let asked = Asked::listen().map_err(Failure::failed)?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let exporting = traces.map(|traces| {
             tokio::spawn(traces.run(async {
@@ -26,9 +39,22 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
         let app = App::start(config).await.map_err(failure)?;
         announce(&app);
         notify::ready(&app);
+        let level = log_level.clone();
+        let asked = tokio::spawn(asked.obey(app.gateway().clone(), app.reloader().clone(), level));
+        let mut lost = None;
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+            fault = fatal(app.gateway().clone()) => lost = Some(fault),
+        }
+        asked.abort();
+        if let Some(fault) = &lost {
+            tracing::error!(
+                part = fault.part,
+                reason = fault.reason,
+                "a part that the gateway cannot do without is gone"
+            );
         }
         tracing::info!("draining; a second signal exits at once");
         notify::stopping();
@@ -44,9 +70,77 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
             () = ended => {}
             _ = terminate.recv() => tracing::warn!("exiting before all calls and traces have ended"),
             _ = interrupt.recv() => tracing::warn!("exiting before all calls and traces have ended"),
+            _ = quit.recv() => tracing::warn!("exiting before all calls and traces have ended"),
         }
-        Ok(())
+        match lost {
+            // Whoever started it (systemd, Kubernetes) starts it anew.
+            Some(fault) => Err(Failure::failed(format!("{} is gone: {}", fault.part, fault.reason))),
+            None => Ok(()),
+        }
     })
+}
+
+/// Waits until a part is gone that only a new process brings back.
+async fn fatal(gateway: Gateway) -> Fault {
+    let mut look = tokio::time::interval(LOOK);
+    loop {
+        look.tick().await;
+        if let Some(fault) = gateway.faults().into_iter().find(|fault| fault.fatal && !fault.mends) {
+            return fault;
+        }
+    }
+}
+
+/// The signals that do not end the gateway: HUP takes up the configuration, USR1 logs the state, USR2 turns debug
+/// lines on and off.
+struct Asked {
+    hang_up: Signal,
+    user1: Signal,
+    user2: Signal,
+}
+
+impl Asked {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            hang_up: signal(SignalKind::hangup())?,
+            user1: signal(SignalKind::user_defined1())?,
+            user2: signal(SignalKind::user_defined2())?,
+        })
+    }
+
+    async fn obey(mut self, gateway: Gateway, reloader: Arc<Reloader>, level: String) {
+        let mut detailed = false;
+        loop {
+            tokio::select! {
+                _ = self.hang_up.recv() => {
+                    let reloader = reloader.clone();
+                    // Reads files.
+                    let done = tokio::task::spawn_blocking(move || reloader.reload()).await;
+                    if let Ok(Err(error)) = done {
+                        tracing::error!(%error, "nothing was reloaded");
+                    }
+                }
+                _ = self.user1.recv() => state(&gateway),
+                _ = self.user2.recv() => {
+                    detailed = !detailed;
+                    telemetry::set_level(if detailed { "debug" } else { &level });
+                    tracing::info!(detailed, "log level changed");
+                }
+            }
+        }
+    }
+}
+
+/// What the gateway does now, as log lines.
+fn state(gateway: &Gateway) {
+    let (calls, sessions, draining) = (gateway.calls.count(), gateway.webrtc.count(), gateway.calls.is_draining());
+    tracing::info!(calls, sessions, draining, ready = gateway.is_ready(), "state");
+    for (device, status) in gateway.engine.status().iter().enumerate() {
+        tracing::info!(device, phase = ?status.phase, live = status.load.live, batch = status.load.batch, "state of a device");
+    }
+    for fault in gateway.faults() {
+        tracing::warn!(part = fault.part, reason = fault.reason, "state of a part");
+    }
 }
 
 /// What did not start, with its exit code.

@@ -57,6 +57,9 @@ pub struct Config {
     pub state: State,
     /// Logs and traces.
     pub log: Log,
+    /// Where all this was read.
+    #[serde(skip)]
+    pub source: Source,
 }
 
 /// `[state]`
@@ -174,6 +177,7 @@ impl Config {
             // Secrets make the types fit for reading only, so the table is read anew for each variable.
             config = table.clone().try_into().map_err(|e: toml::de::Error| at(explain(e.message())))?;
         }
+        config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);
         config.validate().map_err(|message| ConfigError { origin, message })?;
         Ok(config)
@@ -367,6 +371,10 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
         }
     }
 }
+
+mod source;
+
+pub use source::Source;
 
 #[cfg(test)]
 mod schema_tests;

@@ -18,17 +18,30 @@ use std::time::Duration;
 
 pub use error::GatewayError;
 use metrics_exporter_prometheus::PrometheusHandle;
-pub use setup::{Admission, CallRequest, answer};
+pub use setup::{Admission, CallRequest, Dispatcher, answer};
 pub use speech::WithFallback;
 
 use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
-use crate::batch::Jobs;
+use crate::batch::{Jobs, JobsFault};
 use crate::call::Calls;
 use crate::records::Records;
 use crate::sip::Endpoint;
 use crate::synth::device::{Engine, Phase, Refused};
 use crate::voice::api::Service;
+
+/// A part that does not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which.
+    pub part: &'static str,
+    /// What is wrong with it.
+    pub reason: String,
+    /// Whether calls cannot be served without it.
+    pub fatal: bool,
+    /// Whether it is started again by itself; else the process ends, to be started anew.
+    pub mends: bool,
+}
 
 /// The parts of a running gateway. Clones mean the same parts.
 #[derive(Clone)]
@@ -51,6 +64,8 @@ pub struct Gateway {
     pub voices: Arc<Service>,
     /// Telephone signalling, where it is configured.
     pub sip: Option<Arc<Endpoint>>,
+    /// Whether calls that come over SIP are answered.
+    pub dispatcher: Dispatcher,
     /// Browser sessions.
     pub webrtc: crate::webrtc::Gateway,
     /// The process's metrics.
@@ -65,6 +80,31 @@ impl Gateway {
     /// Whether some device speaks.
     pub fn is_ready(&self) -> bool {
         is_ready(&self.engine)
+    }
+
+    /// The parts that do not work; see [`Fault`]. Devices tell for themselves, by their phase.
+    pub fn faults(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut gone = |part, is| {
+            if is {
+                let reason = "its task has ended unexpectedly; the log says why".to_owned();
+                faults.push(Fault { part, reason, fatal: true, mends: false });
+            }
+        };
+        gone("sip", self.sip.as_ref().is_some_and(|sip| sip.is_broken()));
+        gone("dispatcher", self.dispatcher.is_gone());
+        match self.jobs.fault() {
+            Some(JobsFault::Thread) => {
+                let reason = "its thread panicked and is started again".to_owned();
+                faults.push(Fault { part: "batch", reason, fatal: true, mends: true });
+            }
+            // Telephony goes on without it.
+            Some(JobsFault::Database(reason)) => {
+                faults.push(Fault { part: "batch", reason, fatal: false, mends: true })
+            }
+            None => {}
+        }
+        faults
     }
 
     /// Waits until every engine speaks, or has failed.

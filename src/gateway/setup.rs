@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::mpsc;
 
@@ -113,11 +114,36 @@ impl Admission {
     }
 }
 
+/// Whether [`answer`] still answers. Clones mean the same.
+#[derive(Clone, Debug, Default)]
+pub struct Dispatcher(Arc<AtomicBool>);
+
+impl Dispatcher {
+    /// It has ended while there was something to answer.
+    pub fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Says that the dispatcher is gone unless it ended as it should; also when it panics.
+struct Answering(Dispatcher, bool);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Answers the calls that come over SIP, each in a task of its own, until the endpoint is gone.
 pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
+    let mut answering = Answering(gateway.dispatcher.clone(), false);
     while let Some(call) = ringing.recv().await {
         tokio::spawn(answer_one(gateway.clone(), call));
     }
+    // The endpoint is gone, or was never there.
+    answering.1 = true;
 }
 
 async fn answer_one(gateway: Gateway, call: IncomingCall) {

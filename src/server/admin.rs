@@ -5,10 +5,11 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::Reload;
 use super::error::ApiError;
 use crate::gateway::Gateway;
 
@@ -26,6 +27,7 @@ pub fn router() -> Router<Gateway> {
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")) }),
         )
         .route("/v1/admin/drain", post(drain).delete(resume))
+        .route("/v1/admin/reload", post(reload))
 }
 
 /// The state of every device, for `/readyz`, the console and the event stream.
@@ -37,9 +39,12 @@ pub fn devices(gateway: &Gateway) -> Vec<Value> {
 async fn ready(State(gateway): State<Gateway>) -> Response {
     let draining = gateway.calls.is_draining();
     let ready = gateway.is_ready() && !draining;
+    let faults = gateway.faults();
+    let ready = ready && !faults.iter().any(|fault| fault.fatal);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body =
-        json!({ "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway) });
+    let faults: Vec<Value> =
+        faults.into_iter().map(|fault| json!({ "part": fault.part, "reason": fault.reason })).collect();
+    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway) });
     (status, Json(body)).into_response()
 }
 
@@ -78,4 +83,17 @@ async fn resume(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError>
         return Ok(Json(json!({ "draining": false })));
     }
     Err(ApiError::new(StatusCode::CONFLICT, "shutting_down", "the gateway is being stopped and takes no more calls"))
+}
+
+/// Takes up what of a changed configuration file can change, names the rest, and drops no call.
+async fn reload(Extension(reload): Extension<Reload>) -> Result<Json<Value>, ApiError> {
+    let done = tokio::task::spawn_blocking(move || reload()).await;
+    match done {
+        Ok(Ok(report)) => Ok(Json(report)),
+        Ok(Err(error)) => {
+            let message = format!("nothing has changed: {error}");
+            Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_configuration", message))
+        }
+        Err(_) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the reload failed")),
+    }
 }

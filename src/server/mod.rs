@@ -30,6 +30,7 @@ mod voices;
 pub mod whip;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
@@ -73,8 +74,11 @@ impl whip::AcceptCall for Gateway {
     }
 }
 
+/// Takes up a changed configuration and says what that did, or why nothing has changed. Blocks.
+pub type Reload = Arc<dyn Fn() -> Result<Value, String> + Send + Sync>;
+
 /// All routes, for whom `policies` say.
-pub fn router(gateway: Gateway, policies: Policies) -> Router {
+pub fn router(gateway: Gateway, policies: Policies, reload: Reload) -> Router {
     let router = Router::new()
         .merge(admin::router())
         .merge(console::router())
@@ -98,6 +102,7 @@ pub fn router(gateway: Gateway, policies: Policies) -> Router {
         .method_not_allowed_fallback(async |method: Method, uri: Uri| auth::not_allowed(&method, uri.path()))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(policies.grants.clone()))
+        .layer(Extension(reload))
         .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
     let origins = policies.clone();
     let origins =

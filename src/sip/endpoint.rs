@@ -148,6 +148,7 @@ impl Endpoint {
             trunks: Mutex::new(config.trunk.iter().map(State::new).collect()),
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             closed: closed.clone(),
             config,
         });
@@ -162,8 +163,12 @@ impl Endpoint {
         // Nobody else sets it.
         shared.dialer.set(dialer).ok();
         let requests = stack.incoming_transactions().map_err(stack_error)?;
+        let dispatching = Vital { shared: shared.clone(), task: "dispatch" };
         listeners.serve(&shared, &stack, parked).await?;
-        tokio::spawn(dispatch(shared.clone(), requests));
+        tokio::spawn(async move {
+            let vital = dispatching;
+            dispatch(vital.shared.clone(), requests).await;
+        });
         for index in 0..shared.config.trunk.len() {
             shared.tasks.spawn(trunk::keep(shared.clone(), index));
         }
@@ -224,6 +229,11 @@ impl Endpoint {
         self.shared.places.half_open()
     }
 
+    /// Whether a task has ended that calls cannot do without.
+    pub fn is_broken(&self) -> bool {
+        self.shared.broken.load(Ordering::Relaxed)
+    }
+
     /// State of each trunk, in the order of the configuration.
     pub fn trunks(&self) -> Vec<TrunkStatus> {
         lock(&self.shared.trunks).iter().map(|state| state.status.clone()).collect()
@@ -243,6 +253,22 @@ impl Endpoint {
             debug!("some SIP calls did not end in time");
         }
         self.shared.closed.cancel();
+    }
+}
+
+/// Held by a task that must live as long as the endpoint: whoever drops it earlier, by ending or by a panic, breaks it.
+struct Vital {
+    shared: Arc<Shared>,
+    task: &'static str,
+}
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        // A runtime that goes down drops its tasks, too; then nobody asks any more.
+        if !self.shared.closed.is_cancelled() && !self.shared.stop.is_cancelled() {
+            tracing::error!(task = self.task, "a task of the SIP endpoint has ended");
+            self.shared.broken.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -315,7 +341,11 @@ impl Listeners {
             let name = TcpListenerConnection::new(address, public(self.bound.tcp)).await.map_err(stack_error)?;
             layer.add_transport(SipConnection::TcpListener(name));
         }
-        tokio::spawn(serve);
+        let vital = Vital { shared: shared.clone(), task: "stack" };
+        tokio::spawn(async move {
+            let _vital = vital;
+            serve.await.ok();
+        });
 
         let plain = self.tcp.map(|listener| (listener, None));
         let secure = self.tls.map(|(listener, acceptor)| (listener, Some(acceptor)));
@@ -327,7 +357,11 @@ impl Listeners {
                 stack: stack.inner.clone(),
                 stop: shared.closed.clone(),
             };
-            tokio::spawn(listener.run());
+            let vital = Vital { shared: shared.clone(), task: "listener" };
+            tokio::spawn(async move {
+                let _vital = vital;
+                listener.run().await;
+            });
         }
         Ok(())
     }

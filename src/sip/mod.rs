@@ -140,3 +140,12 @@ pub enum DialError {
     #[error(transparent)]
     Sip(#[from] SipError),
 }
+
+/// Reads `bytes` as a datagram and as the head of a stream, as a socket would; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    let from = std::net::SocketAddr::from(([192, 0, 2, 1], 5060));
+    let _ = (screen::frame(bytes), screen::screen(bytes, from, "antiphon"));
+    // Of a message, the description is what comes behind the empty line.
+    let body = bytes.windows(4).position(|four| four == b"\r\n\r\n").map_or(bytes, |at| &bytes[at + 4..]);
+    let _ = sdp::parse(body);
+}

@@ -69,6 +69,8 @@ pub(super) struct Shared {
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
     pub(super) draining: AtomicBool,
+    /// A task that must live as long as the endpoint has ended.
+    pub(super) broken: AtomicBool,
     /// Sockets close.
     pub(super) closed: CancellationToken,
 }

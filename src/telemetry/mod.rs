@@ -1,13 +1,18 @@
 //! What operators see: logs, metrics and traces.
 
+mod lines;
 pub mod metrics;
 pub mod otlp;
+
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
+
+use self::lines::Lines;
 
 /// `[log]`
 #[derive(Clone, Debug, Deserialize)]
@@ -20,11 +25,13 @@ pub struct Log {
     /// Base address of an OpenTelemetry collector (OTLP over HTTP, `http://host:4318`) that gets a trace of each
     /// turn; absent: none.
     pub otlp: Option<String>,
+    /// Leaves telephone numbers, and what callers and agents say, out of log lines.
+    pub redact: bool,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { format: LogFormat::Text, level: "info".into(), otlp: None }
+        Self { format: LogFormat::Text, level: "info".into(), otlp: None, redact: true }
     }
 }
 
@@ -73,12 +80,22 @@ pub fn init(log: &Log) -> Result<Option<otlp::Exporter>, String> {
     let filter = filter(&log.level).map_err(|e| format!("[log] {e}"))?;
     let (spans, exporter) = log.otlp.as_deref().map(otlp::pair).unzip();
     let spans = spans.map(|layer| layer.with_filter(Targets::new().with_target(otlp::TARGET, LevelFilter::TRACE)));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match log.format {
-        LogFormat::Text => lines.with_filter(filter).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
-    };
+    let (filter, level) = reload::Layer::new(filter);
+    let lines = Lines::new(log.format, log.redact).with_filter(filter);
     // An error means that a subscriber is there already.
-    let _ = tracing_subscriber::registry().with(lines).with(spans).try_init();
+    if tracing_subscriber::registry().with(lines).with(spans).try_init().is_ok() {
+        let _ = LEVEL.set(level);
+    }
     Ok(exporter)
+}
+
+/// What [`set_level`] changes.
+static LEVEL: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// Logs at another level from now on. Does nothing where `level` is no filter, or logging was not started here.
+pub fn set_level(level: &str) {
+    if let (Some(handle), Ok(filter)) = (LEVEL.get(), filter(level)) {
+        // An error means that the subscriber is gone.
+        let _ = handle.reload(filter);
+    }
 }

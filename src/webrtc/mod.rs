@@ -64,3 +64,14 @@ pub enum WebRtcError {
     #[error("WebRTC: {0}")]
     Stack(#[from] ::webrtc::error::Error),
 }
+
+/// Reads `bytes` as a datagram, an offer and a fragment; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    if let Some(message) = stun::Message::parse(bytes) {
+        let _ = message.protected();
+    }
+    let _ = stun::outgoing_request(bytes);
+    let text = String::from_utf8_lossy(bytes);
+    let _ = offer::Offer::read(&text);
+    let _ = trickle::Fragment::read(&text);
+}

@@ -24,6 +24,7 @@ mod program;
 #[path = "../sip/support/raw.rs"]
 mod raw;
 mod ringing;
+mod signals;
 mod speech;
 mod state;
 mod support;

@@ -49,10 +49,20 @@ impl Serve {
         until(&format!("{}/readyz", self.http), |body| body["ready"] == true).await;
     }
 
+    /// Sends it a signal by name.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success(), "{name}");
+    }
+
     /// Asks it to end as an operator does; gives its exit code.
     pub(crate) async fn terminate(&mut self) -> Option<i32> {
-        let asked = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill runs");
-        assert!(asked.success());
+        self.end_by("TERM").await
+    }
+
+    /// Asks it to end by this signal; gives its exit code.
+    pub(crate) async fn end_by(&mut self, signal: &str) -> Option<i32> {
+        self.signal(signal);
         let ended = async {
             loop {
                 if let Some(status) = self.child.try_wait().expect("a child") {

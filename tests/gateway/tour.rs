@@ -422,6 +422,8 @@ async fn every_route_succeeds_and_every_metric_tells() {
     let silent: Vec<_> = zero.iter().filter(|name| !ZERO_HERE.iter().any(|(known, _)| known == *name)).collect();
     assert!(silent.is_empty(), "metrics that tell nothing here (ZERO_HERE names who tests them): {silent:?}");
 
+    let reloaded = tour.json(("POST", "/v1/admin/reload"), "", 200, Value::Null).await;
+    assert_eq!(reloaded, json!({ "applied": [], "needsRestart": [] }));
     let token = tour.json(("POST", "/v1/tokens"), "", 201, json!({ "agent": "demo" })).await;
     assert!(token["token"].is_string(), "{token}");
     tour.json(("POST", "/v1/admin/drain"), "", 200, json!({ "drain": true })).await;

@@ -6,6 +6,7 @@
 mod circles;
 mod layers;
 mod size;
+mod supply;
 mod text;
 mod tree;
 

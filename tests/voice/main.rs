@@ -2,4 +2,6 @@
 
 mod decode;
 mod enrol;
+#[path = "../fuzz/smoke.rs"]
+mod fuzz_smoke;
 mod golden;

@@ -49,6 +49,14 @@ impl Share {
     }
 }
 
+/// What it gets of the gateway's environment, which holds secrets.
+const KEPT: [&str; 7] = ["PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "ESPEAK_DATA_PATH"];
+
+/// `command` with the environment that it needs and no more.
+pub(super) fn confined(command: &mut Command) -> &mut Command {
+    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| KEPT.iter().any(|kept| name == kept)))
+}
+
 pub(super) struct Child {
     process: process::Child,
     stdin: Option<ChildStdin>,
@@ -76,7 +84,7 @@ impl Child {
             }
             None => Command::new(program),
         };
-        let mut process = command
+        let mut process = confined(&mut command)
             .args(["--stdout", "--stdin", "-b", "1", "-s"])
             .arg(manner.words_per_minute.to_string())
             .arg("-v")
@@ -344,6 +352,14 @@ impl Converter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_gets_no_secret_of_the_gateway() {
+        let mut command = Command::new("true");
+        command.env("ANTIPHON_HTTP__TOKENS", "secret");
+        let names: Vec<_> = confined(&mut command).get_envs().map(|(name, _)| name.to_owned()).collect();
+        assert!(names.iter().all(|name| KEPT.iter().any(|kept| name == kept)), "{names:?}");
+    }
 
     #[test]
     fn resampling_keeps_length_and_a_sine() {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::child::confined;
 use crate::synth::{SynthError, VoiceInfo};
 
 /// The voices and variants the installed program has.
@@ -130,7 +131,8 @@ impl Catalogue {
 }
 
 fn list(program: &Path, what: &str) -> Result<String, SynthError> {
-    let output = Command::new(program).arg(what).stdin(Stdio::null()).output().map_err(|e| missing(program, &e))?;
+    let mut command = Command::new(program);
+    let output = confined(&mut command).arg(what).stdin(Stdio::null()).output().map_err(|e| missing(program, &e))?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         return Err(SynthError::Device(format!("`{} {what}` failed: {}", program.display(), reason.trim())));

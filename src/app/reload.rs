@@ -1,0 +1,115 @@
+//! A changed configuration taken up without dropping a call: by SIGHUP and by `POST /v1/admin/reload`.
+//!
+//! The file is read and checked whole before anything of it counts, so that a mistake changes nothing. What takes
+//! effect at once are the sections and keys of [`APPLIED`]; every other key that changed is named, and waits for a
+//! restart.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+
+use crate::agent::Agents;
+use crate::config::{self, Config, ConfigError, Source};
+use crate::server::{self, Policies};
+use crate::telemetry;
+
+/// Keys, and sections with a dot behind them, that a running gateway takes up.
+const APPLIED: [&str; 5] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent."];
+
+/// What a reload did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Keys that changed and count from now on.
+    pub applied: BTreeSet<String>,
+    /// Keys that changed and count after a restart.
+    pub needs_restart: BTreeSet<String>,
+}
+
+/// The configuration in force, and those who follow it.
+pub struct Reloader {
+    file: Option<PathBuf>,
+    /// As it was read last, whatever of it waits for a restart.
+    read: Mutex<Source>,
+    policies: Policies,
+    agents: Agents,
+}
+
+impl Reloader {
+    /// Follows the file that `config` was read from.
+    pub fn new(config: &Config, policies: Policies, agents: Agents) -> Self {
+        Self { file: config.source.file.clone(), read: Mutex::new(config.source.clone()), policies, agents }
+    }
+
+    /// Reads the file again and takes up what can change.
+    ///
+    /// # Errors
+    /// The first mistake, with its place; then nothing has changed.
+    pub fn reload(&self) -> Result<Report, ConfigError> {
+        let config = Config::load(self.file.as_deref(), config::variables())?;
+        config.check_exposure()?;
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = report(read.changes(&config.source));
+        self.policies.replace(&config.http);
+        self.agents.replace(config.agent);
+        telemetry::set_level(&config.log.level);
+        // What waits for a restart is named again the next time: it still waits.
+        read.take(&config.source, &report.applied);
+        tracing::info!(applied = ?report.applied, needs_restart = ?report.needs_restart, "configuration reloaded");
+        Ok(report)
+    }
+}
+
+impl Reloader {
+    /// As the server asks for it. Reads files: call it where blocking is allowed.
+    pub fn hook(self: Arc<Self>) -> server::Reload {
+        Arc::new(move || {
+            let report = self.reload().map_err(|error| error.to_string())?;
+            serde_json::to_value(report).map_err(|error| error.to_string())
+        })
+    }
+}
+
+fn report(changed: BTreeSet<String>) -> Report {
+    let applies =
+        |key: &String| APPLIED.iter().any(|known| key == known || (known.ends_with('.') && key.starts_with(known)));
+    let (applied, needs_restart) = changed.into_iter().partition(applies);
+    Report { applied, needs_restart }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::config::Http;
+
+    #[test]
+    fn a_reload_applies_what_it_can_names_the_rest_and_refuses_a_mistake_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("gateway.toml");
+        let write = |text: &str| std::fs::write(&file, text).expect("written");
+        write("[agent.a]\nurl = \"builtin:demo\"\n");
+        let config = Config::load(Some(&file), []).expect("valid");
+        let agents = Agents::new(config.agent.clone());
+        let reloader = Reloader::new(&config, Policies::new(&Http::default()), agents.clone());
+        assert_eq!(reloader.reload().expect("valid"), Report::default());
+
+        let changed = "[sip]\nmax_calls = 7\n[agent.a]\nurl = \"builtin:silent\"\n[agent.b]\nurl = \"builtin:demo\"\n";
+        write(&format!("[http]\nhosts = [\"voice.example\"]\nnonsense = 1\n{changed}"));
+        let error = reloader.reload().expect_err("a mistake").to_string();
+        assert!(error.contains("nonsense"), "{error}");
+        assert_eq!(agents.find("a").expect("there").url, "builtin:demo", "nothing has changed");
+
+        write(&format!("[http]\nhosts = [\"voice.example\"]\n{changed}"));
+        let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>();
+        let report = reloader.reload().expect("valid");
+        assert_eq!(report.applied, keys(&["agent.a", "agent.b", "http.hosts"]));
+        assert_eq!(report.needs_restart, keys(&["sip.max_calls"]));
+        assert_eq!(agents.find("a").expect("there").url, "builtin:silent");
+        assert!(agents.find("b").is_some());
+        // What waits for a restart still does.
+        let again = reloader.reload().expect("valid");
+        assert_eq!((again.applied, again.needs_restart), (keys(&[]), keys(&["sip.max_calls"])));
+    }
+}

@@ -1,0 +1,76 @@
+//! Where a configuration was read from, and what tells one state of it from the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+/// The file, and a digest of each key: enough to name what changed, without a copy of the secrets.
+#[derive(Clone, Default)]
+pub struct Source {
+    /// `None`: only defaults and the environment.
+    pub file: Option<PathBuf>,
+    keys: BTreeMap<String, [u8; 32]>,
+}
+
+impl Source {
+    pub(super) fn new(file: Option<PathBuf>, table: &toml::Table) -> Self {
+        let mut keys = BTreeMap::new();
+        for (section, value) in table {
+            match value {
+                toml::Value::Table(inner) => {
+                    keys.extend(inner.iter().map(|(key, value)| (format!("{section}.{key}"), digest(value))));
+                }
+                value => {
+                    keys.insert(section.clone(), digest(value));
+                }
+            }
+        }
+        Self { file, keys }
+    }
+
+    /// The keys (`section.key`) that are there in one of the two only, or have another value.
+    pub fn changes(&self, to: &Source) -> BTreeSet<String> {
+        let all = self.keys.keys().chain(to.keys.keys());
+        all.filter(|key| self.keys.get(*key) != to.keys.get(*key)).cloned().collect()
+    }
+
+    /// Makes these keys what they are in `from`.
+    pub fn take(&mut self, from: &Source, keys: &BTreeSet<String>) {
+        for key in keys {
+            match from.keys.get(key) {
+                Some(digest) => self.keys.insert(key.clone(), *digest),
+                None => self.keys.remove(key),
+            };
+        }
+    }
+}
+
+/// A secret that is read from a file counts by its text, so that another text is a change.
+fn digest(value: &toml::Value) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(value.to_string());
+    add_files(value, &mut hash);
+    hash.finalize().into()
+}
+
+fn add_files(value: &toml::Value, hash: &mut Sha256) {
+    match value {
+        toml::Value::Table(table) => {
+            if let Some(text) = table.get("file").and_then(toml::Value::as_str).map(std::fs::read) {
+                // What cannot be read was refused before, where it is a secret.
+                hash.update(text.unwrap_or_default());
+            }
+            table.values().for_each(|value| add_files(value, hash));
+        }
+        toml::Value::Array(values) => values.iter().for_each(|value| add_files(value, hash)),
+        _ => {}
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
