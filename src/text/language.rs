@@ -132,7 +132,7 @@ const SMALL_WORDS: &[(&str, &[&str])] = &[
     ("it", &["il", "gli", "di", "che", "è", "sono", "per", "della", "del", "nel", "ciao", "grazie", "buongiorno", "prego", "lei",
         "anche", "questo", "questa", "come", "può", "molto", "oggi", "domani", "una", "ma", "ho", "ha", "dei", "alla", "noi"]),
     ("pt", &["os", "as", "um", "uma", "não", "você", "obrigado", "obrigada", "olá", "bom", "dia", "para", "com", "está", "são",
-        "muito", "também", "seu", "sua", "do", "da", "dos", "das", "em", "mas", "hoje", "amanhã", "eu", "ele", "isso"]),
+        "muito", "também", "seu", "sua", "da", "em", "mas", "hoje", "amanhã", "eu", "ele", "isso"]),
     ("nl", &["het", "een", "en", "van", "niet", "dat", "u", "uw", "wij", "ik", "zijn", "voor", "met", "hallo", "dank", "goedemorgen",
         "alstublieft", "naar", "ook", "maar", "kunt", "heeft", "wordt", "vandaag", "goed", "deze", "hoe", "op"]),
 ];

@@ -387,7 +387,7 @@ mod tests {
         let heard = |sent| turn.parts[0].heard(sent, Some(1_000), &Pace::default()).0;
         assert_eq!(heard(1_000), "It costs $3.50 in all.");
         assert_eq!(heard(500), "It costs", "half an amount was not heard");
-        assert_eq!(heard(850), "It costs $3.50");
+        assert_eq!(heard(800), "It costs $3.50");
         assert_eq!(heard(0), "");
     }
 
