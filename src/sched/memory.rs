@@ -202,7 +202,9 @@ impl Memory {
             None => false,
         });
         // Where nothing else can run, waiting for memory is waiting for nothing; what is parked comes back behind live work.
-        lack.map(|lack| Lack { stuck: candidates.iter().all(|c| c.memory_to_resume > 0), ..lack })
+        let stuck = candidates.iter().all(|c| c.memory_to_resume > 0);
+        // Batch that lacks it while others go on waits for them.
+        lack.filter(|lack| lack.live || stuck).map(|lack| Lack { stuck, ..lack })
     }
 }
 
