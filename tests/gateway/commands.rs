@@ -15,6 +15,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("demo", "demo_has_both_callers_hear_the_text"),
     ("say", "say_speaks_into_files_of_every_format"),
     ("check", "check_names_the_line_of_a_mistake"),
+    ("text", "text_prints_how_a_text_is_said"),
     ("top", "top_shows_a_running_gateway"),
     ("model convert", "convert_names_the_file_that_is_missing"),
     ("model pull", "model_pull_fetches_from_a_hub"),
@@ -183,4 +184,14 @@ async fn top_shows_a_running_gateway() {
     assert!(shown.contains("antiphon: ready") && shown.contains("calls 0"), "{shown}");
     let nobody = antiphon(folder.path(), &["top", "--once", "--url", "http://127.0.0.1:9"]).await;
     assert_eq!(nobody.status.code(), Some(69));
+}
+
+#[tokio::test]
+async fn text_prints_how_a_text_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = succeeds(folder.path(), &["text", "I have 3 cats."]).await;
+    assert_eq!(said, "I have three cats.\n");
+    assert!(succeeds(folder.path(), &["text", "--lang", "de", "Ich habe 3 Katzen."]).await.contains("drei"));
+    let told = succeeds(folder.path(), &["text", "--json", "I have 3 cats."]).await;
+    serde_json::from_str::<serde_json::Value>(&told).expect("JSON");
 }

@@ -151,7 +151,9 @@ async fn bad_http(rig: &Rig, id: &str) {
         Ok(response) => assert_eq!(response.status(), 413),
         Err(error) => assert!(error.is_request(), "{error}"),
     }
-    assert_eq!(rig.get("/v1/nothing").await.0, 404);
+    // On a connection of its own: the one before may be closed by now.
+    let nothing = reqwest::Client::new().get(url("/v1/nothing")).send().await.expect("HTTP");
+    assert_eq!(nothing.status(), 404);
     for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01"[..], b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n", &[0xff; 4096]]
     {
         let mut stream = TcpStream::connect(rig.app.http()).await.expect("open");
