@@ -36,9 +36,9 @@ async fn a_turn_reaches_the_collector_as_one_trace() {
     let collector = tokio::spawn(async move {
         axum::serve(listener, Router::new().route("/v1/traces", post(take)).with_state(sender)).await
     });
-    let exporting = tokio::spawn(exporter.run(std::future::pending()));
-
+    // The gateway installs the TLS provider that the exporter's client asks for.
     let rig = Rig::start().await;
+    let exporting = tokio::spawn(exporter.run(std::future::pending()));
     let call = rig.telephone("silent", Codec::Pcmu).await;
     let id = call.id().expect("named").to_owned();
     let asked = rig.speak(&call, SENTENCE).await;
