@@ -317,6 +317,8 @@ impl Relay {
                 info("deaf", None, json!({"lostMs": lost.as_millis() as u64, "reason": reason}))
             }
             CallEvent::Digit(digit) => Some(ToAgent::Dtmf { digit: digit.to_string() }),
+            CallEvent::AnsweredBy(by) => info("answeredBy", None, json!({"by": by})),
+            CallEvent::MessageOver { beep } => info("messageOver", None, json!({"beep": beep})),
             CallEvent::Mark { name, .. } => Some(ToAgent::Mark { name: name.clone() }),
             CallEvent::Held { held: true, .. } => Some(ToAgent::Hold {}),
             CallEvent::Held { held: false, .. } => Some(ToAgent::Resume {}),

@@ -10,6 +10,7 @@ use tokio::sync::broadcast;
 use super::info::{MediaFrame, TapDirection};
 use crate::audio::{from_i16, to_i16};
 use crate::hear::Feed;
+use crate::media::answer::{Detector, Finding};
 use crate::media::decode::{self, Heard, Inbound};
 use crate::media::dtmf;
 use crate::media::encode::CodecError;
@@ -28,6 +29,8 @@ pub(super) enum Signal {
     Speaking(bool),
     /// Pressed a key.
     Digit(char),
+    /// Turned out to be a person or a machine.
+    Found(Finding),
 }
 
 /// The incoming stream of one caller.
@@ -41,6 +44,11 @@ pub(super) struct CallerInput {
     tap: Option<Converter>,
     /// Where the sound is recognised, if it is.
     feed: Option<Feed>,
+    /// Finds out who answered, while that is asked.
+    answer: Option<Detector>,
+    found: Option<Finding>,
+    /// When a peer that sends nothing has been silent for another [`QUIET`], while it is found out who answered.
+    silent_at: Option<Instant>,
     /// When speech may end although nothing arrives.
     quiet_at: Option<Instant>,
 }
@@ -55,6 +63,9 @@ impl CallerInput {
             digit: None,
             tap: None,
             feed: None,
+            answer: None,
+            found: None,
+            silent_at: None,
             quiet_at: None,
         })
     }
@@ -67,6 +78,17 @@ impl CallerInput {
     /// Where the sound is recognised.
     pub(super) fn feed(&self) -> Option<&Feed> {
         self.feed.as_ref()
+    }
+
+    /// Finds out from now on who answered.
+    pub(super) fn detect(&mut self, now: Instant) {
+        self.answer = Some(Detector::default());
+        self.silent_at = Some(now + QUIET);
+    }
+
+    /// A recogniser understood `words`, which may show who answered.
+    pub(super) fn understood(&mut self, words: &str) {
+        self.found = self.answer.as_mut().and_then(|answer| answer.heard(words)).or(self.found);
     }
 
     /// The peer agreed to another format.
@@ -83,6 +105,7 @@ impl CallerInput {
             return;
         }
         self.quiet_at = Some(packet.arrived + QUIET);
+        self.silent_at = self.silent_at.map(|_| packet.arrived + QUIET);
         self.inbound.push(packet);
     }
 
@@ -90,6 +113,9 @@ impl CallerInput {
     pub(super) fn poll(&mut self, now: Instant, since: Instant, tap: &broadcast::Sender<MediaFrame>) -> Option<Signal> {
         if let Some(digit) = self.digit.take() {
             return Some(Signal::Digit(digit));
+        }
+        if let Some(found) = self.found.take() {
+            return Some(Signal::Found(found));
         }
         let at = now.saturating_duration_since(since);
         while let Some(heard) = self.inbound.poll(now) {
@@ -102,6 +128,9 @@ impl CallerInput {
                     if let Some(feed) = &self.feed {
                         feed.frame(at, &frame, self.vad.quiet());
                     }
+                    if let Some(answer) = &mut self.answer {
+                        self.found = answer.push(&frame, self.vad.is_speaking());
+                    }
                     changed
                 }
                 Heard::Silence(length) => {
@@ -109,11 +138,27 @@ impl CallerInput {
                     if let Some(feed) = &self.feed {
                         feed.silence(at, length, self.vad.quiet());
                     }
+                    if let Some(answer) = &mut self.answer {
+                        self.found = answer.silence(length);
+                    }
                     changed
                 }
             };
+            // A finding of the same frame is told by the next poll.
             if let Some(speaking) = changed {
                 return Some(Signal::Speaking(speaking));
+            }
+            if let Some(found) = self.found.take() {
+                return Some(Signal::Found(found));
+            }
+        }
+        if let Some(answer) = &mut self.answer
+            && self.silent_at.is_some_and(|at| at <= now)
+        {
+            let found = answer.silence(QUIET);
+            self.silent_at = (!answer.is_done()).then_some(now + QUIET);
+            if let Some(found) = found {
+                return Some(Signal::Found(found));
             }
         }
         if self.vad.is_speaking() && self.quiet_at.is_some_and(|at| at <= now) {
@@ -131,7 +176,7 @@ impl CallerInput {
     /// When to poll again though nothing arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let quiet = self.quiet_at.filter(|_| self.vad.is_speaking());
-        self.inbound.deadline().into_iter().chain(quiet).min()
+        self.inbound.deadline().into_iter().chain(quiet).chain(self.silent_at).min()
     }
 
     fn tap(&mut self, frame: &[i16; decode::FRAME], at: Duration, tap: &broadcast::Sender<MediaFrame>) {

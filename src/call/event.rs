@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::TurnId;
 use crate::hear::TurnEvent;
+use crate::media::answer::Answerer;
 use crate::media::leg::LegEnd;
 
 /// How an outbound call fares before it is answered. SIP statuses are those of RFC 3261 section 21.
@@ -170,6 +171,13 @@ pub enum CallEvent {
         lost: Duration,
         /// Why, for people.
         reason: String,
+    },
+    /// Who answered an outbound call, where that was asked.
+    AnsweredBy(Answerer),
+    /// The message of the machine that answered is over: from here on it records.
+    MessageOver {
+        /// Whether a beep was heard, rather than a long silence.
+        beep: bool,
     },
     /// The caller pressed a key.
     Digit(char),

@@ -290,6 +290,15 @@ impl CallHandle {
         self.send(Command::ResolveBargeIn(outcome))
     }
 
+    /// Finds out who answered, told as [`CallEvent::AnsweredBy`] and [`CallEvent::MessageOver`]. With `hold` speech waits
+    /// until that is known, and on a machine for the end of its message.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn detect_answer(&self, hold: bool) -> Result<(), SpeakError> {
+        self.send(Command::DetectAnswer { hold })
+    }
+
     /// Pauses speech and asks the peer to hold.
     ///
     /// # Errors
@@ -458,6 +467,11 @@ pub enum Command {
     },
     /// Send digits.
     Digits(String),
+    /// Find out who answered; with `hold` nothing is said before that is known, and to a machine only after its beep.
+    DetectAnswer {
+        /// Whether speech waits.
+        hold: bool,
+    },
     /// The caller said something.
     Prompt {
         /// The words.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use error::GatewayError;
 use metrics_exporter_prometheus::PrometheusHandle;
-pub use setup::{Admission, CallRequest, Dispatcher, answer};
+pub use setup::{Admission, CallRequest, Detection, Dispatcher, answer};
 pub use speech::WithFallback;
 
 use crate::agent::Agents;

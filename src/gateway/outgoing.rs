@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Admission, CallRequest, Gateway, GatewayError};
+use super::{Admission, CallRequest, Detection, Gateway, GatewayError};
 use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
 use crate::clock;
 use crate::sip::{DialError, DialRequest, Provisional};
@@ -126,7 +126,13 @@ impl Gateway {
     ///
     /// # Errors
     /// As [`Gateway::admit`]; or the address, the caller or a header cannot be used.
-    pub fn place(&self, request: DialRequest, agent: Option<String>, tenant: Arc<str>) -> Result<Placed, GatewayError> {
+    pub fn place(
+        &self,
+        request: DialRequest,
+        agent: Option<String>,
+        tenant: Arc<str>,
+        detection: Detection,
+    ) -> Result<Placed, GatewayError> {
         let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
         let admission = self.admit(CallRequest {
             direction: Direction::Outbound,
@@ -136,6 +142,7 @@ impl Gateway {
             headers: request.headers.clone(),
             tenant,
         })?;
+        let admission = admission.detecting(detection);
         let trunk = sip.check(&request)?;
         let (told, answer) = oneshot::channel();
         let cancel = CancellationToken::new();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::{Gateway, GatewayError, WithFallback};
@@ -31,12 +32,26 @@ pub struct CallRequest {
     pub tenant: Arc<str>,
 }
 
+/// Whether it is found out who answers an outbound call, and what waits for that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Detection {
+    /// Nobody asks.
+    #[default]
+    Off,
+    /// It is told; the agent speaks at once.
+    Report,
+    /// Nothing is said before it is known, and to a machine only after its message.
+    Hold,
+}
+
 /// A call that was admitted and waits for its leg. [`crate::call::Calls::find`] waits for it meanwhile; dropping it
 /// gives the call up.
 pub struct Admission {
     gateway: Gateway,
     meta: CallMeta,
     agent: Agent,
+    detection: Detection,
     /// The answer names the call, and a peer may be quicker than the gateway to use the name.
     _arriving: Arriving,
 }
@@ -58,7 +73,7 @@ impl Gateway {
         let id = CallId::random();
         let arriving = self.calls.announce(id.clone());
         let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant };
-        Ok(Admission { gateway: self.clone(), meta, agent, _arriving: arriving })
+        Ok(Admission { gateway: self.clone(), meta, agent, detection: Detection::Off, _arriving: arriving })
     }
 
     /// A browser's call on the leg of `session`; `headers` is what its agent is told of it.
@@ -86,6 +101,11 @@ impl Gateway {
 }
 
 impl Admission {
+    /// Finds out who answers.
+    pub(super) fn detecting(self, detection: Detection) -> Self {
+        Self { detection, ..self }
+    }
+
     /// The id that the call will have.
     pub fn id(&self) -> &CallId {
         &self.meta.id
@@ -101,7 +121,7 @@ impl Admission {
     /// # Errors
     /// The limit of calls was reached meanwhile, or the gateway drains; the leg is dropped, which ends the session.
     pub fn start<L: MediaLeg>(self, leg: L) -> Result<CallHandle, GatewayError> {
-        let Self { gateway, meta, agent, _arriving } = self;
+        let Self { gateway, meta, agent, detection, _arriving } = self;
         let handle = match gateway.fallback_for(&agent) {
             Some(fallback) => {
                 let speech = WithFallback::new(gateway.engine.clone(), fallback.clone());
@@ -109,6 +129,10 @@ impl Admission {
             }
             None => gateway.calls.start(meta, leg)?,
         };
+        if detection != Detection::Off {
+            // Before the agent's first word. A call that is over already answers nobody.
+            let _ = handle.detect_answer(detection == Detection::Hold);
+        }
         gateway.agents.serve(handle.clone(), agent);
         Ok(handle)
     }

@@ -9,6 +9,7 @@
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
 
+pub mod answer;
 pub mod bench;
 pub mod decode;
 pub mod dtmf;

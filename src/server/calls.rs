@@ -18,8 +18,8 @@ use super::speech::{own_voice, speed_of};
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
-use crate::gateway::Gateway;
 use crate::gateway::outgoing::RingingInfo;
+use crate::gateway::{Detection, Gateway};
 use crate::sip::DialRequest;
 
 /// The routes of this module.
@@ -112,6 +112,9 @@ struct Place {
     /// Answer when somebody has picked up, not at once.
     #[serde(default)]
     wait: bool,
+    /// Whether it is found out who answers: `off`, `report`, `hold`.
+    #[serde(rename = "machineDetection", default)]
+    machine_detection: Detection,
     /// How long it may ring.
     #[serde(rename = "ringTimeoutS")]
     ring_timeout_s: Option<u64>,
@@ -132,7 +135,7 @@ async fn place(
     Parameters(waiting): Parameters<Waiting>,
     Body(body): Body<Place>,
 ) -> Result<Response, ApiError> {
-    let Place { to, from, trunk, agent, headers, wait, ring_timeout_s } = body;
+    let Place { to, from, trunk, agent, headers, wait, machine_detection, ring_timeout_s } = body;
     let waits = match waiting.wait.as_deref() {
         None => wait,
         Some("answer") => true,
@@ -148,7 +151,7 @@ async fn place(
     }
     may_use(&gateway, &caller, agent.as_deref())?;
     let request = DialRequest { to, from, trunk, headers, timeout: ring_timeout_s.map(Duration::from_secs) };
-    let placed = gateway.place(request, agent, caller.tenant)?;
+    let placed = gateway.place(request, agent, caller.tenant, machine_detection)?;
     let id = placed.id().clone();
     if waits {
         placed.answered().await?;

@@ -72,6 +72,8 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         }),
         CallEvent::Deaf { lost, reason } => json!({ "event": "deaf", "lostMs": ms(lost), "reason": reason }),
         CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
+        CallEvent::AnsweredBy(by) => json!({ "event": "answeredBy", "by": by }),
+        CallEvent::MessageOver { beep } => json!({ "event": "messageOver", "beep": beep }),
         CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
         // What a browser writes to its agent is between them.
         CallEvent::Message { bytes } => json!({ "event": "message", "bytes": bytes }),

@@ -124,6 +124,36 @@ async fn what_became_of_a_call_is_told_with_its_status_and_whoever_waits_is_answ
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_said_on_a_call_before_it_is_known_who_answered() {
+    let rig = Rig::start().await;
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "answers").await;
+    let id = place(&rig, json!({ "to": telephone.uri(), "agent": "demo", "machineDetection": "hold" })).await;
+    let invite = telephone.next("INVITE").await;
+    let ear = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
+    let port = ear.local_addr().expect("bound").port();
+    telephone.answer_with(&invite, "200 OK", "Content-Type: application/sdp\r\n", &sdp(port, "")).await;
+    let mut told = Vec::new();
+    while !told.contains(&"firstAudio") {
+        let event =
+            tokio::time::timeout(PATIENCE, events.recv()).await.expect("the greeting comes").expect("not behind");
+        told.push(match event {
+            (of, _) if of.as_str() != id => continue,
+            (_, CallEvent::AnsweredBy(by)) => {
+                assert_eq!(by, antiphon::media::answer::Answerer::Silence);
+                "answeredBy"
+            }
+            (_, CallEvent::FirstAudio { .. }) => "firstAudio",
+            _ => continue,
+        });
+    }
+    assert_eq!(told, ["answeredBy", "firstAudio"]);
+    let (status, error) = rig.post("/v1/calls", json!({ "to": telephone.uri(), "machineDetection": "maybe" })).await;
+    assert_eq!(status, 400, "{error}");
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_waits_for_its_answer_is_given_up_with_its_client() {
     let rig = Rig::start().await;
     let mut telephone = Raw::new(rig.sip_udp(), "left").await;

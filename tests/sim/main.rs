@@ -1,6 +1,7 @@
 //! Simulations in virtual time: calls with real machines, codecs and packets on a fake engine, and the
 //! scheduler on a device of recorded costs. No socket and no clock.
 
+mod answering;
 mod barge_in;
 mod keys;
 mod limits;

@@ -1,5 +1,7 @@
-//! Voice enrolment: recordings decoded or refused, voices made of them, and the reference numbers.
+//! Voices heard and made: enrolment (recordings decoded or refused, voices made of them, the reference numbers), and who
+//! answered a call.
 
+mod answer;
 mod decode;
 mod enrol;
 #[path = "../fuzz/smoke.rs"]

@@ -210,7 +210,7 @@ impl Intake {
             let cut = speaking.cancel(now, Cause::Preempted, |turn| !turn.style.preemptible, out);
             self.cut_off(now, cut);
         }
-        turn.immediate = speaking.queue.front().is_none();
+        turn.immediate = speaking.queue.front().is_none() && !speaking.pause.is_unanswered();
         let id = turn.id.clone();
         speaking.add(turn, ahead);
         id

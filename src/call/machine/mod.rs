@@ -51,6 +51,7 @@ use super::settings::CallConfig;
 use super::speech::Speech;
 use super::{CallEvent, EndReason};
 use crate::hear::{Feed, HearEvent};
+use crate::media::answer::{Answerer, Finding};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
 use crate::turn::{SpeechEvent, SpeechSink};
@@ -143,6 +144,9 @@ impl Machine {
     /// Takes what was recognised.
     pub fn handle_heard(&mut self, now: Instant, event: HearEvent) {
         self.lifetime.active(now);
+        if let HearEvent::Turn(turn) = &event {
+            self.caller.understood(&turn.text);
+        }
         if let Some(apology) = self.hearing.take(now, event, &mut self.out) {
             // Refused where too much waits already, or the call is ending: then there is nothing to say either.
             if self.out.shared.backlog.take(apology.text.len()) {
@@ -221,6 +225,10 @@ impl Machine {
             },
             Command::Digits(digits) => speaking.dial(now, &digits),
             Command::Handoff(data) => out.event(CallEvent::Handoff(data)),
+            Command::DetectAnswer { hold } => {
+                self.caller.detect(now);
+                speaking.await_answer(now, hold);
+            }
             Command::Prompt { text, lang } => out.event(CallEvent::Prompt { text, lang, last: true }),
             Command::Message(text) => out.push(Action::Message(text)),
             Command::Listen(listen) => {
@@ -325,6 +333,15 @@ impl Machine {
                     self.barge_in(now, Cause::Speech);
                 }
                 self.out.event(CallEvent::Vad { speaking });
+            }
+            Signal::Found(Finding::Answered(by)) => {
+                self.out.event(CallEvent::AnsweredBy(by));
+                // A machine is spoken to after its beep.
+                self.speaking.await_answer(now, self.speaking.pause.is_unanswered() && by == Answerer::Machine);
+            }
+            Signal::Found(Finding::MessageOver { beep }) => {
+                self.out.event(CallEvent::MessageOver { beep });
+                self.speaking.await_answer(now, false);
             }
         }
     }

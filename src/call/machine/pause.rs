@@ -1,4 +1,5 @@
-//! Why speech stands still: one of both sides holds, or a barge-in waits for the agent's decision.
+//! Why speech stands still: one of both sides holds, a barge-in waits for the agent's decision, or it is not known yet who
+//! answered.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ pub(super) struct Pause {
     held: bool,
     /// The peer holds us.
     peer_held: bool,
+    /// Nothing is said before it is known who answered.
+    unanswered: bool,
     pending: Option<Pending>,
 }
 
@@ -46,12 +49,22 @@ pub(super) struct Decided {
 impl Pause {
     /// Whether speech stands still.
     pub(super) fn is_on(&self) -> bool {
-        self.is_held() || self.pending.is_some()
+        self.is_held() || self.unanswered || self.pending.is_some()
     }
 
     /// Whether one of both sides holds.
     pub(super) fn is_held(&self) -> bool {
         self.held || self.peer_held
+    }
+
+    /// Whether it is waited for who answered.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.unanswered
+    }
+
+    /// Waits for who answered (`true`), or no longer; `false` when that is no change.
+    pub(super) fn await_answer(&mut self, waits: bool) -> bool {
+        std::mem::replace(&mut self.unanswered, waits) != waits
     }
 
     /// We hold (`true`) or resume; `false` when that is no change.
@@ -72,7 +85,8 @@ impl Pause {
         (turn, interruptible): (&TurnId, Interruptible),
         config: &settings::BargeIn,
     ) -> Reaction {
-        if self.pending.is_some() || !interruptible.by(cause) {
+        // A greeting of the other side interrupts nothing that has not begun.
+        if self.unanswered || self.pending.is_some() || !interruptible.by(cause) {
             return Reaction::None;
         }
         let grace = config.grace();
@@ -144,6 +158,16 @@ mod tests {
         pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config);
         assert_eq!(pause.resolve(BargeInOutcome::Rejected).expect("pending").interrupts, None);
         assert!(!pause.is_on());
+    }
+
+    #[test]
+    fn who_answers_interrupts_nothing_while_it_is_not_known_who_that_is() {
+        let (now, turn, config) = (clock::now(), TurnId::next(), settings::BargeIn::default());
+        let mut pause = Pause::default();
+        assert!(pause.await_answer(true) && !pause.await_answer(true) && pause.is_on() && !pause.is_held());
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::None);
+        assert!(pause.await_answer(false) && !pause.is_on());
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::Interrupt);
     }
 
     #[test]

@@ -264,6 +264,14 @@ impl Speaking {
         true
     }
 
+    /// Says nothing from now on until it is known who answered (`true`), or begins to.
+    pub(super) fn await_answer(&mut self, now: Instant, waits: bool) {
+        if self.pause.await_answer(waits) {
+            // The engine goes on: what it makes meanwhile sounds at once.
+            self.output.playout.pause(now, self.pause.is_on());
+        }
+    }
+
     /// Sends digits to the peer.
     pub(super) fn dial(&mut self, now: Instant, digits: &str) {
         if !self.output.playout.dial(now, digits) {
