@@ -24,6 +24,7 @@ use crate::call::Calls;
 use crate::clock;
 use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
+use crate::gateway::tenants::Tenants;
 use crate::gateway::{self, Gateway};
 use crate::records::{self, Records};
 use crate::server;
@@ -137,7 +138,16 @@ impl App {
         let calls =
             Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
         let records = Records::start(config.records.clone())?;
+        records.count(engine.meter());
+        if let Some(fallback) = &fallback {
+            records.count(fallback.meter());
+        }
         calls.observe(Arc::new(records.clone()));
+        let tenants = Tenants::new(config.tenant_rules());
+        // A restart gives nobody another day.
+        for used in records.usage_today()? {
+            tenants.used_today(&used.tenant, Duration::from_secs_f64(used.call_seconds.max(0.0)));
+        }
         let agents = Agents::new(config.agent.clone());
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
         let (incoming, ringing) = mpsc::channel(RINGING);
@@ -161,6 +171,7 @@ impl App {
             dispatcher: gateway::Dispatcher::default(),
             webrtc,
             metrics,
+            tenants,
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
@@ -172,7 +183,8 @@ impl App {
         tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let policies = server::Policies::new(&config.http);
-        let reloader = Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone()));
+        let reloader =
+            Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone()));
         let router = server::router(gateway.clone(), policies, reloader.clone().hook());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };

@@ -4,7 +4,7 @@
 //! effect at once are the sections and keys of [`APPLIED`]; every other key that changed is named, and waits for a
 //! restart.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,11 +12,13 @@ use serde::Serialize;
 
 use crate::agent::Agents;
 use crate::config::{self, Config, ConfigError, Source};
+use crate::gateway::tenants::Tenants;
+use crate::sched;
 use crate::server::{self, Policies};
 use crate::telemetry;
 
 /// Keys, and sections with a dot behind them, that a running gateway takes up.
-const APPLIED: [&str; 5] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent."];
+const APPLIED: [&str; 6] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "tenant."];
 
 /// What a reload did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,12 +37,16 @@ pub struct Reloader {
     read: Mutex<Source>,
     policies: Policies,
     agents: Agents,
+    tenants: Tenants,
+    /// What schedulers hold tenants to since the start.
+    shares: BTreeMap<String, sched::Tenant>,
 }
 
 impl Reloader {
     /// Follows the file that `config` was read from.
-    pub fn new(config: &Config, policies: Policies, agents: Agents) -> Self {
-        Self { file: config.source.file.clone(), read: Mutex::new(config.source.clone()), policies, agents }
+    pub fn new(config: &Config, policies: Policies, agents: Agents, tenants: Tenants) -> Self {
+        let (file, read) = (config.source.file.clone(), Mutex::new(config.source.clone()));
+        Self { file, read, policies, agents, tenants, shares: config.scheduler.tenants.clone() }
     }
 
     /// Reads the file again and takes up what can change.
@@ -51,8 +57,12 @@ impl Reloader {
         let config = Config::load(self.file.as_deref(), config::variables())?;
         config.check_exposure()?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let report = report(read.changes(&config.source));
+        let mut report = report(read.changes(&config.source));
+        for name in config.tenant.keys().filter(|name| self.shares.get(*name) != config.scheduler.tenants.get(*name)) {
+            report.needs_restart.insert(format!("tenant.{name}.{{share, limits.streams, limits.chars_per_minute}}"));
+        }
         self.policies.replace(&config.http);
+        self.tenants.replace(config.tenant_rules());
         self.agents.replace(config.agent);
         telemetry::set_level(&config.log.level);
         // What waits for a restart is named again the next time: it still waits.
@@ -92,7 +102,7 @@ mod tests {
         write("[agent.a]\nurl = \"builtin:demo\"\n");
         let config = Config::load(Some(&file), []).expect("valid");
         let agents = Agents::new(config.agent.clone());
-        let reloader = Reloader::new(&config, Policies::new(&Http::default()), agents.clone());
+        let reloader = Reloader::new(&config, Policies::new(&Http::default()), agents.clone(), Tenants::default());
         assert_eq!(reloader.reload().expect("valid"), Report::default());
 
         let changed = "[sip]\nmax_calls = 7\n[agent.a]\nurl = \"builtin:silent\"\n[agent.b]\nurl = \"builtin:demo\"\n";

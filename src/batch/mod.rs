@@ -212,6 +212,18 @@ pub enum BatchError {
     /// There are as many jobs as there may be.
     #[error("{0} jobs are waiting already, as many as may; try again later")]
     Full(u32),
+    /// A tenant's limit.
+    #[error("the job has {chars} characters, and {used} of the {limit} a day are used: wait for another day (UTC)")]
+    UsedUp {
+        /// Of the job.
+        chars: u64,
+        /// Of the day's jobs before it.
+        used: u64,
+        /// Of a day.
+        limit: u64,
+        /// Until the next day.
+        retry_after: Duration,
+    },
     /// No such job or item.
     #[error("there is no {0}")]
     NotFound(String),
@@ -273,6 +285,14 @@ impl Batch {
     /// # Errors
     /// Nothing to say, more than may be, or no room in the database.
     pub fn submit(&self, spec: JobSpec) -> Result<Job, BatchError> {
+        self.submit_within(spec, 0)
+    }
+
+    /// As [`Batch::submit`], where the tenant may hand in so many characters a day (UTC); 0: no limit.
+    ///
+    /// # Errors
+    /// As there, and [`BatchError::UsedUp`].
+    pub fn submit_within(&self, spec: JobSpec, chars_per_day: u64) -> Result<Job, BatchError> {
         let config = &self.inner.config;
         if spec.items.is_empty() || spec.items.len() > config.max_items {
             return Err(BatchError::Input(format!(
@@ -301,7 +321,17 @@ impl Batch {
         if unfinished >= config.max_jobs {
             return Err(BatchError::Full(unfinished));
         }
-        store.insert(&id, clock::wall(), &spec, &items)?;
+        let now = clock::wall();
+        if chars_per_day > 0 {
+            let chars = items.iter().flatten().map(|part| part.chars().count() as u64).sum::<u64>();
+            let (day, secs) = (86_400, now.as_secs());
+            let used = store.chars_since(&spec.tenant, Duration::from_secs(secs - secs % day))?;
+            if used + chars > chars_per_day {
+                let retry_after = Duration::from_secs(day - secs % day);
+                return Err(BatchError::UsedUp { chars, used, limit: chars_per_day, retry_after });
+            }
+        }
+        store.insert(&id, now, &spec, &items)?;
         drop(store);
         self.inner.shared.changed.notify_one();
         self.job(&id)

@@ -170,6 +170,17 @@ impl Store {
         Ok(())
     }
 
+    /// Characters of the jobs that `tenant` has handed in since then, cancelled ones too.
+    pub(super) fn chars_since(&self, tenant: &str, since: Duration) -> rusqlite::Result<u64> {
+        let sum: i64 = self.db.query_row(
+            "SELECT COALESCE(SUM(part.chars), 0) FROM job JOIN part ON part.job = job.seq
+             WHERE job.tenant = ?1 AND job.created_ms >= ?2",
+            params![tenant, since.as_millis() as i64],
+            |row| row.get(0),
+        )?;
+        Ok(sum.max(0) as u64)
+    }
+
     /// The first waiting parts of a tenant's oldest jobs, at most `limit`.
     pub(super) fn waiting(&self, tenant: &str, limit: usize) -> rusqlite::Result<Vec<Work>> {
         let mut query = self.db.prepare(WAITING)?;

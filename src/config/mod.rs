@@ -53,6 +53,8 @@ pub struct Config {
     pub records: crate::records::Config,
     /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
+    /// Customers by name: who they are, what they may use and how much.
+    pub tenant: BTreeMap<String, Tenant>,
     /// The folder of voices and jobs.
     pub state: State,
     /// Logs and traces.
@@ -179,6 +181,7 @@ impl Config {
         }
         config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);
+        config.settle_tenants().map_err(|message| ConfigError { origin: origin.clone(), message })?;
         config.validate().map_err(|message| ConfigError { origin, message })?;
         Ok(config)
     }
@@ -373,8 +376,10 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
 }
 
 mod source;
+mod tenant;
 
 pub use source::Source;
+pub use tenant::Tenant;
 
 #[cfg(test)]
 mod schema_tests;

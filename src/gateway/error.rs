@@ -28,6 +28,17 @@ pub enum GatewayError {
     /// The call was given up before anybody answered.
     #[error("the call was cancelled before anybody answered")]
     Cancelled,
+    /// The tenant may not have this.
+    #[error("{0}")]
+    Forbidden(String),
+    /// A limit of the tenant is reached.
+    #[error("{what}")]
+    TenantFull {
+        /// Which.
+        what: String,
+        /// When another try is worth while.
+        retry_after: Duration,
+    },
     /// The peer was not reached, or refused.
     #[error(transparent)]
     Dial(#[from] DialError),
@@ -39,8 +50,11 @@ impl GatewayError {
         match self {
             GatewayError::Start(_) | GatewayError::Dial(DialError::Overloaded) => Some(BUSY_RETRY),
             GatewayError::Refused(refused) => Some(refused.retry_after),
+            GatewayError::TenantFull { retry_after, .. } => Some(*retry_after),
             GatewayError::NoSip => Some(Duration::from_secs(60)),
-            GatewayError::NoAgent(_) | GatewayError::Cancelled | GatewayError::Dial(_) => None,
+            GatewayError::NoAgent(_) | GatewayError::Forbidden(_) | GatewayError::Cancelled | GatewayError::Dial(_) => {
+                None
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod outgoing;
 mod setup;
 pub mod speaker;
 mod speech;
+pub mod tenants;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,6 +71,8 @@ pub struct Gateway {
     pub webrtc: crate::webrtc::Gateway,
     /// The process's metrics.
     pub metrics: &'static PrometheusHandle,
+    /// What customers of this gateway may use.
+    pub tenants: tenants::Tenants,
     /// The agent of calls that name none.
     pub default_agent: Arc<str>,
     /// How long a drain lets turns end.

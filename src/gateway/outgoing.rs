@@ -144,6 +144,7 @@ impl Gateway {
         })?;
         let admission = admission.detecting(detection);
         let trunk = sip.check(&request)?;
+        self.tenants.may_dial(&admission.meta().tenant, trunk.as_deref())?;
         let (told, answer) = oneshot::channel();
         let cancel = CancellationToken::new();
         let id = admission.id().clone();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
+use super::tenants::Lease;
 use super::{Gateway, GatewayError, WithFallback};
 use crate::agent::config::Agent;
 use crate::call::{Arriving, CallHandle, CallId, CallMeta, Direction};
@@ -52,13 +53,15 @@ pub struct Admission {
     meta: CallMeta,
     agent: Agent,
     detection: Detection,
+    /// Its part of the tenant's limits.
+    lease: Lease,
     /// The answer names the call, and a peer may be quicker than the gateway to use the name.
     _arriving: Arriving,
 }
 
 impl Gateway {
-    /// Admits a call: its agent exists, the limit of calls is not reached, and a device can speak in time. Nothing is
-    /// reserved, so that [`Admission::start`] may still find the limit reached.
+    /// Admits a call: its agent exists, neither the limit of calls nor one of its tenant is reached, and a device can
+    /// speak in time. Nothing is reserved but the tenant's part, so that [`Admission::start`] may still find the limit reached.
     ///
     /// # Errors
     /// No such agent, draining, full, or no device has room.
@@ -70,10 +73,11 @@ impl Gateway {
         let tenant = if tenant.is_empty() { agent.tenant.as_deref().unwrap_or_default().into() } else { tenant };
         self.calls.has_room()?;
         self.has_room_for(&agent)?;
+        let lease = self.tenants.enter(&tenant)?;
         let id = CallId::random();
         let arriving = self.calls.announce(id.clone());
         let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant };
-        Ok(Admission { gateway: self.clone(), meta, agent, detection: Detection::Off, _arriving: arriving })
+        Ok(Admission { gateway: self.clone(), meta, agent, detection: Detection::Off, lease, _arriving: arriving })
     }
 
     /// A browser's call on the leg of `session`; `headers` is what its agent is told of it.
@@ -121,7 +125,7 @@ impl Admission {
     /// # Errors
     /// The limit of calls was reached meanwhile, or the gateway drains; the leg is dropped, which ends the session.
     pub fn start<L: MediaLeg>(self, leg: L) -> Result<CallHandle, GatewayError> {
-        let Self { gateway, meta, agent, detection, _arriving } = self;
+        let Self { gateway, meta, agent, detection, lease, _arriving } = self;
         let handle = match gateway.fallback_for(&agent) {
             Some(fallback) => {
                 let speech = WithFallback::new(gateway.engine.clone(), fallback.clone());
@@ -133,6 +137,11 @@ impl Admission {
             // Before the agent's first word. A call that is over already answers nobody.
             let _ = handle.detect_answer(detection == Detection::Hold);
         }
+        let ending = handle.clone();
+        tokio::spawn(async move {
+            ending.ended().await;
+            drop(lease);
+        });
         gateway.agents.serve(handle.clone(), agent);
         Ok(handle)
     }

@@ -9,10 +9,13 @@
 //! bounded queue; where that is full, because a disk hangs, the copy is dropped and counted
 //! (`antiphon_records_dropped_total`). The record then stays as it was last written and is closed at the next start.
 //!
+//! Beside them [`usage`]: what each tenant had on each day.
+//!
 //! *One JSON document a call*, with the columns that lists are filtered by beside it: a record is read whole.
 
 mod record;
 mod store;
+mod usage;
 mod webhook;
 mod writer;
 
@@ -28,11 +31,13 @@ use tokio::sync::Notify;
 use self::record::Draft;
 use self::store::Store;
 pub use self::store::{Filter, Page, RecordError};
+pub use self::usage::{Period, Speech, Usage};
 pub use self::webhook::{deliver, signature};
 use self::writer::Message;
 use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, Witness};
 use crate::clock;
 use crate::secret::Secret;
+use crate::synth::device::Meter;
 
 /// Most records that are listed at once.
 pub const PAGE: u32 = 1_000;
@@ -100,6 +105,9 @@ impl Config {
 #[derive(Clone)]
 pub struct Records(Arc<Inner>);
 
+/// Where speech is counted.
+type Meters = Arc<Mutex<Vec<Arc<Meter>>>>;
+
 struct Inner {
     config: Config,
     drafts: DashMap<CallId, Draft>,
@@ -107,6 +115,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// A record is due for delivery.
     due: Arc<Notify>,
+    meters: Meters,
 }
 
 impl Records {
@@ -124,10 +133,11 @@ impl Records {
         }
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
         let due = Arc::new(Notify::new());
-        let writer = writer::Writer::new(config.clone(), due.clone());
+        let meters = Meters::default();
+        let writer = writer::Writer::new(config.clone(), due.clone(), meters.clone());
         let thread = std::thread::Builder::new().name("records".into()).spawn(move || writer.run(&messages));
         let thread = Mutex::new(Some(thread.map_err(RecordError::Thread)?));
-        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due })))
+        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due, meters })))
     }
 
     /// One record, as JSON. Reads the disk: call it where blocking is allowed.
@@ -150,6 +160,36 @@ impl Records {
             Some(store) => store.list(filter),
             None if filter.after.is_some() => Err(RecordError::NotFound),
             None => Ok(Page::default()),
+        }
+    }
+
+    /// Adds the speech that `meter` counts to the usage.
+    pub fn count(&self, meter: Arc<Meter>) {
+        if self.0.config.enabled {
+            self.0.meters.lock().unwrap_or_else(PoisonError::into_inner).push(meter);
+        }
+    }
+
+    /// Usage by tenant and day, the latest first; what was spoken in the last seconds may be missing. Reads the disk, as
+    /// above.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn usage(&self, period: &Period) -> Result<Vec<Usage>, RecordError> {
+        match self.store()? {
+            Some(store) => store.usage(period),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Usage of today.
+    ///
+    /// # Errors
+    /// As [`Records::usage`].
+    pub fn usage_today(&self) -> Result<Vec<Usage>, RecordError> {
+        match self.store()? {
+            Some(store) => store.usage_on_day_of(clock::wall()),
+            None => Ok(Vec::new()),
         }
     }
 

@@ -8,11 +8,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::record::Record;
+use super::usage::{self, Pending, Period, Usage};
 
 /// Raised with every change of the tables.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
-const SCHEMA: &str = "
+pub(super) const SCHEMA: &str = "
     CREATE TABLE record (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
@@ -112,7 +113,8 @@ impl Store {
         db.pragma_update(None, "synchronous", "FULL")?;
         let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
         match version {
-            0 => db.execute_batch(&format!("BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {VERSION};COMMIT;"))?,
+            0 => Self::change(&db, &[SCHEMA, usage::SCHEMA])?,
+            1 => Self::change(&db, &[usage::SCHEMA])?,
             VERSION => {}
             newer => {
                 let path = path.display();
@@ -122,6 +124,12 @@ impl Store {
             }
         }
         Ok(Self { db })
+    }
+
+    /// Brings the tables to this version.
+    fn change(db: &Connection, changes: &[&str]) -> rusqlite::Result<()> {
+        let changes = changes.concat();
+        db.execute_batch(&format!("BEGIN IMMEDIATE;{changes}PRAGMA user_version = {VERSION};COMMIT;"))
     }
 
     /// Writes records in one transaction. `hook`: those that have ended are due for delivery.
@@ -135,9 +143,12 @@ impl Store {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
                  ON CONFLICT (id) DO UPDATE SET ended_ms = ?3, written_ms = ?4, cause = ?9, body = ?10, hook_ms = ?11",
             )?;
+            let mut is_over = transaction.prepare("SELECT 1 FROM record WHERE id = ?1 AND ended_ms IS NOT NULL")?;
             for record in records {
                 let body = serde_json::to_string(record).expect("records hold only strings, numbers and lists");
                 let direction = serde_json::to_value(record.direction).unwrap_or_default();
+                // Ended once: a record that is written again counts no more.
+                let open = record.ended_ms.is_some() && !is_over.exists([&record.id])?;
                 write.execute(params![
                     record.id,
                     record.started_ms as i64,
@@ -152,6 +163,9 @@ impl Store {
                     record.ended_ms.filter(|_| hook).map(|_| now),
                     record.tenant,
                 ])?;
+                if open {
+                    usage::count_calls(&transaction, "ended_ms", "id = ?1", [&record.id])?;
+                }
             }
         }
         transaction.commit()
@@ -160,6 +174,7 @@ impl Store {
     /// Ends records that no process works on any more, at the time when they were last written.
     pub(super) fn close_open(&mut self, now: Duration, hook: bool) -> Result<usize, RecordError> {
         let transaction = self.db.transaction()?;
+        usage::count_calls(&transaction, "written_ms", "ended_ms IS NULL", [])?;
         let closed = transaction.execute(
             "UPDATE record SET ended_ms = written_ms, cause = 'gateway stopped', hook_ms = ?1,
                  body = json_set(body, '$.state', 'ended', '$.cause', 'gateway stopped', '$.endedBy', 'gateway',
@@ -205,6 +220,20 @@ impl Store {
     /// Forgets records that ended before `before`, unless they are still to be delivered.
     pub(super) fn forget(&self, before: Duration) -> rusqlite::Result<usize> {
         self.db.execute("DELETE FROM record WHERE ended_ms < ?1 AND hook_ms IS NULL", [before.as_millis() as i64])
+    }
+
+    /// Adds speech to the usage of today.
+    pub(super) fn spoken(&mut self, pending: &mut Pending, now: Duration) -> rusqlite::Result<()> {
+        pending.write(&mut self.db, now)
+    }
+
+    pub(super) fn usage(&self, period: &Period) -> Result<Vec<Usage>, RecordError> {
+        Ok(usage::read(&self.db, period)?)
+    }
+
+    pub(super) fn usage_on_day_of(&self, now: Duration) -> Result<Vec<Usage>, RecordError> {
+        let day = usage::day(&self.db, now)?;
+        self.usage(&Period { from: Some(day.clone()), to: Some(day), tenant: None })
     }
 
     /// Records whose delivery is due, at most `limit`.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::call::{Direction, Heard, TurnHow, TurnId};
+use crate::turn::Class;
 
 fn config(folder: &std::path::Path) -> Config {
     Config { database: folder.join("records.sqlite"), ..Config::default() }
@@ -177,4 +178,48 @@ fn a_delivery_is_signed_over_its_time_and_its_body() {
     let signed = signature("key", 1_700_000_000, "{\"id\":\"1\"}");
     assert_eq!(signed, "v1=9e040cb90cefc5a04ab9a9848a74e2ff0489b4d8837b38d54555cb67e4f8e76e");
     assert_ne!(signed, signature("key", 1_700_000_001, "{\"id\":\"1\"}"));
+}
+
+#[test]
+fn usage_counts_each_call_once_and_what_was_spoken() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let records = Records::start(config(folder.path())).expect("starts");
+    let meter = Arc::<Meter>::default();
+    records.count(meter.clone());
+    records.dialling(&meta("1"), Some("carrier"), &Dialling::Trying);
+    records.dialling(&meta("1"), Some("carrier"), &Dialling::Busy { status: 486 });
+    converse(&records, "2");
+    meter.add(&"ops".into(), Class::Live, 12, Duration::from_millis(1_500));
+    meter.add(&"".into(), Class::Batch, 300, Duration::from_secs(20));
+    records.shutdown();
+
+    let today = |records: &Records| records.usage_today().expect("reads");
+    let usage = today(&records);
+    let [nobody, ops] = &usage[..] else { panic!("{usage:?}") };
+    assert_eq!((ops.tenant.as_str(), ops.outbound_calls, ops.inbound_calls), ("ops", 1, 0), "the other goes on");
+    assert_eq!(ops.live, Speech { utterances: 1, characters: 12, audio_seconds: 1.5 });
+    assert_eq!((nobody.tenant.as_str(), nobody.batch.characters, nobody.batch.audio_seconds), ("", 300, 20.0));
+
+    // The next process closes what was left open, and counts it once.
+    for _ in 0..2 {
+        let next = Records::start(config(folder.path())).expect("starts");
+        assert_eq!(today(&next)[1].outbound_calls, 2);
+        next.shutdown();
+    }
+    let period = Period { from: Some("2001-01-01".into()), to: Some("2001-01-02".into()), tenant: None };
+    assert_eq!(records.usage(&period).expect("reads"), []);
+}
+
+#[test]
+fn a_database_of_the_version_before_is_brought_up_to_date() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let config = config(folder.path());
+    let old = rusqlite::Connection::open(&config.database).expect("opens");
+    old.execute_batch(&format!("{}PRAGMA user_version = 1;", store::SCHEMA)).expect("the tables of version 1");
+    drop(old);
+    let records = Records::start(config).expect("starts");
+    converse(&records, "1");
+    records.shutdown();
+    assert!(records.get("1").expect("reads").is_some());
+    assert_eq!(records.usage_today().expect("reads"), [], "it goes on");
 }

@@ -1,15 +1,16 @@
 //! The thread that writes records: many in one transaction, tried again while the disk refuses.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use super::record::Record;
 use super::store::Store;
-use super::{Config, RecordError};
+use super::usage::{COLLECT, Pending};
+use super::{Config, Meters, RecordError};
 use crate::clock::{self, Sparse};
 
 /// Records of one transaction.
@@ -33,18 +34,22 @@ pub(super) struct Writer {
     store: Option<Store>,
     waiting: VecDeque<Record>,
     tidied: Option<Instant>,
+    meters: Meters,
+    spoken: Pending,
+    collected: Option<Instant>,
 }
 
 impl Writer {
-    pub(super) fn new(config: Config, due: Arc<Notify>) -> Self {
-        Self { config, due, store: None, waiting: VecDeque::new(), tidied: None }
+    pub(super) fn new(config: Config, due: Arc<Notify>, meters: Meters) -> Self {
+        let (waiting, spoken) = (VecDeque::new(), Pending::default());
+        Self { config, due, store: None, waiting, tidied: None, meters, spoken, collected: None }
     }
 
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         static LINES: Sparse = Sparse::new();
         let mut stopping = false;
         while !stopping {
-            let wait = if self.waiting.is_empty() { TIDY } else { STALL };
+            let wait = if self.waiting.is_empty() && self.spoken.is_empty() { COLLECT } else { STALL };
             match messages.recv_timeout(wait) {
                 Ok(message) => stopping = self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -56,6 +61,7 @@ impl Writer {
                     Err(_) => break,
                 }
             }
+            self.collect(stopping);
             if let Err(error) = self.flush() {
                 // The connection may be what is wrong.
                 self.store = None;
@@ -82,13 +88,21 @@ impl Writer {
         false
     }
 
+    fn collect(&mut self, stopping: bool) {
+        let now = clock::now();
+        if !stopping && self.collected.is_some_and(|at| now.saturating_duration_since(at) < COLLECT) {
+            return;
+        }
+        self.collected = Some(now);
+        for meter in &*self.meters.lock().unwrap_or_else(PoisonError::into_inner) {
+            self.spoken.collect(meter);
+        }
+    }
+
     fn flush(&mut self) -> Result<(), RecordError> {
         let hook = self.config.webhook.is_some();
         while !self.waiting.is_empty() {
-            let store = match &mut self.store {
-                Some(store) => store,
-                closed => closed.insert(Store::open(&self.config.database)?),
-            };
+            let store = opened(&mut self.store, &self.config)?;
             let count = self.waiting.len().min(BATCH);
             let records = &self.waiting.make_contiguous()[..count];
             store.write(records, clock::wall(), hook)?;
@@ -97,6 +111,9 @@ impl Writer {
             if hook && ended {
                 self.due.notify_one();
             }
+        }
+        if !self.spoken.is_empty() {
+            opened(&mut self.store, &self.config)?.spoken(&mut self.spoken, clock::wall())?;
         }
         Ok(())
     }
@@ -113,4 +130,11 @@ impl Writer {
             tracing::warn!(%error, "old records were not forgotten");
         }
     }
+}
+
+fn opened<'a>(store: &'a mut Option<Store>, config: &Config) -> Result<&'a mut Store, RecordError> {
+    Ok(match store {
+        Some(store) => store,
+        closed => closed.insert(Store::open(&config.database)?),
+    })
 }

@@ -114,6 +114,10 @@ impl From<GatewayError> for ApiError {
         let (message, retry_after) = (error.to_string(), error.retry_after());
         match (error, retry_after) {
             (GatewayError::Refused(refused), _) => refused.into(),
+            (GatewayError::TenantFull { retry_after, .. }, _) => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "tenant_full", message).retry_after(retry_after)
+            }
+            (GatewayError::Forbidden(_), None) => ApiError::new(StatusCode::FORBIDDEN, "not_allowed", message),
             (_, Some(after)) => ApiError::unavailable(message, after),
             (GatewayError::NoAgent(name), None) => ApiError::not_found("agent", &name).param("agent"),
             (GatewayError::Dial(DialError::Address(_)), None) => {
@@ -177,6 +181,9 @@ impl From<BatchError> for ApiError {
         match error {
             BatchError::Input(_) => ApiError::bad_request("invalid_job", message),
             BatchError::Full(_) => ApiError::unavailable(message, JOBS_RETRY),
+            BatchError::UsedUp { retry_after, .. } => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "tenant_full", message).retry_after(retry_after)
+            }
             BatchError::NotFound(_) => ApiError::new(StatusCode::NOT_FOUND, "not_found", message),
             BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
             _ => {

@@ -108,7 +108,8 @@ async fn submit(
         format: format_of(request.response_format.as_deref())?,
         tenant: caller.tenant.to_string(),
     };
-    let job = on_batch(&gateway, move |batch| batch.submit(spec)).await?;
+    let limit = gateway.tenants.batch_chars_per_day(&caller.tenant);
+    let job = on_batch(&gateway, move |batch| batch.submit_within(spec, limit)).await?;
     let location = format!("/v1/jobs/{}", job.id);
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response())
 }

@@ -8,14 +8,14 @@ use axum::routing::get;
 use axum::{Json, Router};
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Parameters;
 use crate::gateway::Gateway;
-use crate::records::{Filter, PAGE, RecordError, Records};
+use crate::records::{Filter, PAGE, Period, RecordError, Records};
 
 /// Pages that may wait for the reader of an export.
 const PAGES: usize = 2;
@@ -24,7 +24,7 @@ const EXPORT: u32 = 200;
 const JSON_LINES: &str = "application/jsonl";
 
 pub(super) fn router() -> Router<Gateway> {
-    Router::new().route("/v1/records", get(list)).route("/v1/records/{id}", get(show))
+    Router::new().route("/v1/records", get(list)).route("/v1/records/{id}", get(show)).route("/v1/usage", get(usage))
 }
 
 #[derive(Deserialize)]
@@ -68,6 +68,40 @@ async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Str
     let record = on_records(gateway.records, move |records| records.get(&wanted)).await?;
     let record = record.filter(|record| caller.sees(record["tenant"].as_str().unwrap_or_default()));
     record.map(Json).ok_or_else(|| ApiError::not_found("record", &id))
+}
+
+/// Days as `2026-11-22`, both ends included.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Days {
+    from: Option<String>,
+    to: Option<String>,
+    tenant: Option<String>,
+}
+
+async fn usage(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Parameters(Days { from, to, tenant }): Parameters<Days>,
+) -> Result<Json<Value>, ApiError> {
+    for (name, day) in [("from", &from), ("to", &to)] {
+        if let Some(day) = day.as_ref().filter(|day| !is_day(day)) {
+            let message = format!("`{name}` is `{day}`: expected a day such as 2026-11-22");
+            return Err(ApiError::bad_request("invalid_query", message).param(name));
+        }
+    }
+    // Theirs only, unless they are the operator.
+    let tenant = if caller.is_operator() { tenant } else { Some(caller.tenant.to_string()) };
+    let period = Period { from, to, tenant };
+    let usage = on_records(gateway.records, move |records| records.usage(&period)).await?;
+    Ok(Json(json!({ "usage": usage })))
+}
+
+/// Whether `text` has the form of a day, by which rows are compared as text.
+fn is_day(text: &str) -> bool {
+    let form = b"0000-00-00";
+    text.len() == form.len()
+        && text.bytes().zip(form).all(|(byte, form)| if *form == b'0' { byte.is_ascii_digit() } else { byte == *form })
 }
 
 /// One record a line, no faster than the reader takes them; with `all`, page after page.

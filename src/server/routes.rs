@@ -78,6 +78,7 @@ pub const ROUTES: &[Route] = &[
     http("POST", "/v1/calls/{id}/dtmf", CALLS),
     http("GET", "/v1/records", CALLS),
     http("GET", "/v1/records/{id}", CALLS),
+    http("GET", "/v1/usage", Access::Any),
     socket("/v1/calls/{id}/agent", CALLS),
     socket("/v1/calls/{id}/media", CALLS),
     http("GET", "/v1/webrtc", Access::Page),

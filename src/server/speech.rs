@@ -45,6 +45,12 @@ pub(super) fn own_voice(gateway: &Gateway, caller: &Caller, asked: Option<String
     let Some(name) = asked else { return Ok(None) };
     match gateway.voices.owner(&name) {
         Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("voice", &name).param("voice")),
+        // Theirs by enrolment, whatever list of shared ones they have.
+        Some(owner) if *owner == *caller.tenant => Ok(Some(name)),
+        _ if !gateway.tenants.may_speak_as(&caller.tenant, &name) => {
+            let message = format!("`{name}` is not among the `voices` of the tenant `{}`", caller.tenant);
+            Err(ApiError::new(StatusCode::FORBIDDEN, "not_allowed", message).param("voice"))
+        }
         _ => Ok(Some(name)),
     }
 }

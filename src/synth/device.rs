@@ -18,6 +18,7 @@
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
 mod delivery;
+mod meter;
 mod spent;
 mod trace;
 mod worker;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
+pub use self::meter::{Meter, Spoken};
 pub use self::spent::{Spent, Steps};
 use self::worker::{Shared, State};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
@@ -118,6 +120,7 @@ struct Inner {
     devices: Vec<Device>,
     /// Where each stream speaks. Locked before any device, never the other way round.
     placements: Mutex<HashMap<StreamId, Placement>>,
+    meter: Arc<Meter>,
 }
 
 #[derive(Clone, Copy)]
@@ -151,10 +154,10 @@ impl Engine {
             return Err(SynthError::Device("no voice is configured".into()));
         }
         config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
-        let (mut devices, quotas) = (Vec::new(), Arc::<Quotas>::default());
+        let (mut devices, quotas, meter) = (Vec::new(), Arc::<Quotas>::default(), Arc::<Meter>::default());
         for (index, loader) in loaders.into_iter().enumerate() {
             let (tell, phase) = watch::channel(Phase::Loading);
-            let shared = Arc::new(Shared::new(quotas.clone()));
+            let shared = Arc::new(Shared::new(quotas.clone(), meter.clone()));
             let (theirs, config) = (shared.clone(), config.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("device-{index}"))
@@ -162,7 +165,7 @@ impl Engine {
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
             devices.push(Device { shared, phase, thread: Mutex::new(Some(thread)) });
         }
-        Ok(Self { inner: Arc::new(Inner { devices, placements: Mutex::default() }) })
+        Ok(Self { inner: Arc::new(Inner { devices, placements: Mutex::default(), meter }) })
     }
 
     /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.
@@ -249,6 +252,11 @@ impl Engine {
             }
         }
         voices
+    }
+
+    /// What tenants have had of these devices.
+    pub fn meter(&self) -> Arc<Meter> {
+        self.inner.meter.clone()
     }
 
     /// What each device is and does.

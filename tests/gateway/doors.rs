@@ -2,7 +2,11 @@
 //! asked for by a foreign name, and by a foreign page. The table of routes is the server's own.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
+use antiphon::call::EndReason;
+use antiphon::config::Tenant;
+use antiphon::gateway::tenants::Limits;
 use antiphon::server::config::{Scope, Token};
 use antiphon::server::routes::{Access, ROUTES, Route};
 use antiphon_loadgen::codec::Codec;
@@ -10,7 +14,7 @@ use antiphon_loadgen::rtc;
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::support::{Rig, SENTENCE};
+use super::support::{PATIENCE, Rig, SENTENCE};
 
 const OPERATOR: &str = "operator-operator-operator";
 const OWNER: &str = "owner-owner-owner-owner";
@@ -245,5 +249,67 @@ async fn a_page_cannot_drain_and_an_operator_can_take_a_drain_back() {
     assert_eq!(rig.client.delete(&drain).send().await.expect("HTTP").status(), StatusCode::OK);
     assert_eq!(rig.get("/readyz").await.0, 200);
     assert_eq!(rig.post("/v1/admin/drain", json!({ "drane": true })).await.0, 400);
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_is_held_to_its_limits_and_sees_its_own_usage() {
+    let rig = Rig::with(|config| {
+        let all = || vec![Scope::Calls, Scope::Speech];
+        config.http.tokens = vec![
+            Token::new("", OPERATOR, Vec::new()),
+            Token::new("owner", OWNER, all()),
+            Token::new("other", OTHER, all()),
+        ];
+        let limits = Limits { calls: 1, batch_chars_per_day: SENTENCE.len() as u64, ..Limits::default() };
+        let voices = vec!["en-gb".to_owned()];
+        config.tenant.insert("owner".into(), Tenant { limits, voices, ..Tenant::default() });
+    })
+    .await;
+    let silent = |token: &str| rtc::Config {
+        agent: Some("silent".into()),
+        token: Some(token.into()),
+        ..rtc::Config::new(rig.http.clone())
+    };
+    let call = rtc::Caller::connect(silent(OWNER)).await.expect("the first call");
+    let error = rtc::Caller::connect(silent(OWNER)).await.err().expect("the second is refused");
+    assert!(error.to_string().contains("429"), "{error}");
+    rtc::Caller::connect(silent(OTHER)).await.expect("the limit is not of others");
+    let handle = rig.handle(&call).await;
+    handle.hang_up(EndReason::HungUp);
+    handle.ended().await;
+
+    let ask = async |token: &str, path: &str, body: Value| -> (u16, Value) {
+        let request = rig.client.post(format!("{}{path}", rig.http)).bearer_auth(token).json(&body);
+        let response = request.send().await.expect("HTTP");
+        (response.status().as_u16(), response.json().await.unwrap_or_default())
+    };
+    let batch = "/v1/audio/speech/batch";
+    assert_eq!(ask(OWNER, batch, json!({ "input": SENTENCE })).await.0, 202);
+    let (status, error) = ask(OWNER, batch, json!({ "input": SENTENCE })).await;
+    assert_eq!((status, &error["error"]["code"]), (429, &json!("tenant_full")), "{error}");
+    assert_eq!(ask(OTHER, batch, json!({ "input": SENTENCE })).await.0, 202);
+    let (status, error) = ask(OWNER, "/v1/audio/speech", json!({ "input": SENTENCE, "voice": "de" })).await;
+    assert_eq!((status, &error["error"]["code"]), (403, &json!("not_allowed")), "{error}");
+
+    // The writer is behind by a moment.
+    let usage = async |token: &str, query: &str| -> Vec<Value> {
+        let request = rig.client.get(format!("{}/v1/usage{query}", rig.http)).bearer_auth(token);
+        let body: Value = request.send().await.expect("HTTP").json().await.expect("JSON");
+        body["usage"].as_array().cloned().unwrap_or_default()
+    };
+    let asked = Instant::now();
+    let row = loop {
+        match usage(OWNER, "").await.into_iter().find(|row| row["inboundCalls"] == 1) {
+            Some(row) => break row,
+            None => assert!(asked.elapsed() < PATIENCE, "{:?}", usage(OPERATOR, "").await),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(row["tenant"], "owner");
+    assert!(usage(OTHER, "?tenant=owner").await.iter().all(|row| row["tenant"] == "other"));
+    assert!(usage(OPERATOR, "?tenant=owner").await.iter().any(|row| row["tenant"] == "owner"));
+    let (status, _) = rig.get("/v1/usage?from=yesterday").await;
+    assert_eq!(status, 401, "without a token");
     rig.app.drain().await;
 }

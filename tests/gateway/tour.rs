@@ -260,6 +260,9 @@ async fn telephone(tour: &Tour, events: &Events) {
     let record = tour.json(("GET", "/v1/records/{id}"), id, 200, Value::Null).await;
     assert_eq!(record["cause"], "transferred", "{record}");
     assert_eq!(tour.json(("GET", "/v1/records"), "", 200, Value::Null).await["records"][0]["id"], id);
+    let usage = tour.json(("GET", "/v1/usage"), "", 200, Value::Null).await;
+    let calls = |kind: &str| usage["usage"][0][kind].as_u64().unwrap_or_default();
+    assert!(calls("inboundCalls") + calls("outboundCalls") >= 1, "{usage}");
 }
 
 /// An offer with its candidates, and the peer that it is of.

@@ -73,6 +73,9 @@ impl State {
         };
         metrics::counter!("voice_requests_total", "class" => payload.utterance.class.label(), "outcome" => how.label())
             .increment(1);
+        let Utterance { tenant, class, text, .. } = &*payload.utterance;
+        let audio = crate::audio::duration_of(payload.given as u64);
+        self.meter.add(tenant, *class, text.chars().count(), audio);
         let took = clock::now().saturating_duration_since(payload.accepted);
         metrics::histogram!("voice_request_duration_seconds", "class" => payload.utterance.class.label()).record(took);
         if let UtteranceEnd::Failed(reason) = &how {

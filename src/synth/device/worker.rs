@@ -12,6 +12,7 @@ use tokio::sync::{oneshot, watch};
 
 use self::inflight::Launched;
 use super::delivery::Payload;
+use super::meter::Meter;
 use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
@@ -48,6 +49,8 @@ pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) parts: Vec<(&'static str, u64)>,
     pub(super) produced: u64,
+    /// Of all devices.
+    pub(super) meter: Arc<Meter>,
     pub(super) spent: Spent,
     pub(super) failures: u32,
     /// When a failed device is loaded again.
@@ -67,8 +70,9 @@ pub(super) struct State {
 }
 
 impl Shared {
-    pub(super) fn new(quotas: Arc<Quotas>) -> Self {
-        Self { state: Mutex::default(), wake: Condvar::new(), quotas }
+    pub(super) fn new(quotas: Arc<Quotas>, meter: Arc<Meter>) -> Self {
+        let state = State { meter, ..State::default() };
+        Self { state: Mutex::new(state), wake: Condvar::new(), quotas }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
