@@ -7,12 +7,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::device::{GpuError, Launch, Timer, start};
+use super::flight::Acoustic;
 use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
+use super::llm::Llm;
 use super::lt::{Operands, Shape};
 use super::slabs::Pool;
-use super::slots::{Next, Stream, Voice};
-use super::{Device, Elt, GpuBackend, hift, llm, weights};
+use super::slots::{Next, Stream};
+use super::voices::Voice;
+use super::{Device, Elt, hift, llm, units, weights};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, Hardware, MinLength, Sampling};
 use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
@@ -138,7 +141,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// The device failed.
 pub fn ceilings(ordinal: u32, hardware: &Hardware) -> Result<Vec<Cost>, GpuError> {
     let device = Device::open(ordinal, hardware)?;
-    let module = device.compile("setup.cu", &[super::COMMON, super::SETUP], Elt::Bf16, &[])?;
+    let module = device.compile(&units::SETUP, Elt::Bf16, &[])?;
     let (fill, copy, convert) =
         (module.kernel("random_fill", 0)?, module.kernel("copy_ceiling", 0)?, module.kernel("convert", 0)?);
     let timer = Timer::new(&device)?;
@@ -195,13 +198,22 @@ fn failed(e: crate::synth::SynthError) -> GpuError {
     GpuError::Model(e.to_string())
 }
 
-impl GpuBackend {
+/// The parts of an engine that costs are measured on.
+pub(super) struct Bench<'a> {
+    pub(super) device: Arc<Device>,
+    pub(super) llm: &'a mut Llm,
+    pub(super) acoustic: &'a mut Acoustic,
+    /// Slots that callers see.
+    pub(super) slots: usize,
+}
+
+impl Bench<'_> {
     /// The cost of every stage at several widths. Uses slots `0..` and leaves nothing open; nothing may be open
     /// before.
     ///
     /// # Errors
     /// The device failed or has too little memory.
-    pub fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
+    pub(super) fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
         let mut out = Vec::new();
         self.llm_costs(effort, &mut out)?;
         self.flow_costs(effort, &mut out)?;
@@ -214,14 +226,14 @@ impl GpuBackend {
     ///
     /// # Errors
     /// The device failed.
-    pub fn kernel_costs(&mut self, effort: &Effort) -> Result<Vec<(&'static str, Vec<KernelCost>)>, GpuError> {
+    pub(super) fn kernel_costs(&mut self, effort: &Effort) -> Result<Vec<(&'static str, Vec<KernelCost>)>, GpuError> {
         let device = self.device.clone();
         let once = Effort { repeats: 1, rounds: 1, ..effort.clone() };
         let mut all = Vec::new();
         let mut out = Vec::new();
         // Once before: what is measured is not the first of its kind.
         self.stage_costs(&once)?;
-        let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.caps.limits.slots as usize);
+        let width = effort.widths.iter().copied().max().unwrap_or(1).min(self.slots);
         let slots: Vec<usize> = (0..width).collect();
         let visible = effort.visible;
         let scratch = device.alloc("ceilings", 2 << 30)?;
@@ -240,7 +252,7 @@ impl GpuBackend {
         all.push(("prefill", self.with_floors(prefill, rows, rows * visible / 2)));
         let mut flow = by_kernel(device.timed(|| self.flow_costs(&once, &mut out))?);
         // What attention reads, only this knows: earlier keys and values, then the chunk's own row by row.
-        let (block, inner) = (self.config.flow.block, self.config.flow.inner());
+        let (block, inner) = (self.acoustic.solver.config.flow.block, self.acoustic.solver.config.flow.inner());
         let frames = 2 * (effort.visible / block * block) + 6 * block;
         let bytes = effort.widths.first().map_or(0, |w| w * 2 * frames * inner * 2);
         for k in flow.iter_mut().filter(|k| k.name.starts_with("flow_attend")) {
@@ -253,7 +265,7 @@ impl GpuBackend {
 
     /// A prefix of `visible` positions and what follows it.
     fn speech(&self, visible: usize) -> (Vec<Embed>, Sampling) {
-        let c = &self.config.llm;
+        let c = &self.acoustic.solver.config.llm;
         let sampling = Sampling {
             key: [1, 2],
             min_len: 0,
@@ -271,7 +283,7 @@ impl GpuBackend {
     /// The language model's kernels with what each launch must at least take: every byte once at the speed of a large
     /// copy, or its arithmetic at that of a large product. `seen`: cached positions that all rows together attend to.
     fn with_floors(&self, mut kernels: Vec<KernelCost>, rows: usize, seen: usize) -> Vec<KernelCost> {
-        let c = &self.config.llm;
+        let c = &self.acoustic.solver.config.llm;
         let (hidden, inner) = (c.hidden, c.intermediate);
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let product = |n: usize, k: usize, out: usize| {
@@ -300,14 +312,14 @@ impl GpuBackend {
 
     fn llm_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let visible = effort.visible;
-        let c = self.config.llm.clone();
+        let c = self.acoustic.solver.config.llm.clone();
         let active = c.layers
             * (c.hidden * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.hidden * c.intermediate)
             + c.hidden * c.speech_rows();
         let size = 2.0;
         let kv = (2 * c.layers * c.kv_heads * c.head_dim) as f64 * size * visible as f64;
         let (prefix, sampling) = self.speech(visible);
-        let slots = self.caps.limits.slots as usize;
+        let slots = self.slots;
         for count in [1usize, 8, 32].into_iter().filter(|n| *n <= slots && effort.widths.contains(n)) {
             let rows: Vec<(usize, &[Embed], &Sampling)> = (0..count).map(|s| (s, &prefix[..], &sampling)).collect();
             let mut times = Vec::new();
@@ -352,9 +364,11 @@ impl GpuBackend {
 
     /// A voice whose prompt is `before` whole blocks, and one more of tokens that follow.
     fn prompt(&self, before: usize) -> FlowPrompt {
-        let f = &self.config.flow;
+        let f = &self.acoustic.solver.config.flow;
         FlowPrompt {
-            tokens: (0..(before + 1) * self.config.block_tokens()).map(|i| i as u32 % f.vocab as u32).collect(),
+            tokens: (0..(before + 1) * self.acoustic.solver.config.block_tokens())
+                .map(|i| i as u32 % f.vocab as u32)
+                .collect(),
             mel: vec![0.1; before * f.block * f.mel],
             speaker: vec![0.5; f.speaker],
         }
@@ -365,27 +379,25 @@ impl GpuBackend {
     fn streams(&mut self, prompt: &FlowPrompt, before: usize, width: usize) -> Option<Vec<(u64, Stream)>> {
         let mut held = Vec::new();
         for n in 0..width {
-            let tokens = prompt.tokens.clone();
-            let (flow, ratio) = (&self.config.flow, self.config.token_mel_ratio);
-            let mut stream = Stream::new(tokens, &[], flow, ratio, self.options.final_chunk);
-            stream.slabs.extend((0..=before).map_while(|_| self.slabs.take().ok()));
-            held.push((self.hist_of(n % self.caps.limits.slots as usize), stream));
+            let mut stream = self.acoustic.solver.stream(&prompt.tokens, &[]);
+            stream.slabs.extend((0..=before).map_while(|_| self.acoustic.solver.slabs.take().ok()));
+            held.push((self.acoustic.solver.hist_of(n % self.slots), stream));
         }
         if held.iter().all(|(_, s)| s.slabs.len() > before) {
             return Some(held);
         }
-        held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+        held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
         None
     }
 
     /// The first `steps` Euler steps of the next block of each.
     fn steps(&self, voice: &Voice, held: &[(u64, Stream)], before: usize, steps: usize) -> Vec<Vec<ChunkRun>> {
-        let block = self.config.flow.block;
+        let block = self.acoustic.solver.config.flow.block;
         let of = |step: usize| {
             let next = Next { step, start: before * block, frames: block, whole: None };
             let chunk = |(n, (hist, stream)): (usize, &(u64, Stream))| ChunkRun {
-                args: self.chunk(voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
-                tokens: self.tokens_for(&stream.tokens, &next, next.start),
+                args: self.acoustic.solver.chunk(voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
+                tokens: self.acoustic.solver.tokens_for(&stream.tokens, &next, next.start),
             };
             held.iter().enumerate().map(chunk).collect()
         };
@@ -394,11 +406,11 @@ impl GpuBackend {
 
     fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
         let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
-        let f = self.config.flow.clone();
+        let f = self.acoustic.solver.config.flow.clone();
         let block = f.block;
         let before = visible / block;
         let prompt = self.prompt(before);
-        let voice = self.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
+        let voice = self.acoustic.solver.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
         let inner = f.inner();
         let linear = f.depth * (f.dim * 3 * inner + inner * f.dim + 2 * f.dim * f.ff()) + f.dim * (f.dit_in() + f.mel);
         let position = 2 * f.dim * f.dim / 16 * 31;
@@ -408,12 +420,12 @@ impl GpuBackend {
             for repeat in 0..=effort.repeats {
                 let rounds = self.steps(&voice, &held, before, steps);
                 let from = clock::now();
-                self.flow.run(&rounds)?;
+                self.acoustic.solver.flow.run(&rounds)?;
                 if repeat > 0 {
                     times.push(from.elapsed().as_secs_f64() / steps as f64);
                 }
             }
-            held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+            held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
             let rows = (2 * block * width) as f64;
             let seen = ((before + 1) * block) as f64;
             let flops = rows * (2.0 * (linear + position) as f64 + 4.0 * seen * (f.depth * inner) as f64);
@@ -432,9 +444,9 @@ impl GpuBackend {
     /// What narrow calls take beside Euler steps of several widths that were begun before them, and both together: by
     /// the number of chunks. Slot 0 is used.
     fn beside_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
-        let before = effort.visible / self.config.flow.block;
+        let before = effort.visible / self.acoustic.solver.config.flow.block;
         let prompt = self.prompt(before);
-        let voice = self.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
+        let voice = self.acoustic.solver.make_voice(&Arc::new(prompt.clone())).map_err(failed)?;
         let (prefix, sampling) = self.speech(effort.visible);
         self.llm.prefill(&[(0, &prefix, &sampling)])?;
         let device = self.device.clone();
@@ -447,7 +459,7 @@ impl GpuBackend {
                     let rounds = this.steps(&voice, &held, before, 4);
                     let from = clock::now();
                     if flow {
-                        device.context.behind(|| this.flow.start(&rounds))?;
+                        device.context.behind(|| this.acoustic.solver.flow.start(&rounds))?;
                     }
                     if decode {
                         this.llm.decode(&[0], 13)?;
@@ -462,7 +474,7 @@ impl GpuBackend {
                 times[2].push(beside);
                 times[3].push(both);
             }
-            held.iter_mut().for_each(|(_, s)| s.free(&mut self.slabs));
+            held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
             for (stage, times) in names.into_iter().zip(times) {
                 out.push(Cost { stage, width, seconds: median(times), flops: 0.0, bytes: 0.0 });
             }
@@ -471,27 +483,27 @@ impl GpuBackend {
     }
 
     fn vocoder_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
-        let (block, mel) = (self.config.flow.block, self.config.flow.mel);
+        let (block, mel) = (self.acoustic.solver.config.flow.block, self.acoustic.solver.config.flow.mel);
         let frames = 4 * block;
         let values: Vec<f32> = (0..frames * mel).map(|i| ((i * 7919) % 1000) as f32 * 0.002 - 1.0).collect();
         let buf = self.device.upload("a mel", &values)?;
-        let slabs = self.pages_of(&buf, frames);
-        let most = hift::WIDTH.min(self.caps.limits.slots as usize);
+        let slabs = self.acoustic.solver.pages_of(&buf, frames);
+        let most = hift::WIDTH.min(self.slots);
         for width in effort.widths.iter().copied().filter(|&w| w <= most) {
             for count in [12usize, block] {
                 let mut times = Vec::new();
                 for _ in 0..effort.repeats {
                     for slot in 0..width {
-                        self.hift.open(slot)?;
+                        self.acoustic.hift.open(slot)?;
                     }
                     let at = |total: usize| -> Vec<Excerpt<'_>> {
                         (0..width).map(|slot| Excerpt { slot, frame0: 0, total, last: false, slabs: &slabs }).collect()
                     };
                     // A first piece, so that histories and the steady length are those of a running stream.
-                    self.hift.run(&at(block))?;
+                    self.acoustic.hift.run(&at(block))?;
                     self.device.sync()?;
                     let from = clock::now();
-                    self.hift.run(&at(block + count))?;
+                    self.acoustic.hift.run(&at(block + count))?;
                     times.push(from.elapsed().as_secs_f64());
                 }
                 let flops = 0.674e9 * (count * width) as f64;

@@ -17,12 +17,25 @@ use sha2::{Digest, Sha256};
 use super::device::{Elt, GpuError};
 use super::target::Target;
 
+/// A CUDA source.
+pub(super) struct Source {
+    pub(super) name: &'static str,
+    /// One after another.
+    pub(super) parts: &'static [&'static str],
+    /// What is to follow them: assertions on the structs that Rust declares too ([`super::mirror`]).
+    pub(super) checks: fn() -> String,
+}
+
+impl Source {
+    fn text(&self) -> String {
+        [self.parts.join("\n"), (self.checks)()].join("\n")
+    }
+}
+
 /// One source to be compiled.
 #[derive(Clone, Copy)]
 pub(super) struct Unit<'a> {
-    pub(super) name: &'static str,
-    /// One after another.
-    pub(super) sources: &'a [&'a str],
+    pub(super) source: &'a Source,
     pub(super) elt: Elt,
     pub(super) defines: &'a [(&'a str, i64)],
 }
@@ -63,12 +76,12 @@ impl Unit<'_> {
 
     /// The code for `arch`, from `kept` if it is there.
     pub(super) fn code(&self, arch: &str, kept: Option<&Kept>) -> Result<Vec<u8>, GpuError> {
-        let text = self.sources.join("\n");
+        let text = self.source.text();
         let options = self.options(arch);
         let name = || {
             let compiler = version();
-            let parts = [compiler.as_str(), self.name, arch, &text].into_iter();
-            named(self.name, parts.chain(options.iter().map(String::as_str)))
+            let parts = [compiler.as_str(), self.source.name, arch, &text].into_iter();
+            named(self.source.name, parts.chain(options.iter().map(String::as_str)))
         };
         let Some((kept, name)) = kept.map(|kept| (kept, name())) else { return self.compile(&text, &options, arch) };
         if let Some(code) = kept.read(&name) {
@@ -80,9 +93,9 @@ impl Unit<'_> {
     }
 
     fn compile(&self, text: &str, options: &[String], arch: &str) -> Result<Vec<u8>, GpuError> {
-        let failed = |log: String| GpuError::Compile { unit: self.name, log };
+        let failed = |log: String| GpuError::Compile { unit: self.source.name, log };
         let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
-        let name = CString::new(self.name).map_err(|e| failed(e.to_string()))?;
+        let name = CString::new(self.source.name).map_err(|e| failed(e.to_string()))?;
         let program = rtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
         // SAFETY: `program` was just created and is destroyed once, below, on every path.
         unsafe {

@@ -3,17 +3,22 @@
 //! Owns the [`Context`] and what is made in it. Knows nothing of the model. All of it is used from one thread at a
 //! time. Libraries are opened at run time ([`libraries`]); nothing of CUDA is needed to build or to start elsewhere.
 //!
-//! Why this file is long: it is all of what touches the driver, so that its unsafe calls are read in one place.
+//! [`buffers`] is what lies in its memory, [`timing`] measures.
+
+mod buffers;
+mod timing;
 
 use std::ffi::{CString, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::result as cu;
 use cudarc::driver::sys;
 
-use super::compiler::{self, Kept, Unit};
+pub(super) use self::buffers::{Buf, Graph, Staging};
+use self::timing::Trace;
+pub(super) use self::timing::{Launch, Timer};
+use super::compiler::{self, Kept, Source, Unit};
 use super::context::Context;
 use super::facts::Facts;
 use super::faults::Faults;
@@ -156,7 +161,7 @@ pub(super) struct Device {
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
     pub(super) multiprocessors: usize,
-    trace: Mutex<Trace>,
+    trace: Trace,
     pub(super) ledger: Ledger,
     pub(super) faults: Faults,
 }
@@ -170,25 +175,6 @@ impl Kernel {
     pub(super) fn called(self, name: &'static str) -> Self {
         Self(self.0, if name.is_empty() { self.1 } else { name })
     }
-}
-
-/// When each launch ended, while someone looks: what was started, and the mark behind it.
-#[derive(Default)]
-struct Trace {
-    list: Option<Vec<(Launch, Event)>>,
-    /// Least work of the next launch: operations and bytes.
-    next: (f64, f64),
-}
-
-/// One timed launch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Launch {
-    pub(super) name: &'static str,
-    pub(super) blocks: u64,
-    pub(super) seconds: f64,
-    /// Floating-point operations and bytes that it cannot do without; 0: nobody said.
-    pub(super) flops: f64,
-    pub(super) bytes: f64,
 }
 
 // SAFETY: a function handle may be used from any thread; the model that holds it is used from one at a time.
@@ -225,7 +211,7 @@ impl Device {
             shared: asked.shared(),
             hopper: asked.hopper(),
             target: asked,
-            trace: Mutex::default(),
+            trace: Trace::default(),
             ledger: Ledger::default(),
             faults: Faults::default(),
         };
@@ -369,20 +355,19 @@ impl Device {
         unsafe { cu::memcpy_dtoh_sync(out, ptr) }.map_err(self.context.failed("copy from the device"))
     }
 
-    /// Compiles `sources`, one after another as one unit, with the given macros.
+    /// Compiles `source` with the given macros.
     pub(super) fn compile(
         self: &Arc<Self>,
-        unit: &'static str,
-        sources: &[&str],
+        source: &Source,
         elt: Elt,
         defines: &[(&str, i64)],
     ) -> Result<Module, GpuError> {
-        let image = Unit { name: unit, sources, elt, defines }.code(&self.target.arch, self.kept.as_ref())?;
+        let image = Unit { source, elt, defines }.code(&self.target.arch, self.kept.as_ref())?;
         self.enter_still("load a module")?;
         // SAFETY: the image is a complete module that the compiler made for this device, text ending in a zero.
         let module =
             unsafe { cu::module::load_data(image.as_ptr().cast()) }.map_err(self.context.failed("load a module"))?;
-        Ok(Module { module, unit, limit: self.target.limit })
+        Ok(Module { module, unit: source.name, limit: self.target.limit })
     }
 
     /// Starts a kernel; `cluster` neighbouring blocks of the grid's first axis see each other's shared memory.
@@ -431,40 +416,6 @@ impl Device {
         .map_err(self.context.failed("start a kernel"))?;
         self.context.started(1)?;
         self.note(kernel.1, u64::from(grid.0) * u64::from(grid.1) * u64::from(grid.2))
-    }
-
-    /// Whether launches are being timed one by one; recorded graphs would hide them.
-    pub(super) fn traced(&self) -> bool {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.is_some()
-    }
-
-    /// Says what the next launch cannot do without: operations, and bytes read and written.
-    pub(super) fn expect(&self, flops: f64, bytes: f64) {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).next = (flops, bytes);
-    }
-
-    /// Notes the end of what was started last, while someone looks.
-    pub(super) fn note(&self, name: &'static str, blocks: u64) -> Result<(), GpuError> {
-        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
-        let (flops, bytes) = std::mem::take(&mut trace.next);
-        let Some(list) = &mut trace.list else { return Ok(()) };
-        let event = Event::new(self)?;
-        event.mark()?;
-        list.push((Launch { name, blocks, seconds: 0.0, flops, bytes }, event));
-        Ok(())
-    }
-
-    /// Runs `work` with every launch timed, in order.
-    pub(super) fn timed<E: From<GpuError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Vec<Launch>, E> {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).list = Some(Vec::new());
-        let done = self.note("", 0).map_err(E::from).and_then(|()| work());
-        let list = self.trace.lock().unwrap_or_else(PoisonError::into_inner).list.take().unwrap_or_default();
-        self.sync()?;
-        let mut out = Vec::with_capacity(list.len());
-        for pair in list.windows(2) {
-            out.push(Launch { seconds: pair[1].1.since(&pair[0].1)?, ..pair[1].0 });
-        }
-        done.map(|()| out)
     }
 
     /// Records what `work` starts into a graph, without running it.
@@ -536,119 +487,6 @@ impl Module {
     }
 }
 
-/// A range of device memory, freed when dropped.
-pub(super) struct Buf {
-    pub(super) ptr: u64,
-    pub(super) bytes: usize,
-    part: Part,
-    pub(super) device: Arc<Device>,
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        self.device.ledger.sub(self.part, self.bytes as u64);
-        // What is left in a lost context goes with it. The wait is ours, not the driver's: it ends.
-        if self.device.context.wait_all().is_ok() {
-            // SAFETY: allocated by `Device::alloc`, freed only here; nothing runs any more.
-            let _ = unsafe { cu::free_sync(self.ptr) };
-        }
-    }
-}
-
-/// A recorded sequence of launches.
-pub(super) struct Graph {
-    exec: sys::CUgraphExec,
-    device: Arc<Device>,
-}
-
-// SAFETY: a graph may be launched from any thread, one at a time; the model that holds it is used that way.
-unsafe impl Send for Graph {}
-
-/// Launches of a queue that one graph stands for: its nodes take less room than launches of their own.
-const GRAPH_LAUNCHES: u32 = 8;
-
-impl Graph {
-    pub(super) fn launch(&self) -> Result<(), GpuError> {
-        self.device.enter("launch a graph")?;
-        let context = &self.device.context;
-        // SAFETY: graph and stream are alive; what the graph's launches use outlives it, as `Device::launch` demands.
-        unsafe { cu::graph::launch(self.exec, context.stream()) }.map_err(context.failed("launch a graph"))?;
-        context.started(GRAPH_LAUNCHES)
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        if self.device.context.wait_all().is_ok() {
-            // SAFETY: made by `Device::capture`, destroyed only here; nothing runs any more.
-            let _ = unsafe { cu::graph::exec_destroy(self.exec) };
-        }
-    }
-}
-
-/// A page-locked host copy of a small device buffer: what the host decides goes over in one asynchronous copy,
-/// what the device found comes back in one.
-pub(super) struct Staging {
-    host: *mut u8,
-    pub(super) dev: Buf,
-}
-
-// SAFETY: the host memory belongs to this value alone.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    pub(super) fn new(device: &Arc<Device>, what: &'static str, bytes: usize) -> Result<Self, GpuError> {
-        let dev = device.zeros(what, bytes)?;
-        // SAFETY: a plain allocation, freed in `drop`.
-        let host = unsafe { cu::malloc_host(bytes.max(256), 0) }
-            .map_err(device.context.failed("allocate page-locked memory"))?;
-        let host = host.cast::<u8>();
-        // SAFETY: `host` has that many bytes.
-        unsafe { std::ptr::write_bytes(host, 0, bytes) };
-        Ok(Self { host, dev })
-    }
-
-    /// The host's copy as `T`s. What a copy under way covers must not be written, and after [`Self::fetch`] not be read
-    /// either, until the next wait: callers wait once per call of the engine. What lies behind an earlier
-    /// [`Self::send`] may be written meanwhile, and sent together with the same values before it, as the flow does.
-    pub(super) fn as_mut<T: Copy>(&mut self) -> &mut [T] {
-        let count = self.dev.bytes / std::mem::size_of::<T>();
-        // SAFETY: page-locked memory is page-aligned and initialised; `T` is plain data.
-        unsafe { std::slice::from_raw_parts_mut(self.host.cast(), count) }
-    }
-
-    /// Sends the first `bytes` bytes to the device.
-    pub(super) fn send(&self, bytes: usize) -> Result<(), GpuError> {
-        let bytes = bytes.min(self.dev.bytes);
-        self.dev.device.enter("copy to the device")?;
-        let context = &self.dev.device.context;
-        // SAFETY: both sides are `bytes` long at least and live as long as `self`.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.dev.ptr, self.host.cast(), bytes, context.stream()).result() }
-            .map_err(context.failed("copy to the device"))?;
-        context.started(1)
-    }
-
-    /// Fetches the first `bytes` bytes; valid after the next wait.
-    pub(super) fn fetch(&self, bytes: usize) -> Result<(), GpuError> {
-        let bytes = bytes.min(self.dev.bytes);
-        self.dev.device.enter("copy from the device")?;
-        let context = &self.dev.device.context;
-        // SAFETY: as in `send`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(self.host.cast(), self.dev.ptr, bytes, context.stream()).result() }
-            .map_err(context.failed("copy from the device"))?;
-        context.started(1)
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if self.dev.device.context.wait_all().is_ok() {
-            // SAFETY: allocated in `new`, freed only here; nothing runs any more.
-            let _ = unsafe { cu::free_host(self.host.cast()) };
-        }
-    }
-}
-
 /// Starts a kernel: `start!(device, kernel, grid, block, shared; arguments)`. Each argument's type must be the
 /// kernel's parameter type: `u64` for pointers.
 macro_rules! start {
@@ -661,87 +499,3 @@ macro_rules! start {
     };
 }
 pub(super) use start;
-
-/// A timestamp on the stream, once it is marked.
-struct Event {
-    raw: sys::CUevent,
-    marked: AtomicBool,
-    context: Arc<Context>,
-}
-
-// SAFETY: an event may be used from any thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    fn new(device: &Device) -> Result<Self, GpuError> {
-        device.enter("create an event")?;
-        let raw = cu::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(device.context.failed("create an event"))?;
-        Ok(Self { raw, marked: AtomicBool::new(false), context: device.context.clone() })
-    }
-
-    /// Takes the time when everything started before has ended.
-    fn mark(&self) -> Result<(), GpuError> {
-        self.context.bind()?;
-        // SAFETY: the event is this value's own; the stream lives as long as the context.
-        unsafe { cu::event::record(self.raw, self.context.stream()) }
-            .map_err(self.context.failed("record an event"))?;
-        self.marked.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Seconds from `earlier` to this one; waits for both. One that was never marked is an error of the caller's, for
-    /// which the driver is not asked: its answer would end the context.
-    fn since(&self, earlier: &Event) -> Result<f64, GpuError> {
-        const WHAT: &str = "read a timer";
-        if ![self, earlier].iter().all(|e| e.marked.load(Ordering::Relaxed)) {
-            return Err(GpuError::Driver { what: WHAT, reason: "it was not started and stopped".into() });
-        }
-        self.context.wait()?;
-        let ms = elapsed(earlier.raw, self.raw).map_err(self.context.failed(WHAT))?;
-        Ok(f64::from(ms) * 1e-3)
-    }
-}
-
-/// Milliseconds between two events that are alive, were recorded and have passed. Drivers before 12.8 lack the newer call.
-fn elapsed(from: sys::CUevent, to: sys::CUevent) -> Result<f32, cudarc::driver::DriverError> {
-    type Old = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
-    if libraries::driver_call::<Old>(b"cuEventElapsedTime_v2\0").is_none()
-        && let Some(old) = libraries::driver_call::<Old>(b"cuEventElapsedTime\0")
-    {
-        let mut ms = 0f32;
-        // SAFETY: the call has these parameters (CUDA driver API); events as said.
-        return unsafe { old(&raw mut ms, from, to) }.result().map(|()| ms);
-    }
-    // SAFETY: events as said.
-    unsafe { cu::event::elapsed(from, to) }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // What a lost context has goes with it.
-        if !self.context.is_lost() {
-            // SAFETY: created in `new`, destroyed only here; the context is still there.
-            let _ = unsafe { cu::event::destroy(self.raw) };
-        }
-    }
-}
-
-/// A pair of timestamps on the stream.
-pub(super) struct Timer([Event; 2]);
-
-impl Timer {
-    pub(super) fn new(device: &Device) -> Result<Self, GpuError> {
-        Ok(Self([Event::new(device)?, Event::new(device)?]))
-    }
-
-    pub(super) fn mark(&self, which: usize) -> Result<(), GpuError> {
-        self.0[which].mark()
-    }
-
-    /// Seconds between the two marks; waits for the second. Both were made.
-    pub(super) fn seconds(&self) -> Result<f64, GpuError> {
-        let [from, to] = &self.0;
-        to.since(from)
-    }
-}

@@ -1,17 +1,21 @@
 //! Failures on demand, so that what follows them can be tested on a device that works.
 //!
-//! Nothing here runs unless [`GpuBackend::inject`] was called; until then it costs one atomic load a launch.
+//! Nothing here runs unless [`super::GpuBackend::inject`] was called; until then it costs one atomic load a launch.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::device::start;
+use super::compiler::Source;
+use super::device::{Device, Elt, GpuError, start};
+use super::flight::Acoustic;
+use super::llm::Llm;
 use super::slabs::Pool;
-use super::{Elt, GpuBackend, GpuError, Stage};
-use crate::synth::{Slot, SynthError};
+use crate::synth::{Slot, Stage, SynthError};
 
 /// A kernel that fails, and one that goes on for so many nanoseconds.
-const KERNELS: &str = r#"
+static KERNELS: Source = Source { name: "faults", parts: &[FAULTS], checks: String::new };
+const FAULTS: &str = r#"
 extern "C" __global__ void fault_trap() { asm volatile("trap;"); }
 extern "C" __global__ void fault_hang(unsigned long long ns) {
     unsigned long long from, now;
@@ -86,46 +90,44 @@ impl Faults {
     }
 }
 
-impl GpuBackend {
-    /// Makes something go wrong; see [`Fault`].
-    ///
-    /// # Errors
-    /// The device does not work already, or the slot of [`Fault::NotANumber`] is not open.
-    pub fn inject(&mut self, fault: Fault) -> Result<(), SynthError> {
-        let faults = &self.device.faults;
-        match fault {
+impl Fault {
+    /// Makes it happen; see [`super::GpuBackend::inject`].
+    pub(super) fn happen(self, device: &Arc<Device>, llm: &Llm, acoustic: &mut Acoustic) -> Result<(), SynthError> {
+        let faults = &device.faults;
+        match self {
             Fault::Allocation(n) => faults.arm(&faults.allocation, n),
             Fault::Lost(n) => faults.arm(&faults.call, n),
             Fault::Trap => {
-                let module = self.device.compile("faults", &[KERNELS], Elt::F32, &[])?;
-                start!(self.device, module.kernel("fault_trap", 0)?, (1, 1, 1), 32, 0;)?;
+                let module = device.compile(&KERNELS, Elt::F32, &[])?;
+                start!(device, module.kernel("fault_trap", 0)?, (1, 1, 1), 32, 0;)?;
             }
             Fault::Hang { lasts, patience } => {
-                let module = self.device.compile("faults", &[KERNELS], Elt::F32, &[])?;
-                self.device.context.hurry(patience);
-                start!(self.device, module.kernel("fault_hang", 0)?, (1, 1, 1), 32, 0; lasts.as_nanos() as u64)?;
+                let module = device.compile(&KERNELS, Elt::F32, &[])?;
+                device.context.hurry(patience);
+                start!(device, module.kernel("fault_hang", 0)?, (1, 1, 1), 32, 0; lasts.as_nanos() as u64)?;
             }
-            Fault::NotANumber(slot, stage) => self.spoil(slot, stage)?,
-            Fault::Slabs => while self.slabs.take().is_ok() {},
+            Fault::NotANumber(slot, stage) => spoil(device, llm, acoustic, slot, stage)?,
+            Fault::Slabs => while acoustic.solver.slabs.take().is_ok() {},
         }
         Ok(())
     }
+}
 
-    fn spoil(&mut self, slot: Slot, stage: Stage) -> Result<(), SynthError> {
-        if !self.slots.contains_key(&slot) {
-            return Err(super::not_open());
-        }
-        let n = slot.0 as usize;
-        let ranges = match stage {
-            Stage::Prefill | Stage::Decode => vec![self.llm.slot_range(n)],
-            Stage::Flow => vec![(self.hist_of(n), self.flow.hist_bytes)],
-            Stage::Vocode => self.hift.histories(n),
-        };
-        for (at, bytes) in ranges {
-            self.device.fill(at, NAN, bytes)?;
-        }
-        Ok(self.device.sync()?)
+/// Fills the state of `slot` that `stage` reads with what is no number.
+fn spoil(device: &Arc<Device>, llm: &Llm, acoustic: &Acoustic, slot: Slot, stage: Stage) -> Result<(), SynthError> {
+    if !acoustic.slots.contains_key(&slot) {
+        return Err(super::not_open());
     }
+    let n = slot.0 as usize;
+    let ranges = match stage {
+        Stage::Prefill | Stage::Decode => vec![llm.slot_range(n)],
+        Stage::Flow => vec![(acoustic.solver.hist_of(n), acoustic.solver.flow.hist_bytes)],
+        Stage::Vocode => acoustic.hift.histories(n),
+    };
+    for (at, bytes) in ranges {
+        device.fill(at, NAN, bytes)?;
+    }
+    Ok(device.sync()?)
 }
 
 #[cfg(test)]

@@ -1,22 +1,37 @@
 //! Flow and vocoder calls, and such that run behind others: started on the back stream, taken when they have ended.
 //!
 //! One call is under way at a time, since what it is told and what it finds out lie in buffers of its network. A call
-//! in front that needs them waits for it ([`GpuBackend::catch_up`]); the language model has its own and does not.
+//! in front that needs them waits for it ([`Acoustic::catch_up`]); the language model has its own and does not.
 //!
 //! # Why
 //! A new turn would wait for the step under way. Behind a wide flow step its decode rounds take a quarter longer than
 //! alone and a narrow vocoder pass a tenth, and the step is worked on meanwhile (tests/gpu/LOG.md).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::context::Lane;
-use super::hift::{Excerpt, Pass};
+use super::device::Device;
+use super::hift::{Excerpt, Hift, Pass};
 use super::slots::SlotState;
-use super::{GpuBackend, Job, not_open};
+use super::solver::{Job, Solver};
+use super::voices::Voices;
+use super::{cpu, not_open};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{FinalChunk, Flowed, Vocoded};
 use crate::synth::{Slot, SynthError};
+
+/// Flow and vocoder, and whose they work on.
+pub(super) struct Acoustic {
+    pub(super) device: Arc<Device>,
+    pub(super) solver: Solver,
+    pub(super) hift: Hift,
+    pub(super) voices: Voices,
+    pub(super) slots: BTreeMap<Slot, SlotState>,
+    /// Set while a call behind others is under way or has not been taken.
+    pub(super) flight: Option<Flight>,
+}
 
 /// A call behind others.
 pub(super) struct Flight {
@@ -61,7 +76,25 @@ struct Piece {
     more: bool,
 }
 
-impl GpuBackend {
+impl Acoustic {
+    /// The mel of a slot that is played at another speed, once all of it is there.
+    fn stretch(&mut self, slot: Slot) -> Result<(), SynthError> {
+        let Some(state) = self.slots.get(&slot) else { return Ok(()) };
+        let Some(voice) = self.voices.get(state.voice) else { return Ok(()) };
+        let mel = self.solver.read_mel(&state.stream.slabs, voice.frames, state.stream.done)?;
+        let mel = cpu::respeed(&mel, self.solver.config.flow.mel, state.request.speed)
+            .map_err(|e| SynthError::Utterance(e.to_string()))?;
+        let frames = mel.len() / self.solver.config.flow.mel;
+        // A pass may read to the end of the last block.
+        let mut padded = mel;
+        padded.resize(frames.next_multiple_of(self.solver.config.flow.block) * self.solver.config.flow.mel, 0.0);
+        let buf = self.device.upload("a mel", &padded)?;
+        if let Some(state) = self.slots.get_mut(&slot) {
+            state.stretched = Some((buf, frames));
+        }
+        Ok(())
+    }
+
     pub(super) fn run_flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
         self.catch_up()?;
         let mut call = self.take_slots(slots);
@@ -74,7 +107,7 @@ impl GpuBackend {
     /// [`super::Backend::launch_flow`].
     pub(super) fn start_flow_behind(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
         // A full solve allocates and waits.
-        if self.flight.is_some() || self.options.final_chunk == FinalChunk::Reference {
+        if self.flight.is_some() || self.solver.final_chunk == FinalChunk::Reference {
             return Ok(false);
         }
         // What it reads was written in front.
@@ -96,19 +129,19 @@ impl GpuBackend {
     }
 
     fn start_flow(&mut self, call: &mut FlowCall, rounds: u32) -> Result<(), SynthError> {
-        let hists: Vec<u64> = call.taken.iter().map(|(slot, _)| self.hist_of(slot.0 as usize)).collect();
+        let hists: Vec<u64> = call.taken.iter().map(|(slot, _)| self.solver.hist_of(slot.0 as usize)).collect();
         let states = call.taken.iter_mut().zip(hists);
         let mut jobs: Vec<Job<'_>> = states
             .filter_map(|((_, s), hist)| s.as_mut().map(|s| Job { voice: s.voice, hist, stream: &mut s.stream }))
             .collect();
-        (call.started, call.failed) = self.advance(&mut jobs, rounds as usize, usize::MAX)?;
+        (call.started, call.failed) = self.solver.advance(&self.voices, &mut jobs, rounds as usize, usize::MAX)?;
         Ok(())
     }
 
     /// Once the steps have ended: what they found out.
     fn settle_flow(&mut self, call: &mut FlowCall, ran: bool) {
         let started = std::mem::take(&mut call.started) && ran;
-        self.settle(started, &mut call.failed);
+        self.solver.settle(started, &mut call.failed);
     }
 
     /// Puts the states back and says what became of each. Without `out` the device failed: they can only be closed.
@@ -123,7 +156,7 @@ impl GpuBackend {
                 }
                 continue;
             };
-            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let prompt = self.voices.frames(state.voice);
             let frames = (state.stream.done.max(prompt) - before.max(prompt)) as u32;
             let pending = state.stream.pending() as u32;
             state.poisoned |= matches!(failed, Some(SynthError::Utterance(_)));
@@ -180,12 +213,12 @@ impl GpuBackend {
         let mut wholes = Vec::with_capacity(call.slots.len());
         for slot in call.slots.iter().filter(|slot| !call.failures.contains_key(slot)) {
             let Some(state) = self.slots.get(slot) else { continue };
-            let prompt = self.voices.get(&state.voice).map_or(0, |v| v.frames);
+            let prompt = self.voices.frames(state.voice);
             let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
             let (slabs, frame0, total) = match &state.stretched {
-                Some((mel, frames)) => (self.pages_of(mel, *frames), 0, *frames),
+                Some((mel, frames)) => (self.solver.pages_of(mel, *frames), 0, *frames),
                 None if stretch => (Vec::new(), 0, 0),
-                None => (self.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
+                None => (self.solver.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
             };
             wholes.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
         }

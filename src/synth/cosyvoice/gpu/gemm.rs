@@ -14,6 +14,8 @@ use std::sync::Arc;
 use self::tiles::{Groups, Room, Window};
 pub(super) use self::tiles::{PARTS, PLAIN, Tile, TileEntry, WHOLE_PARTS, WIDE, Wide};
 use super::device::{Device, Elt, GpuError, Kernel, start};
+use super::mirror::mirrored;
+use super::units;
 use super::weights::Packed;
 
 /// What happens to a result before it is stored; values are those of product.cuh.
@@ -30,6 +32,8 @@ pub(super) enum Act {
 }
 
 /// `Conv` of product.cuh. Null pointers leave a feature out.
+///
+/// Why this struct is large: one kernel does every convolution and product, and this is all it is told.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Conv {
@@ -62,6 +66,11 @@ pub(super) struct Conv {
     pub(super) eps: f32,
     pub(super) kreal: i32,
 }
+
+mirrored!(Conv as "Conv" {
+    x, w, bias, tiles, hist_in, hist_out, res, post, sum, out, oute, alpha, rowscale, hist_off, ldx, ldo, lde, rows, cin,
+    taps, dil, n, group, act, scale, slope, eps, kreal,
+});
 
 /// Sums of squares of rows, `[part][rows]` as wide.cu has them: those of the inputs, which a norm needs, and where
 /// those of the results go. Null: none.
@@ -106,9 +115,8 @@ const AHEAD_INPUTS: usize = 5 * 64 * PARTS;
 
 impl Gemm {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        let sources = [super::COMMON, super::PRODUCT, super::GEMM, super::GEMV];
         let room = Room::of(device.shared);
-        let module = device.compile("gemm.cu", &sources, elt, &room.defines())?;
+        let module = device.compile(&units::GEMM, elt, &room.defines())?;
         let rms = module.kernel("row_rms", 0)?;
         if elt == Elt::F32 {
             let plain = module.kernel("conv_f32", room.bytes)?;
@@ -163,7 +171,7 @@ impl Gemm {
     pub(super) fn with_wide(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
         let mut this = Self::new(device, elt)?;
         if device.hopper && elt != Elt::F32 {
-            let module = device.compile("wide.cu", &[super::COMMON, super::PRODUCT, super::WIDE], elt, &[])?;
+            let module = device.compile(&units::WIDE, elt, &[])?;
             let mut all = [this.rms; WIDE.len()];
             for (to, way) in all.iter_mut().zip(WIDE) {
                 *to = module.kernel(way.kernel(), way.shared())?;

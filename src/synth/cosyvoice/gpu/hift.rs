@@ -9,12 +9,15 @@
 
 mod load;
 mod network;
+mod shapes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use self::shapes::{Extent, F0_SHAPES, LOW_SHAPES, STAGE_SHAPES, f0_shape};
 use super::device::{Buf, Device, GpuError, Graph, Kernel, Staging};
 use super::gemm::{Gemm, Tile, TileEntry};
+use super::mirror::mirrored;
 use super::weights::Packed;
 use crate::synth::cosyvoice::config::{Config, HiftConfig};
 
@@ -38,56 +41,16 @@ const PAGES: usize = 8;
 const RING: usize = 128;
 /// Frames of a pass below which blocks of its first products are short.
 const FEW_FRAMES: usize = 256;
-/// Block shapes of products at the mel's rate, shortest first.
-const LOW_SHAPES: [Tile; 2] = [Tile::N64T32, Tile::N64T64];
-/// The same of a stage; the last is for 128 channels and more.
-const STAGE_SHAPES: [Tile; 3] = [Tile::N64T32, Tile::N64T128, Tile::N128T128];
-/// The same of the last convolution, by whether the stage before it runs in the shortest.
-const POST_SHAPES: [Tile; 2] = [Tile::N32T32, Tile::N32T128];
-
-/// A block shape of the F0 convolutions.
-#[derive(Debug)]
-struct F0Shape {
-    kernel: &'static str,
-    /// Frames and channels of a block.
-    frames: usize,
-    channels: usize,
-    threads: u32,
-    /// Input channels of one of its four stages.
-    stage: usize,
-    /// Frames of a pass up to which it is the fastest.
-    most: usize,
-}
-
-impl F0Shape {
-    fn shared(&self) -> u32 {
-        let weights = 4 * self.stage * (self.channels + 4);
-        (8 * (weights + (self.frames + F0_AHEAD) * (self.stage + 4))) as u32
-    }
-}
-
-/// As measured at 12 and 50 frames of 1, 8 and 32 utterances.
-const F0_SHAPES: [F0Shape; 3] = [
-    F0Shape { kernel: "voc_f0_16x32", frames: 16, channels: 32, threads: 128, stage: 64, most: 256 },
-    F0Shape { kernel: "voc_f0_32x32", frames: 32, channels: 32, threads: 128, stage: 64, most: 1200 },
-    F0Shape { kernel: "voc_f0_64x128", frames: 64, channels: 128, threads: 256, stage: 32, most: usize::MAX },
-];
-
-/// Which of [`F0_SHAPES`] computes `frames` frames where a block has `room` bytes of shared memory. The two smallest fit
-/// everywhere.
-fn f0_shape(frames: usize, room: u32) -> usize {
-    let fit = F0_SHAPES.iter().take_while(|shape| shape.shared() <= room).count().max(1);
-    F0_SHAPES[..fit].iter().position(|shape| frames <= shape.most).unwrap_or(fit - 1)
-}
-
 /// Utterances of a pass that a graph is recorded for, and frames of each on average. Wider passes take so long that
 /// starting their launches one by one costs nothing.
 const RECORDED: ([usize; 4], [usize; 3]) = ([1, 2, 4, 8], [16, 32, FRAMES]);
 
 /// `Voc` of hift.cu.
+///
+/// Why this struct is large: all that a pass is told of one utterance.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Voc {
+pub(super) struct Voc {
     f0_in: u64,
     f0_out: u64,
     post_in: u64,
@@ -111,46 +74,14 @@ struct Voc {
     page: [u64; PAGES],
 }
 
+mirrored!(Voc as "Voc" {
+    f0_in, f0_out, post_in, post_out, tones, phase, frame0, f0_from, f0_to, from, to, total, last, f0_row, row, spec_row,
+    top_row, pcm_row, page_first, live, page,
+});
+
 const VOC_WORDS: usize = size_of::<Voc>() / 4;
 /// A block that has nothing to do.
 const IDLE: TileEntry = [-1, 0, 0, 0];
-
-/// Everything that the launches of a pass depend on.
-#[derive(Clone, Debug)]
-struct Extent {
-    pieces: usize,
-    frames: usize,
-    f0_frames: usize,
-    /// Columns of an utterance's spectrum at most.
-    columns: usize,
-    /// Which of [`F0_SHAPES`].
-    f0: usize,
-    /// Block shapes: of the mel's rate, then of every stage's.
-    tiles: Vec<Tile>,
-    /// Entries of the tile tables: F0, the mel's rate, every stage's.
-    entries: Vec<usize>,
-}
-
-impl Extent {
-    /// Where the addresses of histories lie among the descriptors, in words: read, then written.
-    fn histories() -> [usize; 2] {
-        [WIDTH * VOC_WORDS, WIDTH * (VOC_WORDS + 2)]
-    }
-
-    /// Where the tile tables lie, in words, and where they end.
-    fn tables(&self) -> (Vec<usize>, usize) {
-        let mut at = (WIDTH * (VOC_WORDS + 4)).next_multiple_of(4);
-        let starts = self
-            .entries
-            .iter()
-            .map(|n| {
-                at += 4 * n;
-                at - 4 * n
-            })
-            .collect();
-        (starts, at)
-    }
-}
 
 /// What one utterance gives to a pass.
 pub(super) struct Excerpt<'a> {
@@ -242,7 +173,44 @@ struct Scratch {
     mid: Vec<Buf>,
     next: Buf,
     post: Buf,
-    pcm: Staging,
+}
+
+/// Weights and tables.
+struct Weights {
+    f0: Vec<(Buf, Buf)>,
+    f0_out: (Buf, f32),
+    /// Of the tones: one a harmonic, and a bias.
+    source: (Buf, f32),
+    /// The weighted sum of the tones' noise, and how many samples of it there are.
+    hiss: (Buf, usize),
+    window: Buf,
+    basis: Buf,
+    pre: Packed,
+    stages: Vec<Stage>,
+    post: Packed,
+    post_hist: usize,
+}
+
+/// What every slot keeps between passes; two copies of what a pass reads and writes.
+struct Slots {
+    hist: [Buf; 2],
+    f0_hist: [Buf; 2],
+    post_keep: [Buf; 2],
+    tones: Buf,
+    phase: Buf,
+    places: Vec<Place>,
+}
+
+impl Slots {
+    /// Where `slot`'s part of a buffer lies.
+    fn part(&self, buf: &Buf, slot: usize) -> u64 {
+        buf.ptr + (slot * self.each(buf)) as u64
+    }
+
+    /// Bytes of a buffer that one slot has.
+    fn each(&self, buf: &Buf) -> usize {
+        buf.bytes / self.places.len()
+    }
 }
 
 /// The model.
@@ -250,30 +218,15 @@ pub(super) struct Hift {
     device: Arc<Device>,
     config: HiftConfig,
     rate: usize,
+    block_frames: usize,
     gemm: Gemm,
     kernels: Kernels,
-    f0: Vec<(Buf, Buf)>,
-    f0_out: (Buf, f32),
-    source_bias: f32,
-    hiss: Buf,
-    hiss_len: usize,
-    window: Buf,
-    basis: Buf,
-    pre: Packed,
-    stages: Vec<Stage>,
-    post: Packed,
-    post_hist: usize,
-    hist: [Buf; 2],
-    f0_hist: [Buf; 2],
-    post_keep: [Buf; 2],
-    tones: Buf,
-    phase: Buf,
-    places: Vec<Place>,
+    weights: Weights,
+    slots: Slots,
+    scratch: Scratch,
     desc: Staging,
     bad: Staging,
-    scratch: Scratch,
-    source_weights: Buf,
-    block_frames: usize,
+    pcm: Staging,
     /// By utterances and frames.
     graphs: BTreeMap<(usize, usize), Graph>,
 }
@@ -291,8 +244,7 @@ impl Hift {
 
     /// Where the convolution histories of a slot lie, and their bytes.
     pub(super) fn histories(&self, slot: usize) -> Vec<(u64, usize)> {
-        let slots = self.places.len();
-        self.hist.iter().map(|b| (b.ptr + (slot * (b.bytes / slots)) as u64, b.bytes / slots)).collect()
+        self.slots.hist.iter().map(|b| (self.slots.part(b, slot), self.slots.each(b))).collect()
     }
 
     /// F0 in Hz of the first `count` frames that the last pass looked at.
@@ -304,30 +256,29 @@ impl Hift {
 
     /// Frames of a slot whose F0 is known.
     pub(super) fn f0_done(&self, slot: usize) -> usize {
-        self.places[slot].f0_done
+        self.slots.places[slot].f0_done
     }
 
     /// As much of a piece as one pass can turn into samples.
     pub(super) fn for_one_pass<'a>(&self, piece: Excerpt<'a>) -> Excerpt<'a> {
-        let end = self.places[piece.slot].done + FRAMES;
+        let end = self.slots.places[piece.slot].done + FRAMES;
         let last = piece.last && piece.total <= end;
         Excerpt { total: piece.total.min(end + if last { 0 } else { self.ahead() }), last, ..piece }
     }
 
     /// The start of a stream.
     pub(super) fn open(&mut self, slot: usize) -> Result<(), GpuError> {
-        self.places[slot] = Place::default();
-        let slots = self.places.len();
-        for b in [&self.hist[0], &self.f0_hist[0], &self.post_keep[0], &self.phase] {
-            let each = b.bytes / slots;
-            self.device.fill_zero(b.ptr + (slot * each) as u64, each)?;
+        let slots = &mut self.slots;
+        slots.places[slot] = Place::default();
+        for b in [&slots.hist[0], &slots.f0_hist[0], &slots.post_keep[0], &slots.phase] {
+            self.device.fill_zero(slots.part(b, slot), slots.each(b))?;
         }
         Ok(())
     }
 
     /// Whether a stream has given out everything.
     pub(super) fn finished(&self, slot: usize, total: usize, last: bool) -> bool {
-        last && self.places[slot].done >= total
+        last && self.slots.places[slot].done >= total
     }
 
     /// New samples of each piece, everything that is exact; `None` for one whose values are no longer finite.
@@ -345,7 +296,7 @@ impl Hift {
     pub(super) fn start(&mut self, pieces: &[Excerpt<'_>], out: &[Option<Vec<f32>>]) -> Result<Option<Pass>, GpuError> {
         let mut group = Vec::new();
         for (i, (p, out)) in pieces.iter().zip(out).enumerate() {
-            let done = self.places[p.slot].done;
+            let done = self.slots.places[p.slot].done;
             let target = if p.last { p.total } else { p.total.saturating_sub(self.ahead()) };
             if done < target && group.len() < WIDTH && out.is_some() {
                 group.push((i, target.min(done + FRAMES)));
@@ -359,7 +310,7 @@ impl Hift {
 
     fn pass(&mut self, pieces: &[Excerpt<'_>], group: &[(usize, usize)]) -> Result<Pass, GpuError> {
         let frame = self.config.frame_samples();
-        let slots = self.places.len();
+        let slots = &self.slots;
         let (cols, reach) = (self.cols(), self.reach());
         let block = self.block_frames;
         let mut vocs = [Voc::default(); WIDTH];
@@ -368,7 +319,7 @@ impl Hift {
         let mut parts = Vec::with_capacity(group.len());
         for (n, &(i, to)) in group.iter().enumerate() {
             let p = &pieces[i];
-            let place = self.places[p.slot];
+            let place = self.slots.places[p.slot];
             let last = p.last && to == p.total;
             let f0_to = if last { p.total } else { (to + 1).max(place.f0_done) };
             let from = place.done;
@@ -377,18 +328,18 @@ impl Hift {
             for (k, address) in page.iter_mut().enumerate() {
                 *address = p.slabs.get(page_first + k).copied().unwrap_or(0);
             }
-            let part = |b: &Buf| b.ptr + (p.slot * (b.bytes / slots)) as u64;
+            let part = |b: &Buf| slots.part(b, p.slot);
             let (side, other) = (place.side, 1 - place.side);
-            hists[0][n] = part(&self.hist[side]);
-            hists[1][n] = part(&self.hist[other]);
+            hists[0][n] = part(&slots.hist[side]);
+            hists[1][n] = part(&slots.hist[other]);
             let count = if last { to * frame } else { (to - 1) * frame } - from.saturating_sub(1) * frame;
             vocs[n] = Voc {
-                f0_in: part(&self.f0_hist[side]),
-                f0_out: part(&self.f0_hist[other]),
-                post_in: part(&self.post_keep[side]),
-                post_out: part(&self.post_keep[other]),
-                tones: part(&self.tones),
-                phase: part(&self.phase),
+                f0_in: part(&slots.f0_hist[side]),
+                f0_out: part(&slots.f0_hist[other]),
+                post_in: part(&slots.post_keep[side]),
+                post_out: part(&slots.post_keep[other]),
+                tones: part(&slots.tones),
+                phase: part(&slots.phase),
                 frame0: p.frame0 as i32,
                 f0_from: place.f0_done as i32,
                 f0_to: f0_to as i32,
@@ -425,9 +376,9 @@ impl Hift {
             cut(&mut tables[0], n, v.f0_row, (v.f0_to - v.f0_from) as usize, F0_SHAPES[extent.f0].frames);
             cut(&mut tables[1], n, v.row, frames, self.gemm.positions(extent.tiles[0]));
             let mut steps = 1;
-            for (i, stage) in self.stages.iter().enumerate() {
+            for (i, stage) in self.weights.stages.iter().enumerate() {
                 steps *= stage.rate;
-                let (start, len) = if i + 1 == self.stages.len() {
+                let (start, len) = if i + 1 == self.weights.stages.len() {
                     (v.top_row, frames * steps + usize::from(v.from == 0))
                 } else {
                     (v.row * steps as i32, frames * steps)
@@ -448,18 +399,18 @@ impl Hift {
             None => self.network(&extent)?,
         }
         self.bad.fetch(WIDTH * 4)?;
-        self.scratch.pcm.fetch(pcm_row * 4)?;
+        self.pcm.fetch(pcm_row * 4)?;
         Ok(Pass(parts))
     }
 
     /// The samples of a pass that has ended, behind what is in `out`; `None` for a piece whose values are no longer
     /// finite.
     pub(super) fn take(&mut self, pass: Pass, out: &mut [Option<Vec<f32>>]) {
-        let pcm = self.scratch.pcm.as_mut::<f32>();
+        let pcm = self.pcm.as_mut::<f32>();
         let flags = self.bad.as_mut::<i32>();
         let mut start = 0;
         for (part, bad) in pass.0.into_iter().zip(flags) {
-            self.places[part.slot] = part.place;
+            self.slots.places[part.slot] = part.place;
             match (&mut out[part.piece], *bad) {
                 (Some(list), 0) => list.extend_from_slice(&pcm[start..start + part.samples]),
                 (slot, _) => *slot = None,
@@ -475,7 +426,7 @@ impl Hift {
 
     /// Columns before its first that a stage looks back at.
     fn reach(&self) -> usize {
-        reach(&self.stages)
+        reach(&self.weights.stages)
     }
 
     /// What a pass of so many utterances and frames takes at most.
@@ -489,7 +440,7 @@ impl Hift {
         let blocks = |rows: usize, by: usize| rows / by + pieces;
         let mut entries = vec![blocks(f0_frames, F0_SHAPES[f0].frames), blocks(frames, self.gemm.positions(tiles[0]))];
         let mut steps = 1;
-        for stage in &self.stages {
+        for stage in &self.weights.stages {
             steps *= stage.rate;
             // The largest blocks of which there are enough for the residual blocks, which run side by side.
             let busy = |tile: &Tile| {
@@ -588,15 +539,6 @@ fn cut(table: &mut Vec<TileEntry>, seq: usize, start: i32, len: usize, by: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_f0_network_runs_in_the_largest_blocks_that_there_is_room_for() {
-        let chosen = |room: u32| [1, 256, 257, 1200, 1201, 4000].map(|frames| f0_shape(frames, room << 10));
-        assert_eq!(chosen(220), [0, 0, 1, 1, 2, 2]);
-        assert_eq!(chosen(163), chosen(220));
-        assert_eq!(chosen(99), [0, 0, 1, 1, 1, 1]);
-        assert!(F0_SHAPES[..2].iter().all(|shape| shape.shared() <= 99 << 10));
-    }
 
     #[test]
     fn a_pass_of_a_block_of_ten_frames_and_more_finds_room_for_its_slabs() {

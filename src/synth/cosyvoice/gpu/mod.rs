@@ -3,10 +3,11 @@
 //! The driver, its run-time compiler and cuBLASLt are opened at run time ([`libraries`]); nothing of CUDA is needed to
 //! build, and [`absent`] says in one line why there is no GPU engine. [`target`] says what is compiled for which
 //! architecture, [`compiler`] compiles it, [`facts`] is what the driver says of a device. [`context`] owns the driver's
-//! context and every wait, [`device`] memory and launches, [`gemm`] products and convolutions, [`lt`] the flow's large
-//! products, [`tuned`] what was found fastest, [`llm`], [`flow`] and [`hift`] one network each, [`flight`] calls of the
-//! last two behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance, [`ledger`] who
-//! holds the device's memory, [`faults`] what can be made to go wrong.
+//! context and every wait, [`device`] memory and launches, [`units`] the sources and [`mirror`] the structs that they share
+//! with Rust, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what was found fastest,
+//! [`llm`], [`flow`] and [`hift`] one network each, [`solver`] streams through the flow, [`flight`] calls of the last two
+//! behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
+//! [`ledger`] who holds the device's memory, [`faults`] what can be made to go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
@@ -28,8 +29,6 @@
 //!   company. The flow's large products may round differently at another width, since cuBLASLt picks by shape, and so
 //!   may the vocoder, whose narrow passes share their sums among warps. What was found fastest is kept ([`tuned`]), so
 //!   that a reload in the same process gives the same audio.
-//!
-//! Why this file is long: it is the whole of one trait over three networks.
 
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 
@@ -47,30 +46,37 @@ mod ledger;
 pub mod libraries;
 mod llm;
 mod lt;
+mod mirror;
 mod probe;
 pub mod products;
 mod slabs;
 mod slots;
+mod solver;
 mod target;
 mod tuned;
+mod units;
+mod voices;
 mod weights;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use self::compiler::Unit;
+use self::bench::{Bench, Cost, Effort, KernelCost};
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count, unusable};
 pub use self::facts::Facts;
 pub use self::faults::Fault;
-use self::flight::Flight;
-use self::flow::{ChunkArgs, ChunkRun, Flow};
+use self::flight::Acoustic;
+use self::flow::Flow;
 use self::hift::Hift;
 pub use self::ledger::Part;
 use self::llm::Llm;
-use self::slabs::{Pool, Slab, Slabs};
-use self::slots::{Next, Prefix, SlotState, Stream, Voice};
+use self::slabs::Slabs;
+use self::slots::SlotState;
+use self::solver::Solver;
+pub use self::units::{ARCHITECTURES, compile_all};
+use self::voices::Voices;
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
 use super::backend::{
@@ -81,18 +87,6 @@ use super::checkpoint::Checkpoint;
 use super::config::{Config, EULER_STEPS};
 use super::cpu;
 use crate::synth::{EngineLimits, Memory, PerStage, Slot, Stage, SynthError};
-
-const COMMON: &str = include_str!("kernels/common.cuh");
-const SETUP: &str = include_str!("kernels/setup.cu");
-const PRODUCT: &str = include_str!("kernels/product.cuh");
-const GEMM: &str = include_str!("kernels/gemm.cu");
-const GEMV: &str = include_str!("kernels/gemv.cu");
-const WIDE: &str = include_str!("kernels/wide.cu");
-const LLM: &str = include_str!("kernels/llm.cu");
-const DRAW: &str = include_str!("kernels/draw.cu");
-const FLOW: &str = include_str!("kernels/flow.cu");
-const FEW: &str = include_str!("kernels/few.cu");
-const HIFT: &str = include_str!("kernels/hift.cu");
 
 /// Utterances open at once at most, unless told otherwise, and at least.
 const SLOTS: std::ops::RangeInclusive<u64> = 8..=256;
@@ -129,54 +123,13 @@ impl Default for Precision {
     }
 }
 
-/// Architectures that kernels are compiled for here, and the shared memory of a block there in KiB.
-pub const ARCHITECTURES: [(&str, u32); 6] =
-    [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
-
-/// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
-/// [`Precision`] has a name for. Needs the run-time compiler but no device; `None` where that is missing.
-///
-/// # Errors
-/// What does not compile.
-pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
-    libraries::open_compiler().then(|| {
-        let (llm, flow, hift) = (llm::defines(&config.llm), flow::defines(&config.flow), hift::defines(config, 0));
-        let gemm = gemm::defines(shared_kib << 10);
-        for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
-            let mut units = vec![
-                Unit { name: "llm.cu", sources: &[COMMON, LLM, DRAW], elt: l, defines: &llm },
-                Unit { name: "wide.cu", sources: &[COMMON, PRODUCT, WIDE], elt: l, defines: &[] },
-                Unit { name: "flow.cu", sources: &[COMMON, FLOW, FEW], elt: f, defines: &flow },
-                Unit { name: "hift.cu", sources: &[COMMON, HIFT], elt: h, defines: &hift },
-            ];
-            let mut elts = vec![l, f, h];
-            elts.dedup();
-            for elt in elts {
-                units.push(Unit { name: "setup.cu", sources: &[COMMON, SETUP], elt, defines: &[] });
-                units.push(Unit { name: "gemm.cu", sources: &[COMMON, PRODUCT, GEMM, GEMV], elt, defines: &gemm });
-            }
-            units.iter().try_for_each(|unit| unit.code(arch, None).map(drop))?;
-        }
-        Ok(())
-    })
-}
-
 /// CosyVoice3 on one CUDA device.
 pub struct GpuBackend {
     device: Arc<Device>,
     config: Config,
-    options: Options,
     caps: BackendCaps,
     llm: Llm,
-    flow: Flow,
-    hift: Hift,
-    slabs: Slabs,
-    /// Histories of the flow's position convolutions, one a slot.
-    hists: device::Buf,
-    voices: BTreeMap<VoiceHandle, Voice>,
-    next_voice: u32,
-    slots: BTreeMap<Slot, SlotState>,
-    flight: Option<Flight>,
+    acoustic: Acoustic,
 }
 
 impl GpuBackend {
@@ -237,22 +190,17 @@ impl GpuBackend {
             },
             positions: positions as u32,
         };
-        let (voices, slots) = (BTreeMap::new(), BTreeMap::new());
-        let mut backend = Self {
-            device,
-            config,
-            options,
-            caps,
-            llm,
-            flow,
+        let (final_chunk, flow_config) = (options.final_chunk, config.clone());
+        let solver = Solver { device: device.clone(), config: flow_config, final_chunk, flow, slabs, hists };
+        let acoustic = Acoustic {
+            device: device.clone(),
+            solver,
             hift,
-            slabs,
-            hists,
-            voices,
-            next_voice: 0,
-            slots,
+            voices: Voices::default(),
+            slots: BTreeMap::new(),
             flight: None,
         };
+        let mut backend = Self { device, config, caps, llm, acoustic };
         backend.warm_up()?;
         backend.device.settle(Part::Graphs)?;
         Ok(backend)
@@ -261,8 +209,8 @@ impl GpuBackend {
     /// Records every graph, so that no caller waits for one.
     fn warm_up(&mut self) -> Result<(), GpuError> {
         self.llm.warm_up(self.caps.limits.width[Stage::Decode] as usize)?;
-        self.flow.warm_up(self.caps.limits.width[Stage::Flow] as usize)?;
-        self.hift.warm_up(self.caps.limits.width[Stage::Vocode] as usize)?;
+        self.acoustic.solver.flow.warm_up(self.caps.limits.width[Stage::Flow] as usize)?;
+        self.acoustic.hift.warm_up(self.caps.limits.width[Stage::Vocode] as usize)?;
         self.device.sync()
     }
 
@@ -275,8 +223,8 @@ impl GpuBackend {
     pub fn inventory(&self) -> Vec<(Part, u64)> {
         let ledger = &self.device.ledger;
         let bytes = |part| match part {
-            Part::SlabsUsed => self.slabs.used(),
-            Part::SlabsFree => ledger.of(part).saturating_sub(self.slabs.used()),
+            Part::SlabsUsed => self.acoustic.solver.slabs.used(),
+            Part::SlabsFree => ledger.of(part).saturating_sub(self.acoustic.solver.slabs.used()),
             _ => ledger.of(part),
         };
         Part::ALL.into_iter().map(|part| (part, bytes(part))).collect()
@@ -291,239 +239,40 @@ impl GpuBackend {
         Ok(total.saturating_sub(free))
     }
 
-    /// Bytes of the slabs that voices hold.
-    fn shared_bytes(&self) -> u64 {
-        let slabs: usize = self.voices.values().filter_map(|v| v.prefix.as_ref()).map(|p| p.slabs.len()).sum();
-        slabs as u64 * self.slabs.size()
-    }
-
     /// The device's name.
     pub fn device_name(&self) -> &str {
         &self.device.name
     }
 
-    fn hist_of(&self, slot: usize) -> u64 {
-        self.hists.ptr + (slot * self.flow.hist_bytes) as u64
+    /// What costs are measured on.
+    fn bench(&mut self) -> Bench<'_> {
+        let slots = self.caps.limits.slots as usize;
+        Bench { device: self.device.clone(), llm: &mut self.llm, acoustic: &mut self.acoustic, slots }
     }
 
-    fn drop_hold(&mut self, voice: VoiceHandle) {
-        let Some(entry) = self.voices.get_mut(&voice) else { return };
-        entry.holds = entry.holds.saturating_sub(1);
-        if entry.holds == 0
-            && let Some(prefix) = self.voices.remove(&voice).and_then(|v| v.prefix)
-        {
-            prefix.slabs.into_iter().for_each(|s| self.slabs.put(s));
-        }
+    /// The cost of every stage at several widths. Uses slots `0..` and leaves nothing open; nothing may be open
+    /// before.
+    ///
+    /// # Errors
+    /// The device failed or has too little memory.
+    pub fn stage_costs(&mut self, effort: &Effort) -> Result<Vec<Cost>, GpuError> {
+        self.bench().stage_costs(effort)
     }
 
-    fn make_voice(&self, prompt: &Arc<FlowPrompt>) -> Result<Voice, SynthError> {
-        cpu::check_voice(prompt, &self.config.flow)?;
-        Ok(Voice {
-            prompt: prompt.clone(),
-            frames: prompt.mel.len() / self.config.flow.mel,
-            cond: self.device.upload("a voice", &prompt.mel)?,
-            speaker: self.device.upload("a voice", &self.flow.project(&prompt.speaker))?,
-            prefix: None,
-            holds: 1,
-        })
+    /// Where the time of each stage goes, kernel by kernel, at the effort's first width.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn kernel_costs(&mut self, effort: &Effort) -> Result<Vec<(&'static str, Vec<KernelCost>)>, GpuError> {
+        self.bench().kernel_costs(effort)
     }
 
-    /// The kernels' view of one chunk. `slabs`: the utterance's, at least up to the chunk's own block.
-    fn chunk(&self, voice: &Voice, hist: u64, next: &Next, slabs: &[Slab], seen: usize, flag: usize) -> ChunkArgs {
-        let mut page = [0u64; flow::PAGES];
-        for (to, &slab) in page.iter_mut().zip(slabs) {
-            *to = self.slabs.address(slab);
-        }
-        let block = self.config.flow.block;
-        let left = self.config.flow.left_blocks.map_or(0, |n| (next.start / block).saturating_sub(n) * block);
-        ChunkArgs {
-            hist,
-            cond: voice.cond.ptr,
-            speaker: voice.speaker.ptr,
-            step: next.step as i32,
-            frame0: next.start as i32,
-            frames: next.frames as i32,
-            keys: seen as i32,
-            key0: left as i32,
-            cond_frames: voice.frames as i32,
-            live: 1,
-            flag: flag as i32,
-            page,
-        }
-    }
-
-    fn tokens_for(&self, tokens: &[u32], next: &Next, start: usize) -> Option<Vec<i32>> {
-        (next.step == 0).then(|| self.flow.window(tokens, start / self.config.token_mel_ratio))
-    }
-
-    /// Runs one Euler step of a full solve.
-    fn whole_step(
-        &mut self,
-        voice: VoiceHandle,
-        tokens: &[u32],
-        next: &Next,
-        own: &[Slab],
-    ) -> Result<bool, SynthError> {
-        let block = self.config.flow.block;
-        let scratch = self.device.zeros("a full solve", own.len() * self.flow.hist_bytes)?;
-        let Some(voice) = self.voices.get(&voice) else { return Ok(false) };
-        let runs: Vec<ChunkRun> = (0..own.len())
-            .map(|n| {
-                let part = Next { start: n * block, frames: block.min(next.frames - n * block), ..next.clone() };
-                let hist = scratch.ptr + (n * self.flow.hist_bytes) as u64;
-                let mut args = self.chunk(voice, hist, &part, own, next.frames, 0);
-                args.key0 = 0;
-                ChunkRun { args, tokens: self.tokens_for(tokens, next, n * block) }
-            })
-            .collect();
-        Ok(self.flow.run_whole(&runs)?)
-    }
-
-    /// Starts Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns whether there
-    /// were any, whose flags are then to be waited for, and what failed before.
-    fn advance(
-        &mut self,
-        streams: &mut [Job<'_>],
-        rounds: usize,
-        limit: usize,
-    ) -> Result<(bool, Vec<Option<SynthError>>), SynthError> {
-        let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
-        let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
-        for _ in 0..rounds.min(flow::ROUNDS) {
-            let mut round = Vec::with_capacity(streams.len());
-            // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
-            let mut spare = flow::PAYS.saturating_sub(streams.len());
-            for (n, job) in streams.iter_mut().enumerate() {
-                if failed[n].is_some() {
-                    continue;
-                }
-                let chunks = match job.stream.next(limit, 1 + spare, &mut self.slabs) {
-                    Ok(chunks) => chunks,
-                    Err(e) => {
-                        failed[n] = Some(e);
-                        continue;
-                    }
-                };
-                spare -= chunks.len().saturating_sub(1);
-                for next in chunks {
-                    if let Some(own) = &next.whole {
-                        match self.whole_step(job.voice, &job.stream.tokens, &next, own) {
-                            Ok(false) => {}
-                            Ok(true) => failed[n] = Some(poisoned()),
-                            Err(e @ SynthError::Device(_)) => return Err(e),
-                            Err(e) => failed[n] = Some(e),
-                        }
-                        continue;
-                    }
-                    let Some(voice) = self.voices.get(&job.voice) else { continue };
-                    let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
-                    round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
-                }
-            }
-            if round.is_empty() {
-                continue;
-            }
-            plan.push(round);
-        }
-        if !plan.is_empty() {
-            self.flow.start(&plan)?;
-        }
-        Ok((!plan.is_empty(), failed))
-    }
-
-    /// Runs every Euler step of one stream's next chunks that end at or before `limit`. Returns what failed.
-    fn advance_now(&mut self, job: Job<'_>, limit: usize) -> Result<Option<SynthError>, SynthError> {
-        let (started, mut failed) = self.advance(&mut [job], EULER_STEPS, limit)?;
-        self.device.sync()?;
-        self.settle(started, &mut failed);
-        Ok(failed.pop().flatten())
-    }
-
-    /// Adds what the steps that have ended say to what failed before.
-    fn settle(&mut self, started: bool, failed: &mut [Option<SynthError>]) {
-        let flags = if started { self.flow.flags() } else { Vec::new() };
-        for (flag, failed) in flags.into_iter().zip(failed) {
-            if flag && failed.is_none() {
-                *failed = Some(poisoned());
-            }
-        }
-    }
-
-    /// Frames a voice's utterances share.
-    fn shared_frames(&self, prompt: &FlowPrompt) -> usize {
-        let flow = &self.config.flow;
-        let known = prompt.tokens.len().saturating_sub(flow.lookahead) * self.config.token_mel_ratio;
-        known / flow.block * flow.block
-    }
-
-    /// Solves the shared blocks of `voice`.
-    fn solve_prefix(&mut self, handle: VoiceHandle) -> Result<(), SynthError> {
-        let Some(voice) = self.voices.get(&handle).filter(|v| v.prefix.is_none()) else { return Ok(()) };
-        let prompt = voice.prompt.clone();
-        self.catch_up()?;
-        let frames = self.shared_frames(&prompt);
-        let hist = self.device.zeros("a voice", self.flow.hist_bytes)?;
-        let tokens = prompt.tokens.clone();
-        let mut stream =
-            Stream::new(tokens, &[], &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
-        while stream.done < frames {
-            let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
-            if let Some(e) = self.advance_now(job, frames)? {
-                if matches!(e, SynthError::Utterance(_)) {
-                    stream.own().try_for_each(|slab| self.slabs.scrub(slab))?;
-                }
-                stream.free(&mut self.slabs);
-                return Err(e);
-            }
-        }
-        if let Some(voice) = self.voices.get_mut(&handle) {
-            voice.prefix = Some(Prefix { slabs: stream.into_slabs(), hist });
-        }
-        Ok(())
-    }
-
-    /// Addresses of an utterance's slabs.
-    fn addresses(&self, slabs: &[Slab]) -> Vec<u64> {
-        slabs.iter().map(|&s| self.slabs.address(s)).collect()
-    }
-
-    /// Mel frames `from..to` (prompt included in the count) of a stream, `[frames, mel]`.
-    fn read_mel(&self, slabs: &[Slab], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
-        let (block, mel) = (self.config.flow.block, self.config.flow.mel);
-        let mut out = vec![0f32; to.saturating_sub(from) * mel];
-        for (frame, row) in (from..to).zip(out.chunks_exact_mut(mel)) {
-            let Some(&slab) = slabs.get(frame / block) else { break };
-            let at = self.slabs.address(slab) + (self.flow.x_offset + frame % block * mel * 4) as u64;
-            self.device.read(at, row)?;
-        }
-        Ok(out)
-    }
-
-    /// A mel of its own as the vocoder finds slabs: addresses such that its frames lie where a slab's would.
-    fn pages_of(&self, mel: &device::Buf, frames: usize) -> Vec<u64> {
-        let block = self.config.flow.block;
-        let bytes = block * self.config.flow.mel * 4;
-        (0..frames.div_ceil(block))
-            .map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64))
-            .collect()
-    }
-
-    /// The mel of a slot that is played at another speed, once all of it is there.
-    fn stretch(&mut self, slot: Slot) -> Result<(), SynthError> {
-        let Some(state) = self.slots.get(&slot) else { return Ok(()) };
-        let Some(voice) = self.voices.get(&state.voice) else { return Ok(()) };
-        let mel = self.read_mel(&state.stream.slabs, voice.frames, state.stream.done)?;
-        let mel = cpu::respeed(&mel, self.config.flow.mel, state.request.speed)
-            .map_err(|e| SynthError::Utterance(e.to_string()))?;
-        let frames = mel.len() / self.config.flow.mel;
-        // A pass may read to the end of the last block.
-        let mut padded = mel;
-        padded.resize(frames.next_multiple_of(self.config.flow.block) * self.config.flow.mel, 0.0);
-        let buf = self.device.upload("a mel", &padded)?;
-        if let Some(state) = self.slots.get_mut(&slot) {
-            state.stretched = Some((buf, frames));
-        }
-        Ok(())
+    /// Makes something go wrong; see [`Fault`].
+    ///
+    /// # Errors
+    /// The device does not work already, or the slot of [`Fault::NotANumber`] is not open.
+    pub fn inject(&mut self, fault: Fault) -> Result<(), SynthError> {
+        fault.happen(&self.device, &self.llm, &mut self.acoustic)
     }
 }
 
@@ -547,19 +296,8 @@ fn longest(asked: u32, prefix: usize, positions: usize, prompt: usize, flow: usi
     Ok(asked.min(room as u32))
 }
 
-/// One stream that is to be advanced.
-struct Job<'a> {
-    voice: VoiceHandle,
-    hist: u64,
-    stream: &'a mut Stream,
-}
-
 fn not_open() -> SynthError {
     SynthError::Utterance("the slot is not open".into())
-}
-
-fn poisoned() -> SynthError {
-    SynthError::Utterance("a mel value is not a number".into())
 }
 
 impl Backend for GpuBackend {
@@ -568,23 +306,24 @@ impl Backend for GpuBackend {
     }
 
     fn hold_back(&self) -> u32 {
-        self.hift.hold_back() as u32
+        self.acoustic.hift.hold_back() as u32
     }
 
     fn add_voice(&mut self, prompt: Arc<FlowPrompt>) -> Result<VoiceHandle, SynthError> {
-        let voice = self.make_voice(&prompt)?;
-        let handle = VoiceHandle(self.next_voice);
-        self.next_voice += 1;
-        self.voices.insert(handle, voice);
-        Ok(handle)
+        let voice = self.acoustic.solver.make_voice(&prompt)?;
+        Ok(self.acoustic.voices.add(voice))
     }
 
     fn prepare_voice(&mut self, voice: VoiceHandle) -> Result<(), SynthError> {
-        self.solve_prefix(voice)
+        if self.acoustic.voices.get(voice).is_none_or(|v| v.prefix.is_some()) {
+            return Ok(());
+        }
+        self.acoustic.catch_up()?;
+        self.acoustic.solver.solve_prefix(&mut self.acoustic.voices, voice)
     }
 
     fn release_voice(&mut self, voice: VoiceHandle) {
-        self.drop_hold(voice);
+        self.acoustic.voices.release(voice, &mut self.acoustic.solver.slabs);
     }
 
     fn open(&mut self, slot: Slot, mut request: SlotRequest) -> Result<(), SynthError> {
@@ -597,21 +336,21 @@ impl Backend for GpuBackend {
         }
         cpu::check_request(&request, &self.config)?;
         let voice = request.voice;
-        let hist = self.hist_of(slot.0 as usize);
-        let entry = self.voices.get_mut(&voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
+        let Acoustic { solver, hift, voices, slots, .. } = &mut self.acoustic;
+        let hist = solver.hist_of(slot.0 as usize);
+        let entry = voices.get_mut(voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
         let shared = entry.prefix.as_ref().map_or(&[][..], |p| &p.slabs);
-        let tokens = entry.prompt.tokens.clone();
-        let (positions, blocks) = (self.caps.positions as usize, self.flow.limit() / self.config.token_mel_ratio);
+        let tokens = &entry.prompt.tokens;
+        let (positions, blocks) = (self.caps.positions as usize, solver.flow.limit() / self.config.token_mel_ratio);
         let sampling = &mut request.sampling;
         sampling.max_len = longest(sampling.max_len, request.prefix.len(), positions, tokens.len(), blocks)?;
         sampling.min_len = sampling.min_len.min(sampling.max_len);
-        let stream =
-            Stream::new(tokens, shared, &self.config.flow, self.config.token_mel_ratio, self.options.final_chunk);
+        let stream = solver.stream(tokens, shared);
         match &entry.prefix {
-            Some(prefix) => self.device.copy(hist, prefix.hist.ptr, self.flow.hist_bytes)?,
-            None => self.device.fill_zero(hist, self.flow.hist_bytes)?,
+            Some(prefix) => self.device.copy(hist, prefix.hist.ptr, solver.flow.hist_bytes)?,
+            None => self.device.fill_zero(hist, solver.flow.hist_bytes)?,
         }
-        self.hift.open(slot.0 as usize)?;
+        hift.open(slot.0 as usize)?;
         entry.holds += 1;
         let state = SlotState {
             voice,
@@ -623,20 +362,21 @@ impl Backend for GpuBackend {
             stretched: None,
             poisoned: false,
         };
-        self.slots.insert(slot, state);
+        slots.insert(slot, state);
         Ok(())
     }
 
     fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {
         let mut rows = Vec::with_capacity(slots.len());
         for slot in slots {
-            if let Some(state) = self.slots.get(slot).filter(|s| !s.prefilled && !s.request.prefix.is_empty()) {
+            if let Some(state) = self.acoustic.slots.get(slot).filter(|s| !s.prefilled && !s.request.prefix.is_empty())
+            {
                 rows.push((slot.0 as usize, &state.request.prefix[..], &state.request.sampling));
             }
         }
         self.llm.prefill(&rows)?;
         for &slot in slots {
-            let state = self.slots.get_mut(&slot);
+            let state = self.acoustic.slots.get_mut(&slot);
             let failed = if state.is_none() { Some(not_open()) } else { None };
             if let Some(state) = state {
                 state.prefilled = true;
@@ -650,7 +390,7 @@ impl Backend for GpuBackend {
         let first = out.len();
         let mut rows = Vec::with_capacity(slots.len());
         for (n, &slot) in slots.iter().enumerate() {
-            let state = self.slots.get(&slot);
+            let state = self.acoustic.slots.get(&slot);
             let failed = match state {
                 Some(state) if !state.prefilled => Some(SynthError::Utterance("decoded before its prefill".into())),
                 Some(_) => None,
@@ -668,7 +408,7 @@ impl Backend for GpuBackend {
         let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
         let drawn = self.llm.decode(&numbers, rounds as usize)?;
         for ((n, slot), drawn) in rows.into_iter().zip(drawn) {
-            let Some(state) = self.slots.get_mut(&slot) else { continue };
+            let Some(state) = self.acoustic.slots.get_mut(&slot) else { continue };
             let result = &mut out[first + n];
             state.emitted += drawn.tokens.len() as u32;
             let sampling = &state.request.sampling;
@@ -688,8 +428,8 @@ impl Backend for GpuBackend {
     }
 
     fn flow_push(&mut self, slot: Slot, tokens: &[u32], last: bool) -> Result<(), SynthError> {
-        let limit = self.flow.limit();
-        let state = self.slots.get_mut(&slot).ok_or_else(not_open)?;
+        let limit = self.acoustic.solver.flow.limit();
+        let state = self.acoustic.slots.get_mut(&slot).ok_or_else(not_open)?;
         let refuse = |text: String| Err(SynthError::Utterance(text));
         if state.stream.last {
             return refuse("tokens were pushed after the last".into());
@@ -716,57 +456,55 @@ impl Backend for GpuBackend {
     }
 
     fn flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
-        self.run_flow(slots, rounds, out)
+        self.acoustic.run_flow(slots, rounds, out)
     }
 
     fn flow_rounds(&self, slot: Slot) -> u32 {
-        self.slots.get(&slot).map_or(0, |state| state.stream.pending() as u32)
+        self.acoustic.slots.get(&slot).map_or(0, |state| state.stream.pending() as u32)
     }
 
     fn vocode(&mut self, slots: &[Slot], out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
-        self.run_vocode(slots, out)
+        self.acoustic.run_vocode(slots, out)
     }
 
     fn launch_flow(&mut self, slots: &[Slot], rounds: u32) -> Result<bool, SynthError> {
-        self.start_flow_behind(slots, rounds)
+        self.acoustic.start_flow_behind(slots, rounds)
     }
 
     fn launch_vocode(&mut self, slots: &[Slot]) -> Result<bool, SynthError> {
-        self.start_vocode_behind(slots)
+        self.acoustic.start_vocode_behind(slots)
     }
 
     fn poll(&mut self) -> Result<bool, SynthError> {
-        self.flight_has_ended()
+        self.acoustic.flight_has_ended()
     }
 
     fn complete_flow(&mut self, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
-        self.land_flow(out)
+        self.acoustic.land_flow(out)
     }
 
     fn complete_vocode(&mut self, out: &mut Vec<Vocoded>) -> Result<(), SynthError> {
-        self.land_vocode(out)
+        self.acoustic.land_vocode(out)
     }
 
     fn close(&mut self, slot: Slot) {
-        if let Some(mut state) = self.take_for_closing(slot) {
-            if state.poisoned {
-                let slabs = state.stream.own().try_for_each(|slab| self.slabs.scrub(slab));
-                if let Err(error) = slabs.and_then(|()| self.llm.scrub(slot.0 as usize)) {
-                    tracing::error!(%error, slot = slot.0, "a slot could not be cleared");
-                }
+        let Some(mut state) = self.acoustic.take_for_closing(slot) else { return };
+        let Acoustic { solver, voices, .. } = &mut self.acoustic;
+        if state.poisoned {
+            let slabs = state.stream.own().try_for_each(|slab| solver.slabs.scrub(slab));
+            if let Err(error) = slabs.and_then(|()| self.llm.scrub(slot.0 as usize)) {
+                tracing::error!(%error, slot = slot.0, "a slot could not be cleared");
             }
-            state.stream.free(&mut self.slabs);
-            self.drop_hold(state.voice);
         }
+        state.stream.free(&mut solver.slabs);
+        voices.release(state.voice, &mut solver.slabs);
     }
 
     fn memory(&self) -> Memory {
-        let voices = self.shared_bytes();
+        let slabs = &self.acoustic.solver.slabs;
+        let voices = self.acoustic.voices.slabs() as u64 * slabs.size();
         // Nothing left is not the same as no limit.
-        Memory {
-            total: self.slabs.total().saturating_sub(voices).max(1),
-            used: self.slabs.used().saturating_sub(voices),
-        }
+        Memory { total: slabs.total().saturating_sub(voices).max(1), used: slabs.used().saturating_sub(voices) }
     }
 
     fn memory_parts(&self) -> Vec<(&'static str, u64)> {
@@ -776,11 +514,11 @@ impl Backend for GpuBackend {
     fn memory_needed(&self, extent: Extent) -> u64 {
         // The prompt's part that is not shared takes a block, and the end of the last block may be empty.
         let blocks = (extent.frames as usize).div_ceil(self.config.flow.block) + 1;
-        blocks as u64 * self.slabs.size()
+        blocks as u64 * self.acoustic.solver.slabs.size()
     }
 
     fn sync(&mut self) -> Result<(), SynthError> {
-        self.catch_up()?;
+        self.acoustic.catch_up()?;
         Ok(self.device.sync()?)
     }
 }

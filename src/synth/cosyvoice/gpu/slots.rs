@@ -1,36 +1,14 @@
-//! What the host knows of each utterance and voice: where its flow stands, which slabs it holds, what comes next.
+//! What the host knows of each utterance: where its flow stands, which slabs it holds, what comes next.
 //!
 //! No device work happens here; [`Stream::next`] says which chunks would be run and the backend runs it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::device::Buf;
 use super::slabs::{Pool, Slab};
 use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::{End, FinalChunk, FlowPrompt, SlotRequest, VoiceHandle};
+use crate::synth::cosyvoice::backend::{End, FinalChunk, SlotRequest, VoiceHandle};
 use crate::synth::cosyvoice::config::{EULER_STEPS, FlowConfig};
-
-/// A voice and what its utterances share.
-pub(super) struct Voice {
-    pub(super) prompt: Arc<FlowPrompt>,
-    /// Frames of the prompt's mel.
-    pub(super) frames: usize,
-    /// The mel `[frames, mel]`.
-    pub(super) cond: Buf,
-    /// The projected speaker vector.
-    pub(super) speaker: Buf,
-    pub(super) prefix: Option<Prefix>,
-    /// The caller and every slot that uses it.
-    pub(super) holds: u32,
-}
-
-/// Solved blocks of a prompt.
-pub(super) struct Prefix {
-    pub(super) slabs: Vec<Slab>,
-    /// Histories of the position convolutions after the last of them.
-    pub(super) hist: Buf,
-}
 
 /// One utterance.
 pub(super) struct SlotState {

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::device::{Buf, Device, Elt, GpuError, Kernel, start};
+use super::units;
 use crate::synth::cosyvoice::checkpoint::{Checkpoint, Part, fold_weight_norm};
 
 /// Where values come from: a checkpoint, or a generator when only speed matters.
@@ -149,7 +150,7 @@ pub(super) struct Packer {
 
 impl Packer {
     pub(super) fn new(device: &Arc<Device>, elt: Elt) -> Result<Self, GpuError> {
-        let module = device.compile("setup.cu", &[super::COMMON, super::SETUP], elt, &[])?;
+        let module = device.compile(&units::SETUP, elt, &[])?;
         Ok(Self {
             device: device.clone(),
             elt,

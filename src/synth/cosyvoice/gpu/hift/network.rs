@@ -2,13 +2,14 @@
 
 use super::super::device::{GpuError, start};
 use super::super::gemm::{Act, Conv, Tile};
-use super::{BLOCKS, DOUBLE, Extent, F0_LAYERS, F0_SHAPES, FRAMES, Hift, POST_SHAPES, ResBlock, STAGE_SHAPES};
+use super::shapes::{Extent, F0_SHAPES, POST_SHAPES, STAGE_SHAPES};
+use super::{BLOCKS, DOUBLE, F0_LAYERS, FRAMES, Hift, ResBlock};
 use crate::synth::cosyvoice::config::DEFAULT_LEAKY_SLOPE;
 
 impl Hift {
     /// Starts everything that a pass computes.
     pub(super) fn network(&self, extent: &Extent) -> Result<(), GpuError> {
-        let (k, s, h, d) = (&self.kernels, &self.scratch, &self.config, &self.device);
+        let (k, s, h, d, m) = (&self.kernels, &self.scratch, &self.config, &self.device, &self.weights);
         let Extent { pieces, frames: rows, f0_frames: f0_rows, columns: spectrum, tiles: ref shapes, .. } = *extent;
         let (n, reach) = (pieces as u32, self.reach());
         let vocs = self.desc.dev.ptr;
@@ -17,7 +18,7 @@ impl Hift {
         let levels: Vec<(u64, usize)> =
             extent.tables().0.into_iter().map(word).zip(extent.entries.iter().copied()).collect();
         if f0_rows > 0 {
-            for (layer, (w, b)) in self.f0.iter().enumerate() {
+            for (layer, (w, b)) in m.f0.iter().enumerate() {
                 let (tiles, blocks) = levels[0];
                 let shape = &F0_SHAPES[extent.f0];
                 let grid = (blocks as u32, h.f0_channels.div_ceil(shape.channels) as u32, 1);
@@ -30,31 +31,31 @@ impl Hift {
                 start!(d, k.f0[extent.f0], grid, shape.threads, shape.shared(); vocs, tiles, layer as i32, from, to, w.ptr, b.ptr)?;
             }
             let last = s.f0[(F0_LAYERS - 1) % 2].ptr;
-            start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, self.f0_out.0.ptr, self.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;
+            start!(d, k.f0_out, (f0_rows.div_ceil(4) as u32, 1, 1), 128, 0; last, m.f0_out.0.ptr, m.f0_out.1, s.f0_hz.ptr, f0_rows as i32)?;
             start!(d, k.tone, (n, 1, 1), 128, 0;
-                vocs, s.f0_hz.ptr, self.source_weights.ptr, self.rate as f32, h.voiced_threshold as f32, h.sine_amp as f32, h.noise_std as f32)?;
+                vocs, s.f0_hz.ptr, m.source.0.ptr, self.rate as f32, h.voiced_threshold as f32, h.sine_amp as f32, h.noise_std as f32)?;
         }
         start!(d, k.spectrum, (spectrum.div_ceil(128) as u32, n, 1), 128, 0;
-            vocs, self.hiss.ptr, self.hiss_len as i32, self.window.ptr, self.basis.ptr, self.source_bias, s.spectrum.ptr, reach as i32)?;
-        let wide = self.pre.cin as i32;
+            vocs, m.hiss.0.ptr, m.hiss.1 as i32, m.window.ptr, m.basis.ptr, m.source.1, s.spectrum.ptr, reach as i32)?;
+        let wide = m.pre.cin as i32;
         start!(d, k.frames, (FRAMES as u32, n, 1), 128, 0; vocs, s.frames.ptr, h.look_right as i32, wide)?;
         let base = Conv { scale: 1.0, slope: h.slope as f32, ..Conv::default() };
         let x0 = Conv {
             x: s.frames.ptr,
             ldx: wide,
             oute: s.x0.ptr,
-            lde: self.pre.n as i32,
+            lde: m.pre.n as i32,
             rows: rows as i32,
             act: Act::Leaky,
             ..base
         };
-        self.gemm.conv(&self.pre, Tile::N64T64, 0, x0)?;
-        let mut x = (s.x0.ptr, self.pre.n as i32);
+        self.gemm.conv(&m.pre, Tile::N64T64, 0, x0)?;
+        let mut x = (s.x0.ptr, m.pre.n as i32);
         let mut steps = 1usize;
         let with =
             |p: Conv, hist_at: usize| Conv { hist_in: hist[0], hist_out: hist[1], hist_off: hist_at as i64, ..p };
-        for (i, stage) in self.stages.iter().enumerate() {
-            let top = i + 1 == self.stages.len();
+        for (i, stage) in m.stages.iter().enumerate() {
+            let top = i + 1 == m.stages.len();
             let (low, low_blocks) = levels[i + 1];
             let (tiles, blocks) = levels[i + 2];
             let c = stage.channels as i32;
@@ -103,12 +104,12 @@ impl Hift {
             x = (s.next.ptr, c);
         }
         let (tiles, blocks) = levels[levels.len() - 1];
-        let ld = self.post.n as i32;
+        let ld = m.post.n as i32;
         let post = Conv { x: x.0, ldx: x.1, out: s.post.ptr, ldo: ld, tiles, ..base };
         let tile = POST_SHAPES[usize::from(shapes[shapes.len() - 1] != STAGE_SHAPES[0])];
-        self.gemm.conv(&self.post, tile, blocks, with(post, self.post_hist))?;
+        self.gemm.conv(&m.post, tile, blocks, with(post, m.post_hist))?;
         start!(d, k.samples, (64, n, 1), 256, 0;
-            vocs, s.post.ptr, ld, self.window.ptr, h.limit, s.pcm.dev.ptr, self.bad.dev.ptr)
+            vocs, s.post.ptr, ld, m.window.ptr, h.limit, self.pcm.dev.ptr, self.bad.dev.ptr)
     }
 
     /// Residual blocks of equally many layers, side by side: their first activations are in the scratch's `act`, `x`

@@ -271,6 +271,7 @@ KERNEL __launch_bounds__(256, 2) conv_64x32_2(const __grid_constant__ Conv p) { 
 KERNEL __launch_bounds__(512, 1) conv_64x32_4(const __grid_constant__ Conv p) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(p); }
 // Up to three convolutions of equal outputs and positions side by side.
 struct Three { Conv p[3]; };
+static_assert(sizeof(Three) == 3 * sizeof(Conv), "Rust passes an array");
 KERNEL __launch_bounds__(128, 6) three_64x32(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, DEEP>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(256, 2) three_64x32_2(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 2>(t.p[blockIdx.z]); }
 KERNEL __launch_bounds__(512, 1) three_64x32_4(const __grid_constant__ Three t) { conv_mma<2, 2, 2, 2, false, STAGES, 4>(t.p[blockIdx.z]); }

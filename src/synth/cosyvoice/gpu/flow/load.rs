@@ -1,0 +1,309 @@
+//! Loading the flow: its layers in the layouts of the kernels, what is folded beforehand, and scratch.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::super::device::{Buf, Elt, GpuError, Module, Staging};
+use super::super::gemm::Gemm;
+use super::super::lt::Lt;
+use super::super::units;
+use super::super::weights::{Packed, Packer, Piece, Source, padded};
+use super::linear::{Linear, Linears};
+use super::{
+    ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, POSITION_TILE, QUERIES, ROUNDS,
+    Scratch, Staged, WIDTH, Weights, attend_shared, defines, times,
+};
+use crate::synth::cosyvoice::checkpoint::Part;
+use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, EULER_STEPS, FlowConfig, TIME_EMBED};
+use crate::synth::cosyvoice::noise;
+
+const ROOT: &str = "decoder.estimator";
+
+/// Whether the kernels run a flow of these sizes where a block has `shared` bytes.
+fn check(config: &Config, shared: u32) -> Result<(), GpuError> {
+    let f = &config.flow;
+    let dim = f.dim;
+    let (outputs, positions) = POSITION_TILE.shape();
+    let inner = f.inner();
+    let fits = f.head_dim.is_multiple_of(16)
+        && (f.head_dim / 8).is_power_of_two()
+        && attend_shared(0, f.head_dim) + ATTEND_STATIC <= shared
+        && f.head_dim <= 128
+        && f.block <= positions.min(QUERIES)
+        && dim.is_multiple_of(64)
+        && dim / CONV_POS_GROUPS <= outputs
+        && f.input == f.mel
+        && f.lookahead_channels.is_multiple_of(4)
+        && f.input.is_multiple_of(4)
+        && inner.is_multiple_of(32)
+        && f.block.is_multiple_of(config.token_mel_ratio);
+    if !fits {
+        return Err(GpuError::Model(format!("the flow's sizes do not fit the kernels: {f:?}")));
+    }
+    Ok(())
+}
+
+/// A layer's weight `[n, k]` and bias.
+fn pair(source: &dyn Source, name: &str, n: usize, k: usize) -> Result<(Vec<f32>, Vec<f32>), GpuError> {
+    let get = |key: String, shape: &[usize]| Ok::<_, GpuError>(source.floats(Part::Flow, &key, shape)?.into_owned());
+    Ok((get(format!("{name}.weight"), &[n, k])?, get(format!("{name}.bias"), &[n])?))
+}
+
+/// Layers over the same `k` inputs as one product: by name and outputs.
+fn linear(packer: &Packer, source: &dyn Source, parts: &[(String, usize)], k: usize) -> Result<Linear, GpuError> {
+    let (mut w, mut b) = (Vec::new(), Vec::new());
+    for (name, n) in parts {
+        let (wn, bn) = pair(source, name, *n, k)?;
+        w.extend_from_slice(&wn);
+        b.extend_from_slice(&bn);
+    }
+    let n = b.len();
+    let packed = packer.whole(&w, n, k, 1, Some(&b))?;
+    let plain = if packer.elt == Elt::F32 { None } else { Some((packer.elements(&w)?, packer.elements(&b)?)) };
+    Ok(Linear { packed, plain, n, k })
+}
+
+/// Transformer block `n`.
+fn block(packer: &Packer, source: &dyn Source, f: &FlowConfig, n: usize) -> Result<Block, GpuError> {
+    let (dim, inner, ff) = (f.dim, f.inner(), f.ff());
+    let name = |part: &str| format!("{ROOT}.transformer_blocks.{n}.{part}");
+    let linear = |parts: &[(String, usize)], k: usize| linear(packer, source, parts, k);
+    Ok(Block {
+        qkv: linear(&[(name("attn.to_q"), inner), (name("attn.to_k"), inner), (name("attn.to_v"), inner)], dim)?,
+        out: linear(&[(name("attn.to_out.0"), dim)], inner)?,
+        up: linear(&[(name("ff.ff.0.0"), ff)], dim)?,
+        down: linear(&[(name("ff.ff.2"), dim)], ff)?,
+    })
+}
+
+fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weights, GpuError> {
+    let (f, device) = (&config.flow, &packer.device);
+    let dim = f.dim;
+    let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, key, shape);
+    let blocks = (0..f.depth).map(|n| block(packer, source, f, n)).collect::<Result<Vec<_>, _>>()?;
+    let (w, b) = pair(source, &format!("{ROOT}.input_embed.proj"), dim, f.dit_in())?;
+    let input = packer.whole(&w, dim, f.dit_in(), 1, Some(&b))?;
+    let position = |n: usize| -> Result<Packed, GpuError> {
+        let name = format!("{ROOT}.input_embed.conv_pos_embed.conv{n}.0");
+        let cin = dim / CONV_POS_GROUPS;
+        let w = get(&format!("{name}.weight"), &[dim, cin, CONV_POS_KERNEL])?;
+        let b = get(&format!("{name}.bias"), &[dim])?;
+        let piece = [Piece { values: &w, n: dim, mul: 1, off: 0 }];
+        packer.pack_groups(&piece, dim, cin, CONV_POS_KERNEL, CONV_POS_GROUPS, Some(&b), None)
+    };
+    let positions = [position(1)?, position(2)?];
+    let (w, b) = pair(source, &format!("{ROOT}.proj_out"), f.mel, dim)?;
+    let out = packer.whole(&w, f.mel, dim, 1, Some(&b))?;
+
+    let times = times();
+    let visited = evaluation_times(&times);
+    let deltas: Vec<f32> = (0..EULER_STEPS).map(|k| times[k + 1] - visited[k]).collect();
+    let modulation = modulation(packer, source, f, &visited)?;
+    let noise_frames = config.noise_frames();
+    let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
+    Ok(Weights {
+        input,
+        positions,
+        blocks,
+        out,
+        modulation,
+        deltas: device.upload("times", &deltas)?,
+        rope: device.upload("rotary angles", &rope)?,
+    })
+}
+
+fn front(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Front, GpuError> {
+    let (f, device) = (&config.flow, &packer.device);
+    let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, key, shape);
+    let noise_frames = config.noise_frames();
+    let table = noise::flow_table(config);
+    // Frames after the table's end are only ever padding of a last block.
+    let mut by_frame = vec![0f32; (noise_frames + f.block) * f.mel];
+    for (channel, row) in table.chunks_exact(noise_frames).enumerate() {
+        for (frame, v) in row.iter().enumerate() {
+            by_frame[frame * f.mel + channel] = *v;
+        }
+    }
+    let (look, ch) = (f.lookahead, f.lookahead_channels);
+    let w = get("pre_lookahead_layer.conv1.weight", &[ch, f.input, look + 1])?;
+    let mut ahead = vec![0f32; w.len()];
+    for (i, v) in w.iter().enumerate() {
+        let (o, c, tap) = (i / (f.input * (look + 1)), i / (look + 1) % f.input, i % (look + 1));
+        ahead[(tap * f.input + c) * ch + o] = *v;
+    }
+    let w = get("pre_lookahead_layer.conv2.weight", &[f.input, ch, BACK])?;
+    let mut behind = vec![0f32; w.len()];
+    for (i, v) in w.iter().enumerate() {
+        let (o, c, tap) = (i / (ch * BACK), i / BACK % ch, i % BACK);
+        behind[(o * BACK + tap) * ch + c] = *v;
+    }
+    let speaker = (
+        get("spk_embed_affine_layer.weight", &[f.spk_dim, f.speaker])?.into_owned(),
+        get("spk_embed_affine_layer.bias", &[f.spk_dim])?.into_owned(),
+    );
+    Ok(Front {
+        noise: device.upload("noise", &by_frame)?,
+        noise_frames,
+        table: device.upload("tokens", &get("input_embedding.weight", &[f.vocab, f.input])?)?,
+        ahead: [
+            device.upload("weights", &ahead)?,
+            device.upload("weights", &get("pre_lookahead_layer.conv1.bias", &[ch])?)?,
+        ],
+        behind: [
+            device.upload("weights", &behind)?,
+            device.upload("weights", &get("pre_lookahead_layer.conv2.bias", &[f.input])?)?,
+        ],
+        speaker,
+    })
+}
+
+fn kernels(module: &Module, elt: Elt) -> Result<Kernels, GpuError> {
+    Ok(Kernels {
+        hidden: module.kernel("flow_hidden", ATTEND_SHARED)?,
+        start: module.kernel("flow_start", ATTEND_SHARED)?,
+        input: module.kernel("flow_input", 0)?,
+        norm: module.kernel("flow_norm", 0)?,
+        euler: module.kernel("flow_euler", 0)?,
+        attend: if elt == Elt::F32 {
+            [module.kernel("flow_attend", 0)?; 3]
+        } else {
+            [
+                module.kernel("flow_attend", ATTEND_SHARED)?,
+                module.kernel("flow_attend_2", ATTEND_SHARED)?,
+                module.kernel("flow_attend_4", ATTEND_SHARED)?,
+            ]
+        },
+        append: module.kernel("flow_append", 0)?,
+        neighbours: module.kernel("flow_neighbours", 0)?,
+    })
+}
+
+fn scratch(packer: &Packer, config: &Config) -> Result<Scratch, GpuError> {
+    let (f, device, size) = (&config.flow, &packer.device, packer.elt.size());
+    let (dim, inner, ff, ch) = (f.dim, f.inner(), f.ff(), f.lookahead_channels);
+    let rows = WIDTH * 2 * f.block;
+    let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
+    let tiles: Vec<[i32; 4]> = (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
+    Ok(Scratch {
+        input: act(padded(f.dit_in()), size)?,
+        hist: device.zeros("activations", WIDTH * 2 * 8)?,
+        tiles: device.upload("tiles", &tiles)?,
+        h0: act(dim, 4)?,
+        h0e: act(dim, size)?,
+        c1: act(dim, size)?,
+        h: act(dim, 4)?,
+        a: act(dim.max(inner), size)?,
+        qkv: act(3 * inner, size)?,
+        heard: act(dim.max(inner), size)?,
+        ff: act(ff, size)?,
+        v: act(padded(f.mel), 4)?,
+        hidden: device.zeros("activations", WIDTH * (f.block / config.token_mel_ratio + 2) * ch * 4)?,
+    })
+}
+
+impl Flow {
+    pub(in super::super) fn load(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Self, GpuError> {
+        let device = &packer.device;
+        let (f, elt) = (&config.flow, packer.elt);
+        check(config, device.shared)?;
+        let module = device.compile(&units::FLOW, elt, &defines(f))?;
+        let few = match elt {
+            Elt::F32 => Vec::new(),
+            _ => ["flow_product_16", "flow_product_32", "flow_product_48"]
+                .into_iter()
+                .map(|name| module.kernel(name, ATTEND_SHARED))
+                .collect::<Result<_, _>>()?,
+        };
+        let x_offset = EULER_STEPS * f.depth * 4 * f.block * f.inner() * elt.size();
+        let hist_bytes = EULER_STEPS * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
+        let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
+        let chunk_bytes = WIDTH * size_of::<ChunkArgs>();
+        let tokens_bytes = ROUNDS * WIDTH * (per_row + size_of::<ChunkArgs>()) * 4;
+        Ok(Self {
+            device: device.clone(),
+            config: f.clone(),
+            ratio: config.token_mel_ratio,
+            linears: Linears {
+                device: device.clone(),
+                gemm: Gemm::new(device, elt)?,
+                lt: if elt == Elt::F32 { None } else { Some(Lt::new(device, elt)?) },
+                choices: HashMap::new(),
+                few,
+            },
+            kernels: kernels(&module, elt)?,
+            weights: weights(packer, source, config)?,
+            front: front(packer, source, config)?,
+            scratch: scratch(packer, config)?,
+            staged: Staged {
+                chunks: (0..ROUNDS).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
+                current: device.zeros("chunks", chunk_bytes)?,
+                tokens: Staging::new(device, "chunk tokens", tokens_bytes)?,
+                bad: Staging::new(device, "flags", WIDTH * 4)?,
+                spare_hist: device.zeros("histories", hist_bytes)?,
+            },
+            graphs: BTreeMap::new(),
+            slab_bytes: x_offset + 2 * f.block * f.mel * 4,
+            x_offset,
+            hist_bytes,
+        })
+    }
+}
+
+/// `[positions][pairs]` cosines and sines.
+fn rope_table(frequencies: &[f32], positions: usize) -> Vec<[f32; 2]> {
+    (0..positions)
+        .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f).map(|a| [a.cos(), a.sin()]).collect::<Vec<_>>())
+        .collect()
+}
+
+/// The times at which the network is evaluated: accumulated, as the reference does.
+fn evaluation_times(times: &[f32]) -> Vec<f32> {
+    let (mut t, mut dt) = (times[0], times[1] - times[0]);
+    let mut visited = Vec::with_capacity(EULER_STEPS);
+    for k in 1..times.len() {
+        visited.push(t);
+        t += dt;
+        dt = times.get(k + 1).map_or(dt, |next| next - t);
+    }
+    visited
+}
+
+/// `[step][6 * depth + 2][dim]`: what every modulation layer gives at each time, folded once.
+fn modulation(packer: &Packer, source: &dyn Source, f: &FlowConfig, times: &[f32]) -> Result<Buf, GpuError> {
+    let device = &packer.device;
+    let (dim, half) = (f.dim, TIME_EMBED / 2);
+    let rate = 10_000f64.ln() / (half - 1) as f64;
+    let mut waves = Vec::with_capacity(times.len() * TIME_EMBED);
+    for &t in times {
+        let angles: Vec<f32> = (0..half).map(|i| 1000.0 * t * (-(i as f64) * rate).exp() as f32).collect();
+        waves.extend(angles.iter().map(|a| a.sin()));
+        waves.extend(angles.iter().map(|a| a.cos()));
+    }
+    let get = |key: &str, shape: &[usize]| source.floats(Part::Flow, &format!("{ROOT}.{key}"), shape);
+    let silu = |v: &mut f32| *v /= 1.0 + (-*v).exp();
+    let layer = |x: &[f32], name: &str, n: usize, k: usize| -> Result<Vec<f32>, GpuError> {
+        let (x, y) = (device.upload("times", x)?, device.zeros("times", times.len() * n * 4)?);
+        let (w, b) = (get(&format!("{name}.weight"), &[n, k])?, get(&format!("{name}.bias"), &[n])?);
+        packer.linear(&x, times.len(), &w, &b, k, y.ptr, n)?;
+        let mut out = vec![0f32; times.len() * n];
+        device.read(y.ptr, &mut out)?;
+        Ok(out)
+    };
+    let mut hidden = layer(&waves, "time_embed.time_mlp.0", dim, TIME_EMBED)?;
+    hidden.iter_mut().for_each(silu);
+    let mut active = layer(&hidden, "time_embed.time_mlp.2", dim, dim)?;
+    active.iter_mut().for_each(silu);
+    let active = device.upload("times", &active)?;
+    let stride = dim * (6 * f.depth + 2);
+    let out = device.zeros("modulation", times.len() * stride * 4)?;
+    for n in 0..=f.depth {
+        let (name, parts) = if n < f.depth {
+            (format!("transformer_blocks.{n}.attn_norm.linear"), 6)
+        } else {
+            ("norm_out.linear".into(), 2)
+        };
+        let (w, b) =
+            (get(&format!("{name}.weight"), &[parts * dim, dim])?, get(&format!("{name}.bias"), &[parts * dim])?);
+        packer.linear(&active, times.len(), &w, &b, dim, out.ptr + (n * 6 * dim * 4) as u64, stride)?;
+    }
+    Ok(out)
+}

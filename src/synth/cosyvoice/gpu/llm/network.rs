@@ -1,0 +1,263 @@
+//! The layers of the language model over the rows of one step, and how each of their products runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::device::{Buf, Device, Elt, GpuError, Kernel, Timer, start};
+use super::super::gemm::{Act, Conv, Gemm, Squares, WIDE, Wide};
+use super::super::lt::Shape;
+use super::super::mirror::mirrored;
+use super::super::tuned::{Finding, Tuned};
+use super::super::weights::Packed;
+use super::{ATTEND_WARPS, PASS, WIDTHS};
+use crate::synth::cosyvoice::config::LlmConfig;
+
+/// Rows that the ways of wide products are timed at; fewer take the next.
+const BUCKETS: [usize; 11] = [16, 32, 64, 96, 128, 192, 256, 384, 768, 1536, PASS];
+/// Tiles of keys and of values that a warp has room for, and for few rows.
+pub(super) const TILES: usize = 4;
+pub(super) const DEEP_TILES: usize = 8;
+/// Rows up to which an attention block may have a multiprocessor to itself.
+const FEW: usize = 32;
+
+/// `Llm` of llm.cu.
+///
+/// Why this struct is large: every kernel of the model takes it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Args {
+    pub(super) text: u64,
+    pub(super) speech: u64,
+    pub(super) rope: u64,
+    pub(super) cache: u64,
+    pub(super) seq: u64,
+    pub(super) forced: u64,
+    pub(super) x: u64,
+    pub(super) xe: u64,
+    pub(super) row_slot: u64,
+    pub(super) row_pos: u64,
+    pub(super) slots: u64,
+    pub(super) ids: u64,
+    pub(super) slot_stride: i64,
+    pub(super) layer_stride: i64,
+    pub(super) hidden: i32,
+    pub(super) positions: i32,
+    pub(super) rows: i32,
+    pub(super) tiled_rows: i32,
+}
+
+mirrored!(Args as "Llm" {
+    text, speech, rope, cache, seq, forced, x, xe, row_slot, row_pos, slots, ids, slot_stride, layer_stride, hidden,
+    positions, rows, tiled_rows,
+});
+
+pub(super) struct Layer {
+    pub(super) qkv: Packed,
+    pub(super) out: Packed,
+    pub(super) gate_up: Packed,
+    pub(super) down: Packed,
+}
+
+/// A product of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Product {
+    Qkv,
+    Out,
+    GateUp,
+    Down,
+    Head,
+}
+
+const PRODUCTS: [Product; 5] = [Product::Qkv, Product::Out, Product::GateUp, Product::Down, Product::Head];
+
+/// The fastest ways of wide products; all give the same bits.
+static WAYS: Tuned<Wide> = Tuned::new();
+
+impl Finding for Wide {
+    const KIND: &'static str = "wide 1";
+
+    fn to_bytes(self) -> Vec<u8> {
+        vec![self as u8]
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        WIDE.into_iter().find(|way| *bytes == [*way as u8])
+    }
+}
+
+/// The model's kernels.
+pub(super) struct Kernels {
+    pub(super) embed: Kernel,
+    pub(super) append: Kernel,
+    pub(super) attend: Kernel,
+    /// As `attend`, with more under way; for few rows, where a block has room for it.
+    pub(super) attend_deep: Option<Kernel>,
+    /// For prefixes.
+    pub(super) attend_prefix: Kernel,
+    pub(super) sample: Kernel,
+}
+
+/// What products hand on, for [`PASS`] rows.
+pub(super) struct Scratch {
+    pub(super) qkv: Buf,
+    pub(super) heard: Buf,
+    pub(super) inner: Buf,
+    pub(super) logits: Buf,
+    pub(super) rms: Buf,
+    /// Sums of squares of the residual stream's rows, where activations are tiled.
+    pub(super) squares: Buf,
+}
+
+/// All layers and the head.
+pub(super) struct Network {
+    pub(super) device: Arc<Device>,
+    pub(super) config: LlmConfig,
+    pub(super) gemm: Gemm,
+    /// Whether every product's inputs come in the pieces of tiled operands.
+    pub(super) tileable: bool,
+    /// The fastest way of each product for up to so many rows.
+    pub(super) ways: BTreeMap<(usize, Product), Wide>,
+    pub(super) layers: Vec<Layer>,
+    pub(super) head: Packed,
+    pub(super) args: Args,
+    pub(super) kernels: Kernels,
+    pub(super) scratch: Scratch,
+}
+
+impl Network {
+    /// All layers over `rows` rows; what they are is on the device.
+    pub(super) fn run(&self, rows: usize, prefill: bool) -> Result<(), GpuError> {
+        let c = &self.config;
+        let tiled = self.tiled(rows);
+        let args = Args { rows: rows as i32, tiled_rows: if tiled { PASS as i32 } else { 0 }, ..self.args };
+        let grid = (rows as u32, 1, 1);
+        start!(self.device, self.kernels.embed, grid, 256, 0; args, i32::from(prefill))?;
+        if tiled {
+            self.gemm.squares(args.xe, self.scratch.squares.ptr, PASS, rows, c.hidden)?;
+        }
+        let f32 = self.gemm.elt == Elt::F32;
+        // The kernel, its tiles, and whether a block has two rows.
+        let (attend, tiles, pair) = match self.kernels.attend_deep {
+            _ if prefill => (self.kernels.attend_prefix, TILES, !f32),
+            Some(deep) if rows <= FEW => (deep, DEEP_TILES, false),
+            _ => (self.kernels.attend, TILES, false),
+        };
+        let shared = if f32 { 0 } else { attend_shared(tiles, c.head_dim) };
+        let heads = (if pair { rows.div_ceil(2) } else { rows } as u32, c.kv_heads as u32, 1);
+        for n in 0..self.layers.len() {
+            self.product(Product::Qkv, n, rows)?;
+            if prefill {
+                start!(self.device, self.kernels.append, grid, 128, 0; args, self.scratch.qkv.ptr, n as i32)?;
+            }
+            start!(self.device, attend, heads, 256, shared; args, self.scratch.qkv.ptr, self.scratch.heard.ptr, n as i32)?;
+            self.product(Product::Out, n, rows)?;
+            self.product(Product::GateUp, n, rows)?;
+            self.product(Product::Down, n, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Whether activations of `rows` rows are tiled.
+    fn tiled(&self, rows: usize) -> bool {
+        self.tileable && self.gemm.tiled(rows)
+    }
+
+    /// One product over `rows` rows, of layer `layer` where it is a layer's.
+    pub(super) fn product(&self, which: Product, layer: usize, rows: usize) -> Result<(), GpuError> {
+        let bucket = BUCKETS.into_iter().find(|&most| most >= rows).unwrap_or(PASS);
+        self.product_by(which, layer, rows, self.ways.get(&(bucket, which)).copied())
+    }
+
+    fn weights(&self, which: Product, layer: usize) -> &Packed {
+        let at = &self.layers[layer];
+        match which {
+            Product::Qkv => &at.qkv,
+            Product::Out => &at.out,
+            Product::GateUp => &at.gate_up,
+            Product::Down => &at.down,
+            Product::Head => &self.head,
+        }
+    }
+
+    fn product_by(&self, which: Product, layer: usize, rows: usize, way: Option<Wide>) -> Result<(), GpuError> {
+        let c = &self.config;
+        let (a, w) = (&self.args, self.weights(which, layer));
+        let width = ((c.heads + 2 * c.kv_heads) * c.head_dim) as i32;
+        let tiled = self.tiled(rows);
+        // Of tiled operands the leading dimension is their height.
+        let ld = |width: usize| if tiled { PASS as i32 } else { width as i32 };
+        let hidden = ld(c.hidden);
+        let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
+        let normed = Conv { x: a.xe, ldx: hidden, ..base };
+        let residual = Conv { res: a.x, out: a.x, oute: a.xe, ldo: c.hidden as i32, lde: hidden, ..base };
+        let p = match which {
+            Product::Qkv => Conv { out: self.scratch.qkv.ptr, ldo: width, ..normed },
+            Product::Out => Conv { x: self.scratch.heard.ptr, ldx: ld(c.heads * c.head_dim), ..residual },
+            Product::GateUp => {
+                Conv { oute: self.scratch.inner.ptr, lde: ld(c.intermediate), act: Act::SiluGate, ..normed }
+            }
+            Product::Down => Conv { x: self.scratch.inner.ptr, ldx: ld(c.intermediate), ..residual },
+            Product::Head => Conv { out: self.scratch.logits.ptr, ldo: self.head.n as i32, ..normed },
+        };
+        let makes_rows = matches!(which, Product::Out | Product::Down);
+        let norm = (!makes_rows).then_some((c.rms_eps as f32, c.hidden));
+        if !tiled {
+            return self.gemm.linear(w, p, norm, self.scratch.rms.ptr);
+        }
+        let squares = if makes_rows {
+            Squares { inputs: 0, results: self.scratch.squares.ptr }
+        } else {
+            Squares { inputs: self.scratch.squares.ptr, results: 0 }
+        };
+        let first = || WIDE.into_iter().find(|way| way.fits(w)).unwrap_or(Wide::N128T64);
+        self.gemm.wide(w, p, norm, squares, way.unwrap_or_else(first))
+    }
+
+    /// Finds out the fastest way of every product at every number of rows that a step may have.
+    pub(super) fn tune_all(&mut self) -> Result<(), GpuError> {
+        if !self.tiled(PASS) {
+            return Ok(());
+        }
+        BUCKETS.into_iter().try_for_each(|rows| self.tune(rows))
+    }
+
+    /// Finds out the fastest way of every product over `rows` rows; all give the same bits.
+    fn tune(&mut self, rows: usize) -> Result<(), GpuError> {
+        let timer = Timer::new(&self.device)?;
+        for which in PRODUCTS {
+            if which == Product::Head && rows > WIDTHS[WIDTHS.len() - 1] {
+                continue;
+            }
+            let (n, k) = (self.weights(which, 0).n, self.weights(which, 0).cin);
+            let shape = Shape { m: rows, n, k, gelu: false };
+            let way = WAYS.of(&self.device, self.gemm.elt, shape, || self.fastest(which, rows, &timer))?;
+            self.ways.insert((rows, which), way);
+        }
+        Ok(())
+    }
+
+    fn fastest(&self, which: Product, rows: usize, timer: &Timer) -> Result<Wide, GpuError> {
+        let mut best: Option<(f64, Wide)> = None;
+        for way in WIDE.into_iter().filter(|way| way.fits(self.weights(which, 0))) {
+            // All layers in turn, so that weights come from where they do in a round.
+            let all = || (0..self.layers.len()).try_for_each(|n| self.product_by(which, n, rows, Some(way)));
+            all()?;
+            let mut least = f64::INFINITY;
+            for _ in 0..3 {
+                timer.mark(0)?;
+                all()?;
+                timer.mark(1)?;
+                least = least.min(timer.seconds()?);
+            }
+            if best.is_none_or(|(seconds, _)| least < seconds) {
+                best = Some((least, way));
+            }
+        }
+        best.map(|(_, way)| way).ok_or_else(|| GpuError::Model("no way of a wide product fits its weights".into()))
+    }
+}
+
+/// Dynamic shared memory of attention in 16 bit over heads of `hd` values.
+pub(super) fn attend_shared(tiles: usize, hd: usize) -> u32 {
+    (ATTEND_WARPS * tiles * 16 * hd * 2) as u32
+}

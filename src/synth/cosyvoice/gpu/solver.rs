@@ -1,0 +1,246 @@
+//! Advancing streams of mel frames through the flow: which chunks a round has, where each one's state lies, what became of it.
+//!
+//! Owns the network, the slabs and the histories of every slot. Whose streams are advanced comes with every call.
+
+use std::sync::Arc;
+
+use super::cpu;
+use super::device::{self, Device};
+use super::flow::{self, ChunkArgs, ChunkRun, Flow};
+use super::slabs::{Slab, Slabs};
+use super::slots::{Next, Stream};
+use super::voices::{Prefix, Voice, Voices};
+use crate::synth::SynthError;
+use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, VoiceHandle};
+use crate::synth::cosyvoice::config::{Config, EULER_STEPS};
+
+/// One stream that is to be advanced.
+pub(super) struct Job<'a> {
+    pub(super) voice: VoiceHandle,
+    pub(super) hist: u64,
+    pub(super) stream: &'a mut Stream,
+}
+
+pub(super) fn poisoned() -> SynthError {
+    SynthError::Utterance("a mel value is not a number".into())
+}
+
+/// The flow and the memory that its streams take.
+pub(super) struct Solver {
+    pub(super) device: Arc<Device>,
+    pub(super) config: Config,
+    pub(super) final_chunk: FinalChunk,
+    pub(super) flow: Flow,
+    pub(super) slabs: Slabs,
+    /// Histories of the flow's position convolutions, one a slot.
+    pub(super) hists: device::Buf,
+}
+
+impl Solver {
+    /// A stream behind a prompt, whose first blocks may be shared.
+    pub(super) fn stream(&self, prompt: &[u32], shared: &[Slab]) -> Stream {
+        Stream::new(prompt.to_vec(), shared, &self.config.flow, self.config.token_mel_ratio, self.final_chunk)
+    }
+
+    /// Where the histories of a slot lie.
+    pub(super) fn hist_of(&self, slot: usize) -> u64 {
+        self.hists.ptr + (slot * self.flow.hist_bytes) as u64
+    }
+
+    /// A voice with one hold, its prompt on the device.
+    pub(super) fn make_voice(&self, prompt: &Arc<FlowPrompt>) -> Result<Voice, SynthError> {
+        cpu::check_voice(prompt, &self.config.flow)?;
+        Ok(Voice {
+            prompt: prompt.clone(),
+            frames: prompt.mel.len() / self.config.flow.mel,
+            cond: self.device.upload("a voice", &prompt.mel)?,
+            speaker: self.device.upload("a voice", &self.flow.project(&prompt.speaker))?,
+            prefix: None,
+            holds: 1,
+        })
+    }
+
+    /// The kernels' view of one chunk. `slabs`: the utterance's, at least up to the chunk's own block.
+    pub(super) fn chunk(
+        &self,
+        voice: &Voice,
+        hist: u64,
+        next: &Next,
+        slabs: &[Slab],
+        seen: usize,
+        flag: usize,
+    ) -> ChunkArgs {
+        let mut page = [0u64; flow::PAGES];
+        for (to, &slab) in page.iter_mut().zip(slabs) {
+            *to = self.slabs.address(slab);
+        }
+        let block = self.config.flow.block;
+        let left = self.config.flow.left_blocks.map_or(0, |n| (next.start / block).saturating_sub(n) * block);
+        ChunkArgs {
+            hist,
+            cond: voice.cond.ptr,
+            speaker: voice.speaker.ptr,
+            step: next.step as i32,
+            frame0: next.start as i32,
+            frames: next.frames as i32,
+            keys: seen as i32,
+            key0: left as i32,
+            cond_frames: voice.frames as i32,
+            live: 1,
+            flag: flag as i32,
+            page,
+        }
+    }
+
+    pub(super) fn tokens_for(&self, tokens: &[u32], next: &Next, start: usize) -> Option<Vec<i32>> {
+        (next.step == 0).then(|| self.flow.window(tokens, start / self.config.token_mel_ratio))
+    }
+
+    /// Runs one Euler step of a full solve.
+    fn whole_step(&mut self, voice: &Voice, tokens: &[u32], next: &Next, own: &[Slab]) -> Result<bool, SynthError> {
+        let block = self.config.flow.block;
+        let scratch = self.device.zeros("a full solve", own.len() * self.flow.hist_bytes)?;
+        let runs: Vec<ChunkRun> = (0..own.len())
+            .map(|n| {
+                let part = Next { start: n * block, frames: block.min(next.frames - n * block), ..next.clone() };
+                let hist = scratch.ptr + (n * self.flow.hist_bytes) as u64;
+                let mut args = self.chunk(voice, hist, &part, own, next.frames, 0);
+                args.key0 = 0;
+                ChunkRun { args, tokens: self.tokens_for(tokens, next, n * block) }
+            })
+            .collect();
+        Ok(self.flow.run_whole(&runs)?)
+    }
+
+    /// Starts Euler steps of `streams` up to `rounds` each, chunks that end at or before `limit`. Returns whether there
+    /// were any, whose flags are then to be waited for, and what failed before.
+    pub(super) fn advance(
+        &mut self,
+        voices: &Voices,
+        streams: &mut [Job<'_>],
+        rounds: usize,
+        limit: usize,
+    ) -> Result<(bool, Vec<Option<SynthError>>), SynthError> {
+        let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
+        let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
+        for _ in 0..rounds.min(flow::ROUNDS) {
+            let mut round = Vec::with_capacity(streams.len());
+            // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
+            let mut spare = flow::PAYS.saturating_sub(streams.len());
+            for (n, job) in streams.iter_mut().enumerate() {
+                if failed[n].is_some() {
+                    continue;
+                }
+                let chunks = match job.stream.next(limit, 1 + spare, &mut self.slabs) {
+                    Ok(chunks) => chunks,
+                    Err(e) => {
+                        failed[n] = Some(e);
+                        continue;
+                    }
+                };
+                spare -= chunks.len().saturating_sub(1);
+                let Some(voice) = voices.get(job.voice) else { continue };
+                for next in chunks {
+                    if let Some(own) = &next.whole {
+                        match self.whole_step(voice, &job.stream.tokens, &next, own) {
+                            Ok(false) => {}
+                            Ok(true) => failed[n] = Some(poisoned()),
+                            Err(e @ SynthError::Device(_)) => return Err(e),
+                            Err(e) => failed[n] = Some(e),
+                        }
+                        continue;
+                    }
+                    let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
+                    round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
+                }
+            }
+            if round.is_empty() {
+                continue;
+            }
+            plan.push(round);
+        }
+        if !plan.is_empty() {
+            self.flow.start(&plan)?;
+        }
+        Ok((!plan.is_empty(), failed))
+    }
+
+    /// Runs every Euler step of one stream's next chunks that end at or before `limit`. Returns what failed.
+    pub(super) fn advance_now(
+        &mut self,
+        voices: &Voices,
+        job: Job<'_>,
+        limit: usize,
+    ) -> Result<Option<SynthError>, SynthError> {
+        let (started, mut failed) = self.advance(voices, &mut [job], EULER_STEPS, limit)?;
+        self.device.sync()?;
+        self.settle(started, &mut failed);
+        Ok(failed.pop().flatten())
+    }
+
+    /// Adds what the steps that have ended say to what failed before.
+    pub(super) fn settle(&mut self, started: bool, failed: &mut [Option<SynthError>]) {
+        let flags = if started { self.flow.flags() } else { Vec::new() };
+        for (flag, failed) in flags.into_iter().zip(failed) {
+            if flag && failed.is_none() {
+                *failed = Some(poisoned());
+            }
+        }
+    }
+
+    /// Frames a voice's utterances share.
+    fn shared_frames(&self, prompt: &FlowPrompt) -> usize {
+        let flow = &self.config.flow;
+        let known = prompt.tokens.len().saturating_sub(flow.lookahead) * self.config.token_mel_ratio;
+        known / flow.block * flow.block
+    }
+
+    /// Addresses of an utterance's slabs.
+    pub(super) fn addresses(&self, slabs: &[Slab]) -> Vec<u64> {
+        slabs.iter().map(|&s| self.slabs.address(s)).collect()
+    }
+
+    /// Mel frames `from..to` (prompt included in the count) of a stream, `[frames, mel]`.
+    pub(super) fn read_mel(&self, slabs: &[Slab], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
+        let (block, mel) = (self.config.flow.block, self.config.flow.mel);
+        let mut out = vec![0f32; to.saturating_sub(from) * mel];
+        for (frame, row) in (from..to).zip(out.chunks_exact_mut(mel)) {
+            let Some(&slab) = slabs.get(frame / block) else { break };
+            let at = self.slabs.address(slab) + (self.flow.x_offset + frame % block * mel * 4) as u64;
+            self.device.read(at, row)?;
+        }
+        Ok(out)
+    }
+
+    /// A mel of its own as the vocoder finds slabs: addresses such that its frames lie where a slab's would.
+    pub(super) fn pages_of(&self, mel: &device::Buf, frames: usize) -> Vec<u64> {
+        let block = self.config.flow.block;
+        let bytes = block * self.config.flow.mel * 4;
+        (0..frames.div_ceil(block))
+            .map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64))
+            .collect()
+    }
+
+    /// Solves the blocks of a voice's prompt that its utterances share.
+    pub(super) fn solve_prefix(&mut self, voices: &mut Voices, handle: VoiceHandle) -> Result<(), SynthError> {
+        let Some(voice) = voices.get(handle).filter(|v| v.prefix.is_none()) else { return Ok(()) };
+        let prompt = voice.prompt.clone();
+        let frames = self.shared_frames(&prompt);
+        let hist = self.device.zeros("a voice", self.flow.hist_bytes)?;
+        let mut stream = self.stream(&prompt.tokens, &[]);
+        while stream.done < frames {
+            let job = Job { voice: handle, hist: hist.ptr, stream: &mut stream };
+            if let Some(e) = self.advance_now(voices, job, frames)? {
+                if matches!(e, SynthError::Utterance(_)) {
+                    stream.own().try_for_each(|slab| self.slabs.scrub(slab))?;
+                }
+                stream.free(&mut self.slabs);
+                return Err(e);
+            }
+        }
+        if let Some(voice) = voices.get_mut(handle) {
+            voice.prefix = Some(Prefix { slabs: stream.into_slabs(), hist });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! The CUDA sources and what each is compiled from.
+
+use super::compiler::{Source, Unit};
+use super::device::GpuError;
+use super::mirror::checks;
+use super::{Precision, flow, gemm, hift, libraries, llm};
+use crate::synth::cosyvoice::config::Config;
+
+const COMMON: &str = include_str!("kernels/common.cuh");
+const PRODUCT: &str = include_str!("kernels/product.cuh");
+
+/// Packing of weights and products at load.
+pub(super) static SETUP: Source =
+    Source { name: "setup.cu", parts: &[COMMON, include_str!("kernels/setup.cu")], checks: String::new };
+/// Products and convolutions.
+pub(super) static GEMM: Source = Source {
+    name: "gemm.cu",
+    parts: &[COMMON, PRODUCT, include_str!("kernels/gemm.cu"), include_str!("kernels/gemv.cu")],
+    checks: || checks(&[gemm::Conv::LAYOUT]),
+};
+/// Products of many rows on Hopper.
+pub(super) static WIDE: Source = Source {
+    name: "wide.cu",
+    parts: &[COMMON, PRODUCT, include_str!("kernels/wide.cu")],
+    checks: || checks(&[gemm::Conv::LAYOUT]),
+};
+/// The language model.
+pub(super) static LLM: Source = Source {
+    name: "llm.cu",
+    parts: &[COMMON, include_str!("kernels/llm.cu"), include_str!("kernels/draw.cu")],
+    checks: || checks(&llm::LAYOUTS),
+};
+/// The flow.
+pub(super) static FLOW: Source = Source {
+    name: "flow.cu",
+    parts: &[COMMON, include_str!("kernels/flow.cu"), include_str!("kernels/few.cu")],
+    checks: || checks(&[flow::ChunkArgs::LAYOUT]),
+};
+/// The vocoder.
+pub(super) static HIFT: Source = Source {
+    name: "hift.cu",
+    parts: &[COMMON, include_str!("kernels/hift.cu")],
+    checks: || checks(&[hift::Voc::LAYOUT]),
+};
+
+/// Architectures that kernels are compiled for here, and the shared memory of a block there in KiB.
+pub const ARCHITECTURES: [(&str, u32); 6] =
+    [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
+
+/// Compiles every kernel that a load for `arch` compiles, with the sizes of `config`, in every type of operands that
+/// [`Precision`] has a name for. Needs the run-time compiler but no device; `None` where that is missing.
+///
+/// # Errors
+/// What does not compile.
+pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
+    libraries::open_compiler().then(|| {
+        let (llm, flow, hift) = (llm::defines(&config.llm), flow::defines(&config.flow), hift::defines(config, 0));
+        let gemm = gemm::defines(shared_kib << 10);
+        for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
+            let mut units = vec![
+                Unit { source: &LLM, elt: l, defines: &llm },
+                Unit { source: &WIDE, elt: l, defines: &[] },
+                Unit { source: &FLOW, elt: f, defines: &flow },
+                Unit { source: &HIFT, elt: h, defines: &hift },
+            ];
+            let mut elts = vec![l, f, h];
+            elts.dedup();
+            for elt in elts {
+                units.push(Unit { source: &SETUP, elt, defines: &[] });
+                units.push(Unit { source: &GEMM, elt, defines: &gemm });
+            }
+            units.iter().try_for_each(|unit| unit.code(arch, None).map(drop))?;
+        }
+        Ok(())
+    })
+}
