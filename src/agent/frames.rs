@@ -45,6 +45,10 @@ pub enum ToAgent {
         /// Where not: `partial` (words so far), `eager` (probably finished) or `resumed` (had not, after all).
         #[serde(skip_serializing_if = "Option::is_none")]
         phase: Option<&'static str>,
+        /// With `eager`: names this end, for [`FromAgent::Text`]. With `last`: the eager end that had the same words, so
+        /// that an agent that has answered it has no more to say.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        speculation: Option<u64>,
     },
     /// The caller pressed a key.
     Dtmf {
@@ -75,7 +79,7 @@ pub enum ToAgent {
     },
     /// Something worth knowing: a turn began to sound or ended.
     Info {
-        /// `callConnected`, `deaf`, `firstAudio`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
+        /// `callConnected`, `deaf`, `firstAudio`, `turn`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
         name: String,
         /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,6 +158,10 @@ pub enum FromAgent {
         /// What the caller is expected to answer: how long a pause may be before the answer counts as finished.
         #[serde(default)]
         expect: Option<Expect>,
+        /// The eager end of turn that it answers: it is made, waits for the caller's turn to end, and is dropped where the
+        /// caller goes on.
+        #[serde(default)]
+        speculation: Option<u64>,
     },
     /// Play a recording.
     Play {

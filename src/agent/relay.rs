@@ -199,6 +199,7 @@ impl Relay {
                 instructions,
                 seed,
                 expect,
+                speculation,
             } => {
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
@@ -208,6 +209,7 @@ impl Relay {
                     seed: seed.unwrap_or(self.style.seed),
                     interruptible: interruptible.map(Permission::kind).or(self.style.interruptible),
                     preemptible: preemptible.unwrap_or(false),
+                    speculation,
                     speed: self.style.speed,
                 };
                 let id = utterance_id.as_deref().map(TurnId::from);
@@ -295,9 +297,15 @@ impl Relay {
             }
             CallEvent::BargeInResolved { outcome, .. } => Some(ToAgent::BargeInResolved { outcome: *outcome }),
             CallEvent::Vad { speaking } => Some(ToAgent::Vad { speaking: *speaking }),
-            CallEvent::Prompt { text, lang, last } => {
-                Some(ToAgent::Prompt { voice_prompt: text.clone(), lang: self.spoken(lang), last: *last, phase: None })
-            }
+            CallEvent::Prompt { text, lang, last, eager } => Some(ToAgent::Prompt {
+                voice_prompt: text.clone(),
+                lang: self.spoken(lang),
+                last: *last,
+                phase: None,
+                // Told to those who were told of the eager end.
+                speculation: eager.filter(|_| self.partials),
+            }),
+            CallEvent::Answered { turn, stages } => info("turn", Some(turn), stages.describe()),
             CallEvent::Heard(turn) => {
                 let phase = match turn.phase {
                     Phase::Partial => "partial",
@@ -311,6 +319,7 @@ impl Relay {
                     lang: self.spoken(&turn.language),
                     last: false,
                     phase: Some(phase),
+                    speculation: (turn.phase == Phase::EagerEndOfTurn).then_some(turn.eager),
                 })
             }
             CallEvent::Deaf { lost, reason } => {

@@ -22,6 +22,9 @@ use crate::media::vad::{Vad, VadConfig};
 /// nothing, and so does a browser whose microphone was muted.
 const QUIET: Duration = Duration::from_millis(200);
 
+/// Words that come later than this behind the caller's last sound were not said, but written.
+const RECENT: Duration = Duration::from_secs(10);
+
 /// What the caller did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
@@ -51,6 +54,8 @@ pub(super) struct CallerInput {
     silent_at: Option<Instant>,
     /// When speech may end although nothing arrives.
     quiet_at: Option<Instant>,
+    /// When the latest frame with voice was.
+    last_voice: Option<Instant>,
 }
 
 impl CallerInput {
@@ -67,6 +72,7 @@ impl CallerInput {
             found: None,
             silent_at: None,
             quiet_at: None,
+            last_voice: None,
         })
     }
 
@@ -89,6 +95,11 @@ impl CallerInput {
     /// A recogniser understood `words`, which may show who answered.
     pub(super) fn understood(&mut self, words: &str) {
         self.found = self.answer.as_mut().and_then(|answer| answer.heard(words)).or(self.found);
+    }
+
+    /// When the caller's last sound was; `None`: not of late, or never.
+    pub(super) fn last_voice(&self, now: Instant) -> Option<Instant> {
+        self.last_voice.filter(|at| now.saturating_duration_since(*at) <= RECENT)
     }
 
     /// The peer agreed to another format.
@@ -125,6 +136,9 @@ impl CallerInput {
                         self.tap(&frame, at, tap);
                     }
                     let changed = self.vad.push(&frame);
+                    if let Some(quiet) = self.vad.quiet() {
+                        self.last_voice = now.checked_sub(quiet);
+                    }
                     if let Some(feed) = &self.feed {
                         feed.frame(at, &frame, self.vad.quiet());
                     }

@@ -160,6 +160,16 @@ pub enum CallEvent {
         lang: String,
         /// Whether the caller has finished.
         last: bool,
+        /// The eager end of turn ([`TurnEvent::eager`]) that had the same words: what was said in answer to it, with
+        /// [`super::Style::speculation`], is spoken now.
+        eager: Option<u64>,
+    },
+    /// The first packet of an answer left: where the time since the caller's last word went.
+    Answered {
+        /// The turn that answers.
+        turn: TurnId,
+        /// What took how long.
+        stages: Stages,
     },
     /// What the agent hands to whoever goes on with the caller, in a form of its own; the call ends.
     Handoff(String),
@@ -223,6 +233,48 @@ pub enum CallEvent {
     TransferFailed(String),
     /// The call is over; nothing follows.
     Ended(EndReason),
+}
+
+/// Where the time from a caller's last sound to the first packet of the answer went. The parts add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Last sound of the caller, by the speech detector, to the decision that the turn has ended.
+    pub end_of_turn: Duration,
+    /// To the first text of the answer.
+    pub agent: Duration,
+    /// To the engine taking its first part.
+    pub queue: Duration,
+    /// To the first PCM of it.
+    pub first_audio: Duration,
+    /// To the first RTP packet: encoder and pacing.
+    pub egress: Duration,
+}
+
+impl Stages {
+    /// The parts, by the label of `antiphon_turn_seconds`.
+    pub fn parts(&self) -> [(&'static str, Duration); 5] {
+        [
+            ("end_of_turn", self.end_of_turn),
+            ("agent", self.agent),
+            ("queue", self.queue),
+            ("first_audio", self.first_audio),
+            ("egress", self.egress),
+        ]
+    }
+
+    /// All of it: what the caller waited.
+    pub fn mouth_to_ear(&self) -> Duration {
+        self.parts().iter().map(|(_, time)| *time).sum()
+    }
+
+    /// In milliseconds, as events and records show it.
+    pub fn describe(&self) -> serde_json::Value {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        serde_json::json!({
+            "endOfTurnMs": ms(self.end_of_turn), "agentMs": ms(self.agent), "queueMs": ms(self.queue),
+            "firstAudioMs": ms(self.first_audio), "egressMs": ms(self.egress), "mouthToEarMs": ms(self.mouth_to_ear()),
+        })
+    }
 }
 
 /// What left for the listener of one turn, by the RTP send cursor.

@@ -91,6 +91,9 @@ pub struct Style {
     pub interruptible: Option<Interruptible>,
     /// Whether the text of a later turn cuts it off.
     pub preemptible: bool,
+    /// The eager end of turn that it answers, of a streamed turn: it is made and does not sound before the caller's turn
+    /// has ended with the same words, and is dropped where it goes on.
+    pub speculation: Option<u64>,
 }
 
 impl Default for Style {
@@ -104,6 +107,7 @@ impl Default for Style {
             speed: 1.0,
             interruptible: None,
             preemptible: false,
+            speculation: None,
         }
     }
 }

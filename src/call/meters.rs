@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use super::event::TurnHow;
+use super::event::{Stages, TurnHow};
 use super::info::Stats;
 use super::{Cause, EndReason};
 
@@ -59,6 +59,12 @@ impl Meters {
         self.first_audio.record(after);
         // 0 means none yet.
         stats.first_audio_us.store((after.as_micros() as u64).max(1), Relaxed);
+    }
+
+    pub(super) fn answered(&self, stages: &Stages) {
+        for (phase, time) in stages.parts().into_iter().chain([("mouth_to_ear", stages.mouth_to_ear())]) {
+            histogram!("antiphon_turn_seconds", "phase" => phase).record(time);
+        }
     }
 
     pub(super) fn underrun(&self, stats: &Stats, gap: Duration) {

@@ -31,7 +31,7 @@ pub mod speech;
 mod task;
 mod witness;
 
-pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, TurnHow};
+pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, Stages, TurnHow};
 pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use messages::{Messages, PeerMessage};

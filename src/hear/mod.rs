@@ -66,6 +66,8 @@ pub struct TurnEvent {
     pub end: Duration,
     /// How sure the recogniser is of the words, 0 to 1.
     pub confidence: f32,
+    /// How often turns of this caller were told as [`Phase::EagerEndOfTurn`] so far: names the latest of them.
+    pub eager: u64,
 }
 
 /// What a call is told of its caller.

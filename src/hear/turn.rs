@@ -158,6 +158,8 @@ pub struct Machine {
     /// Where the sound of the next turn begins, when the last one was full.
     carry: Option<Duration>,
     next_id: u64,
+    /// How often [`Phase::EagerEndOfTurn`] was told.
+    eagers: u64,
     out: std::collections::VecDeque<Action>,
 }
 
@@ -175,6 +177,7 @@ impl Machine {
             pause: Duration::ZERO,
             carry: None,
             next_id: 0,
+            eagers: 0,
             out: std::collections::VecDeque::new(),
         }
     }
@@ -391,6 +394,7 @@ impl Machine {
             if let Some(turn) = self.turn.as_mut() {
                 turn.eager = true;
             }
+            self.eagers += 1;
             self.event(Phase::EagerEndOfTurn);
         }
         let Some(turn) = &self.turn else { return };
@@ -468,6 +472,7 @@ impl Machine {
             start: turn.start,
             end: turn.last_voice,
             confidence: confidence(turn),
+            eager: self.eagers,
         };
         self.out.push_back(Action::Event(event));
     }

@@ -66,6 +66,8 @@ pub(super) struct Turn {
     pub(super) heard_words: u32,
     pub(super) sent_ms: u64,
     pub(super) first_audio_ms: Option<f64>,
+    /// Where the time since the caller's last word went, of a turn that answers.
+    pub(super) latency: Option<serde_json::Value>,
 }
 
 /// What the caller said.
@@ -172,11 +174,17 @@ impl Draft {
                     heard_words: 0,
                     sent_ms: 0,
                     first_audio_ms: None,
+                    latency: None,
                 });
             }
             CallEvent::FirstAudio { turn, after, .. } => {
                 if let Some(turn) = find(&mut record.turns, turn) {
                     turn.first_audio_ms = Some(after.as_secs_f64() * 1e3);
+                }
+            }
+            CallEvent::Answered { turn, stages } => {
+                if let Some(turn) = find(&mut record.turns, turn) {
+                    turn.latency = Some(stages.describe());
                 }
             }
             CallEvent::TurnEnded { turn, how, heard } => {
@@ -187,7 +195,7 @@ impl Draft {
                 }
             }
             CallEvent::Interrupted { .. } => record.interruptions += 1,
-            CallEvent::Prompt { text: words, lang, last: true } => {
+            CallEvent::Prompt { text: words, lang, last: true, .. } => {
                 record.omitted += make_room(&mut record.prompts);
                 record.prompts.push_back(Prompt {
                     at_ms: ms(now),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::call::{Direction, Heard, TurnHow, TurnId};
+use crate::call::{Direction, Heard, Stages, TurnHow, TurnId};
 use crate::turn::Class;
 
 fn config(folder: &std::path::Path) -> Config {
@@ -38,8 +38,12 @@ fn converse(records: &Records, id: &str) {
         CallEvent::Connected,
         CallEvent::TurnStarted { turn: turn.clone() },
         CallEvent::FirstAudio { turn: turn.clone(), after: Duration::from_millis(80), immediate: true },
+        CallEvent::Answered {
+            turn: turn.clone(),
+            stages: Stages { agent: Duration::from_millis(70), ..Stages::default() },
+        },
         CallEvent::TurnEnded { turn, how: TurnHow::Done, heard },
-        CallEvent::Prompt { text: "Thank you".into(), lang: "en".into(), last: true },
+        CallEvent::Prompt { text: "Thank you".into(), lang: "en".into(), last: true, eager: None },
         CallEvent::Digit('5'),
         CallEvent::Handoff("{\"order\":7}".into()),
     ] {
@@ -106,6 +110,7 @@ fn what_was_said_is_kept_or_only_how_much() {
         );
         assert_eq!((&record["turns"][0]["heardWords"], &record["prompts"][0]["chars"]), (&4.into(), &9.into()));
         assert_eq!(record["turns"][0]["firstAudioMs"], 80.0);
+        assert_eq!(record["turns"][0]["latency"]["mouthToEarMs"], 70.0);
         assert_eq!((&record["digits"], &record["handoffData"]), (&1.into(), &"{\"order\":7}".into()));
         assert!(!record.to_string().contains("\"5\""), "keys may be a secret");
     }

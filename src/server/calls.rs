@@ -208,6 +208,7 @@ async fn speak(
             speed: speed_of(turn.speed)?,
             interruptible: turn.interruptible.or_else(|| agent.and_then(|a| a.interruptible)),
             preemptible: false,
+            speculation: None,
         },
     };
     let utterance = handle.speak(request).await?;

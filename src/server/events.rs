@@ -62,8 +62,14 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
             json!({ "event": "bargeInResolved", "utteranceId": turn, "outcome": outcome })
         }
         CallEvent::Vad { speaking } => json!({ "event": "vad", "speaking": speaking }),
-        CallEvent::Prompt { text, lang, last } => {
-            json!({ "event": "prompt", "text": text, "lang": lang, "last": last })
+        CallEvent::Prompt { text, lang, last, eager } => {
+            json!({ "event": "prompt", "text": text, "lang": lang, "last": last, "speculation": eager })
+        }
+        CallEvent::Answered { turn, stages } => {
+            let mut event = stages.describe();
+            event["event"] = json!("turn");
+            event["utteranceId"] = json!(turn);
+            event
         }
         CallEvent::Handoff(data) => json!({ "event": "handoff", "data": data }),
         CallEvent::Heard(turn) => json!({

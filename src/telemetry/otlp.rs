@@ -31,7 +31,7 @@ use tracing::field::{Field, Visit};
 
 use crate::clock;
 
-/// The target of events that are spans in the making. Fields: `kind` (`stage`, `first` or `turn`), names, and ages
+/// The target of events that are spans in the making. Fields: `kind` (`stage`, `first`, `answer` or `turn`), names, and ages
 /// in microseconds (`*_us`).
 pub const TARGET: &str = "antiphon::spans";
 
@@ -214,6 +214,7 @@ impl Exporter {
                 let stages = self.stages.take(record.name("utterance"));
                 first_audio(&record, &stages, spans);
             }
+            "answer" => answer(&record, spans),
             "turn" => turn(&record, spans),
             _ => {}
         }
@@ -262,6 +263,27 @@ fn first_audio(record: &Record, stages: &[Record], spans: &mut Vec<Value>) {
         let busy = stage.number("busy_us").map(|us| attribute("antiphon.device_us", Value::from(us)));
         let attributes = steps.into_iter().chain(busy).collect();
         spans.push(span(&ids, ids.child(name), &synthesis, name, (began, ended), attributes));
+    }
+}
+
+/// From the caller's last sound to the first packet of the turn that answers, part by part.
+fn answer(record: &Record, spans: &mut Vec<Value>) {
+    let Some(spoke) = record.instant("spoke_us") else { return };
+    let ids = Ids::of(record);
+    let whole = ids.child("mouth to ear");
+    let attributes = described(record, &["call", "turn", "leg", "codec"]);
+    spans.push(span(&ids, whole.clone(), &ids.root(), "mouth to ear", (spoke, record.at), attributes));
+    let mut from = spoke;
+    for (name, field) in [
+        ("end of turn", "end_of_turn_us"),
+        ("agent", "agent_us"),
+        ("queue", "queue_us"),
+        ("first PCM", "first_audio_us"),
+        ("egress", "egress_us"),
+    ] {
+        let to = from + Duration::from_micros(record.number(field).unwrap_or_default());
+        spans.push(span(&ids, ids.child(name), &whole, name, (from, to), Vec::new()));
+        from = to;
     }
 }
 
@@ -381,6 +403,19 @@ mod tests {
         let mut spans = Vec::new();
         records.into_iter().for_each(|record| exporter.spans(record, &mut spans));
         spans
+    }
+
+    #[test]
+    fn an_answer_shows_what_the_caller_waited_for() {
+        let (_layer, mut exporter) = pair("http://collector:4318/");
+        let names = [("kind", "answer"), ("call", "c"), ("turn", "t")];
+        let ages = [("spoke_us", 600_000), ("end_of_turn_us", 400_000), ("agent_us", 150_000), ("egress_us", 50_000)];
+        let spans = exported(&mut exporter, vec![record(&names, &ages)]);
+        let names: Vec<_> = spans.iter().map(|span| span["name"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["mouth to ear", "end of turn", "agent", "queue", "first PCM", "egress"]);
+        assert!(spans[1..].iter().all(|span| span["parentSpanId"] == spans[0]["spanId"]));
+        assert_eq!(spans[2]["startTimeUnixNano"], spans[1]["endTimeUnixNano"]);
+        assert_eq!(spans[5]["endTimeUnixNano"], spans[0]["endTimeUnixNano"]);
     }
 
     #[test]

@@ -89,11 +89,23 @@ async fn the_demo_agent_repeats_what_it_heard() {
     let call = rig.browser("demo").await;
     let mut events = rig.handle(&call).await.events();
     call.say(&voice()).await.expect("the caller speaks");
-    let repeated = find(&mut events, |event| match event {
-        CallEvent::TurnEnded { heard, .. } if heard.text.starts_with("You said") => Some(heard.text),
-        _ => None,
+    let (mut repeated, mut waited) = (false, None);
+    let both = find(&mut events, |event| {
+        match event {
+            CallEvent::Answered { stages, .. } => waited = Some(stages),
+            CallEvent::TurnEnded { heard, .. } => repeated |= heard.text.starts_with("You said"),
+            _ => {}
+        }
+        waited.filter(|_| repeated)
     });
-    assert!(repeated.await.starts_with("You said"));
+    let stages = both.await;
+    assert!(
+        stages.end_of_turn >= Duration::from_millis(200) && stages.mouth_to_ear() > stages.end_of_turn,
+        "{stages:?}"
+    );
+    let shown = super::metrics::scrape(&rig).await;
+    let counted = shown.lines().find(|line| line.starts_with("antiphon_turn_seconds_count{phase=\"mouth_to_ear\"}"));
+    assert!(counted.is_some_and(|line| !line.ends_with(" 0")), "{counted:?}");
     call.hang_up().await;
     rig.app.drain().await;
 }

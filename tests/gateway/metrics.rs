@@ -5,7 +5,7 @@ use antiphon_loadgen::codec::Codec;
 
 use super::support::{Rig, SENTENCE, hear_turn};
 
-async fn scrape(rig: &Rig) -> String {
+pub(crate) async fn scrape(rig: &Rig) -> String {
     let response = rig.client.get(format!("{}/metrics", rig.http)).send().await.expect("HTTP");
     assert_eq!(response.status(), 200);
     response.text().await.expect("text")

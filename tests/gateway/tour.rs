@@ -52,6 +52,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_rtp_discarded_total", "packets that are none: gateway/hostile.rs"),
     ("antiphon_rtcp_fraction_lost", "a network that loses packets"),
     ("antiphon_sip_transactions", "a request that is being answered at the moment of the scrape"),
+    ("antiphon_turn_seconds", "a caller who speaks and is answered: gateway/hears.rs"),
     ("antiphon_recognizer_seconds", "a recogniser, whose model is not set here: gateway"),
     ("antiphon_recognizer_errors_total", "a recogniser that fails"),
     ("antiphon_recognizer_suppressed_total", "a recogniser that hears words in silence"),

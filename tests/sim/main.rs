@@ -7,5 +7,6 @@ mod keys;
 mod limits;
 mod pacing;
 mod sched;
+mod speculation;
 mod turns;
 mod world;

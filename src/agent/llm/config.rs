@@ -75,6 +75,10 @@ pub struct Llm {
     /// Ask the server to count tokens (`stream_options.include_usage`).
     #[serde(default = "default_usage")]
     pub usage: bool,
+    /// Ask when the caller has probably finished, and make the answer, which leaves when that is certain. A caller who goes
+    /// on costs a request whose answer nobody hears.
+    #[serde(default = "default_speculate")]
+    pub speculate: bool,
     /// What a million tokens cost, for `antiphon_llm_cost_micros_total`.
     #[serde(default)]
     pub prices: Prices,
@@ -161,6 +165,9 @@ fn default_dtmf_pause_ms() -> u64 {
 fn default_usage() -> bool {
     true
 }
+fn default_speculate() -> bool {
+    true
+}
 
 impl Llm {
     /// A model with defaults.
@@ -188,6 +195,7 @@ impl Llm {
             max_history_chars: default_max_history_chars(),
             dtmf_pause_ms: default_dtmf_pause_ms(),
             usage: default_usage(),
+            speculate: default_speculate(),
             prices: Prices::default(),
         }
     }

@@ -12,6 +12,7 @@
 
 mod answering;
 mod failure;
+mod speculation;
 mod tooling;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 pub use self::failure::Failure;
+use self::speculation::Speculating;
 use super::answer::Calls;
 use super::clean::Cleaner;
 use super::config::Llm;
@@ -56,6 +58,8 @@ pub enum Action {
         token: String,
         /// It is complete.
         last: bool,
+        /// The eager end of the caller's turn that it answers.
+        speculation: Option<u64>,
     },
     /// Say a whole turn.
     Speak {
@@ -146,6 +150,8 @@ pub struct Dialogue {
     meanwhile: String,
     /// Keys that were pressed, and when they are complete.
     digits: Option<(String, Instant)>,
+    /// The request under way answers words that may not be all.
+    speculation: Option<Speculating>,
     actions: VecDeque<Action>,
 }
 
@@ -163,6 +169,7 @@ impl Dialogue {
             failures: 0,
             meanwhile: String::new(),
             digits: None,
+            speculation: None,
             actions: VecDeque::new(),
         };
         if let Some(greeting) = greeting.map(str::trim).filter(|text| !text.is_empty()) {
@@ -183,6 +190,8 @@ impl Dialogue {
         let phase = match &self.phase {
             Phase::Listening | Phase::Over => None,
             Phase::Settling { until } | Phase::BackOff { until } => Some(*until),
+            // What is answered on speculation is concluded when the caller's turn has ended.
+            Phase::Asking(asking) if asking.finished.is_some() && self.is_speculating() => None,
             Phase::Asking(asking) => Some(match asking.finished {
                 Some(at) => at + TAIL,
                 None => (asking.heard_from + self.config.patience()).min(self.written_by(asking)),
@@ -250,6 +259,7 @@ impl Dialogue {
         if matches!(self.phase, Phase::Over) {
             return;
         }
+        self.abandon(true);
         if let Phase::Tools { .. } = &self.phase {
             // The results come first; see the head.
             self.meanwhile.push_str(text);
@@ -270,7 +280,12 @@ impl Dialogue {
     /// Something happened on the call.
     pub fn handle(&mut self, now: Instant, event: &CallEvent) {
         match event {
-            CallEvent::Prompt { text, last: true, .. } => self.prompt(now, text),
+            CallEvent::Heard(turn) => self.heard(now, turn),
+            CallEvent::Prompt { text, last: true, eager, .. } => {
+                if !self.confirm(now, *eager) {
+                    self.prompt(now, text);
+                }
+            }
             CallEvent::Digit(digit) => {
                 let mut keys = self.digits.take().map_or_else(String::new, |(keys, _)| keys);
                 // More than any number has: what comes then is a cat on the telephone.
@@ -364,6 +379,11 @@ impl Dialogue {
     fn fail(&mut self, now: Instant, failure: &Failure) {
         let Phase::Asking(asking) = &self.phase else { return };
         let (said, turn) = (asking.said, asking.turn.clone());
+        if self.is_speculating() {
+            // Nobody waits for it yet: it is asked again when the caller's turn has ended.
+            self.count(failure.label());
+            return self.abandon(true);
+        }
         tracing::warn!(agent = self.name, attempt = self.attempt, %failure, "the model gave no answer");
         self.count(failure.label());
         self.act(Action::Drop { unsaid: false });
@@ -375,7 +395,7 @@ impl Dialogue {
             return;
         }
         if said > 0 {
-            self.act(Action::Say { turn, token: String::new(), last: true });
+            self.act(Action::Say { turn, token: String::new(), last: true, speculation: None });
         }
         self.apologise(failure);
     }
@@ -405,7 +425,7 @@ impl Dialogue {
         let open = asking.said > 0 && asking.finished.is_none();
         self.act(Action::Drop { unsaid: true });
         if open {
-            self.act(Action::Say { turn, token: String::new(), last: true });
+            self.act(Action::Say { turn, token: String::new(), last: true, speculation: None });
         }
         self.phase = Phase::Listening;
     }

@@ -19,7 +19,7 @@ use super::web::{self, Web};
 use crate::agent::config::Agent;
 use crate::agent::frames::{ToAgent, print};
 use crate::agent::relay::{Link, RETRY, Relay, RelayEnd};
-use crate::call::handle::TurnRequest;
+use crate::call::handle::{Style, TurnRequest};
 use crate::call::messages::MESSAGES;
 use crate::call::{
     CallEvent, EndReason, Heard, Interruptible, Messages, PeerMessage, SpeakError, TextDelta, TurnHow, TurnId,
@@ -94,7 +94,7 @@ pub async fn run(
 
 /// What waits for the call to take it.
 enum Out {
-    Piece { turn: TurnId, token: String, last: bool },
+    Piece { turn: TurnId, token: String, last: bool, speculation: Option<u64> },
     Whole { turn: TurnId, text: String },
     Finish,
 }
@@ -125,7 +125,9 @@ impl Driver<'_> {
                         self.out.retain(|out| !matches!(out, Out::Piece { .. }));
                     }
                 }
-                Action::Say { turn, token, last } => self.out.push_back(Out::Piece { turn, token, last }),
+                Action::Say { turn, token, last, speculation } => {
+                    self.out.push_back(Out::Piece { turn, token, last, speculation });
+                }
                 Action::Speak { turn, text } => self.out.push_back(Out::Whole { turn, text }),
                 // A call that takes no command now ends its turns itself; the dialogue waits only so long.
                 Action::Interrupt => drop(self.relay.handle().interrupt()),
@@ -168,7 +170,8 @@ impl Driver<'_> {
             let handle = self.relay.handle();
             let style = self.relay.style().clone();
             let taken = match out {
-                Out::Piece { turn, token, last } => {
+                Out::Piece { turn, token, last, speculation } => {
+                    let style = Style { speculation: *speculation, ..style };
                     handle.push_text(TextDelta { id: Some(turn.clone()), token: token.clone(), last: *last, style })
                 }
                 Out::Whole { turn, text } => {

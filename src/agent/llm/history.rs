@@ -11,7 +11,7 @@ use crate::call::TurnId;
 const CUT: &str = " …";
 
 /// One message, or what becomes one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Entry {
     User(String),
     Answer(Answer),
@@ -19,7 +19,7 @@ enum Entry {
 }
 
 /// What the model said in one request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Answer {
     turn: TurnId,
     /// As it was generated.
@@ -29,14 +29,14 @@ struct Answer {
     calls: Vec<ToolCall>,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Heard {
     All,
     Part(String),
 }
 
 /// The messages of one call, oldest first.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct History {
     system: String,
     entries: VecDeque<Entry>,

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::outbox::Outbox;
+use super::speaking::Speaking;
 use crate::call::info::Shared;
-use crate::call::{CallConfig, CallId, CallMeta, Direction};
+use crate::call::{CallConfig, CallId, CallMeta, Direction, Refusal, Speech, StreamState};
 use crate::media::leg::{Codec, MediaFormat};
 use crate::media::playout::Playout;
+use crate::turn::{SpeechSink, StreamId, Utterance};
 
 pub(super) fn format(codec: Codec) -> MediaFormat {
     MediaFormat { codec, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false }
@@ -29,4 +31,20 @@ pub(super) fn outbox(now: Instant) -> Outbox {
     };
     let (shared, _) = Shared::new(meta, Arc::new(CallConfig::default()), "test", Codec::Pcmu, now, Duration::ZERO);
     Outbox::new(Arc::new(shared))
+}
+
+/// An engine that takes everything and makes nothing.
+struct Mute;
+
+impl Speech for Mute {
+    fn submit(&self, _utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn note(&self, _stream: StreamId, _note: StreamState) {}
+}
+
+pub(super) fn speaking(now: Instant, out: &Outbox) -> Speaking {
+    let (sink, _) = tokio::sync::mpsc::channel(1);
+    Speaking::new(&out.shared, &format(Codec::Pcmu), Arc::new(Mute), sink, 0, now).expect("a codec")
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::outbox::Outbox;
+use super::speaking::Speaking;
 use crate::call::{CallEvent, TurnRequest};
 use crate::hear::{HearEvent, Phase};
 
@@ -21,14 +22,29 @@ pub(super) struct Hearing {
 
 impl Hearing {
     /// Tells of `event`; gives what is to be said about it.
-    pub(super) fn take(&mut self, now: Instant, event: HearEvent, out: &mut Outbox) -> Option<TurnRequest> {
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        event: HearEvent,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> Option<TurnRequest> {
         match event {
             HearEvent::Turn(turn) => {
                 let ended = turn.phase == Phase::EndOfTurn && !turn.text.is_empty();
                 let prompt = ended.then(|| (turn.text.clone(), turn.language.clone()));
+                let eager = match turn.phase {
+                    Phase::EagerEndOfTurn => {
+                        speaking.speculation.open(turn.eager, &turn.text);
+                        None
+                    }
+                    Phase::TurnResumed => speaking.settle_speculation(now, None, out),
+                    Phase::EndOfTurn => speaking.settle_speculation(now, Some(&turn.text), out),
+                    Phase::StartOfTurn | Phase::Partial => None,
+                };
                 out.event(CallEvent::Heard(turn));
                 if let Some((text, lang)) = prompt {
-                    out.event(CallEvent::Prompt { text, lang, last: true });
+                    out.event(CallEvent::Prompt { text, lang, last: true, eager });
                 }
                 None
             }
@@ -55,7 +71,7 @@ mod tests {
     fn turn(phase: Phase, text: &str) -> HearEvent {
         let (start, end) = (Duration::from_secs(1), Duration::from_secs(2));
         let language = "en".into();
-        HearEvent::Turn(TurnEvent { phase, text: text.into(), language, start, end, confidence: 0.9 })
+        HearEvent::Turn(TurnEvent { phase, text: text.into(), language, start, end, confidence: 0.9, eager: 0 })
     }
 
     fn events(out: &mut Outbox) -> Vec<CallEvent> {
@@ -70,12 +86,13 @@ mod tests {
     fn the_end_of_a_turn_is_a_prompt_unless_it_has_no_words() {
         let now = clock::now();
         let (mut out, mut hearing) = (fixture::outbox(now), Hearing::default());
+        let mut speaking = fixture::speaking(now, &out);
         for event in [turn(Phase::Partial, "yes"), turn(Phase::EndOfTurn, "Yes."), turn(Phase::EndOfTurn, "")] {
-            assert!(hearing.take(now, event, &mut out).is_none());
+            assert!(hearing.take(now, event, &mut speaking, &mut out).is_none());
         }
         let told = events(&mut out);
         let prompts: Vec<_> = told.iter().filter(|event| matches!(event, CallEvent::Prompt { .. })).collect();
-        assert_eq!(prompts, [&CallEvent::Prompt { text: "Yes.".into(), lang: "en".into(), last: true }]);
+        assert_eq!(prompts, [&CallEvent::Prompt { text: "Yes.".into(), lang: "en".into(), last: true, eager: None }]);
         assert_eq!(told.len(), 4);
     }
 
@@ -83,13 +100,14 @@ mod tests {
     fn a_turn_that_was_not_heard_is_apologised_for_but_not_again_and_again() {
         let now = clock::now();
         let (mut out, mut hearing) = (fixture::outbox(now), Hearing::default());
+        let mut speaking = fixture::speaking(now, &out);
         let deaf = |ms| HearEvent::Deaf { lost: Duration::from_millis(ms), reason: "gone".into() };
-        assert!(hearing.take(now, deaf(2_000), &mut out).is_none(), "nothing is configured");
+        assert!(hearing.take(now, deaf(2_000), &mut speaking, &mut out).is_none(), "nothing is configured");
         hearing.apology = "Sorry?".into();
-        assert!(hearing.take(now, deaf(100), &mut out).is_none(), "too short to matter");
-        assert_eq!(hearing.take(now, deaf(2_000), &mut out).expect("an apology").text, "Sorry?");
-        assert!(hearing.take(now + BETWEEN / 2, deaf(2_000), &mut out).is_none());
-        assert!(hearing.take(now + BETWEEN, deaf(2_000), &mut out).is_some());
+        assert!(hearing.take(now, deaf(100), &mut speaking, &mut out).is_none(), "too short to matter");
+        assert_eq!(hearing.take(now, deaf(2_000), &mut speaking, &mut out).expect("an apology").text, "Sorry?");
+        assert!(hearing.take(now + BETWEEN / 2, deaf(2_000), &mut speaking, &mut out).is_none());
+        assert!(hearing.take(now + BETWEEN, deaf(2_000), &mut speaking, &mut out).is_some());
         assert_eq!(events(&mut out).len(), 5, "each is told of");
     }
 }

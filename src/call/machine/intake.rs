@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::outbox::Outbox;
 use super::queue::Entry;
 use super::speaking::Speaking;
+use super::speculation::Standing;
 use super::turn::Turn;
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
@@ -98,7 +99,8 @@ impl Intake {
     /// The next piece of a turn that is still being written.
     pub(super) fn text(&mut self, now: Instant, delta: TextDelta, speaking: &mut Speaking, out: &mut Outbox) {
         let bytes = delta.token.len();
-        if is_open(speaking).is_err() || self.swallows(now, &delta) {
+        let standing = delta.style.speculation.map_or(Standing::Stands, |eager| speaking.speculation.standing(eager));
+        if standing == Standing::Stale || is_open(speaking).is_err() || self.swallows(now, &delta) {
             return out.shared.backlog.give_back(bytes);
         }
         let other = |turn: &mut Turn| delta.id.as_ref().is_some_and(|id| *id != turn.id);
@@ -116,6 +118,7 @@ impl Intake {
             let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
             let mut turn = new_turn(now, delta.id, style);
             turn.segmenter = Some(Segmenter::new(out.shared.config.segment.clone()));
+            turn.held = standing == Standing::Waits;
             let id = self.begin(now, turn, false, speaking, out);
             told(&id, out);
         }

@@ -8,7 +8,8 @@
 //!
 //! - [`intake`]: text, clips and streamed audio on their way into the queue
 //! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`]), [`synthesis`] (the engine's side),
-//!   [`output`] (encoder and playout) and [`pause`] (hold, and a barge-in that waits for the agent)
+//!   [`output`] (encoder and playout), [`pause`] (hold, and a barge-in that waits for the agent), [`speculation`]
+//!   (answers made before it is certain that the caller has finished) and [`latency`] (what the caller waited for)
 //! - [`super::caller`]: what the caller says and presses; [`hearing`]: what a recogniser made of it
 //! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
 //! - [`outbox`]: actions, events and figures on their way out
@@ -21,12 +22,14 @@
 mod fixture;
 mod hearing;
 mod intake;
+mod latency;
 mod lifetime;
 mod outbox;
 mod output;
 mod pause;
 mod queue;
 mod speaking;
+mod speculation;
 mod synthesis;
 mod transfer;
 mod turn;
@@ -50,7 +53,7 @@ use super::info::{Shared, codec_number};
 use super::settings::CallConfig;
 use super::speech::Speech;
 use super::{CallEvent, EndReason};
-use crate::hear::{Feed, HearEvent};
+use crate::hear::{Feed, HearEvent, Phase};
 use crate::media::answer::{Answerer, Finding};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
@@ -146,8 +149,11 @@ impl Machine {
         self.lifetime.active(now);
         if let HearEvent::Turn(turn) = &event {
             self.caller.understood(&turn.text);
+            if turn.phase == Phase::EndOfTurn && !turn.text.is_empty() {
+                self.speaking.latency.asked(now, self.lifetime.media_start() + turn.end);
+            }
         }
-        if let Some(apology) = self.hearing.take(now, event, &mut self.out) {
+        if let Some(apology) = self.hearing.take(now, event, &mut self.speaking, &mut self.out) {
             // Refused where too much waits already, or the call is ending: then there is nothing to say either.
             if self.out.shared.backlog.take(apology.text.len()) {
                 let _ = self.intake.turn(now, apology, &mut self.speaking, &mut self.out);
@@ -229,7 +235,13 @@ impl Machine {
                 self.caller.detect(now);
                 speaking.await_answer(now, hold);
             }
-            Command::Prompt { text, lang } => out.event(CallEvent::Prompt { text, lang, last: true }),
+            Command::Prompt { text, lang } => {
+                // What a recogniser elsewhere heard is answered to as what one here did.
+                if let Some(spoke) = self.caller.last_voice(now) {
+                    speaking.latency.asked(now, spoke);
+                }
+                out.event(CallEvent::Prompt { text, lang, last: true, eager: None });
+            }
             Command::Message(text) => out.push(Action::Message(text)),
             Command::Listen(listen) => {
                 if let Some(feed) = self.caller.feed() {

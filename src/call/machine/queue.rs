@@ -118,6 +118,8 @@ impl TurnQueue {
         out.clear();
         for entry in &mut self.entries {
             match entry {
+                // It waits for the caller's turn to end, which takes no longer than a caller's longest pause.
+                Entry::Turn(turn) if turn.held => return None,
                 Entry::Turn(turn) => {
                     for part in &mut turn.parts {
                         if part.take(out) {
@@ -179,6 +181,19 @@ impl TurnQueue {
             segmenter.finish(&mut texts);
         }
         turn.add_text(texts);
+    }
+
+    /// Takes the turns out that wait for the end of the caller's turn. Nothing of them has left.
+    pub(super) fn take_held(&mut self) -> Vec<Turn> {
+        let (mut kept, mut taken) = (VecDeque::new(), Vec::new());
+        for entry in std::mem::take(&mut self.entries) {
+            match entry {
+                Entry::Turn(turn) if turn.held => taken.push(*turn),
+                entry => kept.push_back(entry),
+            }
+        }
+        self.entries = kept;
+        taken
     }
 
     /// Takes the entries out that `keep` does not name, in order.

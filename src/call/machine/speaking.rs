@@ -8,14 +8,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::Action;
+use super::latency::{Asked, Latency, Milestones};
 use super::outbox::{Outbox, age};
 use super::output::{Output, Spoken};
 use super::pause::{Pause, Reaction};
 use super::queue::{Entry, TurnQueue};
+use super::speculation::Speculation;
 use super::synthesis::Synthesis;
 use super::turn::{Part, PartState, Turn};
 use crate::audio::{FRAME_SAMPLES, RATE};
-use crate::call::event::{BargeInOutcome, Cause, TurnHow};
+use crate::call::event::{BargeInOutcome, Cause, Stages, TurnHow};
 use crate::call::handle::Style;
 use crate::call::info::Shared;
 use crate::call::speech::{Speech, StreamState};
@@ -34,6 +36,8 @@ pub(super) struct Speaking {
     pub(super) queue: TurnQueue,
     pub(super) output: Output,
     pub(super) pause: Pause,
+    pub(super) speculation: Speculation,
+    pub(super) latency: Latency,
     synthesis: Synthesis,
     /// More text is welcome, as was told last.
     flow_open: bool,
@@ -71,6 +75,8 @@ impl Speaking {
             queue: TurnQueue::default(),
             output: Output::new(format, random, shared.tap.clone())?,
             pause: Pause::default(),
+            speculation: Speculation::default(),
+            latency: Latency::default(),
             synthesis: Synthesis::new(speech, sink, shared.meta.tenant.clone()),
             flow_open: true,
             last_spoken: None,
@@ -103,6 +109,31 @@ impl Speaking {
         self.synthesis.receive(now, &mut self.queue, event);
     }
 
+    /// The caller's turn has ended with `words`, or goes on (`None`): answers that were made before it was certain may
+    /// leave, or are dropped. Gives the eager end of turn whose answers may.
+    pub(super) fn settle_speculation(&mut self, now: Instant, words: Option<&str>, out: &mut Outbox) -> Option<u64> {
+        let stands = self.speculation.close(words);
+        if !self.queue.turns().any(|turn| turn.held) {
+            return stands;
+        }
+        if stands.is_some() {
+            for turn in self.queue.turns_mut().filter(|turn| turn.held) {
+                turn.held = false;
+                // From here on somebody waits for it.
+                turn.accepted = now;
+            }
+        } else {
+            let dropped = self.queue.take_held();
+            for turn in dropped {
+                // Nobody was told of it, so that nobody was interrupted.
+                self.turn_ended(turn, TurnHow::Cancelled, out);
+            }
+            self.update_flow(out);
+        }
+        self.apply_pause(now);
+        stands
+    }
+
     /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
     pub(super) fn add(&mut self, turn: Turn, ahead: bool) {
         self.queue.add(turn, ahead, &mut self.output.playout);
@@ -113,7 +144,12 @@ impl Speaking {
 
     /// Hands the next utterances to the engine.
     pub(super) fn submit(&mut self, now: Instant) {
-        self.synthesis.submit(now, &mut self.queue);
+        let submitted = self.synthesis.submit(now, &mut self.queue);
+        // Nobody listens to it yet: the engine makes it when it has nothing more urgent to do. Told behind every
+        // submission, as the engine knows a stream only while it has work.
+        if submitted && self.queue.front().is_some_and(|turn| turn.held) {
+            self.synthesis.note(StreamState::Held);
+        }
     }
 
     /// Takes back a turn that the engine refused before it took anything of it; gives when to come back.
@@ -172,7 +208,8 @@ impl Speaking {
     /// The caller did something that may interrupt; whether speech is to be cut off now.
     pub(super) fn barge_in(&mut self, now: Instant, cause: Cause, out: &mut Outbox) -> bool {
         let config = &out.shared.config.barge_in;
-        let Some(front) = self.queue.front() else { return false };
+        // What the caller does not hear is not interrupted.
+        let Some(front) = self.queue.front().filter(|turn| !turn.held) else { return false };
         let interruptible = front.style.interruptible.unwrap_or(config.interruptible);
         match self.pause.barge_in(now, cause, (&front.id, interruptible), config) {
             Reaction::None => false,
@@ -326,7 +363,7 @@ impl Speaking {
             self.output.push(now, owner, pcm, out);
             return true;
         }
-        if self.output.owes_tail() && !self.queue.front().is_some_and(Turn::awaits_audio) {
+        if self.output.owes_tail() && !self.queue.front().is_some_and(|turn| !turn.held && turn.awaits_audio()) {
             self.output.push_tail(now, out);
             return true;
         }
@@ -358,12 +395,25 @@ impl Speaking {
             turn.sounded = true;
             let after = now.saturating_duration_since(turn.accepted);
             out.shared.stats.speaking.store(true, Relaxed);
+            let part = turn.parts.iter().find(|part| part.utterance == spoken.utterance);
+            let milestones = Milestones {
+                accepted: turn.accepted,
+                submitted: part.and_then(|part| part.submitted),
+                made: part.and_then(|part| part.made),
+            };
+            let early = turn.style.speculation.is_some();
+            let answer = self.latency.answered(now, milestones, early).filter(|_| !turn.silent);
             if !turn.silent {
                 trace_first_audio(now, turn, spoken.utterance, codec, out);
                 if turn.immediate {
                     out.meters.first_audio(&out.shared.stats, after);
                 }
                 out.event(CallEvent::FirstAudio { turn: turn.id.clone(), after, immediate: turn.immediate });
+            }
+            if let Some((asked, stages)) = answer {
+                out.meters.answered(&stages);
+                trace_answer(now, turn, asked, &stages, codec, out);
+                out.event(CallEvent::Answered { turn: turn.id.clone(), stages });
             }
         }
         if let Some(gap) = spoken.underrun {
@@ -437,5 +487,24 @@ fn trace_first_audio(now: Instant, turn: &Turn, utterance: UtteranceId, codec: &
         accepted_us = age(now, turn.accepted),
         submitted_us = at(|part| part.submitted),
         made_us = at(|part| part.made),
+    );
+}
+
+/// From the caller's last sound to the first packet of the answer.
+fn trace_answer(now: Instant, turn: &Turn, asked: Asked, stages: &Stages, codec: &'static str, out: &Outbox) {
+    let us = |time: Duration| time.as_micros() as u64;
+    tracing::trace!(
+        target: "antiphon::spans",
+        kind = "answer",
+        call = %out.shared.meta.id,
+        turn = %turn.id,
+        leg = out.shared.leg,
+        codec,
+        spoke_us = age(now, asked.spoke),
+        end_of_turn_us = us(stages.end_of_turn),
+        agent_us = us(stages.agent),
+        queue_us = us(stages.queue),
+        first_audio_us = us(stages.first_audio),
+        egress_us = us(stages.egress),
     );
 }

@@ -53,10 +53,11 @@ impl Synthesis {
         self.retry_at.take().map_or(MAX_RETRY, |at| at.saturating_duration_since(now))
     }
 
-    /// Hands the next utterances to the engine, while the window has room.
-    pub(super) fn submit(&mut self, now: Instant, queue: &mut TurnQueue) {
+    /// Hands the next utterances to the engine, while the window has room; whether it took any.
+    pub(super) fn submit(&mut self, now: Instant, queue: &mut TurnQueue) -> bool {
+        let mut submitted = false;
         if self.retry_at.is_some() {
-            return;
+            return submitted;
         }
         while let Some((turn, place)) = queue.next_to_submit() {
             let utterance = turn.utterance(place, self.stream, &self.tenant);
@@ -77,13 +78,16 @@ impl Synthesis {
                     part.fallback = turn.fallback;
                     part.submitted = Some(now);
                     turn.refusals = 0;
+                    submitted = true;
                 }
                 Err(refusal) => {
                     let utterance = part.utterance;
-                    return self.refused(now, queue, utterance, refusal.retry_after);
+                    self.refused(now, queue, utterance, refusal.retry_after);
+                    return submitted;
                 }
             }
         }
+        submitted
     }
 
     /// Takes what the engine made.

@@ -19,6 +19,8 @@ use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
 const WRITER_PAUSE: Duration = Duration::from_millis(200);
 
 /// One turn.
+///
+/// Why this struct is large: it is all that is known of a turn, and each part of the machine needs some of it.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) id: TurnId,
@@ -45,6 +47,8 @@ pub(super) struct Turn {
     pub(super) bytes: usize,
     /// Streamed audio: no events are told of it.
     pub(super) silent: bool,
+    /// It answers words that may not be all: nothing of it leaves before the caller's turn has ended.
+    pub(super) held: bool,
 }
 
 /// One utterance of a turn, or recorded audio.
@@ -116,6 +120,7 @@ impl Turn {
             fallback: false,
             bytes: 0,
             silent: false,
+            held: false,
         }
     }
 

@@ -96,7 +96,8 @@ impl Dialogue {
         let turn = asking.turn.clone();
         if !text.is_empty() {
             self.history.say(&turn, &text);
-            self.act(Action::Say { turn, token: text, last: false });
+            let speculation = self.answers();
+            self.act(Action::Say { turn, token: text, last: false, speculation });
         }
         if is_full {
             tracing::info!(agent = self.name, "an answer was cut at max_answer_chars");
@@ -117,7 +118,8 @@ impl Dialogue {
         let Phase::Asking(asking) = &self.phase else { return };
         if asking.said > 0 {
             let turn = asking.turn.clone();
-            self.act(Action::Say { turn, token: String::new(), last: true });
+            let speculation = self.answers();
+            self.act(Action::Say { turn, token: String::new(), last: true, speculation });
         }
     }
 
@@ -152,6 +154,10 @@ impl Dialogue {
 
     /// The answer is complete: tools run, or the caller is listened to.
     pub(super) fn conclude(&mut self, now: Instant) {
+        // Tools are not run for words that may not be all.
+        if self.is_speculating() {
+            return;
+        }
         let Phase::Asking(asking) = &mut self.phase else { return };
         let (turn, said, calls) = (asking.turn.clone(), asking.said, asking.calls.take());
         // After a tool there may be nothing to say, as when the caller is being handed over.

@@ -409,3 +409,101 @@ fn a_transfer_is_answered_by_the_peer_and_a_hang_up_waits_for_nothing() {
     assert_eq!(world.asked.len(), 2, "it is over");
     assert_eq!(world.dialogue.deadline(), None);
 }
+
+fn heard(phase: crate::hear::Phase, text: &str, eager: u64) -> CallEvent {
+    let (start, end) = (Duration::from_secs(1), Duration::from_secs(2));
+    let (text, language) = (text.into(), "en".into());
+    CallEvent::Heard(crate::hear::TurnEvent { phase, text, language, start, end, confidence: 0.9, eager })
+}
+
+fn last(text: &str, eager: Option<u64>) -> CallEvent {
+    CallEvent::Prompt { text: text.into(), lang: "en".into(), last: true, eager }
+}
+
+impl World {
+    fn event(&mut self, event: &CallEvent) {
+        self.with(|dialogue, now| dialogue.handle(now, event));
+    }
+}
+
+#[test]
+fn an_answer_is_asked_for_before_the_turn_has_ended_and_once() {
+    use crate::hear::Phase::{EagerEndOfTurn, EndOfTurn};
+    let mut world = World::new(|_| {});
+    world.event(&heard(EagerEndOfTurn, "Are you open", 1));
+    assert_eq!(world.messages(), [("user", "Are you open")]);
+    world.text("Yes, ");
+    assert_eq!(world.said.len(), 1, "it goes to the call, which holds it");
+    world.event(&heard(EndOfTurn, "Are you open?", 1));
+    world.event(&last("Are you open?", Some(1)));
+    world.text("until nine.");
+    world.finish();
+    world.ended(0, TurnHow::Done, "Yes, until nine.");
+    assert_eq!(world.asked.len(), 1, "one request for one turn");
+    assert_eq!(world.said[0].1, "Yes, until nine.");
+    world.prompt("Thanks.");
+    assert_eq!(world.messages(), [("user", "Are you open"), ("assistant", "Yes, until nine."), ("user", "Thanks.")]);
+}
+
+#[test]
+fn a_caller_who_goes_on_leaves_no_trace_of_the_guess() {
+    use crate::hear::Phase::{EagerEndOfTurn, TurnResumed};
+    let mut world = World::new(|_| {});
+    world.event(&heard(EagerEndOfTurn, "I would like a table", 1));
+    world.text("For how many?");
+    world.event(&heard(TurnResumed, "I would like a table", 1));
+    assert_eq!(world.others, ["ask", "drop"], "the call drops what it holds by itself");
+    world.ended(0, TurnHow::Cancelled, "");
+    world.event(&last("I would like a table for two", None));
+    assert_eq!(world.messages(), [("user", "I would like a table for two")]);
+    // The words changed at the end: the guess is as wrong.
+    world.finish();
+    world.ended(0, TurnHow::Done, "");
+    let mut world = World::new(|_| {});
+    world.event(&heard(EagerEndOfTurn, "a table for two", 4));
+    world.event(&last("a table for ten", None));
+    assert_eq!((world.asked.len(), world.messages()), (2, vec![("user", "a table for ten")]));
+}
+
+#[test]
+fn nothing_is_guessed_while_something_sounds_or_where_it_is_off() {
+    use crate::hear::Phase::EagerEndOfTurn;
+    let mut world = World::new(|llm| llm.speculate = false);
+    world.event(&heard(EagerEndOfTurn, "Are you open?", 1));
+    assert!(world.asked.is_empty());
+    let mut world = World::new(|llm| llm.greeting = Some("Hello.".into()));
+    world.event(&heard(EagerEndOfTurn, "Are you open?", 1));
+    assert!(world.asked.is_empty(), "the greeting sounds");
+    world.ended(0, TurnHow::Done, "Hello.");
+    world.event(&heard(EagerEndOfTurn, "Are you open?", 2));
+    assert_eq!(world.asked.len(), 1);
+}
+
+#[test]
+fn a_guess_runs_no_tools_and_its_failure_is_told_to_nobody() {
+    use crate::hear::Phase::EagerEndOfTurn;
+    let mut world = World::new(|llm| llm.tools = vec![Tool::Builtin(Builtin::SendDigits)]);
+    world.event(&heard(EagerEndOfTurn, "Press one", 1));
+    world.call("send_digits", r#"{"digits":"1"}"#);
+    world.wait(5_000);
+    assert!(world.runs.is_empty(), "the caller may go on");
+    world.event(&last("Press one", Some(1)));
+    assert_eq!(world.runs.len(), 1);
+    let mut world = World::new(|_| {});
+    world.event(&heard(EagerEndOfTurn, "Hello", 1));
+    world.fail(&ERROR);
+    assert!(world.said.is_empty());
+    world.event(&last("Hello", Some(1)));
+    assert_eq!(world.asked.len(), 2, "now it counts");
+}
+
+#[test]
+fn what_is_written_meanwhile_takes_the_place_of_a_guess() {
+    use crate::hear::Phase::EagerEndOfTurn;
+    let mut world = World::new(|_| {});
+    world.event(&heard(EagerEndOfTurn, "Are you", 1));
+    world.text("Yes.");
+    world.prompt("No, wait.");
+    assert_eq!(world.others, ["ask", "drop", "interrupt", "ask"], "the call still holds the guess");
+    assert_eq!(world.messages(), [("user", "No, wait.")]);
+}
