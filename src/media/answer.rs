@@ -155,7 +155,7 @@ impl Detector {
                 return self.answered(Answerer::Machine);
             }
         }
-        let Some(sine) = ended else { return None };
+        let sine = ended?;
         self.previous = Some(sine.hertz).filter(|_| sine.length >= NETWORK);
         if sine.length < BEEP || !(350.0..2_300.0).contains(&sine.hertz) {
             return None;

@@ -281,11 +281,7 @@ impl Dialogue {
     pub fn handle(&mut self, now: Instant, event: &CallEvent) {
         match event {
             CallEvent::Heard(turn) => self.heard(now, turn),
-            CallEvent::Prompt { text, last: true, eager, .. } => {
-                if !self.confirm(now, *eager) {
-                    self.prompt(now, text);
-                }
-            }
+            CallEvent::Prompt { text, last: true, eager, .. } => self.ended_turn(now, text, *eager),
             CallEvent::Digit(digit) => {
                 let mut keys = self.digits.take().map_or_else(String::new, |(keys, _)| keys);
                 // More than any number has: what comes then is a cat on the telephone.

@@ -57,8 +57,15 @@ impl Dialogue {
         self.ask(now);
     }
 
-    /// The caller's turn has ended; `eager`: with the words of that eager end. Whether its answer is under way.
-    pub(super) fn confirm(&mut self, now: Instant, eager: Option<u64>) -> bool {
+    /// The caller's turn has ended with `text`; `eager`: the eager end that had the same words.
+    pub(super) fn ended_turn(&mut self, now: Instant, text: &str, eager: Option<u64>) {
+        if !self.confirm(now, eager) {
+            self.prompt(now, text);
+        }
+    }
+
+    /// Whether the answer to `eager` is under way, and right.
+    fn confirm(&mut self, now: Instant, eager: Option<u64>) -> bool {
         let Some(speculating) = self.speculation.as_mut().filter(|known| !known.stands) else { return false };
         if eager != Some(speculating.number) {
             // The call has dropped what was made of it.
