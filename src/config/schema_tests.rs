@@ -58,7 +58,7 @@ fn sample(node: &Value) -> String {
     if node["anyOf"].is_array() {
         return sample(&node["anyOf"][0]);
     }
-    if let Some(first) = node["enum"].get(0) {
+    if let Some(first) = node["enum"].get(0).or(node["examples"].get(0)) {
         return first.to_string();
     }
     match node["type"].as_str() {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::Reload;
 use super::error::ApiError;
 use crate::gateway::Gateway;
+use crate::sip::{TargetStatus, TrunkStatus};
 
 /// Content type of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -35,6 +36,19 @@ pub fn devices(gateway: &Gateway) -> Vec<Value> {
     gateway.engine.status().iter().map(super::device_json).collect()
 }
 
+/// The state of every trunk and its hosts, for the event stream.
+pub fn trunks(gateway: &Gateway) -> Vec<Value> {
+    let trunks = gateway.sip.as_ref().map(|sip| sip.trunks()).unwrap_or_default();
+    let target = |target: &TargetStatus| json!({ "host": target.host, "up": target.up, "blocked": target.blocked, "error": target.error });
+    let trunk = |trunk: &TrunkStatus| {
+        json!({
+            "name": trunk.name, "registered": trunk.registered, "up": trunk.up, "error": trunk.error,
+            "targets": trunk.targets.iter().map(target).collect::<Vec<_>>(),
+        })
+    };
+    trunks.iter().map(trunk).collect()
+}
+
 /// Ready: some device speaks and new calls are welcome.
 async fn ready(State(gateway): State<Gateway>) -> Response {
     let draining = gateway.calls.is_draining();
@@ -44,7 +58,10 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let faults: Vec<Value> =
         faults.into_iter().map(|fault| json!({ "part": fault.part, "reason": fault.reason })).collect();
-    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway) });
+    // Whoever may probe need not know where the trunks are.
+    let up = |trunk: &TrunkStatus| json!({ "name": trunk.name, "registered": trunk.registered, "up": trunk.up });
+    let trunks: Vec<Value> = gateway.sip.as_ref().map(|sip| sip.trunks().iter().map(up).collect()).unwrap_or_default();
+    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway), "trunks": trunks });
     (status, Json(body)).into_response()
 }
 

@@ -15,22 +15,32 @@ use crate::gateway::Gateway;
 /// How often the state of the devices is told.
 const DEVICES_EVERY: Duration = Duration::from_secs(1);
 
-/// The stream. A reader that falls behind is told how many events it lost.
+/// The stream. A reader that falls behind is told how many events it lost. Trunks are told of when it begins, and when
+/// something about them has changed.
 pub async fn stream(State(gateway): State<Gateway>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let events = gateway.calls.events();
     let tick = tokio::time::interval(DEVICES_EVERY);
-    let stream = stream::unfold((events, tick, gateway), |(mut events, mut tick, gateway)| async move {
-        let (name, data) = tokio::select! {
-            event = events.recv() => match event {
-                Ok((id, event)) => ("call", describe(&id, &event)),
-                Err(broadcast::error::RecvError::Lagged(lost)) => ("lagged", json!({ "lost": lost })),
-                Err(broadcast::error::RecvError::Closed) => return None,
-            },
-            _ = tick.tick() => ("scheduler", json!({ "devices": super::admin::devices(&gateway) })),
-        };
-        let event = Event::default().event(name).json_data(data).expect("plain JSON");
-        Some((Ok(event), (events, tick, gateway)))
-    });
+    let trunks = Vec::new();
+    let stream =
+        stream::unfold((events, tick, trunks, gateway), |(mut events, mut tick, mut trunks, gateway)| async move {
+            let (name, data) = tokio::select! {
+                event = events.recv() => match event {
+                    Ok((id, event)) => ("call", describe(&id, &event)),
+                    Err(broadcast::error::RecvError::Lagged(lost)) => ("lagged", json!({ "lost": lost })),
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                },
+                _ = tick.tick() => {
+                    let before = std::mem::replace(&mut trunks, super::admin::trunks(&gateway));
+                    if before != trunks {
+                        ("trunks", json!({ "trunks": trunks }))
+                    } else {
+                        ("scheduler", json!({ "devices": super::admin::devices(&gateway) }))
+                    }
+                }
+            };
+            let event = Event::default().event(name).json_data(data).expect("plain JSON");
+            Some((Ok(event), (events, tick, trunks, gateway)))
+        });
     Sse::new(stream).keep_alive(KeepAlive::default())
 }
 

@@ -9,6 +9,7 @@ use std::{
     str::FromStr,
 };
 
+pub use super::number::{Format, Numbers, Rule};
 pub use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -55,6 +56,8 @@ pub struct SipConfig {
     pub media_timeout_s: u64,
     /// Seconds an outbound call may ring.
     pub ring_timeout_s: u64,
+    /// Seconds after which a session that nobody has refreshed is over, as we ask for it (RFC 4028); 0: we ask for none.
+    pub session_expires_s: u64,
     /// Whether calls may go out.
     pub outbound: Outbound,
     /// Carriers and exchanges for outbound calls.
@@ -81,6 +84,8 @@ impl Default for SipConfig {
             messages_per_second: 1000,
             media_timeout_s: 60,
             ring_timeout_s: 60,
+            // What RFC 4028 section 4 recommends: a call on hold whose peer is gone ends in half an hour.
+            session_expires_s: 1_800,
             outbound: Outbound::Trunks,
             trunk: Vec::new(),
         }
@@ -130,6 +135,8 @@ pub struct User {
 }
 
 /// `[[sip.trunk]]`: a carrier or exchange that outbound calls go through.
+///
+/// Why this struct is large: it is the section as operators write it, a field a key.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrunkConfig {
@@ -137,9 +144,31 @@ pub struct TrunkConfig {
     pub name: String,
     /// Host or address with optional port.
     pub host: String,
+    /// Further hosts of the same carrier, tried where one fails.
+    #[serde(default)]
+    pub targets: Vec<TargetConfig>,
+    /// Seconds that a host which failed a call is tried after the others only.
+    #[serde(default = "failed_target_s")]
+    pub failed_target_s: u64,
+    /// Seconds between OPTIONS to every host, which tell whether it lives; 0: none are sent.
+    #[serde(default)]
+    pub options_s: u64,
     /// `udp` (default), `tcp` or `tls`.
     #[serde(default)]
     pub transport: Transport,
+    /// How numbers are read and written here; absent: they are sent as they are.
+    pub numbers: Option<Numbers>,
+    /// Whether addresses that are sent say `user=phone` (RFC 3261 section 19.1.1).
+    #[serde(default)]
+    pub user_phone: bool,
+    /// Whether calls out carry P-Asserted-Identity with the caller (RFC 3325).
+    #[serde(default)]
+    pub assert_identity: bool,
+    /// How often a call follows a redirection (3xx), and to hosts of this trunk only; 0: never.
+    #[serde(default)]
+    pub redirects: u8,
+    /// As `[sip] session_expires_s`, for this trunk.
+    pub session_expires_s: Option<u64>,
     /// User for digest, and the user part of our address there.
     pub username: Option<String>,
     /// Password for digest.
@@ -167,6 +196,37 @@ pub struct TrunkConfig {
     /// Minutes of calls out in 24 hours; when they are used up calls end. 0: no limit.
     #[serde(default = "minutes_per_day")]
     pub minutes_per_day: u32,
+}
+
+/// `{ host = "sip2.example.com", priority = 2, weight = 1 }`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetConfig {
+    /// Host or address with optional port.
+    pub host: String,
+    /// Lower is tried first; that of the trunk's `host` is 1.
+    #[serde(default = "one")]
+    pub priority: u16,
+    /// Share of the calls among hosts of the same priority; that of the trunk's `host` is 1.
+    #[serde(default = "one")]
+    pub weight: u16,
+}
+
+impl TrunkConfig {
+    /// Every host with its priority and weight, `host` first.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = (String, u16, u16)> + '_ {
+        let more = self.targets.iter().map(|target| (target.host.clone(), target.priority, target.weight));
+        std::iter::once((self.host.clone(), one(), one())).chain(more)
+    }
+}
+
+fn one() -> u16 {
+    1
+}
+
+/// As long as a registrar or proxy takes to restart.
+fn failed_target_s() -> u64 {
+    60
 }
 
 /// Enough for a small contact centre, little enough that a stolen token is noticed before it is ruinous.

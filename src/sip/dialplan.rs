@@ -50,6 +50,8 @@ pub(super) struct Route<'a> {
     pub(super) uri: Uri,
     /// The trunk and its place in the configuration; `None`: straight to a loopback address.
     pub(super) trunk: Option<(usize, &'a TrunkConfig)>,
+    /// Number or user, as the trunk is asked for it.
+    pub(super) user: String,
 }
 
 /// What was asked for.
@@ -93,7 +95,10 @@ impl<'a> Dialplan<'a> {
                 if candidates.is_empty() {
                     let loopback = matches!(uri.host_with_port.host, Host::IpAddr(ip) if ip.is_loopback());
                     return match named {
-                        None if self.local && loopback => Ok(Route { uri: *uri, trunk: None }),
+                        None if self.local && loopback => {
+                            let user = uri.user().unwrap_or_default().to_owned();
+                            Ok(Route { uri: *uri, trunk: None, user })
+                        }
                         None => Err(DialError::Denied(format!(
                             "`{to}` is at no [[sip.trunk]], and [sip] outbound = \"trunks\" allows nothing else"
                         ))),
@@ -109,10 +114,11 @@ impl<'a> Dialplan<'a> {
         let number = comparable(&user).ok_or_else(|| {
             DialError::Denied(format!("`{to}` is no number or user that a [[sip.trunk]] is asked for"))
         })?;
+        let read = |trunk: &TrunkConfig| trunk.numbers.as_ref().map_or(number.clone(), |n| n.e164(&number));
         let caller = from.map(user_of);
         let best = candidates
             .iter()
-            .filter_map(|(index, trunk)| Some((prefix(trunk, &number)?, *index, *trunk)))
+            .filter_map(|(index, trunk)| Some((prefix(trunk, &read(trunk))?, *index, *trunk)))
             // Of equals the first; `max_by_key` would take the last.
             .rev()
             .max_by_key(|(length, _, trunk)| (*length, caller.is_some() && trunk.username.as_deref() == caller));
@@ -124,7 +130,8 @@ impl<'a> Dialplan<'a> {
             return Err(DialError::Denied(format!("`{user}` begins with none of the {whose}")));
         };
         // Written anew: a parameter of the caller's (maddr, transport) or a header must not lead past the trunk.
-        Ok(Route { uri: through(trunk, &user)?, trunk: Some((index, trunk)) })
+        let user = trunk.numbers.as_ref().map_or(user, |numbers| numbers.written(&read(trunk)));
+        Ok(Route { uri: at(trunk, &trunk.host, &user)?, trunk: Some((index, trunk)), user })
     }
 
     /// Our side of a call by `trunk`: an address as it stands, a user at the trunk, or `None` for a user of ours.
@@ -144,7 +151,10 @@ impl<'a> Dialplan<'a> {
             return Err(DialError::Address(format!("`from` (`{user}`) is no SIP address or number")));
         }
         match trunk {
-            Some(trunk) => through(trunk, &user).map(|uri| Caller::Address(Box::new(uri))),
+            Some(trunk) => {
+                let user = trunk.numbers.as_ref().map_or(user.clone(), |n| n.written(&n.e164(&user)));
+                at(trunk, &trunk.host, &user).map(|uri| Caller::Address(Box::new(uri)))
+            }
             None => Ok(Caller::User(escape_user(&user))),
         }
     }
@@ -159,19 +169,21 @@ pub(super) enum Caller {
 
 /// The registrar's address of a trunk.
 pub(super) fn registrar(trunk: &TrunkConfig) -> Result<Uri, DialError> {
-    let mut uri = through(trunk, "x")?;
+    let mut uri = at(trunk, &trunk.host, "x")?;
     uri.auth = None;
+    uri.params.retain(|param| !matches!(param, Param::User(_)));
     Ok(uri)
 }
 
-/// `user` at the trunk.
-fn through(trunk: &TrunkConfig, user: &str) -> Result<Uri, DialError> {
+/// `user` at a host of the trunk.
+pub(super) fn at(trunk: &TrunkConfig, host: &str, user: &str) -> Result<Uri, DialError> {
     let transport = match trunk.transport {
         Transport::Udp => "",
         Transport::Tcp => ";transport=tcp",
         Transport::Tls => ";transport=tls",
     };
-    let text = format!("sip:{}@{}{transport}", escape_user(user), trunk.host);
+    let phone = if trunk.user_phone { ";user=phone" } else { "" };
+    let text = format!("sip:{}@{host}{transport}{phone}", escape_user(user));
     Uri::try_from(text.as_str())
         .map_err(|_| DialError::Address(format!("`{user}` cannot be called at trunk `{}`", trunk.name)))
 }
@@ -210,9 +222,13 @@ fn user_of(from: &str) -> &str {
     from.split('@').next().unwrap_or_default()
 }
 
-/// Whether `host` is that of the trunk. Without a port it is: the trunk's is taken.
-fn leads_to(trunk: &TrunkConfig, host: &HostWithPort) -> bool {
-    let Ok(own) = HostWithPort::try_from(trunk.host.as_str()) else { return false };
+/// Whether `host` is one of the trunk's. Without a port it is: the trunk's is taken.
+pub(super) fn leads_to(trunk: &TrunkConfig, host: &HostWithPort) -> bool {
+    trunk.hosts().any(|(own, ..)| is_same(trunk, &own, host))
+}
+
+fn is_same(trunk: &TrunkConfig, own: &str, host: &HostWithPort) -> bool {
+    let Ok(own) = HostWithPort::try_from(own) else { return false };
     let usual = if trunk.transport == Transport::Tls { 5061 } else { 5060 };
     let number = |host: &HostWithPort| host.port.as_ref().map_or(usual, |port| u16::from(*port));
     let same = match (&own.host, &host.host) {
@@ -310,6 +326,38 @@ mod tests {
         let named = routed(&config, "+4930", None, Some("second")).expect("allowed");
         assert_eq!(named, "sip:+4930@192.0.2.9:5070");
         assert!(matches!(routed(&config, "+4930", None, Some("third")), Err(DialError::UnknownTrunk(_))));
+    }
+
+    #[test]
+    fn a_trunk_that_knows_numbers_compares_and_writes_them_in_one_form() {
+        let config: SipConfig = toml::from_str(
+            r#"
+            [[trunk]]
+            name = "germany"
+            host = "sip.example"
+            targets = [{ host = "192.0.2.9:5070" }]
+            prefixes = ["+49"]
+            user_phone = true
+            numbers = { country = "49", send = "international" }
+            "#,
+        )
+        .expect("valid");
+        for to in
+            ["+4930123", "004930123", "030123", "tel:030-123", "sip:030123@sip.example", "sip:030123@192.0.2.9:5070"]
+        {
+            let uri = routed(&config, to, None, None).expect(to);
+            assert_eq!(uri, "sip:004930123@sip.example;user=phone", "{to}");
+        }
+        // Satellites, written as a number of this country would be.
+        for to in ["008811234", "+8811234", "0088-11234"] {
+            assert!(matches!(routed(&config, to, None, None), Err(DialError::Denied(_))), "{to}");
+        }
+        let plan = Dialplan { config: &config, local: false };
+        let Ok(Caller::Address(caller)) = plan.caller(Some("030999"), config.trunk.first()) else {
+            panic!("an address")
+        };
+        assert_eq!(caller.to_string(), "sip:004930999@sip.example;user=phone");
+        assert_eq!(registrar(&config.trunk[0]).expect("a host").to_string(), "sip:sip.example");
     }
 
     #[test]

@@ -97,9 +97,11 @@ impl Endpoint {
             ))
         })?;
         for (n, trunk) in config.trunk.iter().enumerate() {
-            dialplan::registrar(trunk).map_err(|_| {
-                SipError::Config(format!("[[sip.trunk]] `{}`: host `{}` is no host or address", trunk.name, trunk.host))
-            })?;
+            for (host, ..) in trunk.hosts() {
+                dialplan::at(trunk, &host, "x").map_err(|_| {
+                    SipError::Config(format!("[[sip.trunk]] `{}`: host `{host}` is no host or address", trunk.name))
+                })?;
+            }
             if config.trunk[..n].iter().any(|t| t.name == trunk.name) {
                 return Err(SipError::Config(format!("two [[sip.trunk]] are named `{}`", trunk.name)));
             }
@@ -171,6 +173,9 @@ impl Endpoint {
         });
         for index in 0..shared.config.trunk.len() {
             shared.tasks.spawn(trunk::keep(shared.clone(), index));
+            if shared.config.trunk[index].options_s > 0 {
+                shared.tasks.spawn(trunk::watch(shared.clone(), index));
+            }
         }
         info!(udp = ?bound.udp, tcp = ?bound.tcp, tls = ?bound.tls, "SIP endpoint is up");
         Ok(Endpoint { shared, _stop: Arc::new(stop.drop_guard()) })
@@ -236,7 +241,8 @@ impl Endpoint {
 
     /// State of each trunk, in the order of the configuration.
     pub fn trunks(&self) -> Vec<TrunkStatus> {
-        lock(&self.shared.trunks).iter().map(|state| state.status.clone()).collect()
+        let now = clock::now();
+        lock(&self.shared.trunks).iter().map(|state| state.status(now)).collect()
     }
 
     /// Answers new calls with 503 from now on; calls that are up go on.

@@ -92,7 +92,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
     let (commands, receiver) = mpsc::channel(4);
     let gone = CancellationToken::new();
-    let mut call = incoming(&request, source, account, offered, commands, gone.clone());
+    let mut call = incoming(&request, source, standing == Standing::Trunk, account, offered, commands, gone.clone());
     call.trusted = peer.trusted;
     info!(call_id = %call.call_id, from = %call.from, to = %call.to, %source, "incoming call");
     // overflow: refused: the caller is told 503 and comes again
@@ -243,7 +243,8 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         let audio = offer.media.iter().filter(|m| m.kind == "audio" && m.port != 0);
         offered = audio.flat_map(|m| m.codecs()).map(codec).collect();
     }
-    let timer = SessionTimer::asked(request, now).map_err(|(status, headers)| Refused::new(status, headers))?;
+    let timer = SessionTimer::asked(request, shared.session_wish(trunk), now)
+        .map_err(|(status, headers)| Refused::new(status, headers))?;
     Ok(Vetted { standing, offer, policy, offered, timer })
 }
 

@@ -9,7 +9,7 @@ use rsipstack::sip::{
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::SipError;
+use super::{SipError, identity};
 use crate::media::{leg::Codec, sip::SipLeg};
 
 /// Headers handed to the application at most, and their length.
@@ -32,7 +32,9 @@ pub struct IncomingCall {
     pub account: Option<String>,
     /// Whether it is a trunk's or of an account. What nothing has proven may be forged until its ACK is here.
     pub trusted: bool,
-    /// Headers that the stack does not use itself (`X-...`, `User-Agent`, `Diversion`), by name as written.
+    /// Headers that the stack does not use itself (`X-...`, `User-Agent`, `Diversion`), by name as written, and what
+    /// they say of who calls: `X-Antiphon-Asserted`, `-Diverted-From`, `-Verstat`, `-Attestation` (a claim, not verified
+    /// here), `-Attestation-Orig`, `-Attestation-Iat`.
     pub headers: BTreeMap<String, String>,
     /// Codecs offered, the caller's favourite first; empty for an INVITE without an offer.
     pub offered: Vec<Codec>,
@@ -116,6 +118,7 @@ impl Rejection {
 pub(super) fn incoming(
     request: &Request,
     source: SocketAddr,
+    trunk: bool,
     account: Option<String>,
     offered: Vec<Codec>,
     commands: mpsc::Sender<Command>,
@@ -123,18 +126,21 @@ pub(super) fn incoming(
 ) -> IncomingCall {
     let from = request.from_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
     let to = request.to_header().ok().and_then(|h| h.typed().ok()).map(|h| h.uri.to_string());
+    let from = from.unwrap_or_default();
+    let mut headers = headers(request);
+    identity::complete(&mut headers, &from, trunk);
     let user = request.uri.user().unwrap_or_default();
     // A password in a URI, or the subscriber parameters of a number, name no agent.
     let user = user.split([':', ';']).next().unwrap_or_default();
     IncomingCall {
-        from: from.unwrap_or_default(),
+        from,
         to: to.unwrap_or_default(),
         user: rsipstack::sip::event_packages::percent_decode(user),
         call_id: request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default(),
         source,
         account,
         trusted: false,
-        headers: headers(request),
+        headers,
         offered,
         commands,
         gone,

@@ -5,23 +5,24 @@
 //! - [`Endpoint`]: listeners, limits, and where each request goes; `shared`: what every task of it sees
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
-//! - `session`: the signalling of an answered call: hold, re-INVITE, INFO, REFER, BYE
-//! - `trunk`: registrations; `auth`, `challenge`: digest as server and as client
+//! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
+//! - `trunk`: registrations and health; `targets`: the hosts of a trunk; `number`: how it writes numbers;
+//!   `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
 //! - `listen`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
-//! - `body`, `refer`, `timer`, `tls`: what the names say
+//! - `explain`: how a call would go, without placing it; `body`, `refer`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
 //!
 //! # What it does
 //! UDP, TCP and TLS. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
 //! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
-//! in either role (RFC 4028). Refusals: 400 with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with
-//! a reason, 491, 500 and 503 with `Retry-After`, 501, 505. Not done: reliable provisional responses of our own
-//! (RFC 3262; those of the called are acknowledged), early media (183 is waited through, and what was sent until
-//! the answer is not heard), registration of others.
+//! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
+//! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
+//! 501, 505. Not done: reliable provisional responses of our own (RFC 3262; those of the called are acknowledged), early
+//! media (183 is waited through, and what was sent until the answer is not heard), registration of others.
 //!
 //! # Why
 //! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the
@@ -41,11 +42,15 @@ pub mod config;
 mod dialplan;
 mod door;
 mod endpoint;
+mod explain;
+mod identity;
 mod inbound;
 mod incoming;
 mod inspect;
 mod listen;
+mod machine;
 mod names;
+mod number;
 mod outbound;
 mod parked;
 mod places;
@@ -55,6 +60,7 @@ mod screen;
 mod session;
 mod shared;
 mod stateless;
+mod targets;
 mod tidy;
 mod timer;
 mod tls;
@@ -63,13 +69,18 @@ mod trunk;
 use thiserror::Error;
 
 pub use self::{
-    config::{CodecName, DigestName, Network, Outbound, RtpConfig, Secret, SipConfig, TlsConfig, TrunkConfig, User},
+    config::{
+        CodecName, DigestName, Format, Network, Numbers, Outbound, RtpConfig, Rule, Secret, SipConfig, TargetConfig,
+        TlsConfig, TrunkConfig, User,
+    },
     dialplan::DialRequest,
     endpoint::Endpoint,
+    explain::{Explanation, addresses, explain, probe},
     incoming::IncomingCall,
     outbound::Provisional,
     places::HalfOpen,
     shared::TrunkStatus,
+    targets::TargetStatus,
 };
 
 /// Why the endpoint could not do something.

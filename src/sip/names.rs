@@ -57,20 +57,28 @@ pub(super) struct Carriers(Arc<Mutex<Vec<Carrier>>>);
 
 #[derive(Debug)]
 struct Carrier {
-    host: HostWithPort,
+    hosts: Vec<HostWithPort>,
     realm: Option<String>,
     addresses: Vec<IpAddr>,
+}
+
+impl Carrier {
+    fn is_at(&self, name: &Host) -> bool {
+        self.hosts.iter().any(|host| same_host(&host.host, name))
+    }
 }
 
 impl Carriers {
     pub(super) fn new(config: &SipConfig) -> Carriers {
         let carrier = |trunk: &TrunkConfig| {
-            let host = HostWithPort::try_from(trunk.host.as_str()).unwrap_or_default();
-            let addresses = match host.host {
-                Host::IpAddr(ip) => vec![ip.to_canonical()],
-                Host::Domain(_) => Vec::new(),
+            let host = |(host, ..): (String, u16, u16)| HostWithPort::try_from(host.as_str()).unwrap_or_default();
+            let hosts: Vec<_> = trunk.hosts().map(host).collect();
+            let address = |host: &HostWithPort| match host.host {
+                Host::IpAddr(ip) => Some(ip.to_canonical()),
+                Host::Domain(_) => None,
             };
-            Carrier { host, realm: trunk.realm.clone(), addresses }
+            let addresses = hosts.iter().filter_map(address).collect();
+            Carrier { hosts, realm: trunk.realm.clone(), addresses }
         };
         Carriers(Arc::new(Mutex::new(config.trunk.iter().map(carrier).collect())))
     }
@@ -82,13 +90,13 @@ impl Carriers {
 
     /// Whether a trunk's host is named so, with or without a port.
     fn is_host(&self, name: &Host) -> bool {
-        self.lock().iter().any(|carrier| same_host(&carrier.host.host, name))
+        self.lock().iter().any(|carrier| carrier.is_at(name))
     }
 
     /// Who asks for the credentials that a request to the host `name` would bring, from `ip`.
     pub(super) fn challenger(&self, name: &Host, ip: IpAddr) -> Challenger {
         let carriers = self.lock();
-        let mut at_host = carriers.iter().filter(|carrier| same_host(&carrier.host.host, name)).peekable();
+        let mut at_host = carriers.iter().filter(|carrier| carrier.is_at(name)).peekable();
         if at_host.peek().is_none() {
             return Challenger::Unknown;
         }
@@ -99,7 +107,7 @@ impl Carriers {
     /// The host `name` was found to have `ip`.
     pub(super) fn found(&self, name: &Host, ip: IpAddr) {
         let ip = ip.to_canonical();
-        for carrier in self.lock().iter_mut().filter(|carrier| same_host(&carrier.host.host, name)) {
+        for carrier in self.lock().iter_mut().filter(|carrier| carrier.is_at(name)) {
             if !carrier.addresses.contains(&ip) {
                 if carrier.addresses.len() >= MAX_ADDRESSES {
                     carrier.addresses.remove(0);

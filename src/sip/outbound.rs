@@ -1,15 +1,32 @@
-//! Calls that go out.
+//! Calls that go out: from what is asked for to an answer.
+//!
+//! # Why
+//! *A host that fails is no end of a call.* The hosts of a trunk are asked one after the other: where one cannot be
+//! reached, says nothing for a while or answers 500, 502, 503 or 504 (RFC 3263 section 4.3). Every other refusal is about the
+//! call, and another host would ring the same telephone again.
+//!
+//! *A call that forks* is the stack's business: the first 2xx is the call, those of other branches are acknowledged and
+//! ended by BYE (RFC 3261 section 13.2.2.4).
 
-use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::Future,
+    net::IpAddr,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
+use metrics::counter;
 use rsipstack::{
     dialog::{
         DialogId,
         authenticate::Credential,
         dialog::{DialogState, DialogStateReceiver},
         invitation::InviteOption,
+        invite_dialog::InviteDialog,
     },
-    sip::{Header, Param, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
+    sip::{Header, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
 };
 use sdp::{Negotiator, SrtpPolicy};
 use tokio::{sync::mpsc, time::timeout};
@@ -18,7 +35,7 @@ use tracing::info;
 use super::{
     DialError, SipError, body,
     config::{Srtp, TrunkConfig},
-    dialplan::{Caller, DialRequest, Route},
+    dialplan::{self, Caller, DialRequest, Route},
     session::{CONTROLS, SIGNALS, Session},
     shared::Shared,
     timer::{self, SessionTimer},
@@ -74,14 +91,13 @@ pub enum Provisional {
 /// Who is told of provisional responses.
 pub(super) type Tell<'a> = &'a (dyn Fn(Provisional) + Send + Sync);
 
+/// How long a host may leave an INVITE without any response where there is another host to try: its seventh copy has
+/// left by then (RFC 3261 section 17.1.1.2), and a caller who waits hears nothing yet.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// Whether `request` can be tried at all: its address, trunk, caller and headers. Gives the trunk's name.
 pub(super) fn check(shared: &Shared, request: &DialRequest) -> Result<Option<String>, DialError> {
-    let Route { uri: to, trunk } =
-        shared.dialplan().route(&request.to, request.from.as_deref(), request.trunk.as_deref())?;
-    extra_headers(&request.headers)?;
-    let trunk = trunk.map(|(_, trunk)| trunk);
-    caller(shared, request.from.as_deref(), trunk, wire(&to))?;
-    Ok(trunk.map(|trunk| trunk.name.clone()))
+    Plan::new(shared, request).map(|plan| plan.trunk.map(|(_, trunk)| trunk.name.clone()))
 }
 
 /// Calls out. The leg is connected; the id is that of its dialog.
@@ -93,64 +109,17 @@ pub(super) async fn dial(
     if shared.is_draining() {
         return Err(DialError::Sip(SipError::Closed));
     }
-    let Route { uri: to, trunk } =
-        shared.dialplan().route(&request.to, request.from.as_deref(), request.trunk.as_deref())?;
-    let headers = extra_headers(&request.headers)?;
-    let lease = match trunk {
+    let plan = Plan::new(shared, &request)?;
+    let lease = match plan.trunk {
         Some((index, _)) => Some(shared.quotas.begin(index).map_err(DialError::Denied)?),
         None => None,
     };
-    let trunk = trunk.map(|(_, trunk)| trunk);
     let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
-    let peer = shared
-        .resolve(&to)
-        .await
-        .ok_or_else(|| DialError::Address(format!("`{}` has no address that can be found", to.host_with_port.host)))?;
-
     let ports = shared.ports.bind().map_err(SipError::NoPort)?;
-    let mut policy = shared.policy();
-    if let Some(trunk) = trunk {
-        if !trunk.codecs.is_empty() {
-            policy.codecs = trunk.codecs.iter().map(|c| c.codec()).collect();
-        }
-        policy.srtp = match trunk.srtp {
-            Srtp::Off => SrtpPolicy::Allowed,
-            Srtp::Required => SrtpPolicy::Required,
-        };
-    }
-    let mut negotiator = Negotiator::new(policy, body::local_media(shared.media_ip(peer), ports.port));
-    let offer = negotiator.offer().to_string();
-
-    let wire = wire(&to);
-    let user = trunk.and_then(|t| t.username.clone());
-    let option = InviteOption {
-        caller: caller(shared, request.from.as_deref(), trunk, wire)?,
-        callee: to.clone(),
-        contact: shared.contact(user.as_deref(), wire, Some(peer)),
-        content_type: Some("application/sdp".to_owned()),
-        offer: Some(offer.into_bytes()),
-        credential: trunk.and_then(credential),
-        headers: Some(headers),
-        ..InviteOption::default()
-    };
-    let (sender, mut states) = shared.dialogs.new_dialog_state_channel();
     let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
-    info!(%to, "calling");
     // Dropping this future, by the limit or because our caller lost interest, sends CANCEL.
-    let mut early = None;
-    let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut early, tell);
-    let invited = timeout(limit, invite).await;
-    let (dialog, response) = match invited {
-        Err(_) => return Err(DialError::NoAnswer),
-        Ok(Err(error)) => return Err(DialError::Sip(SipError::Stack(error.to_string()))),
-        Ok(Ok((_, None))) => return Err(DialError::NoAnswer),
-        Ok(Ok((dialog, Some(response)))) => (dialog, response),
-    };
-    if response.status_code.kind() != StatusCodeKind::Successful {
-        let status = response.status_code.code();
-        let reason = response.reason_phrase().unwrap_or_else(|| response.status_code.text()).to_owned();
-        return Err(DialError::Declined { status, reason });
-    }
+    let answered = timeout(limit, plan.try_hosts(ports.port, tell)).await.map_err(|_| DialError::NoAnswer)??;
+    let Answered { dialog, response, states, mut negotiator, early, peer } = answered;
 
     ports.discard();
     if let Some(lease) = &lease {
@@ -169,7 +138,7 @@ pub(super) async fn dial(
     let (signals, receiver) = mpsc::channel(SIGNALS);
     let (control, controls) = mpsc::channel(CONTROLS);
     let id = dialog.id();
-    let peer = Peer { signalling: peer, trusted: trunk.is_some() };
+    let peer = Peer { signalling: peer, trusted: plan.trunk.is_some() };
     let leg = agreed.and_then(|agreed| {
         Session::leg(shared, ports, agreed, peer, receiver, control).map_err(|error| error.to_string())
     });
@@ -179,18 +148,251 @@ pub(super) async fn dial(
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
 }
 
-/// Waits for the end of an INVITE and tells of its provisional responses meanwhile; `answer` gets the description of the
-/// last reliable one. Takes what happens until then from the stream; the session asks the dialog itself whether it is
-/// confirmed.
+/// A call that may be placed: where it goes and what its INVITE says.
+struct Plan<'a> {
+    shared: &'a Shared,
+    uri: Uri,
+    trunk: Option<(usize, &'a TrunkConfig)>,
+    /// Number or user, as the trunk is asked for it.
+    user: String,
+    caller: Uri,
+    headers: Vec<Header>,
+}
+
+/// A call that somebody has answered.
+struct Answered {
+    dialog: InviteDialog,
+    response: Response,
+    states: DialogStateReceiver,
+    negotiator: Negotiator,
+    /// The description of the last reliable provisional response.
+    early: Option<sdp::Description>,
+    peer: IpAddr,
+}
+
+/// Why an INVITE to one host came to nothing.
+enum Failure {
+    /// The call is over.
+    Call(DialError),
+    /// Another host may do better. `out`: this one should be left alone for a while.
+    Host { error: DialError, out: bool },
+    /// The session interval must be so long (RFC 4028 section 7.4).
+    Interval(u64, DialError),
+    /// The called side is elsewhere (3xx).
+    Moved(Vec<Uri>, DialError),
+}
+
+impl<'a> Plan<'a> {
+    fn new(shared: &'a Shared, request: &DialRequest) -> Result<Plan<'a>, DialError> {
+        let from = request.from.as_deref();
+        let Route { uri, trunk, user } = shared.dialplan().route(&request.to, from, request.trunk.as_deref())?;
+        let mut headers = extra_headers(&request.headers)?;
+        let at = trunk.map(|(_, trunk)| trunk);
+        let caller = match shared.dialplan().caller(from, at)? {
+            Caller::Address(uri) => *uri,
+            Caller::User(user) => {
+                let mut uri = shared.contact(Some(&user), wire(&uri), None);
+                uri.params.clear();
+                uri
+            }
+        };
+        headers.extend(asserted(at, &caller, &request.headers));
+        Ok(Plan { shared, uri, trunk, user, caller, headers })
+    }
+
+    /// Asks one host after the other until one of them takes the call.
+    async fn try_hosts(&self, port: u16, tell: Tell<'_>) -> Result<Answered, DialError> {
+        let shared = self.shared;
+        let order = self
+            .trunk
+            .and_then(|(index, _)| shared.trunk_state(index, |state| state.targets.order(clock::now(), rand::random)));
+        let mut hosts: VecDeque<(Option<String>, Uri)> = VecDeque::new();
+        match (self.trunk, order) {
+            (Some((_, trunk)), Some(order)) => {
+                for host in order {
+                    let uri = dialplan::at(trunk, &host, &self.user)?;
+                    hosts.push_back((Some(host), uri));
+                }
+            }
+            _ => hosts.push_back((None, self.uri.clone())),
+        }
+        let tell_of = |host: &Option<String>, failed: Option<&DialError>| {
+            let Some(((index, _), host)) = self.trunk.zip(host.as_deref()) else { return };
+            shared.trunk_state(index, |state| match failed {
+                None => state.targets.worked(host),
+                Some(error) => state.targets.failed(clock::now(), host, &error.to_string()),
+            });
+        };
+        let mut interval = shared.session_wish(self.trunk.map(|(_, trunk)| trunk));
+        let mut redirects = self.trunk.map_or(0, |(_, trunk)| trunk.redirects);
+        let mut last = DialError::NoAnswer;
+        while let Some((host, uri)) = hosts.pop_front() {
+            let patience = (!hosts.is_empty()).then_some(SILENCE);
+            match self.invite(&uri, port, interval, patience, tell).await {
+                Ok(answered) => {
+                    tell_of(&host, None);
+                    return Ok(answered);
+                }
+                Err(Failure::Call(error)) => {
+                    tell_of(&host, None);
+                    return Err(error);
+                }
+                Err(Failure::Host { error, out }) => {
+                    if out {
+                        tell_of(&host, Some(&error));
+                    }
+                    if !hosts.is_empty() {
+                        info!(to = %uri, %error, "the host of a trunk failed a call; the next is tried");
+                        counter!("antiphon_trunk_failovers_total").increment(1);
+                    }
+                    last = error;
+                }
+                // Longer each time, so that it ends.
+                Err(Failure::Interval(seconds, error)) => {
+                    if interval.is_none_or(|asked| asked >= seconds) {
+                        return Err(error);
+                    }
+                    interval = Some(seconds);
+                    hosts.push_front((host, uri));
+                }
+                Err(Failure::Moved(contacts, error)) => {
+                    let allowed = contacts.iter().filter_map(|contact| self.redirected(contact)).next();
+                    let Some(uri) = allowed.filter(|_| redirects > 0) else { return Err(error) };
+                    redirects -= 1;
+                    info!(to = %uri, "the call is redirected");
+                    hosts.push_front((None, uri));
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// Where a redirection to `contact` leads: to hosts of the same trunk, and to what the dial plan allows there.
+    fn redirected(&self, contact: &Uri) -> Option<Uri> {
+        let (_, trunk) = self.trunk.filter(|(_, trunk)| dialplan::leads_to(trunk, &contact.host_with_port))?;
+        let to = format!("sip:{}@{}", contact.user()?, contact.host_with_port);
+        let route = self.shared.dialplan().route(&to, None, Some(&trunk.name)).ok()?;
+        dialplan::at(trunk, &contact.host_with_port.to_string(), &route.user).ok()
+    }
+
+    /// One INVITE. `patience`: how long nothing at all may be heard of it.
+    async fn invite(
+        &self,
+        to: &Uri,
+        port: u16,
+        interval: Option<u64>,
+        patience: Option<Duration>,
+        tell: Tell<'_>,
+    ) -> Result<Answered, Failure> {
+        let shared = self.shared;
+        let trunk = self.trunk.map(|(_, trunk)| trunk);
+        let Some(peer) = shared.resolve(to).await else {
+            let host = &to.host_with_port.host;
+            let error = DialError::Address(format!("`{host}` has no address that can be found"));
+            return Err(Failure::Host { error, out: true });
+        };
+        let mut negotiator = Negotiator::new(policy(shared, trunk), body::local_media(shared.media_ip(peer), port));
+        let offer = negotiator.offer().to_string();
+        let user = trunk.and_then(|t| t.username.clone());
+        let timer = interval.map(timer::wish_headers).unwrap_or_default();
+        let option = InviteOption {
+            caller: self.caller.clone(),
+            callee: to.clone(),
+            contact: shared.contact(user.as_deref(), wire(to), Some(peer)),
+            content_type: Some("application/sdp".to_owned()),
+            offer: Some(offer.into_bytes()),
+            credential: trunk.and_then(credential),
+            headers: Some(self.headers.iter().cloned().chain(timer).collect()),
+            ..InviteOption::default()
+        };
+        let (sender, mut states) = shared.dialogs.new_dialog_state_channel();
+        info!(%to, "calling");
+        let mut heard = Heard::default();
+        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut heard, patience, tell);
+        let (dialog, response) = match invite.await {
+            None => return Err(Failure::Host { error: DialError::NoAnswer, out: true }),
+            Some(Err(error)) => {
+                let error = DialError::Sip(SipError::Stack(error.to_string()));
+                return Err(Failure::Host { error, out: true });
+            }
+            Some(Ok((_, None))) => return Err(Failure::Host { error: DialError::NoAnswer, out: !heard.anything }),
+            Some(Ok((dialog, Some(response)))) => (dialog, response),
+        };
+        if response.status_code.kind() == StatusCodeKind::Successful {
+            return Ok(Answered { dialog, response, states, negotiator, early: heard.answer, peer });
+        }
+        let status = response.status_code.code();
+        let reason = response.reason_phrase().unwrap_or_else(|| response.status_code.text()).to_owned();
+        let error = DialError::Declined { status, reason };
+        Err(match status {
+            300..400 => {
+                let contacts = response.typed_contact_headers().unwrap_or_default();
+                Failure::Moved(contacts.into_iter().map(|contact| contact.uri).collect(), error)
+            }
+            422 => match timer::demanded(&response) {
+                Some(seconds) => Failure::Interval(seconds, error),
+                None => Failure::Call(error),
+            },
+            // The stack's own, where nothing was heard; else the called side's word.
+            408 if !heard.anything => Failure::Host { error, out: true },
+            // RFC 3261 section 21.5.4: to be left alone. The others are about this call.
+            503 => Failure::Host { error, out: true },
+            500 | 502 | 504 => Failure::Host { error, out: false },
+            _ => Failure::Call(error),
+        })
+    }
+}
+
+/// What is offered to a trunk, or (`None`) where there is none.
+fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
+    let mut policy = shared.policy();
+    if let Some(trunk) = trunk {
+        if !trunk.codecs.is_empty() {
+            policy.codecs = trunk.codecs.iter().map(|c| c.codec()).collect();
+        }
+        policy.srtp = match trunk.srtp {
+            Srtp::Off => SrtpPolicy::Allowed,
+            Srtp::Required => SrtpPolicy::Required,
+        };
+    }
+    policy
+}
+
+/// P-Asserted-Identity, where the trunk wants it and the application has set none.
+pub(super) fn asserted(
+    trunk: Option<&TrunkConfig>,
+    caller: &Uri,
+    headers: &BTreeMap<String, String>,
+) -> Option<Header> {
+    const NAME: &str = "P-Asserted-Identity";
+    let wanted = trunk.is_some_and(|trunk| trunk.assert_identity);
+    let set = headers.keys().any(|name| name.eq_ignore_ascii_case(NAME));
+    (wanted && !set).then(|| Header::Other(NAME.to_owned(), format!("<{caller}>")))
+}
+
+/// What was heard before the end of an INVITE.
+#[derive(Default)]
+struct Heard {
+    /// Any response.
+    anything: bool,
+    /// The description of the last reliable provisional response.
+    answer: Option<sdp::Description>,
+}
+
+/// Waits for the end of an INVITE and tells of its provisional responses meanwhile. `None`: nothing was heard for
+/// `patience`. Takes what happens until then from the stream; the session asks the dialog itself whether it is confirmed.
 async fn watch<T>(
     invite: impl Future<Output = T>,
     states: &mut DialogStateReceiver,
-    answer: &mut Option<sdp::Description>,
+    heard: &mut Heard,
+    patience: Option<Duration>,
     tell: Tell<'_>,
-) -> T {
+) -> Option<T> {
     let mut invite = pin!(invite);
-    let mut take = |state: DialogState| {
+    let take = |state: DialogState, heard: &mut Heard| {
+        heard.anything |= matches!(state, DialogState::Trying(_));
         let DialogState::Early(_, response) = state else { return };
+        heard.anything = true;
         let description = body::description(&response).ok().flatten();
         let status = response.status_code.code();
         tell(match description {
@@ -198,18 +400,21 @@ async fn watch<T>(
             None => Provisional::Ringing { status },
         });
         if response.header_contains_token("Require", "100rel") && description.is_some() {
-            *answer = description;
+            heard.answer = description;
         }
     };
+    let silent = patience.map(|patience| clock::now() + patience);
     loop {
         tokio::select! {
+            biased;
             ended = &mut invite => {
                 while let Ok(state) = states.try_recv() {
-                    take(state);
+                    take(state, heard);
                 }
-                return ended;
+                return Some(ended);
             }
-            Some(state) = states.recv() => take(state),
+            Some(state) = states.recv() => take(state, heard),
+            () = timer::until(silent.filter(|_| !heard.anything)) => return None,
         }
     }
 }
@@ -230,17 +435,6 @@ pub(super) fn credential(trunk: &TrunkConfig) -> Option<Credential> {
     })
 }
 
-fn caller(shared: &Shared, from: Option<&str>, trunk: Option<&TrunkConfig>, wire: Wire) -> Result<Uri, DialError> {
-    Ok(match shared.dialplan().caller(from, trunk)? {
-        Caller::Address(uri) => *uri,
-        Caller::User(user) => {
-            let mut uri = shared.contact(Some(&user), wire, None);
-            uri.params.clear();
-            uri
-        }
-    })
-}
-
 fn wire(uri: &Uri) -> Wire {
     let named = uri.params.iter().find_map(|param| match param {
         Param::Transport(transport) => Some(*transport),
@@ -250,7 +444,7 @@ fn wire(uri: &Uri) -> Wire {
     named.unwrap_or(if secure { Wire::Tls } else { Wire::Udp })
 }
 
-fn extra_headers(headers: &BTreeMap<String, String>) -> Result<Vec<Header>, DialError> {
+pub(super) fn extra_headers(headers: &BTreeMap<String, String>) -> Result<Vec<Header>, DialError> {
     let mut extra = vec![body::allow(), timer::supported()];
     for (name, value) in headers {
         let token = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.!%*_+`'~".contains(&b));

@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use rsipstack::{
@@ -35,6 +36,7 @@ use super::{
     names::{Carriers, LOOK_UP, Naming},
     places::Places,
     quota::Quotas,
+    targets::{TargetStatus, Targets},
 };
 use crate::media::sip::{SipLeg, latch::Peer, ports::PortPool};
 
@@ -83,27 +85,49 @@ pub(super) struct Bound {
     pub(super) tls: Option<SocketAddr>,
 }
 
-/// Registration state of a trunk.
+/// State of a trunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrunkStatus {
     /// Its name.
     pub name: String,
     /// `None` when it is not to register; else whether it is registered now.
     pub registered: Option<bool>,
-    /// What went wrong last, while it is wrong.
+    /// Whether a host of it answers OPTIONS; `None`: none is sent, or none was answered yet.
+    pub up: Option<bool>,
+    /// Its hosts.
+    pub targets: Vec<TargetStatus>,
+    /// What went wrong last with the registration, while it is wrong.
     pub error: Option<String>,
 }
 
 /// What is known of a trunk while running.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) status: TrunkStatus,
+    name: String,
+    pub(super) registered: Option<bool>,
+    pub(super) error: Option<String>,
+    pub(super) targets: Targets,
 }
 
 impl State {
     pub(super) fn new(config: &TrunkConfig) -> State {
         let registered = config.register.then_some(false);
-        State { status: TrunkStatus { name: config.name.clone(), registered, error: None } }
+        State { name: config.name.clone(), registered, error: None, targets: Targets::new(config) }
+    }
+
+    pub(super) fn status(&self, now: Instant) -> TrunkStatus {
+        TrunkStatus {
+            name: self.name.clone(),
+            registered: self.registered,
+            up: self.targets.is_up(),
+            targets: self.targets.status(now),
+            error: self.error.clone(),
+        }
+    }
+
+    /// Whether calls can be expected to get through: registered where that is wanted, and answering where that is asked.
+    pub(super) fn is_usable(&self) -> bool {
+        self.registered != Some(false) && self.targets.is_up() != Some(false)
     }
 }
 
@@ -143,6 +167,12 @@ impl Shared {
     pub(super) fn policy(&self) -> sdp::Policy {
         let codecs = self.config.codecs.iter().map(|c| c.codec()).collect();
         sdp::Policy { codecs, ..sdp::Policy::default() }
+    }
+
+    /// The session interval that we ask for, in seconds; `None`: none.
+    pub(super) fn session_wish(&self, trunk: Option<&TrunkConfig>) -> Option<u64> {
+        let own = trunk.and_then(|trunk| trunk.session_expires_s);
+        Some(own.unwrap_or(self.config.session_expires_s)).filter(|seconds| *seconds > 0)
     }
 
     /// Marks an INVITE as under way. `None`: it is already.
@@ -216,18 +246,18 @@ impl Shared {
         let found = timeout(LOOK_UP, resolver.resolve(&target)).await.ok()?.ok()?;
         found.get_socketaddr().ok().map(|address| address.ip())
     }
+}
 
-    /// Addresses of a host with or without a port.
-    pub(super) async fn look_up(&self, host: &str) -> Vec<IpAddr> {
-        let Ok(host) = HostWithPort::try_from(host) else { return Vec::new() };
-        if let Host::IpAddr(ip) = host.host {
-            return vec![ip];
-        }
-        let name = (host.host.to_string(), 0);
-        match timeout(LOOK_UP, tokio::net::lookup_host(name)).await {
-            Ok(Ok(addresses)) => addresses.map(|address| address.ip()).take(16).collect(),
-            _ => Vec::new(),
-        }
+/// Addresses of a host with or without a port.
+pub(super) async fn look_up(host: &str) -> Vec<IpAddr> {
+    let Ok(host) = HostWithPort::try_from(host) else { return Vec::new() };
+    if let Host::IpAddr(ip) = host.host {
+        return vec![ip];
+    }
+    let name = (host.host.to_string(), 0);
+    match timeout(LOOK_UP, tokio::net::lookup_host(name)).await {
+        Ok(Ok(addresses)) => addresses.map(|address| address.ip()).take(16).collect(),
+        _ => Vec::new(),
     }
 }
 

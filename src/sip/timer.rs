@@ -1,7 +1,8 @@
 //! Session timers (RFC 4028): who refreshes a dialog when, and when one that nobody refreshes is over.
 //!
-//! Owns the numbers of one dialog; sends nothing. We ask nobody for a timer (media that stops is noticed without
-//! one), and take part in whatever the peer or a proxy between us asks for, in either role.
+//! Owns the numbers of one dialog; sends nothing. We ask for a timer where `session_expires_s` says so: media that stops
+//! is noticed without one, but not that of a call on hold. We take part in whatever the peer or a proxy between us asks
+//! for, in either role.
 
 use std::{
     future::pending,
@@ -60,15 +61,21 @@ impl SessionTimer {
     }
 
     /// What our answer to a request with `Session-Expires` settles, `None` where it names none. Theirs is the task
-    /// unless they give it to us, or do not know timers themselves (a proxy has asked).
+    /// unless they give it to us, or do not know timers themselves (a proxy has asked). `wish`: the interval, in seconds,
+    /// that we ask for where they know timers and name none (section 9); refreshing is ours then.
     ///
     /// # Errors
     /// The interval is too short; the response to send with its headers.
-    pub(super) fn asked(request: &Request, now: Instant) -> Result<Option<Self>, (StatusCode, Vec<Header>)> {
-        let Some((seconds, refresher)) = read(request.header_value("Session-Expires").as_deref()) else {
-            return Ok(None);
-        };
+    pub(super) fn asked(
+        request: &Request,
+        wish: Option<u64>,
+        now: Instant,
+    ) -> Result<Option<Self>, (StatusCode, Vec<Header>)> {
         let theirs = request.header_contains_token("Supported", "timer");
+        let Some((seconds, refresher)) = read(request.header_value("Session-Expires").as_deref()) else {
+            let least = read(request.header_value("Min-SE").as_deref()).map_or(MIN_SE, |(least, _)| least.max(MIN_SE));
+            return Ok(wish.filter(|_| theirs).map(|wish| Self::new(wish.max(least), true, now)));
+        };
         if seconds < MIN_SE && theirs {
             let least = Header::MinSE(MIN_SE.to_string().into());
             return Err((StatusCode::from(422), vec![least, supported()]));
@@ -82,6 +89,12 @@ impl SessionTimer {
         let (seconds, refresher) = read(response.header_value("Session-Expires").as_deref())?;
         // Left out by mistake, it is ours: refreshing without need harms nobody.
         Some(Self::new(seconds.max(1), refresher != Some(Role::Uas), now))
+    }
+
+    /// The same timer with the interval that a refusal (422) demands. `None`: it demands nothing more.
+    pub(super) fn longer(&self, refusal: &Response) -> Option<Self> {
+        let least = demanded(refusal).filter(|least| Duration::from_secs(*least) > self.interval)?;
+        Some(Self { interval: Duration::from_secs(least.min(MAX_SE)), ..*self })
     }
 
     /// The same timer, from `now` on.
@@ -126,6 +139,17 @@ impl SessionTimer {
         // Section 10: the smaller of 32 s and a third of the interval before it ends.
         self.refreshed + self.interval - MARGIN.min(self.interval / 3)
     }
+}
+
+/// Headers of an INVITE of ours that asks for a session of `seconds`. Who refreshes is for the called side to say.
+pub(super) fn wish_headers(seconds: u64) -> Vec<Header> {
+    let least = Header::MinSE(MIN_SE.to_string().into());
+    vec![Header::SessionExpires(seconds.max(MIN_SE).to_string().into()), least]
+}
+
+/// The least interval, in seconds, that a 422 demands.
+pub(super) fn demanded(refusal: &Response) -> Option<u64> {
+    read(refusal.header_value("Min-SE").as_deref()).map(|(seconds, _)| seconds).filter(|seconds| *seconds <= MAX_SE)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,26 +207,44 @@ mod tests {
             let mut headers = vec![expires(value)];
             headers.extend(knows.then(|| Header::Supported("100rel, timer".into())));
             let request = request(headers);
-            let timer = SessionTimer::asked(&request, now).expect("long enough").expect("a timer");
+            let timer = SessionTimer::asked(&request, None, now).expect("long enough").expect("a timer");
             assert_eq!(timer.ours, ours, "{value}");
             let told: Vec<String> = timer.answer_headers(&request).iter().map(ToString::to_string).collect();
             let role = if ours { "uas" } else { "uac" };
             assert!(told[0].contains(&format!("1800;refresher={role}")), "{told:?}");
             assert_eq!(told.iter().any(|header| header.starts_with("Require")), knows);
         }
-        assert_eq!(SessionTimer::asked(&request(vec![]), now), Ok(None));
-        assert_eq!(SessionTimer::asked(&request(vec![expires("soon")]), now), Ok(None));
+        assert_eq!(SessionTimer::asked(&request(vec![]), None, now), Ok(None));
+        assert_eq!(SessionTimer::asked(&request(vec![expires("soon")]), None, now), Ok(None));
     }
 
     #[test]
     fn an_interval_that_is_too_short_is_refused_with_the_least() {
         let short = request(vec![expires("30"), Header::Supported("timer".into())]);
-        let (status, headers) = SessionTimer::asked(&short, clock::now()).expect_err("too short");
+        let (status, headers) = SessionTimer::asked(&short, None, clock::now()).expect_err("too short");
         assert_eq!(status.code(), 422);
         assert!(headers.iter().any(|header| matches!(header, Header::MinSE(least) if least.value() == "90")));
         // Who does not know timers would not understand the refusal.
-        let timer = SessionTimer::asked(&request(vec![expires("30")]), clock::now());
+        let timer = SessionTimer::asked(&request(vec![expires("30")]), None, clock::now());
         assert_eq!(timer.expect("taken").map(|timer| timer.interval), Some(Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn we_ask_who_knows_timers_and_take_the_task() {
+        let now = clock::now();
+        let knows = || Header::Supported("timer".into());
+        let asked = |headers, wish| SessionTimer::asked(&request(headers), wish, now).expect("nothing to refuse");
+        assert_eq!(asked(vec![], Some(1_800)), None);
+        assert_eq!(asked(vec![knows()], None), None);
+        assert_eq!(asked(vec![knows()], Some(1_800)), Some(SessionTimer::new(1_800, true, now)));
+        let least = Header::MinSE("2400;x".into());
+        assert_eq!(asked(vec![knows(), least], Some(1_800)), Some(SessionTimer::new(2_400, true, now)));
+        let timer = asked(vec![knows()], Some(10)).expect("asked for");
+        let told: Vec<String> = timer.answer_headers(&request(vec![knows()])).iter().map(ToString::to_string).collect();
+        assert!(told[0].contains("90;refresher=uas"), "{told:?}");
+        // Theirs goes first.
+        let theirs = asked(vec![knows(), expires("600")], Some(1_800));
+        assert_eq!(theirs, Some(SessionTimer::new(600, false, now)));
     }
 
     #[test]

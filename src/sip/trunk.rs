@@ -1,28 +1,40 @@
-//! Registration at trunks, and who a trunk is.
+//! Registration at trunks, who a trunk is, and whether it lives.
 //!
-//! One task a trunk: it keeps the addresses of the trunk's host known (calls from there need no password of
-//! ours) and, with `register = true`, the registration alive.
+//! One task a trunk: it keeps the addresses of the trunk's hosts known (calls from there need no password of
+//! ours) and, with `register = true`, the registration alive. With `options_s` another task asks every host by OPTIONS
+//! whether it lives; what that means is for [`super::targets`] to say.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
+use metrics::{counter, gauge};
+
 use rsipstack::{
     dialog::registration::{Registration, backoff_interval, refresh_interval},
-    sip::{HostWithPort, StatusCodeKind, typed::Contact},
+    sip::{Header, HostWithPort, Method, Param, SipMessage, StatusCodeKind, Uri, typed},
+    transaction::{
+        key::{TransactionKey, TransactionRole},
+        make_tag,
+        transaction::Transaction,
+    },
+    transport::SipAddr,
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
     config::{Transport, TrunkConfig},
-    dialplan::registrar,
+    dialplan::{self, registrar},
     outbound::credential,
-    shared::Shared,
+    shared::{Shared, look_up},
 };
 
 /// Lifetime asked for.
 const EXPIRES: u32 = 600;
 /// Between look-ups of a host that is not registered with.
 const LOOK_UP: Duration = Duration::from_secs(300);
+/// How long a host may take to answer OPTIONS.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long unregistering may hold up a shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -32,29 +44,32 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     let mut registration = Registration::new(shared.stack.clone(), credential(&config));
     let mut failures = 0;
     loop {
-        let addresses = shared.look_up(&config.host).await;
-        let known = addresses.first().copied();
-        if let Ok(host) = HostWithPort::try_from(config.host.as_str()) {
-            addresses.iter().for_each(|address| shared.carriers.found(&host.host, *address));
+        let mut known = None;
+        for (name, ..) in config.hosts() {
+            let addresses = look_up(&name).await;
+            known = known.or(addresses.first().copied());
+            if let Ok(host) = HostWithPort::try_from(name.as_str()) {
+                addresses.iter().for_each(|address| shared.carriers.found(&host.host, *address));
+            }
         }
         let wait = if config.register {
             match register(&shared, &config, &mut registration, known, EXPIRES).await {
                 Ok(expires) => {
-                    if failures > 0 || shared.trunk_state(index, |s| s.status.registered) == Some(Some(false)) {
+                    if failures > 0 || shared.trunk_state(index, |s| s.registered) == Some(Some(false)) {
                         info!(trunk = config.name, expires, "registered");
                     }
                     failures = 0;
                     shared.trunk_state(index, |s| {
-                        s.status.registered = Some(true);
-                        s.status.error = None;
+                        s.registered = Some(true);
+                        s.error = None;
                     });
                     refresh_interval(expires)
                 }
                 Err(error) => {
                     warn!(trunk = config.name, error, "registration failed");
                     shared.trunk_state(index, |s| {
-                        s.status.registered = Some(false);
-                        s.status.error = Some(error);
+                        s.registered = Some(false);
+                        s.error = Some(error);
                     });
                     failures += 1;
                     backoff_interval(failures)
@@ -63,13 +78,90 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         } else {
             LOOK_UP
         };
+        show(&shared, &config, index);
         tokio::select! {
             () = shared.stop.cancelled() => break,
             () = sleep(wait) => {}
         }
     }
-    if shared.trunk_state(index, |s| s.status.registered) == Some(Some(true)) {
+    if shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
         timeout(FAREWELL, register(&shared, &config, &mut registration, None, 0)).await.ok();
+    }
+}
+
+/// Asks every host of the trunk at `index` whether it lives, until the endpoint stops.
+pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
+    let Some(config) = shared.config.trunk.get(index).cloned() else { return };
+    loop {
+        let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
+        let asked = hosts.iter().map(|host| timeout(ANSWER, ask(&shared, &config, host)));
+        let answers = tokio::select! {
+            () = shared.stop.cancelled() => return,
+            answers = join_all(asked) => answers,
+        };
+        for (host, answer) in hosts.iter().zip(answers) {
+            let answer = answer.unwrap_or_else(|_| Err("no answer to OPTIONS".to_owned()));
+            counter!("antiphon_trunk_checks_total", "outcome" => if answer.is_ok() { "answered" } else { "failed" })
+                .increment(1);
+            let error = answer.as_ref().err().cloned().unwrap_or_default();
+            match shared.trunk_state(index, |s| s.targets.checked(host, answer)).flatten() {
+                Some(true) => info!(trunk = config.name, host, "the host of a trunk answers"),
+                Some(false) => warn!(trunk = config.name, host, error, "the host of a trunk is down"),
+                None => {}
+            }
+        }
+        show(&shared, &config, index);
+        // A host that is slow to answer is not asked twice at a time.
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = sleep(Duration::from_secs(config.options_s)) => {}
+        }
+    }
+}
+
+/// One OPTIONS. Every answer shows life but 503, which says that no calls are taken, and 408, by which the stack and
+/// proxies say that there was none.
+async fn ask(shared: &Shared, config: &TrunkConfig, host: &str) -> Result<(), String> {
+    let mut uri = dialplan::at(config, host, "x").map_err(|e| e.to_string())?;
+    uri.auth = None;
+    uri.params.retain(|param| !matches!(param, Param::User(_)));
+    let error = |error: rsipstack::Error| error.to_string();
+    let stack = &shared.stack;
+    let target = SipAddr::try_from(&uri).map_err(error)?;
+    let (connection, _) = stack.transport_layer.lookup(&target, None).await.map_err(error)?;
+    let via = stack.get_via(Some(connection.get_addr().clone()), None).map_err(error)?;
+    let peer = shared.resolve(&uri).await;
+    let us: Uri = shared.contact(config.username.as_deref(), wire(config), peer);
+    let from = typed::From { display_name: None, uri: us.clone(), params: vec![] }.with_tag(make_tag());
+    let to = typed::To { display_name: None, uri: uri.clone(), params: vec![] };
+    let mut request = stack.make_request(Method::Options, uri, via, from, to, 1, None);
+    request.headers.push(Header::Contact(typed::Contact { display_name: None, uri: us, params: vec![] }.into()));
+    request.headers.push(Header::Accept("application/sdp".into()));
+    let key = TransactionKey::from_request(&request, TransactionRole::Client).map_err(error)?;
+    let mut tx = Transaction::new_client(key, request, stack.clone(), None);
+    tx.send().await.map_err(error)?;
+    while let Some(message) = tx.receive().await {
+        let SipMessage::Response(response) = message else { continue };
+        return match response.status_code.code() {
+            100..200 => continue,
+            408 | 503 => Err(format!("{} to OPTIONS", response.status_code)),
+            _ => Ok(()),
+        };
+    }
+    Err("no answer to OPTIONS".to_owned())
+}
+
+/// Shows the state of a trunk as a metric.
+fn show(shared: &Shared, config: &TrunkConfig, index: usize) {
+    let usable = shared.trunk_state(index, |s| s.is_usable()).unwrap_or_default();
+    gauge!("antiphon_trunk_up", "trunk" => config.name.clone()).set(f64::from(u8::from(usable)));
+}
+
+fn wire(config: &TrunkConfig) -> rsipstack::sip::Transport {
+    match config.transport {
+        Transport::Udp => rsipstack::sip::Transport::Udp,
+        Transport::Tcp => rsipstack::sip::Transport::Tcp,
+        Transport::Tls => rsipstack::sip::Transport::Tls,
     }
 }
 
@@ -82,13 +174,8 @@ async fn register(
 ) -> Result<u32, String> {
     let server = registrar(config).map_err(|e| e.to_string())?;
     if registration.contact.is_none() {
-        let transport = match config.transport {
-            Transport::Udp => rsipstack::sip::Transport::Udp,
-            Transport::Tcp => rsipstack::sip::Transport::Tcp,
-            Transport::Tls => rsipstack::sip::Transport::Tls,
-        };
-        let uri = shared.contact(config.username.as_deref(), transport, peer);
-        registration.contact = Some(Contact { display_name: None, uri, params: vec![] });
+        let uri = shared.contact(config.username.as_deref(), wire(config), peer);
+        registration.contact = Some(typed::Contact { display_name: None, uri, params: vec![] });
     }
     let response = registration.register(server, Some(expires)).await.map_err(|e| e.to_string())?;
     match response.status_code.kind() {

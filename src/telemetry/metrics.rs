@@ -147,6 +147,9 @@ pub const METRICS: &[Metric] = &[
     histogram("antiphon_rtcp_round_trip_seconds", &[], &[], "Round trip to telephones"),
     // Signalling.
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
+    gauge("antiphon_trunk_up", &["trunk"], "Whether calls through the trunk can be expected to get through (0 or 1)"),
+    counter("antiphon_trunk_checks_total", &["outcome"], "OPTIONS to hosts of trunks, by what came of them"),
+    counter("antiphon_trunk_failovers_total", &[], "Calls out that went on to another host of their trunk"),
     counter(
         "antiphon_sip_auth_total",
         &["outcome"],
@@ -178,6 +181,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "stage", &["prefill", "decode", "flow", "vocode"]),
     ("", "outcome", &["done", "cancelled", "refused", "failed"]),
     ("antiphon_webhooks_total", "outcome", &["delivered", "failed", "given_up"]),
+    ("antiphon_trunk_checks_total", "outcome", &["answered", "failed"]),
     ("antiphon_sip_messages_total", "outcome", &["passed", "answered", "ignored", "refused", "overload"]),
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
     ("", "phase", &["end_of_turn", "agent", "queue", "first_audio", "egress", "mouth_to_ear"]),
@@ -336,7 +340,7 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["agent", "device", "end", "reason"].iter().any(|label| metric.labels.contains(label));
+            let open = ["agent", "device", "end", "reason", "trunk"].iter().any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
         }
         assert!(text.contains("antiphon_calls{leg=\"sip\"} "), "{text}");

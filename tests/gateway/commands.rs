@@ -102,6 +102,47 @@ async fn check_names_the_line_of_a_mistake() {
     assert!(said.contains("wrong.toml:2") && said.contains("max_calls"), "{said}");
 }
 
+/// Answers every OPTIONS.
+async fn telephone() -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let at = socket.local_addr().expect("bound");
+    let answering = tokio::spawn(async move {
+        let mut buffer = [0; 4_096];
+        loop {
+            let (length, from) = socket.recv_from(&mut buffer).await.expect("receives");
+            let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            let kept = ["Via", "From", "To", "Call-ID", "CSeq"];
+            let lines = request.split("\r\n").filter(|line| kept.contains(&line.split(':').next().unwrap_or_default()));
+            let lines: String = lines.map(|line| format!("{line}\r\n")).collect();
+            let answer = format!("SIP/2.0 200 OK\r\n{lines}Content-Length: 0\r\n\r\n");
+            socket.send_to(answer.as_bytes(), from).await.expect("sends");
+        }
+    });
+    (at, answering)
+}
+
+#[tokio::test]
+async fn check_explains_a_call_and_asks_the_hosts_of_trunks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (at, answering) = telephone().await;
+    let trunk = format!(
+        "[sip]\nudp = \"127.0.0.1:0\"\n[[sip.trunk]]\nname = \"carrier\"\nhost = \"{at}\"\nprefixes = [\"+49\"]\n\
+         codecs = [\"pcma\"]\nnumbers = {{ country = \"49\" }}\n"
+    );
+    std::fs::write(folder.path().join("a.toml"), trunk).expect("written");
+    let said = succeeds(folder.path(), &["check", "-c", "a.toml", "--call", "030555", "0301234", "--sip"]).await;
+    for part in [&format!("INVITE     sip:+49301234@{at}"), "sip:+4930555@", "pcma", "carrier", "answers OPTIONS"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let refused = antiphon(folder.path(), &["check", "-c", "a.toml", "--call", "", "+8812"]).await;
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && why.contains("`prefixes`"), "{why}");
+    answering.abort();
+    let _ = answering.await;
+    let gone = antiphon(folder.path(), &["check", "-c", "a.toml", "--sip"]).await;
+    assert_eq!(gone.status.code(), Some(69), "{}", String::from_utf8_lossy(&gone.stderr));
+}
+
 #[tokio::test]
 async fn models_are_invented_verified_and_tested() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -10,4 +10,5 @@ mod sipp;
 mod support;
 mod toll;
 mod torture;
+mod trunks;
 mod wire;
