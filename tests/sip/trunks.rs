@@ -161,13 +161,13 @@ async fn health_is_asked_by_options_and_shown() {
     let answering = tokio::spawn(async move {
         loop {
             // Not knowing the method is a sign of life, too.
-            let options = a.next("OPTIONS").await;
+            let options = a.expect("OPTIONS").await;
             a.answer(&options, "405 Method Not Allowed", "").await;
         }
     });
     let refusing = tokio::spawn(async move {
         loop {
-            let options = b.next("OPTIONS").await;
+            let options = b.expect("OPTIONS").await;
             b.answer(&options, "503 Service Unavailable", "").await;
         }
     });
