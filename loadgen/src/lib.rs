@@ -1,53 +1,39 @@
 //! Synthetic callers that listen: real SIP/RTP and WebRTC endpoints, and what can be said of what they heard.
 //!
-//! Modules, in reading order; each uses only those above it:
+//! Folders, lower layers first; a folder uses only those above it in this list (`tests/rules/layers.rs`). Users of the
+//! crate name the modules from its root:
 //!
-//! - [`clock`] — time
-//! - [`codec`], [`rtp`], [`dtmf`] — sound and packets on the wire
-//! - [`heard`] — what arrived, and when
-//! - [`listen`], [`mod@correlate`], [`wav`] — what that means to a listener
-//! - [`synthetic`], [`speak`], [`call`] — what a caller says and does, on either kind of call
-//! - [`relay`] — a bad network
-//! - [`sip`], [`mod@rtc`] — a telephone and a browser
-//! - [`agent`] — an agent server for a gateway that dials one
-//! - [`http`], [`gateway`], [`process`] — the gateway as its HTTP interface and its process show it
-//! - [`corpus`], [`judge`], [`stats`] — what is spoken, whether it was, and the figures of it
-//! - [`dispatch`], [`exchange`] — one call of a test, with its turns
-//! - [`report`], [`snapshot`], [`load`], [`ladder`] — many of them, and how far a gateway goes
-//! - [`prepare`], [`scenario`] — from words to a test
-//! - [`erlang`], [`predict`], [`size`], [`chart`], [`html`] — what follows from the figures, and how it is shown
+//! - `clock.rs`: time
+//! - `wire/`: [`codec`], [`rtp`], [`dtmf`] and the [`http`] client: sound and packets on the wire
+//! - `sound/`: what arrived and when ([`heard`], shared by [`ear`]), what that means to a listener ([`listen`],
+//!   [`mod@correlate`]), and recordings, read and made ([`wav`], [`synthetic`])
+//! - `caller/`: what a caller says and does on either kind of call ([`speak`], [`call`]), a bad network ([`relay`]), a
+//!   telephone ([`sip`]) and a browser ([`mod@rtc`])
+//! - `under_test/`: the gateway as its HTTP interface and its process show it ([`gateway`], [`process`]), and an agent
+//!   server for a gateway that dials one ([`agent`], [`dispatch`])
+//! - `turns/`: what is spoken ([`corpus`]), one call with its turns ([`exchange`]), whether it passed ([`judge`]), and
+//!   the figures of it ([`stats`])
+//! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
+//!   goes ([`ladder`]), and the [`report`]
+//! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`])
+//! - `page/`: how it is shown ([`chart`], [`html`])
 
-pub mod agent;
-pub mod call;
-pub mod chart;
 pub mod clock;
-pub mod codec;
-pub mod corpus;
-pub mod correlate;
-pub mod dispatch;
-pub mod dtmf;
-pub mod erlang;
-pub mod exchange;
-pub mod gateway;
-pub mod heard;
-pub mod html;
-pub mod http;
-pub mod judge;
-pub mod ladder;
-pub mod listen;
-pub mod load;
-pub mod predict;
-pub mod prepare;
-pub mod process;
-pub mod relay;
-pub mod report;
-pub mod rtc;
-pub mod rtp;
-pub mod scenario;
-pub mod sip;
-pub mod size;
-pub mod snapshot;
-pub mod speak;
-pub mod stats;
-pub mod synthetic;
-pub mod wav;
+
+mod caller;
+mod forecast;
+mod page;
+mod run;
+mod sound;
+mod turns;
+mod under_test;
+mod wire;
+
+pub use caller::{call, relay, rtc, sip, speak};
+pub use forecast::{erlang, predict, size};
+pub use page::{chart, html};
+pub use run::{ladder, load, prepare, report, scenario, snapshot};
+pub use sound::{correlate, ear, heard, listen, synthetic, wav};
+pub use turns::{corpus, exchange, judge, stats};
+pub use under_test::{agent, dispatch, gateway, process};
+pub use wire::{codec, dtmf, http, rtp};

@@ -156,7 +156,7 @@ async fn a_ladder_tells_what_few_places_bear() {
         config.scheduler.max_lead_ms = 400;
     })
     .await;
-    let report = climbs(&rig, &[1, 2, 8], "places", |_| {}).await;
+    let report = climbs(&rig, &[1, 2, 8], "capacity", |_| {}).await;
     assert_eq!(report.at(1).expect("it was measured").broken, [""; 0], "one caller is served");
     let broken = &report.at(8).expect("it was measured").broken;
     assert!(broken.iter().any(|why| why.starts_with("failures: ") || why == "no turn was heard"), "{broken:?}");

@@ -100,6 +100,19 @@ fn files_of_sip_do_not_need_each_other() {
     assert_only(SIP, offenders.collect(), "files of src/sip that need each other");
 }
 
+/// Each module of the load generator, whichever folder it lies in, uses only modules that do not use it.
+#[test]
+fn modules_of_the_load_generator_do_not_need_each_other() {
+    let mut graph = Graph::new();
+    for (from, used) in Crate::read("loadgen/src").uses() {
+        let node = |path: &ModPath| path.iter().take(2).cloned().collect::<Vec<_>>().join("::");
+        let edges = graph.entry(node(&from)).or_default();
+        edges.extend(used.iter().map(node).filter(|to| *to != node(&from)));
+    }
+    let offenders = circles(&graph).into_iter().map(|group| (group.join(" <-> "), group.join(" <-> ")));
+    assert_only(&[], offenders.collect(), "modules of loadgen/src that need each other");
+}
+
 #[test]
 fn a_circle_of_three_is_one() {
     let edges = [("a", "b"), ("b", "c"), ("c", "a"), ("d", "a"), ("e", "e")];

@@ -32,14 +32,35 @@ const GATEWAY: &[(&str, u32)] = &[
     ("cli", 12),
 ];
 
+/// The same for the load generator.
+const LOADGEN: &[(&str, u32)] = &[
+    ("clock", 1),
+    ("wire", 2),
+    ("sound", 3),
+    ("caller", 4),
+    ("under_test", 5),
+    ("turns", 6),
+    ("run", 7),
+    ("forecast", 8),
+    ("page", 9),
+];
+
 #[test]
 fn modules_use_only_what_is_below_them() {
-    let layers: BTreeMap<&str, u32> = GATEWAY.iter().copied().collect();
-    let gateway = Crate::read("src");
+    let wrong: Vec<String> = [("src", GATEWAY), ("loadgen/src", LOADGEN)]
+        .into_iter()
+        .flat_map(|(folder, layers)| upward(&Crate::read(folder), layers))
+        .collect();
+    assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
+}
+
+/// What uses a module of its own layer or of a higher one.
+fn upward(tree: &Crate, layers: &[(&str, u32)]) -> Vec<String> {
+    let layers: BTreeMap<&str, u32> = layers.iter().copied().collect();
     let mut wrong = Vec::new();
-    for (path, used) in gateway.uses() {
+    for (path, used) in tree.uses() {
         let Some(module) = path.first() else { continue };
-        let file = gateway.modules[&path].file.display();
+        let file = tree.modules[&path].file.display();
         let Some(&own) = layers.get(module.as_str()) else {
             wrong.push(format!("{file}: module `{module}` has no layer"));
             continue;
@@ -51,5 +72,5 @@ fn modules_use_only_what_is_below_them() {
             }
         }
     }
-    assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
+    wrong
 }

@@ -31,7 +31,7 @@ pub(crate) struct Ladder {
     /// Seconds for each level
     #[arg(long, default_value_t = 20.0, value_parser = seconds)]
     seconds: f64,
-    /// Calls arrive by chance whether or not the gateway keeps up
+    /// Open loop: calls arrive as a Poisson process, whether or not the gateway keeps up
     #[arg(long)]
     open_loop: bool,
     /// Open loop: calls per second for each unit of level; measured when left out

@@ -53,7 +53,7 @@ pub(crate) struct Size {
     /// A report of `ladder`, for service times and capacity
     #[arg(long, value_name = "REPORT")]
     from: Option<PathBuf>,
-    /// Without a report: calls at a time that one gateway carries
+    /// Without a report: calls at a time that one gateway sustains
     #[arg(long, conflicts_with = "from", requires = "service")]
     capacity: Option<u32>,
     /// Without a report: seconds from a text to the end of its speech
@@ -95,7 +95,7 @@ impl Size {
         };
         println!(
             "{:>10} {:>9} {:>14} {:>8} {:>6} {:>8} {:>9}",
-            "users", "turns/s", "calls at once", "places", "GPUs", "cores", "waiting"
+            "users", "turns/s", "calls at once", "streams", "GPUs", "cores", "waiting"
         );
         for users in &self.users {
             let row = size::plan(&demand(*users), &measured);
@@ -105,7 +105,7 @@ impl Size {
                 row.users,
                 row.turns_per_s,
                 row.calls,
-                row.places,
+                row.streams,
                 row.gateways,
                 row.waiting * 100.0
             );

@@ -142,7 +142,7 @@ async fn barging_in_is_measured_to_the_end_of_sound() {
     let began = b.say(&synthetic::tone(8_000, 400.0, 5.0)).await.unwrap();
     a.onset(began, LONG).await.unwrap();
     let at = now();
-    b.hush().await.unwrap();
+    b.stop_speaking().await.unwrap();
     let silent = a.silence(at, Duration::from_millis(200), LONG).await.unwrap();
     assert!(silent.saturating_duration_since(at) < Duration::from_millis(60), "{:?}", silent - at);
     let heard = a.take_heard();

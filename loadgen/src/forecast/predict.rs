@@ -1,0 +1,293 @@
+//! How many calls at a time a gateway should sustain, by what calls cost where there was plenty of everything.
+//!
+//! Each of four things may run out first. What a call takes of each is measured on light loads, and the prediction is
+//! the least of the four loads at which one is used up:
+//!
+//! - **cpu**: cores of the gateway and of the generator by a straight line over the loads, against what the host's
+//!   cores can bear ([`host_ceiling`]) less what other programs took, but at least half of it;
+//! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core;
+//! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
+//!   their steps have cost. In an open loop (Poisson arrivals) turns also wait for each other: Erlang C with the
+//!   device's time for a turn as service time;
+//! - **capacity**: streams that the gateway admits at once. A turn holds one until its speech is computed, which may be
+//!   long before it is heard; the gateway tells for how long. Engset's formula for a fixed number of callers,
+//!   Erlang's first for an open loop.
+//!
+//! # Why
+//! - **Only light loads are used** (up to half the knee, never the knee itself): a prediction is made to be had
+//!   before anything breaks.
+//! - **Poisson arrivals crowd**: of a load that is all a machine can bear on average, it cannot bear half of the time.
+//!   So an open loop's load is the greatest that exceeds a limit no more often than turns may stall.
+
+use crate::forecast::erlang::{crowded, engset, erlang_b, erlang_c, greatest, late_share};
+use crate::run::report::{Knee, Level, Report, Verdict};
+
+/// A frame that is due may find all cores busy this often. Found on two cores with nothing else to do, where speech
+/// begins to stall between 84 and 88 % of their time; for more cores Erlang's second formula tells what is the same.
+const ALL_BUSY: f64 = 0.78;
+/// What programs that take all there is leave of it to one that wants more: the operating system divides it fairly.
+const FAIR: f64 = 0.5;
+/// Share of a core that a thread with a deadline every 20 ms may use.
+pub const THREAD_CEILING: f64 = 0.8;
+/// As close to the knee as a prediction should be.
+pub const CLOSE: f64 = 0.1;
+/// Loads beyond this are not told apart.
+const MOST: u64 = 1_000_000;
+/// Share of turns that may be late for the 95th percentile to hold.
+const LATE: f64 = 0.05;
+
+/// One thing that may run out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    /// `cpu`, `thread`, `device` or `capacity`.
+    pub what: &'static str,
+    /// Calls at a time that use it up.
+    pub calls: f64,
+    /// From which figures.
+    pub basis: String,
+}
+
+/// What should be the knee.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// Calls at a time.
+    pub capacity: f64,
+    /// What runs out first.
+    pub bound: &'static str,
+    /// The levels that were used.
+    pub from: Vec<u32>,
+    /// Everything that may run out, the first to do so first.
+    pub bounds: Vec<Bound>,
+}
+
+impl Prediction {
+    /// By how much it is above (or, negative, below) the knee, as a share; `None` while nothing broke.
+    pub fn deviation(&self, knee: &Knee) -> Option<f64> {
+        knee.broken_at.map(|_| self.capacity / f64::from(knee.level.max(1)) - 1.0)
+    }
+
+    /// The levels that were used, for people.
+    pub fn levels(&self) -> String {
+        self.from.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Predicts the knee; `None` without levels below it, or where nothing is known that could run out.
+pub fn predict(report: &Report) -> Option<Prediction> {
+    let used = light(report);
+    let light = Light::of(&used)?;
+    let mut bounds: Vec<Bound> =
+        [cpu(report, &light), thread(report, &light), device(report, &light), capacity(report, &light)]
+            .into_iter()
+            .flatten()
+            .collect();
+    bounds.sort_by(|a, b| a.calls.total_cmp(&b.calls));
+    let first = bounds.first()?;
+    let (capacity, bound) = (first.calls, first.what);
+    Some(Prediction { capacity, bound, from: used.iter().map(|l| l.level).collect(), bounds })
+}
+
+/// Prediction and knee beside each other, as a verdict; `None` when there is nothing to compare.
+pub fn verdict(report: &Report) -> Option<Verdict> {
+    let predicted = predict(report)?;
+    let knee = report.knee?;
+    let rest: Vec<String> = predicted.bounds.iter().skip(1).map(|b| format!("{} {:.0}", b.what, b.calls)).collect();
+    let rest = if rest.is_empty() { String::new() } else { format!("; beyond it {}", rest.join(", ")) };
+    let head = format!(
+        "{:.0} calls from levels {} ({} runs out{rest})",
+        predicted.capacity,
+        predicted.levels(),
+        predicted.bound
+    );
+    let (holds, text) = match predicted.deviation(&knee) {
+        Some(off) => {
+            let text = format!("{head}; found {}, {:+.0} % ({:.0} % at most)", knee.level, off * 100.0, CLOSE * 100.0);
+            (off.abs() <= CLOSE + 1e-9, text)
+        }
+        None => (predicted.capacity >= f64::from(knee.level), format!("{head}; not reached at {}", knee.level)),
+    };
+    Some(Verdict { name: "Prediction".into(), holds, text })
+}
+
+/// Erlangs of work that `cores` cores can bear beside deadlines.
+pub fn host_ceiling(cores: u64) -> f64 {
+    let hundredths = greatest(cores.saturating_mul(100), |n| erlang_c(cores, n as f64 / 100.0) <= ALL_BUSY);
+    hundredths as f64 / 100.0
+}
+
+/// The levels up to half the knee, but at least the two lowest below it.
+fn light(report: &Report) -> Vec<&Level> {
+    let knee = report.knee.unwrap_or(Knee { level: u32::MAX, broken_at: None });
+    let below = |l: &&Level| l.turns > 0 && l.broken.is_empty() && l.level < knee.level;
+    let all: Vec<&Level> = report.levels.iter().filter(below).collect();
+    let half = all.iter().filter(|l| l.level <= knee.level / 2).count();
+    all.into_iter().take(half.max(2)).collect()
+}
+
+/// What light loads have in common.
+struct Light<'a> {
+    used: &'a [&'a Level],
+    /// Whether calls arrive as a Poisson process (open loop).
+    open: bool,
+    /// For each call at a time: turns a second, and seconds of speech a second.
+    turns: f64,
+    speech: f64,
+    /// Mean seconds a measurement lasted.
+    seconds: f64,
+}
+
+impl<'a> Light<'a> {
+    fn of(used: &'a [&'a Level]) -> Option<Light<'a>> {
+        let sum = |value: fn(&Level) -> f64| used.iter().map(|l| value(l)).sum::<f64>();
+        let calls = sum(|l| f64::from(l.level) * l.seconds);
+        let turns = sum(|l| l.turns as f64);
+        if calls <= 0.0 || turns <= 0.0 {
+            return None;
+        }
+        let said = sum(|l| l.speech.mean * l.turns as f64) / turns;
+        // How many were offered is known better than how many of them chance had come in time.
+        let offered = sum(|l| l.offered.unwrap_or(0.0) * l.turns_per_call * l.seconds);
+        let turns = if offered > 0.0 { offered } else { turns } / calls;
+        Some(Light {
+            used,
+            open: used.iter().any(|l| l.mode == "open"),
+            turns,
+            speech: turns * said,
+            seconds: used.iter().map(|l| l.seconds).sum::<f64>() / used.len() as f64,
+        })
+    }
+
+    fn mean(&self, value: impl Fn(&Level) -> Option<f64>) -> Option<f64> {
+        let known: Vec<f64> = self.used.iter().filter_map(|l| value(l)).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+    }
+
+    /// Calls at a time that use up `limit` of something that is used by a base and by each call evenly.
+    fn linear(&self, value: impl Fn(&Level) -> Option<f64>, limit: f64) -> Option<(f64, f64)> {
+        let points: Vec<(f64, f64)> = self.used.iter().filter_map(|l| Some((f64::from(l.level), value(l)?))).collect();
+        let (base, each) = line(&points)?;
+        (each > 0.0).then(|| (((limit - base) / each).max(0.0), each))
+    }
+
+    /// The load of which `calls` at a time are the most that can be borne: less than that in an open loop.
+    fn bear(&self, report: &Report, calls: f64) -> f64 {
+        match self.open {
+            false => calls,
+            true => {
+                let share = report.limits.stalled_turns.max(0.01);
+                greatest(MOST.min(calls as u64), |n| crowded(calls as u64, n as f64) <= share) as f64
+            }
+        }
+    }
+}
+
+fn cpu(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    let cores = report.host.cores as u64;
+    let others = light.mean(|l| l.others).unwrap_or(0.0);
+    let ceiling = host_ceiling(cores);
+    let free = (ceiling - others).max(ceiling * FAIR);
+    let (calls, each) = light.linear(|l| Some(l.gateway?.cores + l.generator?.cores), free)?;
+    let basis = format!(
+        "{:.2} % of a core a call, generator included; {ceiling:.2} of {cores} cores can be used beside frames that are due, \
+         other programs take {others:.2}",
+        each * 100.0
+    );
+    Some(Bound { what: "cpu", calls: light.bear(report, calls), basis })
+}
+
+fn thread(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    let (calls, each) = light.linear(|l| l.busiest_thread, THREAD_CEILING)?;
+    let basis =
+        format!("the busiest thread takes {:.2} % of a core a call, of {:.0} %", each * 100.0, THREAD_CEILING * 100.0);
+    Some(Bound { what: "thread", calls: light.bear(report, calls), basis })
+}
+
+fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    let devices = ready(report).count().max(1) as u64;
+    let told = light.used.last().and_then(|l| l.metrics.sustainable()).filter(|c| *c > 0.0);
+    let sustained = match told {
+        Some(sustained) => sustained,
+        None => {
+            // A gateway that does not tell: as if speech cost the same device time at any load.
+            let busy = light.mean(|l| {
+                let seconds: f64 = l.metrics.stage_seconds.values().sum();
+                (seconds > 0.0 && l.audio_s_per_s > 0.0).then(|| seconds / l.seconds / l.audio_s_per_s)
+            })?;
+            devices as f64 / busy
+        }
+    };
+    if light.speech <= 0.0 || light.turns <= 0.0 {
+        return None;
+    }
+    let most = sustained / light.speech;
+    let mut calls = most;
+    // Device seconds of a turn where the device is in full use.
+    let service = light.speech / light.turns * devices as f64 / sustained;
+    if light.open {
+        let alone = light.mean(|l| Some(l.first_audio.p50)).unwrap_or(0.0);
+        let spread = light.mean(|l| Some(l.speech_spread)).unwrap_or(1.0);
+        let wait = (report.limits.first_audio_p95 - alone).max(0.0);
+        let in_time = |n: u64| late_share(devices, n as f64 / most * devices as f64, service, spread, wait) <= LATE;
+        calls = calls.min(greatest(MOST, in_time) as f64);
+    }
+    let basis = format!(
+        "{devices} device(s) keep up with {sustained:.0} streams that speak; a call speaks {:.0} % of its time; {:.1} ms of \
+         device time a turn",
+        light.speech * 100.0,
+        service * 1e3
+    );
+    Some(Bound { what: "device", calls, basis })
+}
+
+fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    // A gateway of the last release says `places`.
+    let told = |device: &serde_json::Value| device["capacity"].as_u64().or(device["places"].as_u64());
+    let capacity: u64 = ready(report).filter_map(told).sum();
+    if capacity == 0 {
+        return None;
+    }
+    let told: f64 = light.used.iter().filter_map(|l| l.metrics.holding()).sum();
+    let heard: f64 = light.used.iter().map(|l| l.service.mean * l.turns as f64).sum();
+    let (held, whose) = if told > 0.0 { (told, "until it is computed") } else { (heard, "until it is heard") };
+    let calls: f64 = light.used.iter().map(|l| f64::from(l.level) * l.seconds).sum();
+    let turns: f64 = light.used.iter().map(|l| l.turns as f64).sum();
+    let (occupied, held) = ((held / calls).clamp(0.0, 1.0), held / turns);
+    if occupied <= 0.0 {
+        return None;
+    }
+    let fits = |level: u64| {
+        let refused = match light.open {
+            true => erlang_b(capacity, light.turns * held * level as f64),
+            false => engset(capacity, level, occupied),
+        };
+        // Less than one turn of a level where none may be refused.
+        let turns = light.turns * light.seconds * level as f64;
+        refused * turns <= (report.limits.failures * turns).max(0.5)
+    };
+    let basis = format!("{capacity} streams are admitted at once; a turn holds one for {held:.2} s, {whose}");
+    Some(Bound { what: "capacity", calls: greatest(MOST, fits) as f64, basis })
+}
+
+/// The devices that speak.
+fn ready(report: &Report) -> impl Iterator<Item = &serde_json::Value> {
+    report.devices.as_array().into_iter().flatten().filter(|d| d["state"].as_str().is_none_or(|s| s == "ready"))
+}
+
+/// Least squares; a single point is taken as a line through nothing.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let n = points.len() as f64;
+    let (mx, my) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let spread: f64 = points.iter().map(|p| (p.0 - mx).powi(2)).sum();
+    match points {
+        [] => None,
+        [(x, y)] => (*x > 0.0).then(|| (0.0, y / x)),
+        _ if spread <= 0.0 => None,
+        _ => {
+            let each = points.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum::<f64>() / spread;
+            Some((my - each * mx, each))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+use super::*;
+use crate::clock;
+use crate::run::ladder::Search;
+use crate::run::load::{Arrivals, next_arrival};
+use crate::run::report::{GatewayMetrics, Limits};
+use crate::turns::stats::{Numbers, Spread, Summary};
+use crate::under_test::process::{Host, Usage};
+
+/// A level of `n` calls on a gateway that takes 0.1 cores and 3 % of one for each call, its busiest thread 0.2 % of one.
+/// Each call has a turn of 2 s of speech every 4 s, which holds a place for 0.5 s.
+fn level(n: u32, mode: &str) -> Level {
+    let calls = f64::from(n);
+    Level {
+        level: n,
+        mode: mode.into(),
+        seconds: 40.0,
+        turns: u64::from(n) * 10,
+        audio_s_per_s: calls * 0.5,
+        first_audio: Summary { p50: 0.05, ..Summary::default() },
+        service: Summary { mean: 2.1, ..Summary::default() },
+        gateway: Some(Usage { cores: 0.1 + 0.02 * calls, rss: 0 }),
+        generator: Some(Usage { cores: 0.01 * calls, rss: 0 }),
+        busiest_thread: Some(0.002 * calls),
+        others: Some(0.0),
+        offered: (mode == "open").then_some(calls / 4.0),
+        turns_per_call: 1.0,
+        speech: Summary { mean: 2.0, ..Summary::default() },
+        metrics: GatewayMetrics {
+            holding_seconds: Some(5.0 * calls),
+            sustainable_streams: Some(0.0),
+            ..GatewayMetrics::default()
+        },
+        ..Level::default()
+    }
+}
+
+fn report(mode: &str, levels: &[u32], knee: Knee) -> Report {
+    let mut levels: Vec<Level> = levels.iter().map(|n| level(*n, mode)).collect();
+    for level in levels.iter_mut().filter(|l| knee.broken_at.is_some_and(|b| l.level >= b)) {
+        level.broken.push("too much".into());
+    }
+    let host = Host { cores: 2, ..Host::default() };
+    Report { host, levels, knee: Some(knee), ..Report::default() }
+}
+
+fn bound(report: &Report, what: &str) -> f64 {
+    let predicted = predict(report).unwrap();
+    predicted.bounds.iter().find(|b| b.what == what).unwrap_or_else(|| panic!("no {what}: {predicted:?}")).calls
+}
+
+const FAR: Knee = Knee { level: 48, broken_at: Some(49) };
+
+#[test]
+fn only_light_loads_are_used() {
+    let from = |levels: &[u32], level, broken| {
+        let knee = Knee { level, broken_at: broken };
+        predict(&report("closed", levels, knee)).map(|p| p.from)
+    };
+    assert_eq!(from(&[4, 8, 16, 24, 32, 48, 49], 48, Some(49)), Some(vec![4, 8, 16, 24]));
+    assert_eq!(from(&[4, 8, 12], 12, None), Some(vec![4, 8]), "at least two");
+    assert_eq!(from(&[4, 8, 12], 8, Some(12)), Some(vec![4]), "but never the knee");
+    assert_eq!(from(&[4, 8], 0, Some(4)), None);
+}
+
+#[test]
+fn the_host_runs_out_where_its_cores_are_as_busy_as_they_may_be() {
+    assert_eq!(host_ceiling(2), 1.69);
+    // By the same formula more cores are used better.
+    assert!((host_ceiling(4), host_ceiling(16)) == (3.58, 15.19));
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    let alone = bound(&report, "cpu");
+    assert!((alone - (1.69 - 0.1) / 0.03).abs() < 1e-6, "{alone}");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.3));
+    assert!((bound(&report, "cpu") - (alone - 10.0)).abs() < 1e-6, "others take their share");
+    report.levels.iter_mut().for_each(|l| l.others = Some(1.9));
+    assert!((bound(&report, "cpu") - (1.69 / 2.0 - 0.1) / 0.03).abs() < 1e-6, "but no more than that");
+    report.levels.iter_mut().for_each(|l| l.others = Some(0.6));
+    let verdict = verdict(&report).unwrap();
+    assert!(!verdict.holds && verdict.text.contains("found 48, -31 %"), "{verdict:?}");
+}
+
+#[test]
+fn one_thread_runs_out_before_all_cores_do() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    report.host.cores = 64;
+    assert!((bound(&report, "thread") - THREAD_CEILING / 0.002).abs() < 1e-6);
+    assert_eq!(predict(&report).unwrap().bound, "thread");
+}
+
+#[test]
+fn calls_by_chance_crowd_and_so_fewer_are_borne() {
+    let closed = bound(&report("closed", &[4, 8, 16, 48, 49], FAR), "cpu");
+    let open = bound(&report("open", &[4, 8, 16, 48, 49], FAR), "cpu");
+    let most = closed as u64;
+    assert!(crowded(most, open) <= 0.01 && crowded(most, open + 1.0) > 0.01, "{closed} {open}");
+}
+
+#[test]
+fn places_are_held_until_speech_is_computed() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    report.devices = json!([{ "state": "ready", "capacity": 8 }, { "state": "failed", "capacity": 100 }]);
+    // An eighth of the time of each call: hardly ever 8 of 20, often enough 8 of 40.
+    let held = bound(&report, "capacity");
+    assert!((20.0..32.0).contains(&held), "{held}");
+    // A gateway that does not tell how long is taken to hold them until all was heard.
+    report.levels.iter_mut().for_each(|l| l.metrics.holding_seconds = None);
+    let heard = bound(&report, "capacity");
+    assert!((8.0..12.0).contains(&heard), "{heard}");
+}
+
+#[test]
+fn turns_wait_for_the_device_where_they_come_by_chance() {
+    let with = |mode: &str, sustained: f64, limit: f64| {
+        let mut report = report(mode, &[4, 8, 16, 48, 49], FAR);
+        report.devices = json!([{ "state": "ready" }]);
+        report.limits = Limits { first_audio_p95: limit, ..Limits::default() };
+        report.levels.iter_mut().for_each(|l| l.metrics.sustainable_streams = Some(sustained));
+        bound(&report, "device")
+    };
+    // Half a second of speech a second of each call.
+    assert_eq!(with("closed", 20.0, 0.3), 40.0);
+    // 0.1 s of device time a turn, all alike: of 40 calls, those that leave at most 5 % waiting for over 0.25 s.
+    let open = with("open", 20.0, 0.3);
+    assert!((22.0..28.0).contains(&open), "{open}");
+    assert!(with("open", 20.0, 2.0) > 35.0, "patience fills the device");
+    // 200 lines: ten times as fast, turns wait for a tenth of the time.
+    assert!(with("open", 200.0, 0.3) > 340.0);
+}
+
+#[test]
+fn a_device_that_does_not_tell_is_taken_to_cost_the_same_at_any_load() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    for level in &mut report.levels {
+        let busy = f64::from(level.level) * 0.01 * level.seconds;
+        level.metrics.stage_seconds.insert("decode".into(), busy);
+    }
+    assert!((bound(&report, "device") - 100.0).abs() < 1e-6);
+}
+
+/// A gateway in virtual time: what becomes of a turn that is asked for at an instant and is so long, in seconds. `None`:
+/// refused; otherwise when it begins to sound, and until when it holds its place.
+type Serve<'a> = &'a mut dyn FnMut(f64, f64) -> Option<(f64, f64)>;
+
+/// Callers in virtual time, as [`crate::run::load`] has them.
+#[derive(Clone, Copy)]
+struct Callers {
+    /// Calls a second for each unit of level, of one turn each; `None`: so many callers, turn after turn.
+    rate: Option<f64>,
+    seconds: f64,
+    /// Shortest and longest turn.
+    speech: (f64, f64),
+    seed: u64,
+}
+
+impl Callers {
+    /// What a level of `number` calls measures.
+    fn measure(&self, number: u32, serve: Serve<'_>) -> Level {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        let warm_up = self.rate.map_or(0.0, |rate| 1.0 / rate);
+        let whole = self.seconds + warm_up;
+        let from = if self.rate.is_some() { warm_up } else { whole / 4.0 };
+        let mut due = BinaryHeap::new();
+        let at = |seconds: f64| Reverse(Duration::from_secs_f64(seconds));
+        match self.rate {
+            Some(rate) => {
+                let calls = Arrivals::Counted((rate * f64::from(number) * whole).round() as u64);
+                let (start, duration) = (clock::now(), Duration::from_secs_f64(whole));
+                let mut last = start;
+                while let Some(next) = next_arrival(&calls, start, last, duration, due.len(), &mut rng) {
+                    last = next;
+                    due.push(Reverse(next - start));
+                }
+            }
+            None => due.extend((0..number).map(|n| at(from * f64::from(n) / f64::from(number)))),
+        }
+        let mut level = Level { level: number, seconds: whole - from, turns_per_call: 1.0, ..Level::default() };
+        level.mode = if self.rate.is_some() { "open" } else { "closed" }.into();
+        level.offered = self.rate.map(|_| due.len() as f64 / whole);
+        let (mut first_audio, mut service, mut said) = (Spread::default(), Spread::default(), Numbers::default());
+        let mut held = 0.0;
+        while let Some(Reverse(sent)) = due.pop() {
+            let sent = sent.as_secs_f64();
+            if sent >= whole {
+                break;
+            }
+            let speech = rng.random_range(self.speech.0..=self.speech.1);
+            let next = match serve(sent, speech) {
+                None => {
+                    *level.failures.entry("refused".into()).or_default() += 1;
+                    sent + 1.0
+                }
+                Some((sounds, until)) => {
+                    held += (until.min(whole) - sent.max(from)).max(0.0);
+                    if sent >= from {
+                        level.turns += 1;
+                        first_audio.add(Duration::from_secs_f64(sounds - sent));
+                        service.add(Duration::from_secs_f64(sounds + speech - sent));
+                        said.add(speech);
+                    }
+                    sounds + speech
+                }
+            };
+            if self.rate.is_none() {
+                due.push(at(next));
+            }
+        }
+        (level.first_audio, level.service) = (first_audio.summary(), service.summary());
+        (level.speech, level.speech_spread) = (said.summary(), said.spread());
+        level.metrics.holding_seconds = Some(held);
+        level
+    }
+
+    /// Climbs as [`crate::run::ladder`] does, and holds what was foreseen against what was found.
+    fn climb(&self, levels: &[u32], mut report: Report, bound: &str, mut level: impl FnMut(&Self, u32) -> Level) {
+        let mut search = Search::new(levels.to_vec(), 1_000, true);
+        while let Some(number) = search.next() {
+            let mut level = level(self, number);
+            level.broken = report.limits.broken(&level);
+            search.record(number, level.broken.is_empty());
+            report.levels.push(level);
+        }
+        report.levels.sort_by_key(|l| l.level);
+        report.knee = Some(search.knee());
+        let (predicted, verdict) = (predict(&report).unwrap(), verdict(&report).unwrap());
+        println!("seed {}: {}", self.seed, verdict.text);
+        assert!(search.knee().broken_at.is_some(), "a knee is found: {verdict:?}");
+        assert_eq!(predicted.bound, bound, "{predicted:?}");
+        assert!(verdict.holds, "seed {}: {verdict:?}", self.seed);
+    }
+}
+
+/// Each turn holds one of `capacity` until half of it was heard, and is refused where none is left.
+fn with_capacity(callers: &Callers, capacity: usize, number: u32) -> Level {
+    let mut taken: Vec<f64> = Vec::new();
+    callers.measure(number, &mut |sent, speech| {
+        taken.retain(|until| *until > sent);
+        (taken.len() < capacity).then(|| {
+            let until = sent + 0.5 * speech;
+            taken.push(until);
+            (sent + 0.1, until)
+        })
+    })
+}
+
+#[test]
+fn the_knee_of_places_is_where_it_was_predicted() {
+    // Only failures count: this is about the capacity. They are many, since of few chance finds the last one taken at
+    // loads that are more than a tenth apart.
+    let limits = Limits { first_audio_p95: 60.0, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    for rate in [None, Some(0.25)] {
+        for seed in 1..=8 {
+            let report = Report { limits, devices: json!([{ "places": 100 }]), ..Report::default() };
+            let callers = Callers { rate, seconds: 60.0, speech: (2.0, 6.0), seed };
+            callers.climb(&[25, 50, 75, 100], report, "capacity", |callers, n| with_capacity(callers, 100, n));
+        }
+    }
+}
+
+/// A device that takes 30 ms for each turn, one after the other.
+#[test]
+fn the_knee_of_a_busy_device_is_where_it_was_predicted() {
+    // Only waiting counts.
+    let limits = Limits { first_audio_p95: 0.5, rtf_p95: 60.0, stalled_turns: 1.0, failures: 0.0 };
+    for seed in 1..=8 {
+        let report = Report { limits, devices: json!([{ "state": "ready" }]), ..Report::default() };
+        let callers = Callers { rate: Some(0.25), seconds: 12.0, speech: (1.0, 1.0), seed };
+        callers.climb(&[30, 60, 120, 140], report, "device", |callers, n| {
+            let mut free = 0.0f64;
+            let mut level = callers.measure(n, &mut |sent, _| {
+                free = free.max(sent) + 0.03;
+                Some((free, free))
+            });
+            level.metrics.sustainable_streams = Some(1.0 / 0.03);
+            level
+        });
+    }
+}

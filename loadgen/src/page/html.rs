@@ -1,0 +1,361 @@
+//! A report as one page that needs nothing else: tables, charts, verdicts.
+
+use std::fmt::Write as _;
+
+use crate::forecast::predict;
+use crate::forecast::size;
+use crate::page::chart::{self, Series, escape, number};
+use crate::run::report::{Level, Limits, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
+use crate::under_test::process::Usage;
+
+/// The page.
+pub fn page(report: &Report) -> String {
+    let mut body = String::new();
+    head(&mut body, report);
+    verdicts(&mut body, report);
+    charts(&mut body, report);
+    table(&mut body, report);
+    if let Some(found) = size::Measured::from_report(report) {
+        sizes(&mut body, &found);
+    }
+    prediction(&mut body, report);
+    notes(&mut body, report);
+    format!(
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
+         <title>antiphon-loadgen: {}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n",
+        escape(&report.name)
+    )
+}
+
+fn head(out: &mut String, report: &Report) {
+    let host = &report.host;
+    let devices = report.devices.as_array().map(|all| all.iter().map(device).collect::<Vec<_>>().join("; "));
+    let _ = write!(
+        out,
+        "<h1>{}</h1><p>{} · {} · {} cores, {:.1} GB · Linux {}</p><p><code>{}</code></p>",
+        escape(&report.name),
+        escape(&report.targets.join(", ")),
+        escape(&host.cpu),
+        host.cores,
+        host.memory as f64 / 1e9,
+        escape(&host.kernel),
+        escape(&report.command)
+    );
+    if let Some(devices) = devices.filter(|d| !d.is_empty()) {
+        let _ = write!(out, "<p>Speaks with {}</p>", escape(&devices));
+    }
+    if let Some(why) = &report.ended_early {
+        let _ = write!(out, "<p class='bad'><b>Ended early:</b> {}</p>", escape(why));
+    }
+}
+
+fn device(value: &serde_json::Value) -> String {
+    ["engine", "name", "device", "kind"].iter().filter_map(|k| value[*k].as_str()).collect::<Vec<_>>().join(" ")
+}
+
+fn verdicts(out: &mut String, report: &Report) {
+    out.push_str("<h2>Verdicts</h2><ul class='verdicts'>");
+    for verdict in report.verdicts().into_iter().chain(predict::verdict(report)) {
+        let _ = write!(
+            out,
+            "<li class='{}'><b>{}</b> {}</li>",
+            if verdict.holds { "good" } else { "bad" },
+            escape(&verdict.name),
+            escape(&verdict.text)
+        );
+    }
+    if let Some(knee) = report.knee {
+        let text = match knee.broken_at {
+            Some(bad) => format!("{} calls pass, {bad} do not", knee.level),
+            None => format!("not reached: {} calls pass", knee.level),
+        };
+        let _ = write!(out, "<li><b>Knee</b> {text}</li>");
+    }
+    out.push_str("</ul>");
+}
+
+fn charts(out: &mut String, report: &Report) {
+    let levels = &report.levels;
+    if levels.is_empty() {
+        return;
+    }
+    let ours = |name: &str, value: fn(&Level) -> f64| Series {
+        name: name.to_owned(),
+        points: levels.iter().filter(|l| l.turns > 0).map(|l| (f64::from(l.level), value(l))).collect(),
+        foreign: false,
+    };
+    let theirs = |system: &'static str, value: fn(&Published) -> Option<f64>| Series {
+        name: format!("published: {system}"),
+        points: PUBLISHED
+            .iter()
+            .filter(|p| p.system == system)
+            .filter_map(|p| Some((f64::from(p.level), value(p)?)))
+            .collect(),
+        foreign: true,
+    };
+    out.push_str("<h2>Charts</h2><div class='charts'>");
+    let first = [
+        ours("p50", |l| l.first_audio.p50),
+        ours("p95", |l| l.first_audio.p95),
+        ours("p99", |l| l.first_audio.p99),
+        theirs(RTX5090_20, |p| Some(p.first_audio_p95)),
+        theirs(RTX5090_80, |p| Some(p.first_audio_p95)),
+    ];
+    let limit = Some(report.limits.first_audio_p95);
+    out.push_str(&chart::lines("First audible sample after the turn", "calls", "seconds, log", &first, limit, true));
+    let rtf = [
+        ours("p50", |l| l.rtf.p50),
+        ours("p95", |l| l.rtf.p95),
+        theirs(RTX5090_20, |p| Some(p.rtf_p95)),
+        theirs(RTX5090_80, |p| Some(p.rtf_p95)),
+    ];
+    out.push_str(&chart::lines(
+        "Real-time factor of what is heard",
+        "calls",
+        "time / speech",
+        &rtf,
+        Some(report.limits.rtf_p95),
+        true,
+    ));
+    let chars = [ours("chars/s", |l| l.chars_per_s), theirs(RTX5090_20, |p| p.chars_per_s)];
+    out.push_str(&chart::lines("Throughput in characters", "calls", "chars/s", &chars, None, false));
+    let audio = [ours("audio-s/s", |l| l.audio_s_per_s)];
+    out.push_str(&chart::lines("Throughput in speech", "calls", "audio-s/s", &audio, None, false));
+    let stalls = [ours("% of turns that stall", |l| l.stalled_turns as f64 / l.turns.max(1) as f64 * 100.0)];
+    out.push_str(&chart::lines(
+        "Underruns as heard",
+        "calls",
+        "% of turns",
+        &stalls,
+        Some(report.limits.stalled_turns * 100.0),
+        false,
+    ));
+    if levels.iter().any(|l| l.gateway.is_some()) {
+        let cores = [
+            ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.cores)),
+            ours("generator", |l| l.generator.map_or(f64::NAN, |u| u.cores)),
+        ];
+        out.push_str(&chart::lines("Cores in use", "calls", "cores", &cores, None, false));
+        let mut memory = vec![ours("gateway", |l| l.gateway.map_or(f64::NAN, |u| u.rss as f64 / 1e6))];
+        if levels.iter().any(|l| l.metrics.gpu_memory > 0.0) {
+            memory.push(ours("device", |l| l.metrics.gpu_memory / 1e6));
+        }
+        out.push_str(&chart::lines("Memory", "calls", "MB", &memory, None, false));
+    }
+    let stages: Vec<(String, Vec<(String, f64)>)> = levels
+        .iter()
+        .filter(|l| !l.metrics.stage_seconds.is_empty())
+        .map(|l| (format!("{}", l.level), l.metrics.stage_seconds.clone().into_iter().collect()))
+        .collect();
+    if !stages.is_empty() {
+        out.push_str(&chart::stacks("Device time by stage, by calls", &stages));
+    }
+    let compare = levels.iter().find(|l| l.level >= 4 && l.turns > 0).or(levels.first());
+    if let Some(level) = compare {
+        let mut rows = vec![(format!("this run, {} calls", level.level), level.first_audio.p95, true)];
+        let nearest = |system: &str| {
+            PUBLISHED.iter().filter(|p| p.system == system).min_by_key(|p| p.level.abs_diff(level.level))
+        };
+        for system in [RTX5090_20, RTX5090_80] {
+            rows.extend(nearest(system).map(|p| (format!("{system}: {}", p.level), p.first_audio_p95, false)));
+        }
+        rows.push(("CosyVoice3-0.5B, TensorRT-LLM (expected)".to_owned(), 0.2, false));
+        rows.push(("S1-mini service, A10G: whole request".to_owned(), 2.5, false));
+        out.push_str(&chart::bars(
+            "First audio p95 beside published systems (other hardware, other voices)",
+            "s",
+            &rows,
+        ));
+    }
+    if let Some(w) = &report.waterfall {
+        let mut steps = Vec::new();
+        if let Some(accepted) = w.accepted {
+            steps.push(("text taken (202)".to_owned(), 0.0, accepted));
+        }
+        steps.push(("text to first packet".to_owned(), 0.0, w.first_packet));
+        steps.push(("packet to audible sample".to_owned(), w.first_packet, w.first_audio));
+        if let Some(announced) = w.announced {
+            steps.push(("announced by the gateway".to_owned(), 0.0, announced));
+        }
+        steps.push(("speech".to_owned(), w.first_audio, w.last_audio));
+        steps.extend(w.stalls.iter().map(|(at, length)| ("stall".to_owned(), *at, at + length)));
+        let title = format!("One turn on {}, from text to sound: {:?}", w.leg, w.text);
+        // Of a turn without stalls the beginning is what there is to see.
+        let until = if w.stalls.is_empty() { (w.first_audio * 3.0).min(w.last_audio) } else { w.last_audio };
+        out.push_str(&chart::timeline(&title, &steps, until));
+    }
+    out.push_str("</div>");
+}
+
+fn table(out: &mut String, report: &Report) {
+    out.push_str(
+        "<h2>Levels</h2><table><thead><tr><th>calls<th>mode<th>turns<th>first audio p50<th>p95<th>p99<th>RTF p95\
+         <th>set-up p95<th>chars/s<th>audio-s/s<th>stalled<th>lost<th>jitter p95<th>lateness p99<th>MOS<th>barge-in p95\
+         <th>correlation<th>cores<th>MB<th>CPU a call<th>generator a call<th>failures</tr></thead><tbody>",
+    );
+    let ms = |s: f64| number(s * 1e3);
+    let share = |l: &Level, usage: Option<Usage>| {
+        usage.map_or("–".to_owned(), |u| format!("{} %", number(u.cores / l.concurrency.max(1.0) * 100.0)))
+    };
+    let dash = |count: u64, text: String| if count == 0 { "–".to_owned() } else { text };
+    for l in &report.levels {
+        let failures: Vec<String> = l.failures.iter().map(|(cause, n)| format!("{n} {cause}")).collect();
+        let lost = l.packets_lost as f64 / (l.packets + l.packets_lost).max(1) as f64 * 100.0;
+        let _ = write!(
+            out,
+            "<tr class='{}'><td>{}<td>{}<td>{}<td>{} ms<td>{} ms<td>{} ms<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} %<td>{} ms<td>{} ms<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            if l.broken.is_empty() { "good" } else { "bad" },
+            l.level,
+            escape(&l.mode),
+            l.turns,
+            ms(l.first_audio.p50),
+            ms(l.first_audio.p95),
+            ms(l.first_audio.p99),
+            number(l.rtf.p95),
+            ms(l.setup.p95),
+            number(l.chars_per_s),
+            number(l.audio_s_per_s),
+            l.stalled_turns,
+            number(lost),
+            ms(l.jitter.p95),
+            ms(l.lateness.p99),
+            number(l.mos.p50),
+            dash(l.barge_in.count, format!("{} ms", ms(l.barge_in.p95))),
+            dash(l.correlation.count, number(l.correlation.p50)),
+            l.gateway.map_or("–".to_owned(), |u| number(u.cores)),
+            l.gateway.map_or("–".to_owned(), |u| number(u.rss as f64 / 1e6)),
+            share(l, l.gateway),
+            share(l, l.generator),
+            escape(&failures.join(", "))
+        );
+    }
+    out.push_str("</tbody></table>");
+    for l in report.levels.iter().filter(|l| !l.broken.is_empty()) {
+        let _ = write!(out, "<p class='bad'>{} calls: {}</p>", l.level, escape(&l.broken.join("; ")));
+    }
+}
+
+fn sizes(out: &mut String, measured: &size::Measured) {
+    let demand = size::Demand::default();
+    out.push_str(
+        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>GPUs (gateways of this kind, one device each)<th>cores</tr></thead><tbody>",
+    );
+    for users in [1_000, 10_000, 50_000] {
+        let row = size::plan(&size::Demand { users, ..demand.clone() }, measured);
+        let _ = write!(
+            out,
+            "<tr><td>{users}<td>{}<td>{}<td>{}</tr>",
+            number(row.calls),
+            row.gateways,
+            row.cores.map_or("–".to_owned(), number)
+        );
+    }
+    out.push_str("</tbody></table><ul>");
+    for line in size::assumptions(&demand, measured) {
+        let _ = write!(out, "<li>{}</li>", escape(&line));
+    }
+    out.push_str("</ul>");
+}
+
+fn prediction(out: &mut String, report: &Report) {
+    let (Some(predicted), Some(knee)) = (predict::predict(report), report.knee) else { return };
+    let (found, deviation) = match predicted.deviation(&knee) {
+        Some(off) => (number(f64::from(knee.level)), format!("{:+.0} %", off * 100.0)),
+        None => (format!("over {}", knee.level), "–".to_owned()),
+    };
+    let _ = write!(
+        out,
+        "<h2>Prediction</h2><table><thead><tr><th>from levels<th>what runs out<th>predicted calls<th>found\
+         <th>deviation</tr></thead><tbody><tr><td>{}<td>{}<td>{}<td>{found}<td>{deviation}</tr></tbody></table>\
+         <table><thead><tr><th>what may run out<th>at calls<th>by</tr></thead><tbody>",
+        predicted.levels(),
+        predicted.bound,
+        number(predicted.capacity.round()),
+    );
+    for bound in &predicted.bounds {
+        let _ = write!(
+            out,
+            "<tr><td>{}<td>{}<td class='text'>{}</tr>",
+            bound.what,
+            number(bound.calls.round()),
+            escape(&bound.basis)
+        );
+    }
+    out.push_str("</tbody></table>");
+}
+
+fn notes(out: &mut String, report: &Report) {
+    out.push_str("<h2>Notes</h2><ul>");
+    for note in &report.notes {
+        let _ = write!(out, "<li>{}</li>", escape(note));
+    }
+    let worst = report.levels.iter().map(|l| l.generator_lateness_p99).fold(0.0, f64::max);
+    let strict = Limits::strict();
+    let _ = write!(
+        out,
+        "<li>Timers of the generator were at most {} ms late (p99): figures finer than that mean nothing.</li>\
+         <li>First audio is the first audible sample in the decoded sound, from the instant the text left. RTF is the \
+         time from the first to the last audible sample over the length of the speech: 1 when the listener never waited. \
+         A stall is time in which a listener behind a 60 ms buffer had nothing to play.</li>\
+         <li>Strict limits: first audio p95 {} s, RTF p95 {}, no stall.</li>\
+         <li>Published figures: CosyVoice3-0.5B on one RTX 5090; their RTF is that of whole requests.</li></ul>",
+        number(worst * 1e3),
+        strict.first_audio_p95,
+        strict.rtf_p95
+    );
+}
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--ink:#1c2430;--paper:#fbfbfa;--faint:#8a94a3;--line:#d9dde3;--good:#19734a;--bad:#b3261e}\
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--paper:#14181e;--faint:#8a94a3;--line:#303844;--good:#5fc795;--bad:#ff8a80}}\
+body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0}\
+main{max-width:1360px;margin:0 auto;padding:24px}h1{margin:0 0 4px}h2{margin:28px 0 8px}\
+code{background:color-mix(in srgb,var(--ink) 8%,transparent);padding:2px 4px;border-radius:3px}\
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(430px,1fr));gap:16px}\
+figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:10px}figcaption{font-weight:600;margin-bottom:4px}\
+svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:11px}.grid{stroke:var(--line)}\
+.limit{stroke:var(--bad);stroke-dasharray:2 3}.line{fill:none;stroke-width:2}.line.foreign{stroke:var(--faint);stroke-dasharray:5 4}\
+.dot.foreign,.bar.foreign{fill:var(--faint)}.key{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 10px}\
+.key.foreign{background:var(--faint)}.legend{font-size:12px;color:var(--faint)}\
+.line.c0{stroke:#2a6fdb}.line.c1{stroke:#e0742c}.line.c2{stroke:#8a4fd0}.line.c3{stroke:#1f9a8a}.line.c4{stroke:#c23a6b}.line.c5{stroke:#8a8a2c}\
+.dot.c0,.bar.c0{fill:#2a6fdb}.dot.c1,.bar.c1{fill:#e0742c}.dot.c2,.bar.c2{fill:#8a4fd0}.dot.c3,.bar.c3{fill:#1f9a8a}.dot.c4,.bar.c4{fill:#c23a6b}.dot.c5,.bar.c5{fill:#8a8a2c}\
+.key.c0{background:#2a6fdb}.key.c1{background:#e0742c}.key.c2{background:#8a4fd0}.key.c3{background:#1f9a8a}.key.c4{background:#c23a6b}.key.c5{background:#8a8a2c}\
+td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
+th{font-weight:600;color:var(--faint);font-size:12px}.verdicts{list-style:none;padding:0}.verdicts li:before{content:'· '}\
+.verdicts .good:before{content:'✓ ';color:var(--good)}.verdicts .bad:before{content:'✗ ';color:var(--bad)}p.bad{color:var(--bad)}tr.bad td:first-child{color:var(--bad)}";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::report::Knee;
+    use crate::turns::stats::Summary;
+
+    #[test]
+    fn a_page_stands_alone_and_says_what_the_report_says() {
+        let level = |n: u32| Level {
+            level: n,
+            mode: "closed".into(),
+            turns: 10,
+            first_audio: Summary { count: 10, p50: 0.04, p95: 0.05, p99: 0.06, ..Summary::default() },
+            rtf: Summary { count: 10, p50: 1.0, p95: 1.0, ..Summary::default() },
+            ..Level::default()
+        };
+        let report = Report {
+            name: "<ladder>".into(),
+            levels: vec![level(4), level(8)],
+            knee: Some(Knee { level: 8, broken_at: None }),
+            ended_early: Some("the gateway died & was gone".into()),
+            notes: vec!["a note".into()],
+            ..Report::default()
+        };
+        let page = page(&report);
+        assert!(
+            !page.contains("http://") && !page.contains("https://") && !page.contains("<script"),
+            "needs the network"
+        );
+        for words in ["&lt;ladder&gt;", "died &amp; was gone", "a note", "RTX 5090, 20 % memory", "8 calls pass"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(!page.contains("NaN"));
+    }
+}

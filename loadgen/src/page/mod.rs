@@ -1,0 +1,4 @@
+//! The report as a page.
+
+pub mod chart;
+pub mod html;

@@ -1,0 +1,386 @@
+//! A load: calls that come and go by a rule, with turns on each, and the figures of all of them.
+//!
+//! *Closed loop*: a fixed number of callers, each with its next turn when the last one has been heard. *Open loop*:
+//! calls arrive as a Poisson process (open loop), whether or not the gateway keeps up; that is how users behave, and
+//! the only mode in which a gateway that falls behind is seen to fall behind.
+//!
+//! # Why
+//! Throughput is counted inside a window in which all callers are there, each turn by the part of it that lies in
+//! the window: neither the ramp at the beginning nor the last long turn at the end distort it.
+
+mod tally;
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::tally::Tally;
+
+use crate::caller::call::{Leg, Setup};
+use crate::clock;
+use crate::run::report::Level;
+use crate::run::snapshot::Snapshot;
+use crate::sound::heard::Clip;
+use crate::turns::corpus::{self, Text};
+use crate::turns::exchange::{Exchange, Interjection, Plan, Turn};
+use crate::turns::stats::Spread;
+
+/// When calls come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrivals {
+    /// So many callers, each calling again when its call is over.
+    Closed(u32),
+    /// By chance, so many a second.
+    Poisson(f64),
+    /// By chance, but exactly so many in the whole time: what differs between two loads is not how lucky they were.
+    Counted(u64),
+    /// By chance, at a rate that grows evenly from the first to the second.
+    Ramp(f64, f64),
+    /// So many at once, again after each interval.
+    Burst(u32, Duration),
+    /// At these instants after the start.
+    Trace(Vec<Duration>),
+}
+
+/// What callers do besides listening, at random for each turn.
+#[derive(Clone, Debug, Default)]
+pub struct Behaviour {
+    /// Share of turns that are interrupted by speech.
+    pub barge_in: f64,
+    /// Share of turns that are interrupted by a key.
+    pub dtmf: f64,
+    /// Share of turns in which the caller hangs up.
+    pub hang_up: f64,
+    /// When, after the onset, seconds.
+    pub after: (f64, f64),
+    /// What is said to interrupt; `None`: such turns are not interrupted.
+    pub speech: Option<Arc<Clip>>,
+}
+
+/// A whole load.
+#[derive(Clone)]
+pub struct Load {
+    /// When calls come.
+    pub arrivals: Arrivals,
+    /// How long they come.
+    pub duration: Duration,
+    /// So long at the beginning nothing is counted but failures: calls of an open loop have to become as many as
+    /// they are going to be.
+    pub warm_up: Duration,
+    /// Kinds of calls and their weights.
+    pub legs: Vec<(Leg, f64)>,
+    /// Turns of a call; `None`: as many as fit (closed loop only).
+    pub turns: Option<RangeInclusive<u32>>,
+    /// Between the end of a turn and the next, seconds, evenly spread.
+    pub think: (f64, f64),
+    /// What is spoken.
+    pub texts: Vec<&'static Text>,
+    /// What callers do.
+    pub behaviour: Behaviour,
+    /// The same seed gives the same calls, texts and pauses.
+    pub seed: u64,
+    /// Calls at a time at most; more fail as `generator_limit`.
+    pub most: u32,
+    /// One turn in so many is compared sample by sample.
+    pub sampled: u64,
+    /// Cancelled: the load ends at once, with the figures that it has.
+    pub stop: CancellationToken,
+}
+
+/// How a load is going, for who watches.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Calls at this moment.
+    pub calls: u32,
+    /// Turns heard.
+    pub turns: u64,
+    /// Failures.
+    pub failures: u64,
+    /// First audio so far, 95th percentile.
+    pub first_audio_p95: f64,
+    /// Share of the time that has passed, 0 to 1.
+    pub done: f64,
+}
+
+enum Event {
+    Connected(Setup, Option<Duration>),
+    Turn(Box<Turn>),
+    Failed(String),
+}
+
+/// Makes the load and gives its figures, the waterfall of a typical turn among the turns kept.
+pub async fn run(
+    plan: Arc<Plan>,
+    load: Load,
+    gateway_pid: Option<u32>,
+    mut watch: impl FnMut(&Progress),
+) -> (Level, Vec<Turn>) {
+    let start = clock::now();
+    let live = Arc::new(AtomicU32::new(0));
+    // overflow: awaited; callers wait for the collector, which only adds numbers.
+    let (events, mut received) = mpsc::channel(1_024);
+    let ramp = match load.arrivals {
+        // Callers that all began together would also speak together, and be refused as they never are later.
+        Arrivals::Closed(n) if n > 1 => load.duration / 4,
+        Arrivals::Closed(_) => Duration::ZERO,
+        _ => load.warm_up.min(load.duration / 2),
+    };
+    let window = (start + ramp, start + load.duration);
+    let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
+    let lateness = AbortOnDropHandle::new(tokio::spawn(own_lateness(window.1)));
+    let callers =
+        AbortOnDropHandle::new(tokio::spawn(arrive(plan.clone(), load.clone(), start, ramp, live.clone(), events)));
+
+    let mut tally = Tally::new(window, load.sampled.max(1));
+    let (mut first, mut last) = (None, None);
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    loop {
+        tokio::select! {
+            event = received.recv() => match event {
+                Some(event) => tally.add(event),
+                None => break,
+            },
+            () = load.stop.cancelled() => {
+                tally.cut(clock::now());
+                break;
+            }
+            _ = tick.tick() => {
+                let now = clock::now();
+                if now >= window.0 && now < window.1 {
+                    tally.concurrency.add(f64::from(live.load(Ordering::Relaxed)));
+                }
+                if first.is_none() && now >= window.0 {
+                    first = Some(Snapshot::take(&plan, gateway_pid).await);
+                }
+                if last.is_none() && now >= window.1 {
+                    last = Some(Snapshot::take(&plan, gateway_pid).await);
+                }
+                let passed = now.saturating_duration_since(start).as_secs_f64() / load.duration.as_secs_f64();
+                watch(&tally.progress(live.load(Ordering::Relaxed), passed.min(1.0)));
+            }
+        }
+    }
+    drop(callers);
+    let last = match last {
+        Some(last) => last,
+        None => Snapshot::take(&plan, gateway_pid).await,
+    };
+    let (mut level, turns) = tally.finish(&plan, mode);
+    level.incomplete = load.stop.is_cancelled();
+    if let Arrivals::Counted(calls) = load.arrivals {
+        level.offered = Some(calls as f64 / load.duration.as_secs_f64());
+    }
+    level.generator_lateness_p99 = match load.stop.is_cancelled() {
+        true => 0.0,
+        false => lateness.await.map_or(0.0, |s: Spread| s.summary().p99),
+    };
+    if let Some(first) = first {
+        last.since(&first, &mut level);
+    }
+    (level, turns)
+}
+
+/// Lets calls arrive until the time is over, then waits for the last of them.
+async fn arrive(
+    plan: Arc<Plan>,
+    load: Load,
+    start: Instant,
+    ramp: Duration,
+    live: Arc<AtomicU32>,
+    events: mpsc::Sender<Event>,
+) {
+    let mut rng = StdRng::seed_from_u64(load.seed);
+    let until = start + load.duration;
+    let mut tasks = tokio::task::JoinSet::new();
+    let load = Arc::new(load);
+    let spawn = |tasks: &mut tokio::task::JoinSet<()>, seed: u64, forever: bool| {
+        let caller = Caller {
+            plan: plan.clone(),
+            load: load.clone(),
+            events: events.clone(),
+            live: live.clone(),
+            rng: StdRng::seed_from_u64(seed),
+            until,
+        };
+        tasks.spawn(caller.run(forever));
+    };
+    if let Arrivals::Closed(callers) = load.arrivals {
+        for n in 0..callers {
+            clock::sleep_until(start + ramp.mul_f64(f64::from(n) / f64::from(callers.max(1)))).await;
+            spawn(&mut tasks, rng.random(), true);
+        }
+    } else {
+        let mut at = start;
+        let mut number = 0usize;
+        while let Some(next) = next_arrival(&load.arrivals, start, at, load.duration, number, &mut rng) {
+            if next >= until {
+                break;
+            }
+            (at, number) = (next, number + 1);
+            clock::sleep_until(at).await;
+            if live.load(Ordering::Relaxed) >= load.most {
+                let _ = events.send(Event::Failed("generator_limit".to_owned())).await;
+                continue;
+            }
+            spawn(&mut tasks, rng.random(), false);
+        }
+    }
+    // Every turn is bounded in time, and so is this.
+    while tasks.join_next().await.is_some() {}
+}
+
+/// When call `number` arrives, the one before having arrived at `last`.
+pub(crate) fn next_arrival(
+    arrivals: &Arrivals,
+    start: Instant,
+    last: Instant,
+    duration: Duration,
+    number: usize,
+    rng: &mut impl Rng,
+) -> Option<Instant> {
+    let chance = |rate: f64, rng: &mut dyn rand::RngCore| {
+        let uniform: f64 = rng.random_range(f64::EPSILON..1.0);
+        (rate > 0.0).then(|| Duration::from_secs_f64((-uniform.ln() / rate).min(86_400.0)))
+    };
+    match arrivals {
+        Arrivals::Closed(_) => None,
+        Arrivals::Poisson(rate) => Some(last + chance(*rate, rng)?),
+        Arrivals::Counted(calls) => {
+            // The first of those that are left, each as likely at any instant that is left.
+            let left = calls.checked_sub(number as u64).filter(|left| *left > 0)?;
+            let uniform: f64 = rng.random_range(f64::EPSILON..1.0);
+            let time = (start + duration).saturating_duration_since(last);
+            Some(last + time.mul_f64(1.0 - uniform.powf(1.0 / left as f64)))
+        }
+        Arrivals::Ramp(from, to) => {
+            // Thinning: candidates at the highest rate, each kept with the share the rate has of it by then.
+            let most = from.max(*to);
+            let mut at = last;
+            loop {
+                at += chance(most, rng)?;
+                let passed = at.saturating_duration_since(start).as_secs_f64() / duration.as_secs_f64();
+                if passed >= 1.0 || rng.random_bool(((from + (to - from) * passed) / most).clamp(0.0, 1.0)) {
+                    return Some(at);
+                }
+            }
+        }
+        Arrivals::Burst(size, every) => Some(start + *every * (number as u32 / (*size).max(1))),
+        Arrivals::Trace(instants) => instants.get(number).map(|at| start + *at),
+    }
+}
+
+struct Caller {
+    plan: Arc<Plan>,
+    load: Arc<Load>,
+    events: mpsc::Sender<Event>,
+    live: Arc<AtomicU32>,
+    rng: StdRng,
+    until: Instant,
+}
+
+impl Caller {
+    async fn run(mut self, forever: bool) {
+        loop {
+            self.live.fetch_add(1, Ordering::Relaxed);
+            let good = self.call().await;
+            self.live.fetch_sub(1, Ordering::Relaxed);
+            if !forever || clock::now() >= self.until {
+                return;
+            }
+            if !good {
+                // A gateway that refuses is not hammered by a caller who would not redial at once either.
+                clock::sleep_until((clock::now() + Duration::from_secs(1)).min(self.until)).await;
+            }
+        }
+    }
+
+    /// One call; whether it went well.
+    async fn call(&mut self) -> bool {
+        let leg = pick(&self.load.legs, &mut self.rng);
+        let (mut exchange, setup) = match Exchange::open(self.plan.clone(), leg).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.tell(Event::Failed(format!("{}_{}", leg.label(), error.cause()))).await;
+                return false;
+            }
+        };
+        self.tell(Event::Connected(setup, exchange.greeting)).await;
+        let turns = self.load.turns.clone().map(|range| self.rng.random_range(range));
+        let mut good = true;
+        let mut said = 0;
+        while turns.is_none_or(|n| said < n) && (turns.is_some() || clock::now() < self.until) {
+            let Some(text) = corpus::sample(&self.load.texts, &mut self.rng) else { break };
+            let interjection = self.interjection();
+            let turn = exchange.turn(text.text, interjection.as_ref()).await;
+            said += 1;
+            let over = turn.fault.as_deref() == Some("call_lost") || interjection.is_some_and(|i| i.hang_up);
+            good &= turn.fault.is_none();
+            self.tell(Event::Turn(Box::new(turn))).await;
+            if over || (!good && turns.is_none()) {
+                break;
+            }
+            let (least, most) = self.load.think;
+            let think = if most > least { self.rng.random_range(least..most) } else { least };
+            clock::sleep_until(clock::now() + Duration::from_secs_f64(think.max(0.0))).await;
+        }
+        exchange.close().await;
+        good
+    }
+
+    fn interjection(&mut self) -> Option<Interjection> {
+        let behaviour = &self.load.behaviour;
+        let sample: f64 = self.rng.random();
+        let (least, most) = behaviour.after;
+        let after = if most > least { self.rng.random_range(least..most) } else { least };
+        let after = Duration::from_secs_f64(after.max(0.0));
+        let nothing = Interjection { after, ..Interjection::default() };
+        if sample < behaviour.barge_in {
+            Some(Interjection { speech: behaviour.speech.clone(), ..nothing })
+        } else if sample < behaviour.barge_in + behaviour.dtmf {
+            Some(Interjection { digits: Some("5".to_owned()), ..nothing })
+        } else if sample < behaviour.barge_in + behaviour.dtmf + behaviour.hang_up {
+            Some(Interjection { hang_up: true, ..nothing })
+        } else {
+            None
+        }
+    }
+
+    async fn tell(&self, event: Event) {
+        // overflow: awaited. The collector going away ends the load.
+        let _ = self.events.send(event).await;
+    }
+}
+
+fn pick(legs: &[(Leg, f64)], rng: &mut impl Rng) -> Leg {
+    let total: f64 = legs.iter().map(|(_, weight)| weight.max(0.0)).sum();
+    let mut sample = rng.random_range(0.0..total.max(f64::MIN_POSITIVE));
+    for (leg, weight) in legs {
+        sample -= weight.max(0.0);
+        if sample < 0.0 {
+            return *leg;
+        }
+    }
+    legs.last().map_or(Leg::Sip, |(leg, _)| *leg)
+}
+
+/// How late timers of this process are: what the generator itself adds to any figure.
+async fn own_lateness(until: Instant) -> Spread {
+    let mut spread = Spread::default();
+    let mut at = clock::now();
+    while at < until {
+        at += Duration::from_millis(20);
+        clock::sleep_until(at).await;
+        spread.add(clock::now().saturating_duration_since(at));
+    }
+    spread
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+//! The figures of a load, added up from what callers tell.
+//!
+//! Every turn counts once: as a failure by its cause, or as a turn that was heard, and then in every figure that turns
+//! of its kind have. So [`Level::turns`] is the number of first audios, and of the turns that were spoken to their end
+//! together with those that were interrupted.
+//!
+//! # Why
+//! Some turns are kept until the load is over and compared sample by sample then, when nobody is listening any more:
+//! those of the sample, and those whose loudness says that the words are wrong. They are counted only when it is known
+//! what they are.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::{Event, Progress};
+use crate::caller::call::Leg;
+use crate::run::report::Level;
+use crate::sound::listen::StallCause;
+use crate::turns::exchange::{Plan, Turn};
+use crate::turns::judge::{Fault, SAME_WORDS};
+use crate::turns::stats::{Numbers, Spread};
+
+/// Turns of the sample, and turns with doubtful words, that are kept for a closer look: at most so many of each.
+const KEPT: usize = 40;
+
+pub(super) struct Tally {
+    window: (Instant, Instant),
+    sampled: u64,
+    level: Level,
+    first_audio: Spread,
+    rtf: Numbers,
+    setup: Spread,
+    greeting: Spread,
+    service: Spread,
+    jitter: Spread,
+    lateness: Spread,
+    mos: Numbers,
+    said: Numbers,
+    barge_in: Spread,
+    report_error: Numbers,
+    pub(super) concurrency: Numbers,
+    by_leg: BTreeMap<Leg, Spread>,
+    chars: f64,
+    speech: f64,
+    seen: u64,
+    heard: u64,
+    kept: Vec<Turn>,
+    doubtful: Vec<Turn>,
+}
+
+impl Tally {
+    /// Counts turns that are sent within `window`; keeps one in `sampled` for a closer look.
+    pub(super) fn new(window: (Instant, Instant), sampled: u64) -> Tally {
+        Tally {
+            window,
+            sampled,
+            level: Level::default(),
+            first_audio: Spread::default(),
+            rtf: Numbers::default(),
+            setup: Spread::default(),
+            greeting: Spread::default(),
+            service: Spread::default(),
+            jitter: Spread::default(),
+            lateness: Spread::default(),
+            mos: Numbers::default(),
+            said: Numbers::default(),
+            barge_in: Spread::default(),
+            report_error: Numbers::default(),
+            concurrency: Numbers::default(),
+            by_leg: BTreeMap::new(),
+            chars: 0.0,
+            speech: 0.0,
+            seen: 0,
+            heard: 0,
+            kept: Vec::new(),
+            doubtful: Vec::new(),
+        }
+    }
+
+    /// The load ends now, if it was to go on.
+    pub(super) fn cut(&mut self, now: Instant) {
+        self.window.1 = self.window.1.min(now).max(self.window.0);
+    }
+
+    pub(super) fn add(&mut self, event: Event) {
+        match event {
+            Event::Connected(setup, greeting) => {
+                self.level.calls += 1;
+                self.setup.add(setup.time());
+                if let Some(greeting) = greeting {
+                    self.greeting.add(greeting);
+                }
+            }
+            Event::Failed(cause) => *self.level.failures.entry(cause).or_default() += 1,
+            Event::Turn(turn) => self.turn(*turn),
+        }
+    }
+
+    fn turn(&mut self, turn: Turn) {
+        if turn.fault.as_deref() == Some(Fault::WrongAudio.label()) && self.doubtful.len() < KEPT {
+            self.doubtful.push(turn);
+            return;
+        }
+        if turn.fault.is_none() && turn.barge_in.is_none() && self.is_inside(&turn) {
+            self.seen += 1;
+            if self.seen.is_multiple_of(self.sampled) && self.kept.len() < KEPT {
+                self.kept.push(turn);
+                return;
+            }
+        }
+        self.count(&turn);
+    }
+
+    fn is_inside(&self, turn: &Turn) -> bool {
+        let (from, until) = self.window;
+        turn.sent >= from && turn.sent < until
+    }
+
+    fn count(&mut self, turn: &Turn) {
+        let (from, until) = self.window;
+        // Before, the load was not yet what it is to be; after, it is no more.
+        let inside = self.is_inside(turn);
+        if inside {
+            self.level.packets_lost += turn.packets.0;
+            self.level.packets += turn.packets.1;
+        }
+        let (Some(first), None) = (turn.first_audio, &turn.fault) else {
+            let cause = turn.fault.clone().unwrap_or_else(|| Fault::Silence.label().to_owned());
+            *self.level.failures.entry(cause).or_default() += 1;
+            return;
+        };
+        self.heard += 1;
+        if turn.barge_in.is_none() {
+            // The part of the turn that lies in the window.
+            let whole = turn.ended.saturating_duration_since(turn.sent).as_secs_f64();
+            let part = turn.ended.min(until).saturating_duration_since(turn.sent.max(from)).as_secs_f64();
+            if whole > 0.0 {
+                self.chars += turn.chars as f64 * part / whole;
+                self.speech += turn.speech.as_secs_f64() * part / whole;
+            }
+        }
+        if !inside {
+            return;
+        }
+        self.level.turns += 1;
+        self.first_audio.add(first);
+        self.by_leg.entry(turn.leg).or_default().add(first);
+        self.lateness.merge(&turn.lateness);
+        self.jitter.add(turn.jitter);
+        self.mos.add(turn.mos);
+        for stall in &turn.stalls {
+            let cause = match stall.cause {
+                StallCause::Lost => "lost",
+                StallCause::Late => "late",
+                StallCause::Paused => "paused",
+            };
+            *self.level.stalls.entry(cause.to_owned()).or_default() += 1;
+            self.level.stalled_s += stall.length.as_secs_f64();
+        }
+        self.level.stalled_turns += u64::from(!turn.stalls.is_empty());
+        if let Some(barge_in) = turn.barge_in {
+            self.barge_in.add(barge_in.silence);
+            if let Some(reported) = barge_in.reported {
+                self.report_error.add(reported.as_secs_f64() - barge_in.heard.as_secs_f64());
+            }
+        } else {
+            self.rtf.add(turn.rtf);
+            self.service.add(turn.ended.saturating_duration_since(turn.sent));
+            self.said.add(turn.speech.as_secs_f64());
+        }
+    }
+
+    pub(super) fn progress(&self, calls: u32, done: f64) -> Progress {
+        Progress {
+            calls,
+            turns: self.level.turns + self.kept.len() as u64,
+            failures: self.level.failures.values().sum(),
+            first_audio_p95: self.first_audio.summary().p95,
+            done,
+        }
+    }
+
+    /// The figures, and the turns of the sample.
+    pub(super) fn finish(mut self, plan: &Plan, mode: &str) -> (Level, Vec<Turn>) {
+        let mut correlation = Numbers::default();
+        let match_of = |turn: &Turn| {
+            let reference = plan.references.get(&turn.text)?;
+            crate::sound::correlate::correlate(&turn.clip, reference).ok().map(|found| found.value)
+        };
+        let (mut kept, doubtful) = (std::mem::take(&mut self.kept), std::mem::take(&mut self.doubtful));
+        for turn in &mut kept {
+            if let Some(value) = match_of(turn) {
+                correlation.add(f64::from(value));
+                turn.fault = (value < SAME_WORDS).then(|| Fault::WrongAudio.label().to_owned());
+            }
+            self.count(turn);
+        }
+        for mut turn in doubtful {
+            if match_of(&turn).is_some_and(|value| value >= SAME_WORDS) {
+                turn.fault = None;
+            }
+            self.count(&turn);
+        }
+        let mut level = self.level;
+        let seconds = self.window.1.saturating_duration_since(self.window.0).as_secs_f64();
+        level.mode = mode.to_owned();
+        level.seconds = seconds;
+        level.concurrency = self.concurrency.summary().mean;
+        level.first_audio = self.first_audio.summary();
+        level.rtf = self.rtf.summary();
+        level.setup = self.setup.summary();
+        level.greeting = self.greeting.summary();
+        level.service = self.service.summary();
+        level.jitter = self.jitter.summary();
+        level.lateness = self.lateness.summary();
+        level.mos = self.mos.summary();
+        level.barge_in = self.barge_in.summary();
+        level.report_error = self.report_error.summary();
+        level.turns_per_call = self.heard as f64 / level.calls.max(1) as f64;
+        level.speech = self.said.summary();
+        level.speech_spread = self.said.spread();
+        level.chars_per_s = self.chars / seconds.max(f64::MIN_POSITIVE);
+        level.audio_s_per_s = self.speech / seconds.max(f64::MIN_POSITIVE);
+        level.by_leg = self.by_leg.iter().map(|(leg, spread)| (leg.label().to_owned(), spread.summary())).collect();
+        level.correlation = correlation.summary();
+        (level, kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::caller::rtc;
+    use crate::caller::sip;
+    use crate::clock;
+    use crate::sound::heard::Clip;
+    use crate::sound::synthetic::babble;
+    use crate::turns::exchange::{BargeIn, Trigger, Waterfall};
+
+    fn turn(sent: Instant, text: &str, clip: &Clip, fault: Option<Fault>) -> Turn {
+        Turn {
+            leg: Leg::Sip,
+            sent,
+            ended: sent + Duration::from_secs(2),
+            chars: 10,
+            first_audio: (fault != Some(Fault::Silence)).then_some(Duration::from_millis(50)),
+            speech: Duration::from_millis(1_900),
+            rtf: 1.0,
+            stalls: Vec::new(),
+            packets: (1, 99),
+            lateness: Spread::default(),
+            jitter: Duration::ZERO,
+            mos: 4.0,
+            fault: fault.map(|f| f.label().to_owned()),
+            barge_in: None,
+            clip: clip.clone(),
+            waterfall: Waterfall::default(),
+            text: text.to_owned(),
+        }
+    }
+
+    fn plan(text: &str, reference: Clip) -> Plan {
+        Plan {
+            sip_target: None,
+            sip: sip::Config::default(),
+            webrtc: None::<rtc::Config>,
+            gateway: None,
+            trigger: Trigger::Greeting,
+            references: Arc::new([(text.to_owned(), reference)].into()),
+            buffer: Duration::ZERO,
+            patience: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn every_turn_counts_once_and_in_every_figure() {
+        let start = clock::now();
+        let (said, other) = (babble(1, 16_000, 2.0), babble(2, 16_000, 2.0));
+        let mut tally = Tally::new((start, start + Duration::from_secs(60)), 2);
+        let mut add = |after: u64, clip: &Clip, fault: Option<Fault>| {
+            let turn = turn(start + Duration::from_secs(after), "words", clip, fault);
+            tally.add(Event::Turn(Box::new(turn)));
+        };
+        for _ in 0..4 {
+            add(1, &said, None);
+        }
+        // Good ones that the comparison finds to be of other words; every second is compared.
+        add(2, &said, None);
+        add(2, &other, None);
+        // Taken for other words by their loudness: one is not.
+        add(3, &said, Some(Fault::WrongAudio));
+        add(3, &other, Some(Fault::WrongAudio));
+        add(4, &said, Some(Fault::Silence));
+        add(4, &said, Some(Fault::CutShort));
+        // Sent when the load is over.
+        add(61, &said, None);
+        let interrupted = BargeIn { silence: Duration::from_millis(150), heard: Duration::ZERO, reported: None };
+        let mut cut = turn(start, "words", &said, None);
+        cut.barge_in = Some(interrupted);
+        tally.add(Event::Turn(Box::new(cut)));
+        let (level, kept) = tally.finish(&plan("words", said), "closed");
+        let failures: Vec<(&str, u64)> = level.failures.iter().map(|(cause, n)| (cause.as_str(), *n)).collect();
+        assert_eq!(failures, [("cut_short", 1), ("silence", 1), ("wrong_audio", 2)]);
+        assert_eq!(level.turns, 7, "five good ones, one that was doubted, one that was interrupted");
+        assert_eq!(level.first_audio.count, level.turns);
+        assert_eq!(level.by_leg.values().map(|s| s.count).sum::<u64>(), level.turns);
+        assert_eq!((level.rtf.count + level.barge_in.count, level.service.count, level.mos.count), (7, 6, 7));
+        assert_eq!(level.packets, 11 * 99, "of all that were sent within the window");
+        assert_eq!((kept.len(), level.correlation.count), (3, 3));
+    }
+
+    #[test]
+    fn a_load_that_is_cut_short_counts_what_it_has() {
+        let start = clock::now();
+        let said = babble(1, 16_000, 2.0);
+        let second = Duration::from_secs(1);
+        let mut tally = Tally::new((start, start + 60 * second), 8);
+        for n in 0..4 {
+            tally.add(Event::Turn(Box::new(turn(start + n * second, "words", &said, None))));
+        }
+        tally.cut(start + 3 * second);
+        let (level, _) = tally.finish(&plan("words", said.clone()), "closed");
+        assert_eq!((level.turns, level.seconds), (4, 3.0), "what was counted before stays");
+        let mut early = Tally::new((start, start + second), 8);
+        early.cut(start - second);
+        assert_eq!(early.finish(&plan("words", said), "closed").0.seconds, 0.0, "before it began");
+    }
+}

@@ -1,0 +1,64 @@
+use super::*;
+
+fn arrivals(arrivals: &Arrivals, seconds: u64) -> Vec<f64> {
+    let mut rng = StdRng::seed_from_u64(3);
+    let start = clock::now();
+    let duration = Duration::from_secs(seconds);
+    let mut last = start;
+    let mut out = Vec::new();
+    while let Some(next) = next_arrival(arrivals, start, last, duration, out.len(), &mut rng) {
+        if next >= start + duration || out.len() > 100_000 {
+            break;
+        }
+        assert!(next >= last);
+        last = next;
+        out.push((next - start).as_secs_f64());
+    }
+    out
+}
+
+#[test]
+fn poisson_arrivals_have_their_rate_and_its_variance() {
+    let at = arrivals(&Arrivals::Poisson(5.0), 2_000);
+    assert!((at.len() as f64 / 10_000.0 - 1.0).abs() < 0.03, "{}", at.len());
+    let gaps: Vec<f64> = at.windows(2).map(|w| w[1] - w[0]).collect();
+    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+    let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+    assert!((deviation / mean - 1.0).abs() < 0.05, "{deviation} {mean}");
+}
+
+#[test]
+fn counted_arrivals_are_as_many_as_told_and_come_by_chance() {
+    let at = arrivals(&Arrivals::Counted(10_000), 2_000);
+    assert_eq!(at.len(), 10_000);
+    let early = at.iter().filter(|t| **t < 500.0).count() as f64;
+    assert!((early / 2_500.0 - 1.0).abs() < 0.05, "a quarter in the first quarter: {early}");
+    let gaps: Vec<f64> = at.windows(2).map(|w| w[1] - w[0]).collect();
+    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+    let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+    assert!((deviation / mean - 1.0).abs() < 0.05, "{deviation} {mean}");
+}
+
+#[test]
+fn a_ramp_grows_evenly() {
+    let at = arrivals(&Arrivals::Ramp(0.0, 20.0), 1_000);
+    let early = at.iter().filter(|t| **t < 500.0).count() as f64;
+    assert!((at.len() as f64 / 10_000.0 - 1.0).abs() < 0.05, "{}", at.len());
+    assert!((early / at.len() as f64 - 0.25).abs() < 0.03, "a quarter in the first half: {early}");
+}
+
+#[test]
+fn bursts_and_traces_come_when_they_should() {
+    assert_eq!(arrivals(&Arrivals::Burst(2, Duration::from_secs(4)), 10), [0.0, 0.0, 4.0, 4.0, 8.0, 8.0]);
+    let trace = [0.5, 0.5, 3.0].map(Duration::from_secs_f64).to_vec();
+    assert_eq!(arrivals(&Arrivals::Trace(trace), 10), [0.5, 0.5, 3.0]);
+}
+
+#[test]
+fn legs_are_sampled_by_weight() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let legs = [(Leg::Sip, 3.0), (Leg::Webrtc, 1.0)];
+    let sip = (0..4_000).filter(|_| pick(&legs, &mut rng) == Leg::Sip).count();
+    assert!((2_850..3_150).contains(&sip), "{sip}");
+    assert_eq!(pick(&[], &mut rng), Leg::Sip);
+}

@@ -1,0 +1,6 @@
+//! One call with its turns: what is spoken, whether it passed, and the figures of it.
+
+pub mod corpus;
+pub mod exchange;
+pub mod judge;
+pub mod stats;

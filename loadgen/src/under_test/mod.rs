@@ -1,0 +1,6 @@
+//! The gateway under test, and the agent server that it dials.
+
+pub mod agent;
+pub mod dispatch;
+pub mod gateway;
+pub mod process;

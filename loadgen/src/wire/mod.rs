@@ -1,0 +1,6 @@
+//! Sound and packets on the wire, and the client for HTTP.
+
+pub mod codec;
+pub mod dtmf;
+pub mod http;
+pub mod rtp;
