@@ -38,6 +38,21 @@ pub struct Manner {
     pub tenant: Arc<str>,
 }
 
+impl Manner {
+    /// The default voice at its own rate, in the language that the text shows.
+    pub fn plain(tenant: Arc<str>) -> Self {
+        Self {
+            voice: None,
+            language: None,
+            normalise: Normalise::default(),
+            instructions: None,
+            seed: 0,
+            speed: 1.0,
+            tenant,
+        }
+    }
+}
+
 /// Why a request's speech ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

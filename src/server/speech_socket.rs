@@ -25,15 +25,7 @@ const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
 /// Upgrades and serves one session.
 pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgrade: WebSocketUpgrade) -> Response {
     let tenant = caller.tenant.clone();
-    let manner = Manner {
-        voice: None,
-        language: None,
-        normalise: Normalise::default(),
-        instructions: None,
-        seed: 0,
-        speed: 1.0,
-        tenant,
-    };
+    let manner = Manner::plain(tenant);
     upgrade
         .max_message_size(MAX_FRAME)
         .max_frame_size(MAX_FRAME)

@@ -9,7 +9,10 @@
 //! - **The written text stays known.** [`Spoken::spans`] lead from what was said back to what was written: captions
 //!   and interruptions are told in the agent's own words.
 
+mod address;
+mod characters;
 mod en;
+pub(crate) mod english;
 mod europe;
 mod ja;
 mod language;

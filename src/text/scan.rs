@@ -4,7 +4,7 @@
 //! # Why
 //! - **Anchored patterns over a short window.** Every rule sees at most [`WINDOW`] bytes from where it begins, so
 //!   that a text costs time in proportion to its length, whatever it holds. A match that fills the window while the
-//!   text goes on is no match: nobody knows how it ends.
+//!   text goes on is no match: how it ends is not known.
 //! - **Spans beside the text.** What was heard is told in the words as written; the spans lead back to them.
 
 use std::ops::Range;

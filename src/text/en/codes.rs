@@ -3,6 +3,7 @@
 use super::numbers::{cardinal, decimal, digits, pairs, quantity, year};
 use super::tables::{CODES, STREETS};
 use super::{loose, number, rule};
+use crate::text::address::spell;
 use crate::text::scan::{Context, End, Rule};
 
 /// House numbers and IP addresses.
@@ -119,29 +120,14 @@ pub(super) fn links(rules: &mut Vec<Rule>) {
 
 /// Letters stay words, signs are named, digits are read in short runs.
 pub(super) fn address(text: &str) -> String {
-    let mut said: Vec<String> = Vec::new();
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let run = |same: fn(char) -> bool| rest.find(|c: char| !same(c)).unwrap_or(rest.len());
-        let (word, length) = match c {
-            c if c.is_ascii_digit() => {
-                let end = run(|c| c.is_ascii_digit());
-                let number = &rest[..end];
-                (if end <= 2 && !number.starts_with('0') { quantity(number) } else { digits(number, "zero") }, end)
-            }
-            c if c.is_alphabetic() => {
-                let end = run(char::is_alphabetic);
-                let word = &rest[..end];
-                (if word == "www" { "WWW".to_owned() } else { word.to_owned() }, end)
-            }
-            c => (sign(c).to_owned(), c.len_utf8()),
-        };
-        if !word.is_empty() {
-            said.push(word);
-        }
-        rest = &rest[length..];
-    }
-    said.join(" ")
+    let number =
+        |text: &str| if text.len() <= 2 && !text.starts_with('0') { quantity(text) } else { digits(text, "zero") };
+    spell(text, word, number, sign)
+}
+
+/// A word of an address.
+fn word(text: &str) -> &str {
+    if text == "www" { "WWW" } else { text }
 }
 
 fn sign(c: char) -> &'static str {

@@ -1,30 +1,7 @@
 //! English numbers in words.
 
-const SMALL: [&str; 20] = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-];
-const TENS: [&str; 10] = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
-const GROUPS: [&str; 8] =
-    ["", "thousand", "million", "billion", "trillion", "quadrillion", "quintillion", "sextillion"];
+use crate::text::english::{GROUPS, SMALL, TENS};
+
 /// Longer numbers are read digit by digit.
 const LONGEST: usize = 24;
 

@@ -1,6 +1,6 @@
 //! French.
 
-use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use super::{Money, Signs, Tongue, Words, counted, group, minute_at, money, number, quantity, rule, year_at};
 use crate::text::scan::Rule;
 
 pub(super) struct French;
@@ -107,6 +107,7 @@ impl Tongue for French {
         ],
         units: UNITS,
         money: MONEY,
+        before_cents: "",
         abbreviations: ABBREVIATIONS,
     };
 
@@ -147,33 +148,17 @@ impl Tongue for French {
         format!("{} {part}{plural}", words(top))
     }
 
-    fn money(whole: &str, part: &str, money: &Money) -> String {
-        let cents = part.trim_start_matches('0');
-        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
-        match (whole, cents) {
-            (_, "") => main,
-            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
-            _ => format!("{main} {}", words(number(part))),
-        }
-    }
-
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
         rule(numbers, r"1er|1ʳ?ᵉʳ", |_, _| Some("premier".into()));
         rule(numbers, r"1(?:ère|re)", |_, _| Some("première".into()));
         rule(numbers, r"(\d{1,6})(?:ème|e|ᵉ)", |c, _| Some(nth(number(&c[1]))));
         rule(numbers, r"(\d{1,2}) ?h(?: ?(\d{2}))?", |c, _| {
-            let minute = group(c, 2);
-            (number(&c[1]) <= 24)
-                .then(|| Self::clock(number(&c[1]), if minute.is_empty() { 0 } else { number(minute) }))
+            (number(&c[1]) <= 24).then(|| Self::clock(number(&c[1]), minute_at(c, 2)))
         });
         rule(
             numbers,
             r"(\d{1,2}) (janvier|février|mars|avril|mai|juin|juillet|août|septembre|octobre|novembre|décembre)(?: (\d{4}))?",
-            |c, _| {
-                let year = group(c, 3);
-                let year = if year.is_empty() { String::new() } else { format!(" {}", Self::year(number(year))) };
-                Some(format!("{} {}{year}", Self::day(number(&c[1]), ""), &c[2]))
-            },
+            |c, _| Some(format!("{} {}{}", Self::day(number(&c[1]), ""), &c[2], year_at::<Self>(c, 3))),
         );
         // "1 000 000": groups that a common space sets apart.
         rule(numbers, r"([1-9]\d{0,2}(?: \d{3})+)(?:,(\d+))?(?: ?([€$£]))?", |c, _| {
@@ -221,16 +206,6 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("kWh", "kilowattheure", "kilowattheures", false), ("ha", "hectare", "hectares", false), ("dB", "décibel", "décibels", false),
     ("kcal", "kilocalorie", "kilocalories", true),
 ];
-
-const fn money(
-    signs: &'static [&'static str],
-    one: &'static str,
-    many: &'static str,
-    cents: (&'static str, &'static str),
-    feminine: bool,
-) -> Money {
-    Money { signs, one, many, cents, feminine }
-}
 
 const MONEY: &[Money] = &[
     money(&["€", "EUR"], "euro", "euros", ("centime", "centimes"), false),

@@ -1,6 +1,6 @@
 //! German.
 
-use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use super::{Money, Signs, Tongue, Words, counted, minute_at, money, number, quantity, rule, year_at};
 use crate::text::scan::{Context, Rule};
 
 pub(super) struct German;
@@ -130,6 +130,7 @@ impl Tongue for German {
         ],
         units: UNITS,
         money: MONEY,
+        before_cents: "",
         abbreviations: ABBREVIATIONS,
     };
 
@@ -185,33 +186,18 @@ impl Tongue for German {
         format!("{} {part}", words(top, "ein"))
     }
 
-    fn money(whole: &str, part: &str, money: &Money) -> String {
-        let cents = part.trim_start_matches('0');
-        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
-        match (whole, cents) {
-            (_, "") => main,
-            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
-            _ => format!("{main} {}", Self::cardinal(number(part))),
-        }
-    }
-
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
         let months =
             r"(Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember)(?: (\d{4}))?";
         rule(numbers, &format!(r"(\d{{1,2}})\. ?{months}"), |c, context| {
             let day = Self::ordinal(number(&c[1]), context.last_word());
-            let year = group(c, 3);
-            let year = if year.is_empty() { String::new() } else { format!(" {}", Self::year(number(year))) };
-            Some(format!("{day} {}{year}", &c[2]))
+            Some(format!("{day} {}{}", &c[2], year_at::<Self>(c, 3)))
         });
         rule(numbers, r"(\d{1,2})\.(\d{1,2})\.", |c, context| super::date::<Self>(&c[1], &c[2], None, context));
         rule(numbers, r"(\d{1,2}) ?(?:-|–|bis) ?(\d{1,2}) Uhr", |c, _| {
             Some(format!("{} bis {} Uhr", words_of(&c[1]), words_of(&c[2])))
         });
-        rule(numbers, r"(\d{1,2}) Uhr(?: (\d{1,2}))?", |c, _| {
-            let minute = group(c, 2);
-            Some(Self::clock(number(&c[1]), if minute.is_empty() { 0 } else { number(minute) }))
-        });
+        rule(numbers, r"(\d{1,2}) Uhr(?: (\d{1,2}))?", |c, _| Some(Self::clock(number(&c[1]), minute_at(c, 2))));
         rule(numbers, r"([1-9]0)er", |c, _| Some(format!("{}er", Self::cardinal(number(&c[1])))));
         rule(numbers, r"((?:1[1-9]|20)\d0)er", |c, _| Some(format!("{}er", Self::year(number(&c[1])))));
         rule(numbers, r"(\d+),(\d+) ?(Mio|Mrd)\.?", |c, _| {
@@ -280,16 +266,12 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("kcal", "Kilokalorie", "Kilokalorien", true), ("hPa", "Hektopascal", "Hektopascal", false),
 ];
 
-const fn money(signs: &'static [&'static str], one: &'static str, many: &'static str, cent: &'static str) -> Money {
-    Money { signs, one, many, cents: (cent, cent), feminine: false }
-}
-
 const MONEY: &[Money] = &[
-    money(&["€", "EUR"], "Euro", "Euro", "Cent"),
-    money(&["$", "US$", "USD"], "Dollar", "Dollar", "Cent"),
-    money(&["£", "GBP"], "Pfund", "Pfund", "Pence"),
-    money(&["¥", "JPY"], "Yen", "Yen", "Sen"),
-    money(&["CHF"], "Franken", "Franken", "Rappen"),
+    money(&["€", "EUR"], "Euro", "Euro", ("Cent", "Cent"), false),
+    money(&["$", "US$", "USD"], "Dollar", "Dollar", ("Cent", "Cent"), false),
+    money(&["£", "GBP"], "Pfund", "Pfund", ("Pence", "Pence"), false),
+    money(&["¥", "JPY"], "Yen", "Yen", ("Sen", "Sen"), false),
+    money(&["CHF"], "Franken", "Franken", ("Rappen", "Rappen"), false),
 ];
 
 #[rustfmt::skip]

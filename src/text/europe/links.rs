@@ -1,6 +1,7 @@
 //! Mail and web addresses in the words of a language.
 
 use super::{Tongue, digits, loose, number};
+use crate::text::address::spell;
 use crate::text::scan::Rule;
 
 pub(super) fn rules<T: Tongue>(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
@@ -29,35 +30,22 @@ pub(super) fn rules<T: Tongue>(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
 }
 
 fn address<T: Tongue>(text: &str) -> String {
-    let words = &T::WORDS;
-    let mut said: Vec<String> = Vec::new();
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let run = |same: fn(char) -> bool| rest.find(|c: char| !same(c)).unwrap_or(rest.len());
-        let (word, length) = match c {
-            c if c.is_ascii_digit() => {
-                let end = run(|c| c.is_ascii_digit());
-                let text = &rest[..end];
-                (if end <= 2 && !text.starts_with('0') { T::cardinal(number(text)) } else { digits::<T>(text) }, end)
-            }
-            c if c.is_alphabetic() => {
-                let end = run(char::is_alphabetic);
-                (rest[..end].to_owned(), end)
-            }
-            '.' => (words.signs.dot.into(), 1),
-            '@' => (words.signs.at.into(), 1),
-            '/' => (words.signs.slash.into(), 1),
-            '-' => (words.signs.dash.into(), 1),
-            '_' => (words.signs.underscore.into(), 1),
-            '=' => (words.equals.into(), 1),
-            '+' => (words.plus.into(), 1),
-            '&' => (words.and.into(), 1),
-            c => (String::new(), c.len_utf8()),
-        };
-        if !word.is_empty() {
-            said.push(word);
+    let run = |text: &str| {
+        if text.len() <= 2 && !text.starts_with('0') { T::cardinal(number(text)) } else { digits::<T>(text) }
+    };
+    let sign = |c: char| {
+        let words = &T::WORDS;
+        match c {
+            '.' => words.signs.dot,
+            '@' => words.signs.at,
+            '/' => words.signs.slash,
+            '-' => words.signs.dash,
+            '_' => words.signs.underscore,
+            '=' => words.equals,
+            '+' => words.plus,
+            '&' => words.and,
+            _ => "",
         }
-        rest = &rest[length..];
-    }
-    said.join(" ")
+    };
+    spell(text, |word| word, run, sign)
 }

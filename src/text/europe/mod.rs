@@ -14,7 +14,7 @@ use regex::Captures;
 use super::scan::{Context, End, Grammar, Rule, Say};
 
 /// What the rules need of a language.
-trait Tongue: 'static {
+trait Tongue: Sized + 'static {
     /// The language, for rules that are its own.
     const WORDS: Words;
 
@@ -47,7 +47,15 @@ trait Tongue: 'static {
     fn fraction(top: u128, bottom: u128) -> String;
 
     /// An amount of money in whole units and hundredths.
-    fn money(whole: &str, part: &str, name: &Money) -> String;
+    fn money(whole: &str, part: &str, money: &Money) -> String {
+        let cents = part.trim_start_matches('0');
+        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
+        match (whole, cents) {
+            (_, "") => main,
+            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
+            _ => format!("{main} {}{}", Self::WORDS.before_cents, Self::cardinal(number(part))),
+        }
+    }
 
     /// The rules that only this language has.
     fn own(_numbers: &mut Vec<Rule>, _words: &mut Vec<Rule>) {}
@@ -70,6 +78,8 @@ struct Words {
     /// Sign, one, several, whether the noun is feminine.
     units: &'static [(&'static str, &'static str, &'static str, bool)],
     money: &'static [Money],
+    /// Between whole units of money and the hundredths, with the space behind it.
+    before_cents: &'static str,
     /// In small letters and without the last full stop.
     abbreviations: &'static [(&'static str, &'static str)],
 }
@@ -90,6 +100,16 @@ struct Money {
     many: &'static str,
     cents: (&'static str, &'static str),
     feminine: bool,
+}
+
+const fn money(
+    signs: &'static [&'static str],
+    one: &'static str,
+    many: &'static str,
+    cents: (&'static str, &'static str),
+    feminine: bool,
+) -> Money {
+    Money { signs, one, many, cents, feminine }
 }
 
 pub(super) static GERMAN: LazyLock<Grammar> = LazyLock::new(grammar::<german::German>);
@@ -418,6 +438,16 @@ fn abbreviation<T: Tongue>(text: &str, context: &Context<'_>) -> Option<String> 
     let first = chars.next()?;
     let capital = text.starts_with(char::is_uppercase);
     Some(if capital { format!("{}{}", first.to_uppercase(), chars.as_str()) } else { long.to_owned() })
+}
+
+/// The year that a rule of one language may have found at `at`.
+fn year_at<T: Tongue>(c: &Captures<'_>, at: usize) -> String {
+    c.get(at).map_or_else(String::new, |year| of_year::<T>(year.as_str()))
+}
+
+/// The minute that a rule of one language may have found at `at`; a full hour has none.
+fn minute_at(c: &Captures<'_>, at: usize) -> u128 {
+    c.get(at).map_or(0, |minute| number(minute.as_str()))
 }
 
 /// What a rule of one language gives to a group that may be absent.

@@ -1,6 +1,6 @@
 //! Spanish.
 
-use super::{Money, Signs, Tongue, Words, counted, group, number, quantity, rule};
+use super::{Money, Signs, Tongue, Words, money, number, quantity, rule, year_at};
 use crate::text::scan::Rule;
 
 pub(super) struct Spanish;
@@ -150,6 +150,7 @@ impl Tongue for Spanish {
         ],
         units: UNITS,
         money: MONEY,
+        before_cents: "con ",
         abbreviations: ABBREVIATIONS,
     };
 
@@ -192,16 +193,6 @@ impl Tongue for Spanish {
         format!("{} {part}{}", shorten(&words(top)), if top > 1 { "s" } else { "" })
     }
 
-    fn money(whole: &str, part: &str, money: &Money) -> String {
-        let cents = part.trim_start_matches('0');
-        let main = counted::<Self>(whole, money.one, money.many, money.feminine);
-        match (whole, cents) {
-            (_, "") => main,
-            ("0", _) => counted::<Self>(cents, money.cents.0, money.cents.1, false),
-            _ => format!("{main} con {}", words(number(part))),
-        }
-    }
-
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
         rule(numbers, r"(\d{1,4})\.?([ºª°])", |c, context| {
             // Behind a number a degree sign may mean degrees: an ordinal has a noun behind it or a stop before.
@@ -211,11 +202,7 @@ impl Tongue for Spanish {
         rule(
             numbers,
             r"(\d{1,2}) de (enero|febrero|marzo|abril|mayo|junio|julio|agosto|sep?tiembre|octubre|noviembre|diciembre)(?: del? (\d{4}))?",
-            |c, _| {
-                let year = group(c, 3);
-                let year = if year.is_empty() { String::new() } else { format!(" de {}", Self::year(number(year))) };
-                Some(format!("{} {}{year}", Self::day(number(&c[1]), ""), &c[2]))
-            },
+            |c, _| Some(format!("{} {}{}", Self::day(number(&c[1]), ""), &c[2], year_at::<Self>(c, 3))),
         );
         rule(words, r"(?:[nN]\.?[°º]|[nN]úm\.) ?(\d{1,6})", |c, _| {
             Some(format!("número {}", quantity::<Self>(&c[1])))
@@ -239,16 +226,6 @@ const UNITS: &[(&str, &str, &str, bool)] = &[
     ("W", "vatio", "vatios", false), ("kW", "kilovatio", "kilovatios", false), ("kWh", "kilovatio hora", "kilovatios hora", false),
     ("ha", "hectárea", "hectáreas", true), ("dB", "decibelio", "decibelios", false), ("kcal", "kilocaloría", "kilocalorías", true),
 ];
-
-const fn money(
-    signs: &'static [&'static str],
-    one: &'static str,
-    many: &'static str,
-    cents: (&'static str, &'static str),
-    feminine: bool,
-) -> Money {
-    Money { signs, one, many, cents, feminine }
-}
 
 const MONEY: &[Money] = &[
     money(&["€", "EUR"], "euro", "euros", ("céntimo", "céntimos"), false),

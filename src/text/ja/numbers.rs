@@ -1,13 +1,62 @@
-//! Japanese numbers in kanji.
+//! Japanese numbers in kanji, and the words of the rules that Japanese shares with Chinese.
 
-const DIGITS: [char; 10] = ['〇', '一', '二', '三', '四', '五', '六', '七', '八', '九'];
+use super::tables::UNITS;
+use crate::text::characters::{self, Characters};
+
 const GROUPS: [&str; 5] = ["", "万", "億", "兆", "京"];
-/// Longer numbers are read digit by digit.
-const LONGEST: usize = 20;
+/// The language, for the rules that it shares with Chinese.
+pub(super) struct Japanese;
+
+impl Characters for Japanese {
+    const DIGITS: [char; 10] = ['〇', '一', '二', '三', '四', '五', '六', '七', '八', '九'];
+    const LONGEST: usize = 20;
+    const SIGNS: &'static [(char, &'static str)] = &[
+        ('.', "ドット"),
+        ('@', "アットマーク"),
+        ('/', "スラッシュ"),
+        ('-', "ハイフン"),
+        ('_', "アンダーバー"),
+        (':', "コロン"),
+        ('?', "クエスチョン"),
+        ('=', "イコール"),
+        ('&', "アンド"),
+        ('#', "シャープ"),
+        ('%', "パーセント"),
+        ('~', "チルダ"),
+        ('+', "プラス"),
+    ];
+    const MINUS: &'static str = "マイナス";
+    const UNITS: &'static [(&'static str, &'static str)] = UNITS;
+
+    fn cardinal(n: u128) -> String {
+        cardinal(n)
+    }
+
+    fn address_digit(digit: &str) -> String {
+        phone(digit)
+    }
+
+    fn operator(sign: &str) -> Option<(&'static str, &'static str)> {
+        Some(match sign {
+            "+" => ("プラス", ""),
+            "-" | "−" => ("マイナス", ""),
+            "*" | "×" => ("カケル", ""),
+            "÷" => ("ワル", ""),
+            "=" => ("イコール", ""),
+            "≠" | "!=" => ("ノットイコール", ""),
+            "≈" => ("ニアリーイコール", ""),
+            "<" => ("は", "より小さい"),
+            ">" => ("は", "より大きい"),
+            "≤" | "<=" => ("は", "以下"),
+            "≥" | ">=" => ("は", "以上"),
+            _ => return None,
+        })
+    }
+}
 
 /// One by one.
 pub(super) fn digits(text: &str) -> String {
-    text.chars().filter_map(|c| DIGITS.get(c.to_digit(10)? as usize)).collect()
+    characters::digits::<Japanese>(text)
 }
 
 /// One by one, as telephone numbers are read.
@@ -18,22 +67,17 @@ pub(super) fn phone(text: &str) -> String {
 /// A number as a quantity: hundreds and tens have no one before them, thousands only before a larger unit.
 pub(super) fn cardinal(n: u128) -> String {
     if n == 0 {
-        return DIGITS[0].into();
-    }
-    let (mut groups, mut rest) = (Vec::new(), n);
-    while rest > 0 {
-        groups.push((rest % 10_000) as u64);
-        rest /= 10_000;
+        return Japanese::DIGITS[0].into();
     }
     let mut said = String::new();
-    for (place, value) in groups.iter().enumerate().rev() {
+    for (place, value) in characters::groups(n).iter().enumerate().rev() {
         for (unit, name) in [(1_000, "千"), (100, "百"), (10, "十"), (1, "")] {
             let digit = value / unit % 10;
             if digit == 0 {
                 continue;
             }
             if digit > 1 || unit == 1 || (unit == 1_000 && place > 0) {
-                said.push(DIGITS[digit as usize]);
+                said.push(Japanese::DIGITS[digit as usize]);
             }
             said.push_str(name);
         }
@@ -44,18 +88,7 @@ pub(super) fn cardinal(n: u128) -> String {
     said
 }
 
-/// Digits, with or without thousands separators and a point, as a quantity; those with a leading zero and very long
-/// ones one by one.
+/// Digits, with or without thousands separators and a point, as a quantity.
 pub(super) fn quantity(text: &str) -> String {
-    let (whole, part) = text.split_once('.').map_or((text, None), |(whole, part)| (whole, Some(part)));
-    let bare: String = whole.chars().filter(char::is_ascii_digit).collect();
-    let coded = bare.len() > 1 && bare.starts_with('0');
-    let said = match bare.parse() {
-        Ok(n) if !coded && bare.len() <= LONGEST => cardinal(n),
-        _ => digits(&bare),
-    };
-    match part {
-        Some(part) => format!("{said}点{}", digits(part)),
-        None => said,
-    }
+    characters::quantity::<Japanese>(text)
 }

@@ -1,31 +1,14 @@
 //! The rules of Japanese.
 
-use super::numbers::{cardinal, digits, phone, quantity};
-use super::tables::{CURRENCIES, TEAMS, UNITS};
-use crate::text::scan::{Context, End, Rule, Say};
+use super::numbers::{Japanese, cardinal, digits, phone, quantity};
+use super::tables::{CURRENCIES, TEAMS};
+use crate::text::characters::{self, Characters as _, NUMBER as N, link, loose, minus, number, rule, sum};
+use crate::text::scan::{Context, Rule};
 
-/// A number: 1,234.5, 12.
-const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)";
 const CURRENCY: &str =
     r"(?:US\$|A\$|C\$|HK\$|NZ\$|[$￥¥€£₩]|USD|JPY|HKD|AUD|CAD|EUR|GBP|KRW|CNY|RMB|TWD|CHF|SGD|NZD|THB|INR|RUB)";
 const UNIT: &str = r"(?:° ?[CF]|[℃°Ω㎡㎏㎝㎜㎞㎥%‰]|[A-Za-zμ]{1,4})";
 const RANGE: &str = "[-~～〜—–]";
-
-fn rule(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
-    rules.push(Rule::new(pattern, End::Number, say));
-}
-
-fn loose(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
-    rules.push(Rule::new(pattern, End::Any, say));
-}
-
-fn number(text: &str) -> u128 {
-    text.parse().unwrap_or(u128::MAX)
-}
-
-fn minus(sign: &str) -> &'static str {
-    if sign.is_empty() { "" } else { "マイナス" }
-}
 
 /// What begins with a digit, a sign or a currency.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
@@ -39,7 +22,7 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
-    link(rules);
+    link::<Japanese>(rules);
     rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
     rule(rules, r"FOREVER21", |_, _| Some("FOREVERトゥエンティーワン".into()));
     money(rules);
@@ -52,8 +35,8 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
 }
 
 fn codes(rules: &mut Vec<Rule>) {
-    link(rules);
-    rule(rules, r"\d{1,3}(?:\.\d{1,3}){3}", |c, _| Some(c[0].split('.').map(digits).collect::<Vec<_>>().join("点")));
+    link::<Japanese>(rules);
+    characters::internet_address::<Japanese>(rules);
     // Telephone numbers begin with a zero or with the code of a country.
     rule(rules, r"\+(\d{1,3})([- ]?)(0?\d{1,4})((?:-\d{2,8}){1,3}|\d{6,9})", |c, _| {
         let joint = if &c[2] == "-" { "の" } else { "" };
@@ -71,40 +54,6 @@ fn codes(rules: &mut Vec<Rule>) {
 /// The groups of a telephone number behind its first.
 fn hyphens(text: &str) -> String {
     text.split('-').map(phone).collect::<Vec<_>>().join("の")
-}
-
-fn link(rules: &mut Vec<Rule>) {
-    loose(rules, r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,12}", |c, _| {
-        Some(address(&c[0]))
-    });
-    loose(rules, r"https?://([A-Za-z0-9_.~:/?#&=%+-]{2,160})", |c, _| {
-        Some(address(c[1].trim_end_matches(['.', ',', '?', '/'])))
-    });
-    loose(rules, r"www\.[A-Za-z0-9-]+(?:\.[A-Za-z]{2,12})+(?:/[A-Za-z0-9_.~%#?&=+-]*)*", |c, _| Some(address(&c[0])));
-}
-
-fn address(text: &str) -> String {
-    let mut said = String::new();
-    for c in text.chars() {
-        match c {
-            '.' => said.push_str("ドット"),
-            '@' => said.push_str("アットマーク"),
-            '/' => said.push_str("スラッシュ"),
-            '-' => said.push_str("ハイフン"),
-            '_' => said.push_str("アンダーバー"),
-            ':' => said.push_str("コロン"),
-            '?' => said.push_str("クエスチョン"),
-            '=' => said.push_str("イコール"),
-            '&' => said.push_str("アンド"),
-            '#' => said.push_str("シャープ"),
-            '%' => said.push_str("パーセント"),
-            '~' => said.push_str("チルダ"),
-            '+' => said.push_str("プラス"),
-            c if c.is_ascii_digit() => said.push_str(&phone(&c.to_string())),
-            c => said.push(c),
-        }
-    }
-    said
 }
 
 fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
@@ -206,7 +155,7 @@ fn measures(rules: &mut Vec<Rule>) {
         Some(format!("{}{}{name}", quantity(&c[1]), &c[2]))
     });
     rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
-        Some(format!("{}分の{}{}", quantity(&c[3]), minus(&c[1]), quantity(&c[2])))
+        Some(format!("{}分の{}{}", quantity(&c[3]), minus::<Japanese>(&c[1]), quantity(&c[2])))
     });
     loose(
         rules,
@@ -216,7 +165,7 @@ fn measures(rules: &mut Vec<Rule>) {
                 return None;
             }
             let to = c.get(3).map(|to| format!("から{}", quantity(to.as_str()))).unwrap_or_default();
-            let unit = unit(&c[5], c.get(6).map(|power| power.as_str()))?;
+            let unit = characters::unit::<Japanese>(&c[5], c.get(6).map(|power| power.as_str()), &[])?;
             let mut per = String::new();
             for at in [7, 8] {
                 per.push_str(match c.get(at).map(|per| per.as_str()) {
@@ -227,7 +176,7 @@ fn measures(rules: &mut Vec<Rule>) {
                     Some(_) => return None,
                 });
             }
-            Some(format!("{}{}{to}{unit}{per}", minus(&c[1]), quantity(&c[2])))
+            Some(format!("{}{}{to}{unit}{per}", minus::<Japanese>(&c[1]), quantity(&c[2])))
         },
     );
     // Spans of what is counted.
@@ -242,76 +191,25 @@ fn measures(rules: &mut Vec<Rule>) {
     });
 }
 
-fn unit(sign: &str, power: Option<&str>) -> Option<String> {
-    let bare = sign.replace(' ', "");
-    let name = UNITS.iter().find(|(known, _)| *known == bare)?.1;
-    Some(match power {
-        None => name.to_owned(),
-        Some(power) if bare.ends_with('m') => {
-            format!("{}{name}", if matches!(power, "²" | "2") { "平方" } else { "立方" })
-        }
-        Some(_) => return None,
-    })
-}
-
 fn sums(rules: &mut Vec<Rule>) {
     loose(rules, &format!(r"(-?)({N})((?: ?(?:[<>!]=|[-+*×÷=≠≈<>≤≥−]) ?-?{N})+)"), |c, context| {
         if context.next().is_some_and(|next| next.is_ascii_alphanumeric()) {
             return None;
         }
-        sum(&c[1], &c[2], &c[3])
+        sum::<Japanese>(&c[1], &c[2], &c[3])
     });
     loose(rules, &format!(r"([-+*×÷=±]) ?({N})"), |c, context: &Context<'_>| {
         let word = match &c[1] {
             "±" => "プラスマイナス",
             "-" if context.last().is_some_and(|last| last.is_ascii_alphabetic()) => "",
-            sign => operator(sign)?.0,
+            sign => Japanese::operator(sign)?.0,
         };
         Some(format!("{word}{}", quantity(&c[2])))
     });
 }
 
-/// What stands between two numbers, and what behind the second.
-fn operator(sign: &str) -> Option<(&'static str, &'static str)> {
-    Some(match sign {
-        "+" => ("プラス", ""),
-        "-" | "−" => ("マイナス", ""),
-        "*" | "×" => ("カケル", ""),
-        "÷" => ("ワル", ""),
-        "=" => ("イコール", ""),
-        "≠" | "!=" => ("ノットイコール", ""),
-        "≈" => ("ニアリーイコール", ""),
-        "<" => ("は", "より小さい"),
-        ">" => ("は", "より大きい"),
-        "≤" | "<=" => ("は", "以下"),
-        "≥" | ">=" => ("は", "以上"),
-        _ => return None,
-    })
-}
-
-fn sum(sign: &str, first: &str, rest: &str) -> Option<String> {
-    let mut said = format!("{}{}", minus(sign), quantity(first));
-    let mut rest = rest;
-    while !rest.is_empty() {
-        let text = rest.trim_start();
-        let end = text.find(|c: char| c.is_ascii_digit() || c == ' ')?;
-        // A minus behind an operator belongs to the number.
-        let (sign, negative) = match text[..end].strip_suffix('-') {
-            Some(sign) if !sign.is_empty() => (sign, "マイナス"),
-            _ => (&text[..end], ""),
-        };
-        let (between, behind) = operator(sign)?;
-        let text = text[end..].trim_start();
-        let (text, negative) = text.strip_prefix('-').map_or((text, negative), |text| (text, "マイナス"));
-        let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ',')).unwrap_or(text.len());
-        said.push_str(&format!("{between}{negative}{}{behind}", quantity(&text[..end])));
-        rest = &text[end..];
-    }
-    Some(said)
-}
-
 fn bare(rules: &mut Vec<Rule>) {
-    rule(rules, r"\d+(?:\.\d+){2,5}", |c, _| Some(c[0].split('.').map(quantity).collect::<Vec<_>>().join("点")));
+    characters::version::<Japanese>(rules);
     loose(rules, &format!("({N})"), |c, _| {
         let text = &c[1];
         // So many different digits are a number of something, not a quantity.

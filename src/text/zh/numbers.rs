@@ -1,13 +1,63 @@
-//! Chinese numbers in characters.
+//! Chinese numbers in characters, and the words of the rules that Chinese shares with Japanese.
 
-const DIGITS: [char; 10] = ['零', '一', '二', '三', '四', '五', '六', '七', '八', '九'];
+use super::tables::UNITS;
+use crate::text::characters::{self, Characters};
+
 const GROUPS: [&str; 6] = ["", "万", "亿", "万亿", "亿亿", "万亿亿"];
-/// Longer numbers are read digit by digit.
-const LONGEST: usize = 16;
+/// The language, for the rules that it shares with Japanese.
+pub(super) struct Chinese;
+
+impl Characters for Chinese {
+    const DIGITS: [char; 10] = ['零', '一', '二', '三', '四', '五', '六', '七', '八', '九'];
+    const LONGEST: usize = 16;
+    const SIGNS: &'static [(char, &'static str)] = &[
+        ('.', "点"),
+        ('@', "艾特"),
+        ('/', "斜杠"),
+        ('-', "杠"),
+        ('_', "下划线"),
+        (':', "冒号"),
+        ('?', "问号"),
+        ('=', "等于"),
+        ('&', "和"),
+        ('#', "井号"),
+        ('%', "百分号"),
+        ('~', "波浪号"),
+        ('+', "加"),
+    ];
+    const MINUS: &'static str = "负";
+    const UNITS: &'static [(&'static str, &'static str)] = UNITS;
+
+    fn cardinal(n: u128) -> String {
+        cardinal(n)
+    }
+
+    fn address_digit(digit: &str) -> String {
+        digits(digit)
+    }
+
+    fn operator(sign: &str) -> Option<(&'static str, &'static str)> {
+        let word = match sign {
+            "+" => "加",
+            "-" | "−" => "减",
+            "*" | "×" | "x" => "乘",
+            "÷" => "除以",
+            "=" => "等于",
+            "≠" | "!=" => "不等于",
+            "≈" => "约等于",
+            "<" => "小于",
+            ">" => "大于",
+            "≤" | "<=" => "小于等于",
+            "≥" | ">=" => "大于等于",
+            _ => return None,
+        };
+        Some((word, ""))
+    }
+}
 
 /// One by one.
 pub(super) fn digits(text: &str) -> String {
-    text.chars().filter_map(|c| DIGITS.get(c.to_digit(10)? as usize)).collect()
+    characters::digits::<Chinese>(text)
 }
 
 /// One by one, with a one that cannot be misheard, as telephone numbers are read.
@@ -31,7 +81,7 @@ fn group(n: u64, head: bool) -> String {
         skipped = false;
         // A ten that begins the number has no one before it.
         if !(digit == 1 && place == 10 && said.is_empty() && head) {
-            said.push(DIGITS[digit as usize]);
+            said.push(Chinese::DIGITS[digit as usize]);
         }
         said.push_str(unit);
     }
@@ -43,15 +93,9 @@ pub(super) fn cardinal(n: u128) -> String {
     if n == 0 {
         return "零".into();
     }
-    let mut groups = Vec::new();
-    let mut rest = n;
-    while rest > 0 {
-        groups.push((rest % 10_000) as u64);
-        rest /= 10_000;
-    }
     let mut said = String::new();
     let mut gap = false;
-    for (place, value) in groups.iter().enumerate().rev() {
+    for (place, value) in characters::groups(n).iter().enumerate().rev() {
         if *value == 0 {
             gap = !said.is_empty();
             continue;
@@ -73,21 +117,9 @@ pub(super) fn cardinal(n: u128) -> String {
     }
 }
 
-/// Digits, with or without thousands separators and a point, as a quantity; those with a leading zero and very long
-/// ones one by one.
+/// Digits, with or without thousands separators and a point, as a quantity.
 pub(super) fn quantity(text: &str) -> String {
-    let (whole, part) = text.split_once('.').map_or((text, None), |(whole, part)| (whole, Some(part)));
-    let bare: String = whole.chars().filter(char::is_ascii_digit).collect();
-    let coded = bare.len() > 1 && bare.starts_with('0');
-    let said = match bare.parse() {
-        Ok(n) if !coded && bare.len() <= LONGEST => cardinal(n),
-        Err(_) if bare.is_empty() => "零".into(),
-        _ => digits(&bare),
-    };
-    match part {
-        Some(part) => format!("{said}点{}", digits(part)),
-        None => said,
-    }
+    characters::quantity::<Chinese>(text)
 }
 
 /// As [`quantity`], before a word that counts: two is 两 there.

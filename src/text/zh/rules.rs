@@ -2,27 +2,14 @@
 
 use regex::Captures;
 
-use super::numbers::{counted, digits, phone, quantity};
-use super::tables::{CALLS, CODES, COUNTERS, CURRENCIES, TEAMS, UNITS};
-use crate::text::scan::{Context, End, Rule, Say};
+use super::numbers::{Chinese, counted, digits, phone, quantity};
+use super::tables::{CALLS, CODES, COUNTERS, CURRENCIES, TEAMS};
+use crate::text::characters::{self, Characters as _, NUMBER as N, link, loose, minus, number, rule, sum};
+use crate::text::scan::{Context, Rule};
 
-/// A number: 1,234.5, 12.
-const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)";
 const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|N[ZT]\$|S\$|[$￥¥€£₩₽₹]|USD|CNY|RMB|HKD|AUD|CAD|EUR|GBP|JPY|KRW|CHF|SGD|TWD|MOP|NZD|RUB|INR|THB)";
 const UNIT: &str = r"(?:° ?[CF]|[℃℉°Ω㎡㎏㎝㎜㎞㎥]|[A-Za-zμ]{1,4})";
 const RANGE: &str = "[-~～—–至到]";
-
-fn rule(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
-    rules.push(Rule::new(pattern, End::Number, say));
-}
-
-fn loose(rules: &mut Vec<Rule>, pattern: &str, say: Say) {
-    rules.push(Rule::new(pattern, End::Any, say));
-}
-
-fn number(text: &str) -> u128 {
-    text.parse().unwrap_or(u128::MAX)
-}
 
 /// What begins with a digit, a sign or a currency.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
@@ -36,7 +23,7 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
-    link(rules);
+    link::<Chinese>(rules);
     rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
     money(rules);
     // Plates: the province, a letter, five or six of digits and letters.
@@ -60,8 +47,8 @@ fn ends_with_any(text: &str, words: &[&str]) -> bool {
 }
 
 fn codes(rules: &mut Vec<Rule>) {
-    link(rules);
-    rule(rules, r"\d{1,3}(?:\.\d{1,3}){3}", |c, _| Some(c[0].split('.').map(digits).collect::<Vec<_>>().join("点")));
+    link::<Chinese>(rules);
+    characters::internet_address::<Chinese>(rules);
     rule(rules, r"(?:\+?(86)[- ]?)?(1[3-9]\d)[- ]?(\d{4})[- ]?(\d{4})", |c, _| {
         let country = c.get(1).map(|_| "加八六 ").unwrap_or_default();
         Some(format!("{country}{}{}{}", phone(&c[2]), phone(&c[3]), phone(&c[4])))
@@ -89,40 +76,6 @@ fn codes(rules: &mut Vec<Rule>) {
     });
     // "90后"
     rule(rules, r"([05-9][05])后", |c, _| Some(format!("{}后", digits(&c[1]))));
-}
-
-fn link(rules: &mut Vec<Rule>) {
-    loose(rules, r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,12}", |c, _| {
-        Some(address(&c[0]))
-    });
-    loose(rules, r"https?://([A-Za-z0-9_.~:/?#&=%+-]{2,160})", |c, _| {
-        Some(address(c[1].trim_end_matches(['.', ',', '?', '/'])))
-    });
-    loose(rules, r"www\.[A-Za-z0-9-]+(?:\.[A-Za-z]{2,12})+(?:/[A-Za-z0-9_.~%#?&=+-]*)*", |c, _| Some(address(&c[0])));
-}
-
-fn address(text: &str) -> String {
-    let mut said = String::new();
-    for c in text.chars() {
-        match c {
-            '.' => said.push('点'),
-            '@' => said.push_str("艾特"),
-            '/' => said.push_str("斜杠"),
-            '-' => said.push('杠'),
-            '_' => said.push_str("下划线"),
-            ':' => said.push_str("冒号"),
-            '?' => said.push_str("问号"),
-            '=' => said.push_str("等于"),
-            '&' => said.push('和'),
-            '#' => said.push_str("井号"),
-            '%' => said.push_str("百分号"),
-            '~' => said.push_str("波浪号"),
-            '+' => said.push('加'),
-            c if c.is_ascii_digit() => said.push_str(&digits(&c.to_string())),
-            c => said.push(c),
-        }
-    }
-    said
 }
 
 fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
@@ -256,13 +209,20 @@ fn measures(rules: &mut Vec<Rule>) {
     });
     // Shares of a hundred and of a thousand.
     rule(rules, &format!(r"([-−]?)({N})[%％]? ?{RANGE} ?({N}) ?([%％‰])"), |c, _| {
-        Some(format!("{}{}{}到{}{}", share(&c[4]), minus(&c[1]), quantity(&c[2]), share(&c[4]), quantity(&c[3])))
+        Some(format!(
+            "{}{}{}到{}{}",
+            share(&c[4]),
+            minus::<Chinese>(&c[1]),
+            quantity(&c[2]),
+            share(&c[4]),
+            quantity(&c[3])
+        ))
     });
     rule(rules, &format!(r"([-−]?)({N}) ?([%％‰])"), |c, _| {
-        Some(format!("{}{}{}", share(&c[3]), minus(&c[1]), quantity(&c[2])))
+        Some(format!("{}{}{}", share(&c[3]), minus::<Chinese>(&c[1]), quantity(&c[2])))
     });
     rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
-        Some(format!("{}{}分之{}", minus(&c[1]), quantity(&c[3]), quantity(&c[2])))
+        Some(format!("{}{}分之{}", minus::<Chinese>(&c[1]), quantity(&c[3]), quantity(&c[2])))
     });
     loose(
         rules,
@@ -292,7 +252,7 @@ fn measures(rules: &mut Vec<Rule>) {
             };
             Some(format!(
                 "{per}{}{}{to}{unit}",
-                minus(&c[1]),
+                minus::<Chinese>(&c[1]),
                 if to.is_empty() { counted(&c[2]) } else { quantity(&c[2]) }
             ))
         },
@@ -303,38 +263,9 @@ fn share(sign: &str) -> &'static str {
     if sign == "‰" { "千分之" } else { "百分之" }
 }
 
-fn minus(sign: &str) -> &'static str {
-    if sign.is_empty() { "" } else { "负" }
-}
-
+/// A kilometre has another name before a power.
 fn unit(sign: &str, power: Option<&str>) -> Option<String> {
-    let bare = sign.replace(' ', "");
-    let name = UNITS.iter().find(|(known, _)| *known == bare)?.1;
-    Some(match power {
-        None => name.to_owned(),
-        Some(power) if bare.ends_with('m') => {
-            let name = if name == "公里" { "千米" } else { name };
-            format!("{}{name}", if matches!(power, "²" | "2") { "平方" } else { "立方" })
-        }
-        Some(_) => return None,
-    })
-}
-
-fn operator(sign: &str) -> Option<&'static str> {
-    Some(match sign {
-        "+" => "加",
-        "-" | "−" => "减",
-        "*" | "×" | "x" => "乘",
-        "÷" => "除以",
-        "=" => "等于",
-        "≠" | "!=" => "不等于",
-        "≈" => "约等于",
-        "<" => "小于",
-        ">" => "大于",
-        "≤" | "<=" => "小于等于",
-        "≥" | ">=" => "大于等于",
-        _ => return None,
-    })
+    characters::unit::<Chinese>(sign, power, &[("公里", "千米")])
 }
 
 fn sums(rules: &mut Vec<Rule>) {
@@ -344,13 +275,13 @@ fn sums(rules: &mut Vec<Rule>) {
         }
         let rest = &c[3];
         let certain = rest.contains(['+', '=', '×', '÷', '<', '>', '≤', '≥', '≈', '≠', '*']);
-        certain.then(|| sum(&c[1], &c[2], rest)).flatten()
+        certain.then(|| sum::<Chinese>(&c[1], &c[2], rest)).flatten()
     });
     rule(rules, &format!(r"([≤≥<>≈≠±+]=?) ?({N})"), |c, _| {
         let word = match &c[1] {
             "±" => "正负",
             "+" => "加",
-            sign => operator(sign)?,
+            sign => Chinese::operator(sign)?.0,
         };
         Some(format!("{word}{}", quantity(&c[2])))
     });
@@ -362,28 +293,6 @@ fn sums(rules: &mut Vec<Rule>) {
     });
 }
 
-fn sum(sign: &str, first: &str, rest: &str) -> Option<String> {
-    let mut said = format!("{}{}", minus(sign), quantity(first));
-    let mut rest = rest;
-    while !rest.is_empty() {
-        let text = rest.trim_start();
-        let end = text.find(|c: char| c.is_ascii_digit() || c == ' ')?;
-        // A minus behind an operator belongs to the number.
-        let (operator_sign, negative) = match text[..end].strip_suffix('-') {
-            Some(sign) if !sign.is_empty() => (sign, "负"),
-            _ => (&text[..end], ""),
-        };
-        said.push_str(operator(operator_sign)?);
-        let text = text[end..].trim_start();
-        let (text, negative) = text.strip_prefix('-').map_or((text, negative), |text| (text, "负"));
-        let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ',')).unwrap_or(text.len());
-        said.push_str(negative);
-        said.push_str(&quantity(&text[..end]));
-        rest = &text[end..];
-    }
-    Some(said)
-}
-
 fn bare(rules: &mut Vec<Rule>) {
     loose(rules, r"([-−])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)", |c, context| {
         let word = match context.last() {
@@ -393,7 +302,7 @@ fn bare(rules: &mut Vec<Rule>) {
         };
         Some(format!("{word}{}", quantity(&c[2])))
     });
-    rule(rules, r"\d+(?:\.\d+){2,5}", |c, _| Some(c[0].split('.').map(quantity).collect::<Vec<_>>().join("点")));
+    characters::version::<Chinese>(rules);
     loose(rules, &format!("({N})"), plain);
     loose(rules, r"#(\d+)", |c, _| Some(format!("{}号", quantity(&c[1]))));
 }

@@ -1,42 +1,6 @@
 //! Whole numbers in English words.
 
-const UNITS: [&str; 20] = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-];
-const TENS: [&str; 10] = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
-const SCALES: [&str; 12] = [
-    "",
-    "thousand",
-    "million",
-    "billion",
-    "trillion",
-    "quadrillion",
-    "quintillion",
-    "sextillion",
-    "septillion",
-    "octillion",
-    "nonillion",
-    "decillion",
-];
+use crate::text::english::{GROUPS, SMALL, TENS};
 
 /// Decimal digits as words: `1005` is "one thousand and five", `1234567` "one million, two hundred and thirty-four
 /// thousand, five hundred and sixty-seven". Numbers past the named scales are read digit by digit.
@@ -44,10 +8,10 @@ pub fn words(digits: &str) -> String {
     let values: Vec<usize> = digits.chars().filter_map(|c| c.to_digit(10)).map(|d| d as usize).collect();
     let significant: &[usize] = match values.iter().position(|&d| d != 0) {
         Some(first) => &values[first..],
-        None => return UNITS[0].into(),
+        None => return SMALL[0].into(),
     };
-    if significant.len() > 3 * SCALES.len() {
-        return significant.iter().map(|&d| UNITS[d]).collect::<Vec<_>>().join(" ");
+    if significant.len() > 3 * GROUPS.len() {
+        return significant.iter().map(|&d| SMALL[d]).collect::<Vec<_>>().join(" ");
     }
     let mut groups: Vec<(usize, usize)> =
         significant.rchunks(3).map(|g| g.iter().fold(0, |n, d| 10 * n + d)).enumerate().filter(|g| g.1 > 0).collect();
@@ -61,7 +25,7 @@ pub fn words(digits: &str) -> String {
         out.push_str(&below_thousand(value));
         if scale > 0 {
             out.push(' ');
-            out.push_str(SCALES[scale]);
+            out.push_str(GROUPS[scale]);
         }
     }
     out
@@ -70,14 +34,14 @@ pub fn words(digits: &str) -> String {
 fn below_thousand(value: usize) -> String {
     let (hundreds, rest) = (value / 100, value % 100);
     let small = match rest {
-        0..20 => UNITS[rest].to_string(),
+        0..20 => SMALL[rest].to_string(),
         _ if rest % 10 == 0 => TENS[rest / 10].to_string(),
-        _ => format!("{}-{}", TENS[rest / 10], UNITS[rest % 10]),
+        _ => format!("{}-{}", TENS[rest / 10], SMALL[rest % 10]),
     };
     match (hundreds, rest) {
         (0, _) => small,
-        (_, 0) => format!("{} hundred", UNITS[hundreds]),
-        _ => format!("{} hundred and {small}", UNITS[hundreds]),
+        (_, 0) => format!("{} hundred", SMALL[hundreds]),
+        _ => format!("{} hundred and {small}", SMALL[hundreds]),
     }
 }
 
