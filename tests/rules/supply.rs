@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::tree::root;
+use crate::tree::{files, root};
 
 /// Where packages may come from.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -138,6 +138,35 @@ fn every_package_has_a_licence_that_the_notice_satisfies() {
         "licences that are not in the list of this test and of .github/deny.toml:\n{}",
         wrong.join("\n")
     );
+}
+
+/// Names in the code that are not the package's own.
+const CALLED: &[(&str, &str)] = &[("md-5", "md5")];
+
+/// A dependency that no source names only costs time and trust.
+#[test]
+fn every_dependency_is_used() {
+    let mut unused = Vec::new();
+    for (manifest, sources, tests) in [
+        ("Cargo.toml", &["src"][..], &["src", "tests"][..]),
+        ("loadgen/Cargo.toml", &["loadgen/src"], &["loadgen"]),
+        ("sdp/Cargo.toml", &["sdp/src"], &["sdp"]),
+    ] {
+        let text = std::fs::read_to_string(root().join(manifest)).expect("a manifest");
+        let table: toml::Table = text.parse().expect("TOML");
+        for (section, folders) in [("dependencies", sources), ("dev-dependencies", tests)] {
+            let code: Vec<String> = files(folders, &["rs"]).into_iter().map(|(_, text)| text).collect();
+            for name in table.get(section).and_then(|s| s.as_table()).into_iter().flatten().map(|(name, _)| name) {
+                let called = CALLED.iter().find(|(package, _)| package == name).map_or(name.as_str(), |(_, c)| c);
+                let called = called.replace('-', "_");
+                let written = [format!("{called}::"), format!("use {called};"), format!("{called}!")];
+                if !code.iter().any(|text| written.iter().any(|w| text.contains(w))) {
+                    unused.push(format!("{manifest}: {section}: {name}"));
+                }
+            }
+        }
+    }
+    assert!(unused.is_empty(), "no source names them:\n{}", unused.join("\n"));
 }
 
 #[test]

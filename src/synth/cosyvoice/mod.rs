@@ -29,7 +29,6 @@ pub mod random;
 pub mod sample;
 pub mod schedule;
 pub mod selftest;
-mod sha1;
 mod synthesizer;
 pub mod text;
 pub mod verify;

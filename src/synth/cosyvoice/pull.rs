@@ -1,19 +1,19 @@
 //! `antiphon model pull`: fetches a checkpoint from a hub, resumably, and checks what arrived.
 //!
-//! Only the files that are read are fetched; a [`Set`] lists them for each kind of checkpoint. Each lands under a temporary name, is compared with the size
-//! and hash that the hub lists, and only then takes its place: a file in the directory is a good file.
+//! Only the files that are read are fetched; a [`Set`] lists them for each kind of checkpoint. Each lands under a
+//! temporary name, is compared with the size and hash that the hub lists, and only then takes its place: a file in the
+//! directory is a good file.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo};
+use reqwest::header::{CONTENT_RANGE, RANGE};
+use reqwest::{Client, StatusCode};
 use serde::Deserialize;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
-
-use super::sha1::Sha1;
 
 /// The published checkpoint.
 pub const DEFAULT_ID: &str = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512";
@@ -45,8 +45,14 @@ const NEEDED: [&str; 8] = [
 ];
 /// What it uses when there: enrolment networks, saved voices.
 const WELCOME: [&str; 3] = ["campplus.onnx", "speech_tokenizer_v3.onnx", "spk2info.pt"];
-/// Continued this often after a connection was cut.
-const RETRIES: usize = 5;
+/// The public hub.
+const PUBLIC: &str = "https://huggingface.co";
+/// Tried again this often after a connection was cut that had brought nothing; one that brought something does not count.
+const RETRIES: u32 = 5;
+/// Before the first of these, doubled for each further one.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Longest wait for a connection, and for the next bytes of one.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Fetched again this often after a wrong hash.
 const ATTEMPTS: usize = 2;
 /// Where unfinished files lie, so that a later call goes on with them.
@@ -161,88 +167,218 @@ pub fn pull_set(
     };
     let parts = dir.join(PARTS);
     fs::create_dir_all(&parts).map_err(io(&parts))?;
-    let mut builder = ApiBuilder::from_cache(Cache::new(parts.clone())).with_progress(false).with_retries(RETRIES);
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_endpoint(endpoint.trim_end_matches('/').into());
-    }
-    let unreachable = |reason: String| PullError::Unreachable {
-        endpoint: endpoint.unwrap_or("https://huggingface.co").into(),
-        id: id.into(),
-        reason,
-    };
-    let repo = builder.build().map_err(|e| unreachable(e.to_string()))?.repo(Repo::model(id.into()));
-    let listing = list(&repo).map_err(unreachable)?;
-    let mut count = 0;
-    for (name, needed) in set.needed.iter().map(|n| (n, true)).chain(set.welcome.iter().map(|n| (n, false))) {
-        match listing.siblings.iter().find(|s| s.rfilename == **name) {
-            Some(file) => {
-                fetch(&repo, file, dir, progress)?;
-                count += 1;
-            }
-            None if needed => {
-                return Err(PullError::NotACheckpoint { what: set.what, id: id.into(), file: (*name).into() });
-            }
-            None => {}
-        }
-    }
+    let hub = Hub { base: endpoint.unwrap_or(PUBLIC).trim_end_matches('/'), id, dir, client: client() };
+    // Its own thread of control, so that commands without a runtime can call this.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io(&parts))?;
+    let count = runtime.block_on(hub.fetch_set(set, progress))?;
     fs::remove_dir_all(&parts).map_err(io(&parts))?;
     Ok(count)
 }
 
-fn list(repo: &ApiRepo) -> Result<Listing, String> {
-    let response = repo.info_request().query("blobs", "true").call().map_err(|e| e.to_string())?;
-    let text = response.into_body().read_to_string().map_err(|e| e.to_string())?;
-    serde_json::from_str(&text).map_err(|e| format!("its list of files is malformed: {e}"))
+fn client() -> Result<Client, String> {
+    // The TLS stack wants one provider for the process; a second call only says that it is there.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::builder()
+        .user_agent(concat!("antiphon/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(PATIENCE)
+        .read_timeout(PATIENCE)
+        .build()
+        .map_err(|error| reason(&error))
 }
 
-fn fetch(repo: &ApiRepo, file: &Sibling, dir: &Path, progress: OnProgress<'_>) -> Result<(), PullError> {
-    let name = &file.rfilename;
-    let place = dir.join(name);
-    let size = file.size().unwrap_or_default();
-    if place.exists() && check(file, &place).is_ok() {
-        progress(name, size, size);
-        return Ok(());
+/// An error with its causes: the outermost says only that a request failed.
+fn reason(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
     }
-    let transfer = |reason: String| PullError::Transfer { file: name.clone(), reason };
-    let mut wrong = None;
-    for _ in 0..ATTEMPTS {
-        let bar = Bar { name, done: 0, total: size, tell: &mut *progress };
-        let pointer = match repo.download_with_progress(name, bar) {
-            Ok(pointer) => pointer,
-            Err(ApiError::InvalidResume) => {
-                // What lies there is longer than the file: not a part of it.
-                forget(&dir.join(PARTS));
-                continue;
-            }
-            Err(error) => return Err(transfer(error.to_string())),
-        };
-        let blob = fs::canonicalize(&pointer).map_err(|e| transfer(e.to_string()))?;
-        match check(file, &blob) {
-            Ok(()) => {
-                let io = |source| PullError::Io { path: place.display().to_string(), source };
-                if let Some(parent) = place.parent() {
-                    fs::create_dir_all(parent).map_err(io)?;
+    text
+}
+
+/// A hub, and the directory that is filled from it.
+struct Hub<'a> {
+    base: &'a str,
+    id: &'a str,
+    dir: &'a Path,
+    client: Result<Client, String>,
+}
+
+/// How one request for the rest of a file ended.
+enum Rest {
+    /// All of it is here.
+    Whole,
+    /// The part that was there is none of this file's.
+    NoPart,
+    /// The connection broke.
+    Cut(String),
+    /// The hub refuses.
+    Refused(String),
+}
+
+impl Hub<'_> {
+    async fn fetch_set(&self, set: &Set, progress: OnProgress<'_>) -> Result<usize, PullError> {
+        let unreachable = |reason| PullError::Unreachable { endpoint: self.base.into(), id: self.id.into(), reason };
+        let client = self.client.as_ref().map_err(|error| unreachable(error.clone()))?;
+        let listing = self.list(client).await.map_err(unreachable)?;
+        let mut count = 0;
+        for (name, needed) in set.needed.iter().map(|n| (n, true)).chain(set.welcome.iter().map(|n| (n, false))) {
+            match listing.siblings.iter().find(|s| s.rfilename == **name) {
+                Some(file) => {
+                    self.fetch(client, file, progress).await?;
+                    count += 1;
                 }
-                fs::rename(&blob, &place).map_err(io)?;
-                fs::remove_file(&pointer).map_err(io)?;
-                return Ok(());
+                None if needed => {
+                    return Err(PullError::NotACheckpoint { what: set.what, id: self.id.into(), file: (*name).into() });
+                }
+                None => {}
             }
-            Err(error) => {
-                wrong = Some(error);
-                for path in [blob, pointer] {
-                    fs::remove_file(&path)
-                        .map_err(|source| PullError::Io { path: path.display().to_string(), source })?;
+        }
+        Ok(count)
+    }
+
+    async fn list(&self, client: &Client) -> Result<Listing, String> {
+        let url = format!("{}/api/models/{}/revision/main?blobs=true", self.base, self.id);
+        let response = client.get(url).send().await.and_then(reqwest::Response::error_for_status);
+        let text = response.map_err(|e| reason(&e))?.text().await.map_err(|e| reason(&e))?;
+        serde_json::from_str(&text).map_err(|e| format!("its list of files is malformed: {e}"))
+    }
+
+    async fn fetch(&self, client: &Client, file: &Sibling, progress: OnProgress<'_>) -> Result<(), PullError> {
+        let name = &file.rfilename;
+        let place = self.dir.join(name);
+        let size = file.size().unwrap_or_default();
+        if place.exists() && check(file, &place).is_ok() {
+            progress(name, size, size);
+            return Ok(());
+        }
+        let part = self.dir.join(PARTS).join(name.replace('/', "--"));
+        let mut wrong = None;
+        for _ in 0..ATTEMPTS {
+            self.download(client, file, &part, progress).await?;
+            match check(file, &part) {
+                Ok(()) => {
+                    let io = |source| PullError::Io { path: place.display().to_string(), source };
+                    if let Some(parent) = place.parent() {
+                        fs::create_dir_all(parent).map_err(io)?;
+                    }
+                    return fs::rename(&part, &place).map_err(io);
+                }
+                Err(error) => {
+                    wrong = Some(error);
+                    forget(&part)?;
                 }
             }
         }
+        let never = || PullError::Transfer { file: name.clone(), reason: "it did not arrive".into() };
+        Err(wrong.unwrap_or_else(never))
     }
-    Err(wrong.unwrap_or_else(|| transfer("the part that was there did not fit".into())))
+
+    /// Adds to `part` what it lacks of `file`.
+    async fn download(
+        &self,
+        client: &Client,
+        file: &Sibling,
+        part: &Path,
+        progress: OnProgress<'_>,
+    ) -> Result<(), PullError> {
+        let transfer = |reason| PullError::Transfer { file: file.rfilename.clone(), reason };
+        let mut fruitless = 0;
+        loop {
+            let before = length(part);
+            match self.rest(client, file, part, progress).await? {
+                Rest::Whole => return Ok(()),
+                Rest::Refused(reason) => return Err(transfer(reason)),
+                Rest::NoPart => forget(part)?,
+                Rest::Cut(_) if length(part) > before => {
+                    fruitless = 0;
+                    continue;
+                }
+                Rest::Cut(reason) if fruitless == RETRIES => return Err(transfer(reason)),
+                Rest::Cut(_) => tokio::time::sleep(PAUSE * 2u32.pow(fruitless)).await,
+            }
+            fruitless += 1;
+            if fruitless > RETRIES {
+                return Err(transfer("the hub sends other parts than it is asked for".into()));
+            }
+        }
+    }
+
+    /// One request, from the end of `part` on.
+    async fn rest(
+        &self,
+        client: &Client,
+        file: &Sibling,
+        part: &Path,
+        progress: OnProgress<'_>,
+    ) -> Result<Rest, PullError> {
+        let io = |source| PullError::Io { path: part.display().to_string(), source };
+        let name = &file.rfilename;
+        let mut here = length(part);
+        match file.size() {
+            Some(size) if here == size => return Ok(Rest::Whole),
+            Some(size) if here > size => return Ok(Rest::NoPart),
+            _ => {}
+        }
+        let mut request = client.get(format!("{}/{}/resolve/main/{name}", self.base, self.id));
+        if here > 0 {
+            request = request.header(RANGE, format!("bytes={here}-"));
+        }
+        let mut response = match request.send().await {
+            Ok(response) => response,
+            Err(error) => return Ok(Rest::Cut(reason(&error))),
+        };
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {
+                let from = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+                if from.is_none_or(|range| !range.starts_with(&format!("bytes {here}-"))) {
+                    return Ok(Rest::NoPart);
+                }
+            }
+            StatusCode::OK => here = 0,
+            StatusCode::RANGE_NOT_SATISFIABLE => return Ok(Rest::NoPart),
+            status if status.is_server_error() => return Ok(Rest::Cut(status.to_string())),
+            status => return Ok(Rest::Refused(status.to_string())),
+        }
+        let mut out = OpenOptions::new().create(true).append(true).open(part).map_err(io)?;
+        // The whole file comes although a part was asked for.
+        if here == 0 {
+            out.set_len(0).map_err(io)?;
+        }
+        loop {
+            match response.chunk().await {
+                Ok(Some(bytes)) => {
+                    out.write_all(&bytes).map_err(io)?;
+                    here += bytes.len() as u64;
+                    let size = file.size().unwrap_or(here);
+                    // What is longer than listed is wrong already, and must not fill the disk.
+                    if here > size {
+                        return Ok(Rest::Whole);
+                    }
+                    progress(name, here, size);
+                }
+                Ok(None) if file.size().is_some_and(|size| here < size) => {
+                    return Ok(Rest::Cut("the connection ended early".into()));
+                }
+                Ok(None) => return Ok(Rest::Whole),
+                Err(error) => return Ok(Rest::Cut(reason(&error))),
+            }
+        }
+    }
 }
 
-fn forget(parts: &Path) {
-    // Failing leaves the part where it is, and the next attempt fails with the same clear error.
-    if let Err(error) = fs::remove_dir_all(parts).and_then(|()| fs::create_dir_all(parts)) {
-        tracing::warn!("{}: {error}", parts.display());
+/// How much of it is here.
+fn length(part: &Path) -> u64 {
+    fs::metadata(part).map_or(0, |metadata| metadata.len())
+}
+
+fn forget(part: &Path) -> Result<(), PullError> {
+    match fs::remove_file(part) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PullError::Io { path: part.display().to_string(), source })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -265,10 +401,12 @@ fn check(file: &Sibling, path: &Path) -> Result<(), PullError> {
         feed(&mut reader, |bytes| hash.update(bytes)).map_err(io)?;
         ("SHA-256", &lfs.sha256, hex(&hash.finalize()))
     } else if let Some(blob) = &file.blob {
+        // Git's name of a blob tells damage, not malice. This crate is of an older generation of the same traits.
+        use sha1::digest::{FixedOutput as _, Update as _};
         let mut hash = Sha1::default();
         hash.update(format!("blob {size}\0").as_bytes());
         feed(&mut reader, |bytes| hash.update(bytes)).map_err(io)?;
-        ("git hash", blob, hex(&hash.finish()))
+        ("git hash", blob, hex(&hash.finalize_fixed()))
     } else {
         return Ok(());
     };
@@ -292,25 +430,4 @@ fn hex(bytes: &[u8]) -> String {
 /// Where a checkpoint of that name belongs below `models`.
 pub fn folder(models: &Path, id: &str) -> PathBuf {
     models.join(id.rsplit('/').next().filter(|n| !n.is_empty() && *n != "..").unwrap_or("checkpoint"))
-}
-
-struct Bar<'a> {
-    name: &'a str,
-    done: u64,
-    total: u64,
-    tell: OnProgress<'a>,
-}
-
-impl Progress for Bar<'_> {
-    fn init(&mut self, size: usize, _filename: &str) {
-        self.done = 0;
-        self.total = size as u64;
-    }
-
-    fn update(&mut self, size: usize) {
-        self.done += size as u64;
-        (self.tell)(self.name, self.done, self.total);
-    }
-
-    fn finish(&mut self) {}
 }
