@@ -3,6 +3,7 @@
 mod checkpoint;
 mod engine;
 mod exact;
+mod failing;
 mod full;
 mod golden;
 mod pull;

@@ -7,6 +7,7 @@ mod half_open;
 mod loopback;
 mod media;
 mod sipp;
+mod streams;
 mod support;
 mod toll;
 mod torture;
