@@ -19,7 +19,7 @@ pub fn wall() -> Duration {
 /// How often a kind of event that strangers can cause makes a log line.
 const SPARSE: Duration = Duration::from_secs(1);
 
-/// Lets the first of many alike events through and then one a second, so that whoever floods a socket with
+/// Lets the first of many alike events through and then one a second, so that a peer that floods a socket with
 /// rubbish is seen in the log and cannot fill it.
 #[derive(Debug, Default)]
 pub struct Sparse(Mutex<(Option<Instant>, u64)>);

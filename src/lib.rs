@@ -14,7 +14,7 @@
 //! - [`sip`], [`webrtc`]: the two kinds of session
 //! - [`agent`]: who supplies the text
 //! - [`call`]: one call, from leg to agent
-//! - [`batch`]: durable work that nobody waits for; [`records`]: what happened on each call
+//! - [`batch`]: durable work that no listener waits for; [`records`]: what happened on each call
 //! - [`gateway`]: the parts as one; every call is set up here
 //! - [`server`]: HTTP and WebSocket
 //! - [`config`], [`telemetry`]

@@ -5,7 +5,7 @@ use crate::call::{CallEvent, Style, TurnHow, TurnId, TurnRequest};
 /// Says sorry for turns of which nothing was heard.
 ///
 /// # Why
-/// - **Only where nothing was heard**: behind half an answer it would be the more puzzling half.
+/// - **Only where nothing was heard**: after half an answer it would be the more puzzling half.
 /// - **In the engine's default voice**: the voice that was asked for may be what cannot speak.
 /// - **One at a time**: an apology that fails is not apologised for, and turns that fail together share one.
 #[derive(Debug)]

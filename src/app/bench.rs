@@ -139,7 +139,7 @@ pub async fn run(engine: &Engine, plan: &Plan, mut each: impl FnMut(&Level)) -> 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SideBySide {
-    /// Nobody listens: what the engine makes of batch work.
+    /// No listener: what the engine makes of batch work.
     pub batch_alone: Level,
     /// A level each.
     pub pairs: Vec<Pair>,

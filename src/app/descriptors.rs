@@ -1,7 +1,7 @@
 //! How many files may be open, and what of the configuration fits into that.
 //!
 //! # Why
-//! Every socket is a file. A process that has none left can answer nobody, not even to say so; so what does not fit is
+//! Every socket is a file. A process that has none left can accept no connection, not even to say so; so what does not fit is
 //! refused by number before it is refused by the kernel.
 
 use crate::config::Config;

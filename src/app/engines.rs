@@ -310,7 +310,7 @@ mod tests {
         assert!(loaders[1]().is_ok());
         assert!(matches!(loaders[0](), Err(SynthError::Unusable(_))), "another speaks");
 
-        // What has worked may work again: it is tried, and nobody takes its place.
+        // What has worked may work again: it is tried again, without a fallback.
         let worked = std::sync::atomic::AtomicBool::new(false);
         let once: Loader = Box::new(move || match worked.swap(true, Ordering::Relaxed) {
             false => Ok(Box::new(Tone::new())),

@@ -17,7 +17,7 @@ use crate::sched;
 use crate::server::{self, Policies};
 use crate::telemetry;
 
-/// Keys, and sections with a dot behind them, that a running gateway takes up.
+/// Keys, and sections with a dot after them, that a running gateway takes up.
 const APPLIED: [&str; 6] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "tenant."];
 
 /// What a reload did.

@@ -50,7 +50,7 @@ impl Jobs {
 
     /// Why there is no batch work, if there is none.
     pub fn fault(&self) -> Option<JobsFault> {
-        // Whoever opens the database holds the lock for as long as that takes, and then there is no thread yet.
+        // The thread that opens the database holds the lock for as long as that takes, and then there is no thread yet.
         let open = self.0.open.try_lock().ok().and_then(|open| open.clone());
         if open.is_some_and(|batch| batch.is_down()) {
             return Some(JobsFault::Thread);
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(names().filter(|name| name.to_string_lossy().contains(".damaged-")).count(), 1);
         jobs.shutdown();
 
-        // Nobody may open it: as where the disk was mounted without rights, or another program holds it.
+        // It may not be opened: as where the disk was mounted without rights, or another program holds it.
         let hidden = folder.path().join("hidden");
         std::fs::rename(&config.database, &hidden).expect("renamed");
         std::fs::create_dir(&config.database).expect("made");

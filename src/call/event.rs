@@ -31,7 +31,7 @@ pub enum Dialling {
         /// SIP status.
         status: u16,
     },
-    /// Nobody answered in time.
+    /// Not answered in time.
     NoAnswer {
         /// SIP status, where the called side gave up and not the gateway.
         status: Option<u16>,
@@ -68,7 +68,7 @@ impl Dialling {
         }
     }
 
-    /// The SIP status behind it, if there is one.
+    /// The SIP status that says so, if there is one.
     pub fn status(&self) -> Option<u16> {
         match self {
             Dialling::Ringing { status } | Dialling::EarlyMedia { status } | Dialling::Busy { status } => Some(*status),
@@ -171,7 +171,7 @@ pub enum CallEvent {
         /// What took how long.
         stages: Stages,
     },
-    /// What the agent hands to whoever goes on with the caller, in a form of its own; the call ends.
+    /// What the agent hands to the party that goes on with the caller, in a form of its own; the call ends.
     Handoff(String),
     /// How far a recogniser is with the caller's turn. Its end is also told as [`CallEvent::Prompt`].
     Heard(TurnEvent),

@@ -288,7 +288,7 @@ impl Calls {
         *self.0.door.borrow() != Door::Closed
     }
 
-    /// Ends every call, and waits for that while nobody opens again.
+    /// Ends every call, and waits for that while none can be opened.
     async fn emptied(&self, grace: Duration) -> usize {
         let mut door = self.0.door.subscribe();
         let mine = *door.borrow();

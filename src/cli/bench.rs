@@ -1,4 +1,4 @@
-//! `antiphon bench`: measurements of the engine, of departures, of codecs and of enrolment.
+//! `antiphon bench`: measurements of the engine, of egress pacing, of codecs and of enrolment.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -54,7 +54,7 @@ enum Command {
     Voice(crate::voice::cli::Command),
     /// Watch a running gateway: calls, devices, queue, latency.
     Top(top::Args),
-    /// Measure the engine, departures, codecs or enrolment.
+    /// Measure the engine, egress pacing, codecs or enrolment.
     Bench(bench::Args),
 }
 

@@ -73,7 +73,7 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
             _ = quit.recv() => tracing::warn!("exiting before all calls and traces have ended"),
         }
         match lost {
-            // Whoever started it (systemd, Kubernetes) starts it anew.
+            // The supervisor (systemd, Kubernetes) starts it anew.
             Some(fault) => Err(Failure::failed(format!("{} is gone: {}", fault.part, fault.reason))),
             None => Ok(()),
         }

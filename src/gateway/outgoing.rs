@@ -1,8 +1,8 @@
-//! Calls that go out, from the moment they are asked for until somebody answers or nobody does.
+//! Calls that go out, from the moment they are asked for until they are answered or end unanswered.
 //!
 //! # Why
 //! A telephone rings for longer than an HTTP client or a proxy waits. So a call has its id at once, a task of its own
-//! dials, and whoever asked follows it in the list of calls and on `/v1/events`.
+//! dials, and the client that asked follows it in the list of calls and on `/v1/events`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::sip::{DialError, DialRequest, Provisional};
 #[derive(Clone, Debug, Default)]
 pub struct Outgoing(Arc<DashMap<CallId, Arc<Ringing>>>);
 
-/// A call that nobody has answered yet.
+/// A call that has not been answered yet.
 #[derive(Debug)]
 struct Ringing {
     meta: CallMeta,
@@ -45,7 +45,7 @@ pub struct RingingInfo {
     pub leg: &'static str,
     /// `trying`, `ringing`, `earlyMedia` or `answered`.
     pub state: &'static str,
-    /// The SIP status behind it.
+    /// The SIP status that says so.
     pub status: Option<u16>,
     /// Unix time of its beginning in milliseconds.
     pub started_ms: u64,
@@ -110,7 +110,7 @@ impl Placed {
     /// Waits until somebody answers. Dropping the future gives the call up.
     ///
     /// # Errors
-    /// Nobody did.
+    /// It was not answered.
     pub async fn answered(self) -> Result<CallHandle, GatewayError> {
         let guard: DropGuard = self.cancel.drop_guard();
         let answer = self.answer.await;
@@ -180,7 +180,7 @@ impl Gateway {
             if let Err(error) = &outcome {
                 gateway.dialling(&ringing, how(error));
             }
-            // Nobody need wait for it.
+            // Its result is not needed.
             let _ = told.send(outcome);
         });
         Ok(Placed { id, answer, cancel })

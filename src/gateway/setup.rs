@@ -37,7 +37,7 @@ pub struct CallRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detection {
-    /// Nobody asks.
+    /// Not asked for.
     #[default]
     Off,
     /// It is told; the agent speaks at once.
@@ -134,7 +134,7 @@ impl Admission {
             None => gateway.calls.start(meta, leg)?,
         };
         if detection != Detection::Off {
-            // Before the agent's first word. A call that is over already answers nobody.
+            // Before the agent's first word. A call that is over already has no answer.
             let _ = handle.detect_answer(detection == Detection::Hold);
         }
         let ending = handle.clone();

@@ -51,7 +51,7 @@ pub enum Answerer {
     Menu,
     /// A fax or a modem.
     Fax,
-    /// Nobody has said anything.
+    /// Nothing was said.
     Silence,
 }
 

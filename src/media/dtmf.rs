@@ -40,7 +40,7 @@ fn key_of(event: u8) -> Option<char> {
 
 /// Finds digits in a stream of telephone-event packets. An event is many packets, the last one sent three
 /// times; all share a timestamp. The digit counts when it begins, so that barge-in does not wait for the key
-/// to be let go, and a lost beginning counts at the first packet that arrives.
+/// to be released, and a lost beginning counts at the first packet that arrives.
 #[derive(Debug, Default)]
 pub struct Receiver {
     current: Option<(u8, u32)>,

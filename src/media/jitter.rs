@@ -4,7 +4,7 @@
 //! push call [`Jitter::poll`] until it returns nothing, then again at [`Jitter::deadline`].
 //!
 //! # Why
-//! Nobody plays this stream on a clock: it goes to a speech detector and to recognisers, for which every
+//! This stream is not played on a clock: it goes to a speech detector and to recognisers, for which every
 //! millisecond counts and even spacing does not. So a packet in sequence passes at once, and only a hole makes
 //! the buffer wait: as long as reordering lately took on this path, then the hole is reported as loss.
 

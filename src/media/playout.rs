@@ -39,7 +39,7 @@ const LOG: usize = 4_096;
 pub struct Frame {
     /// The payload.
     pub payload: Bytes,
-    /// Whose speech it is; `None` for what counts as nobody's (a fade, trailing silence).
+    /// Whose speech it is; `None` for what is of no turn (a fade, trailing silence).
     pub owner: Option<UtteranceId>,
     /// Samples of speech at [`crate::audio::RATE`] in it, without padding.
     pub samples: u32,
@@ -205,7 +205,7 @@ impl Playout {
         }
     }
 
-    /// Adds a frame of speech behind those that wait.
+    /// Adds a frame of speech after those that wait.
     pub fn push(&mut self, now: Instant, frame: Frame) {
         self.frames.push_back(frame);
         self.ready_since = Some(now);

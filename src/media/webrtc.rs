@@ -94,7 +94,7 @@ pub struct Parts {
     pub track: Arc<TrackLocalStaticRTP>,
     /// The task that runs the connection.
     pub driver: Driver,
-    /// Shared with whoever watches over the session.
+    /// Shared with the task that supervises the session.
     pub progress: watch::Sender<Progress>,
     /// Tracks and channels as they come.
     pub arrivals: mpsc::Receiver<Arrival>,
@@ -287,7 +287,7 @@ impl MediaLeg for WebRtcLeg {
     }
 
     fn hold(&mut self, _hold: bool) -> Result<(), String> {
-        // A browser holds by itself; there is nobody to ask.
+        // A browser holds by itself; no request is sent.
         Ok(())
     }
 
@@ -298,7 +298,7 @@ impl MediaLeg for WebRtcLeg {
 
 impl Drop for WebRtcLeg {
     fn drop(&mut self) {
-        // Whoever watches over the session closes the connection.
+        // The task that supervises the session closes the connection.
         Progress::advance(&self.progress, Progress::Ended(LegEnd::Local));
     }
 }

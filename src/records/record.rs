@@ -31,7 +31,7 @@ pub(super) struct Record {
     pub(super) answered_ms: Option<u64>,
     pub(super) ended_ms: Option<u64>,
     pub(super) duration_ms: Option<u64>,
-    /// Why it ended: an end reason, or what came of an outbound call that nobody answered.
+    /// Why it ended: an end reason, or what came of an outbound call that was not answered.
     pub(super) cause: Option<String>,
     /// `peer` or `gateway` (its agent, its API, a limit).
     pub(super) ended_by: Option<&'static str>,

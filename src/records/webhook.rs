@@ -1,4 +1,4 @@
-//! Records of calls that have ended, sent to whoever wants them: signed, tried again, never lost by a restart.
+//! Records of calls that have ended, sent to the configured URL: signed, tried again, never lost by a restart.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -49,7 +49,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        // Put there by `require`; a router without it serves nobody.
+        // Put there by `require`; a router without it answers no request.
         parts.extensions.get::<Self>().cloned().ok_or_else(|| {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the route has no check of tokens")
         })

@@ -52,7 +52,7 @@ pub(super) async fn find(gateway: &Gateway, caller: &Caller, id: &str) -> Result
     call.ok_or_else(|| ApiError::not_found("call", id.as_str()))
 }
 
-/// The caller's call with this id, while nobody has answered it.
+/// The caller's call with this id, while it has not been answered.
 fn ringing(gateway: &Gateway, caller: &Caller, id: &CallId) -> Option<RingingInfo> {
     let ringing = gateway.outgoing.get(id)?;
     (ringing.state != "answered" && caller.sees(&ringing.meta.tenant)).then_some(ringing)
@@ -73,7 +73,7 @@ pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     let mut calls = gateway.calls.list();
     calls.retain(|call| caller.sees(&call.meta.tenant));
-    // Answered and not acknowledged yet: no agent has them, but they take places. They are nobody's yet.
+    // Answered and not acknowledged yet: no agent has them, but they count towards capacity. They belong to no tenant yet.
     let half_open = gateway.sip.as_ref().filter(|_| caller.is_operator()).map(|sip| sip.half_open());
     let now = clock::now();
     let half_open = half_open.unwrap_or_default().into_iter().map(|call| {

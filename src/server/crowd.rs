@@ -53,7 +53,7 @@ impl Crowd {
     }
 }
 
-/// Whoever has an IPv6 address has all of its /64.
+/// A client with one IPv6 address has all of its /64.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {

@@ -26,7 +26,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// The parameters behind `?`.
+/// The query parameters, after `?`.
 #[derive(Debug)]
 pub(super) struct Parameters<T>(pub(super) T);
 

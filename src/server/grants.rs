@@ -1,11 +1,11 @@
 //! Single-use tokens for pages: `POST /v1/tokens`.
 //!
 //! A server that holds an API token asks for one and gives it to a page, which begins one call with it and steers
-//! that call's session. The page sees no key, and whoever reads its token later can begin nothing with it.
+//! that call's session. The page sees no key, and a token that is read later begins nothing.
 //!
 //! # Why
 //! Kept in memory, as digests: a token lives for minutes and one call, and a gateway that restarts has lost the call
-//! too. The table is bounded, so that whoever may issue tokens cannot fill the memory.
+//! too. The table is bounded, so that a client that may issue tokens cannot fill the memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,7 @@
 //! `axum::serve` sets no time limit for a request's head, so that a client which connects and says nothing, or
 //! one byte a minute, would hold a connection for ever. Here it holds it for [`HEAD_TIMEOUT`].
 //!
-//! Whoever comes when there is no room is answered 503 on one of a few spare connections, and asked for nothing but
+//! A client that connects when there is no room is answered 503 on one of a few spare connections, and asked for nothing but
 //! a quick request; `/healthz` and `/readyz` are answered there as ever, so that a flood does not look like a death.
 //! Of the spare connections the oldest gives way: it had its time to ask.
 
@@ -41,7 +41,7 @@ const SPARE_TIMEOUT: Duration = Duration::from_secs(2);
 const SPARE: usize = 64;
 /// Largest head of a request: its line and its headers, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// When whoever found no room may come again.
+/// When a client that found no room may come again.
 const RETRY: Duration = Duration::from_secs(5);
 /// How often the files of the certificate are looked at.
 const CERTIFICATE: Duration = Duration::from_secs(5);

@@ -112,7 +112,7 @@ fn export(records: Records, filter: Filter, all: bool) -> Response {
         loop {
             let page = match records.list(&filter) {
                 Ok(page) => page,
-                // The connection breaks off, so that nobody takes a part for the whole.
+                // The connection breaks off, so that a part is not taken for the whole.
                 Err(error) => return drop(pages.blocking_send(Err(std::io::Error::other(error)))),
             };
             let lines: String = page.records.iter().map(|record| format!("{record}\n")).collect();

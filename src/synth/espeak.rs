@@ -13,8 +13,9 @@
 //! - **What a child computes is taken at once, up to a minute of it**: it ends and its memory is free long before its
 //!   listener has heard it out. A process for every listener at his lead limit was what bounded the number of calls.
 //! - **Children give way to the gateway's own threads** ([`Share`]): each computes its utterance as fast as it can, so
-//!   200 calls start bursts of them. At the same priority a thread that has a packet to send waits for a slice of every
-//!   child that is ahead of it, which was 8 to 11 ms at the 99th percentile where 2 are usual.
+//!   200 calls start bursts of them. At the same priority a thread that has a packet to send may wait for a slice of
+//!   every child that is ahead of it. That this is why packets were 8 to 11 ms late at the 99th percentile, where 2 are
+//!   usual, is reasoned from how the kernel shares a core; it was not measured apart from other causes.
 //! - **The device thread waits only when there is nothing else**: a step reads what is there and, only if no
 //!   slot of it had anything, waits [`WAIT`] for the first.
 
@@ -127,20 +128,20 @@ impl Espeak {
         Ok(Manner { voice, words_per_minute })
     }
 
-    /// Starts children until the default manner has half of the places and `wanted` one.
+    /// Starts children until the default manner has half of the warm children and `wanted` one.
     fn keep_warm(&mut self, wanted: &Manner) -> Result<(), SynthError> {
         let default = self.manner(None, None, 1.0)?;
-        let places = self.config.warm;
-        let for_default = places.div_ceil(2);
+        let warm = self.config.warm;
+        let for_default = warm.div_ceil(2);
         let count =
             |warm: &VecDeque<(Manner, Child)>, manner: &Manner| warm.iter().filter(|(m, _)| m == manner).count();
         while count(&self.warm, &default) < for_default {
             self.warm.push_front((default.clone(), self.start(&default)?));
         }
-        if *wanted != default && places > for_default && count(&self.warm, wanted) == 0 {
+        if *wanted != default && warm > for_default && count(&self.warm, wanted) == 0 {
             self.warm.push_back((wanted.clone(), self.start(wanted)?));
         }
-        while self.warm.len() > places {
+        while self.warm.len() > warm {
             // The manner wanted longest ago goes first; those of the default stand before all others.
             let Some(at) = self.warm.iter().position(|(m, _)| *m != default) else { break };
             if let Some((_, child)) = self.warm.remove(at) {

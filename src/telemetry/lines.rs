@@ -47,7 +47,7 @@ impl Lines {
     /// To standard error.
     pub(super) fn new(format: LogFormat, redact: bool) -> Self {
         let write = |line: &str| {
-            // A log that nobody reads any more stops nothing.
+            // A log whose reader has gone stops nothing.
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
         };
         Self { format, redact, repeats: Mutex::default(), write }
@@ -58,7 +58,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let meta = event.metadata();
         let mut missed = 0;
-        // Whoever asks for debug lines wants them all.
+        // Debug lines are asked for to see them all.
         if *meta.level() <= Level::INFO {
             let admitted =
                 self.repeats.lock().unwrap_or_else(PoisonError::into_inner).admit(meta.callsite(), clock::now());
@@ -231,7 +231,7 @@ fn hide(out: &mut String, value: &str) {
     }
 }
 
-/// How often each place in the code has told of itself. As many entries as there are such places.
+/// How often each call site has logged. As many entries as there are call sites.
 #[derive(Default)]
 struct Repeats(HashMap<Identifier, Repeat>);
 

@@ -194,7 +194,7 @@ impl Service {
         Self { store, enroller, options, busy: AtomicBool::new(false) }
     }
 
-    /// The folder behind it.
+    /// Its folder.
     pub fn store(&self) -> &Store {
         &self.store
     }

@@ -110,7 +110,7 @@ pub fn run(command: &Command, defaults: &Defaults, out: &mut dyn Write, err: &mu
         Command::Rm(args) => remove(args, defaults, out),
     };
     outcome.unwrap_or_else(|failure| {
-        // Standard error being closed leaves nobody to tell.
+        // With standard error closed there is no one to tell.
         let _ = writeln!(err, "antiphon: {}", failure.message);
         failure.code
     })

@@ -280,7 +280,7 @@ impl Codec {
     fn new(params: &AudioCodecParameters, container: &'static str) -> Result<Self, DecodeError> {
         let unsupported = |reason: String| DecodeError::Codec { container, reason };
         if params.codec == CODEC_ID_OPUS {
-            // More than two channels come as several streams in a packet, which nobody records a voice in.
+            // More than two channels come as several streams in a packet; recordings of a voice are never so.
             let channels = params.channels.as_ref().map_or(1, |c| c.count());
             let layout = match channels {
                 1 => opus::Channels::Mono,

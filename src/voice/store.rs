@@ -5,7 +5,7 @@
 //! Contract: a voice is one file, `NAME.safetensors`. A reader of the folder sees a voice whole or not at all, also
 //! after a power failure; two writers of one name cannot both succeed unless they say so. Several processes may use
 //! the folder at once: each notices the others' changes at its next [`Store::refresh`]. Voices are told apart by
-//! what they are ([`Entry::id`]), so the same voice under two names, or enrolled twice, is one to whoever keeps
+//! what they are ([`Entry::id`]), so the same voice under two names, or enrolled twice, is one to a device that keeps
 //! something computed from it.
 
 use std::collections::BTreeMap;

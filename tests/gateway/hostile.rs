@@ -217,7 +217,7 @@ async fn bad_sockets(rig: &Rig, id: &str) {
 const SESAME: &str = "open-sesame-open-sesame";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_tokens_every_route_needs_one() {
+async fn health_is_public_and_metrics_need_a_token() {
     let rig = Rig::with(|config| {
         config.http.tokens = vec![Token::new("t", SESAME, Vec::new())];
     })

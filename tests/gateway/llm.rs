@@ -1,4 +1,4 @@
-//! Agents without code: a language model behind a stand-in of its server, which also fails in every way.
+//! Agents without code: a language model behind an imitation of its server, which also fails in every way.
 
 use std::sync::{Arc, Mutex};
 
@@ -49,7 +49,7 @@ struct Model {
 impl Model {
     async fn start() -> Model {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let llm = Llm::at(&format!("http://{}/v1", listener.local_addr().expect("bound")), "stand-in");
+        let llm = Llm::at(&format!("http://{}/v1", listener.local_addr().expect("bound")), "imitation");
         let (told, requests) = mpsc::channel(64);
         let script = Arc::new(Mutex::new(Vec::new()));
         let served = script.clone();
@@ -195,7 +195,7 @@ async fn a_caller_talks_with_a_model_and_what_was_heard_is_its_history() {
     let asked = now();
     prompt(&rig, &call, "Tell me of the fox.").await;
     let body = model.asked().await;
-    assert_eq!((&body["model"], &body["stream"]), (&json!("stand-in"), &json!(true)));
+    assert_eq!((&body["model"], &body["stream"]), (&json!("imitation"), &json!(true)));
     call.onset(asked, PATIENCE).await.expect("the answer is heard");
     // The caller writes on while it sounds.
     prompt(&rig, &call, "Is that all?").await;

@@ -183,7 +183,7 @@ impl Intake {
         speaking.add(turn, false);
     }
 
-    /// A mark behind everything that is queued.
+    /// A mark after everything that is queued.
     pub(super) fn mark(&mut self, name: String, speaking: &mut Speaking, out: &mut Outbox) {
         if has_room(speaking, out) {
             speaking.queue.entries.push_back(Entry::Mark(name));
@@ -192,7 +192,7 @@ impl Intake {
         }
     }
 
-    /// The end of the call behind everything that is queued.
+    /// The end of the call after everything that is queued.
     pub(super) fn end(&mut self, reason: EndReason, speaking: &mut Speaking) {
         if !speaking.queue.is_ending() {
             speaking.queue.close_open();

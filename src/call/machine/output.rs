@@ -85,19 +85,19 @@ impl Output {
         }
     }
 
-    /// Encodes a frame of speech, which leaves behind those that wait.
+    /// Encodes a frame of speech, which leaves after those that wait.
     pub(super) fn push(&mut self, now: Instant, owner: UtteranceId, pcm: Vec<f32>, out: &mut Outbox) {
         self.tail_due = true;
         self.encode(now, &pcm, Some(owner), out);
         self.prepared.push_back((owner, pcm));
     }
 
-    /// Whether the last frame was speech, with nothing behind it yet.
+    /// Whether the last frame was speech, with nothing after it yet.
     pub(super) fn owes_tail(&self) -> bool {
         self.tail_due
     }
 
-    /// One frame of silence behind speech empties the delay of codec and resampler, which hold its last
+    /// One frame of silence after speech empties the delay of codec and resampler, which hold its last
     /// milliseconds. A continuous stream does so by itself.
     pub(super) fn push_tail(&mut self, now: Instant, out: &mut Outbox) {
         self.tail_due = false;
@@ -242,7 +242,7 @@ mod tests {
         output.cut(now, true, |owner| owner == kept, &mut out);
         let left = departures(&mut output, now, now + FRAME * 5, &mut out);
         let spoken: Vec<bool> = left.iter().map(|(spoken, _)| *spoken).collect();
-        assert_eq!(spoken, [true, false, false], "the spared frame, the fade and the silence behind it: {left:?}");
+        assert_eq!(spoken, [true, false, false], "the spared frame, the fade and the silence after it: {left:?}");
         assert_eq!(output.playout.sent(cut).sent, 0);
         assert!(left[1].1 > 2_000, "the fade begins where the sound was: {left:?}");
     }

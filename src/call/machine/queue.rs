@@ -78,7 +78,7 @@ impl TurnQueue {
         self.entries.iter().any(|entry| matches!(entry, Entry::End(_)))
     }
 
-    /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
+    /// Adds a turn after the others, or after the one that sounds (`ahead`).
     pub(super) fn add(&mut self, turn: Turn, ahead: bool, playout: &mut Playout) {
         let place = if ahead {
             let sounding = |entry: &Entry| matches!(entry, Entry::Turn(turn) if turn.sounded || turn.is_underway());
@@ -203,7 +203,7 @@ impl TurnQueue {
             match entry {
                 Entry::Turn(turn) if keep(&turn) => kept.push_back(Entry::Turn(turn)),
                 Entry::Turn(turn) => taken.push(Entry::Turn(turn)),
-                // A mark behind a turn that goes on still has something to wait for.
+                // A mark after a turn that goes on still has something to wait for.
                 Entry::Mark(name) if kept.is_empty() => taken.push(Entry::Mark(name)),
                 entry @ (Entry::Mark(_) | Entry::End(_)) => kept.push_back(entry),
             }

@@ -28,7 +28,7 @@ use crate::media::leg::MediaFormat;
 use crate::media::playout::Departure;
 use crate::turn::{SpeechEvent, SpeechSink, UtteranceId};
 
-/// How long the end of a call waits behind its last words: the most that jitter buffers of telephones hold.
+/// How long the end of a call waits after its last words: the most that jitter buffers of telephones hold.
 const LINGER: Duration = Duration::from_millis(120);
 
 /// What a call says.
@@ -125,7 +125,7 @@ impl Speaking {
         } else {
             let dropped = self.queue.take_held();
             for turn in dropped {
-                // Nobody was told of it, so that nobody was interrupted.
+                // No event told of it, so that it was no interruption.
                 self.turn_ended(turn, TurnHow::Cancelled, out);
             }
             self.update_flow(out);
@@ -134,7 +134,7 @@ impl Speaking {
         stands
     }
 
-    /// Adds a turn behind the others, or behind the one that sounds (`ahead`).
+    /// Adds a turn after the others, or after the one that sounds (`ahead`).
     pub(super) fn add(&mut self, turn: Turn, ahead: bool) {
         self.queue.add(turn, ahead, &mut self.output.playout);
         // What was withdrawn is made anew under other names.

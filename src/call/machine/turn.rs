@@ -14,7 +14,7 @@ use crate::media::playout::Playout;
 use crate::text::{self, Reading, Spoken};
 use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
 
-/// A writer who pauses this long behind a full stop has finished the sentence: several times the usual time
+/// A writer who pauses this long after a full stop has finished the sentence: several times the usual time
 /// between two tokens.
 const WRITER_PAUSE: Duration = Duration::from_millis(200);
 

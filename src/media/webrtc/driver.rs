@@ -102,7 +102,7 @@ impl Seat {
     fn call(&self) {
         self.called.store(true, Ordering::Release);
         if self.finished.load(Ordering::Acquire) {
-            // Nobody polls any more: drop the request so that the one who made it learns.
+            // Polling has ended: dropping the request tells the task that made it.
             self.lock().take();
         }
         self.waker.wake();
@@ -131,7 +131,7 @@ impl Future for Hosted {
             if let (Some(wanted), Some(task)) = (wanted, this.task.take()) {
                 match wanted.send(task) {
                     Ok(()) => return Poll::Ready(()),
-                    // Whoever asked has gone; carry on here.
+                    // The task that asked has gone; carry on here.
                     Err(task) => this.task = Some(task),
                 }
             }
@@ -156,7 +156,7 @@ impl Hosted {
 
 impl Drop for Hosted {
     fn drop(&mut self) {
-        // The runtime shut down or the task panicked: nobody may wait for it. A task handed over is gone already.
+        // The runtime shut down or the task panicked: no task may wait for it. A task handed over is gone already.
         if self.task.is_some() {
             self.end();
         }

@@ -29,7 +29,7 @@ pub(super) enum Share {
     Plain,
     /// Somebody waits for it, but less than for a packet that is due.
     Live,
-    /// Nobody waits for it.
+    /// It is not waited for.
     Batch,
 }
 
