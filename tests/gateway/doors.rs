@@ -2,9 +2,10 @@
 //! asked for by a foreign name, and by a foreign page. The table of routes is the server's own.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use antiphon::call::EndReason;
+use antiphon::clock::now;
 use antiphon::config::Tenant;
 use antiphon::gateway::tenants::Limits;
 use antiphon::server::config::{Scope, Token};
@@ -298,7 +299,7 @@ async fn a_tenant_is_held_to_its_limits_and_sees_its_own_usage() {
         let body: Value = request.send().await.expect("HTTP").json().await.expect("JSON");
         body["usage"].as_array().cloned().unwrap_or_default()
     };
-    let asked = Instant::now();
+    let asked = now();
     let row = loop {
         match usage(OWNER, "").await.into_iter().find(|row| row["inboundCalls"] == 1) {
             Some(row) => break row,
