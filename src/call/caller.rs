@@ -13,6 +13,7 @@ use crate::hear::Feed;
 use crate::media::answer::{Detector, Finding};
 use crate::media::decode::{self, Heard, Inbound};
 use crate::media::dtmf;
+use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::CodecError;
 use crate::media::leg::{InPacket, MediaFormat};
 use crate::media::resample::Converter;
@@ -21,6 +22,9 @@ use crate::media::vad::{Vad, VadConfig};
 /// A caller who sends nothing for this long while speaking has stopped: peers with silence suppression send
 /// nothing, and so does a browser whose microphone was muted.
 const QUIET: Duration = Duration::from_millis(200);
+
+/// One frame of [`Inbound`].
+const FRAME: Duration = Duration::from_millis(20);
 
 /// Words that come later than this behind the caller's last sound were not said, but written.
 const RECENT: Duration = Duration::from_secs(10);
@@ -56,6 +60,8 @@ pub(super) struct CallerInput {
     quiet_at: Option<Instant>,
     /// When the latest frame with voice was.
     last_voice: Option<Instant>,
+    /// How much of it had voice since the caller began to speak.
+    voiced: Duration,
 }
 
 impl CallerInput {
@@ -73,6 +79,7 @@ impl CallerInput {
             silent_at: None,
             quiet_at: None,
             last_voice: None,
+            voiced: Duration::ZERO,
         })
     }
 
@@ -102,6 +109,11 @@ impl CallerInput {
         self.last_voice.filter(|at| now.saturating_duration_since(*at) <= RECENT)
     }
 
+    /// How much voice there was since the caller began to speak.
+    pub(super) fn voiced(&self) -> Duration {
+        self.voiced
+    }
+
     /// The peer agreed to another format.
     pub(super) fn set_format(&mut self, format: &MediaFormat) -> Result<(), CodecError> {
         self.inbound = Inbound::new(format.codec)?;
@@ -120,8 +132,14 @@ impl CallerInput {
         self.inbound.push(packet);
     }
 
-    /// What the caller did, if anything. `since` is when the call connected.
-    pub(super) fn poll(&mut self, now: Instant, since: Instant, tap: &broadcast::Sender<MediaFrame>) -> Option<Signal> {
+    /// What the caller did, if anything. `since` is when the call connected; `echo` knows what was sent.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        since: Instant,
+        tap: &broadcast::Sender<MediaFrame>,
+        echo: &mut EchoGuard,
+    ) -> Option<Signal> {
         if let Some(digit) = self.digit.take() {
             return Some(Signal::Digit(digit));
         }
@@ -135,9 +153,18 @@ impl CallerInput {
                     if tap.receiver_count() > 0 {
                         self.tap(&frame, at, tap);
                     }
-                    let changed = self.vad.push(&frame);
-                    if let Some(quiet) = self.vad.quiet() {
-                        self.last_voice = now.checked_sub(quiet);
+                    let changed = self.vad.push_above(&frame, echo.floor(now));
+                    match self.vad.quiet() {
+                        Some(quiet) => {
+                            self.last_voice = now.checked_sub(quiet);
+                            if changed.is_some() {
+                                self.voiced = Duration::ZERO;
+                            }
+                            if quiet.is_zero() {
+                                self.voiced += FRAME;
+                            }
+                        }
+                        None => echo.learn(now, echo::energy(frame.iter().map(|s| from_i16(*s)))),
                     }
                     if let Some(feed) = &self.feed {
                         feed.frame(at, &frame, self.vad.quiet());

@@ -336,9 +336,9 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BargeInOutcome {
-    /// The agent confirmed it.
+    /// The agent confirmed it, or what the caller says.
     Confirmed,
-    /// The agent rejected it: speech goes on where it stopped.
+    /// The agent rejected it, or it was a cough or "mm-hm": speech goes on where it stopped.
     Rejected,
     /// The agent said nothing in time and the default confirms.
     TimedOutConfirmed,

@@ -98,13 +98,16 @@ pub struct BargeIn {
     pub interruptible: Interruptible,
     /// How long the agent may take to confirm or reject; 0: the decision is made here, at once.
     pub grace_ms: u64,
-    /// What silence of the agent means after the grace.
+    /// What silence of the agent means after the grace, and that of a recogniser.
     pub confirm_by_default: bool,
+    /// Where a recogniser listens: speech pauses until it is known what the caller says. After a cough or "mm-hm" it goes on
+    /// where it stopped.
+    pub reversible: bool,
 }
 
 impl Default for BargeIn {
     fn default() -> Self {
-        Self { interruptible: Interruptible::Any, grace_ms: 0, confirm_by_default: true }
+        Self { interruptible: Interruptible::Any, grace_ms: 0, confirm_by_default: true, reversible: true }
     }
 }
 

@@ -106,6 +106,44 @@ const ANSWERS: &[(&str, &[&str])] = &[
     ("es", &["sí", "si", "no", "claro", "vale", "correcto", "exacto", "sí por favor", "no gracias", "por supuesto"]),
 ];
 
+/// Sounds of somebody who listens.
+const SOUNDS: &[&str] = &[
+    "mm", "mmm", "mhm", "mm-hm", "mmhm", "mm-hmm", "mmhmm", "mhmm", "hm", "hmm", "uh-huh", "uhuh", "aha", "ah", "oh",
+    "uh", "um", "hem", "ahem", "ähm", "äh", "hum", "euh",
+];
+
+/// Words of somebody who listens; alone they may also be an answer.
+const AGREES: &[(&str, &[&str])] = &[
+    ("en", &["yeah", "yes", "yep", "okay", "ok", "right", "sure", "i see", "got it", "all right", "alright"]),
+    ("de", &["ja", "okay", "ok", "genau", "gut", "verstehe", "ach so", "klar", "stimmt"]),
+    ("fr", &["oui", "d'accord", "ok", "voilà", "je vois", "ah oui"]),
+    ("es", &["sí", "si", "vale", "ok", "claro", "ya", "entiendo", "ajá"]),
+];
+
+/// What somebody who listens says, to be polite or to agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backchannel {
+    /// A sound: "mm-hm".
+    Sound,
+    /// A word: "yeah". It may be an answer, too.
+    Word,
+}
+
+/// Whether `text` in `language` is only what listeners say; `None`: it is more than that, or nothing.
+pub fn backchannel(text: &str, language: &str) -> Option<Backchannel> {
+    let words = words(text);
+    if words.is_empty() || words.len() > 4 {
+        return None;
+    }
+    let is_sound = |word: &String| SOUNDS.contains(&word.as_str());
+    if words.iter().all(is_sound) {
+        return Some(Backchannel::Sound);
+    }
+    let rest: Vec<String> = words.into_iter().filter(|word| !is_sound(word)).collect();
+    let agrees = listed(AGREES, language, &rest.join(" ")) || rest.iter().all(|word| listed(AGREES, language, word));
+    agrees.then_some(Backchannel::Word)
+}
+
 /// Digits that are said as words.
 const DIGITS: &[&str] = &[
     "zero", "oh", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "double", "triple", "null",
@@ -200,6 +238,24 @@ mod tests {
         assert_eq!(judge("I live in und", "en", None), Verdict::Open, "no word of English");
         assert_eq!(judge("Ich möchte und", "", None), Verdict::Unfinished, "any language");
         assert_eq!(judge("pronto und", "it", None), Verdict::Open, "a language without a list");
+    }
+
+    #[test]
+    fn what_listeners_say_is_told_from_what_callers_want() {
+        for (text, language, expected) in [
+            ("Mm-hm.", "en", Some(Backchannel::Sound)),
+            ("mhm, mhm", "de", Some(Backchannel::Sound)),
+            ("Yeah.", "en", Some(Backchannel::Word)),
+            ("Oh, I see.", "en", Some(Backchannel::Word)),
+            ("okay, yeah", "en", Some(Backchannel::Word)),
+            ("Ja, genau.", "de-DE", Some(Backchannel::Word)),
+            ("Stop.", "en", None),
+            ("No.", "en", None),
+            ("Yeah, but not on Friday.", "en", None),
+            ("", "en", None),
+        ] {
+            assert_eq!(backchannel(text, language), expected, "{text}");
+        }
     }
 
     #[test]

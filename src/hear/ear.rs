@@ -111,7 +111,29 @@ enum Item {
     Listen(Listen),
 }
 
+/// What a [`Feed`] was given, for drivers with a time of their own.
+#[derive(Debug)]
+pub struct Frames(mpsc::Receiver<Item>);
+
+impl Frames {
+    /// The next frame or silence, as (call time, since the last voice): the arguments of [`Machine::frame`].
+    pub fn next(&mut self) -> Option<(Duration, Option<Duration>)> {
+        loop {
+            match self.0.try_recv().ok()? {
+                Item::Frame { at, quiet, .. } | Item::Silence { at, quiet, .. } => return Some((at, quiet)),
+                Item::Listen(_) => {}
+            }
+        }
+    }
+}
+
 impl Feed {
+    /// A feed without a task, and what comes of it.
+    pub fn detached() -> (Self, Frames) {
+        let (items, inbox) = mpsc::channel(FRAMES);
+        (Self { items, missed: Arc::default() }, Frames(inbox))
+    }
+
     /// 20 ms of the caller at `at` in the call. `quiet` as in [`Machine::frame`].
     pub fn frame(&self, at: Duration, pcm: &[i16; FRAME], quiet: Option<Duration>) {
         self.send(Item::Frame { at, pcm: Box::new(*pcm), quiet });

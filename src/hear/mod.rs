@@ -26,7 +26,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use config::{Recognizer, Turns};
-pub use delay::Expect;
+pub use delay::{Backchannel, Expect, backchannel};
 pub use ear::{Ears, Feed};
 pub use turn::Words;
 pub use whisper::Stop;

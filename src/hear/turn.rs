@@ -434,6 +434,10 @@ impl Machine {
     /// How long this turn's last pause must be.
     fn delay(&self, turn: &Turn) -> Duration {
         let Delays { min, max } = self.delays;
+        // A cough, a door: there is nothing to wait for. Words that follow are the next turn.
+        if self.source == Source::Asked && text(turn).is_empty() {
+            return min;
+        }
         match self.verdict(turn) {
             Verdict::Complete => min,
             // A third of the way; longer for a caller whose pauses are.

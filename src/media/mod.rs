@@ -13,6 +13,7 @@ pub mod answer;
 pub mod bench;
 pub mod decode;
 pub mod dtmf;
+pub mod echo;
 pub mod encode;
 pub mod jitter;
 pub mod leg;

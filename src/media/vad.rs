@@ -73,12 +73,19 @@ impl Vad {
 
     /// Hears `pcm` at [`RATE`]; returns whether somebody speaks when that changed in it (the last change).
     pub fn push(&mut self, pcm: &[i16]) -> Option<bool> {
+        self.push_above(pcm, 0.0)
+    }
+
+    /// As [`Vad::push`]; frames up to the mean square `floor` (of samples in -1..=1) are quiet whatever they score, as they
+    /// may be somebody else's voice.
+    pub fn push_above(&mut self, pcm: &[i16], floor: f32) -> Option<bool> {
+        let floor = floor.max(self.floor_energy);
         self.pending.extend_from_slice(pcm);
         let mut changed = None;
         let whole = self.pending.len() / FRAME * FRAME;
         for frame in self.pending[..whole].chunks_exact(FRAME) {
             let energy = frame.iter().map(|s| (f32::from(*s) / 32_768.0).powi(2)).sum::<f32>() / FRAME as f32;
-            let score = if energy < self.floor_energy { 0.0 } else { self.detector.predict_i16(frame) };
+            let score = if energy < floor { 0.0 } else { self.detector.predict_i16(frame) };
             changed = self.machine.push(score).or(changed);
         }
         self.pending.drain(..whole);

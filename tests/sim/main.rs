@@ -3,6 +3,7 @@
 
 mod answering;
 mod barge_in;
+mod exchanges;
 mod keys;
 mod limits;
 mod pacing;

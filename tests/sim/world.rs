@@ -42,6 +42,8 @@ struct State {
     submitted: Vec<String>,
     notes: Vec<StreamState>,
     cancelled: u32,
+    /// At 24 kHz; empty: a tone.
+    voice: Vec<f32>,
 }
 
 impl Fake {
@@ -62,6 +64,12 @@ impl Fake {
     /// Fails utterances that contain `text`.
     pub(crate) fn fail_on(&self, text: &str) {
         self.lock().fail = Some(text.to_owned());
+    }
+
+    /// Speaks with a recorded voice (8 kHz) in place of a tone.
+    pub(crate) fn speak_as(&self, voice: &[i16]) {
+        let wide = voice.iter().flat_map(|sample| [f32::from(*sample) / 32_768.0; 3]);
+        self.lock().voice = wide.collect();
     }
 
     /// Lets another voice speak, which neither refuses nor fails; its texts begin with `*` in [`Fake::submitted`].
@@ -145,7 +153,10 @@ impl State {
     fn make(&mut self, utterance: Utterance, sink: SpeechSink) {
         let (id, mut at) = (utterance.id, self.begins());
         let samples = utterance.text.chars().count() as u64 * MS_PER_CHAR * 24;
-        let pcm = (0..samples).map(|n| 0.5 * (n as f32 * 0.1).sin()).collect::<Vec<_>>();
+        let pcm = match self.voice.len() {
+            0 => (0..samples).map(|n| 0.5 * (n as f32 * 0.1).sin()).collect::<Vec<_>>(),
+            length => (0..samples).map(|n| self.voice[n as usize % length]).collect(),
+        };
         // Chunks of 200 ms.
         for chunk in pcm.chunks(4_800) {
             let event = SpeechEvent::Audio { utterance: id, pcm: chunk.to_vec() };
@@ -201,6 +212,7 @@ impl World {
             submitted: Vec::new(),
             notes: Vec::new(),
             cancelled: 0,
+            voice: Vec::new(),
         };
         let engine = Arc::new(Fake(Mutex::new(state)));
         let meta = CallMeta {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::outbox::Outbox;
 use super::speaking::Speaking;
 use crate::call::{CallEvent, TurnRequest};
-use crate::hear::{HearEvent, Phase};
+use crate::hear::{Backchannel, HearEvent, Phase, TurnEvent, backchannel};
 
 /// Less than this is a cough or a syllable: nothing that somebody would say again.
 const WORTH: Duration = Duration::from_millis(400);
@@ -18,9 +18,57 @@ pub(super) struct Hearing {
     /// Said when a turn was not heard; empty: nothing.
     pub(super) apology: String,
     apologised: Option<Instant>,
+    /// What is said in this turn is what listeners say while we speak: no prompt.
+    aside: bool,
+}
+
+/// What words of the caller mean for what sounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Nothing yet.
+    Unknown,
+    /// The caller listens, or coughed: speech goes on.
+    Aside,
+    /// The caller wants to say something.
+    Meant {
+        /// The same turn was taken for an aside before.
+        after_all: bool,
+    },
 }
 
 impl Hearing {
+    /// What `turn` means for speech that `sounds`, and that has `much` still to say.
+    pub(super) fn weigh(&mut self, turn: &TurnEvent, sounds: bool, much: bool) -> Weight {
+        match turn.phase {
+            Phase::StartOfTurn => {
+                self.aside = false;
+                return Weight::Unknown;
+            }
+            Phase::TurnResumed => return Weight::Unknown,
+            // Words so far: "yeah" may become "yeah, but".
+            Phase::Partial if backchannel(&turn.text, &turn.language).is_some() => return Weight::Unknown,
+            Phase::Partial | Phase::EagerEndOfTurn | Phase::EndOfTurn => {}
+        }
+        let listens = match backchannel(&turn.text, &turn.language) {
+            Some(Backchannel::Sound) => sounds,
+            // Behind the last words of a question it is the answer.
+            Some(Backchannel::Word) => much,
+            None => turn.text.is_empty(),
+        };
+        // Speech that ended meanwhile does not make an answer of what was an aside.
+        let listens = listens || self.aside && backchannel(&turn.text, &turn.language).is_some();
+        if listens {
+            self.aside = true;
+            return Weight::Aside;
+        }
+        Weight::Meant { after_all: std::mem::take(&mut self.aside) }
+    }
+
+    /// Whether the turn at hand is no prompt.
+    pub(super) fn is_aside(&self) -> bool {
+        self.aside
+    }
+
     /// Tells of `event`; gives what is to be said about it.
     pub(super) fn take(
         &mut self,
@@ -31,7 +79,7 @@ impl Hearing {
     ) -> Option<TurnRequest> {
         match event {
             HearEvent::Turn(turn) => {
-                let ended = turn.phase == Phase::EndOfTurn && !turn.text.is_empty();
+                let ended = turn.phase == Phase::EndOfTurn && !turn.text.is_empty() && !self.aside;
                 let prompt = ended.then(|| (turn.text.clone(), turn.language.clone()));
                 let eager = match turn.phase {
                     Phase::EagerEndOfTurn => {
@@ -39,7 +87,9 @@ impl Hearing {
                         None
                     }
                     Phase::TurnResumed => speaking.settle_speculation(now, None, out),
-                    Phase::EndOfTurn => speaking.settle_speculation(now, Some(&turn.text), out),
+                    Phase::EndOfTurn => {
+                        speaking.settle_speculation(now, Some(turn.text.as_str()).filter(|_| !self.aside), out)
+                    }
                     Phase::StartOfTurn | Phase::Partial => None,
                 };
                 out.event(CallEvent::Heard(turn));
@@ -66,7 +116,6 @@ mod tests {
     use super::*;
     use crate::call::machine::{Action, fixture};
     use crate::clock;
-    use crate::hear::TurnEvent;
 
     fn turn(phase: Phase, text: &str) -> HearEvent {
         let (start, end) = (Duration::from_secs(1), Duration::from_secs(2));
@@ -94,6 +143,30 @@ mod tests {
         let prompts: Vec<_> = told.iter().filter(|event| matches!(event, CallEvent::Prompt { .. })).collect();
         assert_eq!(prompts, [&CallEvent::Prompt { text: "Yes.".into(), lang: "en".into(), last: true, eager: None }]);
         assert_eq!(told.len(), 4);
+    }
+
+    #[test]
+    fn what_a_listener_says_is_no_prompt_and_an_answer_is_one() {
+        let turn = |phase, text: &str| match turn(phase, text) {
+            HearEvent::Turn(turn) => turn,
+            HearEvent::Deaf { .. } => panic!("a turn"),
+        };
+        let mut hearing = Hearing::default();
+        let mut weigh = |phase, text: &str, sounds, much| {
+            let weight = hearing.weigh(&turn(phase, text), sounds, much);
+            (weight, hearing.is_aside())
+        };
+        let meant = |after_all| Weight::Meant { after_all };
+        assert_eq!(weigh(Phase::StartOfTurn, "", true, true), (Weight::Unknown, false));
+        assert_eq!(weigh(Phase::Partial, "Mm-hm", true, true), (Weight::Unknown, false), "it may go on");
+        assert_eq!(weigh(Phase::EagerEndOfTurn, "Mm-hm.", true, true), (Weight::Aside, true));
+        assert_eq!(weigh(Phase::EndOfTurn, "Mm-hm, but wait.", true, true), (meant(true), false));
+        assert_eq!(weigh(Phase::StartOfTurn, "", true, true).1, false);
+        assert_eq!(weigh(Phase::EndOfTurn, "Yes.", true, false), (meant(false), false), "the question was at its end");
+        assert_eq!(weigh(Phase::EndOfTurn, "Yes.", true, true), (Weight::Aside, true));
+        assert_eq!(weigh(Phase::StartOfTurn, "", false, false).1, false);
+        assert_eq!(weigh(Phase::EndOfTurn, "Mm-hm.", false, false), (meant(false), false), "nothing sounds: an answer");
+        assert_eq!(weigh(Phase::EndOfTurn, "", true, true).0, Weight::Aside, "a cough");
     }
 
     #[test]

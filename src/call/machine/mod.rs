@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use self::hearing::Hearing;
+use self::hearing::{Hearing, Weight};
 use self::intake::Intake;
 use self::lifetime::Lifetime;
 use self::outbox::Outbox;
@@ -53,11 +53,14 @@ use super::info::{Shared, codec_number};
 use super::settings::CallConfig;
 use super::speech::Speech;
 use super::{CallEvent, EndReason};
-use crate::hear::{Feed, HearEvent, Phase};
+use crate::hear::{Feed, HearEvent, Phase, TurnEvent};
 use crate::media::answer::{Answerer, Finding};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{LegEnd, LegEvent, MediaFormat, OutPacket, PeerReport};
 use crate::turn::{SpeechEvent, SpeechSink};
+
+/// A caller who has spoken over us for so long means it, whatever the words are; "mm-hm" takes half of it.
+const MEANT: Duration = Duration::from_millis(900);
 
 /// What the driver has to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,7 +152,8 @@ impl Machine {
         self.lifetime.active(now);
         if let HearEvent::Turn(turn) = &event {
             self.caller.understood(&turn.text);
-            if turn.phase == Phase::EndOfTurn && !turn.text.is_empty() {
+            self.weigh(now, turn);
+            if turn.phase == Phase::EndOfTurn && !turn.text.is_empty() && !self.hearing.is_aside() {
                 self.speaking.latency.asked(now, self.lifetime.media_start() + turn.end);
             }
         }
@@ -267,7 +271,8 @@ impl Machine {
                 return None;
             }
             self.timers(now);
-            if let Some(signal) = self.caller.poll(now, self.lifetime.media_start(), &self.out.shared.tap) {
+            let (since, echo) = (self.lifetime.media_start(), &mut self.speaking.output.echo);
+            if let Some(signal) = self.caller.poll(now, since, &self.out.shared.tap, echo) {
                 self.caller_did(now, signal);
                 continue;
             }
@@ -326,6 +331,9 @@ impl Machine {
         if let Some(outcome) = self.speaking.pause.timed_out(now, &config.barge_in) {
             self.resolve_barge_in(now, outcome);
         }
+        if self.speaking.pause.awaits_words() && self.caller.voiced() >= MEANT {
+            self.resolve_barge_in(now, BargeInOutcome::Confirmed);
+        }
         if self.transfer.is_overdue(now) {
             self.transfer_ended(Err("the peer never said how it went".into()));
         }
@@ -358,8 +366,27 @@ impl Machine {
         }
     }
 
+    /// Words of the caller came: whether they interrupt, are said by somebody who listens, or were none.
+    fn weigh(&mut self, now: Instant, turn: &TurnEvent) {
+        let awaited = self.speaking.pause.awaits_words();
+        let (sounds, much) = (self.speaking.is_sounding(), self.speaking.has_much_to_say());
+        match self.hearing.weigh(turn, sounds, much) {
+            Weight::Unknown => {}
+            Weight::Aside if awaited => self.resolve_barge_in(now, BargeInOutcome::Rejected),
+            Weight::Meant { .. } if awaited => self.resolve_barge_in(now, BargeInOutcome::Confirmed),
+            // "Mm-hm" let speech go on, and more followed it.
+            Weight::Meant { after_all: true } if self.out.shared.config.barge_in.reversible => {
+                if self.speaking.barge_in(now, Cause::Speech, false, &mut self.out) {
+                    self.interrupt(now, Cause::Speech);
+                }
+            }
+            Weight::Aside | Weight::Meant { .. } => {}
+        }
+    }
+
     fn barge_in(&mut self, now: Instant, cause: Cause) {
-        if self.speaking.barge_in(now, cause, &mut self.out) {
+        let hears = self.caller.feed().is_some();
+        if self.speaking.barge_in(now, cause, hears, &mut self.out) {
             self.interrupt(now, cause);
         }
     }

@@ -11,6 +11,7 @@ use super::outbox::Outbox;
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::call::caller::to_narrow;
 use crate::call::info::{MediaFrame, TapDirection};
+use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{MediaFormat, OutPacket, PeerReport};
 use crate::media::playout::{Body, Departure, Frame, Playout};
@@ -33,6 +34,8 @@ pub(super) struct Output {
     /// Where listeners get the same sound at 8 kHz.
     tap: broadcast::Sender<MediaFrame>,
     narrow: Option<Converter>,
+    /// Levels of what left, against which the caller's are held.
+    pub(super) echo: EchoGuard,
 }
 
 /// A frame of speech that left.
@@ -60,6 +63,7 @@ impl Output {
             tail_due: false,
             tap,
             narrow: None,
+            echo: EchoGuard::default(),
         })
     }
 
@@ -157,7 +161,9 @@ impl Output {
             },
             Body::Speech(frame) => {
                 if let Some(utterance) = frame.owner {
-                    self.prepared.pop_front();
+                    if let Some((_, pcm)) = self.prepared.pop_front() {
+                        self.echo.sent(now, echo::energy(pcm.iter().copied()));
+                    }
                     let (anchored, underrun) = (departure.anchored, departure.underrun);
                     spoken = Some(Spoken { utterance, anchored, underrun });
                 }

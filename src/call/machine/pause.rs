@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use crate::call::settings;
 use crate::call::{BargeInOutcome, Cause, Interruptible, TurnId};
 
+/// How long words of a caller who may be interrupting are waited for: the pause behind them, and a slow recogniser.
+const WORDS: Duration = Duration::from_millis(2_500);
+
 /// The reasons for which speech is paused.
 #[derive(Debug, Default)]
 pub(super) struct Pause {
@@ -24,6 +27,8 @@ struct Pending {
     turn: TurnId,
     cause: Cause,
     until: Instant,
+    /// The caller's words decide, too.
+    by_words: bool,
 }
 
 /// What follows from something that the caller did.
@@ -77,24 +82,32 @@ impl Pause {
         std::mem::replace(&mut self.peer_held, hold) != hold
     }
 
-    /// The caller did `cause` while the turn sounded or waited to, which `interruptible` may interrupt.
+    /// The caller did `cause` while the turn sounded or waited to, which `interruptible` may interrupt. `hears`: words of the
+    /// caller will come.
     pub(super) fn barge_in(
         &mut self,
         now: Instant,
         cause: Cause,
         (turn, interruptible): (&TurnId, Interruptible),
         config: &settings::BargeIn,
+        hears: bool,
     ) -> Reaction {
         // A greeting of the other side interrupts nothing that has not begun.
         if self.unanswered || self.pending.is_some() || !interruptible.by(cause) {
             return Reaction::None;
         }
-        let grace = config.grace();
+        let by_words = hears && config.reversible && cause == Cause::Speech;
+        let grace = config.grace().max(if by_words { WORDS } else { Duration::ZERO });
         if grace.is_zero() {
             return Reaction::Interrupt;
         }
-        self.pending = Some(Pending { turn: turn.clone(), cause, until: now + grace });
+        self.pending = Some(Pending { turn: turn.clone(), cause, until: now + grace, by_words });
         Reaction::Ask(grace)
+    }
+
+    /// Whether speech is silent until it is known what the caller says.
+    pub(super) fn awaits_words(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.by_words)
     }
 
     /// The pending barge-in is decided, if there is one.
@@ -137,8 +150,11 @@ mod tests {
     fn without_a_grace_the_caller_interrupts_at_once_unless_the_turn_says_otherwise() {
         let (now, turn, config) = (clock::now(), TurnId::next(), settings::BargeIn::default());
         let mut pause = Pause::default();
-        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::Interrupt);
-        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Dtmf), &config), Reaction::None);
+        assert_eq!(
+            pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config, false),
+            Reaction::Interrupt
+        );
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Dtmf), &config, false), Reaction::None);
         assert!(!pause.is_on());
     }
 
@@ -147,15 +163,15 @@ mod tests {
         let (now, turn, config) = (clock::now(), TurnId::next(), asking());
         let grace = Duration::from_millis(300);
         let mut pause = Pause::default();
-        assert_eq!(pause.barge_in(now, Cause::Dtmf, (&turn, Interruptible::Any), &config), Reaction::Ask(grace));
+        assert_eq!(pause.barge_in(now, Cause::Dtmf, (&turn, Interruptible::Any), &config, false), Reaction::Ask(grace));
         assert!(pause.is_on() && !pause.is_held());
-        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::None);
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config, false), Reaction::None);
         assert_eq!(pause.timed_out(now + grace - Duration::from_nanos(1), &config), None);
         assert_eq!(pause.timed_out(now + grace, &config), Some(BargeInOutcome::TimedOutConfirmed));
         let decided = pause.resolve(BargeInOutcome::Confirmed).expect("one is pending");
         assert_eq!(decided, Decided { turn: turn.clone(), interrupts: Some(Cause::Dtmf) });
         assert_eq!(pause.resolve(BargeInOutcome::Confirmed), None);
-        pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config);
+        pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config, false);
         assert_eq!(pause.resolve(BargeInOutcome::Rejected).expect("pending").interrupts, None);
         assert!(!pause.is_on());
     }
@@ -165,9 +181,25 @@ mod tests {
         let (now, turn, config) = (clock::now(), TurnId::next(), settings::BargeIn::default());
         let mut pause = Pause::default();
         assert!(pause.await_answer(true) && !pause.await_answer(true) && pause.is_on() && !pause.is_held());
-        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::None);
+        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config, false), Reaction::None);
         assert!(pause.await_answer(false) && !pause.is_on());
-        assert_eq!(pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config), Reaction::Interrupt);
+        assert_eq!(
+            pause.barge_in(now, Cause::Speech, (&turn, Interruptible::Any), &config, false),
+            Reaction::Interrupt
+        );
+    }
+
+    #[test]
+    fn where_words_come_speech_pauses_until_they_do_unless_that_is_off() {
+        let (now, turn) = (clock::now(), TurnId::next());
+        let (on, off) = (settings::BargeIn::default(), settings::BargeIn { reversible: false, ..Default::default() });
+        let what = (&turn, Interruptible::Any);
+        let mut pause = Pause::default();
+        assert_eq!(pause.barge_in(now, Cause::Speech, what, &off, true), Reaction::Interrupt);
+        assert_eq!(pause.barge_in(now, Cause::Dtmf, what, &on, true), Reaction::Interrupt, "a key is meant");
+        assert_eq!(pause.barge_in(now, Cause::Speech, what, &on, true), Reaction::Ask(WORDS));
+        assert!(pause.is_on() && pause.awaits_words());
+        assert_eq!(pause.timed_out(now + WORDS, &on), Some(BargeInOutcome::TimedOutConfirmed));
     }
 
     #[test]

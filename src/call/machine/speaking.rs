@@ -31,6 +31,9 @@ use crate::turn::{SpeechEvent, SpeechSink, UtteranceId};
 /// How long the end of a call waits after its last words: the most that jitter buffers of telephones hold.
 const LINGER: Duration = Duration::from_millis(120);
 
+/// Speech that waits from which on a caller's "yes" is no answer to it, but says: go on. 1.5 s.
+const MUCH: usize = RATE as usize * 3 / 2;
+
 /// What a call says.
 pub(super) struct Speaking {
     pub(super) queue: TurnQueue,
@@ -205,13 +208,27 @@ impl Speaking {
         None
     }
 
-    /// The caller did something that may interrupt; whether speech is to be cut off now.
-    pub(super) fn barge_in(&mut self, now: Instant, cause: Cause, out: &mut Outbox) -> bool {
+    /// Whether something sounds that goes on for more than the end of a sentence.
+    pub(super) fn has_much_to_say(&self) -> bool {
+        self.queue.front().is_some_and(|turn| {
+            let waits = turn.parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.available()));
+            turn.sounded && (turn.is_open() || turn.awaits_audio() || waits >= MUCH)
+        })
+    }
+
+    /// Whether something sounds.
+    pub(super) fn is_sounding(&self) -> bool {
+        self.queue.front().is_some_and(|turn| turn.sounded)
+    }
+
+    /// The caller did something that may interrupt; whether speech is to be cut off now. `hears`: words will say whether it
+    /// was meant.
+    pub(super) fn barge_in(&mut self, now: Instant, cause: Cause, hears: bool, out: &mut Outbox) -> bool {
         let config = &out.shared.config.barge_in;
         // What the caller does not hear is not interrupted.
         let Some(front) = self.queue.front().filter(|turn| !turn.held) else { return false };
         let interruptible = front.style.interruptible.unwrap_or(config.interruptible);
-        match self.pause.barge_in(now, cause, (&front.id, interruptible), config) {
+        match self.pause.barge_in(now, cause, (&front.id, interruptible), config, hears) {
             Reaction::None => false,
             Reaction::Interrupt => true,
             Reaction::Ask(grace) => {
