@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
 ///
 /// The utterances of a stream are heard in the order they were submitted.
@@ -92,6 +94,30 @@ impl Class {
     }
 }
 
+/// How soon a text is spoken that is still being written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Streaming {
+    /// Words first: an unfinished sentence while the listener would hear silence, else sentence by sentence.
+    #[default]
+    Auto,
+    /// Sentence by sentence.
+    Sentence,
+    /// Token by token where the voice can, else as [`Streaming::Auto`].
+    Token,
+}
+
+/// What of a text is markup and not words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Markup {
+    /// Nothing.
+    #[default]
+    None,
+    /// The inline tags of the voice (`[breath]`, `<strong>`); those it does not know are not spoken.
+    Tags,
+}
+
 /// A sentence-sized part of a turn, synthesised as a unit.
 #[derive(Clone, Debug)]
 pub struct Utterance {
@@ -115,6 +141,8 @@ pub struct Utterance {
     pub seed: u64,
     /// Speaking rate, 1.0 as recorded.
     pub speed: f32,
+    /// What of the text is no words.
+    pub markup: Markup,
     /// For fairness and rate limits: the name of the API token, empty when there is none.
     pub tenant: Arc<str>,
 }
@@ -133,6 +161,7 @@ impl Utterance {
             instructions: None,
             seed: 0,
             speed: 1.0,
+            markup: Markup::None,
             tenant: "".into(),
         }
     }

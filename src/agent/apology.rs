@@ -1,6 +1,7 @@
 //! What a caller hears in place of a turn that was accepted and could not be spoken.
 
 use crate::call::{CallEvent, Style, TurnHow, TurnId, TurnRequest};
+use crate::turn::Markup;
 
 /// Says sorry for turns of which nothing was heard.
 ///
@@ -34,7 +35,7 @@ impl Apology {
         }
         let id = TurnId::next();
         self.pending = Some(id.clone());
-        let style = Style { voice: None, instructions: None, ..style.clone() };
+        let style = Style { voice: None, instructions: None, markup: Markup::None, ..style.clone() };
         Some(TurnRequest { id: Some(id), ahead: true, style, ..TurnRequest::new(self.text.as_str()) })
     }
 

@@ -32,6 +32,9 @@ pub struct Agent {
     /// Whether numbers, dates and signs of its text are brought into words: `on`, `reference`, `off`.
     #[serde(default)]
     pub normalise: crate::text::Normalise,
+    /// How soon its text is spoken while it writes: `auto`, `sentence`, `token`.
+    #[serde(default)]
+    pub stream: crate::turn::Streaming,
     /// Whether it is told of the caller's turns before they have ended: `prompt` with `last: false`.
     #[serde(default)]
     pub partials: bool,
@@ -81,6 +84,7 @@ impl Agent {
             voice: None,
             language: None,
             normalise: crate::text::Normalise::default(),
+            stream: crate::turn::Streaming::default(),
             partials: false,
             apology: default_apology(),
             stall_s: default_stall_s(),

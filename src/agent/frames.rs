@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::{BargeInOutcome, Interruptible, Precision, TurnId};
 use crate::hear::Expect;
+use crate::turn::{Markup, Streaming};
 
 /// Largest frame accepted from an agent. A text turn of an hour is about 60 kB.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -93,9 +94,10 @@ pub enum ToAgent {
         /// The agent's name for it.
         name: String,
     },
-    /// Back-pressure: `pause` when the call holds as much text as it may, `resume` when there is room.
+    /// Back-pressure: `pause` when the call holds as much text as it may, `resume` when there is room. `starved`: all of
+    /// the turn that was written has been said, and the caller hears silence until more comes.
     Flow {
-        /// `pause` or `resume`.
+        /// `pause`, `resume` or `starved`.
         state: &'static str,
     },
     /// The caller began or stopped speaking.
@@ -155,6 +157,12 @@ pub enum FromAgent {
         /// Same text, voice and seed: same audio.
         #[serde(default)]
         seed: Option<u64>,
+        /// How soon the text is spoken while it is being written.
+        #[serde(default)]
+        stream: Option<Streaming>,
+        /// What of the text is no words.
+        #[serde(default)]
+        markup: Option<Markup>,
         /// What the caller is expected to answer: how long a pause may be before the answer counts as finished.
         #[serde(default)]
         expect: Option<Expect>,

@@ -67,6 +67,7 @@ impl Relay {
             language: agent.language.clone(),
             normalise: agent.normalise,
             interruptible: agent.interruptible,
+            stream: agent.stream,
             ..Style::default()
         };
         // A call that is over hears nothing.
@@ -198,6 +199,8 @@ impl Relay {
                 voice,
                 instructions,
                 seed,
+                stream,
+                markup,
                 expect,
                 speculation,
             } => {
@@ -211,6 +214,8 @@ impl Relay {
                     preemptible: preemptible.unwrap_or(false),
                     speculation,
                     speed: self.style.speed,
+                    stream: stream.unwrap_or(self.style.stream),
+                    markup: markup.unwrap_or_default(),
                 };
                 let id = utterance_id.as_deref().map(TurnId::from);
                 if expect.is_some() {
@@ -333,6 +338,7 @@ impl Relay {
             CallEvent::Held { held: false, .. } => Some(ToAgent::Resume {}),
             CallEvent::Underrun { turn, gap } => info("underrun", Some(turn), json!({"gapMs": gap.as_millis() as u64})),
             CallEvent::Flow { open } => Some(ToAgent::Flow { state: if *open { "resume" } else { "pause" } }),
+            CallEvent::Starved { .. } => Some(ToAgent::Flow { state: "starved" }),
             CallEvent::Error(description) => Some(ToAgent::Error { description: description.clone() }),
             CallEvent::TransferAccepted => Some(ToAgent::Transfer { accepted: true, reason: None }),
             CallEvent::Transferred(Err(reason)) => {

@@ -222,6 +222,12 @@ pub enum CallEvent {
         /// More text is welcome.
         open: bool,
     },
+    /// All that was written of a turn has been said and its end has not come: the listener hears silence because nothing
+    /// more was written. Once a gap.
+    Starved {
+        /// Which turn.
+        turn: TurnId,
+    },
     /// Something the agent asked for could not be done; the call goes on. Of a turn that was accepted and is not spoken
     /// to its end it comes before [`CallEvent::TurnEnded`].
     Error(String),

@@ -12,6 +12,7 @@ use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
 use crate::text::Normalise;
+use crate::turn::{Markup, Streaming};
 
 /// Longest data that an agent hands on: it is kept in the call's record.
 pub const MAX_HANDOFF: usize = 64 << 10;
@@ -94,6 +95,10 @@ pub struct Style {
     /// The eager end of turn that it answers, of a streamed turn: it is made and does not sound before the caller's turn
     /// has ended with the same words, and is dropped where it goes on.
     pub speculation: Option<u64>,
+    /// How soon its text is spoken while it is being written.
+    pub stream: Streaming,
+    /// What of its text is no words.
+    pub markup: Markup,
 }
 
 impl Default for Style {
@@ -108,6 +113,8 @@ impl Default for Style {
             interruptible: None,
             preemptible: false,
             speculation: None,
+            stream: Streaming::default(),
+            markup: Markup::default(),
         }
     }
 }

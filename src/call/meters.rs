@@ -18,6 +18,7 @@ pub(super) struct Meters {
     stalls: Counter,
     underruns: Counter,
     underrun: Histogram,
+    starved: Histogram,
     sent: Counter,
     received: Counter,
 }
@@ -34,6 +35,7 @@ impl Meters {
             stalls: counter!("antiphon_pacing_stalls_total"),
             underruns: counter!("antiphon_underruns_total"),
             underrun: histogram!("antiphon_underrun_seconds"),
+            starved: histogram!("antiphon_text_starved_seconds"),
             sent: counter!("antiphon_rtp_packets_total", "direction" => "sent"),
             received: counter!("antiphon_rtp_packets_total", "direction" => "received"),
         }
@@ -72,6 +74,10 @@ impl Meters {
         self.underrun.record(gap);
         stats.underruns.fetch_add(1, Relaxed);
         stats.underrun_us.fetch_add(gap.as_micros() as u64, Relaxed);
+    }
+
+    pub(super) fn starved(&self, gap: Duration) {
+        self.starved.record(gap);
     }
 
     pub(super) fn turn_ended(&self, how: &TurnHow) {

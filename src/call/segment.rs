@@ -16,6 +16,11 @@
 //! - A writer who pauses behind a full stop has probably finished the sentence; the owner of time says when
 //!   ([`Segmenter::settle`]).
 //! - Very short sentences after the first join the next: voices do badly on single words.
+//! - Where a listener would hear silence meanwhile, a part ends inside a sentence ([`Segmenter::phrase`]).
+
+mod phrase;
+
+pub use self::phrase::Patience;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +34,17 @@ pub struct SegmentConfig {
     pub min_chars: usize,
     /// No part is longer; cut at a clause, else at a space, else anywhere.
     pub max_chars: usize,
+    /// From this length an unfinished sentence may be spoken while nothing else sounds. An ideograph counts as three.
+    pub phrase_chars: usize,
+    /// A writer who pauses for so many milliseconds has finished the sentence, or, where nothing else sounds, a phrase.
+    pub pause_ms: u64,
 }
 
 impl Default for SegmentConfig {
     fn default() -> Self {
         // 24 characters are about 1.5 s of speech: enough for the next part to be ready behind it.
-        Self { first_clause_chars: 24, min_chars: 12, max_chars: 280 }
+        // 200 ms are several times the usual time between two tokens of a model.
+        Self { first_clause_chars: 24, min_chars: 12, max_chars: 280, phrase_chars: 24, pause_ms: 200 }
     }
 }
 
@@ -45,12 +55,14 @@ pub struct Segmenter {
     pending: String,
     cleaner: Cleaner,
     first: bool,
+    /// What was looked at in vain: how much text, with which patience.
+    looked: Option<(usize, Patience)>,
 }
 
 impl Segmenter {
     /// At the beginning of a turn.
     pub fn new(config: SegmentConfig) -> Self {
-        Self { config, pending: String::new(), cleaner: Cleaner::default(), first: true }
+        Self { config, pending: String::new(), cleaner: Cleaner::default(), first: true, looked: None }
     }
 
     /// Takes the next piece of a streamed turn; appends the parts that are complete now to `out`.
@@ -82,7 +94,8 @@ impl Segmenter {
         let before = &text[..text.len() - last.len_utf8()];
         // A number may go on behind its point, and a shortened word always does.
         let chars = before.char_indices().collect::<Vec<_>>();
-        last != '.' || !(before.ends_with(|c: char| c.is_ascii_digit()) || is_abbreviation(&chars))
+        last != '.'
+            || !(before.ends_with(|c: char| c.is_ascii_digit()) || is_abbreviation(&chars) || is_numbered(&chars))
     }
 
     /// The writer pauses: what is probably complete counts as complete and is appended to `out`.
@@ -90,6 +103,36 @@ impl Segmenter {
         if self.is_probably_complete() && emit(&std::mem::take(&mut self.pending), out) {
             self.first = false;
         }
+    }
+
+    /// Whether any text of the turn has come.
+    pub fn has_begun(&self) -> bool {
+        !self.first || !self.pending.is_empty()
+    }
+
+    /// Whether text waits for what follows it.
+    pub fn is_waiting(&self) -> bool {
+        !self.pending.trim().is_empty()
+    }
+
+    /// Nothing else sounds: appends what can be spoken of the text that waits to `out`, whole sentences and then the
+    /// beginning of the next. `say` gives the words that a text will be read as: a cut does not change them.
+    pub fn phrase(&mut self, patience: Patience, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
+        if !self.is_waiting() || self.looked == Some((self.pending.len(), patience)) {
+            return;
+        }
+        // As at the beginning of a turn: short sentences and clauses are welcome.
+        self.first = true;
+        let before = out.len();
+        self.cut(true, out);
+        if out.len() == before
+            && let Some(at) = phrase::cut(&self.pending, self.config.phrase_chars, patience, say)
+        {
+            let part: String = self.pending.drain(..at).collect();
+            emit(&part, out);
+        }
+        self.first = out.len() == before;
+        self.looked = Some((self.pending.len(), patience));
     }
 
     fn cut(&mut self, early: bool, out: &mut Vec<String>) {
@@ -176,7 +219,8 @@ fn emit(part: &str, out: &mut Vec<String>) -> bool {
     speakable
 }
 
-fn is_terminator(c: char) -> bool {
+/// Ends a sentence.
+pub(super) fn is_terminator(c: char) -> bool {
     matches!(c, '.' | '!' | '?' | '…') || is_wide(c)
 }
 
@@ -185,7 +229,13 @@ fn is_wide(c: char) -> bool {
     matches!(c, '。' | '！' | '？' | '．' | '｡' | '।' | '॥' | '؟')
 }
 
-fn is_closer(c: char) -> bool {
+/// Of a script that does not set words apart.
+fn is_dense(c: char) -> bool {
+    c as u32 >= 0x3000
+}
+
+/// Closes what a sentence may end in.
+pub(super) fn is_closer(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》')
 }
 
@@ -208,15 +258,30 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
         before.iter().rev().map(|(_, c)| *c).take_while(|c| c.is_alphanumeric() || *c == '.').collect::<Vec<_>>();
     let word = word.into_iter().rev().collect::<String>();
     let begins_text = word.chars().count() == before.iter().filter(|(_, c)| !c.is_whitespace()).count();
-    // An initial ("J."), but not the word "I".
-    let initial = word.chars().count() == 1 && word != "I" && word.chars().all(char::is_uppercase);
+    // An initial ("J.", "z. B."), but not the word "I"; a Spanish plural ("EE. UU.").
+    let mut letters = word.chars();
+    let initial = match (letters.next(), letters.next(), letters.next()) {
+        (Some(c), None, _) => c.is_alphabetic() && c != 'I' && !is_dense(c),
+        (Some(c), Some(d), None) => c == d && c.is_uppercase(),
+        _ => false,
+    };
     // A number at the start of the text is that of a list item.
     let enumerator = begins_text && !word.is_empty() && word.chars().all(|c| c.is_ascii_digit());
+    // "am 5. Januar", "der 3. Platz": German ordinals.
+    let ordinal = word.len() <= 2 && word.chars().all(|c| c.is_ascii_digit()) && {
+        let text = before.iter().map(|(_, c)| *c).collect::<String>();
+        let article = text.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end().rsplit(' ').next();
+        article.is_some_and(|word| BEFORE_ORDINALS.contains(&word.to_lowercase().as_str()))
+    };
     // "U.S", "z.B": stops inside.
     let dotted = word.contains('.')
         && word.split('.').all(|part| part.chars().count() <= 2 && part.chars().all(char::is_alphabetic));
-    initial || enumerator || dotted || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
+    initial || enumerator || ordinal || dotted || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
+
+/// German words that an ordinal ("5.") follows.
+const BEFORE_ORDINALS: [&str; 14] =
+    ["am", "der", "die", "das", "dem", "den", "des", "vom", "zum", "zur", "im", "beim", "seit", "jeden"];
 
 /// Shortened words that are usually followed by a capital or a number. Those that often end sentences
 /// ("etc.", "Inc.") are left out: a small letter behind them is enough of a sign.

@@ -17,7 +17,7 @@ use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, StreamId, TurnToken, Utterance, UtteranceId};
+use crate::turn::{Class, Markup, StreamId, TurnToken, Utterance, UtteranceId};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -53,6 +53,9 @@ pub(super) struct Args {
     /// Speaking rate.
     #[arg(long, default_value_t = 1.0)]
     speed: f32,
+    /// Inline tags of the voice in the text, such as [breath], are tags and not words.
+    #[arg(long)]
+    tags: bool,
     /// Which of the checkpoint's language models: llm, or llm.rl.
     #[arg(long)]
     llm: Option<LanguageModel>,
@@ -148,6 +151,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         instructions: args.instructions,
         seed: args.seed,
         speed: args.speed,
+        markup: if args.tags { Markup::Tags } else { Markup::None },
         tenant: "".into(),
     };
     let choice = engines::choose(&config.engine).map_err(Failure::unavailable)?;
@@ -210,6 +214,7 @@ fn speak_as_it_comes(
         instructions: manner.instructions,
         seed: manner.seed,
         speed: manner.speed,
+        markup: manner.markup,
         tenant: manner.tenant,
     };
     let slot = Slot(0);

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use crate::audio_file::AudioFileError;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
 use crate::text::Normalise;
-use crate::turn::{Class, Epoch, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Utterances of a request that are with the engine at a time.
 const WINDOW: usize = 2;
@@ -34,6 +34,8 @@ pub struct Manner {
     pub seed: u64,
     /// Speaking rate.
     pub speed: f32,
+    /// What of the text is no words.
+    pub markup: Markup,
     /// For fairness and limits.
     pub tenant: Arc<str>,
 }
@@ -48,6 +50,7 @@ impl Manner {
             instructions: None,
             seed: 0,
             speed: 1.0,
+            markup: Markup::None,
             tenant,
         }
     }
@@ -163,6 +166,7 @@ impl Speaker {
                 // Every part has a seed of its own, so that equal sentences are not spoken identically.
                 seed: manner.seed.wrapping_add(self.index),
                 speed: manner.speed,
+                markup: manner.markup,
                 tenant: manner.tenant.clone(),
             };
             self.index += 1;

@@ -174,6 +174,8 @@ struct Turn {
     seed: Option<u64>,
     speed: Option<f32>,
     interruptible: Option<Interruptible>,
+    #[serde(default)]
+    markup: crate::turn::Markup,
     #[serde(rename = "utteranceId")]
     utterance_id: Option<String>,
 }
@@ -208,7 +210,8 @@ async fn speak(
             speed: speed_of(turn.speed)?,
             interruptible: turn.interruptible.or_else(|| agent.and_then(|a| a.interruptible)),
             preemptible: false,
-            speculation: None,
+            markup: turn.markup,
+            ..Style::default()
         },
     };
     let utterance = handle.speak(request).await?;

@@ -96,6 +96,7 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::Held { held, by_peer } => json!({ "event": "held", "held": held, "byPeer": by_peer }),
         CallEvent::Underrun { turn, gap } => json!({ "event": "underrun", "utteranceId": turn, "gapMs": ms(gap) }),
         CallEvent::Flow { open } => json!({ "event": "flow", "open": open }),
+        CallEvent::Starved { turn } => json!({ "event": "starved", "utteranceId": turn }),
         CallEvent::Error(message) => json!({ "event": "error", "message": message }),
         CallEvent::TransferAccepted => json!({ "event": "transferAccepted" }),
         CallEvent::TransferFailed(reason) => json!({ "event": "transferFailed", "error": reason }),

@@ -66,6 +66,8 @@ pub(super) struct Request {
     seed: Option<u64>,
     language: Option<String>,
     normalise: Option<Normalise>,
+    #[serde(default)]
+    markup: crate::turn::Markup,
 }
 
 /// OpenAI's newer clients may send an object.
@@ -117,6 +119,7 @@ pub(super) async fn speech(
         instructions: request.instructions,
         seed: request.seed.unwrap_or(0),
         speed,
+        markup: request.markup,
         tenant: caller.tenant,
     };
     let mut speaker = Speaker::new(gateway.engine.clone(), manner);

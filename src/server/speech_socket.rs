@@ -1,6 +1,6 @@
 //! `GET /v1/audio/speech/stream` (WebSocket): text in as it is written, audio out as it is made.
 //!
-//! In: `session.config {voice, response_format, speed, instructions, language, seed}` (first, optional),
+//! In: `session.config {voice, response_format, speed, instructions, language, seed, markup}` (first, optional),
 //! `input.text {text}`, `input.done` (end of a turn), `session.close`. Out: binary audio, and JSON
 //! `session.created`, `audio.done` after each turn, `error`.
 
@@ -18,6 +18,7 @@ use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker};
 use crate::text::Normalise;
+use crate::turn::Markup;
 
 /// Largest message: the longest text in four-byte characters, and the frame around it.
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
@@ -56,6 +57,8 @@ struct Config {
     language: Option<String>,
     normalise: Option<Normalise>,
     seed: Option<u64>,
+    #[serde(default)]
+    markup: Markup,
 }
 
 struct Session {
@@ -206,6 +209,7 @@ impl Session {
             instructions: config.instructions,
             seed: config.seed.unwrap_or(0),
             speed: speed_of(config.speed).map_err(|e| e.to_string())?,
+            markup: config.markup,
             tenant: self.manner.tenant.clone(),
         };
         Ok(())

@@ -30,7 +30,8 @@ use self::child::{Child, Share};
 use self::voices::Catalogue;
 use super::{Caps, EngineLimits, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::turn::{Class, Utterance};
+use crate::text::without_tags;
+use crate::turn::{Class, Markup, Utterance};
 
 /// Words a minute at speed 1.0: the program's own default.
 const WORDS_PER_MINUTE: f32 = 175.0;
@@ -192,6 +193,11 @@ impl Synthesizer for Espeak {
             )));
         }
         let manner = self.manner(utterance.voice.as_deref(), utterance.language.as_deref(), utterance.speed)?;
+        // It has no tags of its own.
+        let text = match utterance.markup {
+            Markup::None => plain(&utterance.text),
+            Markup::Tags => plain(&without_tags(&utterance.text)),
+        };
         let mut child = match utterance.class {
             Class::Live => self.take(&manner)?,
             // A child computes as soon as it has its text, whatever steps are run: batch must give way by itself.
@@ -199,11 +205,11 @@ impl Synthesizer for Espeak {
                 Child::start(&self.config.program, &manner, Share::Batch).or_else(|_| self.take(&manner))?
             }
         };
-        if child.say(&plain(&utterance.text)).is_err() {
+        if child.say(&text).is_err() {
             // It died between the check and now: one new one, and if that fails too the program is broken.
             self.bury(child);
             child = self.start(&manner)?;
-            child.say(&plain(&utterance.text)).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
+            child.say(&text).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
         }
         if let Some(old) = self.open.insert(slot, child) {
             self.bury(old);

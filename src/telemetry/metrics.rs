@@ -106,6 +106,12 @@ pub const METRICS: &[Metric] = &[
     ),
     counter("antiphon_underruns_total", &[], "Gaps that a listener heard inside speech"),
     histogram("antiphon_underrun_seconds", &[], GAPS, "Length of such gaps"),
+    histogram(
+        "antiphon_text_starved_seconds",
+        &[],
+        GAPS,
+        "Silence inside a turn because the agent had not written on: no underrun",
+    ),
     counter("antiphon_tap_dropped_total", &[], "Media frames that slow readers of /v1/calls/{id}/media lost"),
     // Language models.
     counter("antiphon_llm_requests_total", &["agent", "outcome"], "Requests to language models that ended"),

@@ -49,6 +49,11 @@ impl Language {
     }
 }
 
+/// Whether `c` is of a script that does not set words apart.
+pub(super) fn is_dense(c: char) -> bool {
+    matches!(c, '\u{3001}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{ff01}'..='\u{ff1f}' | '\u{20000}'..='\u{3134f}')
+}
+
 /// Characters of a text that are looked at: what a text is written in shows early.
 const LOOKED_AT: usize = 2_000;
 

@@ -82,6 +82,19 @@ pub fn read(text: &str, given: Option<&str>, how: Normalise) -> Reading {
     Reading { spoken, language }
 }
 
+/// Reads `text`, which goes on with the sentence that begins with `before`: what stands before a number decides how it is
+/// read. What is said of `before` is not part of it.
+pub fn read_after(before: &str, text: &str, given: Option<&str>, how: Normalise) -> Reading {
+    let apart = |at: Option<char>| at.is_none_or(|c| c.is_whitespace() || language::is_dense(c));
+    let gap = if apart(before.chars().next_back()) || apart(text.chars().next()) { "" } else { " " };
+    let joined = read(&format!("{before}{gap}{text}"), given, how);
+    match joined.spoken.behind(before.len() + gap.len()) {
+        Some(spoken) => Reading { spoken, language: joined.language },
+        // One rule says the end of one and the beginning of the other.
+        None => read(text, joined.language.as_deref(), how),
+    }
+}
+
 /// `text` without control tokens of a language model (`<|...|>`): none of them may reach one from a text. An
 /// opening without an end loses its sign.
 pub fn without_tokens(text: &str) -> std::borrow::Cow<'_, str> {
@@ -98,6 +111,31 @@ pub fn without_tokens(text: &str) -> std::borrow::Cow<'_, str> {
     kept.push_str(rest);
     // What is left may have grown together: "<<|x|>|".
     if kept.contains("<|") { kept.replace("<|", " ").into() } else { kept.into() }
+}
+
+/// `text` without tags of a voice: a name of at most 32 letters, digits, `_`, `-` or `/` in brackets, square or angled.
+pub fn without_tags(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['[', '<']) {
+        let (before, from) = rest.split_at(at);
+        kept.push_str(before);
+        let close = if from.starts_with('[') { ']' } else { '>' };
+        let named = |name: &str| {
+            !name.is_empty()
+                && name.len() <= 32
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '/'))
+        };
+        rest = match from.find(close).filter(|end| named(&from[1..*end])) {
+            Some(end) => &from[end + 1..],
+            None => {
+                kept.push_str(&from[..1]);
+                &from[1..]
+            }
+        };
+    }
+    kept.push_str(rest);
+    kept
 }
 
 #[cfg(test)]

@@ -60,6 +60,24 @@ impl Spoken {
     }
 }
 
+impl Spoken {
+    /// What is said of the text behind the first `written` bytes; `None` where a rewritten piece lies on both sides.
+    pub(super) fn behind(&self, written: usize) -> Option<Spoken> {
+        let first = self.spans.iter().position(|span| span.written.end > written)?;
+        let from = match &self.spans[first] {
+            span if span.written.start == written => span.spoken.start,
+            span if span.copied => span.spoken.start + (written - span.written.start),
+            _ => return None,
+        };
+        let shift = |span: &Span| Span {
+            written: span.written.start.max(written) - written..span.written.end - written,
+            spoken: span.spoken.start.max(from) - from..span.spoken.end - from,
+            copied: span.copied,
+        };
+        Some(Spoken { text: self.text.get(from..)?.to_owned(), spans: self.spans[first..].iter().map(shift).collect() })
+    }
+}
+
 /// Writes what is said, and the spans.
 #[derive(Debug, Default)]
 pub(super) struct Writer {

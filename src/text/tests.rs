@@ -144,3 +144,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_voice_without_tags_says_none() {
+    for (text, left) in [
+        ("It is [breath] <strong>good</strong>.", "It is  good."),
+        ("[AA0] a [b c] < d > [", " a [b c] < d > ["),
+        ("<<strong>>", "<>"),
+    ] {
+        assert_eq!(without_tags(text), left);
+    }
+}

@@ -131,6 +131,7 @@ impl Rig {
             instructions: None,
             seed: 0,
             speed: 1.0,
+            markup: antiphon::turn::Markup::None,
             tenant: "".into(),
         };
         let mut speaker = Speaker::new(engine.clone(), manner);

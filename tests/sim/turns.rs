@@ -8,6 +8,7 @@ use antiphon::call::{
     CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
 };
 use antiphon::media::leg::Codec;
+use antiphon::turn::Streaming;
 
 use super::world::{MS, World, format};
 
@@ -84,14 +85,67 @@ fn streamed_text_sounds_before_it_is_complete() {
         world.run(20 * MS);
     }
     world.run(20 * MS);
-    assert_eq!(world.engine.submitted(), ["Well, let me see what I can find for you,"]);
-    assert!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).is_some());
+    assert_eq!(world.engine.submitted()[0], "Well, let me see what I can");
+    assert!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).is_some_and(|at| at <= 170 * MS));
     world.push("and here is the rest", false);
     world.push(".", true);
     world.run(5_000 * MS);
     let turns = ended(&world.take_events());
     assert_eq!(turns.len(), 1);
     assert_eq!(turns[0].2.text, "Well, let me see what I can find for you, and here is the rest.");
+}
+
+#[test]
+fn what_an_agent_says_before_it_looks_something_up_sounds_after_a_pause() {
+    let mut world = World::new();
+    for token in ["Let", " me", " check", " that", " for", " you"] {
+        world.push(token, false);
+        world.run(15 * MS);
+    }
+    world.run(6_000 * MS);
+    assert_eq!(world.engine.submitted(), ["Let me check that for you"]);
+    assert_eq!(
+        world.when(|e| matches!(e, CallEvent::FirstAudio { .. })),
+        Some(285 * MS),
+        "200 ms, and the engine's 10"
+    );
+    // Its agent is told that the caller hears nothing now, once.
+    let turn = world.events.iter().find_map(|(_, e)| match e {
+        CallEvent::TurnStarted { turn } => Some(turn.clone()),
+        _ => None,
+    });
+    let starved = CallEvent::Starved { turn: turn.expect("one") };
+    assert_eq!(world.events.iter().filter(|(_, e)| *e == starved).count(), 1);
+    let relay = Relay::new(world.handle.clone(), &Agent::at("builtin:silent"));
+    let frame = relay.frame(&starved).map(|frame| print(&frame));
+    assert_eq!(frame.as_deref(), Some(r#"{"type":"flow","state":"starved"}"#));
+    world.push(" and this is it.", true);
+    world.run(6_000 * MS);
+    assert_eq!(ended(&world.take_events())[0].2.text, "Let me check that for you and this is it.");
+}
+
+#[test]
+fn an_agent_that_asks_for_sentences_gets_sentences() {
+    let mut world = World::new();
+    let style = Style { stream: Streaming::Sentence, ..Style::default() };
+    for word in "Well, let me see what I can find for you, ".split_inclusive(' ') {
+        let delta = TextDelta { id: None, token: word.into(), last: false, style: style.clone() };
+        world.handle.push_text(delta).expect("room");
+        world.run(300 * MS);
+    }
+    assert_eq!(world.engine.submitted(), ["Well, let me see what I can find for you,"]);
+}
+
+#[test]
+fn silence_because_nothing_was_written_is_no_underrun_on_a_stream_without_pauses_either() {
+    let mut world = World::with(CallConfig::default(), format(Codec::Pcma, true));
+    world.engine.set_speed(80 * MS, 0.1);
+    world.push("This is the first sentence of a turn. ", false);
+    world.run(6_000 * MS);
+    world.push("And this comes much later. ", true);
+    world.run(6_000 * MS);
+    assert_eq!(world.handle.info().underruns, 0);
+    assert_eq!(world.events.iter().filter(|(_, e)| matches!(e, CallEvent::Starved { .. })).count(), 1);
 }
 
 #[test]

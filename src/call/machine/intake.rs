@@ -12,6 +12,7 @@ use super::queue::Entry;
 use super::speaking::Speaking;
 use super::speculation::Standing;
 use super::turn::Turn;
+use super::writing::Writing;
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
 use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
@@ -117,17 +118,16 @@ impl Intake {
             }
             let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
             let mut turn = new_turn(now, delta.id, style);
-            turn.segmenter = Some(Segmenter::new(out.shared.config.segment.clone()));
             turn.held = standing == Standing::Waits;
+            turn.writing = Some(Writing::new(&out.shared.config.segment, turn.style.stream, now));
             let id = self.begin(now, turn, false, speaking, out);
             told(&id, out);
         }
         let Some(turn) = speaking.queue.open() else { return };
         turn.bytes += bytes;
-        turn.written = now;
         let mut texts = Vec::new();
-        if let Some(segmenter) = &mut turn.segmenter {
-            segmenter.push(&delta.token, &mut texts);
+        if let Some(writing) = &mut turn.writing {
+            writing.push(now, &delta.token, &mut texts);
         }
         turn.add_text(texts);
         if delta.last {

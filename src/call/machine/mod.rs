@@ -7,9 +7,10 @@
 //! [`Machine`] takes what happens and hands it to the part that it concerns; each part owns its own state:
 //!
 //! - [`intake`]: text, clips and streamed audio on their way into the queue
-//! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`]), [`synthesis`] (the engine's side),
-//!   [`output`] (encoder and playout), [`pause`] (hold, and a barge-in that waits for the agent), [`speculation`]
-//!   (answers made before it is certain that the caller has finished) and [`latency`] (what the caller waited for)
+//! - [`speaking`]: what is said, made of [`queue`] (turns in order, of [`turn`], and [`writing`] while their text comes),
+//!   [`synthesis`] (the engine's side), [`output`] (encoder and playout), [`pause`] (hold, and a barge-in that waits for
+//!   the agent), [`speculation`] (answers made before it is certain that the caller has finished) and [`latency`] (what
+//!   the caller waited for)
 //! - [`super::caller`]: what the caller says and presses; [`hearing`]: what a recogniser made of it
 //! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
 //! - [`outbox`]: actions, events and figures on their way out
@@ -33,6 +34,7 @@ mod speculation;
 mod synthesis;
 mod transfer;
 mod turn;
+mod writing;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -20,6 +20,9 @@ pub(super) const WINDOW: usize = 3;
 /// No further utterance is submitted while this much speech waits: it bounds what one call can hold.
 const MAX_AHEAD: usize = 10 * RATE as usize;
 
+/// With less speech than this left the next words are wanted: 400 ms, in which an utterance begins to sound.
+const HUNGRY: usize = RATE as usize * 2 / 5;
+
 /// The queue of one call.
 #[derive(Debug, Default)]
 pub(super) struct TurnQueue {
@@ -60,9 +63,23 @@ impl TurnQueue {
         self.turns_mut().find(|turn| turn.is_open())
     }
 
-    /// When [`Turn::settle`] is due on the open turn.
-    pub(super) fn settles_at(&self) -> Option<Instant> {
-        self.turns().find(|turn| turn.is_open())?.settles_at()
+    /// When [`TurnQueue::look`] is due.
+    pub(super) fn look_at(&self) -> Option<Instant> {
+        self.turns().find(|turn| turn.is_open())?.look_at(self.is_hungry())
+    }
+
+    /// Cuts what can be spoken now of the text that is being written.
+    pub(super) fn look(&mut self, now: Instant) {
+        let hungry = self.is_hungry();
+        if let Some(turn) = self.open() {
+            turn.look(now, hungry);
+        }
+    }
+
+    /// Whether the listener would hear silence soon: all that was cut is made, and little of it has not left.
+    fn is_hungry(&self) -> bool {
+        self.turns().flat_map(|turn| &turn.parts).all(|part| part.state == PartState::Ended)
+            && self.waiting_samples() < HUNGRY
     }
 
     pub(super) fn part(&mut self, utterance: UtteranceId) -> Option<&mut Part> {
@@ -177,8 +194,8 @@ impl TurnQueue {
     pub(super) fn close_open(&mut self) {
         let Some(turn) = self.open() else { return };
         let mut texts = Vec::new();
-        if let Some(mut segmenter) = turn.segmenter.take() {
-            segmenter.finish(&mut texts);
+        if let Some(writing) = turn.writing.take() {
+            writing.finish(&mut texts);
         }
         turn.add_text(texts);
     }

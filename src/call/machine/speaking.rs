@@ -16,7 +16,7 @@ use super::queue::{Entry, TurnQueue};
 use super::speculation::Speculation;
 use super::synthesis::Synthesis;
 use super::turn::{Part, PartState, Turn};
-use crate::audio::{FRAME_SAMPLES, RATE};
+use crate::audio::{FRAME, FRAME_SAMPLES, RATE};
 use crate::call::event::{BargeInOutcome, Cause, Stages, TurnHow};
 use crate::call::handle::Style;
 use crate::call::info::Shared;
@@ -46,6 +46,8 @@ pub(super) struct Speaking {
     flow_open: bool,
     /// When the last frame of speech left.
     last_spoken: Option<Instant>,
+    /// Since when the listener hears silence because nothing more was written.
+    starved: Option<Instant>,
     /// When it was stepped last: now, for spans.
     stepped: Instant,
     closed: bool,
@@ -83,6 +85,7 @@ impl Speaking {
             synthesis: Synthesis::new(speech, sink, shared.meta.tenant.clone()),
             flow_open: true,
             last_spoken: None,
+            starved: None,
             stepped: now,
             closed: false,
         })
@@ -99,7 +102,7 @@ impl Speaking {
             self.output.playout.deadline(),
             self.pause.deadline(),
             self.synthesis.retry_at(),
-            self.queue.settles_at(),
+            self.queue.look_at(),
             self.lingers_until().filter(|_| self.queue.is_last()),
         ]
         .into_iter()
@@ -171,17 +174,16 @@ impl Speaking {
     pub(super) fn step(&mut self, now: Instant, connected: Option<Instant>, out: &mut Outbox) -> Step {
         self.stepped = now;
         self.synthesis.tick(now);
-        if self.queue.settles_at().is_some_and(|at| at <= now)
-            && let Some(turn) = self.queue.open()
-        {
-            turn.settle();
-        }
+        self.queue.look(now);
         self.submit(now);
         // At least one frame before the playout is asked, the second after it: what is due leaves first.
         if self.output.playout.is_empty() {
             self.prepare(now, out);
         }
-        self.output.playout.expect_more(self.queue.front().is_some_and(|turn| turn.sounded && turn.awaits_audio()));
+        self.starve(out);
+        // Once the writer is what is waited for, the engine's share of the gap is no underrun.
+        let awaited = self.queue.front().is_some_and(|turn| turn.sounded && turn.awaits_audio());
+        self.output.playout.expect_more(awaited && self.starved.is_none());
         if let Some(departure) = self.output.playout.poll(now) {
             return Step::Left { speech: self.depart(now, departure, connected, out) };
         }
@@ -373,6 +375,24 @@ impl Speaking {
         self.synthesis.note(if paused { StreamState::Held } else { StreamState::Resumed });
     }
 
+    /// Finds out whether the listener waits for the writer of the turn that sounds.
+    fn starve(&mut self, out: &mut Outbox) {
+        let Some(turn) = self.queue.front().filter(|turn| turn.sounded) else {
+            self.starved = None;
+            return;
+        };
+        if self.pause.is_on() || !(turn.is_open() || turn.awaits_audio()) {
+            self.starved = None;
+        } else if self.starved.is_none()
+            && !turn.awaits_audio()
+            && self.output.playout.is_empty()
+            && self.queue.waiting_samples() == 0
+        {
+            self.starved = self.last_spoken.map(|at| at + FRAME);
+            out.event(CallEvent::Starved { turn: turn.id.clone() });
+        }
+    }
+
     /// Encodes the next frame; `false` when there is none.
     fn prepare(&mut self, now: Instant, out: &mut Outbox) -> bool {
         let mut pcm = Vec::with_capacity(FRAME_SAMPLES);
@@ -392,6 +412,9 @@ impl Speaking {
         out.meters.sent(&out.shared.stats, departure.late, departure.stalled.is_some());
         let (packet, spoken) = self.output.packet(now, departure, connected, out);
         if let Some(spoken) = spoken {
+            if let Some(since) = self.starved.take() {
+                out.meters.starved(now.saturating_duration_since(since));
+            }
             self.last_spoken = Some(now);
             out.shared.stats.frames_spoken.fetch_add(1, Relaxed);
             self.speech_left(now, spoken, out);

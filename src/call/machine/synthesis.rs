@@ -158,7 +158,7 @@ impl Synthesis {
             return;
         }
         turn.trouble = Some(TurnHow::Refused { retry_after });
-        turn.segmenter = None;
+        turn.writing = None;
         turn.parts.retain(|part| part.state != PartState::Waiting);
     }
 }

@@ -2,21 +2,21 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::writing::Writing;
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::call::TurnId;
 use crate::call::event::{Heard, Precision, TurnHow};
 use crate::call::handle::Style;
 use crate::call::heard::{self, Pace};
-use crate::call::segment::Segmenter;
+use crate::call::segment::{is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::{self, Reading, Spoken};
 use crate::turn::{Class, Epoch, StreamId, Utterance, UtteranceId};
 
-/// A writer who pauses this long after a full stop has finished the sentence: several times the usual time
-/// between two tokens.
-const WRITER_PAUSE: Duration = Duration::from_millis(200);
+/// Parts of one sentence that the next one is read behind: a number is read by the words just before it.
+const CONTEXT: usize = 3;
 
 /// One turn.
 ///
@@ -32,9 +32,7 @@ pub(super) struct Turn {
     pub(super) epoch: Epoch,
     pub(super) parts: Vec<Part>,
     /// While its text is still being written.
-    pub(super) segmenter: Option<Segmenter>,
-    /// When the latest piece of its text came.
-    pub(super) written: Instant,
+    pub(super) writing: Option<Writing>,
     /// Its first packet of speech has left.
     pub(super) sounded: bool,
     /// What went wrong, to be told at its end.
@@ -112,8 +110,7 @@ impl Turn {
             immediate,
             epoch: Epoch::default(),
             parts: Vec::new(),
-            segmenter: None,
-            written: accepted,
+            writing: None,
             sounded: false,
             trouble: None,
             refusals: 0,
@@ -128,12 +125,16 @@ impl Turn {
     pub(super) fn add_text(&mut self, texts: Vec<String>) {
         for text in texts {
             let style = &self.style;
-            let mut reading = text::read(&text, style.language.as_deref(), style.normalise);
+            let (before, language) = self.context();
+            let given = style.language.as_deref();
+            let mut reading = if before.is_empty() {
+                text::read(&text, given, style.normalise)
+            } else {
+                text::read_after(&before, &text, given.or(language), style.normalise)
+            };
             // "Ja, gut." alone is of no certain language: it is in that of what came before.
-            if reading.language.is_none()
-                && let Some(language) = self.parts.last().and_then(|part| part.reading.language.clone())
-            {
-                reading = text::read(&text, Some(&language), style.normalise);
+            if reading.language.is_none() && language.is_some() {
+                reading = text::read(&text, language, style.normalise);
             }
             self.parts.push(Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default())));
         }
@@ -169,28 +170,44 @@ impl Turn {
             instructions: style.instructions.clone(),
             seed: style.seed,
             speed: style.speed,
+            markup: style.markup,
             tenant: tenant.clone(),
         }
     }
 
     /// Whether more text may come.
     pub(super) fn is_open(&self) -> bool {
-        self.segmenter.is_some()
+        self.writing.is_some()
     }
 
-    /// When a pause of the writer completes the sentence that waits.
-    pub(super) fn settles_at(&self) -> Option<Instant> {
-        let waits = self.segmenter.as_ref().is_some_and(Segmenter::is_probably_complete);
-        waits.then(|| self.written + WRITER_PAUSE)
+    /// When [`Self::look`] is due. `hungry`: nothing else is about to sound.
+    pub(super) fn look_at(&self, hungry: bool) -> Option<Instant> {
+        self.writing.as_ref()?.due(hungry)
     }
 
-    /// The writer has paused.
-    pub(super) fn settle(&mut self) {
+    /// Cuts what can be spoken now of the text that waits.
+    pub(super) fn look(&mut self, now: Instant, hungry: bool) {
+        let (before, language) = self.context();
+        let given = self.style.language.as_deref().or(language).map(str::to_owned);
+        let normalise = self.style.normalise;
+        let say = |text: &str| text::read_after(&before, text, given.as_deref(), normalise).spoken.text;
         let mut texts = Vec::new();
-        if let Some(segmenter) = &mut self.segmenter {
-            segmenter.settle(&mut texts);
+        if let Some(writing) = &mut self.writing {
+            writing.look(now, hungry, &say, &mut texts);
         }
         self.add_text(texts);
+    }
+
+    /// The beginning of the sentence that the text goes on with, which was cut already, and the language of the last part.
+    fn context(&self) -> (String, Option<&str>) {
+        let mut before = Vec::new();
+        for part in self.parts.iter().rev().take(CONTEXT) {
+            if part.text.is_empty() || part.text.trim_end_matches(is_closer).ends_with(is_terminator) {
+                break;
+            }
+            before.insert(0, part.text.as_str());
+        }
+        (before.join(" "), self.parts.last().and_then(|part| part.reading.language.as_deref()))
     }
 
     /// Whether audio of it is still to be made.
@@ -376,6 +393,7 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::segment::SegmentConfig;
     use crate::text::Normalise;
 
     fn turn(style: Style, texts: &[&str]) -> Turn {
@@ -408,6 +426,63 @@ mod tests {
         assert_eq!(languages(given, &texts), ["en-GB"; 3]);
         let plain = Style { normalise: Normalise::Off, ..Style::default() };
         assert_eq!(turn(plain, &["It is 3.5 now."]).parts[0].said(), "It is 3.5 now.");
+    }
+
+    /// The same words, once and in order, however a text is cut into pieces, by a writer who also pauses between words,
+    /// for a listener who hears nothing else.
+    #[test]
+    fn streamed_text_is_said_as_the_whole_is() {
+        let words = |parts: &[Part]| {
+            let said: String = parts.iter().flat_map(|part| [part.said(), " "]).collect();
+            let kept = |c: char| if c.is_alphanumeric() || c == '\'' { c } else { ' ' };
+            let said: String = said.chars().map(kept).collect();
+            let dense = |c: char| matches!(c, '\u{3001}'..='\u{9fff}');
+            let joint = if said.contains(dense) { "" } else { " " };
+            said.split_whitespace().collect::<Vec<_>>().join(joint).to_lowercase()
+        };
+        let (mut tried, mut wrong) = (0, Vec::new());
+        for (language, file) in [
+            ("en", include_str!("../../../tests/data/text/en.tsv")),
+            ("de", include_str!("../../../tests/data/text/de.tsv")),
+            ("fr", include_str!("../../../tests/data/text/fr.tsv")),
+            ("es", include_str!("../../../tests/data/text/es.tsv")),
+            ("zh", include_str!("../../../tests/data/text/zh.tsv")),
+            ("ja", include_str!("../../../tests/data/text/ja.tsv")),
+        ] {
+            let style = Style { language: Some(language.into()), ..Style::default() };
+            let config = SegmentConfig { phrase_chars: 3, ..SegmentConfig::default() };
+            for written in file.lines().filter_map(|line| line.split('\t').next()) {
+                let text = format!("{written}{}", if matches!(language, "zh" | "ja") { "。" } else { " and so on" });
+                let whole = words(&turn(style.clone(), &[&text]).parts);
+                for stop in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+                    let mut now = crate::clock::now();
+                    let mut turn = turn(style.clone(), &[]);
+                    let mut writing = Writing::new(&config, style.stream, now);
+                    let mut first = Vec::new();
+                    writing.push(now, &text[..stop], &mut first);
+                    turn.add_text(first);
+                    turn.writing = Some(writing);
+                    turn.look(now, true);
+                    if text[stop..].starts_with(' ') {
+                        now += std::time::Duration::from_millis(250);
+                        turn.look(now, true);
+                    }
+                    let mut rest = Vec::new();
+                    if let Some(mut writing) = turn.writing.take() {
+                        writing.push(now, &text[stop..], &mut rest);
+                        writing.finish(&mut rest);
+                    }
+                    turn.add_text(rest);
+                    tried += 1;
+                    let said = words(&turn.parts);
+                    if said != whole {
+                        let parts: Vec<&str> = turn.parts.iter().map(|part| part.text.as_str()).collect();
+                        wrong.push(format!("{parts:?}: {said} / {whole}"));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} of {tried}: {:#?}", wrong.len(), &wrong[..wrong.len().min(40)]);
     }
 
     #[test]

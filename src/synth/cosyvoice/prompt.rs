@@ -3,6 +3,8 @@
 use super::backend::Embed;
 use super::config::{LlmConfig, SOS, TASK};
 use super::text::{END_OF_PROMPT, SYSTEM, Tokenizer, TokenizerError};
+use crate::text::without_tokens;
+use crate::turn::Markup;
 use crate::voice::file::Voice;
 
 /// Speech tokens per text id below which the end is masked, and at which decoding stops.
@@ -43,7 +45,7 @@ pub struct LlmInput {
     pub max_len: u32,
 }
 
-/// The input that speaks `text` (normalised) like `voice`.
+/// The input that speaks `text` (normalised) like `voice`. No control token gets into it from any of the texts.
 ///
 /// Lengths count the ids of what the original calls `text` (section 5). In cross-lingual use that begins with the
 /// system text.
@@ -55,12 +57,12 @@ pub fn input(
     config: &LlmConfig,
     voice: &Voice,
     instructions: Option<&str>,
-    text: &str,
+    (text, markup): (&str, Markup),
 ) -> Result<LlmInput, TokenizerError> {
     let mode = Mode::of(voice, instructions);
     let before = before(mode, voice, instructions);
-    let spoken = tokenizer.encode(&plain(text))?;
-    let before = tokenizer.encode(&before)?;
+    let spoken = tokenizer.encode_words(text, markup)?;
+    let before = encode_before(tokenizer, &before)?;
     let heard = spoken.len() as u32;
     let count = if mode == Mode::CrossLingual { before.len() as u32 + heard } else { heard };
     let mut prefix = vec![Embed::Speech(config.control(SOS))];
@@ -73,13 +75,19 @@ pub fn input(
     Ok(LlmInput { prefix, spoken: heard, min_len: count * LENGTH.0, max_len: count * LENGTH.1 })
 }
 
-/// The text before what is spoken.
-fn before(mode: Mode, voice: &Voice, instructions: Option<&str>) -> String {
+/// The texts before what is spoken: up to the end of the prompt's instructions, and behind it.
+fn before(mode: Mode, voice: &Voice, instructions: Option<&str>) -> (String, String) {
     match mode {
-        Mode::ZeroShot => format!("{SYSTEM}{END_OF_PROMPT}{}", voice.transcript.trim()),
-        Mode::CrossLingual => format!("{SYSTEM}{END_OF_PROMPT}"),
-        Mode::Instruct => format!("{SYSTEM} {}{END_OF_PROMPT}", plain(instructions.unwrap_or_default().trim())),
+        Mode::ZeroShot => (SYSTEM.into(), without_tokens(voice.transcript.trim()).into_owned()),
+        Mode::CrossLingual => (SYSTEM.into(), String::new()),
+        Mode::Instruct => {
+            (format!("{SYSTEM} {}", without_tokens(instructions.unwrap_or_default().trim())), String::new())
+        }
     }
+}
+
+fn encode_before(tokenizer: &Tokenizer, (system, behind): &(String, String)) -> Result<Vec<u32>, TokenizerError> {
+    tokenizer.encode(&format!("{system}{END_OF_PROMPT}{behind}"))
 }
 
 /// What a text that is still being written is spoken behind.
@@ -103,7 +111,7 @@ pub fn streamed(
     instructions: Option<&str>,
 ) -> Result<StreamPrompt, TokenizerError> {
     let mode = Mode::of(voice, instructions);
-    let mut system = tokenizer.encode(&before(mode, voice, instructions))?;
+    let mut system = encode_before(tokenizer, &before(mode, voice, instructions))?;
     let end = system.iter().position(|&id| id == tokenizer.end_of_prompt()).map_or(system.len(), |at| at + 1);
     let transcript = system.split_off(end);
     let speech = if mode == Mode::ZeroShot { voice.tokens.clone() } else { Vec::new() };
@@ -113,9 +121,4 @@ pub fn streamed(
 /// Most speech tokens of so many text ids.
 pub fn longest(text: u32) -> u32 {
     text.saturating_mul(LENGTH.1)
-}
-
-/// Text from outside must not carry the token that ends the prompt: it would move its end.
-pub(super) fn plain(text: &str) -> String {
-    text.replace(END_OF_PROMPT, " ")
 }

@@ -10,6 +10,7 @@ use super::super::probe::Probe;
 use super::super::{prompt, sample, text};
 use super::{CosyVoice, Known, Segment};
 use crate::synth::{Need, SynthError};
+use crate::text::without_tokens;
 use crate::turn::Utterance;
 
 /// Speech tokens that a text id usually becomes, with room: what admission counts.
@@ -29,7 +30,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
     pub(super) fn segments(&self, utterance: &Utterance) -> Result<VecDeque<Segment>, SynthError> {
         let (name, known) = self.find_voice(utterance.voice.as_deref())?;
         let mut segments = VecDeque::new();
-        for text in text::segments(&utterance.text, &self.tokenizer) {
+        // Before the rules as well: they leave a text alone that looks as if it held control tokens.
+        let text = without_tokens(&utterance.text);
+        for text in text::segments(&text, &self.tokenizer) {
             self.fit(utterance, name, known, &text, &mut segments)?;
         }
         Ok(segments)
@@ -45,7 +48,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         out: &mut VecDeque<Segment>,
     ) -> Result<(), SynthError> {
         let instructions = utterance.instructions.as_deref();
-        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, instructions, text)
+        let words = (text, utterance.markup);
+        let mut input = prompt::input(&self.tokenizer, &self.config.llm, &known.voice, instructions, words)
             .map_err(|e| SynthError::Input(e.to_string()))?;
         let key = sample::key(text, instructions.unwrap_or_default(), name, utterance.seed);
         let room = self.backend.caps().positions.saturating_sub(input.prefix.len() as u32);

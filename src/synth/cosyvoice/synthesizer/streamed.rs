@@ -17,7 +17,8 @@ use super::super::sample;
 use super::super::text;
 use super::{CosyVoice, Job, Run, push};
 use crate::synth::{Slot, Stages, SynthError, TextOrder};
-use crate::turn::Utterance;
+use crate::text::without_tokens;
+use crate::turn::{Markup, Utterance};
 
 /// Marks after which a sentence goes on.
 const COMMAS: [char; 3] = ['，', ',', '、'];
@@ -37,6 +38,7 @@ pub(super) struct TextStream {
     spoken: u32,
     ended: bool,
     key: [u32; 2],
+    markup: Markup,
 }
 
 impl TextStream {
@@ -74,7 +76,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
             .map_err(|e| SynthError::Input(e.to_string()))?;
         let parts = Prompt { system: &prompt.system, transcript: &prompt.transcript, speech: &prompt.speech };
         let machine = Bistream::new(&self.config.llm, order, &parts);
-        let text = TextStream { machine, fed: Vec::new(), rest: String::new(), ids: 0, spoken: 0, ended: false, key };
+        let markup = utterance.markup;
+        let (fed, rest) = (Vec::new(), String::new());
+        let text = TextStream { machine, fed, rest, ids: 0, spoken: 0, ended: false, key, markup };
         self.backend.prepare_voice(voice)?;
         let sampling = Sampling { key, min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
         self.backend.open(slot, SlotRequest { voice, prefix: Vec::new(), sampling, speed: utterance.speed })?;
@@ -95,16 +99,18 @@ impl<B: Backend + Probe> CosyVoice<B> {
         if stream.ended {
             return Err(refuse("the text has ended"));
         }
-        stream.rest.push_str(&prompt::plain(piece));
+        stream.rest.push_str(piece);
         let cut = if last { stream.rest.len() } else { whole_words(&stream.rest) };
         let words: String = stream.rest.drain(..cut).collect();
+        let words = without_tokens(&words);
         if !words.trim().is_empty() {
             // What is joined to words before keeps its gap, and a comma that text follows stays one: the rules make
             // a stop of it at the end of a text.
             let gap = if words.starts_with(char::is_whitespace) && stream.ids > 0 { " " } else { "" };
-            let bare = if last { words.as_str() } else { words.trim_end_matches(COMMAS) };
+            let bare = if last { &*words } else { words.trim_end_matches(COMMAS) };
             let normal = format!("{gap}{}{}", text::normalize(bare), &words[bare.len()..]);
-            let ids = self.tokenizer.encode(&normal).map_err(|e| SynthError::Input(e.to_string()))?;
+            let ids =
+                self.tokenizer.encode_words(&normal, stream.markup).map_err(|e| SynthError::Input(e.to_string()))?;
             stream.ids += ids.len() as u32;
             stream.machine.arrive(&ids);
         }

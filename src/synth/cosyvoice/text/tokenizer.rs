@@ -12,6 +12,8 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
 use super::END_OF_PROMPT;
 use crate::synth::cosyvoice::config::BLANK;
+use crate::text::without_tokens;
+use crate::turn::Markup;
 
 /// The tokens that the speech model adds to the text vocabulary, in id order.
 const SPECIAL: &str = include_str!("special_tokens.txt");
@@ -116,6 +118,46 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of a text that comes from outside. Control tokens (`<|...|>`) in it go; a tag (`[breath]`) is a tag only where
+    /// `markup` says so, else its name is read as a word.
+    ///
+    /// # Errors
+    /// The text cannot be encoded.
+    pub fn encode_words(&self, text: &str, markup: Markup) -> Result<Vec<u32>, TokenizerError> {
+        self.encode(&self.words(text, markup))
+    }
+
+    /// `text` with nothing in it that would be encoded as one special token, but for the tags that `markup` allows.
+    fn words(&self, text: &str, markup: Markup) -> String {
+        let text = without_tokens(text);
+        let mut words = String::with_capacity(text.len());
+        let mut rest = &*text;
+        while let Some(at) = rest.find(['[', '<']) {
+            let (before, from) = rest.split_at(at);
+            words.push_str(before);
+            let close = if from.starts_with('[') { ']' } else { '>' };
+            let tag = from.find(close).map(|end| &from[..=end]).filter(|tag| self.id(tag).is_some());
+            match tag {
+                Some(tag) if markup == Markup::Tags && SPECIAL.lines().any(|known| known == tag) => {
+                    words.push_str(tag);
+                    rest = &from[tag.len()..];
+                }
+                Some(tag) => {
+                    words.push(' ');
+                    words.push_str(&tag[1..tag.len() - 1]);
+                    words.push(' ');
+                    rest = &from[tag.len()..];
+                }
+                None => {
+                    words.push_str(&from[..1]);
+                    rest = &from[1..];
+                }
+            }
+        }
+        words.push_str(rest);
+        words
     }
 
     /// Text of `ids`, special tokens written out; empty where there is none.
