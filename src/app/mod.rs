@@ -1,5 +1,6 @@
 //! The gateway put together: builds the parts from a configuration, serves, drains.
 
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod descriptors;
 mod ears;

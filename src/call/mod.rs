@@ -14,6 +14,7 @@
 //! - Text waits here, not in the engine: only a few utterances of a call are with the engine at a
 //!   time, so an agent that floods one call holds its own text and nothing of the device.
 
+#[cfg(feature = "bench")]
 pub mod bench;
 mod caller;
 pub mod event;

@@ -2,8 +2,10 @@
 //!
 //! Exit codes: 0 done, 1 ran and failed, 2 usage, 64 bad configuration, 69 a needed service is not there.
 
+#[cfg(feature = "bench")]
 mod bench;
 mod check;
+#[cfg(feature = "demo")]
 mod demo;
 mod model;
 mod notify;
@@ -39,6 +41,7 @@ enum Command {
     /// Run the gateway.
     Serve(ConfigFile),
     /// Place one SIP and one WebRTC call to a gateway of its own, have both hear speech, and report.
+    #[cfg(feature = "demo")]
     Demo(demo::Args),
     /// Speak a text to a file or to standard output.
     Say(say::Args),
@@ -55,6 +58,7 @@ enum Command {
     /// Watch a running gateway: calls, devices, queue, latency.
     Top(top::Args),
     /// Measure the engine, egress pacing, codecs or enrolment.
+    #[cfg(feature = "bench")]
     Bench(bench::Args),
 }
 
@@ -101,6 +105,7 @@ pub fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match args.command {
         Command::Serve(file) => serve::run(file.config.as_deref()),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),
         Command::Text(args) => text::run(&args),
@@ -108,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
         Command::Top(args) => top::run(&args),
+        #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

@@ -10,6 +10,7 @@
 //! - [`bench`]: what encoding costs
 
 pub mod answer;
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod decode;
 pub mod dtmf;

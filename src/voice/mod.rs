@@ -7,6 +7,7 @@
 //! measuring.
 
 pub mod api;
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod campplus;
 pub mod cli;
