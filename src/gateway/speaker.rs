@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use crate::audio_file::AudioFileError;
+use crate::call::Style;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
 use crate::text::Normalise;
 use crate::turn::{Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
@@ -43,16 +44,8 @@ pub struct Manner {
 impl Manner {
     /// The default voice at its own rate, in the language that the text shows.
     pub fn plain(tenant: Arc<str>) -> Self {
-        Self {
-            voice: None,
-            language: None,
-            normalise: Normalise::default(),
-            instructions: None,
-            seed: 0,
-            speed: 1.0,
-            markup: Markup::None,
-            tenant,
-        }
+        let Style { voice, language, normalise, instructions, seed, speed, .. } = Style::default();
+        Self { voice, language, normalise, instructions, seed, speed, markup: Markup::None, tenant }
     }
 }
 

@@ -16,11 +16,18 @@ pub(super) trait Characters: 'static {
     const SIGNS: &'static [(char, &'static str)];
     /// Before a negative number.
     const MINUS: &'static str;
+    /// What stands between the ends of a span, as a class of a pattern.
+    const RANGE: &'static str;
+    /// From one to the other.
+    const TO: &'static str;
     /// Units by their sign.
     const UNITS: &'static [(&'static str, &'static str)];
 
     /// A number as a quantity.
     fn cardinal(n: u128) -> String;
+
+    /// The digits of a year.
+    fn year(digits: &str) -> String;
 
     /// A digit of an address.
     fn address_digit(digit: &str) -> String;
@@ -111,6 +118,44 @@ pub(super) fn internet_address<C: Characters>(rules: &mut Vec<Rule>) {
     rule(rules, r"\d{1,3}(?:\.\d{1,3}){3}", |c, _| {
         Some(c[0].split('.').map(digits::<C>).collect::<Vec<_>>().join("点"))
     });
+}
+
+/// A date; `None` where month or day is none.
+pub(super) fn date<C: Characters>(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
+    let n = number(month);
+    (1..=12).contains(&n).then_some(())?;
+    let mut said = of.map(|of| format!("{}年", C::year(of))).unwrap_or_default();
+    said.push_str(&format!("{}月", C::cardinal(n)));
+    if let Some(day) = day {
+        let n = number(day);
+        (1..=31).contains(&n).then_some(())?;
+        said.push_str(&format!("{}日", C::cardinal(n)));
+    }
+    Some(said)
+}
+
+/// Year, month and day, and spans of them.
+pub(super) fn full_dates<C: Characters>(rules: &mut Vec<Rule>) {
+    let range = C::RANGE;
+    rule(
+        rules,
+        &format!(r"(\d{{4}})([-/.])(\d{{1,2}})[-/.](\d{{1,2}}) ?{range} ?(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})"),
+        |c, _| {
+            let from = date::<C>(Some(&c[1]), &c[3], Some(&c[4]))?;
+            Some(format!("{from}{}{}", C::TO, date::<C>(Some(&c[5]), &c[6], Some(&c[7]))?))
+        },
+    );
+    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
+        (c[2] == c[4]).then(|| date::<C>(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
+    });
+}
+
+/// Year and month, and month and day, with zeros that tell them from other numbers.
+pub(super) fn partial_dates<C: Characters>(rules: &mut Vec<Rule>) {
+    rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date::<C>(Some(&c[1]), &c[2], None));
+    rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date::<C>(Some(&c[2]), &c[1], None));
+    rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date::<C>(None, &c[1], Some(&c[2])));
+    rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date::<C>(None, &c[1], Some(&c[2])));
 }
 
 /// More points than a number has: a version.

@@ -26,10 +26,16 @@ impl Characters for Japanese {
         ('+', "プラス"),
     ];
     const MINUS: &'static str = "マイナス";
+    const RANGE: &'static str = "[-~～〜—–]";
+    const TO: &'static str = "から";
     const UNITS: &'static [(&'static str, &'static str)] = UNITS;
 
     fn cardinal(n: u128) -> String {
         cardinal(n)
+    }
+
+    fn year(digits: &str) -> String {
+        cardinal(characters::number(digits))
     }
 
     fn address_digit(digit: &str) -> String {

@@ -2,13 +2,15 @@
 
 use super::numbers::{Japanese, cardinal, digits, phone, quantity};
 use super::tables::{CURRENCIES, TEAMS};
-use crate::text::characters::{self, Characters as _, NUMBER as N, link, loose, minus, number, rule, sum};
+use crate::text::characters::{
+    self, Characters as _, NUMBER as N, date, full_dates, link, loose, minus, number, partial_dates, rule, sum,
+};
 use crate::text::scan::{Context, Rule};
 
 const CURRENCY: &str =
     r"(?:US\$|A\$|C\$|HK\$|NZ\$|[$￥¥€£₩]|USD|JPY|HKD|AUD|CAD|EUR|GBP|KRW|CNY|RMB|TWD|CHF|SGD|NZD|THB|INR|RUB)";
 const UNIT: &str = r"(?:° ?[CF]|[℃°Ω㎡㎏㎝㎜㎞㎥%‰]|[A-Za-zμ]{1,4})";
-const RANGE: &str = "[-~～〜—–]";
+const RANGE: &str = Japanese::RANGE;
 
 /// What begins with a digit, a sign or a currency.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
@@ -56,40 +58,18 @@ fn hyphens(text: &str) -> String {
     text.split('-').map(phone).collect::<Vec<_>>().join("の")
 }
 
-fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
-    let n = number(month);
-    (1..=12).contains(&n).then_some(())?;
-    let mut said = of.map(|of| format!("{}年", cardinal(number(of)))).unwrap_or_default();
-    said.push_str(&format!("{}月", cardinal(n)));
-    if let Some(day) = day {
-        let n = number(day);
-        (1..=31).contains(&n).then_some(())?;
-        said.push_str(&format!("{}日", cardinal(n)));
-    }
-    Some(said)
-}
-
 fn dates(rules: &mut Vec<Rule>) {
-    rule(
-        rules,
-        &format!(r"(\d{{4}})([-/.])(\d{{1,2}})[-/.](\d{{1,2}}) ?{RANGE} ?(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})"),
-        |c, _| {
-            let from = date(Some(&c[1]), &c[3], Some(&c[4]))?;
-            Some(format!("{from}から{}", date(Some(&c[5]), &c[6], Some(&c[7]))?))
-        },
-    );
-    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
-        (c[2] == c[4]).then(|| date(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
-    });
-    rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date(Some(&c[1]), &c[2], None));
-    rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date(Some(&c[2]), &c[1], None));
-    rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
-    rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    full_dates::<Japanese>(rules);
+    partial_dates::<Japanese>(rules);
     // Without zeros a date is known by what follows it.
     rule(rules, r"(\d{1,2})[-/](\d{1,2})", |c, context| {
         let dated =
             ["から", "まで", "です", "でした", "(月", "(火", "(水", "(木", "(金", "(土", "(日", "（", "に開", "に行"];
-        dated.iter().any(|word| context.after.starts_with(word)).then(|| date(None, &c[1], Some(&c[2]))).flatten()
+        dated
+            .iter()
+            .any(|word| context.after.starts_with(word))
+            .then(|| date::<Japanese>(None, &c[1], Some(&c[2])))
+            .flatten()
     });
 }
 

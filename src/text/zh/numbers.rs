@@ -26,10 +26,16 @@ impl Characters for Chinese {
         ('+', "加"),
     ];
     const MINUS: &'static str = "负";
+    const RANGE: &'static str = "[-~～—–至到]";
+    const TO: &'static str = "到";
     const UNITS: &'static [(&'static str, &'static str)] = UNITS;
 
     fn cardinal(n: u128) -> String {
         cardinal(n)
+    }
+
+    fn year(digits: &str) -> String {
+        self::digits(digits)
     }
 
     fn address_digit(digit: &str) -> String {

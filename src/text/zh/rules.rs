@@ -4,12 +4,14 @@ use regex::Captures;
 
 use super::numbers::{Chinese, counted, digits, phone, quantity};
 use super::tables::{CALLS, CODES, COUNTERS, CURRENCIES, TEAMS};
-use crate::text::characters::{self, Characters as _, NUMBER as N, link, loose, minus, number, rule, sum};
+use crate::text::characters::{
+    self, Characters as _, NUMBER as N, date, full_dates, link, loose, minus, number, partial_dates, rule, sum,
+};
 use crate::text::scan::{Context, Rule};
 
 const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|N[ZT]\$|S\$|[$￥¥€£₩₽₹]|USD|CNY|RMB|HKD|AUD|CAD|EUR|GBP|JPY|KRW|CHF|SGD|TWD|MOP|NZD|RUB|INR|THB)";
 const UNIT: &str = r"(?:° ?[CF]|[℃℉°Ω㎡㎏㎝㎜㎞㎥]|[A-Za-zμ]{1,4})";
-const RANGE: &str = "[-~～—–至到]";
+const RANGE: &str = Chinese::RANGE;
 
 /// What begins with a digit, a sign or a currency.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
@@ -78,46 +80,23 @@ fn codes(rules: &mut Vec<Rule>) {
     rule(rules, r"([05-9][05])后", |c, _| Some(format!("{}后", digits(&c[1]))));
 }
 
-fn date(of: Option<&str>, month: &str, day: Option<&str>) -> Option<String> {
-    let mut said = String::new();
-    if let Some(of) = of {
-        said.push_str(&format!("{}年", digits(of)));
-    }
-    let n = number(month);
-    (1..=12).contains(&n).then_some(())?;
-    said.push_str(&format!("{}月", super::numbers::cardinal(n)));
-    if let Some(day) = day {
-        let n = number(day);
-        (1..=31).contains(&n).then_some(())?;
-        said.push_str(&format!("{}日", super::numbers::cardinal(n)));
-    }
-    Some(said)
-}
-
 fn dates(rules: &mut Vec<Rule>) {
-    rule(
-        rules,
-        &format!(r"(\d{{4}})([-/.])(\d{{1,2}})[-/.](\d{{1,2}}) ?{RANGE} ?(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})"),
-        |c, _| {
-            let from = date(Some(&c[1]), &c[3], Some(&c[4]))?;
-            Some(format!("{from}到{}", date(Some(&c[5]), &c[6], Some(&c[7]))?))
-        },
-    );
-    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
-        (c[2] == c[4]).then(|| date(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
-    });
+    full_dates::<Chinese>(rules);
     rule(rules, r"(\d{1,2})([-/.])(\d{1,2})([-/.])(\d{4})", |c, _| {
-        (c[2] == c[4]).then(|| date(Some(&c[5]), &c[1], Some(&c[3]))).flatten()
+        (c[2] == c[4]).then(|| date::<Chinese>(Some(&c[5]), &c[1], Some(&c[3]))).flatten()
     });
     rule(
         rules,
         &format!(r"((?:19|20)\d{{2}})[-/.](0?[1-9]|1[0-2]) ?{RANGE} ?((?:19|20)\d{{2}})[-/.](0?[1-9]|1[0-2])"),
-        |c, _| Some(format!("{}到{}", date(Some(&c[1]), &c[2], None)?, date(Some(&c[3]), &c[4], None)?)),
+        |c, _| {
+            Some(format!(
+                "{}到{}",
+                date::<Chinese>(Some(&c[1]), &c[2], None)?,
+                date::<Chinese>(Some(&c[3]), &c[4], None)?
+            ))
+        },
     );
-    rule(rules, r"((?:1[5-9]|20)\d{2})[-/.](0[1-9]|1[0-2])", |c, _| date(Some(&c[1]), &c[2], None));
-    rule(rules, r"(0[1-9]|1[0-2])[-/.]((?:1[5-9]|20)\d{2})", |c, _| date(Some(&c[2]), &c[1], None));
-    rule(rules, r"(0[1-9])[-/.](0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
-    rule(rules, r"(1[0-2])/(0[1-9]|[12]\d|3[01])", |c, _| date(None, &c[1], Some(&c[2])));
+    partial_dates::<Chinese>(rules);
     // Years of four digits, and of two before a month.
     loose(rules, &format!(r"(\d{{4}}){RANGE}(\d{{4}})年"), |c, _| {
         Some(format!("{}到{}年", digits(&c[1]), digits(&c[2])))
