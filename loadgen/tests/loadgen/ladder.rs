@@ -8,6 +8,7 @@ use antiphon_loadgen::call::Leg;
 use antiphon_loadgen::corpus;
 use antiphon_loadgen::exchange::{Exchange, Interjection, Plan, Trigger, Turn};
 use antiphon_loadgen::ladder::{Options, climb};
+use antiphon_loadgen::listen::StallCause;
 use antiphon_loadgen::load::{self, Arrivals, Behaviour, Load};
 use antiphon_loadgen::report::{Limits, Report};
 use antiphon_loadgen::{rtc, sip, synthetic};
@@ -37,10 +38,18 @@ async fn turns(server: &Whip, change: impl FnOnce(&mut Plan), texts: &[&str]) ->
     out
 }
 
-/// Within one frame, or 2 %.
-fn near(measured: Duration, known: Duration, what: &str) {
+/// Within one frame, or 2 %, and what the machine added: how late packets of `turn` came by their RTP timestamps.
+fn near(turn: &Turn, measured: Duration, known: Duration, what: &str) {
     let off = measured.abs_diff(known);
-    assert!(off <= Duration::from_millis(20).max(known.mul_f64(0.02)), "{what}: {measured:?}, not {known:?}");
+    let most = Duration::from_millis(20).max(known.mul_f64(0.02)) + late(turn);
+    assert!(off <= most, "{what}: {measured:?}, not {known:?} ({:?} late)", late(turn));
+}
+
+/// The first sound of `turn` is told as what was due at `start` and took `way`.
+fn heard_when_due(turn: &Turn, start: Instant, way: Duration) {
+    let heard = turn.sent + turn.first_audio.unwrap();
+    let after = heard.checked_duration_since(start + way).expect("nothing is heard before it was sent");
+    near(turn, after, Duration::ZERO, "first audio");
 }
 
 fn ms(n: u64) -> Duration {
@@ -56,12 +65,15 @@ async fn known_delays_are_measured_within_a_frame() {
     })
     .await;
     let heard = turns(&server, |_| {}, &["0", "120", "700"]).await;
-    for (turn, delay) in heard.iter().zip([0, 120, 700]) {
+    let starts = server.starts.lock().unwrap().clone();
+    for ((turn, delay), start) in heard.iter().zip([0, 120, 700]).zip(starts) {
         assert_eq!(turn.fault, None);
-        near(turn.first_audio.unwrap(), ms(delay), "first audio");
-        near(turn.speech, ms(1_000), "speech");
-        assert!((turn.rtf - 1.0).abs() < 0.02, "{}", turn.rtf);
-        assert_eq!(turn.stalls, []);
+        assert!(turn.first_audio >= Some(ms(delay)), "{:?}", turn.first_audio);
+        heard_when_due(turn, start, Duration::ZERO);
+        near(turn, turn.speech, ms(1_000), "speech");
+        near(turn, turn.speech.mul_f64(turn.rtf), ms(1_000), "listening");
+        // What is later than the listener's buffer is a stall, and the machine's.
+        assert!(turn.stalls.is_empty() || late(turn) > ms(60), "{:?}, {:?} late", turn.stalls, late(turn));
     }
 }
 
@@ -79,14 +91,15 @@ async fn known_gaps_and_losses_are_found_as_long_as_they_were() {
     .await;
     let heard = turns(&server, |_| {}, &["gap", "loss"]).await;
     let gap = &heard[0];
-    assert_eq!(gap.stalls.len(), 2, "{:?}", gap.stalls);
-    near(gap.stalls[0].length, ms(250), "first gap");
-    near(gap.stalls[1].length, ms(120), "second gap");
-    near(gap.speech, ms(2_000), "speech without gaps");
-    assert!((gap.rtf - 2.37 / 2.0).abs() < 0.02, "{}", gap.rtf);
+    let gaps: Vec<Duration> = gap.stalls.iter().filter(|s| s.cause == StallCause::Paused).map(|s| s.length).collect();
+    assert_eq!(gaps.len(), 2, "{:?}", gap.stalls);
+    near(gap, gaps[0], ms(250), "first gap");
+    near(gap, gaps[1], ms(120), "second gap");
+    near(gap, gap.speech, ms(2_000), "speech without gaps");
+    near(gap, gap.speech.mul_f64(gap.rtf), ms(2_370), "listening");
     let loss = &heard[1];
     assert_eq!((loss.packets.0, loss.packets.1), (3, 97));
-    assert_eq!(loss.stalls, [], "loss is no stall of the gateway");
+    assert!(loss.stalls.is_empty() || late(loss) > ms(60), "loss is no stall of the gateway: {:?}", loss.stalls);
     assert!(loss.mos < gap.mos);
 }
 
@@ -145,8 +158,8 @@ async fn an_interruption_is_measured_within_a_frame() {
         assert_eq!(turn.fault, None);
         let stop = server.stops.lock().unwrap()[0];
         let barge_in = turn.barge_in.expect("an interruption");
-        near(barge_in.silence, stop.ended - stop.heard, "silence after barging in");
-        near(barge_in.heard, stop.sent, "what was heard");
+        near(&turn, barge_in.silence, stop.ended - stop.heard, "silence after barging in");
+        near(&turn, barge_in.heard, stop.sent, "what was heard");
         assert_eq!(barge_in.reported, Some(stop.sent), "the gateway's own report is read");
         exchange.close().await;
     }
@@ -315,5 +328,7 @@ async fn browsers_pass_the_bad_network_too() {
     let heard = turns(&server, |plan| plan.webrtc.as_mut().unwrap().impairment = Some(bad), &["x"]).await;
     assert_eq!(heard[0].fault, None);
     // There and back again.
-    near(heard[0].first_audio.unwrap(), ms(50 + 160), "first audio");
+    assert!(heard[0].first_audio >= Some(ms(50 + 160)), "{:?}", heard[0].first_audio);
+    let start = server.starts.lock().unwrap()[0];
+    heard_when_due(&heard[0], start, ms(80));
 }

@@ -144,7 +144,13 @@ async fn barging_in_is_measured_to_the_end_of_sound() {
     let at = now();
     b.stop_speaking().await.unwrap();
     let silent = a.silence(at, Duration::from_millis(200), LONG).await.unwrap();
-    assert!(silent.saturating_duration_since(at) < Duration::from_millis(60), "{:?}", silent - at);
     let heard = a.take_heard();
+    // Three frames, and what the machine added: how late packets came by their RTP timestamps.
+    let late = listen::lateness(&heard, began, silent).into_iter().max().unwrap_or_default();
+    assert!(
+        silent.saturating_duration_since(at) < Duration::from_millis(60) + late,
+        "{:?}, {late:?} late",
+        silent - at
+    );
     assert_eq!(listen::silent_from(&heard, at, Duration::from_millis(100)), Some(silent));
 }

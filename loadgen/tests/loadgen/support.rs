@@ -55,6 +55,8 @@ pub(crate) struct Whip {
     pub(crate) ears: Arc<Mutex<Vec<Ear>>>,
     /// How its turns were broken off.
     pub(crate) stops: Arc<Mutex<Vec<Stop>>>,
+    /// When the first frame of each turn was due.
+    pub(crate) starts: Arc<Mutex<Vec<Instant>>>,
     _accepting: AbortOnDropHandle<()>,
 }
 
@@ -64,6 +66,7 @@ struct Shared {
     deleted: Arc<AtomicUsize>,
     ears: Arc<Mutex<Vec<Ear>>>,
     stops: Arc<Mutex<Vec<Stop>>>,
+    starts: Arc<Mutex<Vec<Instant>>>,
     sessions: Mutex<HashMap<String, Arc<dyn PeerConnection>>>,
     metrics: Mutex<String>,
 }
@@ -75,12 +78,14 @@ impl Whip {
         let deleted = Arc::new(AtomicUsize::new(0));
         let ears = Arc::new(Mutex::new(Vec::new()));
         let stops = Arc::new(Mutex::new(Vec::new()));
+        let starts = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::new(Shared {
             voice: Arc::new(voice),
             calls: AtomicUsize::new(0),
             deleted: deleted.clone(),
             ears: ears.clone(),
             stops: stops.clone(),
+            starts: starts.clone(),
             sessions: Mutex::default(),
             metrics: Mutex::new("antiphon_underruns_total 0\n".to_owned()),
         });
@@ -91,7 +96,7 @@ impl Whip {
                 tokio::spawn(async move { serve(stream, shared).await });
             }
         }));
-        Whip { url: format!("http://{address}"), deleted, ears, stops, _accepting: accepting }
+        Whip { url: format!("http://{address}"), deleted, ears, stops, starts, _accepting: accepting }
     }
 }
 
@@ -184,7 +189,10 @@ async fn live(n: usize, shared: Arc<Shared>, mut peer: Peer, ear: Ear) {
                         if frame["type"] == "text" {
                             let token = frame["token"].as_str().unwrap_or_default().to_owned();
                             channel.send_text(&json!({"type": "info", "got": token}).to_string()).await.unwrap();
-                            if let Some(stop) = mouth.say((shared.voice)(n, &token), &ear).await {
+                            let reply = (shared.voice)(n, &token);
+                            let start = now() + reply.delay;
+                            shared.starts.lock().unwrap().push(start);
+                            if let Some(stop) = mouth.say(start, reply, &ear).await {
                                 let report = json!({"type": "interrupt", "sentMs": stop.sent.as_millis() as u64});
                                 channel.send_text(&report.to_string()).await.unwrap();
                                 shared.stops.lock().unwrap().push(stop);
@@ -222,8 +230,7 @@ impl Mouth {
         Mouth { microphone, sequence: 7, timestamp: 1_000, last: None }
     }
 
-    async fn say(&mut self, reply: Reply, ear: &Ear) -> Option<Stop> {
-        let start = now() + reply.delay;
+    async fn say(&mut self, start: Instant, reply: Reply, ear: &Ear) -> Option<Stop> {
         if let Some(last) = self.last {
             self.timestamp = self.timestamp.wrapping_add(((start - last).as_secs_f64() * 48_000.0) as u32);
         }
