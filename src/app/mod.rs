@@ -30,7 +30,7 @@ use crate::gateway::{self, Gateway};
 use crate::records::{self, Records};
 use crate::server;
 use crate::sip::Endpoint;
-use crate::synth::device::Engine;
+use crate::synth::device::{Engine, Recovery};
 use crate::telemetry;
 use crate::voice::api::Service;
 use crate::voice::enrol::{Enroller, Options};
@@ -61,6 +61,9 @@ pub enum StartError {
     /// HTTPS has no certificate.
     #[error("{0}")]
     Certificate(String),
+    /// A worker cannot be used as it is configured.
+    #[error("[engine] workers: {0}")]
+    Worker(String),
     /// SIP did not start.
     #[error("{0}")]
     Sip(#[from] crate::sip::SipError),
@@ -124,7 +127,14 @@ impl App {
         for reason in &choice.reasons {
             tracing::info!("{reason}");
         }
-        let engine = Engine::start(choice.loaders, config.scheduler.clone())?;
+        let worker = |address: &String| config.cluster.worker(address);
+        let workers = config.engine.workers.iter().map(worker).collect::<Result<Vec<_>, _>>();
+        let workers = workers.map_err(StartError::Worker)?;
+        for worker in &workers {
+            tracing::info!("the worker {} speaks where it can be reached", worker.address);
+        }
+        let recovery = Recovery::default();
+        let engine = Engine::start_with_workers(workers, choice.loaders, config.scheduler.clone(), recovery)?;
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
         let fallback = match choice.fallback.filter(|_| wanted) {
             Some(loader) => Some(Engine::start(vec![loader], config.scheduler.clone())?),

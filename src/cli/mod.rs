@@ -13,6 +13,7 @@ mod say;
 mod serve;
 mod text;
 mod top;
+mod worker;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,8 @@ enum Command {
     /// Enrol, list and remove voices.
     #[command(subcommand)]
     Voice(crate::voice::cli::Command),
+    /// Speak for gateways on other machines.
+    Worker(worker::Args),
     /// Watch a running gateway: calls, devices, queue, latency.
     Top(top::Args),
     /// Measure the engine, egress pacing, codecs or enrolment.
@@ -112,6 +115,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
+        Command::Worker(args) => worker::run(&args),
         Command::Top(args) => top::run(&args),
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use crate::agent::config::Agent;
 use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
+use crate::synth::remote::config::Cluster;
 use crate::telemetry::Log;
 
 /// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.
@@ -53,6 +54,8 @@ pub struct Config {
     pub records: crate::records::Config,
     /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
+    /// Other machines of this gateway.
+    pub cluster: Cluster,
     /// Customers by name: who they are, what they may use and how much.
     pub tenant: BTreeMap<String, Tenant>,
     /// The folder of voices and jobs.
@@ -99,6 +102,8 @@ pub struct Engine {
     pub cache: PathBuf,
     /// Architecture that GPU kernels are compiled for, for measuring; `None`: the device's own.
     pub arch: Option<String>,
+    /// Workers on other machines, `host:port`; what they speak with comes before the voice of this machine.
+    pub workers: Vec<String>,
     /// Shared memory of a block in KiB, for measuring; `None`: what the device has.
     pub shared_kib: Option<u32>,
 }
@@ -117,6 +122,7 @@ impl Default for Engine {
             memory: None,
             cache: PathBuf::new(),
             arch: None,
+            workers: Vec::new(),
             shared_kib: None,
         }
     }
@@ -233,6 +239,9 @@ impl Config {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
         self.engine.llm.parse::<LanguageModel>().map_err(|e| format!("[engine] llm: {e}"))?;
+        for worker in &self.engine.workers {
+            self.cluster.check(worker).map_err(|e| format!("[engine] workers: {e}"))?;
+        }
         let device = &self.engine.device;
         let cuda = device.strip_prefix("cuda:").is_some_and(|n| n == "all" || n.parse::<u32>().is_ok());
         if !(cuda || device == "auto" || device == "cpu") {

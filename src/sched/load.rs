@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::stream::Stream;
 use super::table::Table;
 use crate::turn::Class;
@@ -18,7 +20,8 @@ const LATELY: f64 = 5.0;
 const ALIKE: f64 = 1.5;
 
 /// Numbers for people and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Load {
     /// Live jobs that have not ended.
     pub live: u32,

@@ -19,20 +19,22 @@
 
 mod delivery;
 mod meter;
+mod place;
 mod spent;
 mod trace;
 mod worker;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 pub use self::meter::{Meter, Spoken};
+use self::place::{Device, Local};
 pub use self::spent::{Spent, Steps};
-use self::worker::{Shared, State};
+use self::worker::Shared;
+use super::remote::link::{Link, Worker};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};
@@ -130,10 +132,13 @@ struct Placement {
     unpaced: bool,
 }
 
-struct Device {
-    shared: Arc<Shared>,
-    phase: watch::Receiver<Phase>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+/// Speaks what another device has left unfinished.
+pub(super) trait Respeak: Send + Sync {
+    /// Has a device of this kind speak `utterance` from its beginning; `None`: any that has its voice.
+    ///
+    /// # Errors
+    /// None can.
+    fn respeak(&self, kind: Option<&'static str>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused>;
 }
 
 impl Engine {
@@ -150,11 +155,32 @@ impl Engine {
     /// # Errors
     /// As [`Engine::start`].
     pub fn start_with(loaders: Vec<Loader>, config: Config, recovery: Recovery) -> Result<Self, SynthError> {
-        if loaders.is_empty() {
+        Self::start_with_workers(Vec::new(), loaders, config, recovery)
+    }
+
+    /// As [`Engine::start_with`], with devices of other machines before those of this one: without a voice by name, what
+    /// comes first speaks.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_with_workers(
+        workers: Vec<Worker>,
+        loaders: Vec<Loader>,
+        config: Config,
+        recovery: Recovery,
+    ) -> Result<Self, SynthError> {
+        if loaders.is_empty() && workers.is_empty() {
             return Err(SynthError::Device("no voice is configured".into()));
         }
         config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
         let (mut devices, quotas, meter) = (Vec::new(), Arc::<Quotas>::default(), Arc::<Meter>::default());
+        let (mut links, mut connections) = (Vec::new(), Vec::new());
+        for worker in workers {
+            let (link, connection) = Link::new(worker, meter.clone());
+            devices.push(Device::Worker(link.clone()));
+            links.push(link);
+            connections.push(connection);
+        }
         for (index, loader) in loaders.into_iter().enumerate() {
             let (tell, phase) = watch::channel(Phase::Loading);
             let shared = Arc::new(Shared::new(quotas.clone(), meter.clone()));
@@ -163,9 +189,21 @@ impl Engine {
                 .name(format!("device-{index}"))
                 .spawn(move || worker::run(&theirs, index, &loader, &config, recovery, &tell))
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
-            devices.push(Device { shared, phase, thread: Mutex::new(Some(thread)) });
+            devices.push(Device::Local(Local { shared, phase, thread: Mutex::new(Some(thread)) }));
         }
-        Ok(Self { inner: Arc::new(Inner { devices, placements: Mutex::default(), meter }) })
+        let inner = Arc::new(Inner { devices, placements: Mutex::default(), meter });
+        if !links.is_empty() {
+            let respeak: Arc<dyn Respeak> = inner.clone();
+            links.iter().for_each(|link| link.respeak_with(Arc::downgrade(&respeak)));
+            // Nothing computes here: one thread copies the audio of all workers.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|e| SynthError::Device(format!("no runtime for workers: {e}")))?;
+            std::thread::Builder::new()
+                .name("workers".into())
+                .spawn(move || runtime.block_on(futures_util::future::join_all(connections)))
+                .map_err(|e| SynthError::Device(format!("no thread for workers: {e}")))?;
+        }
+        Ok(Self { inner })
     }
 
     /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.
@@ -173,30 +211,7 @@ impl Engine {
     /// # Errors
     /// No device is ready, or accepting would break a promise already made.
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
-        let mut placements = lock(&self.inner.placements);
-        if placements.len() > PLACEMENTS {
-            placements.retain(|stream, placement| self.inner.devices[placement.device].shared.knows(*stream));
-        }
-        let stream = utterance.stream;
-        let placement = placements.get(&stream).copied();
-        let unpaced = placement.is_some_and(|placement| placement.unpaced);
-        let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
-        for device in self.preferred(&utterance, placement.map(|placement| placement.device)) {
-            let shared = &self.inner.devices[device].shared;
-            if unpaced && !shared.knows(stream) {
-                shared.note(clock::now(), stream, StreamNote::Unpaced);
-            }
-            match shared.submit(&utterance, &sink) {
-                Ok(()) => {
-                    placements.insert(stream, Placement { device, unpaced });
-                    return Ok(());
-                }
-                Err(error) => refused = error,
-            }
-        }
-        metrics::counter!("voice_requests_total", "class" => utterance.class.label(), "outcome" => "refused")
-            .increment(1);
-        Err(refused)
+        self.inner.submit(&utterance, &sink, |last| self.inner.preferred(&utterance, last))
     }
 
     /// Whether a new live stream would be taken on now, by some device.
@@ -206,7 +221,7 @@ impl Engine {
     pub fn has_room(&self) -> Result<(), Refused> {
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
         for device in &self.inner.devices {
-            match device.shared.has_room() {
+            match device.has_room() {
                 Ok(()) => return Ok(()),
                 Err(error) if error.reason != RefusedReason::NotReady => refused = error,
                 Err(_) => {}
@@ -231,23 +246,23 @@ impl Engine {
             }
             // Said before the first utterance: the stream is placed now, so that it is known there.
             (None, StreamNote::Unpaced) => {
-                let device = self.suitable(Class::Live, None, |_| true).first().copied();
+                let device = self.inner.suitable(Class::Live, None, |_| true).first().copied();
                 placements.insert(stream, Placement { device: device.unwrap_or_default(), unpaced: true });
                 let Some(device) = device else { return };
                 device
             }
             (None, _) => return,
         };
-        self.inner.devices[device].shared.note(now, stream, note);
+        self.inner.devices[device].note(now, stream, note);
     }
 
     /// Every voice of every device that is ready; the first is the default.
     pub fn voices(&self) -> Vec<VoiceInfo> {
         let mut voices: Vec<VoiceInfo> = Vec::new();
         for device in &self.inner.devices {
-            for voice in &device.shared.state().voices {
+            for voice in device.voices() {
                 if !voices.iter().any(|known| known.name == voice.name) {
-                    voices.push(voice.clone());
+                    voices.push(voice);
                 }
             }
         }
@@ -262,47 +277,22 @@ impl Engine {
     /// What each device is and does.
     pub fn status(&self) -> Vec<DeviceStatus> {
         let now = clock::now();
-        let status = |device: &Device| {
-            let state = device.shared.state();
-            DeviceStatus {
-                caps: state.caps.clone(),
-                phase: device.phase.borrow().clone(),
-                load: state.sched.as_ref().map(|sched| sched.load(now)).unwrap_or_default(),
-                memory: state.memory,
-                parts: state.parts.clone(),
-                produced: state.produced,
-                spent: state.spent.clone(),
-                failures: state.failures,
-                retry_in: state.retry_at.map(|at| at.saturating_duration_since(now)),
-                step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),
-            }
-        };
-        self.inner.devices.iter().map(status).collect()
+        self.inner.devices.iter().map(|device| device.status(now)).collect()
     }
 
     /// Waits until no device is loading for the first time, or again, any more. Cancel safe.
     pub async fn ready(&self) {
         for device in &self.inner.devices {
-            let mut phase = device.phase.clone();
-            // An error means that the thread is gone, which is as settled as it gets.
-            let _ = phase.wait_for(|phase| *phase != Phase::Loading).await;
+            device.settled().await;
         }
     }
 
     /// Has every device look for new and removed voices. Returns when those that are ready have looked: within a
     /// step or two, at most after [`REFRESHED`]. A device that still loads looks when it is loaded.
     pub async fn refresh_voices(&self) {
-        let look = |device: &Device| {
-            let (told, looked) = oneshot::channel();
-            device.shared.poke(|state| {
-                state.refresh.retain(|waiting| !waiting.is_closed());
-                state.refresh.push(told);
-            });
-            device.shared.is_ready().then_some(looked)
-        };
-        let ready: Vec<_> = self.inner.devices.iter().filter_map(look).collect();
+        let looked: Vec<_> = self.inner.devices.iter().filter_map(Device::refresh).collect();
         // An error means that the device stopped meanwhile and speaks with no voice at all.
-        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(ready)).await;
+        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(looked)).await;
     }
 
     /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code. A voice that
@@ -311,19 +301,49 @@ impl Engine {
     pub fn shutdown(self) {
         self.inner.stop();
         for device in &self.inner.devices {
-            let Some(thread) = lock(&device.thread).take() else { continue };
-            // Told to stop, a device that is not loading now does not begin to, unless it was just about to.
-            if *device.phase.borrow() != Phase::Loading {
-                // A device thread that panicked has said so in its phase.
-                let _ = thread.join();
+            device.join();
+        }
+    }
+}
+
+impl Inner {
+    /// Has one of `devices` speak `utterance`; they are asked for by where its stream spoke last, and tried in turn.
+    fn submit(
+        &self,
+        utterance: &Utterance,
+        sink: &SpeechSink,
+        devices: impl FnOnce(Option<usize>) -> Vec<usize>,
+    ) -> Result<(), Refused> {
+        let mut placements = lock(&self.placements);
+        if placements.len() > PLACEMENTS {
+            placements.retain(|stream, placement| self.devices[placement.device].knows(*stream));
+        }
+        let stream = utterance.stream;
+        let placement = placements.get(&stream).copied();
+        let unpaced = placement.is_some_and(|placement| placement.unpaced);
+        let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
+        for index in devices(placement.map(|placement| placement.device)) {
+            let device = &self.devices[index];
+            if unpaced && !device.knows(stream) {
+                device.note(clock::now(), stream, StreamNote::Unpaced);
+            }
+            match device.submit(utterance, sink) {
+                Ok(()) => {
+                    placements.insert(stream, Placement { device: index, unpaced });
+                    return Ok(());
+                }
+                Err(error) => refused = error,
             }
         }
+        metrics::counter!("voice_requests_total", "class" => utterance.class.label(), "outcome" => "refused")
+            .increment(1);
+        Err(refused)
     }
 
     /// The devices to try, best first. A stream with work stays where it is, whatever else happens: its utterances are
     /// heard in order.
     fn preferred(&self, utterance: &Utterance, last: Option<usize>) -> Vec<usize> {
-        let working = |device: &usize| self.inner.devices[*device].shared.has_work(utterance.stream);
+        let working = |device: &usize| self.devices[*device].has_work(utterance.stream);
         if let Some(device) = last.filter(working) {
             return vec![device];
         }
@@ -337,32 +357,42 @@ impl Engine {
 
     /// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
     fn serves(&self, device: usize, utterance: &Utterance) -> bool {
-        let engine = |device: usize| self.inner.devices[device].shared.state().caps.as_ref().map(|caps| caps.name);
-        let Some(voice) = &utterance.voice else {
-            let first =
-                (0..self.inner.devices.len()).filter(|d| self.inner.devices[*d].shared.is_ready()).find_map(engine);
-            return engine(device) == first;
-        };
+        if utterance.voice.is_none() {
+            let first = self.devices.iter().filter(|device| device.is_ready()).find_map(Device::kind);
+            return self.devices[device].kind() == first;
+        }
+        self.has_voice(device, utterance.voice.as_deref())
+    }
+
+    /// Whether `device` has the voice of this name; without one, yes.
+    fn has_voice(&self, device: usize, voice: Option<&str>) -> bool {
+        let Some(voice) = voice else { return true };
         // `en+f3` is a variant of `en`.
         let base = voice.split('+').next().unwrap_or(voice);
-        let state = self.inner.devices[device].shared.state();
-        state.voices.iter().any(|known| known.name == *voice || known.name.eq_ignore_ascii_case(base))
+        let has = |known: &VoiceInfo| known.name == voice || known.name.eq_ignore_ascii_case(base);
+        self.devices[device].voices().iter().any(has)
     }
 
     /// Ready devices, the best for new work first.
     fn suitable(&self, class: Class, last: Option<usize>, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
         let now = clock::now();
-        let load = |index: usize| Some((index, self.inner.devices[index].shared.state().sched.as_ref()?.load(now)));
-        let ready = (0..self.inner.devices.len()).filter_map(load).filter(|(index, _)| wanted(*index));
+        let load = |index: usize| Some((index, self.devices[index].load(now)?));
+        let ready = (0..self.devices.len()).filter_map(load).filter(|(index, _)| wanted(*index));
         by_suitability(class, last, ready.collect())
+    }
+
+    fn stop(&self) {
+        self.devices.iter().for_each(Device::stop);
     }
 }
 
-impl Inner {
-    fn stop(&self) {
-        for device in &self.devices {
-            device.shared.poke(|state: &mut State| state.stop = true);
-        }
+impl Respeak for Inner {
+    fn respeak(&self, kind: Option<&'static str>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
+        let like = |device: usize| match kind {
+            Some(_) => self.devices[device].kind() == kind && self.has_voice(device, utterance.voice.as_deref()),
+            None => self.serves(device, &utterance),
+        };
+        self.submit(&utterance, &sink, |_| self.suitable(utterance.class, None, like))
     }
 }
 

@@ -26,6 +26,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("voice list", "voices_are_added_listed_and_removed"),
     ("voice rm", "voices_are_added_listed_and_removed"),
     ("bench", "bench_measures"),
+    ("worker", "a_gateway_speaks_through_a_worker_of_another_process"),
 ];
 
 /// The commands that `help` lists.
@@ -56,7 +57,7 @@ async fn every_command_is_run_by_a_test() {
     let told: BTreeSet<String> = COMMANDS.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert_eq!(told, all, "COMMANDS beside this test names who runs each command");
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let sources: String = ["gateway/commands.rs", "gateway/tour.rs", "cosyvoice/pull.rs"]
+    let sources: String = ["gateway/commands.rs", "gateway/tour.rs", "cosyvoice/pull.rs", "gateway/workers.rs"]
         .map(|file| std::fs::read_to_string(suite.join(file)).expect("readable"))
         .concat();
     for (name, test) in COMMANDS {

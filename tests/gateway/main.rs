@@ -34,6 +34,7 @@ mod voice;
 mod voices;
 mod watch;
 mod watched;
+mod workers;
 
 /// How long the raw telephone waits for a message.
 const LIMIT: std::time::Duration = support::PATIENCE;

@@ -44,6 +44,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_device_failures_total", "a device that fails: gateway/fallback.rs"),
     ("voice_gpu_memory_bytes", "a GPU"),
     ("antiphon_scheduler_queue_depth", "more work than the device takes at once"),
+    ("antiphon_worker_up", "a worker: gateway/workers.rs"),
+    ("antiphon_worker_handovers_total", "a worker that is lost: gateway/workers.rs"),
     ("antiphon_preemptions_total", "live work that finds no memory but that of batch: sim/sched"),
     ("antiphon_underruns_total", "a device that is too slow: sim"),
     ("antiphon_underrun_seconds", "a device that is too slow: sim"),

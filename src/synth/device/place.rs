@@ -1,0 +1,165 @@
+//! A device as the engine sees it: a thread of this process, or a worker on another machine.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use tokio::sync::{oneshot, watch};
+
+use super::worker::Shared;
+use super::{DeviceStatus, Phase, lock};
+use crate::sched::{Load, Refused, StreamNote};
+use crate::synth::VoiceInfo;
+use crate::synth::remote::link::Link;
+use crate::turn::{SpeechSink, StreamId, Utterance};
+
+pub(super) enum Device {
+    Local(Local),
+    Worker(Arc<Link>),
+}
+
+/// A device with a thread of its own.
+pub(super) struct Local {
+    pub(super) shared: Arc<Shared>,
+    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Device {
+    pub(super) fn submit(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
+        match self {
+            Device::Local(local) => local.shared.submit(utterance, sink),
+            Device::Worker(link) => link.submit(utterance, sink),
+        }
+    }
+
+    pub(super) fn has_room(&self) -> Result<(), Refused> {
+        match self {
+            Device::Local(local) => local.shared.has_room(),
+            Device::Worker(link) => link.has_room(),
+        }
+    }
+
+    pub(super) fn note(&self, now: Instant, stream: StreamId, note: StreamNote) {
+        match self {
+            Device::Local(local) => local.shared.note(now, stream, note),
+            Device::Worker(link) => link.note(stream, note),
+        }
+    }
+
+    /// Whether it would miss the stream's notes.
+    pub(super) fn knows(&self, stream: StreamId) -> bool {
+        match self {
+            Device::Local(local) => local.shared.knows(stream),
+            Device::Worker(link) => link.has_work(stream),
+        }
+    }
+
+    pub(super) fn has_work(&self, stream: StreamId) -> bool {
+        match self {
+            Device::Local(local) => local.shared.has_work(stream),
+            Device::Worker(link) => link.has_work(stream),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        match self {
+            Device::Local(local) => local.shared.is_ready(),
+            Device::Worker(link) => link.phase() == Phase::Ready,
+        }
+    }
+
+    /// The kind of its voice, once that is known.
+    pub(super) fn kind(&self) -> Option<&'static str> {
+        match self {
+            Device::Local(local) => local.shared.state().caps.as_ref().map(|caps| caps.name),
+            Device::Worker(link) => link.kind(),
+        }
+    }
+
+    pub(super) fn voices(&self) -> Vec<VoiceInfo> {
+        match self {
+            Device::Local(local) => local.shared.state().voices.clone(),
+            Device::Worker(link) => link.voices(),
+        }
+    }
+
+    /// `None` unless it is ready.
+    pub(super) fn load(&self, now: Instant) -> Option<Load> {
+        match self {
+            Device::Local(local) => Some(local.shared.state().sched.as_ref()?.load(now)),
+            Device::Worker(link) => (link.phase() == Phase::Ready).then(|| link.status().load),
+        }
+    }
+
+    pub(super) fn status(&self, now: Instant) -> DeviceStatus {
+        let local = match self {
+            Device::Local(local) => local,
+            Device::Worker(link) => return link.status(),
+        };
+        let state = local.shared.state();
+        DeviceStatus {
+            caps: state.caps.clone(),
+            phase: local.phase.borrow().clone(),
+            load: state.sched.as_ref().map(|sched| sched.load(now)).unwrap_or_default(),
+            memory: state.memory,
+            parts: state.parts.clone(),
+            produced: state.produced,
+            spent: state.spent.clone(),
+            failures: state.failures,
+            retry_in: state.retry_at.map(|at| at.saturating_duration_since(now)),
+            step_seconds: state.sched.as_ref().map(|sched| sched.step_seconds()).unwrap_or_default(),
+        }
+    }
+
+    /// Waits until it is not loading any more. A worker is not waited for: its machine may be off for days.
+    pub(super) async fn settled(&self) {
+        if let Device::Local(local) = self {
+            let mut phase = local.phase.clone();
+            // An error means that the thread is gone, which is as settled as it gets.
+            let _ = phase.wait_for(|phase| *phase != Phase::Loading).await;
+        }
+    }
+
+    /// Has it look for new and removed voices; what is told when it has, if it is ready to look.
+    pub(super) fn refresh(&self) -> Option<oneshot::Receiver<()>> {
+        let (told, looked) = oneshot::channel();
+        match self {
+            Device::Local(local) => local.shared.poke(|state| {
+                state.refresh.retain(|waiting| !waiting.is_closed());
+                state.refresh.push(told);
+            }),
+            Device::Worker(link) => link.refresh(told),
+        }
+        self.is_ready().then_some(looked)
+    }
+
+    pub(super) fn stop(&self) {
+        match self {
+            Device::Local(local) => local.shared.poke(|state| state.stop = true),
+            Device::Worker(link) => link.stop(),
+        }
+    }
+
+    /// Waits for the thread of a device that was told to stop.
+    pub(super) fn join(&self) {
+        let Device::Local(local) = self else { return };
+        let Some(thread) = lock(&local.thread).take() else { return };
+        // Told to stop, a device that is not loading now does not begin to, unless it was just about to.
+        if *local.phase.borrow() != Phase::Loading {
+            // A device thread that panicked has said so in its phase.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+impl Device {
+    /// The device, which is one of this process.
+    pub(super) fn local(&self) -> &Local {
+        match self {
+            Device::Local(local) => local,
+            Device::Worker(link) => panic!("{link:?} is no thread of this process"),
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The worker's side: an engine that speaks for the gateways that connect.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use super::wire::{
+    self, CREDIT, Frame, How, Note, SILENCE, STATUS, Status, Submission, ToGateway, ToWorker, VERSION, Voice,
+};
+use crate::clock;
+use crate::secret::Secret;
+use crate::synth::VoiceInfo;
+use crate::synth::device::{DeviceStatus, Engine, Phase, StreamNote};
+use crate::turn::{Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd, UtteranceId};
+
+/// Gateways at a time; more are refused.
+const GATEWAYS: usize = 1_024;
+/// Frames that may wait for the socket.
+const FRAMES: usize = 256;
+/// Events of an utterance that may wait for credit, as of a call in process.
+const SINK: usize = 64;
+
+/// Who may connect.
+#[derive(Clone)]
+pub struct Door {
+    /// What a gateway must know; empty: nothing.
+    pub token: Secret,
+    /// `None`: no TLS.
+    pub tls: Option<TlsAcceptor>,
+}
+
+/// Serves the gateways that connect to `listener` until `stop`.
+pub async fn serve(listener: TcpListener, door: Door, engine: Engine, mut stop: watch::Receiver<bool>) {
+    let room = Arc::new(Semaphore::new(GATEWAYS));
+    loop {
+        let (stream, peer) = tokio::select! {
+            _ = stop.changed() => return,
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, mostly: they come back as connections end.
+                    tracing::warn!(%error, "a gateway was not accepted");
+                    tokio::time::sleep(STATUS).await;
+                    continue;
+                }
+            },
+        };
+        let Ok(permit) = room.clone().try_acquire_owned() else {
+            tracing::warn!(%peer, "as many gateways as may are connected");
+            continue;
+        };
+        let (door, engine, mut stop) = (door.clone(), engine.clone(), stop.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            let served = async {
+                stream.set_nodelay(true)?;
+                match door.tls.clone() {
+                    Some(tls) => session(handshake(tls, stream).await?, &door, engine).await,
+                    None => session(stream, &door, engine).await,
+                }
+            };
+            tokio::select! {
+                _ = stop.changed() => {}
+                ended = served => if let Err(error) = ended {
+                    tracing::info!(%peer, %error, "a gateway is gone");
+                },
+            }
+        });
+    }
+}
+
+async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> io::Result<impl AsyncRead + AsyncWrite + Send + 'static> {
+    timeout(SILENCE, tls.accept(stream)).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// One gateway, until it is gone.
+async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Door, engine: Engine) -> io::Result<()> {
+    let (from, to) = tokio::io::split(stream);
+    let (mut from, mut to) = (Box::pin(from), Box::pin(to));
+    let hello = timeout(SILENCE, wire::read(&mut from)).await??;
+    let refusal = match hello {
+        Frame::Message(ToWorker::Hello { version, .. }) if version != VERSION => {
+            Some(format!("the worker speaks version {VERSION}, the gateway {version}: run the same antiphon on both"))
+        }
+        Frame::Message(ToWorker::Hello { token, .. }) if !same(&token, door.token.reveal()) => {
+            Some("the token is another: [cluster] token must be the same on both".to_owned())
+        }
+        Frame::Message(ToWorker::Hello { .. }) => None,
+        _ => Some("the first frame must be a hello".to_owned()),
+    };
+    let welcome = ToGateway::Welcome { version: VERSION, refusal: refusal.clone() };
+    wire::write(&mut to, &wire::message(&welcome)).await?;
+    if let Some(refusal) = refusal {
+        return Err(io::Error::other(refusal));
+    }
+    let (out, mut frames) = mpsc::channel::<Vec<u8>>(FRAMES);
+    let mut session = Session { engine, out, streams: HashMap::new(), jobs: HashMap::new() };
+    let mut told: Option<Vec<VoiceInfo>> = None;
+    let mut tick = tokio::time::interval(STATUS);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // Reading is not cancel safe, so it has a task; it ends with the connection, or with this receiver.
+    let (read, mut messages) = mpsc::channel(FRAMES);
+    let reading = tokio::spawn(async move {
+        loop {
+            let frame = timeout(SILENCE, wire::read::<ToWorker>(&mut from)).await;
+            let frame = frame.unwrap_or_else(|_| Err(io::Error::other("nothing heard from it")));
+            let failed = frame.is_err();
+            // overflow: awaited, the gateway is slowed by its own transport
+            if read.send(frame).await.is_err() || failed {
+                return;
+            }
+        }
+    });
+    let _reading = AbortOnDrop(reading.abort_handle());
+    loop {
+        tokio::select! {
+            frame = frames.recv() => match frame {
+                Some(frame) => wire::write(&mut to, &frame).await?,
+                None => return Ok(()),
+            },
+            message = messages.recv() => match message {
+                Some(Ok(Frame::Message(message))) => session.obey(message),
+                Some(Ok(Frame::Audio { .. })) => return Err(io::Error::other("a gateway sends no audio")),
+                Some(Err(error)) => return Err(error),
+                None => return Ok(()),
+            },
+            _ = tick.tick() => {
+                let mut status = status(&session.engine);
+                let voices = session.engine.voices();
+                if told.as_ref() != Some(&voices) {
+                    let voice = |voice: &VoiceInfo| Voice { name: voice.name.clone(), languages: voice.languages.clone() };
+                    status.voices = Some(voices.iter().map(voice).collect());
+                    told = Some(voices);
+                }
+                let status = ToGateway::Status(Box::new(status));
+                wire::write(&mut to, &wire::message(&status)).await?;
+            }
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Equality in a time that tells nothing of how much was right.
+fn same(presented: &str, token: &str) -> bool {
+    let (presented, token) = (presented.as_bytes(), token.as_bytes());
+    presented.len() == token.len() && presented.iter().zip(token).fold(0, |acc, (a, b)| acc | (a ^ b)) == 0
+}
+
+/// What one gateway has here.
+struct Session {
+    engine: Engine,
+    out: mpsc::Sender<Vec<u8>>,
+    /// Its names of streams to ours.
+    streams: HashMap<u64, StreamId>,
+    jobs: HashMap<u64, Job>,
+}
+
+struct Job {
+    epoch: Epoch,
+    credit: Arc<Semaphore>,
+}
+
+impl Session {
+    fn obey(&mut self, message: ToWorker) {
+        match message {
+            ToWorker::Submit(submission) => self.submit(*submission),
+            ToWorker::Cancel { id } => {
+                if let Some(job) = self.jobs.get(&id) {
+                    job.epoch.raise();
+                }
+            }
+            ToWorker::Taken { id, pieces } => {
+                if let Some(job) = self.jobs.get(&id) {
+                    job.credit.add_permits(pieces.min(CREDIT));
+                }
+            }
+            ToWorker::Note { stream, note } => self.note(stream, &note),
+            ToWorker::Refresh => {
+                let engine = self.engine.clone();
+                tokio::spawn(async move { engine.refresh_voices().await });
+            }
+            ToWorker::Hello { .. } | ToWorker::Alive => {}
+        }
+        // Those that are over: nothing holds their credit but this.
+        self.jobs.retain(|_, job| Arc::strong_count(&job.credit) > 1);
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, tenant } = submission;
+        let (epoch, credit) = (Epoch::default(), Arc::new(Semaphore::new(CREDIT)));
+        let utterance = Utterance {
+            id: UtteranceId::next(),
+            stream: *self.streams.entry(stream).or_insert_with(StreamId::next),
+            class: wire::class(batch),
+            token: epoch.token(),
+            text,
+            voice,
+            language,
+            instructions,
+            seed,
+            speed,
+            tenant: tenant.into(),
+        };
+        let (sink, events) = mpsc::channel(SINK);
+        let accepted = self.engine.submit(utterance, sink);
+        self.jobs.insert(id, Job { epoch, credit: credit.clone() });
+        tokio::spawn(forward(id, accepted.err(), events, credit, self.out.clone()));
+    }
+
+    fn note(&mut self, name: u64, note: &Note) {
+        let stream = match note {
+            Note::Closed => self.streams.remove(&name),
+            // Said before the first utterance.
+            Note::Unpaced => Some(*self.streams.entry(name).or_insert_with(StreamId::next)),
+            _ => self.streams.get(&name).copied(),
+        };
+        let Some(stream) = stream else { return };
+        let note = match note {
+            Note::Anchored { ago_us } => {
+                let now = clock::now();
+                StreamNote::Anchored { at: now.checked_sub(std::time::Duration::from_micros(*ago_us)).unwrap_or(now) }
+            }
+            Note::Held => StreamNote::Held,
+            Note::Resumed => StreamNote::Resumed,
+            Note::Interrupted => StreamNote::Interrupted,
+            Note::Unpaced => StreamNote::Unpaced,
+            Note::Closed => StreamNote::Closed,
+        };
+        self.engine.note(stream, note);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.jobs.values().for_each(|job| job.epoch.raise());
+        self.streams.values().for_each(|stream| self.engine.note(*stream, StreamNote::Closed));
+    }
+}
+
+/// Sends the audio of one utterance as there is credit, and its end.
+async fn forward(
+    id: u64,
+    refused: Option<crate::synth::device::Refused>,
+    mut events: mpsc::Receiver<SpeechEvent>,
+    credit: Arc<Semaphore>,
+    out: mpsc::Sender<Vec<u8>>,
+) {
+    let mut how = refused.map(|refused| How::Refused { retry_after_ms: refused.retry_after.as_millis() as u64 });
+    while how.is_none() {
+        let frame = match events.recv().await {
+            Some(SpeechEvent::Audio { pcm, .. }) => {
+                let Ok(permit) = credit.acquire().await else { return };
+                permit.forget();
+                wire::audio(id, &pcm)
+            }
+            Some(SpeechEvent::End { how: ended, .. }) => {
+                how = Some(ended.into());
+                continue;
+            }
+            None => {
+                how = Some(UtteranceEnd::Failed("the worker is going down".into()).into());
+                continue;
+            }
+        };
+        // overflow: awaited, the socket empties it
+        if out.send(frame).await.is_err() {
+            return;
+        }
+    }
+    let Some(how) = how else { return };
+    // A gateway that is gone needs no answer.
+    let _ = out.send(wire::message(&ToGateway::End { id, how })).await;
+}
+
+/// All devices together, as one.
+fn status(engine: &Engine) -> Status {
+    let devices: Vec<DeviceStatus> = engine.status();
+    let ready: Vec<&DeviceStatus> = devices.iter().filter(|device| device.phase == Phase::Ready).collect();
+    let Some(first) = ready.first().and_then(|device| device.caps.as_ref()) else { return Status::default() };
+    let mut load = ready[0].load;
+    for device in &ready[1..] {
+        let other = &device.load;
+        load.live += other.live;
+        load.batch += other.batch;
+        load.live_open += other.live_open;
+        load.batch_open += other.batch_open;
+        load.capacity += other.capacity;
+        load.sustainable += other.sustainable;
+        load.holding += other.holding;
+        load.load += other.load;
+        load.recent += other.recent;
+        load.memory += other.memory;
+        load.preemptions += other.preemptions;
+        let least = |a: Option<f64>, b: Option<f64>| [a, b].into_iter().flatten().reduce(f64::min);
+        load.first_audio = least(load.first_audio, other.first_audio);
+        load.slack = least(load.slack, other.slack);
+    }
+    // Shares of one device each. JSON knows no infinity: what is not known yet is nothing.
+    for (value, of) in [
+        (&mut load.load, ready.len() as f64),
+        (&mut load.recent, ready.len() as f64),
+        (&mut load.sustainable, 1.0),
+        (&mut load.holding, 1.0),
+    ] {
+        *value = if value.is_finite() { *value / of } else { 0.0 };
+    }
+    load.first_audio = load.first_audio.filter(|seconds| seconds.is_finite());
+    Status {
+        engine: Some(first.name.to_owned()),
+        slots: ready.iter().filter_map(|device| Some(device.caps.as_ref()?.limits.slots)).sum(),
+        voices: None,
+        load,
+        memory_total: ready.iter().map(|device| device.memory.total).sum(),
+        memory_used: ready.iter().map(|device| device.memory.used).sum(),
+        refusal: engine.has_room().err().map(Into::into),
+    }
+}

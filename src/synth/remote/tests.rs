@@ -1,0 +1,185 @@
+//! A gateway's engine and its workers over real sockets.
+
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::link::Worker;
+use super::serve::{Door, serve};
+use crate::sched::{Config, StreamNote};
+use crate::secret::Secret;
+use crate::synth::device::{Engine, Loader, Phase, Recovery};
+use crate::synth::tone::Tone;
+use crate::turn::{Class, Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const TOKEN: &str = "between-machines";
+
+fn tone() -> Vec<Loader> {
+    vec![Box::new(|| Ok(Box::new(Tone::new())))]
+}
+
+/// A worker that can be stopped.
+struct Running {
+    engine: Engine,
+    address: String,
+    stop: watch::Sender<bool>,
+    served: JoinHandle<()>,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let engine = Engine::start(tone(), Config::default()).expect("starts");
+        engine.ready().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let (stop, stopped) = watch::channel(false);
+        let door = Door { token: Secret::new(TOKEN), tls: None };
+        let served = tokio::spawn(serve(listener, door, engine.clone(), stopped));
+        Self { engine, address, stop, served }
+    }
+
+    fn worker(&self, token: &str) -> Worker {
+        Worker { address: self.address.clone(), token: Secret::new(token), tls: None }
+    }
+
+    async fn stop(self) {
+        self.stop.send(true).expect("it runs");
+        self.served.await.expect("no panic");
+    }
+}
+
+fn gateway(workers: Vec<Worker>, loaders: Vec<Loader>) -> Engine {
+    Engine::start_with_workers(workers, loaders, Config::default(), Recovery::default()).expect("starts")
+}
+
+/// Waits until so many devices are ready.
+async fn ready(engine: &Engine, count: usize) {
+    let all = async {
+        while engine.status().iter().filter(|device| device.phase == Phase::Ready).count() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, all).await.expect("ready in time");
+}
+
+fn utterance(stream: StreamId, text: &str) -> Utterance {
+    Utterance { seed: 7, ..Utterance::plain(stream, Class::Live, text) }
+}
+
+/// What is left of an utterance.
+async fn rest(events: &mut mpsc::Receiver<SpeechEvent>) -> (Vec<f32>, UtteranceEnd) {
+    let mut heard = Vec::new();
+    loop {
+        match timeout(PATIENCE, events.recv()).await.expect("in time").expect("an end before the close") {
+            SpeechEvent::Audio { pcm, .. } => heard.extend(pcm),
+            SpeechEvent::End { how, .. } => return (heard, how),
+        }
+    }
+}
+
+async fn spoken(engine: &Engine, text: &str) -> Vec<f32> {
+    let (sink, mut events) = mpsc::channel(8);
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
+    engine.submit(utterance(stream, text), sink).expect("accepted");
+    let (heard, how) = rest(&mut events).await;
+    assert_eq!(how, UtteranceEnd::Done);
+    engine.note(stream, StreamNote::Closed);
+    heard
+}
+
+#[tokio::test]
+async fn a_worker_speaks_to_the_bit_what_a_device_in_process_does() {
+    let running = Running::start().await;
+    let engine = gateway(vec![running.worker(TOKEN)], Vec::new());
+    ready(&engine, 1).await;
+    let text = "Nothing of this was made here.";
+    assert_eq!(spoken(&engine, text).await, spoken(&running.engine, text).await);
+    assert_eq!(engine.voices(), running.engine.voices());
+    let status = &engine.status()[0];
+    assert_eq!(status.caps.as_ref().map(|caps| caps.name), Some("tone"));
+    assert!(status.produced > 0 && engine.has_room().is_ok());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_cancelled_here_ends_there() {
+    let running = Running::start().await;
+    let engine = gateway(vec![running.worker(TOKEN)], Vec::new());
+    ready(&engine, 1).await;
+    let (stream, epoch) = (StreamId::next(), Epoch::default());
+    let (sink, mut events) = mpsc::channel(8);
+    let long = "This is said for a long time. ".repeat(40);
+    engine.submit(Utterance { token: epoch.token(), ..utterance(stream, &long) }, sink).expect("accepted");
+    assert!(matches!(timeout(PATIENCE, events.recv()).await.expect("in time"), Some(SpeechEvent::Audio { .. })));
+    epoch.raise();
+    engine.note(stream, StreamNote::Interrupted);
+    let (_, how) = rest(&mut events).await;
+    assert_eq!(how, UtteranceEnd::Cancelled);
+    let idle = async {
+        while running.engine.status()[0].load.live > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, idle).await.expect("the worker has nothing left");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_workers_speech_goes_on_at_another_without_a_join() {
+    let text = "This sentence is begun by one worker and finished by another one. ".repeat(12);
+    let (first, second) = (Running::start().await, Running::start().await);
+    let whole = spoken(&second.engine, &text).await;
+    let engine = gateway(vec![first.worker(TOKEN), second.worker(TOKEN)], Vec::new());
+    ready(&engine, 2).await;
+
+    // Nobody reads on, so that the worker cannot finish before it is lost.
+    let (sink, mut events) = mpsc::channel(1);
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
+    engine.submit(utterance(stream, &text), sink).expect("accepted");
+    let mut heard = match timeout(PATIENCE, events.recv()).await.expect("in time") {
+        Some(SpeechEvent::Audio { pcm, .. }) => pcm,
+        other => panic!("{other:?}"),
+    };
+    let speaks = |running: &Running| running.engine.status()[0].load.live > 0;
+    assert!(speaks(&first) != speaks(&second), "one of them speaks");
+    let (lost, other) = if speaks(&first) { (first, second) } else { (second, first) };
+    lost.stop().await;
+    let (more, how) = rest(&mut events).await;
+    heard.extend(more);
+    assert_eq!(how, UtteranceEnd::Done);
+    assert!(heard == whole, "{} samples of {}", heard.len(), whole.len());
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn the_voice_of_this_machine_speaks_while_no_worker_can() {
+    let engine = gateway(vec![Worker { address: "127.0.0.1:9".into(), token: Secret::new(""), tls: None }], tone());
+    ready(&engine, 1).await;
+    assert!(!spoken(&engine, "Here it is.").await.is_empty());
+    assert!(engine.has_room().is_ok());
+}
+
+#[tokio::test]
+async fn a_gateway_that_does_not_know_the_token_is_told_so() {
+    let running = Running::start().await;
+    let engine = gateway(vec![running.worker("something else")], Vec::new());
+    let refused = async {
+        loop {
+            if let Phase::Failed(reason) = &engine.status()[0].phase {
+                return reason.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let reason = timeout(PATIENCE, refused).await.expect("in time");
+    assert!(reason.contains("[cluster] token"), "{reason}");
+    let (sink, _events) = mpsc::channel(8);
+    assert!(engine.submit(utterance(StreamId::next(), "No."), sink).is_err());
+    running.stop().await;
+}

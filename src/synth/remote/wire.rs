@@ -1,0 +1,281 @@
+//! The frames between a gateway and a worker.
+//!
+//! A frame is its length (32 bits, little-endian, without itself), a byte for its kind, and its body: JSON, or the audio
+//! of one utterance: its id (64 bits) and 32-bit floats, all little-endian.
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::sched::{Load, Refused, RefusedReason};
+use crate::turn::{Class, UtteranceEnd};
+
+/// Both sides must speak the same; raised with every change that the other side would misread.
+pub(super) const VERSION: u32 = 1;
+/// How often a worker tells how it is.
+pub(super) const STATUS: Duration = Duration::from_millis(100);
+/// A side that is silent for so long is gone.
+pub(super) const SILENCE: Duration = Duration::from_secs(3);
+/// Pieces of an utterance's audio that may be on the way.
+pub(super) const CREDIT: usize = 64;
+
+/// The longest frame: a minute of audio in one piece would be 5.8 MB, and steps make some seconds at most.
+const MAX_FRAME: usize = 8 << 20;
+const JSON: u8 = 0;
+const AUDIO: u8 = 1;
+
+/// From a gateway.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub(super) enum ToWorker {
+    /// The first frame.
+    Hello {
+        version: u32,
+        /// What both sides know.
+        token: String,
+    },
+    /// Something to speak.
+    Submit(Box<Submission>),
+    /// It is not wanted any more.
+    Cancel { id: u64 },
+    /// Pieces of its audio were handed on.
+    Taken { id: u64, pieces: usize },
+    /// About a stream's listener.
+    Note { stream: u64, note: Note },
+    /// Look for new and removed voices.
+    Refresh,
+    /// Still there.
+    Alive,
+}
+
+/// An utterance.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Submission {
+    /// The gateway's name of it.
+    pub(super) id: u64,
+    /// The gateway's name of its stream.
+    pub(super) stream: u64,
+    pub(super) batch: bool,
+    pub(super) text: String,
+    pub(super) voice: Option<String>,
+    pub(super) language: Option<String>,
+    pub(super) instructions: Option<String>,
+    pub(super) seed: u64,
+    pub(super) speed: f32,
+    pub(super) tenant: String,
+}
+
+/// A [`crate::sched::StreamNote`]; clocks differ between machines, so times are ages.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Note {
+    Anchored { ago_us: u64 },
+    Held,
+    Resumed,
+    Interrupted,
+    Unpaced,
+    Closed,
+}
+
+/// From a worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub(super) enum ToGateway {
+    /// The answer to `Hello`; a `refusal` says why there is no more.
+    Welcome { version: u32, refusal: Option<String> },
+    /// How it is.
+    Status(Box<Status>),
+    /// An utterance is over.
+    End { id: u64, how: How },
+}
+
+/// All devices of a worker together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Status {
+    /// Name of the voice's kind; `None`: no device is ready.
+    pub(super) engine: Option<String>,
+    /// Slots of all devices.
+    pub(super) slots: u32,
+    /// Where they are others than told before.
+    pub(super) voices: Option<Vec<Voice>>,
+    pub(super) load: Load,
+    pub(super) memory_total: u64,
+    pub(super) memory_used: u64,
+    /// Why a new live stream would not be taken on.
+    pub(super) refusal: Option<Refusal>,
+}
+
+/// A [`crate::synth::VoiceInfo`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Voice {
+    pub(super) name: String,
+    pub(super) languages: Vec<String>,
+}
+
+/// A [`Refused`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Refusal {
+    reason: String,
+    retry_after_ms: u64,
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        Self { reason: refused.reason.label().to_owned(), retry_after_ms: refused.retry_after.as_millis() as u64 }
+    }
+}
+
+impl From<&Refusal> for Refused {
+    fn from(refusal: &Refusal) -> Self {
+        let known = [
+            RefusedReason::Full,
+            RefusedReason::RateLimited,
+            RefusedReason::TenantFull,
+            RefusedReason::NotReady,
+            RefusedReason::Overloaded,
+        ];
+        let reason = known.into_iter().find(|reason| reason.label() == refusal.reason);
+        Self {
+            reason: reason.unwrap_or(RefusedReason::Overloaded),
+            retry_after: Duration::from_millis(refusal.retry_after_ms),
+        }
+    }
+}
+
+/// An [`UtteranceEnd`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum How {
+    Done,
+    Cancelled,
+    Refused { retry_after_ms: u64 },
+    Failed { reason: String },
+}
+
+impl From<UtteranceEnd> for How {
+    fn from(how: UtteranceEnd) -> Self {
+        match how {
+            UtteranceEnd::Done => How::Done,
+            UtteranceEnd::Cancelled => How::Cancelled,
+            UtteranceEnd::Refused { retry_after } => How::Refused { retry_after_ms: retry_after.as_millis() as u64 },
+            UtteranceEnd::Failed(reason) => How::Failed { reason },
+        }
+    }
+}
+
+impl From<How> for UtteranceEnd {
+    fn from(how: How) -> Self {
+        match how {
+            How::Done => UtteranceEnd::Done,
+            How::Cancelled => UtteranceEnd::Cancelled,
+            How::Refused { retry_after_ms } => {
+                UtteranceEnd::Refused { retry_after: Duration::from_millis(retry_after_ms) }
+            }
+            How::Failed { reason } => UtteranceEnd::Failed(reason),
+        }
+    }
+}
+
+pub(super) fn class(batch: bool) -> Class {
+    if batch { Class::Batch } else { Class::Live }
+}
+
+/// A frame that was read.
+#[derive(Debug)]
+pub(super) enum Frame<T> {
+    Message(T),
+    Audio { id: u64, pcm: Vec<f32> },
+}
+
+/// A frame of JSON, to be written.
+pub(super) fn message<T: Serialize>(message: &T) -> Vec<u8> {
+    let mut frame = vec![0, 0, 0, 0, JSON];
+    // Frames hold strings, numbers and lists only, and a vector takes every byte.
+    if let Err(error) = serde_json::to_writer(&mut frame, message) {
+        tracing::error!(%error, "a frame cannot be written");
+    }
+    seal(frame)
+}
+
+/// A frame of audio, to be written.
+pub(super) fn audio(id: u64, pcm: &[f32]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(13 + 4 * pcm.len());
+    frame.extend([0, 0, 0, 0, AUDIO]);
+    frame.extend(id.to_le_bytes());
+    frame.extend(pcm.iter().flat_map(|sample| sample.to_le_bytes()));
+    seal(frame)
+}
+
+fn seal(mut frame: Vec<u8>) -> Vec<u8> {
+    let length = (frame.len() - 4) as u32;
+    frame[..4].copy_from_slice(&length.to_le_bytes());
+    frame
+}
+
+/// Writes whole frames, as they are.
+pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::Result<()> {
+    to.write_all(frame).await?;
+    to.flush().await
+}
+
+/// The next frame. Not cancel safe.
+///
+/// # Errors
+/// The connection, or bytes that are no frame.
+pub(super) async fn read<T: for<'a> Deserialize<'a>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame<T>> {
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let length = from.read_u32_le().await? as usize;
+    if !(1..=MAX_FRAME).contains(&length) {
+        return Err(wrong(format!("a frame of {length} bytes; is the other side an antiphon?")));
+    }
+    let mut body = vec![0; length];
+    from.read_exact(&mut body).await?;
+    match (body[0], &body[1..]) {
+        (JSON, text) => match serde_json::from_slice(text) {
+            Ok(message) => Ok(Frame::Message(message)),
+            Err(error) => Err(wrong(format!("a frame that is none: {error}"))),
+        },
+        (AUDIO, id) if id.len() >= 8 && (id.len() - 8) % 4 == 0 => {
+            let (id, samples) = id.split_at(8);
+            let id = id.iter().rev().fold(0, |id, byte| id << 8 | u64::from(*byte));
+            let sample = |bytes: &[u8]| bytes.try_into().map(f32::from_le_bytes).unwrap_or_default();
+            Ok(Frame::Audio { id, pcm: samples.chunks_exact(4).map(sample).collect() })
+        }
+        (kind, _) => Err(wrong(format!("a frame of kind {kind}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn frames_survive_the_way_to_the_bit() {
+        let pcm = [0.0, -1.0, f32::MIN_POSITIVE, 0.1];
+        let mut bytes = audio(u64::MAX - 1, &pcm);
+        bytes.extend(message(&ToGateway::End { id: 7, how: How::Failed { reason: "no \"voice\"".into() } }));
+        let mut from = &bytes[..];
+        match read::<ToGateway>(&mut from).await.expect("audio") {
+            Frame::Audio { id, pcm: read } => assert_eq!((id, &read[..]), (u64::MAX - 1, &pcm[..])),
+            other => panic!("{other:?}"),
+        }
+        match read::<ToGateway>(&mut from).await.expect("an end") {
+            Frame::Message(ToGateway::End { id: 7, how }) => {
+                assert_eq!(UtteranceEnd::from(how), UtteranceEnd::Failed("no \"voice\"".into()));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(read::<ToGateway>(&mut from).await.is_err(), "the end");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_frame_is_refused_without_reading_on() {
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0, 0, 0], &[3, 0, 0, 0, AUDIO, 1, 2], &[2, 0, 0, 0, 9, 9]] {
+            let mut from = bytes;
+            let error = read::<ToWorker>(&mut from).await.expect_err("refused");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{bytes:?}");
+        }
+    }
+}

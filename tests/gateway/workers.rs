@@ -1,0 +1,155 @@
+//! Speech from another machine: `antiphon worker` as a process, with TLS on both sides.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use antiphon::config::EngineKind;
+use antiphon::synth::device::Phase;
+use antiphon::synth::remote::config::Tls;
+use antiphon_loadgen::call::now;
+use antiphon_loadgen::codec::Codec;
+use tokio::time::timeout;
+
+use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
+
+const TOKEN: &str = "between-these-machines";
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cluster").join(name)
+}
+
+fn node() -> Tls {
+    Tls { cert: file("node.pem"), key: file("node-key.pem"), ca: file("ca.pem") }
+}
+
+/// A worker that speaks with the placeholder tone, killed when the test is over.
+struct Worker {
+    process: Child,
+    address: String,
+}
+
+impl Worker {
+    fn start(folder: &Path) -> Self {
+        // Given back at once: the program binds it a moment later.
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
+        let tls = node();
+        let config = format!(
+            "[engine]\nkind = 'tone'\n[cluster]\ntoken = '{TOKEN}'\ntls = {{ cert = '{}', key = '{}', ca = '{}' }}\n",
+            tls.cert.display(),
+            tls.key.display(),
+            tls.ca.display()
+        );
+        let path = folder.join(format!("worker-{}.toml", address.port()));
+        std::fs::write(&path, config).expect("written");
+        let process = Command::new(env!("CARGO_BIN_EXE_antiphon"))
+            .args(["worker", "--listen", &address.to_string(), "-c"])
+            .arg(&path)
+            .env("XDG_STATE_HOME", folder)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        Self { process, address: address.to_string() }
+    }
+
+    /// As by `kill -9`.
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Waits until `wanted` of the gateway's workers, by address, are in this state.
+async fn until(rig: &Rig, worker: &Worker, wanted: impl Fn(&Phase) -> bool) {
+    let device = format!("worker {}", worker.address);
+    let reached = async {
+        loop {
+            let devices = rig.app.gateway().engine.status();
+            let state = devices.iter().find(|status| match (&status.caps, &status.phase) {
+                (Some(caps), _) => caps.device == device,
+                (None, Phase::Failed(reason)) => reason.contains(&worker.address),
+                _ => false,
+            });
+            if state.is_some_and(|status| wanted(&status.phase)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("{device}: {:?}", rig.app.gateway().engine.status()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_speaks_through_a_worker_of_another_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut workers = [Worker::start(folder.path()), Worker::start(folder.path())];
+    let rig = Rig::with(|config| {
+        config.engine.kind = EngineKind::Tone;
+        config.engine.workers = workers.iter().map(|worker| worker.address.clone()).collect();
+        config.cluster.token = Some(antiphon::secret::Secret::new(TOKEN));
+        config.cluster.tls = Some(node());
+    })
+    .await;
+    for worker in &workers {
+        until(&rig, worker, |phase| *phase == Phase::Ready).await;
+    }
+    let call = rig.telephone("silent", Codec::Pcma).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    let produced = || -> Vec<u64> { rig.app.gateway().engine.status().iter().map(|device| device.produced).collect() };
+    let made = produced();
+    assert!(made[0] + made[1] > 0 && made[2] == 0, "{made:?}: a worker speaks, and not this machine");
+
+    // The worker that speaks dies in the middle: the caller hears the rest without a gap.
+    let text = SENTENCE.repeat(4);
+    let asked = rig.speak(&call, &text).await;
+    call.onset(asked, PATIENCE).await.expect("speech is heard");
+    let live: Vec<u32> = rig.app.gateway().engine.status().iter().map(|device| device.load.live).collect();
+    let speaking = usize::from(live[1] > live[0]);
+    workers[speaking].kill();
+    let (onset, end) = hear_turn(&call, asked).await;
+    let clip = call.ear().heard().clip_between(onset, end);
+    let whole = Rig::spoken_by(&rig.app.gateway().engine, &text).await;
+    let seconds = |clip: &antiphon_loadgen::heard::Clip| clip.pcm.len() as f64 / f64::from(clip.rate);
+    assert!(seconds(&clip) > 0.9 * seconds(&whole), "{} s of {} s", seconds(&clip), seconds(&whole));
+    assert!(gaps(&call.ear().heard(), onset, end).is_empty(), "{live:?}");
+    until(&rig, &workers[speaking], |phase| matches!(phase, Phase::Failed(_))).await;
+
+    // Without any worker the voice of this machine speaks.
+    workers[1 - speaking].kill();
+    until(&rig, &workers[1 - speaking], |phase| matches!(phase, Phase::Failed(_))).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    assert!(produced()[2] > 0);
+    assert!(asked < now());
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_its_authority_does_not_know_is_no_gateway_of_a_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let worker = Worker::start(folder.path());
+    let rig = Rig::with(|config| {
+        config.engine.kind = EngineKind::Tone;
+        config.engine.workers = vec![worker.address.clone()];
+        config.cluster.token = Some(antiphon::secret::Secret::new(TOKEN));
+        config.cluster.tls =
+            Some(Tls { cert: file("stranger.pem"), key: file("stranger-key.pem"), ca: file("ca.pem") });
+    })
+    .await;
+    // Connected, and turned away: not only not there yet.
+    until(&rig, &worker, |phase| matches!(phase, Phase::Failed(reason) if !reason.contains("refused"))).await;
+    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let asked = rig.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    rig.app.drain().await;
+}
