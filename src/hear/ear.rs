@@ -117,7 +117,7 @@ pub struct Frames(mpsc::Receiver<Item>);
 
 impl Frames {
     /// The next frame or silence, as (call time, since the last voice): the arguments of [`Machine::frame`].
-    pub fn next(&mut self) -> Option<(Duration, Option<Duration>)> {
+    pub fn take(&mut self) -> Option<(Duration, Option<Duration>)> {
         loop {
             match self.0.try_recv().ok()? {
                 Item::Frame { at, quiet, .. } | Item::Silence { at, quiet, .. } => return Some((at, quiet)),

@@ -198,7 +198,7 @@ impl Stage {
         antiphon::media::encode::mu_law_into(pcm, &mut payload);
         self.world.hear(payload);
         self.world.run(FRAME);
-        while let Some((at, quiet)) = self.frames.next() {
+        while let Some((at, quiet)) = self.frames.take() {
             if let Some(quiet) = quiet.filter(|quiet| quiet.is_zero()) {
                 self.last_voice = Some(at - quiet);
             }

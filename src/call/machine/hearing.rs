@@ -161,10 +161,10 @@ mod tests {
         assert_eq!(weigh(Phase::Partial, "Mm-hm", true, true), (Weight::Unknown, false), "it may go on");
         assert_eq!(weigh(Phase::EagerEndOfTurn, "Mm-hm.", true, true), (Weight::Aside, true));
         assert_eq!(weigh(Phase::EndOfTurn, "Mm-hm, but wait.", true, true), (meant(true), false));
-        assert_eq!(weigh(Phase::StartOfTurn, "", true, true).1, false);
+        assert!(!weigh(Phase::StartOfTurn, "", true, true).1);
         assert_eq!(weigh(Phase::EndOfTurn, "Yes.", true, false), (meant(false), false), "the question was at its end");
         assert_eq!(weigh(Phase::EndOfTurn, "Yes.", true, true), (Weight::Aside, true));
-        assert_eq!(weigh(Phase::StartOfTurn, "", false, false).1, false);
+        assert!(!weigh(Phase::StartOfTurn, "", false, false).1);
         assert_eq!(weigh(Phase::EndOfTurn, "Mm-hm.", false, false), (meant(false), false), "nothing sounds: an answer");
         assert_eq!(weigh(Phase::EndOfTurn, "", true, true).0, Weight::Aside, "a cough");
     }
