@@ -14,7 +14,7 @@
 //! - [`sip`], [`webrtc`]: the two kinds of session
 //! - [`agent`]: who supplies the text
 //! - [`call`]: one call, from leg to agent
-//! - [`batch`]: durable work that no listener waits for; [`records`]: what happened on each call
+//! - [`batch`]: durable work that no listener waits for; [`records`]: what happened on each call; [`recording`]: its sound
 //! - [`gateway`]: the parts as one; every call is set up here
 //! - [`server`]: HTTP and WebSocket
 //! - [`config`], [`telemetry`]
@@ -33,6 +33,7 @@ pub mod gateway;
 pub mod hear;
 pub mod media;
 pub mod reach;
+pub mod recording;
 pub mod records;
 pub mod sched;
 pub mod secret;

@@ -45,6 +45,10 @@ pub struct Agent {
     /// Seconds without a sign of life (frame or pong) from the agent before it counts as stalled.
     #[serde(default = "default_stall_s")]
     pub stall_s: u64,
+    /// Whether its calls are recorded, where `[recording] mode` leaves that to agents.
+    pub record: Option<bool>,
+    /// Said before a recording begins, in place of `[recording] consent`; empty: nothing.
+    pub consent: Option<String>,
     /// What becomes of a turn that the engine refuses or fails at: `refuse` or `default_voice`.
     #[serde(default)]
     pub overload: Overload,
@@ -88,6 +92,8 @@ impl Agent {
             partials: false,
             apology: default_apology(),
             stall_s: default_stall_s(),
+            record: None,
+            consent: None,
             overload: Overload::default(),
             tenant: None,
         }

@@ -27,6 +27,7 @@ use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
 use crate::gateway::tenants::Tenants;
 use crate::gateway::{self, Gateway};
+use crate::recording::Recordings;
 use crate::records::{self, Records};
 use crate::server;
 use crate::sip::Endpoint;
@@ -175,6 +176,7 @@ impl App {
             calls,
             outgoing: Outgoing::default(),
             records,
+            recordings: Recordings::start(config.recording.clone()).map_err(StartError::Threads)?,
             agents,
             engine,
             fallback,

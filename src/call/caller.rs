@@ -49,6 +49,8 @@ pub(super) struct CallerInput {
     event_type: Option<u8>,
     digit: Option<char>,
     tap: Option<Converter>,
+    /// RTP time of what was heard so far.
+    position: Duration,
     /// Where the sound is recognised, if it is.
     feed: Option<Feed>,
     /// Finds out who answered, while that is asked.
@@ -73,6 +75,7 @@ impl CallerInput {
             event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
             digit: None,
             tap: None,
+            position: Duration::ZERO,
             feed: None,
             answer: None,
             found: None,
@@ -153,6 +156,7 @@ impl CallerInput {
                     if tap.receiver_count() > 0 {
                         self.tap(&frame, at, tap);
                     }
+                    self.position += FRAME;
                     let changed = self.vad.push_above(&frame, echo.floor(now));
                     match self.vad.quiet() {
                         Some(quiet) => {
@@ -175,6 +179,7 @@ impl CallerInput {
                     changed
                 }
                 Heard::Silence(length) => {
+                    self.position += length;
                     let changed = self.vad.silence(length);
                     if let Some(feed) = &self.feed {
                         feed.silence(at, length, self.vad.quiet());
@@ -227,7 +232,7 @@ impl CallerInput {
         let Some(converter) = &mut self.tap else { return };
         let pcm = to_narrow(converter, frame.iter().map(|s| from_i16(*s)));
         // overflow: drops the oldest (counted by the tap)
-        let _ = tap.send(MediaFrame { direction: TapDirection::Inbound, at, pcm });
+        let _ = tap.send(MediaFrame { direction: TapDirection::Inbound, at, position: self.position, pcm });
     }
 }
 

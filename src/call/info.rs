@@ -83,8 +83,10 @@ pub struct CallInfo {
 pub struct MediaFrame {
     /// Whose voice.
     pub direction: TapDirection,
-    /// Since the call connected.
+    /// When it was heard or left, since the call connected.
     pub at: Duration,
+    /// Its place in its own stream, by RTP time: exact, and by the sender's clock.
+    pub position: Duration,
     /// 160 samples at 8 kHz.
     pub pcm: Arc<[i16]>,
 }

@@ -52,6 +52,8 @@ pub struct Config {
     pub batch: crate::batch::Config,
     /// Records of calls.
     pub records: crate::records::Config,
+    /// Sound of calls.
+    pub recording: crate::recording::Config,
     /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
     /// Other machines of this gateway.
@@ -267,7 +269,13 @@ impl Config {
         mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices, &self.records.database];
+        let paths = [
+            &self.batch.database,
+            &self.batch.audio_dir,
+            &self.engine.voices,
+            &self.records.database,
+            &self.recording.dir,
+        ];
         if paths.iter().all(|path| !path.as_os_str().is_empty()) {
             return Ok(self);
         }
@@ -284,6 +292,7 @@ impl Config {
             (&mut self.batch.audio_dir, "batch"),
             (&mut self.engine.voices, "voices"),
             (&mut self.records.database, "records.sqlite"),
+            (&mut self.recording.dir, "recordings"),
             (&mut self.engine.cache, "kernels"),
         ];
         for (path, name) in paths {

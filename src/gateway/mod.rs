@@ -26,6 +26,7 @@ use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::{Jobs, JobsFault};
 use crate::call::Calls;
+use crate::recording::Recordings;
 use crate::records::Records;
 use crate::sip::Endpoint;
 use crate::synth::device::{Engine, Phase, Refused};
@@ -61,6 +62,8 @@ pub struct Gateway {
     pub jobs: Jobs,
     /// Records of calls.
     pub records: Records,
+    /// Sound of calls.
+    pub recordings: Recordings,
     /// Enrolled voices.
     pub voices: Arc<Service>,
     /// Telephone signalling, where it is configured.
@@ -151,6 +154,7 @@ impl Gateway {
         self.jobs.shutdown();
         self.calls.shutdown();
         self.records.shutdown();
+        self.recordings.shutdown();
         self.engine.shutdown();
         if let Some(fallback) = self.fallback {
             fallback.shutdown();

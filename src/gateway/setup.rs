@@ -3,18 +3,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Deserialize;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::tenants::Lease;
 use super::{Gateway, GatewayError, WithFallback};
 use crate::agent::config::Agent;
-use crate::call::{Arriving, CallHandle, CallId, CallMeta, Direction};
+use crate::call::{
+    Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, Interruptible, Style, TextDelta, TurnHow, TurnId,
+};
 use crate::media::leg::MediaLeg;
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::IncomingCall;
 use crate::webrtc::SessionId;
+
+/// The turn by which parties are told that they are recorded.
+const CONSENT: &str = "recording-consent";
+/// How long that may take. An outbound call may be held for its machine's message first.
+const CONSENT_LIMIT: Duration = Duration::from_secs(120);
 
 /// A call to be set up, before there is media for it.
 #[derive(Clone, Debug)]
@@ -104,6 +114,54 @@ impl Gateway {
     }
 }
 
+impl Gateway {
+    /// Records a call, where that is wanted: after its parties were told, if they are to be.
+    fn record(&self, call: &CallHandle, agent: &Agent) {
+        let Some(consent) = self.recordings.wanted(agent.record, agent.consent.as_deref()) else { return };
+        let (recordings, call) = (self.recordings.clone(), call.clone());
+        if consent.is_empty() {
+            return recordings.record(&call);
+        }
+        let mut events = self.calls.events();
+        let style = Style {
+            voice: agent.voice.clone(),
+            language: agent.language.clone(),
+            normalise: agent.normalise,
+            // Who has not heard it has not been told.
+            interruptible: Some(Interruptible::None),
+            ..Style::default()
+        };
+        let turn = TurnId::from(CONSENT);
+        let text = TextDelta { id: Some(turn.clone()), token: consent, last: true, style };
+        if let Err(error) = call.push_text(text) {
+            tracing::warn!(call = %call.id(), %error, "the call is not recorded: its parties cannot be told");
+            return;
+        }
+        tokio::spawn(async move {
+            let told = async {
+                loop {
+                    match events.recv().await {
+                        Ok((id, CallEvent::TurnEnded { turn: ended, how, .. }))
+                            if id == *call.id() && ended == turn =>
+                        {
+                            return matches!(how, TurnHow::Done);
+                        }
+                        Ok((id, CallEvent::Ended(_))) if id == *call.id() => return false,
+                        // What was lost may have been the end of it: the call is then not recorded.
+                        Ok(_) | Err(RecvError::Lagged(_)) => {}
+                        Err(RecvError::Closed) => return false,
+                    }
+                }
+            };
+            match timeout(CONSENT_LIMIT, told).await {
+                Ok(true) => recordings.record(&call),
+                Ok(false) if call.has_ended() => {}
+                _ => tracing::warn!(call = %call.id(), "the call is not recorded: its parties were not told"),
+            }
+        });
+    }
+}
+
 impl Admission {
     /// Finds out who answers.
     pub(super) fn detecting(self, detection: Detection) -> Self {
@@ -142,6 +200,8 @@ impl Admission {
             ending.ended().await;
             drop(lease);
         });
+        // Before the agent's first word, too.
+        gateway.record(&handle, &agent);
         gateway.agents.serve(handle.clone(), agent);
         Ok(handle)
     }

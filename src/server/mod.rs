@@ -19,6 +19,7 @@ pub mod jobs;
 mod listen;
 mod media;
 mod policy;
+mod recording;
 mod records;
 pub mod routes;
 mod sockets;
@@ -84,6 +85,7 @@ pub fn router(gateway: Gateway, policies: Policies, reload: Reload) -> Router {
         .merge(console::router())
         .merge(calls::router())
         .merge(jobs::router())
+        .merge(recording::router())
         .merge(records::router())
         .merge(voices::router())
         .route("/v1/calls/{id}/agent", get(sockets::attach))

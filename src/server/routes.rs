@@ -76,6 +76,8 @@ pub const ROUTES: &[Route] = &[
     http("POST", "/v1/calls/{id}/resume", CALLS),
     http("POST", "/v1/calls/{id}/transfer", CALLS),
     http("POST", "/v1/calls/{id}/dtmf", CALLS),
+    http("GET", "/v1/calls/{id}/recording", CALLS),
+    http("POST", "/v1/calls/{id}/recording", CALLS),
     http("GET", "/v1/records", CALLS),
     http("GET", "/v1/records/{id}", CALLS),
     http("GET", "/v1/usage", Access::Any),

@@ -128,6 +128,12 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_llm_tools_total", &["agent", "tool", "outcome"], "Tools that language models called"),
     // Records.
     counter("antiphon_records_dropped_total", &[], "Writes of call records that the disk was too slow for"),
+    counter("antiphon_recording_errors_total", &[], "Recordings that could not be written"),
+    counter(
+        "antiphon_recording_dropped_seconds",
+        &[],
+        "Sound of recordings that was lost because the disk did not keep up",
+    ),
     counter("antiphon_webhooks_total", &["outcome"], "Deliveries of call records, by what came of them"),
     // Hearing.
     histogram(

@@ -68,6 +68,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_webrtc_sends_failed_total", "a network that is not there"),
     ("antiphon_webrtc_tcp_refused_total", "ICE over TCP: webrtc/hostile.rs"),
     ("antiphon_records_dropped_total", "a disk that hangs: unit tests of records"),
+    ("antiphon_recording_errors_total", "a disk that is full or gone"),
+    ("antiphon_recording_dropped_seconds", "a disk that hangs: unit tests of recording"),
     ("antiphon_webhooks_total", "somebody who wants records: gateway/ringing.rs"),
     ("antiphon_traces_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp.rs"),
     ("antiphon_llm_requests_total", "an agent that is a language model: gateway/llm.rs"),
@@ -228,6 +230,10 @@ async fn telephone(tour: &Tour, events: &Events) {
     frame(&mut media, |frame| frame["event"] == "mark" && frame["mark"]["name"] == "played").await;
     drop(media);
 
+    for state in ["paused", "recording"] {
+        let told = tour.json(("POST", "/v1/calls/{id}/recording"), id, 200, json!({ "state": state })).await;
+        assert_eq!(told["state"], state);
+    }
     tour.json(("POST", "/v1/calls/{id}/dtmf"), id, 202, json!({ "digits": "42#" })).await;
     let digits = call.ear().wait(PATIENCE, |heard| {
         let digits: String = heard.digits.iter().map(|digit| digit.digit).collect();
@@ -263,6 +269,16 @@ async fn telephone(tour: &Tour, events: &Events) {
     events.has("answered", |event| event["event"] == "answered" && event["callId"] == id).await;
     events.has("ended", |event| event["event"] == "ended" && event["callId"] == id).await;
     super::program::until(&format!("{}/v1/records/{id}", tour.base), |record| record["state"] == "ended").await;
+    // Its last seconds are written when the call is over.
+    let complete = async {
+        let url = format!("{}/v1/calls/{id}/recording", tour.base);
+        while tour.client.get(&url).send().await.expect("an answer").status() != 200 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, complete).await.expect("the recording is completed");
+    let sound = tour.ask(("GET", "/v1/calls/{id}/recording"), id, 200, |r| r).await;
+    assert!(sound.bytes().await.expect("whole").starts_with(b"OggS"));
     let record = tour.json(("GET", "/v1/records/{id}"), id, 200, Value::Null).await;
     assert_eq!(record["cause"], "transferred", "{record}");
     assert_eq!(tour.json(("GET", "/v1/records"), "", 200, Value::Null).await["records"][0]["id"], id);
@@ -398,6 +414,7 @@ async fn every_route_succeeds_and_every_metric_tells() {
     let otlp = collector().await;
     let mut program = Serve::start(folder.path(), state.path(), |command| {
         command.env("ANTIPHON_LOG__OTLP", otlp).env("ANTIPHON_CALL__DRAIN_GRACE_S", "1");
+        command.env("ANTIPHON_RECORDING__MODE", "all").env("ANTIPHON_RECORDING__CONSENT", "");
     });
     program.ready().await;
     let tour =

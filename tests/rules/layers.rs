@@ -25,6 +25,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("agent", 7),
     ("batch", 7),
     ("records", 7),
+    ("recording", 7),
     ("gateway", 8),
     ("server", 9),
     ("config", 10),

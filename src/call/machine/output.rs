@@ -36,6 +36,8 @@ pub(super) struct Output {
     narrow: Option<Converter>,
     /// Levels of what left, against which the caller's are held.
     pub(super) echo: EchoGuard,
+    /// The timestamp of the last packet, and the RTP time that had passed until then.
+    clock: Option<(u32, Duration)>,
 }
 
 /// A frame of speech that left.
@@ -64,6 +66,7 @@ impl Output {
             tap,
             narrow: None,
             echo: EchoGuard::default(),
+            clock: None,
         })
     }
 
@@ -150,6 +153,7 @@ impl Output {
         out: &mut Outbox,
     ) -> (Option<OutPacket>, Option<Spoken>) {
         let mut spoken = None;
+        let position = self.position(departure.timestamp);
         let payload = match departure.body {
             Body::Event(payload) => payload,
             Body::Silence => match self.encoder.silence() {
@@ -170,7 +174,7 @@ impl Output {
                 if let (Some(pcm), Some(connected)) = (frame.tap, connected) {
                     let at = now.saturating_duration_since(connected);
                     // overflow: drops the oldest (counted by the tap)
-                    let _ = self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, pcm });
+                    let _ = self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, position, pcm });
                 }
                 frame.payload
             }
@@ -183,6 +187,17 @@ impl Output {
             payload,
         };
         (Some(packet), spoken)
+    }
+
+    /// RTP time since the first packet. A step back (a key of several packets has one timestamp) is none.
+    fn position(&mut self, timestamp: u32) -> Duration {
+        let (last, passed) = self.clock.unwrap_or((timestamp, Duration::ZERO));
+        let ticks = timestamp.wrapping_sub(last).cast_signed();
+        let Ok(ticks) = u32::try_from(ticks) else { return passed };
+        let frames = f64::from(ticks) / f64::from(self.format.codec.frame_ticks());
+        let position = passed + Duration::from_millis(20).mul_f64(frames);
+        self.clock = Some((timestamp, position));
+        position
     }
 
     fn encode(&mut self, now: Instant, pcm: &[f32], owner: Option<UtteranceId>, out: &mut Outbox) {

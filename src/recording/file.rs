@@ -1,0 +1,207 @@
+//! A stereo file that grows: WAV, or Opus in Ogg (RFC 7845).
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+use ogg::{PacketWriteEndInfo, PacketWriter};
+use opus::{Application, Bitrate, Channels};
+use serde::{Deserialize, Serialize};
+
+use super::RATE;
+
+/// Kind of file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Opus in Ogg: about 15 MB an hour.
+    #[default]
+    Opus,
+    /// 16-bit samples: 115 MB an hour.
+    Wav,
+}
+
+impl Format {
+    /// How its files end.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Format::Opus => "opus",
+            Format::Wav => "wav",
+        }
+    }
+
+    /// The `Content-Type` of an HTTP response.
+    pub fn mime(self) -> &'static str {
+        match self {
+            Format::Opus => "audio/ogg; codecs=opus",
+            Format::Wav => "audio/wav",
+        }
+    }
+}
+
+/// Enough for two telephone channels.
+const BITRATE: i32 = 32_000;
+/// RFC 7845 counts in 48 kHz samples whatever goes in.
+const SCALE: u64 = 48_000 / RATE as u64;
+/// Samples of one channel in a packet of 20 ms.
+const FRAME: usize = RATE as usize / 50;
+/// Packets in a page: a second, which is what a crash loses.
+const PAGE: u64 = 50;
+const OGG_SERIAL: u32 = 0x414e_5452;
+/// Bytes of the header of a WAV file.
+const WAV_HEADER: u32 = 44;
+
+/// One file.
+pub(super) struct Stereo(Kind);
+
+enum Kind {
+    Wav { file: BufWriter<File>, samples: u64 },
+    Opus(Box<Ogg>),
+}
+
+struct Ogg {
+    encoder: opus::Encoder,
+    writer: PacketWriter<'static, BufWriter<File>>,
+    pre_skip: u64,
+    /// Less than a frame, of both channels.
+    rest: Vec<i16>,
+    /// Samples of one channel that came in.
+    taken: u64,
+    packets: u64,
+    /// One packet is held back, because the last one of a stream is marked.
+    held: Option<Vec<u8>>,
+}
+
+impl Stereo {
+    /// A new file; there must be none.
+    pub(super) fn create(path: &Path, format: Format) -> io::Result<Self> {
+        let mut options = File::options();
+        options.write(true).create_new(true);
+        // What was said is nobody else's business.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = BufWriter::new(options.open(path)?);
+        Ok(Self(match format {
+            Format::Wav => {
+                file.write_all(&wav_header(u32::MAX))?;
+                Kind::Wav { file, samples: 0 }
+            }
+            Format::Opus => Kind::Opus(Box::new(Ogg::new(file)?)),
+        }))
+    }
+
+    /// Adds samples, left and right in turn.
+    pub(super) fn push(&mut self, pcm: &[i16]) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Wav { file, samples } => {
+                let bytes: Vec<u8> = pcm.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+                file.write_all(&bytes)?;
+                *samples += pcm.len() as u64;
+                file.flush()
+            }
+            Kind::Opus(ogg) => ogg.push(pcm),
+        }
+    }
+
+    /// Ends the file, and returns when it is on disk.
+    pub(super) fn finish(self) -> io::Result<()> {
+        let file = match self.0 {
+            Kind::Wav { mut file, samples } => {
+                // A crash leaves the largest length there, which players take for "until the end".
+                let data = u32::try_from(samples * 2).unwrap_or(u32::MAX).min(u32::MAX - WAV_HEADER);
+                file.seek(SeekFrom::Start(0))?;
+                file.write_all(&wav_header(data))?;
+                file
+            }
+            Kind::Opus(ogg) => ogg.finish()?,
+        };
+        file.into_inner().map_err(|error| error.into_error())?.sync_all()
+    }
+}
+
+impl Ogg {
+    fn new(file: BufWriter<File>) -> io::Result<Self> {
+        let mut encoder = opus::Encoder::new(RATE, Channels::Stereo, Application::Voip).map_err(failed)?;
+        encoder.set_bitrate(Bitrate::Bits(BITRATE)).map_err(failed)?;
+        let pre_skip = encoder.get_lookahead().map_err(failed)?.max(0) as u64 * SCALE;
+        let mut writer = PacketWriter::new(file);
+        // RFC 7845 section 5.1: version 1, two channels, pre-skip, input rate, no gain, mapping family 0.
+        let mut head = b"OpusHead\x01\x02".to_vec();
+        head.extend((pre_skip as u16).to_le_bytes());
+        head.extend(RATE.to_le_bytes());
+        head.extend([0, 0, 0]);
+        // Section 5.2: vendor string, no comments.
+        let vendor = b"antiphon";
+        let mut tags = b"OpusTags".to_vec();
+        tags.extend((vendor.len() as u32).to_le_bytes());
+        tags.extend(vendor);
+        tags.extend(0u32.to_le_bytes());
+        for header in [head, tags] {
+            writer.write_packet(header, OGG_SERIAL, PacketWriteEndInfo::EndPage, 0)?;
+        }
+        Ok(Self { encoder, writer, pre_skip, rest: Vec::new(), taken: 0, packets: 0, held: None })
+    }
+
+    fn push(&mut self, pcm: &[i16]) -> io::Result<()> {
+        self.taken += pcm.len() as u64 / 2;
+        self.rest.extend_from_slice(pcm);
+        let whole = self.rest.len() / (2 * FRAME) * (2 * FRAME);
+        let frames: Vec<i16> = self.rest.drain(..whole).collect();
+        for frame in frames.chunks_exact(2 * FRAME) {
+            self.encode(frame)?;
+        }
+        self.writer.inner_mut().flush()
+    }
+
+    fn encode(&mut self, frame: &[i16]) -> io::Result<()> {
+        let packet = self.encoder.encode_vec(frame, 4_000).map_err(failed)?;
+        if let Some(held) = self.held.replace(packet) {
+            self.packets += 1;
+            let end = match self.packets % PAGE {
+                0 => PacketWriteEndInfo::EndPage,
+                _ => PacketWriteEndInfo::NormalPacket,
+            };
+            let granule = self.packets * FRAME as u64 * SCALE;
+            self.writer.write_packet(held, OGG_SERIAL, end, granule)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<BufWriter<File>> {
+        // The codec's delay is pushed out, and the last granule says where the sound ends (section 4.4).
+        let end = self.taken * SCALE + self.pre_skip;
+        while (self.packets + u64::from(self.held.is_some())) * FRAME as u64 * SCALE < end {
+            let mut frame = std::mem::take(&mut self.rest);
+            frame.resize(2 * FRAME, 0);
+            self.encode(&frame)?;
+        }
+        let last = self.held.take().unwrap_or_default();
+        self.writer.write_packet(last, OGG_SERIAL, PacketWriteEndInfo::EndStream, end)?;
+        let mut file = self.writer.into_inner();
+        file.flush()?;
+        Ok(file)
+    }
+}
+
+/// The canonical header, with so many bytes of samples.
+fn wav_header(data: u32) -> Vec<u8> {
+    let mut header = Vec::with_capacity(WAV_HEADER as usize);
+    header.extend(b"RIFF");
+    header.extend(data.saturating_add(WAV_HEADER - 8).to_le_bytes());
+    header.extend(b"WAVEfmt ");
+    header.extend(16_u32.to_le_bytes());
+    // Format 1 is PCM; two channels of two bytes.
+    header.extend(1_u16.to_le_bytes());
+    header.extend(2_u16.to_le_bytes());
+    header.extend(RATE.to_le_bytes());
+    header.extend((RATE * 4).to_le_bytes());
+    header.extend(4_u16.to_le_bytes());
+    header.extend(16_u16.to_le_bytes());
+    header.extend(b"data");
+    header.extend(data.to_le_bytes());
+    header
+}
+
+fn failed(error: opus::Error) -> io::Error {
+    io::Error::other(format!("opus: {error}"))
+}

@@ -1,0 +1,172 @@
+//! The thread that writes recordings, and deletes those that are old.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use metrics::counter;
+
+use super::file::Stereo;
+use super::{Config, Description, RATE, described};
+use crate::clock::{self, Sparse};
+
+/// How often old recordings are looked for.
+const TIDY: Duration = Duration::from_secs(3_600);
+/// Silence that is written at a time.
+const SILENCE: usize = 2 * RATE as usize;
+
+pub(super) enum Message {
+    /// A recording begins.
+    Open(Box<Description>),
+    /// The next of its sound, left and right in turn, after `skipped` samples of both that are lost.
+    Samples { id: String, skipped: usize, pcm: Vec<i16> },
+    /// It ends.
+    Close { id: String, gaps: bool },
+    /// Write what waits and end.
+    Stop,
+}
+
+pub(super) struct Writer {
+    config: Config,
+    open: HashMap<String, Open>,
+    tidied: Option<Instant>,
+}
+
+struct Open {
+    description: Description,
+    file: Stereo,
+    /// Samples of one channel.
+    written: u64,
+}
+
+impl Writer {
+    pub(super) fn new(config: Config) -> Self {
+        Self { config, open: HashMap::new(), tidied: None }
+    }
+
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+        loop {
+            self.tidy();
+            match messages.recv_timeout(TIDY) {
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        // Calls whose tasks had no time to end: what is there is kept.
+        for (_, open) in self.open.drain() {
+            close(&self.config.dir, open, true).unwrap_or_else(tell);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        let done = match message {
+            Message::Open(description) => self.begin(*description),
+            Message::Samples { id, skipped, pcm } => {
+                let Some(open) = self.open.get_mut(&id) else { return };
+                let done = open.push(skipped, &pcm);
+                // The disk is full, or gone: the rest of this call is lost, and others are tried.
+                if done.is_err()
+                    && let Some(open) = self.open.remove(&id)
+                {
+                    close(&self.config.dir, open, true).ok();
+                }
+                done
+            }
+            Message::Close { id, gaps } => match self.open.remove(&id) {
+                Some(open) => close(&self.config.dir, open, gaps),
+                None => Ok(()),
+            },
+            Message::Stop => Ok(()),
+        };
+        done.unwrap_or_else(tell);
+    }
+
+    fn begin(&mut self, description: Description) -> io::Result<()> {
+        let dir = &self.config.dir;
+        std::fs::create_dir_all(dir)?;
+        let file = Stereo::create(
+            &dir.join(format!("{}.{}", description.id, description.format.extension())),
+            description.format,
+        )?;
+        describe(dir, &description)?;
+        self.open.insert(description.id.clone(), Open { description, file, written: 0 });
+        Ok(())
+    }
+
+    /// Deletes what is older than `keep_days`.
+    fn tidy(&mut self) {
+        let now = clock::now();
+        let due = self.tidied.is_none_or(|at| now.saturating_duration_since(at) >= TIDY);
+        if self.config.keep_days == 0 || !due {
+            return;
+        }
+        self.tidied = Some(now);
+        let keep = Duration::from_secs(u64::from(self.config.keep_days) * 86_400);
+        match forget(&self.config.dir, SystemTime::now(), keep) {
+            Ok(0) => {}
+            Ok(files) => tracing::info!(files, "old recordings were deleted"),
+            Err(error) => tracing::warn!(%error, "old recordings were not deleted"),
+        }
+    }
+}
+
+impl Open {
+    fn push(&mut self, skipped: usize, pcm: &[i16]) -> io::Result<()> {
+        let mut left = skipped;
+        while left > 0 {
+            let now = left.min(SILENCE);
+            self.file.push(&vec![0; now])?;
+            left -= now;
+        }
+        self.file.push(pcm)?;
+        self.written += (skipped + pcm.len()) as u64 / 2;
+        Ok(())
+    }
+}
+
+fn close(dir: &Path, open: Open, gaps: bool) -> io::Result<()> {
+    let Open { mut description, file, written } = open;
+    file.finish()?;
+    description.duration_ms = Some(written * 1_000 / u64::from(RATE));
+    description.gaps |= gaps;
+    describe(dir, &description)
+}
+
+/// Writes the description of a recording, whole or not at all.
+fn describe(dir: &Path, description: &Description) -> io::Result<()> {
+    let path = described(dir, &description.id);
+    let new = path.with_extension("json.new");
+    std::fs::write(&new, serde_json::to_vec(description)?)?;
+    std::fs::rename(new, path)
+}
+
+/// Deletes recordings, and nothing else that lies there, which have not been written to for `keep`.
+pub(super) fn forget(dir: &Path, now: SystemTime, keep: Duration) -> io::Result<usize> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut deleted = 0;
+    for entry in entries {
+        let path = entry?.path();
+        let ours = path.extension().is_some_and(|end| ["opus", "wav", "json"].iter().any(|own| end == *own));
+        let written = std::fs::metadata(&path).and_then(|file| file.modified());
+        let old = written.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > keep));
+        if ours && old {
+            std::fs::remove_file(&path)?;
+            deleted += 1;
+        }
+    }
+    Ok(deleted)
+}
+
+fn tell(error: io::Error) {
+    static LINES: Sparse = Sparse::new();
+    counter!("antiphon_recording_errors_total").increment(1);
+    if let Some(missed) = LINES.admit(clock::now()) {
+        tracing::error!(%error, missed, "a recording cannot be written");
+    }
+}

@@ -1,0 +1,100 @@
+//! `/v1/calls/{id}/recording`: the sound of a call as a file, and its pauses while the call goes on.
+
+use axum::body::Body as HttpBody;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+
+use super::auth::Caller;
+use super::error::ApiError;
+use super::extract::Body;
+use crate::gateway::Gateway;
+use crate::recording::{RecordingError, State as Recording};
+
+/// Bytes that are read from disk at a time.
+const CHUNK: usize = 64 << 10;
+
+/// The routes of this module.
+pub(super) fn router() -> Router<Gateway> {
+    Router::new().route("/v1/calls/{id}/recording", get(download).post(set))
+}
+
+/// The file, once it is complete.
+async fn download(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let (recordings, wanted) = (gateway.recordings.clone(), id.clone());
+    let found = tokio::task::spawn_blocking(move || recordings.find(&wanted)).await;
+    let (description, path) = match found {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => return Err(refused(&error, &id)),
+        Err(_) => return Err(broken("reading the recording failed")),
+    };
+    // Whose it is nobody else learns.
+    if !caller.sees(&description.tenant) {
+        return Err(ApiError::not_found("recording", &id));
+    }
+    let file = match tokio::fs::File::open(&path).await {
+        Ok(file) => file,
+        Err(error) => return Err(broken(&error.to_string())),
+    };
+    let length = file.metadata().await.map_err(|error| broken(&error.to_string()))?.len();
+    let body = futures_util::stream::unfold(file, |mut file| async move {
+        let mut chunk = vec![0; CHUNK];
+        match file.read(&mut chunk).await {
+            Ok(0) => None,
+            Ok(read) => {
+                chunk.truncate(read);
+                Some((Ok(chunk), file))
+            }
+            // The connection breaks off, so that nobody takes a part for the whole.
+            Err(error) => Some((Err(error), file)),
+        }
+    });
+    let name = format!("attachment; filename=\"{}.{}\"", description.id, description.format.extension());
+    let headers = [
+        (header::CONTENT_TYPE, description.format.mime().to_owned()),
+        (header::CONTENT_LENGTH, length.to_string()),
+        (header::CONTENT_DISPOSITION, name),
+        (header::CACHE_CONTROL, "private, no-store".to_owned()),
+    ];
+    Ok((headers, HttpBody::from_stream(body)).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    state: Recording,
+}
+
+/// Pauses (`{"state": "paused"}`) or goes on (`{"state": "recording"}`).
+async fn set(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Body(Change { state }): Body<Change>,
+) -> Result<Json<Value>, ApiError> {
+    let call = super::calls::find(&gateway, &caller, &id).await?;
+    gateway.recordings.set(call.id(), state).map_err(|error| refused(&error, &id))?;
+    Ok(Json(json!({ "id": call.id(), "state": state })))
+}
+
+fn refused(error: &RecordingError, id: &str) -> ApiError {
+    match error {
+        RecordingError::NotFound => ApiError::not_found("recording", id),
+        RecordingError::Open => ApiError::new(StatusCode::CONFLICT, "recording_open", error.to_string()),
+        RecordingError::NotRecorded => ApiError::new(StatusCode::CONFLICT, "not_recorded", error.to_string()),
+        RecordingError::Io(error) => broken(&error.to_string()),
+    }
+}
+
+fn broken(reason: &str) -> ApiError {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "storage_failed", reason.to_owned())
+}
