@@ -11,7 +11,8 @@ use super::handle::CallMeta;
 use super::messages::{self, Messages};
 use super::settings::CallConfig;
 use super::{CallEvent, EndReason};
-use crate::media::leg::Codec;
+use crate::media::leg::{Arrivals, Codec};
+use crate::media::quality;
 
 /// Events a slow listener may be behind before it loses the oldest.
 pub const EVENTS: usize = 256;
@@ -74,6 +75,16 @@ pub struct CallInfo {
     pub fraction_lost: f32,
     /// Round trip in milliseconds, when the peer reports allow it to be computed.
     pub round_trip_ms: Option<f64>,
+    /// Interarrival jitter of what we send, as the peer reports it, in milliseconds.
+    pub jitter_ms: Option<f64>,
+    /// How good what we send can sound to the peer, by loss, delay and jitter of its reports; see [`quality`].
+    pub mos: Option<f64>,
+    /// Packets of the peer that never came.
+    pub received_lost: u64,
+    /// Interarrival jitter of what the peer sends, in milliseconds.
+    pub received_jitter_ms: Option<f64>,
+    /// How good what the peer sends can sound here.
+    pub received_mos: Option<f64>,
     /// Frames that slow media taps have lost.
     pub tap_dropped: u64,
 }
@@ -189,6 +200,35 @@ pub(super) struct Stats {
     pub(super) lost: AtomicU64,
     pub(super) fraction_lost_bits: AtomicU32,
     pub(super) round_trip_us: AtomicU64,
+    pub(super) jitter_us: AtomicU64,
+    /// The peer has reported, so that what it has lost is known.
+    pub(super) reported: AtomicBool,
+    pub(super) received_expected: AtomicU64,
+    pub(super) received_lost: AtomicU64,
+    pub(super) received_jitter_us: AtomicU64,
+}
+
+impl Stats {
+    /// What arrived of the peer's stream.
+    pub(super) fn arrivals(&self, arrivals: Arrivals) {
+        self.received_expected.store(u64::from(arrivals.expected), Relaxed);
+        self.received_lost.store(u64::from(arrivals.lost()), Relaxed);
+        self.received_jitter_us.store(arrivals.jitter.as_micros() as u64, Relaxed);
+    }
+
+    /// Scores of what we send and of what the peer sends, where enough is known.
+    fn scores(&self) -> (Option<f64>, Option<f64>) {
+        let micros = |value: &AtomicU64| Duration::from_micros(value.load(Relaxed));
+        // Both ways take half of it: nothing says otherwise.
+        let delay = micros(&self.round_trip_us) / 2;
+        let share = |lost: f64, of: u64| lost.max(0.0) / (of.max(1) as f64);
+        let (sent, expected) = (self.packets_sent.load(Relaxed), self.received_expected.load(Relaxed));
+        let lost = self.lost.load(Relaxed) as i64 as f64;
+        let out = || quality::mos(share(lost, sent), delay, micros(&self.jitter_us));
+        let missed = self.received_lost.load(Relaxed) as f64;
+        let inward = || quality::mos(share(missed, expected), delay, micros(&self.received_jitter_us));
+        (self.reported.load(Relaxed).then(out), (expected > 0).then(inward))
+    }
 }
 
 /// The task's ends of what it tells, so that listeners end with the call.
@@ -320,6 +360,7 @@ impl Shared {
         let ended = self.ending.over.get();
         let duration = ended.map_or_else(|| crate::clock::now() - self.started, |(_, after)| *after);
         let micros = |value: &AtomicU64| Some(value.load(Relaxed)).filter(|us| *us > 0).map(|us| us as f64 / 1_000.0);
+        let (mos, received_mos) = stats.scores();
         CallInfo {
             meta: self.meta.clone(),
             leg: self.leg,
@@ -350,6 +391,11 @@ impl Shared {
             lost: stats.lost.load(Relaxed) as i64,
             fraction_lost: f32::from_bits(stats.fraction_lost_bits.load(Relaxed)),
             round_trip_ms: micros(&stats.round_trip_us),
+            jitter_ms: micros(&stats.jitter_us),
+            mos,
+            received_lost: stats.received_lost.load(Relaxed),
+            received_jitter_ms: micros(&stats.received_jitter_us),
+            received_mos,
             tap_dropped: self.tap_dropped.load(Relaxed),
         }
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::histogram;
 use rand::Rng as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant as Alarm, sleep_until, timeout};
@@ -63,6 +64,8 @@ impl<L: MediaLeg> CallTask<L> {
                 EndReason::Failed
             }
         };
+        self.count_arrivals();
+        self.tell_quality();
         self.shared.set_ended(reason, clock::now() - self.shared.started);
     }
 
@@ -107,7 +110,13 @@ impl<L: MediaLeg> CallTask<L> {
                         machine.finish(reason);
                     }
                 }
-                event = self.leg.recv() => machine.handle_leg(clock::now(), event),
+                event = self.leg.recv() => {
+                    // As often as the peer's own reports, which are shown beside it.
+                    if matches!(event, LegEvent::Report(_)) {
+                        self.count_arrivals();
+                    }
+                    machine.handle_leg(clock::now(), event);
+                }
                 Some(event) = speech.recv() => machine.handle_speech(clock::now(), event),
                 Some(event) = next(&mut heard) => machine.handle_heard(clock::now(), event),
                 Some(command) = self.inbox.recv() => machine.handle_command(clock::now(), command),
@@ -146,6 +155,22 @@ impl<L: MediaLeg> CallTask<L> {
             }
         }
         None
+    }
+
+    fn count_arrivals(&self) {
+        if let Some(arrivals) = self.leg.arrivals() {
+            self.shared.stats.arrivals(arrivals);
+        }
+    }
+
+    /// How good the call can have sounded, each way, as metrics.
+    fn tell_quality(&self) {
+        let (info, leg) = (self.shared.info(), self.leg.kind());
+        for (direction, score) in [("sent", info.mos), ("received", info.received_mos)] {
+            if let Some(score) = score {
+                histogram!("antiphon_call_mos", "leg" => leg, "direction" => direction).record(score);
+            }
+        }
     }
 
     fn tell(&self, event: CallEvent) {

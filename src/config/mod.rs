@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::agent::config::Agent;
+use crate::recording::Mode;
 use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
 use crate::synth::remote::config::Cluster;
@@ -269,14 +270,10 @@ impl Config {
         mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let paths = [
-            &self.batch.database,
-            &self.batch.audio_dir,
-            &self.engine.voices,
-            &self.records.database,
-            &self.recording.dir,
-        ];
-        if paths.iter().all(|path| !path.as_os_str().is_empty()) {
+        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices, &self.records.database];
+        // Where nothing is recorded no place is needed.
+        let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
+        if paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty()) {
             return Ok(self);
         }
         let dir = match self.state.dir.as_os_str().is_empty() {

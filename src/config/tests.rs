@@ -138,6 +138,9 @@ fn what_has_no_path_of_its_own_lies_in_the_state_directory() {
     assert!(error.to_string().contains("set it"), "{error}");
     let all = "[batch]\ndatabase = \"a\"\naudio_dir = \"b\"\n[engine]\nvoices = \"c\"\n[records]\ndatabase = \"d\"\n";
     assert!(placed(all, &[]).is_ok(), "nothing is asked of the environment where nothing is open");
+    let recording = format!("{all}[recording]\nmode = \"all\"\n");
+    assert!(placed(&recording, &[]).is_err(), "sound has to lie somewhere");
+    assert!(placed(&format!("{recording}dir = \"e\"\n"), &[]).is_ok());
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub enum Heard {
     Silence(Duration),
 }
 
+/// Static payload type of comfort noise at 8 kHz (RFC 3389 section 4, RFC 3551 table 4).
+pub const COMFORT_NOISE: u8 = 13;
+
 /// Decodes one incoming stream.
 pub struct Inbound {
     codec: Codec,
@@ -80,6 +83,12 @@ impl Inbound {
                     let before = self.rest.len();
                     self.decoder.conceal(next.as_deref(), &mut self.rest);
                     self.expect(None, self.rest.len() - before);
+                }
+                // The caller is silent from here on. Its level (RFC 3389 section 3) is not imitated: who listens here
+                // looks for speech.
+                Item::Packet { timestamp, payload_type: COMFORT_NOISE, .. } => {
+                    self.skip_silence(timestamp);
+                    self.expected = Some(timestamp);
                 }
                 Item::Packet { timestamp, payload, .. } => {
                     self.skip_silence(timestamp);
@@ -345,6 +354,28 @@ mod tests {
             let Heard::Frame(concealed) = frames[10] else { panic!("a frame") };
             assert!(level(&concealed) > 0.03, "{codec:?}: {}", level(&concealed));
         }
+    }
+
+    #[test]
+    fn comfort_noise_is_silence_and_no_sound() {
+        let (mut encoder, mut inbound, now) = (encoder(Codec::Pcmu), Inbound::new(Codec::Pcmu).unwrap(), clock::now());
+        inbound.push(packet(Codec::Pcmu, 0, now, encoder.silence().unwrap()));
+        for (sequence, timestamp) in [(1, 160), (2, 4_160)] {
+            let mut noise = packet(Codec::Pcmu, sequence, now, Bytes::from_static(&[64]));
+            (noise.payload_type, noise.timestamp) = (COMFORT_NOISE, timestamp);
+            inbound.push(noise);
+        }
+        let mut later = packet(Codec::Pcmu, 3, now, encoder.silence().unwrap());
+        later.timestamp = 8_160;
+        inbound.push(later);
+        let heard = std::iter::from_fn(|| inbound.poll(now)).collect::<Vec<_>>();
+        let half = Heard::Silence(Duration::from_millis(500));
+        assert!(
+            matches!(&heard[..], [Heard::Frame(_), one, other, Heard::Frame(_)] if *one == half && *other == half),
+            "{} parts",
+            heard.len()
+        );
+        assert_eq!(inbound.lost(), 0);
     }
 
     #[test]

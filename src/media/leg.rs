@@ -123,6 +123,24 @@ pub struct PeerReport {
     pub round_trip: Option<Duration>,
 }
 
+/// What arrived of a peer's stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrivals {
+    /// Packets that were sent, by their numbers.
+    pub expected: u32,
+    /// Packets that came, duplicates included.
+    pub received: u32,
+    /// Interarrival jitter (RFC 3550 section 6.4.1).
+    pub jitter: Duration,
+}
+
+impl Arrivals {
+    /// Packets that never came.
+    pub fn lost(&self) -> u32 {
+        self.expected.saturating_sub(self.received)
+    }
+}
+
 /// What happened on a leg.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LegEvent {
@@ -202,6 +220,11 @@ pub trait MediaLeg: Send + 'static {
     /// # Errors
     /// It cannot be asked for now; the text says why, for the agent. No answer follows.
     fn hold(&mut self, hold: bool) -> Result<(), String>;
+
+    /// What has arrived of the peer's stream; `None`: nothing yet, or the leg does not count.
+    fn arrivals(&self) -> Option<Arrivals> {
+        None
+    }
 
     /// Asks the peer to go over to `to` (SIP REFER), and returns at once; the answer arrives as
     /// [`LegEvent::TransferAnswered`].

@@ -16,7 +16,7 @@ use rtc_rtcp::{
     source_description::{SdesType, SourceDescription, SourceDescriptionChunk, SourceDescriptionItem},
 };
 
-use super::leg::{InPacket, OutPacket, PeerReport};
+use super::leg::{Arrivals, InPacket, OutPacket, PeerReport};
 
 /// Between reports, before it is spread (RFC 3550 section 6.2: at least 5 s).
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -141,6 +141,17 @@ impl Rtcp {
         self.compound(now, wall, Some(bye))
     }
 
+    /// What arrived of the present source, so far.
+    pub fn received(&self) -> Option<Arrivals> {
+        let reception = self.reception.as_ref()?;
+        let jitter = f64::from(reception.jitter()) / f64::from(self.clock_rate.max(1));
+        Some(Arrivals {
+            expected: reception.expected(),
+            received: reception.received,
+            jitter: Duration::from_secs_f64(jitter),
+        })
+    }
+
     /// Interarrival jitter of what arrives, in RTP timestamp units.
     pub fn jitter(&self) -> Option<u32> {
         self.reception.as_ref().map(Reception::jitter)
@@ -256,9 +267,14 @@ impl Reception {
         self.jitter >> 4
     }
 
+    /// Packets that were sent, by their numbers.
+    fn expected(&self) -> u32 {
+        self.cycles.wrapping_add(u32::from(self.highest)).wrapping_sub(self.base).wrapping_add(1)
+    }
+
     fn report(&mut self, now: Instant) -> ReceptionReport {
         let highest = self.cycles.wrapping_add(u32::from(self.highest));
-        let expected = highest.wrapping_sub(self.base).wrapping_add(1);
+        let expected = self.expected();
         // Duplicates can make this negative, which the field of this format cannot say: 0 then.
         let lost = expected.wrapping_sub(self.received).cast_signed().clamp(0, 0x7f_ffff).cast_unsigned();
         let expected_now = expected.wrapping_sub(self.expected_before);

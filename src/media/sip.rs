@@ -35,7 +35,8 @@ use self::{
     srtp::Protection,
 };
 use super::{
-    leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
+    decode::COMFORT_NOISE,
+    leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
     rtcp::{Heard, Rtcp},
 };
 use crate::clock::{self, Sparse};
@@ -318,8 +319,11 @@ impl SipLeg {
         let event = self.agreed.telephone_event;
         let audio = header.payload_type == self.agreed.receive_payload_type;
         // What the call task compares with is the number we send; peers may number the other way differently.
+        // Sent by many without having been agreed on, where the codec's clock is that of the noise.
+        let noise = header.payload_type == COMFORT_NOISE && self.format.codec.clock_rate() == 8_000;
         let payload_type = match event {
             _ if audio => self.format.payload_type,
+            _ if noise => COMFORT_NOISE,
             Some(event) if header.payload_type == event.receive_payload_type => event.payload_type,
             _ => {
                 self.counters.unexpected.increment(1);
@@ -540,6 +544,10 @@ impl MediaLeg for SipLeg {
             self.controls.try_send(Control::HangUp).ok();
             self.close(LegEnd::Local);
         }
+    }
+
+    fn arrivals(&self) -> Option<Arrivals> {
+        self.rtcp.received()
     }
 
     fn hold(&mut self, hold: bool) -> Result<(), String> {

@@ -161,14 +161,16 @@ fn a_disk_that_does_not_keep_up_costs_sound_and_no_order() {
 #[test]
 fn old_recordings_go_and_other_files_stay() {
     let dir = tempfile::tempdir().expect("a folder");
-    for name in ["a.opus", "a.json", "notes.txt"] {
+    let id = CallId::random();
+    let names = [format!("{id}.opus"), format!("{id}.json"), format!("{id}.txt"), "music.wav".to_owned()];
+    for name in &names {
         std::fs::write(dir.path().join(name), b"x").expect("written");
     }
     let day = Duration::from_secs(86_400);
     let later = std::time::SystemTime::now() + 3 * day;
     assert_eq!(writer::forget(dir.path(), later, 4 * day).expect("readable"), 0);
     assert_eq!(writer::forget(dir.path(), later, 2 * day).expect("readable"), 2);
-    assert!(dir.path().join("notes.txt").exists());
+    assert!(names[2..].iter().all(|name| dir.path().join(name).exists()));
     assert_eq!(writer::forget(&dir.path().join("none"), later, day).expect("no folder is no fault"), 0);
 }
 

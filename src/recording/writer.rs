@@ -152,7 +152,9 @@ pub(super) fn forget(dir: &Path, now: SystemTime, keep: Duration) -> io::Result<
     let mut deleted = 0;
     for entry in entries {
         let path = entry?.path();
-        let ours = path.extension().is_some_and(|end| ["opus", "wav", "json"].iter().any(|own| end == *own));
+        // The folder may be one that others use: what has the name of a call is ours.
+        let named = path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_call);
+        let ours = named && path.extension().is_some_and(|end| ["opus", "wav", "json"].iter().any(|own| end == *own));
         let written = std::fs::metadata(&path).and_then(|file| file.modified());
         let old = written.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > keep));
         if ours && old {
@@ -161,6 +163,11 @@ pub(super) fn forget(dir: &Path, now: SystemTime, keep: Duration) -> io::Result<
         }
     }
     Ok(deleted)
+}
+
+/// Whether `name` is an id that the gateway gives to calls.
+fn is_call(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn tell(error: io::Error) {

@@ -35,6 +35,8 @@ pub(super) struct Record {
     pub(super) cause: Option<String>,
     /// `peer` or `gateway` (its agent, its API, a limit).
     pub(super) ended_by: Option<&'static str>,
+    /// Who called, as a trunk says: see `X-Antiphon-` in [`crate::sip::IncomingCall::headers`].
+    pub(super) identity: Option<Identity>,
     /// The final SIP status of an outbound call.
     pub(super) sip: Option<Sip>,
     pub(super) handoff_data: Option<String>,
@@ -52,6 +54,31 @@ pub(super) struct Record {
 pub(super) struct Sip {
     pub(super) status: u16,
     pub(super) reason: Option<String>,
+}
+
+/// Who called, by whose word.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Identity {
+    asserted: Option<String>,
+    diverted_from: Option<String>,
+    verstat: Option<String>,
+    /// A claim that nobody here has verified.
+    attestation: Option<String>,
+}
+
+impl Identity {
+    fn of(meta: &CallMeta) -> Option<Self> {
+        // What comes in carries the gateway's own findings only; what goes out may be told anything.
+        if meta.direction != Direction::Inbound {
+            return None;
+        }
+        let get = |name: &str| meta.headers.get(&format!("X-Antiphon-{name}")).cloned();
+        let (asserted, diverted_from) = (get("Asserted"), get("Diverted-From"));
+        let (verstat, attestation) = (get("Verstat"), get("Attestation"));
+        let some = [&asserted, &diverted_from, &verstat, &attestation].iter().any(|found| found.is_some());
+        some.then_some(Self { asserted, diverted_from, verstat, attestation })
+    }
 }
 
 /// One turn of the agent.
@@ -90,6 +117,13 @@ pub(super) struct Rtp {
     lost: i64,
     fraction_lost: f32,
     round_trip_ms: Option<f64>,
+    /// Of what we sent, as the peer reports.
+    jitter_ms: Option<f64>,
+    mos: Option<f64>,
+    /// Of what the peer sent.
+    received_lost: u64,
+    received_jitter_ms: Option<f64>,
+    received_mos: Option<f64>,
     underruns: u64,
     underrun_ms: u64,
     lateness_max_ms: f64,
@@ -118,6 +152,7 @@ impl Draft {
             duration_ms: None,
             cause: None,
             ended_by: None,
+            identity: Identity::of(meta),
             sip: None,
             handoff_data: None,
             turns: VecDeque::new(),
@@ -224,6 +259,11 @@ impl Draft {
             lost: call.lost,
             fraction_lost: call.fraction_lost,
             round_trip_ms: call.round_trip_ms,
+            jitter_ms: call.jitter_ms,
+            mos: call.mos,
+            received_lost: call.received_lost,
+            received_jitter_ms: call.received_jitter_ms,
+            received_mos: call.received_mos,
             underruns: call.underruns,
             underrun_ms: call.underrun_ms,
             lateness_max_ms: call.lateness_max_ms,

@@ -228,3 +228,21 @@ fn a_database_of_the_version_before_is_brought_up_to_date() {
     assert!(records.get("1").expect("reads").is_some());
     assert_eq!(records.usage_today().expect("reads"), [], "it goes on");
 }
+
+#[test]
+fn who_called_is_recorded_as_a_trunk_said_and_only_of_calls_that_came() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let records = Records::start(config(folder.path())).expect("starts");
+    let headers = [("X-Antiphon-Asserted", "+4930555"), ("X-Antiphon-Attestation", "B"), ("X-Account", "7")];
+    let headers: std::collections::BTreeMap<_, _> =
+        headers.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    for (id, direction) in [("1", Direction::Inbound), ("2", Direction::Outbound)] {
+        let meta = CallMeta { direction, headers: headers.clone(), ..meta(id) };
+        records.dialling(&meta, None, &Dialling::Cancelled);
+    }
+    records.shutdown();
+    let came = records.get("1").expect("reads").expect("written");
+    let (asserted, attestation) = (&came["identity"]["asserted"], &came["identity"]["attestation"]);
+    assert_eq!((asserted.as_str(), attestation.as_str()), (Some("+4930555"), Some("B")), "{came}");
+    assert!(records.get("2").expect("reads").expect("written")["identity"].is_null());
+}

@@ -15,6 +15,8 @@ const REQUEST: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 const FINE: &[f64] = &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5];
 /// Slack may be spent: negative is a gap that the listener hears.
 const SLACK: &[f64] = &[-1.0, -0.1, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Opinion scores: below 3.6 many are dissatisfied.
+const MOS: &[f64] = &[1.5, 2.0, 2.5, 3.0, 3.3, 3.6, 3.8, 4.0, 4.2, 4.3, 4.4];
 /// Gaps, from one frame to seconds.
 const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
@@ -158,6 +160,12 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_rtcp_fraction_lost", &[], "Share of packets lost in the latest report of a telephone"),
     histogram("antiphon_rtcp_jitter_seconds", &[], &[], "Interarrival jitter that telephones report"),
     histogram("antiphon_rtcp_local_jitter_seconds", &[], &[], "Interarrival jitter of what telephones send"),
+    histogram(
+        "antiphon_call_mos",
+        &["leg", "direction"],
+        MOS,
+        "How good a call can have sounded by loss, delay and jitter (E-model, 1 to 4.5), one value a call and direction",
+    ),
     histogram("antiphon_rtcp_round_trip_seconds", &[], &[], "Round trip to telephones"),
     // Signalling.
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),

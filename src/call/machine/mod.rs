@@ -415,6 +415,9 @@ impl Machine {
     fn report(&mut self, report: &PeerReport) {
         self.speaking.output.report(report);
         let stats = &self.out.shared.stats;
+        stats.reported.store(true, Relaxed);
+        let jitter = f64::from(report.jitter) / f64::from(self.speaking.output.format().codec.clock_rate());
+        stats.jitter_us.store((jitter * 1e6) as u64, Relaxed);
         stats.lost.store(i64::from(report.lost) as u64, Relaxed);
         stats.fraction_lost_bits.store(report.fraction_lost.to_bits(), Relaxed);
         if let Some(round_trip) = report.round_trip {
