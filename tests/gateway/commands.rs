@@ -114,7 +114,10 @@ async fn telephone() -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
             let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
             let kept = ["Via", "From", "To", "Call-ID", "CSeq"];
             let lines = request.split("\r\n").filter(|line| kept.contains(&line.split(':').next().unwrap_or_default()));
-            let lines: String = lines.map(|line| format!("{line}\r\n")).collect();
+            // Whoever answers for good names itself by a tag (RFC 3261 section 8.2.6.2).
+            let tagged =
+                |line: &str| if line.starts_with("To:") { format!("{line};tag=1\r\n") } else { format!("{line}\r\n") };
+            let lines: String = lines.map(tagged).collect();
             let answer = format!("SIP/2.0 200 OK\r\n{lines}Content-Length: 0\r\n\r\n");
             socket.send_to(answer.as_bytes(), from).await.expect("sends");
         }
