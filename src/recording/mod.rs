@@ -17,7 +17,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ const QUEUE: usize = 1_024;
 const BLOCK: Duration = Duration::from_secs(1);
 /// How long the channels wait for each other: longer than any packet is waited for.
 const HORIZON: Duration = Duration::from_secs(1);
+/// How long the recordings of the last calls may take to be handed on at a shutdown.
+const LAST: Duration = Duration::from_secs(2);
 /// Samples, of both channels, that a call keeps while the disk takes none: half a minute.
 const KEPT: usize = 2 * 30 * RATE as usize;
 
@@ -142,6 +144,31 @@ struct Inner {
     live: DashMap<CallId, watch::Sender<State>>,
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    tasks: Arc<Tasks>,
+}
+
+/// How many tasks have sound of calls, and when that changes.
+#[derive(Default)]
+struct Tasks {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// A task that has sound of a call; not waited for any more when it is dropped.
+struct Busy(Arc<Tasks>);
+
+impl Busy {
+    fn new(tasks: &Arc<Tasks>) -> Self {
+        *tasks.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self(tasks.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.changed.notify_all();
+    }
 }
 
 impl Recordings {
@@ -154,7 +181,7 @@ impl Recordings {
         let writer = writer::Writer::new(config.clone());
         let thread = std::thread::Builder::new().name("recordings".into()).spawn(move || writer.run(&messages))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self(Arc::new(Inner { config, live: DashMap::new(), queue, thread })))
+        Ok(Self(Arc::new(Inner { config, live: DashMap::new(), queue, thread, tasks: Arc::default() })))
     }
 
     /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
@@ -185,6 +212,7 @@ impl Recordings {
         };
         let mut tap = call.media_tap();
         let recordings = self.clone();
+        let busy = Busy::new(&self.0.tasks);
         tokio::spawn(async move {
             let mut recorder = Recorder::new(description, state);
             let mut blocks = tokio::time::interval(BLOCK);
@@ -200,7 +228,11 @@ impl Recordings {
             recordings.0.live.remove(&id);
             let queue = recordings.0.queue.clone();
             // overflow: awaited, off the runtime's workers: the end of a recording is not dropped
-            let _ = tokio::task::spawn_blocking(move || recorder.finish(&queue)).await;
+            let _ = tokio::task::spawn_blocking(move || {
+                recorder.finish(&queue);
+                drop(busy);
+            })
+            .await;
         });
     }
 
@@ -242,8 +274,13 @@ impl Recordings {
         }
     }
 
-    /// Writes what waits and joins the thread. Blocks.
+    /// Writes what waits and joins the thread. Blocks. Calls have to be over; a task that takes longer than [`LAST`] to
+    /// notice leaves a recording without its last seconds.
     pub fn shutdown(&self) {
+        let tasks = &self.0.tasks;
+        let count = tasks.count.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether they were in time makes no difference to what follows.
+        drop(tasks.changed.wait_timeout_while(count, LAST, |count| *count > 0));
         // overflow: awaited, the thread empties the queue
         let _ = self.0.queue.send(Message::Stop);
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
