@@ -105,7 +105,7 @@ impl Writer {
         }
         self.tidied = Some(now);
         let keep = Duration::from_secs(u64::from(self.config.keep_days) * 86_400);
-        match forget(&self.config.dir, SystemTime::now(), keep) {
+        match forget(&self.config.dir, SystemTime::UNIX_EPOCH + clock::wall(), keep) {
             Ok(0) => {}
             Ok(files) => tracing::info!(files, "old recordings were deleted"),
             Err(error) => tracing::warn!(%error, "old recordings were not deleted"),
