@@ -156,7 +156,7 @@ impl App {
         }
         calls.observe(Arc::new(records.clone()));
         let tenants = Tenants::new(config.tenant_rules());
-        // A restart gives nobody another day.
+        // A restart gives no tenant another day.
         for used in records.usage_today()? {
             tenants.used_today(&used.tenant, Duration::from_secs_f64(used.call_seconds.max(0.0)));
         }

@@ -13,13 +13,13 @@ use crate::server::config::{Scope, Token};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tenant {
-    /// Whoever bears one is this tenant. Without scopes they may do everything with calls and speech, and nothing else.
+    /// A request with one of these is of this tenant. Without scopes they may do everything with calls and speech, and nothing else.
     pub tokens: Vec<Token>,
     /// Agents that are theirs: calls that come in for these are theirs, and no other tenant names them.
     pub agents: Vec<String>,
     /// Trunks that their calls may go out through; empty: all.
     pub trunks: Vec<String>,
-    /// Voices that they may name beside their own; empty: all that are nobody's.
+    /// Voices that they may name beside their own; empty: all that belong to no tenant.
     pub voices: Vec<String>,
     /// How much.
     pub limits: Limits,

@@ -27,7 +27,7 @@ pub(super) const SCHEMA: &str = "
         called TEXT NOT NULL,
         cause TEXT,
         body TEXT NOT NULL,
-        -- when the webhook is due; none: delivered, given up, or nobody wants it
+        -- when the webhook is due; none: delivered, given up, or not configured
         hook_ms INTEGER,
         hook_tries INTEGER NOT NULL DEFAULT 0
     );

@@ -41,7 +41,7 @@ pub(super) const SCHEMA: &str = "
 pub struct Usage {
     /// The day, UTC, as `2026-11-22`. A call counts to the day on which it ended.
     pub day: String,
-    /// The tenant, or the name of the token; empty: calls and requests of nobody in particular.
+    /// The tenant, or the name of the token; empty: calls and requests of no tenant.
     pub tenant: String,
     /// Calls that came in.
     pub inbound_calls: u64,

@@ -58,7 +58,7 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let faults: Vec<Value> =
         faults.into_iter().map(|fault| json!({ "part": fault.part, "reason": fault.reason })).collect();
-    // Whoever may probe need not know where the trunks are.
+    // A prober need not know where the trunks are.
     let up = |trunk: &TrunkStatus| json!({ "name": trunk.name, "registered": trunk.registered, "up": trunk.up });
     let trunks: Vec<Value> = gateway.sip.as_ref().map(|sip| sip.trunks().iter().map(up).collect()).unwrap_or_default();
     let body = json!({ "faults": faults, "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway), "trunks": trunks });

@@ -148,7 +148,7 @@ pub const METRICS: &[Metric] = &[
     counter(
         "antiphon_recognizer_suppressed_total",
         &["reason"],
-        "Texts dropped because nobody spoke or they repeat themselves",
+        "Texts dropped because there was no speech or they repeat themselves",
     ),
     histogram("antiphon_deaf_seconds", &[], GAPS, "Speech of callers that was not heard"),
     // Media.

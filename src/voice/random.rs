@@ -201,7 +201,7 @@ impl Network {
         self.node(path, operator, &["x".into(), name], &[]);
     }
 
-    /// Names are numbers, as exporters give them to folded weights: nobody may rely on them.
+    /// Names are numbers, as exporters give them to folded weights: no code may rely on them.
     fn parameter(&mut self, shape: &[usize], scale: Scale) -> String {
         let name = format!("onnx::{}", self.parameters.len());
         self.parameters.push((name.clone(), shape.to_vec(), scale));

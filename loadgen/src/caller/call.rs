@@ -56,7 +56,7 @@ pub enum CallError {
     /// The address cannot be called.
     #[error("{0:?} cannot be called: expected sip:USER@HOST[:PORT] or http://HOST[:PORT]")]
     Target(String),
-    /// Nobody answered in time.
+    /// Not answered in time.
     #[error("no answer within {0:?}")]
     Unanswered(Duration),
     /// The gateway refused.

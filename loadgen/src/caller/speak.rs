@@ -187,7 +187,7 @@ impl Speaker {
                 frame.resize(size, 0);
                 *at += size;
                 if let Some(began) = began.take() {
-                    // Nobody may be waiting any more.
+                    // The waiting task may have gone.
                     let _ = began.send(now);
                 }
                 if *at >= pcm.len() {
@@ -312,7 +312,7 @@ mod tests {
         let idle = Idle::KeepAlive(Duration::from_millis(100));
         let mut speaker = Speaker::new(start, Codec::Opus, 111, None, idle).unwrap();
         assert_eq!(run(&mut speaker, start, 20).len(), 4);
-        // In between nobody need be woken, unless there is something to say.
+        // In between no task need be woken, unless there is something to say.
         assert!(speaker.deadline() >= start + Duration::from_millis(300 + 100));
         let (began, _) = oneshot::channel();
         speaker.say(vec![0; 960], began);

@@ -37,11 +37,11 @@ use crate::turns::stats::Spread;
 pub enum Arrivals {
     /// So many callers, each calling again when its call is over.
     Closed(u32),
-    /// By chance, so many a second.
+    /// Poisson, so many a second.
     Poisson(f64),
-    /// By chance, but exactly so many in the whole time: what differs between two loads is not how lucky they were.
+    /// At random times, but exactly so many in the whole time: what differs between two loads is not how lucky they were.
     Counted(u64),
-    /// By chance, at a rate that grows evenly from the first to the second.
+    /// Poisson, at a rate that grows evenly from the first to the second.
     Ramp(f64, f64),
     /// So many at once, again after each interval.
     Burst(u32, Duration),

@@ -158,7 +158,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         legs.extend(sip_target.iter().map(|_| (Leg::Sip, 1.0)));
         legs.extend(http.iter().map(|_| (Leg::Webrtc, 1.0)));
     }
-    // A gateway that is started here is given an agent that greets nobody, unless another is asked for.
+    // A gateway that is started here is given an agent without a greeting, unless another is asked for.
     let agent = target.agent.clone().or(target.spawn.as_ref().map(|_| AGENT.to_owned()));
     let wants = |leg| legs.iter().any(|(l, weight)| *l == leg && *weight > 0.0);
     if legs.is_empty() {

@@ -57,7 +57,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        // Interactive use as published comparisons judge it; nobody should hear a stall, and one turn in a hundred is
+        // Interactive use as published comparisons judge it; no listener should hear a stall, and one turn in a hundred is
         // more than a week of use.
         Limits { first_audio_p95: 2.0, rtf_p95: 1.05, stalled_turns: 0.01, failures: 0.0 }
     }
@@ -249,7 +249,7 @@ impl Report {
         }
         let peak = self.levels.iter().max_by(|a, b| a.audio_s_per_s.total_cmp(&b.audio_s_per_s));
         if let Some(peak) = peak {
-            // Batch work waits for nobody: it is worth its while wherever speech comes out faster than it plays.
+            // No listener waits for batch work: it is worth its while wherever speech comes out faster than it plays.
             let engine = peak.metrics.engine_rtf.map(|r| format!(", engine RTF {r:.3}")).unwrap_or_default();
             out.push(Verdict {
                 name: "Batch".into(),

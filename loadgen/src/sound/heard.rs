@@ -202,7 +202,7 @@ const REORDER: usize = 4;
 /// What is kept of one call at most, unless it is taken in between.
 const KEEP: Duration = Duration::from_secs(900);
 
-/// Packets that wait to be decoded at most: about twenty seconds of speech nobody has asked for.
+/// Packets that wait to be decoded at most: about twenty seconds of speech that was not asked for.
 const UNDECODED: usize = 1_024;
 
 /// Room kept for what is heard next, samples: a long turn, not the longest ever.

@@ -195,7 +195,7 @@ pub fn mos(codec: Codec, loss: f64, delay: Duration) -> f64 {
     let percent = loss.clamp(0.0, 1.0) * 100.0;
     let effective = ie + (95.0 - ie) * percent / (percent + bpl);
     let r = (93.2 - delay_impairment - effective).clamp(0.0, 100.0);
-    // The curve dips below 1 for very small R; nobody scores less than 1.
+    // The curve dips below 1 for very small R; no score is less than 1.
     (1.0 + 0.035 * r + r * (r - 60.0) * (100.0 - r) * 7.0e-6).max(1.0)
 }
 

@@ -250,8 +250,8 @@ impl Exchange {
         self.before = self.call.take_heard().counts;
     }
 
-    /// Asks for the rest of the greeting to be left out: a load test measures turns. Whoever does not understand this
-    /// greets to the end.
+    /// Asks for the rest of the greeting to be left out: a load test measures turns. A gateway that does not
+    /// understand this greets to the end.
     async fn cut_greeting(&mut self) {
         let clear = serde_json::json!({ "type": "clear" });
         match (&self.session, self.call.leg(), &self.plan.gateway, &self.id) {
@@ -358,7 +358,7 @@ impl Exchange {
             return None;
         }
         let at = match (&what.speech, &what.digits) {
-            // Silence before the first word interrupts nobody.
+            // Silence before the first word is no interruption.
             (Some(clip), _) => self.call.say(clip).await.ok()? + judge::lead_in(clip),
             (None, Some(digits)) => {
                 let at = clock::now();

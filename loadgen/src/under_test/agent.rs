@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::caller::call::CallError;
 use crate::clock;
 
-/// Sessions that nobody has taken, and frames of a session that nobody has read.
+/// Sessions not taken yet, and frames of a session not read yet.
 const WAITING: usize = 256;
 
 /// A WebSocket server for agents' sessions.

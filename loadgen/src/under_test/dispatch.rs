@@ -23,7 +23,7 @@ struct Shared {
     count: watch::Sender<u64>,
 }
 
-/// Sessions kept that nobody asks for.
+/// Sessions kept that no call asks for.
 const STRAYS: usize = 1_024;
 
 impl Dispatch {

@@ -123,7 +123,7 @@ impl MediaLeg for UdpLeg {
     }
 
     fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
-        Err("a bench leg has nobody to hand over to".into())
+        Err("a bench leg cannot be transferred".into())
     }
 }
 

@@ -107,7 +107,7 @@ fn folder(path: &Path) -> Result<(), RandomError> {
     std::fs::create_dir_all(path).map_err(|source| RandomError::Io { path: path.display().to_string(), source })
 }
 
-/// A voice that nobody has.
+/// A voice of random numbers.
 pub fn voice(config: &Config, name: &str, tokens: usize, seed: u64) -> Voice {
     let mut numbers = Numbers::new(seed, name);
     let codebook = config.flow.vocab.min(config.llm.speech_tokens) as u64;

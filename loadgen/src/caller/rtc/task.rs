@@ -18,7 +18,7 @@ use crate::sound::ear::Ear;
 use crate::sound::heard::{PayloadTypes, Recorder};
 use crate::wire::codec::Codec;
 
-/// Texts that nobody has taken yet; more are dropped.
+/// Texts that are not taken yet; more are dropped.
 const TEXTS: usize = 256;
 
 pub(super) fn start(
@@ -140,7 +140,7 @@ async fn read_channel(
             DataChannelEvent::OnOpen => status.send_modify(|s| s.channel = true),
             DataChannelEvent::OnMessage(message) => {
                 if let Ok(text) = String::from_utf8(message.data.to_vec()) {
-                    // overflow: drops; whoever wants texts takes them.
+                    // overflow: drops; a test that reads texts takes them in time.
                     let _ = texts.try_send((clock::now(), text));
                 }
             }

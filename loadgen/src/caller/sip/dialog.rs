@@ -92,7 +92,7 @@ pub(crate) fn reply(me: &Identity, tag: Option<&str>, request: &Message, respons
 
 const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, REFER, NOTIFY";
 
-/// A name nobody else has.
+/// A unique name.
 pub(crate) fn token() -> String {
     format!("{:016x}", rand::random::<u64>())
 }

@@ -120,7 +120,7 @@ impl Caller {
     /// cancelled too.
     ///
     /// # Errors
-    /// Nobody answers within the configured patience, the other side refuses, or its answer cannot be used.
+    /// No answer within the configured patience, the other side refuses, or its answer cannot be used.
     pub async fn call(self, target: &str) -> Result<Call, CallError> {
         task::call(self.config, self.link, self.media, target).await
     }
@@ -128,7 +128,7 @@ impl Caller {
     /// Waits for a call within `within` and answers it.
     ///
     /// # Errors
-    /// Nobody calls in time, or the offer cannot be used.
+    /// No call in time, or the offer cannot be used.
     pub async fn answer(self, within: Duration) -> Result<Call, CallError> {
         task::answer(self.config, self.link, self.media, within).await
     }

@@ -198,7 +198,7 @@ impl Phone {
             self.leaving = true;
             self.media.leave(now);
             self.ua.leave(now);
-            // Nobody waits longer for a gateway that does not answer a BYE.
+            // A gateway that does not answer a BYE is waited for no longer.
             self.over.get_or_insert(now + Duration::from_secs(4));
         }
     }
@@ -243,7 +243,7 @@ impl Phone {
                 let error = CallError::Refused { code, reason };
                 match self.holding.take() {
                     Some(holding) => {
-                        // Whoever asked may have gone.
+                        // The task that asked may have gone.
                         let _ = holding.send(Err(error));
                     }
                     None => {
@@ -389,7 +389,7 @@ impl Phone {
     /// The call did not come about.
     fn fail(&mut self, error: CallError) {
         if let Some(ready) = self.ready.take() {
-            // Whoever waited may have gone.
+            // The task that waited may have gone.
             let _ = ready.send(Err(error));
         }
     }
@@ -422,7 +422,7 @@ impl Drop for Phone {
     }
 }
 
-/// Ends when nobody waits for the call any more; never once it is connected.
+/// Ends when the call is not waited for any more; never once it is connected.
 async fn abandoned(ready: &mut Option<Ready>) {
     match ready {
         Some(ready) => ready.closed().await,

@@ -49,7 +49,7 @@ pub(crate) enum Event {
 pub(crate) enum To {
     /// The peer of the dialog, by its route or contact.
     Peer,
-    /// Whoever sent what is being handled.
+    /// The sender of what is being handled.
     Sender,
 }
 

@@ -5,7 +5,7 @@
 //! together with those that were interrupted.
 //!
 //! # Why
-//! Some turns are kept until the load is over and compared sample by sample then, when nobody is listening any more:
+//! Some turns are kept until the load is over and compared sample by sample then, when no caller is listening any more:
 //! those of the sample, and those whose loudness says that the words are wrong. They are counted only when it is known
 //! what they are.
 
