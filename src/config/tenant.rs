@@ -13,7 +13,8 @@ use crate::server::config::{Scope, Token};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tenant {
-    /// A request with one of these is of this tenant. Without scopes they may do everything with calls and speech, and nothing else.
+    /// A request with one of these is of this tenant. Without scopes it may do everything with calls and speech, and
+    /// nothing else.
     pub tokens: Vec<Token>,
     /// Agents that are theirs: calls that come in for these are theirs, and no other tenant names them.
     pub agents: Vec<String>,
