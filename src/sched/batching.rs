@@ -2,10 +2,10 @@
 //!
 //! The most urgent job names the stage. Others that can run it join, most urgent first, while the predicted
 //! cost stays within bounds:
-//! - live work at or below its slack reserve: while the step stays within `max_step_ms`. Under load streams sink to
-//!   their reserve, so this is what makes steps wide when width is needed;
-//! - live work with more than that: in steps for a first audio or a listener about to hear a gap only at little cost, or
-//!   at some if it has not much more;
+//! - live work that is as urgent: while the step stays within `max_step_ms`;
+//! - live work that is not, in steps for a first audio or a listener about to hear a gap: only at little cost, or at a few
+//!   times the cost if it has not much ahead ([`NEAR`]);
+//! - live work at or below its slack reserve, where nothing is more urgent: while the step stays within `max_step_ms`;
 //! - batch: only for next to nothing (`batch_ride`) while any of those is ready, and else while the step stays
 //!   within `batch_step_ms` and every listener still has time for a chunk of his own.
 //!
@@ -14,6 +14,9 @@
 //!   cost. Streams that were kept out of them sank to their reserve all together and then delayed the first audio that
 //!   they had made room for; on the recorded device at 80 % load that was 172 ms at p95 instead of 102.
 //! - **Streams with much ahead do not**: with them first audio pays for a lead that no listener needs yet.
+//! - **Nor those at their reserve whatever it costs**: with 255 streams that speak, all that were below it joined each
+//!   step for a first audio, which took three times as long; new turns then came faster than they were served, and speaking
+//!   streams had no step until they were critical together, too many for the time that was left.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +31,7 @@ use super::table::Table;
 /// By what a comfortable stream may multiply the cost of an urgent step.
 const COMFORT_COST: f64 = 1.25;
 /// The same for a stream with less than [`NEAR`] ahead.
-const NEAR_COST: f64 = 3.0;
+const NEAR_COST: f64 = 4.0;
 /// In slack reserves.
 const NEAR: u32 = 4;
 
@@ -80,7 +83,7 @@ impl Batching<'_> {
             if members.len() >= most || wider > budget {
                 break;
             }
-            let hurried = head.rank <= Rank::First && (other.rank > Rank::Reserve || other.finishing);
+            let hurried = head.rank <= Rank::First && (other.rank > Rank::First || other.finishing);
             let near = other.underrun.is_some_and(|underrun| underrun.saturating_duration_since(now) < near);
             // Where batch may cost more than that, live work that could wait may as well: it frees its slot sooner.
             let most_cost = if near { NEAR_COST } else { COMFORT_COST }.max(self.config.batch_ride);

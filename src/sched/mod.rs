@@ -509,7 +509,8 @@ impl Scheduler {
     }
 
     /// What is urgent and need not wait for the step in flight, which is of `stage`: a round of it takes no more than
-    /// `limit`. Candidates come the most urgent first.
+    /// `limit`. Candidates come the most urgent first. Speaking streams join it where it decodes: a row more costs next to
+    /// nothing there, and rounds of their own a step.
     fn select_concurrent(
         &mut self,
         now: Instant,
@@ -519,7 +520,9 @@ impl Scheduler {
     ) -> Option<Step> {
         let urgent = &candidates[..candidates.partition_point(|c| c.rank <= Rank::First)];
         let head = urgent.iter().find(|c| c.stage != stage)?;
-        let members = self.batching().urgent(now, head, urgent);
+        let speaking = &candidates[..candidates.partition_point(|c| c.rank <= Rank::Comfort)];
+        let others = if head.stage == Stage::Decode { speaking } else { urgent };
+        let members = self.batching().urgent(now, head, others);
         let rounds = self.batching().rounds_within(head.stage, members.len(), limit);
         Some(Step { stage: head.stage, slots: batching::start(&mut self.table, head.stage, &members), rounds })
     }

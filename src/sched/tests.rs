@@ -170,6 +170,27 @@ fn while_a_step_that_makes_first_audio_is_in_flight_only_short_ones_run() {
     assert_eq!(rounds, [1, 4], "a millisecond, a quarter of the longest step");
 }
 
+/// Seen with 255 streams that speak: new turns decoded by themselves while a step was in flight, speaking ones had no
+/// tokens when their listeners came near a gap.
+#[test]
+fn speaking_streams_decode_with_a_new_turn_beside_the_step_in_flight() {
+    let now = crate::clock::now();
+    let mut sched = launching();
+    let decodes = only(Stage::Decode);
+    let (_, speaking) = opened(&mut sched, now, spec(1, Class::Live), 0, decodes.with(Stage::Vocode));
+    let vocode = Step { stage: Stage::Vocode, slots: vec![speaking], rounds: 1 };
+    assert_eq!(sched.plan(now), Plan::Launch(vocode.clone()));
+    let samples = crate::audio::samples_in(Duration::from_millis(900));
+    let spoken = Outcome { samples, decoded: samples, ..Outcome::ready(speaking, decodes) };
+    sched.complete(now, MS, &vocode, &[spoken]);
+    let (_, flowing) = opened(&mut sched, now, spec(2, Class::Live), 0, only(Stage::Flow));
+    let flow = Step { stage: Stage::Flow, slots: vec![flowing], rounds: 4 };
+    assert_eq!(sched.plan(now), Plan::Launch(flow));
+    let (_, new) = opened(&mut sched, now, spec(3, Class::Live), 0, decodes);
+    let Plan::Run(step) = sched.plan(now) else { panic!("the new turn is urgent") };
+    assert_eq!((step.stage, step.slots), (Stage::Decode, vec![new, speaking]));
+}
+
 #[test]
 fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_is_complete() {
     let now = crate::clock::now();

@@ -9,6 +9,7 @@ mod fleet;
 mod load;
 mod policy;
 mod property;
+mod rate;
 mod rng;
 mod tenants;
 mod world;

@@ -136,7 +136,6 @@ fn a_rate_limit_holds_over_any_minute_and_says_when_to_come_back() {
 }
 
 #[test]
-#[ignore = "with load_limit = 1.0 more gaps are heard than in 1 % of turns since memory is taken as it is used"]
 fn batch_that_has_waited_for_its_patience_gets_its_small_share_and_no_more() {
     // More live work than there is room for: nothing is left for batch.
     let live = [("", 60.0)];

@@ -1,7 +1,7 @@
 //! Virtual time: arrivals, listeners, and the loop of the device thread.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,8 @@ struct Utterance {
 pub(super) struct Report {
     pub(super) first_audio: Vec<Duration>,
     pub(super) underruns: Vec<Duration>,
+    /// Streams with a gap.
+    pub(super) gapped: BTreeSet<u64>,
     pub(super) refused: u32,
     /// Refusals by tenant and reason.
     pub(super) refused_by: BTreeMap<(&'static str, &'static str), u32>,
@@ -506,6 +508,7 @@ impl World {
             dry => {
                 if listener.sounded && listener.accepted >= self.measure_from {
                     self.report.underruns.push(clock - dry.unwrap_or(clock));
+                    self.report.gapped.insert(stream);
                 }
                 listener.dry = Some(clock + duration_of(samples));
                 // On hold nothing leaves, so nobody tells of it.
