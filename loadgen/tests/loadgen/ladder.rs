@@ -187,10 +187,10 @@ fn options(levels: Vec<u32>) -> Options {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ladder_ends_with_a_report() {
-    // From the third caller on the test gateway is too slow.
     let server = Whip::start(|_, _| Reply::plain(ms(100), synthetic::babble(5, 24_000, 0.8))).await;
     let mut options = options(vec![1, 2]);
-    options.limits.first_audio_p95 = 0.5;
+    // Only a failure breaks a level: what is late on a busy machine is not the gateway's.
+    options.limits = Limits { first_audio_p95: 30.0, rtf_p95: 30.0, stalled_turns: 1.0, failures: 0.0 };
     let mut report = Report::default();
     let mut seen = Vec::new();
     climb(Arc::new(plan(&server)), &options, &mut None, None, &mut report, |level, _, done| {
