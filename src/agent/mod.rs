@@ -5,6 +5,7 @@
 
 mod apology;
 pub mod builtin;
+mod captions;
 pub mod client;
 pub mod config;
 pub mod frames;
@@ -12,6 +13,8 @@ pub mod llm;
 pub mod relay;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dashmap::DashMap;
@@ -62,6 +65,7 @@ impl Agents {
         let agents = self.clone();
         // Subscribed here, before the call can produce events that the task would miss.
         let events = handle.events();
+        let shown = (handle.info().leg == "webrtc").then(|| handle.events());
         let messages = handle.messages();
         // One replacement may wait; a second is refused until the first is served.
         let (attach, attached) = mpsc::channel(1);
@@ -69,7 +73,7 @@ impl Agents {
         tokio::spawn(async move {
             let relay = Relay::new(handle.clone(), &agent);
             let web = agent.llm.is_some().then(|| agents.web()).flatten();
-            Conversation { relay, agent, web, events, messages, attached }.run().await;
+            Conversation { relay, agent, web, events, shown, messages, attached }.run().await;
             agents.0.attachable.remove(handle.id());
         });
     }
@@ -92,12 +96,28 @@ impl Agents {
     }
 }
 
+/// `serving` to its end, and `captions` as long.
+async fn beside<T>(captions: Option<impl Future<Output = Infallible>>, serving: impl Future<Output = T>) -> T {
+    let captions = async {
+        match captions {
+            Some(captions) => captions.await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        end = serving => end,
+        never = captions => match never {},
+    }
+}
+
 struct Conversation {
     relay: Relay,
     agent: Agent,
     /// Where the agent is a model.
     web: Option<Web>,
     events: tokio::sync::broadcast::Receiver<crate::call::CallEvent>,
+    /// The same for the page of a browser call, until somebody else than a built-in agent serves it.
+    shown: Option<tokio::sync::broadcast::Receiver<crate::call::CallEvent>>,
     /// Text of a browser that is its own agent.
     messages: Option<Messages>,
     attached: mpsc::Receiver<Link>,
@@ -143,18 +163,36 @@ impl Conversation {
     }
 
     async fn serve_builtin(&mut self, builtin: Builtin) -> RelayEnd {
+        // The others tell the page themselves.
+        let captions = (builtin == Builtin::Silent).then(|| self.captions());
         let told = (&mut self.events, &mut self.messages);
-        builtin.run(&mut self.relay, &self.agent, told, &mut self.attached).await
+        beside(captions, builtin.run(&mut self.relay, &self.agent, told, &mut self.attached)).await
     }
 
     async fn serve_llm(&mut self, llm: Arc<llm::config::Llm>) -> RelayEnd {
         let Some(web) = self.web.clone() else { return RelayEnd::LinkClosed };
+        let captions = Some(self.captions());
         let told = (&mut self.events, &mut self.messages);
-        llm::driver::run(&mut self.relay, (&self.agent, llm), web, told, &mut self.attached).await
+        let serving = llm::driver::run(&mut self.relay, (&self.agent, llm), web, told, &mut self.attached);
+        beside(captions, serving).await
     }
 
     async fn serve_link(&mut self, link: Link) -> RelayEnd {
-        self.relay.run(link, &mut self.events, &mut self.attached).await
+        let captions = Some(self.captions());
+        beside(captions, self.relay.run(link, &mut self.events, &mut self.attached)).await
+    }
+
+    /// Shows the call to the page that is on it, if one is; see [`captions`].
+    fn captions(&mut self) -> impl Future<Output = Infallible> + use<> {
+        let relay = self.relay.observer();
+        let is_page = relay.handle().info().leg == "webrtc";
+        let events = is_page.then(|| self.shown.take().unwrap_or_else(|| relay.handle().events()));
+        async move {
+            match events {
+                Some(events) => captions::tell(relay, events).await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// The agent is lost: the caller hears the apology, then the call ends.

@@ -76,6 +76,11 @@ impl Relay {
         Self { handle, style, apology: Apology::new(&agent.apology), partials: agent.partials }
     }
 
+    /// Another that looks on: it says what a listener is told, and changes nothing of the call.
+    pub(super) fn observer(&self) -> Self {
+        Self { handle: self.handle.clone(), style: self.style.clone(), apology: Apology::new(""), partials: true }
+    }
+
     /// The call.
     pub fn handle(&self) -> &CallHandle {
         &self.handle
@@ -277,6 +282,9 @@ impl Relay {
             CallEvent::Connected => info("callConnected", None, Value::Null),
             CallEvent::FirstAudio { turn, after, .. } => {
                 info("firstAudio", Some(turn), json!({"afterMs": after.as_secs_f64() * 1e3}))
+            }
+            CallEvent::Speaking { turn, text, lasts } => {
+                info("speaking", Some(turn), json!({"text": text, "lastsMs": lasts.as_millis() as u64}))
             }
             CallEvent::TurnEnded { turn, how, heard } => {
                 let mut details = json!({"how": how.label(), "heard": heard});

@@ -198,7 +198,7 @@ impl App {
         let policies = server::Policies::new(&config.http);
         let reloader =
             Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone()));
-        let router = server::router(gateway.clone(), policies, reloader.clone().hook());
+        let router = server::router(gateway.clone(), policies, reloader.clone());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
         let tls = certificate.is_some();

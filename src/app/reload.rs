@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ pub struct Report {
 /// The configuration in force, and those who follow it.
 pub struct Reloader {
     file: Option<PathBuf>,
-    /// As it was read last, whatever of it waits for a restart.
+    /// What is in force: what waits for a restart is as it was.
     read: Mutex<Source>,
     policies: Policies,
     agents: Agents,
@@ -72,13 +72,14 @@ impl Reloader {
     }
 }
 
-impl Reloader {
-    /// As the server asks for it. Reads files: call it where blocking is allowed.
-    pub fn hook(self: Arc<Self>) -> server::Reload {
-        Arc::new(move || {
-            let report = self.reload().map_err(|error| error.to_string())?;
-            serde_json::to_value(report).map_err(|error| error.to_string())
-        })
+impl server::Configuration for Reloader {
+    fn reload(&self) -> Result<serde_json::Value, String> {
+        let report = Reloader::reload(self).map_err(|error| error.to_string())?;
+        serde_json::to_value(report).map_err(|error| error.to_string())
+    }
+
+    fn in_force(&self) -> serde_json::Value {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).in_force()
     }
 }
 
@@ -121,5 +122,9 @@ mod tests {
         // What waits for a restart still does.
         let again = reloader.reload().expect("valid");
         assert_eq!((again.applied, again.needs_restart), (keys(&[]), keys(&["sip.max_calls"])));
+        let in_force = server::Configuration::in_force(&reloader);
+        let of = |key: &str| in_force["settings"].as_array()?.iter().find(|one| one["key"] == key).cloned();
+        assert_eq!(of("http.hosts").expect("listed")["value"][0], "voice.example");
+        assert_eq!(of("sip.max_calls").expect("listed")["isSet"], false, "it waits");
     }
 }

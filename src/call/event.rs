@@ -113,6 +113,15 @@ pub enum CallEvent {
         /// Whether nothing was being said when it was accepted, so that `after` is all latency and no queue.
         immediate: bool,
     },
+    /// The first packet of a sentence was handed to the leg.
+    Speaking {
+        /// Which turn.
+        turn: TurnId,
+        /// The sentence, as it was written.
+        text: String,
+        /// How long it takes to say: exact where all of it was made, else by the pace of what was said before.
+        lasts: Duration,
+    },
     /// The turn is over; its last event.
     TurnEnded {
         /// Which turn.

@@ -370,6 +370,14 @@ impl CallHandle {
         self.send(Command::Message(text.into()))
     }
 
+    /// As [`CallHandle::send_message`], of what a peer may do without: where there is no data channel, nobody is told.
+    ///
+    /// # Errors
+    /// The call takes no more commands.
+    pub fn send_caption(&self, text: impl Into<String>) -> Result<(), SpeakError> {
+        self.send(Command::Caption(text.into()))
+    }
+
     /// Hears differently from now on, where a recogniser listens.
     ///
     /// # Errors
@@ -496,6 +504,8 @@ pub enum Command {
     Listen(Listen),
     /// Send text on the data channel.
     Message(String),
+    /// Send text on the data channel, if there is one.
+    Caption(String),
     /// End when everything queued has been said.
     Finish(EndReason),
 }

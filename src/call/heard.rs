@@ -34,7 +34,8 @@ impl Pace {
         }
     }
 
-    fn samples_of(&self, text: &str) -> f64 {
+    /// How much sound `text` is expected to make.
+    pub(super) fn samples_of(&self, text: &str) -> f64 {
         text.chars().map(weight).sum::<f64>() * self.samples_per_weight
     }
 }

@@ -137,6 +137,10 @@ impl<L: MediaLeg> CallTask<L> {
                     machine.handle_failure("there is no data channel, or it is full: a message was lost".into());
                 }
             }
+            Action::Caption(text) => {
+                // overflow: drops; a page that reads nothing misses captions only
+                let _ = self.leg.send_message(&text);
+            }
             Action::Deliver(text) => self.tellers.deliver.deliver(text),
             Action::Hold(hold) => {
                 if let Err(reason) = self.leg.hold(hold) {

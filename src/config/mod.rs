@@ -390,6 +390,7 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
     }
 }
 
+mod in_force;
 mod source;
 mod tenant;
 

@@ -6,12 +6,21 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-/// The file, and a digest of each key: enough to name what changed, without a copy of the secrets.
+use super::in_force;
+
+/// The file, and of each key a digest and what may be shown: enough to name what changed, without a copy of the secrets.
 #[derive(Clone, Default)]
 pub struct Source {
     /// `None`: only defaults and the environment.
     pub file: Option<PathBuf>,
-    keys: BTreeMap<String, [u8; 32]>,
+    keys: BTreeMap<String, Key>,
+}
+
+/// The value of a key.
+#[derive(Clone, PartialEq, Eq)]
+struct Key {
+    digest: [u8; 32],
+    shown: serde_json::Value,
 }
 
 impl Source {
@@ -20,14 +29,24 @@ impl Source {
         for (section, value) in table {
             match value {
                 toml::Value::Table(inner) => {
-                    keys.extend(inner.iter().map(|(key, value)| (format!("{section}.{key}"), digest(value))));
+                    keys.extend(inner.iter().map(|(key, value)| {
+                        let shown = in_force::shown(section, key, value);
+                        (format!("{section}.{key}"), Key { digest: digest(value), shown })
+                    }));
                 }
                 value => {
-                    keys.insert(section.clone(), digest(value));
+                    // No section is anything but a table; the types have refused it before.
+                    keys.insert(section.clone(), Key { digest: digest(value), shown: serde_json::Value::Null });
                 }
             }
         }
         Self { file, keys }
+    }
+
+    /// The file and every key that can be set, with the value it has, without secrets: for operators to look at.
+    pub fn in_force(&self) -> serde_json::Value {
+        let set = self.keys.iter().map(|(name, key)| (name.as_str(), &key.shown));
+        serde_json::json!({ "file": self.file, "settings": in_force::settings(set) })
     }
 
     /// The keys (`section.key`) that are there in one of the two only, or have another value.
@@ -40,7 +59,7 @@ impl Source {
     pub fn take(&mut self, from: &Source, keys: &BTreeSet<String>) {
         for key in keys {
             match from.keys.get(key) {
-                Some(digest) => self.keys.insert(key.clone(), *digest),
+                Some(value) => self.keys.insert(key.clone(), value.clone()),
                 None => self.keys.remove(key),
             };
         }

@@ -1,5 +1,7 @@
 //! Operations: health, readiness, metrics, drain and the API's description.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -9,7 +11,7 @@ use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Reload;
+use super::Configuration;
 use super::error::ApiError;
 use crate::gateway::Gateway;
 use crate::sip::{TargetStatus, TrunkStatus};
@@ -29,6 +31,7 @@ pub fn router() -> Router<Gateway> {
         )
         .route("/v1/admin/drain", post(drain).delete(resume))
         .route("/v1/admin/reload", post(reload))
+        .route("/v1/admin/config", get(config))
 }
 
 /// The state of every device, for `/readyz`, the console and the event stream.
@@ -103,8 +106,8 @@ async fn resume(State(gateway): State<Gateway>) -> Result<Json<Value>, ApiError>
 }
 
 /// Takes up what of a changed configuration file can change, names the rest, and drops no call.
-async fn reload(Extension(reload): Extension<Reload>) -> Result<Json<Value>, ApiError> {
-    let done = tokio::task::spawn_blocking(move || reload()).await;
+async fn reload(Extension(configuration): Extension<Arc<dyn Configuration>>) -> Result<Json<Value>, ApiError> {
+    let done = tokio::task::spawn_blocking(move || configuration.reload()).await;
     match done {
         Ok(Ok(report)) => Ok(Json(report)),
         Ok(Err(error)) => {
@@ -113,4 +116,9 @@ async fn reload(Extension(reload): Extension<Reload>) -> Result<Json<Value>, Api
         }
         Err(_) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the reload failed")),
     }
+}
+
+/// The configuration in force: every key, its value and what it means; secrets are left out.
+async fn config(Extension(configuration): Extension<Arc<dyn Configuration>>) -> Json<Value> {
+    Json(configuration.in_force())
 }

@@ -18,8 +18,17 @@ const PAGE: File = ("", "text/html; charset=utf-8", include_str!("console/index.
 const CLIENT: File = ("antiphon.js", JAVASCRIPT, include_str!("console/antiphon.js"));
 const TYPES: File = ("antiphon.d.ts", "application/typescript; charset=utf-8", include_str!("console/antiphon.d.ts"));
 /// What the page loads.
-const FILES: [File; 3] = [
+const FILES: [File; 12] = [
     ("console.js", JAVASCRIPT, include_str!("console/console.js")),
+    ("base.js", JAVASCRIPT, include_str!("console/base.js")),
+    ("batch.js", JAVASCRIPT, include_str!("console/batch.js")),
+    ("calls.js", JAVASCRIPT, include_str!("console/calls.js")),
+    ("operate.js", JAVASCRIPT, include_str!("console/operate.js")),
+    ("records.js", JAVASCRIPT, include_str!("console/records.js")),
+    ("scheduler.js", JAVASCRIPT, include_str!("console/scheduler.js")),
+    ("talk.js", JAVASCRIPT, include_str!("console/talk.js")),
+    ("turns.js", JAVASCRIPT, include_str!("console/turns.js")),
+    ("voices.js", JAVASCRIPT, include_str!("console/voices.js")),
     ("console.css", "text/css; charset=utf-8", include_str!("console/console.css")),
     ("icon.svg", "image/svg+xml", include_str!("console/icon.svg")),
 ];
@@ -82,8 +91,15 @@ mod tests {
 
     #[tokio::test]
     async fn every_file_that_the_page_names_is_there_and_typed() {
-        let names = PAGE.2.split('"').filter(|part| part.starts_with('/') && part.len() > 1);
         let mut seen = 0;
+        let scripts = FILES.iter().filter(|file| file.1 == JAVASCRIPT).map(|file| file.2);
+        let imported: Vec<&str> = scripts
+            .flat_map(str::lines)
+            .filter(|line| line.starts_with("import "))
+            .map(|line| line.split('"').nth(1).expect("a name in quotes"))
+            .collect();
+        assert!(imported.len() > 10, "{imported:?}");
+        let names = PAGE.2.split('"').filter(|part| part.starts_with('/') && part.len() > 1).chain(imported);
         for name in names.filter(|name| *name != "/openapi.json") {
             let response = get_path(name).await;
             assert_eq!(response.status(), StatusCode::OK, "{name}");

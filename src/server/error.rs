@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
@@ -107,6 +109,43 @@ impl IntoResponse for ApiError {
         }
         response
     }
+}
+
+/// Longest text of a refusal that is told again.
+const MAX_REFUSAL: usize = 1_024;
+
+/// Middleware: a refusal that a library worded as plain text (a body that is too large, a handshake that is none, a
+/// path that is no UTF-8) leaves in the one shape, too. What has a type of its own passes.
+pub(super) async fn in_one_shape(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let status = response.status();
+    let kind = response.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let plain = kind.is_none_or(|kind| kind.starts_with("text/plain"));
+    if !(status.is_client_error() || status.is_server_error()) || !plain {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let text = axum::body::to_bytes(body, MAX_REFUSAL).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let message = match text.trim() {
+        "" => status.canonical_reason().unwrap_or("the request was refused").to_lowercase(),
+        text => text.to_owned(),
+    };
+    let code = match status {
+        StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => "unsupported_media_type",
+        StatusCode::UPGRADE_REQUIRED => "upgrade_required",
+        status if status.is_server_error() => "internal",
+        _ => "invalid_request",
+    };
+    let mut error = ApiError::new(status, code, message).into_response();
+    // `Allow`, `Upgrade` and the like say how to ask instead.
+    for (name, value) in &parts.headers {
+        if *name != header::CONTENT_TYPE && *name != header::CONTENT_LENGTH {
+            error.headers_mut().entry(name).or_insert_with(|| value.clone());
+        }
+    }
+    error
 }
 
 impl From<GatewayError> for ApiError {
@@ -223,5 +262,39 @@ mod tests {
         for field in ["message", "type", "param", "code"] {
             assert!(value["error"].get(field).is_some(), "{field} in {value}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_a_library_refuses_in_plain_text_leaves_in_the_same_form() {
+        use axum::body::{Body, Bytes};
+        use axum::extract::{DefaultBodyLimit, Multipart};
+        use axum::routing::{get, post};
+        use tower::ServiceExt;
+        let router = axum::Router::new()
+            .route("/bytes", post(async |_: Bytes| "taken").layer(DefaultBodyLimit::max(4)))
+            .route("/form", post(async |_: Multipart| "taken"))
+            .route("/own", get(async || (StatusCode::NOT_FOUND, axum::Json(json!({ "ready": false })))))
+            .layer(axum::middleware::from_fn(in_one_shape));
+        let ask = async |method: &str, path: &str, body: &'static str| {
+            let request = Request::builder().method(method).uri(path).body(Body::from(body)).expect("a request");
+            let response = router.clone().oneshot(request).await.expect("infallible");
+            let status = response.status().as_u16();
+            let body = axum::body::to_bytes(response.into_body(), 4096).await.expect("small body");
+            (status, String::from_utf8_lossy(&body).into_owned())
+        };
+        for (method, path, body, status, code) in [
+            ("POST", "/bytes", "too large", 413, "body_too_large"),
+            ("POST", "/form", "no form", 400, "invalid_request"),
+            ("DELETE", "/form", "", 405, "invalid_request"),
+            ("GET", "/nowhere", "", 404, "invalid_request"),
+        ] {
+            let (found, text) = ask(method, path, body).await;
+            assert_eq!(found, status, "{path}: {text}");
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}"));
+            assert_eq!(value["error"]["code"], code, "{text}");
+            assert!(value["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
+        }
+        assert_eq!(ask("GET", "/own", "").await.1, r#"{"ready":false}"#);
+        assert_eq!(ask("POST", "/bytes", "fits").await, (200, "taken".into()));
     }
 }

@@ -56,6 +56,9 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::FirstAudio { turn, after, immediate } => {
             json!({ "event": "firstAudio", "utteranceId": turn, "afterMs": ms(after), "immediate": immediate })
         }
+        CallEvent::Speaking { turn, text, lasts } => {
+            json!({ "event": "speaking", "utteranceId": turn, "text": text, "lastsMs": ms(lasts) })
+        }
         CallEvent::TurnEnded { turn, how, heard } => {
             json!({
                 "event": "turnEnded", "utteranceId": turn, "how": how.label(), "reason": how.reason(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Multipart, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
@@ -22,6 +22,25 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         match axum::Json::<T>::from_request(request, state).await {
             Ok(axum::Json(value)) => Ok(Body(value)),
             Err(rejection) => Err(of_json(&rejection)),
+        }
+    }
+}
+
+/// A form with files.
+#[derive(Debug)]
+pub(super) struct Form(pub(super) Multipart);
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match Multipart::from_request(request, state).await {
+            Ok(form) => Ok(Form(form)),
+            Err(rejection) => {
+                let message =
+                    format!("the body must be multipart/form-data with a boundary: {}", rejection.body_text());
+                Err(ApiError::new(rejection.status(), "invalid_form", message))
+            }
         }
     }
 }

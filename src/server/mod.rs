@@ -75,11 +75,20 @@ impl whip::AcceptCall for Gateway {
     }
 }
 
-/// Takes up a changed configuration and says what that did, or why nothing has changed. Blocks.
-pub type Reload = Arc<dyn Fn() -> Result<Value, String> + Send + Sync>;
+/// The configuration of the gateway, which a higher layer reads.
+pub trait Configuration: Send + Sync {
+    /// Takes up a changed file and says what that did. Blocks.
+    ///
+    /// # Errors
+    /// Why nothing has changed.
+    fn reload(&self) -> Result<Value, String>;
+
+    /// What is in force, without secrets.
+    fn in_force(&self) -> Value;
+}
 
 /// All routes, for whom `policies` say.
-pub fn router(gateway: Gateway, policies: Policies, reload: Reload) -> Router {
+pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Configuration>) -> Router {
     let router = Router::new()
         .merge(admin::router())
         .merge(console::router())
@@ -104,12 +113,13 @@ pub fn router(gateway: Gateway, policies: Policies, reload: Reload) -> Router {
         .method_not_allowed_fallback(async |method: Method, uri: Uri| auth::not_allowed(&method, uri.path()))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(policies.grants.clone()))
-        .layer(Extension(reload))
+        .layer(Extension(configuration))
         .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
     let origins = policies.clone();
     let origins =
         AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| origins.get().pages.allows(origin)));
     router
+        .layer(middleware::from_fn(error::in_one_shape))
         .layer(cors(origins))
         .layer(middleware::from_fn(whip::advertise))
         .layer(middleware::from_fn_with_state(policies, guard::protect))

@@ -64,6 +64,7 @@ pub const ROUTES: &[Route] = &[
     http("POST", "/v1/admin/drain", ADMIN),
     http("DELETE", "/v1/admin/drain", ADMIN),
     http("POST", "/v1/admin/reload", ADMIN),
+    http("GET", "/v1/admin/config", ADMIN),
     http("POST", "/v1/tokens", CALLS),
     http("GET", "/v1/calls", CALLS),
     http("POST", "/v1/calls", CALLS),

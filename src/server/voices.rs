@@ -1,7 +1,7 @@
 //! `/v1/audio/voices`: list, enrol and remove voices. What they do is [`crate::voice::api`]'s.
 
-use axum::extract::multipart::{Multipart, MultipartError};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::multipart::MultipartError;
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::extract::Upload;
+use super::extract::{self, Parameters, Upload};
 use crate::clock;
 use crate::gateway::Gateway;
 use crate::synth::device::Phase;
@@ -45,7 +45,7 @@ async fn add(
     State(gateway): State<Gateway>,
     caller: Caller,
     _room: Upload,
-    mut body: Multipart,
+    extract::Form(mut body): extract::Form,
 ) -> Result<Response, ApiError> {
     // Before the recording is read: it may be large.
     gateway.voices.can_enrol()?;
@@ -102,7 +102,7 @@ struct Named {
 async fn remove_named(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Query(named): Query<Named>,
+    Parameters(named): Parameters<Named>,
 ) -> Result<StatusCode, ApiError> {
     remove(State(gateway), caller, Path(named.name)).await
 }

@@ -27,6 +27,7 @@ async fn every_described_route_is_there() {
             let status = response.status().as_u16();
             let body: Value = response.json().await.unwrap_or(Value::Null);
             let code = body["error"]["code"].as_str().unwrap_or("");
+            assert!(status < 400 || !code.is_empty(), "{method} {path}: {status} not in the form of errors: {body}");
             assert!(status != 405 && code != "unknown_route", "{method} {path}: {status} {body}");
             // What is asked for here is nonsense: it is refused, or the answer is one that the description has.
             let told = &operation["responses"][status.to_string()];

@@ -5,6 +5,7 @@ mod api;
 mod calls;
 mod cancel;
 mod chromium;
+mod client;
 mod commands;
 mod configuration;
 mod console;

@@ -454,6 +454,8 @@ async fn every_route_succeeds_and_every_metric_tells() {
 
     let reloaded = tour.json(("POST", "/v1/admin/reload"), "", 200, Value::Null).await;
     assert_eq!(reloaded, json!({ "applied": [], "needsRestart": [] }));
+    let config = tour.json(("GET", "/v1/admin/config"), "", 200, Value::Null).await;
+    assert!(config["settings"].as_array().is_some_and(|all| all.len() > 50), "{config}");
     let token = tour.json(("POST", "/v1/tokens"), "", 201, json!({ "agent": "demo" })).await;
     assert!(token["token"].is_string(), "{token}");
     tour.json(("POST", "/v1/admin/drain"), "", 200, json!({ "drain": true })).await;

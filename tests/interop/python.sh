@@ -4,7 +4,7 @@
 here=$(cd "$(dirname "$0")" && pwd)
 venv="$here/../../target/interop-venv"
 
-# Whether both clients are there, installed now if need be.
+# Whether all of them are there, installed now if need be.
 prepare() {
     mkdir -p "$(dirname "$venv")"
     (

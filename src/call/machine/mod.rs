@@ -73,6 +73,8 @@ pub enum Action {
     Event(CallEvent),
     /// Send text on the data channel.
     Message(String),
+    /// Send text on the data channel, if there is one.
+    Caption(String),
     /// Hand text that came on the data channel to the agent.
     Deliver(String),
     /// Ask the peer to hold or to resume.
@@ -249,6 +251,7 @@ impl Machine {
                 out.event(CallEvent::Prompt { text, lang, last: true, eager: None });
             }
             Command::Message(text) => out.push(Action::Message(text)),
+            Command::Caption(text) => out.push(Action::Caption(text)),
             Command::Listen(listen) => {
                 if let Some(feed) = self.caller.feed() {
                     feed.listen(listen);

@@ -430,6 +430,7 @@ impl Speaking {
             self.synthesis.note(StreamState::Anchored { at });
         }
         let codec = self.output.format().codec.label();
+        let pace = self.queue.pace;
         let Some(turn) = self.queue.turn_of(spoken.utterance) else { return };
         if !turn.sounded {
             turn.sounded = true;
@@ -455,6 +456,11 @@ impl Speaking {
                 trace_answer(now, turn, asked, &stages, codec, out);
                 out.event(CallEvent::Answered { turn: turn.id.clone(), stages });
             }
+        }
+        if !turn.silent
+            && let Some((text, lasts)) = turn.begins(spoken.utterance, &pace)
+        {
+            out.event(CallEvent::Speaking { turn: turn.id.clone(), text, lasts });
         }
         if let Some(gap) = spoken.underrun {
             out.meters.underrun(&out.shared.stats, gap);

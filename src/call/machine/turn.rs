@@ -65,6 +65,8 @@ pub(super) struct Part {
     received: u64,
     /// The fallback voice has it.
     pub(super) fallback: bool,
+    /// Its first packet has left.
+    sounded: bool,
     /// When it was handed to the engine.
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
@@ -246,6 +248,19 @@ impl Turn {
         heard
     }
 
+    /// Takes note that a packet of `utterance` left; what begins with it and how long that takes, where it is the first.
+    pub(super) fn begins(&mut self, utterance: UtteranceId, pace: &Pace) -> Option<(String, Duration)> {
+        let part = self.parts.iter_mut().rev().find(|part| part.utterance == utterance)?;
+        if std::mem::replace(&mut part.sounded, true) || part.text.trim().is_empty() {
+            return None;
+        }
+        let samples = match part.state {
+            PartState::Ended => part.received,
+            _ => pace.samples_of(part.said()) as u64,
+        };
+        Some((part.text.trim().to_owned(), Duration::from_micros(samples * 1_000_000 / u64::from(RATE))))
+    }
+
     /// Recorded audio that has begun to leave: it cannot be taken back, as text can.
     pub(super) fn is_underway(&self) -> bool {
         self.parts.iter().any(|part| part.text.is_empty() && part.pushed > 0)
@@ -297,6 +312,7 @@ impl Part {
             pushed: 0,
             received: 0,
             fallback: false,
+            sounded: false,
             submitted: None,
             made: None,
         }

@@ -17,6 +17,8 @@ export interface ConnectOptions {
   echoCancellation?: boolean;
   noiseSuppression?: boolean;
   autoGainControl?: boolean;
+  /** Whether a session that is lost for good is replaced by a new one (default true; never with a single-use token). */
+  reconnect?: boolean;
   /** Ends the call when aborted, also while it is being placed. */
   signal?: AbortSignal;
 }
@@ -35,9 +37,9 @@ export type CallState = "idle" | "connecting" | "connected" | "reconnecting" | "
 export interface Caption {
   who: "agent" | "caller";
   id: string;
-  /** What was to be said, where it is known. */
-  text?: string;
-  /** What left for the listener, or what the caller said. */
+  /** What is said: the sentences so far, all of it where the page asked for it by `say`; what the caller said. */
+  text: string;
+  /** Its words that the listener has heard by now; at the end, by the gateway's account. */
   heard: string;
   final: boolean;
   /** The turn was cut off. */
@@ -60,7 +62,9 @@ export interface CallEvents {
   caption: CustomEvent<Caption>;
   level: CustomEvent<{ input: number; output: number }>;
   blocked: CustomEvent<Record<string, never>>;
-  ended: CustomEvent<{ reason: string }>;
+  /** The session was lost and another begun, with an agent that knows nothing of the first. */
+  renewed: CustomEvent<{ id: string; before: string | null }>;
+  ended: CustomEvent<{ reason: "hungUp" | "remote" | "lost" | "failed" }>;
 }
 
 export class CallError extends Error {

@@ -13,6 +13,14 @@ const REQUEST_TIMEOUT = 15_000;
 const RESTART_WAITS = [0, 500, 1_000, 2_000, 4_000, 8_000];
 /** Time a disconnected transport gets to mend itself before ICE is restarted, in milliseconds. */
 const DISCONNECT_GRACE = 1_500;
+/** New sessions in place of lost ones, until one has lasted `SETTLED` milliseconds. */
+const RENEWALS = 3;
+const SETTLED = 30_000;
+/** How often captions follow the sound, in milliseconds. */
+const CAPTION_PERIOD = 80;
+/** From a packet's departure to the ear, in milliseconds, until the browser's statistics say. */
+const USUAL_DELAY = 120;
+
 /** How often levels are reported while somebody listens for them, in milliseconds. */
 const LEVEL_PERIOD = 50;
 
@@ -32,10 +40,12 @@ export class CallError extends Error {
  *
  * options: url (gateway, default: where this module came from), token, agent, microphone (true, false,
  * a deviceId, MediaTrackConstraints or a MediaStream), speaker (a deviceId), audio (an <audio> element to
- * play on), echoCancellation, noiseSuppression, autoGainControl (default true), signal (AbortSignal).
+ * play on), echoCancellation, noiseSuppression, autoGainControl (default true), reconnect (default true: a lost
+ * session is replaced by a new one, with a new agent), signal (AbortSignal).
  */
 export async function connect(options = {}) {
   const call = new Call(options);
+  call._unlock(); // while the browser still counts this as the user's click
   try {
     await call._start();
   } catch (error) {
@@ -55,7 +65,8 @@ export async function devices() {
 /**
  * One call. Events (all CustomEvents, data in `detail`):
  * `state` {state}, `frame` (each agent frame), `caption` {who, id, text, heard, final}, `level` {input, output},
- * `blocked` (the browser wants a click before it plays: call `play()` in its handler), `ended` {reason}.
+ * `blocked` (the browser wants a click before it plays: call `play()` in its handler), `renewed` {id, before} (the old
+ * session was lost; this is another, whose agent knows nothing of it), `ended` {reason}: `hungUp`, `remote`, `lost`.
  */
 export class Call extends EventTarget {
   constructor(options) {
@@ -67,7 +78,9 @@ export class Call extends EventTarget {
     this.state = "idle";
     this.muted = false;
     this._options = options;
-    this._captions = new Map();
+    this._captions = new Captions(caption => this._tell("caption", caption));
+    this._renewals = 0;
+    this._leave = () => this.hangUp();
   }
 
   // ---- what a page does with a call ----
@@ -76,6 +89,7 @@ export class Call extends EventTarget {
   async say(text, { interrupt = false, voice, instructions, seed, language, speed } = {}) {
     const body = { text, interrupt, voice, instructions, seed, language, speed };
     const said = await this._json("POST", `v1/calls/${this.id}/turns`, body);
+    this._captions.planned(said.utteranceId, text);
     return said.utteranceId;
   }
 
@@ -110,9 +124,8 @@ export class Call extends EventTarget {
     const stream = await this._openMicrophone(choice);
     await this._sender?.replaceTrack(stream?.getAudioTracks()[0] ?? null);
     this._closeMicrophone();
-    this._microphone = stream;
+    this._useMicrophone(stream);
     this.mute(this.muted);
-    this._meter("input", stream);
   }
 
   /** Changes the speaker, where the browser can (not in Firefox before 116 or Safari). */
@@ -141,6 +154,8 @@ export class Call extends EventTarget {
         found.concealedMs = ((report.concealedSamples ?? 0) - (report.silentConcealedSamples ?? 0)) / 48;
         if (report.jitterBufferEmittedCount) {
           found.bufferMs = (report.jitterBufferDelay / report.jitterBufferEmittedCount) * 1e3;
+          // The way, the buffer, and some 20 ms of the sound card.
+          this._captions.delay = (found.roundTripMs ?? 0) / 2 + found.bufferMs + 20;
         }
       }
     }
@@ -161,23 +176,32 @@ export class Call extends EventTarget {
     // Relay candidates can only stand in the offer if the servers are known before it.
     const asked = this._options.iceServers ??
       this._request("GET", "v1/webrtc").then(r => r.json()).then(r => r.iceServers).catch(() => []); // the answer names them too
-    this._microphone = wanted === false ? null : await this._openMicrophone(wanted);
-    const servers = await asked;
+    this._useMicrophone(wanted === false ? null : await this._openMicrophone(wanted));
+    this._servers = await asked;
+    globalThis.addEventListener?.("pagehide", this._leave);
+    await this._open();
+  }
 
+  /** Begins a session: the first one, or another in place of a lost one. */
+  async _open() {
+    const servers = this._servers;
     const peer = (this._peer = new RTCPeerConnection({ bundlePolicy: "max-bundle", iceServers: servers }));
+    this._pending = this._sending = null;
+    this._restarts = 0;
     peer.ontrack = event => this._hear(event.streams[0] ?? new MediaStream([event.track]));
-    peer.onicecandidate = event => this._trickle(event.candidate);
-    peer.onconnectionstatechange = () => this._transport();
-    peer.oniceconnectionstatechange = () => this._transport();
-    this._channel = peer.createDataChannel("agent");
-    this._channel.onmessage = event => this._frame(event.data);
+    peer.onicecandidate = event => peer === this._peer && this._trickle(event.candidate);
+    peer.onconnectionstatechange = () => peer === this._peer && this._transport();
+    peer.oniceconnectionstatechange = () => peer === this._peer && this._transport();
+    const channel = (this._channel = peer.createDataChannel("agent"));
+    channel.onmessage = event => this._frame(event.data);
+    // The gateway closes it when the call ends there; what breaks off does not.
+    channel.onclose = () => peer === this._peer && this.state === "connected" && this._end("remote");
     const track = this._microphone?.getAudioTracks()[0];
     const transceiver = peer.addTransceiver(track ?? "audio", {
       direction: track ? "sendrecv" : "recvonly",
       streams: this._microphone ? [this._microphone] : [],
     });
     this._sender = transceiver.sender;
-    this._meter("input", this._microphone);
 
     await peer.setLocalDescription();
     const query = this.agent == null ? "" : "?agent=" + encodeURIComponent(this.agent);
@@ -195,6 +219,58 @@ export class Call extends EventTarget {
       this._failed = failed;
       this._transport();
     });
+  }
+
+  /** What is left when the old session cannot be had back: another one. */
+  async _renew(reason) {
+    if (this._renewing || this.state === "ended") return;
+    // A page's single-use token has begun its call; another call needs another token.
+    const single = this._options.token?.startsWith("antiphon-page-");
+    if (this._options.reconnect === false || single || !this._settled) return this._end(reason);
+    const before = this.id;
+    this._renewing = true;
+    while (this._renewals < RENEWALS && this.state !== "ended") {
+      this._renewals += 1;
+      this._release();
+      this._captions.clear();
+      this._set("reconnecting");
+      try {
+        await this._open();
+        this._renewing = false;
+        if (this.state !== "ended") this._tell("renewed", { id: this.id, before });
+        return;
+      } catch {
+        await new Promise(done => setTimeout(done, 1_000 * this._renewals));
+      }
+    }
+    this._end(reason);
+  }
+
+  /** Gives the session and its connection back; microphone and speaker stay. */
+  _release() {
+    clearTimeout(this._restartTimer);
+    clearTimeout(this._settling);
+    this._restartTimer = this._settling = null;
+    const peer = this._peer;
+    this._peer = null;
+    if (this._resource) {
+      // `keepalive`: also while the page goes away. The connection is closed behind it: a gateway that sees that first
+      // has no session left to delete.
+      fetch(this._resource, { method: "DELETE", headers: this._headers(), keepalive: true }).catch(() => {}).finally(() => peer?.close());
+      setTimeout(() => peer?.close(), 1_000);
+      this._resource = null;
+    } else peer?.close();
+    if (this._audio) this._audio.srcObject = null;
+  }
+
+  _useMicrophone(stream) {
+    this._microphone = stream;
+    const track = stream?.getAudioTracks()[0];
+    // Pulled out: the default one takes over. `stop()` of our own tells no such event.
+    track?.addEventListener("ended", () => {
+      if (this._microphone === stream && this.state !== "ended") this.setMicrophone(true).catch(() => {});
+    });
+    this._meter("input", stream);
   }
 
   async _openMicrophone(choice) {
@@ -225,6 +301,9 @@ export class Call extends EventTarget {
       clearTimeout(this._restartTimer);
       this._restartTimer = null;
       this._restarts = 0;
+      // Only a session that has stood is worth replacing, and one that stands for long clears the count.
+      this._settled = true;
+      this._settling ??= setTimeout(() => (this._renewals = 0), SETTLED);
       this._set("connected");
       this._connected?.();
     } else if (state === "failed") {
@@ -245,7 +324,7 @@ export class Call extends EventTarget {
       const attempt = this._restarts ?? 0;
       if (!this._resource || attempt >= RESTART_WAITS.length) {
         this._failed?.(new CallError("no path to the gateway: UDP is blocked and no TURN server helps", { code: "no_path" }));
-        return this._end("lost");
+        return this._renew("lost");
       }
       this._restarts = attempt + 1;
       this._set("reconnecting");
@@ -261,7 +340,7 @@ export class Call extends EventTarget {
           await peer.setRemoteDescription({ type: "answer", sdp });
         }
       } catch (error) {
-        if (error.status === 404 || error.status === 409) return this._end("lost"); // the gateway has ended the call
+        if (error.status === 404 || error.status === 409) return this._renew("lost"); // the session is over at the gateway
       }
       if (this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
     }, wait);
@@ -300,15 +379,24 @@ export class Call extends EventTarget {
     this._meter("output", stream);
   }
 
+  /** Safari and Chromium let sound begin only where a click is still fresh: before the first wait. */
+  _unlock() {
+    const Context = globalThis.AudioContext ?? globalThis.webkitAudioContext;
+    try {
+      this._context = Context ? new Context() : null;
+      this._context?.resume().catch(() => {});
+    } catch {
+      this._context = null; // without Web Audio there are no levels, but there is a call
+    }
+  }
+
   /** Level of a stream in dBFS, by an analyser that is read only while somebody listens for `level`. */
   _meter(side, stream) {
     this._analysers ??= {};
     this._analysers[side]?.source.disconnect();
     delete this._analysers[side];
-    const Context = globalThis.AudioContext ?? globalThis.webkitAudioContext;
-    if (!stream?.getAudioTracks().length || !Context) return;
+    if (!stream?.getAudioTracks().length || !this._context) return;
     try {
-      this._context ??= new Context();
       const source = this._context.createMediaStreamSource(stream);
       const analyser = this._context.createAnalyser();
       analyser.fftSize = 1024;
@@ -343,14 +431,8 @@ export class Call extends EventTarget {
       return; // not ours
     }
     this._tell("frame", frame);
-    const caption = captionOf(frame);
-    if (caption) {
-      const before = this._captions.get(caption.id);
-      if (before) caption.text ??= before.text;
-      this._captions.set(caption.id, caption);
-      if (caption.final) this._captions.delete(caption.id);
-      this._tell("caption", caption);
-    }
+    if (frame.type === "info" && frame.name === "speaking") this.stats().catch(() => {}); // how late sound is by now
+    this._captions.take(frame);
   }
 
   // ---- plumbing ----
@@ -374,17 +456,13 @@ export class Call extends EventTarget {
   _end(reason) {
     const first = this.state !== "ended";
     this.state = "ended";
-    clearTimeout(this._restartTimer);
     clearInterval(this._levels);
-    if (this._resource) {
-      // `keepalive`: also while the page goes away.
-      fetch(this._resource, { method: "DELETE", headers: this._headers(), keepalive: true }).catch(() => {});
-      this._resource = null;
-    }
-    this._peer?.close();
+    globalThis.removeEventListener?.("pagehide", this._leave);
+    this._release();
+    this._captions.clear();
     this._closeMicrophone();
     this._context?.close?.().catch?.(() => {});
-    this._peer = this._context = this._microphone = null;
+    this._context = this._microphone = null;
     if (first) {
       this._failed?.(new CallError("the call ended before it was connected: " + reason, { code: reason }));
       this._tell("state", { state: "ended", muted: this.muted });
@@ -439,20 +517,108 @@ async function refusal(response) {
   });
 }
 
-/** What a frame means for captions, if anything. `heard` is the text that left for the listener. */
-function captionOf(frame) {
-  switch (frame.type) {
-    case "prompt":
-      return { who: "caller", id: "caller", text: frame.voicePrompt, heard: frame.voicePrompt, final: frame.last === true };
-    case "interrupt":
-      return { who: "agent", id: frame.utteranceId, heard: frame.utteranceUntilInterrupt, cut: true, final: false };
-    case "info":
-      if (frame.name === "turnStarted") return { who: "agent", id: frame.utteranceId, text: frame.text, heard: "", final: false };
-      if (frame.name === "turnEnded") {
-        return { who: "agent", id: frame.utteranceId, heard: frame.heard?.text ?? "", how: frame.how, final: true };
-      }
+/**
+ * Captions of both sides, in time with the sound: the gateway says when the first packet of a sentence leaves and how
+ * long it takes; between, words are counted off by their length. What was heard at the end is the gateway's word.
+ */
+class Captions {
+  constructor(tell) {
+    this.delay = USUAL_DELAY;
+    this._tell = tell;
+    this._turns = new Map();
+    this._callers = 0;
   }
-  return null;
+
+  /** What a turn is to say, where the page knows it beforehand. */
+  planned(id, text) {
+    const turn = this._turn(id);
+    turn.plan = text.trim();
+    this._show(id, turn);
+  }
+
+  take(frame) {
+    const id = frame.utteranceId;
+    if (frame.type === "prompt") {
+      const caption = { who: "caller", id: "caller-" + this._callers, text: frame.voicePrompt, heard: frame.voicePrompt, final: frame.last === true };
+      if (caption.final) this._callers += 1;
+      this._tell(caption);
+    } else if (frame.type === "interrupt") {
+      const turn = this._turn(id);
+      Object.assign(turn, { cut: true, truth: frame.utteranceUntilInterrupt });
+      this._show(id, turn);
+    } else if (frame.type === "info" && frame.name === "speaking") {
+      const turn = this._turn(id);
+      turn.sentences.push({ text: frame.text, from: performance.now() + this.delay, lasts: Math.max(1, frame.lastsMs) });
+      this._show(id, turn);
+      this._timer ??= setInterval(() => this._follow(), CAPTION_PERIOD);
+    } else if (frame.type === "info" && frame.name === "turnEnded") {
+      const turn = this._turn(id);
+      // The last words are still on their way: to be heard out, unless they were cut.
+      const wait = turn.cut || frame.how !== "done" ? 0 : this.delay;
+      setTimeout(() => {
+        Object.assign(turn, { truth: frame.heard?.text ?? "", final: true, how: frame.how });
+        this._show(id, turn);
+        this._turns.delete(id);
+      }, wait);
+    }
+  }
+
+  clear() {
+    clearInterval(this._timer);
+    this._timer = null;
+    this._turns.clear();
+  }
+
+  _turn(id) {
+    let turn = this._turns.get(id);
+    if (!turn) this._turns.set(id, (turn = { plan: "", sentences: [], shown: null }));
+    return turn;
+  }
+
+  _follow() {
+    let live = false;
+    const now = performance.now();
+    for (const [id, turn] of this._turns) {
+      this._show(id, turn);
+      live ||= turn.truth == null && turn.sentences.some(one => now < one.from + one.lasts);
+    }
+    if (!live) {
+      clearInterval(this._timer);
+      this._timer = null;
+    }
+  }
+
+  /** Tells of a turn if there is something new to see. */
+  _show(id, turn) {
+    const said = turn.sentences.map(one => one.text).join(" ");
+    const text = turn.plan.length > said.length ? turn.plan : said;
+    const now = performance.now();
+    const heard = turn.truth ?? turn.sentences.map(one => spoken(one.text, (now - one.from) / one.lasts)).filter(Boolean).join(" ");
+    const state = JSON.stringify([text, heard, turn.final, turn.cut]);
+    if (state === turn.shown || !(text || heard)) return;
+    turn.shown = state;
+    const caption = { who: "agent", id, text, heard, final: turn.final === true };
+    if (turn.cut) caption.cut = true;
+    if (turn.how) caption.how = turn.how;
+    this._tell(caption);
+  }
+}
+
+/** The whole words among the first `share` of `text`, by length; a mark at an end of a sentence is a pause. */
+function spoken(text, share) {
+  if (share >= 1) return text;
+  if (!(share > 0)) return "";
+  // An ideograph is a word of its own.
+  const words = text.match(/[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}][\p{P}\s]*|[^\s\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]+\s*/gu) ?? [];
+  const weight = word => word.length + 3 * (word.match(/[.!?…。！？]/gu)?.length ?? 0) + (/\p{Script=Han}/u.test(word) ? 3 : 0);
+  let left = share * words.reduce((sum, word) => sum + weight(word), 0);
+  let end = "";
+  for (const word of words) {
+    left -= weight(word);
+    if (left < 0) break;
+    end += word;
+  }
+  return end.trimEnd();
 }
 
 /** ICE servers of `Link` headers (RFC 9725 section 4.6). */
