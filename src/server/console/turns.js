@@ -3,47 +3,26 @@
 import { $, el, ms, seconds, shown } from "/console/base.js";
 
 const KEPT = 12;
-/** Something that was said longer ago than this is not what a turn answers, in milliseconds. */
-const ANSWERS = 20_000;
+/** Colour, field of the event, name and meaning, in the order in which they pass. */
 const STAGES = [
-  ["k1", "recognised", "from the caller's silence to words"],
-  ["k3", "agent", "from words to the first text"],
-  ["k2", "voice", "from text to the first packet"],
+  ["k1", "endOfTurnMs", "end of turn", "from the caller's last sound to words"],
+  ["k3", "agentMs", "agent", "to the first text"],
+  ["k5", "queueMs", "queue", "to the voice's begin"],
+  ["k2", "firstAudioMs", "voice", "to the first sound made"],
+  ["k4", "egressMs", "egress", "to the first packet"],
 ];
 
 const turns = new Map();
-const callers = new Map();
 
 export function turnEvent(event) {
-  const now = performance.now();
-  const caller = callers.get(event.callId) ?? {};
-  callers.set(event.callId, caller);
-  if (event.event === "vad") {
-    if (!event.speaking) caller.quiet = now;
-    return;
-  }
-  if (event.event === "prompt" && event.last) {
-    Object.assign(caller, { words: now, said: caller.quiet });
-    return;
-  }
-  if (event.event === "ended") {
-    callers.delete(event.callId);
-    return;
-  }
   const key = event.callId + "/" + event.utteranceId;
   const turn = turns.get(key) ?? { text: "", waits: {} };
-  if (event.event === "turnStarted") {
-    turn.at = now;
-    if (caller.words && now - caller.words < ANSWERS) {
-      turn.waits.k3 = now - caller.words;
-      if (caller.said && caller.words - caller.said < ANSWERS) turn.waits.k1 = Math.max(0, caller.words - caller.said);
-      // One turn answers; what follows it was begun by the agent.
-      caller.words = null;
-    }
-  } else if (event.event === "firstAudio") {
+  if (event.event === "turnStarted") turn.began = true;
+  else if (event.event === "turn") turn.waits = event; // every stage, where the turn answers something that was said
+  else if (event.event === "firstAudio") {
     // Behind other speech the wait is no latency.
     turn.behind = !event.immediate;
-    turn.waits.k2 = event.afterMs;
+    if (turn.waits.firstAudioMs == null) turn.waits = { firstAudioMs: event.afterMs };
   } else if (event.event === "speaking") turn.text = (turn.text + " " + event.text).trim();
   else if (event.event === "interrupted") Object.assign(turn, { sent: event.heard?.sentMs, how: "interrupted" });
   else if (event.event === "turnEnded") Object.assign(turn, { sent: event.heard?.sentMs ?? turn.sent, how: turn.how ?? event.how, text: turn.text || (event.heard?.text ?? "") });
@@ -55,23 +34,23 @@ export function turnEvent(event) {
   if (shown("talk")) draw();
 }
 
-const total = turn => (turn.behind ? 0 : Object.values(turn.waits).reduce((sum, wait) => sum + wait, 0));
+const total = turn => (turn.behind ? 0 : STAGES.reduce((sum, [, field]) => sum + (turn.waits[field] ?? 0), 0));
 
 function draw() {
   const list = [...turns.values()].reverse();
   const longest = Math.max(...list.map(total), 1);
   $("turns").replaceChildren(
-    el("ul", { class: "legend" }, ...STAGES.map(([k, name, about]) => el("li", { title: about }, el("i", { class: k }), `${name}: ${about}`))),
+    el("ul", { class: "legend" }, ...STAGES.map(([k, , name, about]) => el("li", {}, el("i", { class: k }), `${name}: ${about}`))),
     ...list.map(turn => {
       const bar = el("div", { class: "bar", "aria-hidden": "true" });
       // Widths by the CSSOM: an inline style attribute would need a weaker content policy.
-      for (const [k] of STAGES) {
-        if (turn.behind || turn.waits[k] == null) continue;
+      for (const [k, field] of STAGES) {
+        if (turn.behind || !turn.waits[field]) continue;
         const part = el("i", { class: k });
-        part.style.width = (100 * turn.waits[k]) / longest + "%";
+        part.style.width = (100 * turn.waits[field]) / longest + "%";
         bar.append(part);
       }
-      const parts = STAGES.filter(([k]) => turn.waits[k] != null && !turn.behind).map(([k, name]) => `${name} ${ms(turn.waits[k])}`);
+      const parts = STAGES.filter(([, field]) => turn.waits[field] && !turn.behind).map(([, field, name]) => `${name} ${ms(turn.waits[field])}`);
       const words = [
         turn.behind ? "after other speech" : parts.join(" + ") || "waits",
         turn.sent == null ? null : `spoken ${seconds(turn.sent / 1e3)}`,
