@@ -14,6 +14,9 @@ const LIMIT: Duration = Duration::from_secs(15);
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Configuration file; none: built-in defaults and the environment.
+    #[arg(value_name = "FILE", conflicts_with_all = ["config", "schema"])]
+    file: Option<PathBuf>,
+    /// The same, as `serve` takes it.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the JSON schema of the configuration, for editors and generators, and check nothing.
@@ -36,9 +39,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         print!("{}", config::SCHEMA);
         return Ok(());
     }
-    let config: Config = super::load(args.config.as_deref())?;
+    let file = args.file.as_ref().or(args.config.as_ref());
+    let config: Config = super::load(file.map(PathBuf::as_path))?;
     config.check_exposure()?;
-    match &args.config {
+    match file {
         Some(file) => println!("{}: valid", file.display()),
         None => println!("defaults and environment: valid"),
     }

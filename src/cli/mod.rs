@@ -11,6 +11,7 @@ mod model;
 mod notify;
 mod say;
 mod serve;
+mod shell;
 mod text;
 mod top;
 mod worker;
@@ -19,7 +20,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::{self, Config, ConfigError};
 
@@ -63,6 +64,10 @@ enum Command {
     /// Measure the engine, egress pacing, codecs or enrolment.
     #[cfg(feature = "bench")]
     Bench(bench::Args),
+    /// Print the completions of a shell.
+    Completions(shell::Completions),
+    /// Print the manual page, or write those of all commands.
+    Man(shell::Man),
 }
 
 #[derive(clap::Args)]
@@ -104,6 +109,9 @@ impl From<ConfigError> for Failure {
 /// Runs the program.
 pub fn main() -> ExitCode {
     let args = Args::parse();
+    if !matches!(args.command, Command::Serve(_)) {
+        end_with_the_reader();
+    }
     // The TLS stack wants one provider for the process; a second call only says that it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match args.command {
@@ -119,6 +127,8 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => shell::completions(&args, Args::command()),
+        Command::Man(args) => shell::man(&args, Args::command()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,6 +139,27 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Nothing more to do where the reader of our output has gone; other errors are failures.
+fn unless_closed(written: std::io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(Failure::failed),
+    }
+}
+
+/// `antiphon ... | head` ends in silence: whoever reads has read enough. The standard library ignores SIGPIPE and
+/// `println!` panics instead; the signal's default could only be had back by `unsafe`.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        usual(info);
+    }));
 }
 
 fn voice(command: &crate::voice::cli::Command) -> Result<(), Failure> {

@@ -30,7 +30,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match args.text.as_deref().filter(|text| *text != "-") {
-        Some(text) => writeln!(out, "{}", args.line(text)).map_err(Failure::failed),
+        Some(text) => super::unless_closed(writeln!(out, "{}", args.line(text))),
         None => args.lines(std::io::stdin().lock(), &mut out),
     }
 }
@@ -47,7 +47,7 @@ impl Args {
                 return Err(Failure::failed(format!("line {number} is longer than {LONGEST_LINE} bytes: split it")));
             }
             let line = String::from_utf8_lossy(&line);
-            writeln!(out, "{}", self.line(line.trim_end_matches(['\r', '\n']))).map_err(Failure::failed)?;
+            super::unless_closed(writeln!(out, "{}", self.line(line.trim_end_matches(['\r', '\n']))))?;
         }
         Ok(())
     }

@@ -190,8 +190,9 @@ impl Config {
         }
         config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);
-        config.settle_tenants().map_err(|message| ConfigError { origin: origin.clone(), message })?;
-        config.validate().map_err(|message| ConfigError { origin, message })?;
+        let at = |message: String| ConfigError { origin: place(&origin, &text, &message), message };
+        config.settle_tenants().map_err(at)?;
+        config.validate().map_err(at)?;
         Ok(config)
     }
 
@@ -229,6 +230,7 @@ impl Config {
         }
         self.http.validate().map_err(|e| format!("[http] {e}"))?;
         self.sip.validate().map_err(|e| format!("[sip] {e}"))?;
+        self.rtp.validate().map_err(|e| format!("[rtp] {e}"))?;
         self.call.validate()?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
         self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;
@@ -339,14 +341,44 @@ fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError { origin, message: explain(error.message()) }
 }
 
+/// Where the key of a mistake across keys (`[section] key ...`) stands in the file, else only the file.
+fn place(origin: &str, text: &str, message: &str) -> String {
+    let found = message.strip_prefix('[').and_then(|rest| rest.split_once(']')).and_then(|(section, rest)| {
+        let rest = rest.trim_start_matches([' ', ':']);
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        let key = &rest[..end];
+        let mut inside = false;
+        let mut header = None;
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.starts_with('[') {
+                let name = line.trim_start_matches('[').split(']').next().unwrap_or_default();
+                inside = name.trim() == section;
+                if inside && header.is_none() {
+                    header = Some(number);
+                }
+            } else if inside && line.split('=').next().is_some_and(|name| !key.is_empty() && name.trim() == key) {
+                return Some(number);
+            }
+        }
+        header
+    });
+    found.map_or_else(|| origin.to_owned(), |number| format!("{origin}:{}", number + 1))
+}
+
+/// Names that are at least so alike (Jaro-Winkler) are taken for a slip of the pen; then no other name is listed.
+const ALIKE: f64 = 0.8;
+
 /// Adds the nearest known name to serde's message about an unknown one.
 fn explain(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let is_name = message.starts_with("unknown field") || message.starts_with("unknown variant");
     let (true, Some(found)) = (is_name, quoted.next()) else { return message.to_owned() };
-    let nearest = quoted.max_by(|a, b| strsim::jaro_winkler(found, a).total_cmp(&strsim::jaro_winkler(found, b)));
+    let nearest = quoted.map(|known| (strsim::jaro_winkler(found, known), known)).max_by(|a, b| a.0.total_cmp(&b.0));
+    let what = message.split('`').next().unwrap_or_default();
     match nearest {
-        Some(known) => format!("{message}; did you mean `{known}`?"),
+        Some((alike, known)) if alike >= ALIKE => format!("{what}`{found}`; did you mean `{known}`?"),
+        Some((_, known)) => format!("{message}; did you mean `{known}`?"),
         None => message.to_owned(),
     }
 }

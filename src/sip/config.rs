@@ -269,6 +269,22 @@ impl Default for RtpConfig {
     }
 }
 
+impl RtpConfig {
+    /// # Errors
+    /// The range has no even port with an odd one above it.
+    pub fn validate(&self) -> Result<(), String> {
+        let first = self.port_min.saturating_add(self.port_min % 2);
+        if self.port_min == 0 || first.checked_add(1).is_none_or(|second| second > self.port_max) {
+            return Err(format!(
+                "port_min = {} and port_max = {} leave no even port with an odd one above it; a range such as 20000 to \
+                 29999 carries 5,000 calls",
+                self.port_min, self.port_max
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Signalling transport of a trunk.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]

@@ -71,7 +71,7 @@ async fn the_page_of_the_readme_calls_from_another_origin_shows_words_as_they_ar
 
     let mut page = Page::open(&microphone).await;
     page.ask("Page.navigate", json!({ "url": origin })).await;
-    page.until("document.getElementById('call') != null", "document.body.innerText").await;
+    page.until("document.getElementById('call')?.onclick != null", "document.body.innerText").await;
     page.click("call").await;
     let mut session = server.next_session(PATIENCE).await.expect("the gateway dials the agent of the token");
     page.until("window.call?.state == 'connected'", STATE).await;

@@ -27,6 +27,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("voice rm", "voices_are_added_listed_and_removed"),
     ("bench", "bench_measures"),
     ("worker", "a_gateway_speaks_through_a_worker_of_another_process"),
+    ("completions", "completions_and_manual_pages_name_every_command"),
+    ("man", "completions_and_manual_pages_name_every_command"),
 ];
 
 /// The commands that `help` lists.
@@ -101,6 +103,18 @@ async fn check_names_the_line_of_a_mistake() {
     let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert_eq!(wrong.status.code(), Some(64), "{said}");
     assert!(said.contains("wrong.toml:2") && said.contains("max_calls"), "{said}");
+    assert!(!said.contains("setup_timeout_s"), "one name is near, the others are not listed: {said}");
+    // A mistake that takes two keys to see has its line, too.
+    std::fs::write(
+        folder.path().join("ports.toml"),
+        "[log]\nlevel = \"info\"\n\n[rtp]\nport_min = 3000\nport_max = 2000\n",
+    )
+    .expect("written");
+    let ports = antiphon(folder.path(), &["check", "ports.toml"]).await;
+    let said = String::from_utf8_lossy(&ports.stderr).into_owned();
+    assert_eq!(ports.status.code(), Some(64), "{said}");
+    assert!(said.contains("ports.toml:5") && said.contains("port_max"), "{said}");
+    succeeds(folder.path(), &["check", shipped.to_str().expect("a path")]).await;
 }
 
 /// Answers every OPTIONS.
@@ -239,4 +253,39 @@ async fn text_prints_how_a_text_is_said() {
     assert!(succeeds(folder.path(), &["text", "--lang", "de", "Ich habe 3 Katzen."]).await.contains("drei"));
     let told = succeeds(folder.path(), &["text", "--json", "I have 3 cats."]).await;
     serde_json::from_str::<serde_json::Value>(&told).expect("JSON");
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_name_every_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeds(folder.path(), &["completions", shell]).await;
+        assert!(script.contains("completions") && script.contains("bench"), "{shell}");
+    }
+    let page = succeeds(folder.path(), &["man"]).await;
+    assert!(page.contains(".TH antiphon") && page.contains("completions"), "{page}");
+    succeeds(folder.path(), &["man", "--dir", "man"]).await;
+    for name in ["antiphon.1", "antiphon-serve.1", "antiphon-model-pull.1"] {
+        assert!(folder.path().join("man").join(name).is_file(), "{name}");
+    }
+}
+
+/// `antiphon ... | head`: the reader goes, and nothing is said about it.
+#[tokio::test]
+async fn a_closed_pipe_is_no_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = env!("CARGO_BIN_EXE_antiphon");
+    for command in ["check --schema", "completions bash", "man", "text 'It is 5.'"] {
+        // The reader is gone before the first byte.
+        let line = format!("(sleep 0.2; '{program}' {command}; echo \"status $?\" >&2) 2>said | true");
+        let status = tokio::process::Command::new("bash")
+            .args(["-c", &line])
+            .current_dir(folder.path())
+            .status()
+            .await
+            .expect("bash runs");
+        assert!(status.success());
+        let said = std::fs::read_to_string(folder.path().join("said")).expect("written");
+        assert_eq!(said, "status 0\n", "{command}");
+    }
 }

@@ -201,7 +201,10 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     // It is heard: the level is that of what the browser plays.
     page.click("speak").await;
     page.until("document.getElementById('level-out').value > -40", STATE).await;
-    page.until("document.getElementById('captions').textContent.includes('How may I help you today?')", STATE).await;
+    // To its last word: the first text in the line is what has been heard.
+    let heard =
+        "[...document.querySelectorAll('#captions p')].some(p => p.childNodes[1]?.textContent.endsWith('you today?'))";
+    page.until(heard, STATE).await;
     page.until("document.querySelectorAll('#turns > *:not(.empty)').length >= 2", STATE).await;
     // What it says of the wait is what the gateway measured.
     let measured = calls.list()[0].first_audio_ms.expect("measured");
@@ -214,7 +217,8 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     )
     .await;
     page.click("speak").await;
-    page.until("document.querySelector('#captions .unheard')?.previousSibling?.textContent.length > 8", STATE).await;
+    page.until("document.querySelector('#captions span.unheard')?.previousSibling?.textContent.length > 8", STATE)
+        .await;
     keep(page.screenshot().await, "console.png");
     page.resize(390, 844).await;
     keep(page.screenshot().await, "console-phone.png");

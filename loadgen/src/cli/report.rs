@@ -13,6 +13,9 @@ use super::{BAD_CONFIGURATION, FAILED, Failure};
 pub(crate) struct Page {
     /// A report as `ladder` or `run` writes it
     report: PathBuf,
+    /// Another report to compare it with, level by level
+    #[arg(long, value_name = "REPORT")]
+    before: Option<PathBuf>,
     /// Where the page goes
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -22,7 +25,8 @@ impl Page {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let report = read(&self.report)?;
         let output = self.output.clone().unwrap_or_else(|| self.report.with_extension("html"));
-        std::fs::write(&output, html::page(&report))
+        let before = self.before.as_deref().map(read).transpose()?;
+        std::fs::write(&output, html::compared(&report, before.as_ref()))
             .map_err(|e| Failure::new(FAILED, format!("write {}: {e}", output.display())))?;
         super::watch::conclude(&report);
         println!("  page                 {}", output.display());

@@ -12,6 +12,48 @@ pub struct Series {
     pub foreign: bool,
 }
 
+/// Styles of our own lines: by colour, dashes and the form of their points, so that any one of the three is enough.
+const OWN: usize = 6;
+/// Styles of others' lines.
+const FOREIGN: usize = 3;
+
+impl Series {
+    /// Its class among `all`: `c0` on for ours, `f0` on for others'.
+    fn class(n: usize, all: &[Series]) -> String {
+        let before = all[..n].iter().filter(|other| other.foreign == all[n].foreign).count();
+        if all[n].foreign { format!("foreign f{}", before % FOREIGN) } else { format!("c{}", before % OWN) }
+    }
+}
+
+/// A point of the class that ends in `style`: a circle, square, triangle, diamond and so on.
+fn mark(class: &str, x: f64, y: f64, title: &str) -> String {
+    let form = class.chars().last().and_then(|c| c.to_digit(10)).unwrap_or(0);
+    let title = if title.is_empty() { String::new() } else { format!("<title>{title}</title>") };
+    match form {
+        0 => format!("<circle class='dot {class}' cx='{x:.1}' cy='{y:.1}' r='4'>{title}</circle>"),
+        1 => format!(
+            "<rect class='dot {class}' x='{:.1}' y='{:.1}' width='7' height='7'>{title}</rect>",
+            x - 3.5,
+            y - 3.5
+        ),
+        2 => format!(
+            "<polygon class='dot {class}' points='{x:.1},{:.1} {:.1},{:.1} {:.1},{:.1}'>{title}</polygon>",
+            y - 5.0,
+            x - 4.5,
+            y + 4.0,
+            x + 4.5,
+            y + 4.0
+        ),
+        _ => format!(
+            "<polygon class='dot {class}' points='{x:.1},{:.1} {:.1},{y:.1} {x:.1},{:.1} {:.1},{y:.1}'>{title}</polygon>",
+            y - 5.0,
+            x + 5.0,
+            y + 5.0,
+            x - 5.0
+        ),
+    }
+}
+
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 56.0;
@@ -53,7 +95,7 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
         };
         HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
     };
-    let mut svg = open(title, HEIGHT);
+    let mut svg = open(title, HEIGHT).replacen("<svg ", "<svg class='plot' ", 1);
     let ticks: Vec<f64> = if log {
         (y_min.log10().round() as i32..=y_max.log10().round() as i32).map(|e| 10f64.powi(e)).collect()
     } else {
@@ -103,26 +145,16 @@ pub fn lines(title: &str, x_label: &str, y_label: &str, series: &[Series], limit
     for (n, s) in series.iter().enumerate() {
         let path: Vec<String> =
             s.points.iter().filter(|p| p.1.is_finite()).map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
-        let class = if s.foreign { "line foreign".to_owned() } else { format!("line c{}", n % 6) };
-        let _ = write!(svg, "<polyline class='{class}' points='{}'/>", path.join(" "));
+        let class = Series::class(n, series);
+        let _ = write!(svg, "<polyline class='line {class}' points='{}'/>", path.join(" "));
         for point in s.points.iter().filter(|p| p.1.is_finite()) {
-            let dot = if s.foreign { "dot foreign".to_owned() } else { format!("dot c{}", n % 6) };
-            let _ = write!(
-                svg,
-                "<circle class='{dot}' cx='{:.1}' cy='{:.1}' r='3'><title>{}: {} at {}</title></circle>",
-                x(point.0),
-                y(point.1),
-                escape(&s.name),
-                number(point.1),
-                number(point.0)
-            );
+            let title = format!("{}: {} at {}", escape(&s.name), number(point.1), number(point.0));
+            svg.push_str(&mark(&class, x(point.0), y(point.1), &title));
         }
     }
     svg.push_str("</svg>");
-    let names = series
-        .iter()
-        .enumerate()
-        .map(|(n, s)| (s.name.clone(), if s.foreign { "foreign".to_owned() } else { format!("c{}", n % 6) }));
+    let drawn = series.iter().enumerate().filter(|(_, s)| s.points.iter().any(|p| p.1.is_finite()));
+    let names = drawn.map(|(n, s)| (s.name.clone(), Series::class(n, series)));
     figure(title, &svg, names)
 }
 
@@ -256,9 +288,21 @@ fn axis_names(svg: &mut String, x_label: &str, y_label: &str) {
 }
 
 fn figure(title: &str, svg: &str, legend: impl Iterator<Item = (String, String)>) -> String {
-    let items: String =
-        legend.map(|(name, class)| format!("<span><i class='key {class}'></i>{}</span> ", escape(&name))).collect();
-    format!("<figure><figcaption>{}</figcaption>{svg}<div class='legend'>{items}</div></figure>", escape(title))
+    let items: String = legend
+        .map(|(name, class)| {
+            let line =
+                format!("<line class='line {class}' x1='1' x2='31' y1='6' y2='6'/>{}", mark(&class, 16.0, 6.0, ""));
+            format!(
+                "<span><svg class='key' viewBox='0 0 32 12' aria-hidden='true'>{line}</svg>{}</span> ",
+                escape(&name)
+            )
+        })
+        .collect();
+    format!(
+        "<figure><figcaption>{}</figcaption>{svg}<div class='legend'>{items}</div>\
+         <button type='button' class='png'>PNG</button></figure>",
+        escape(title)
+    )
 }
 
 /// The next round number above.
@@ -275,6 +319,18 @@ mod tests {
     fn numbers_are_short_and_round_ones_are_above() {
         assert_eq!(["0", "0.0123", "1.5", "12.3", "1234"], [0.0, 0.0123, 1.5, 12.34, 1234.4].map(number)[..]);
         assert_eq!([0.03, 7.0, 20.0].map(nice).map(|v| (v * 1000.0).round()), [50.0, 10_000.0, 20_000.0]);
+    }
+
+    #[test]
+    fn no_two_lines_of_a_chart_look_the_same() {
+        let series = |foreign| Series { name: "s".into(), points: vec![(1.0, 1.0)], foreign };
+        let all: Vec<Series> = [false, false, false, true, true].into_iter().map(series).collect();
+        let classes: std::collections::BTreeSet<String> = (0..all.len()).map(|n| Series::class(n, &all)).collect();
+        assert_eq!(classes.len(), all.len(), "{classes:?}");
+        let chart = lines("t", "x", "y", &all, None, false);
+        for form in ["<circle", "<rect", "<polygon"] {
+            assert!(chart.contains(form), "{form}");
+        }
     }
 
     #[test]

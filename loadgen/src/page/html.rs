@@ -8,23 +8,94 @@ use crate::page::chart::{self, Series, escape, number};
 use crate::run::report::{Level, Limits, PUBLISHED, Published, RTX5090_20, RTX5090_80, Report};
 use crate::under_test::process::Usage;
 
+/// Fewest turns whose 95th and 99th percentile are drawn: of fewer they are the slowest turn and nothing else.
+const P95_TURNS: u64 = 20;
+const P99_TURNS: u64 = 100;
+
 /// The page.
 pub fn page(report: &Report) -> String {
+    compared(report, None)
+}
+
+/// The page, with another report's figures beside it.
+pub fn compared(report: &Report, before: Option<&Report>) -> String {
     let mut body = String::new();
     head(&mut body, report);
     verdicts(&mut body, report);
-    charts(&mut body, report);
+    if let Some(before) = before {
+        comparison(&mut body, report, before);
+    }
+    charts(&mut body, report, before);
     table(&mut body, report);
     if let Some(found) = size::Measured::from_report(report) {
-        sizes(&mut body, &found);
+        sizes(&mut body, &found, has_gpu(report));
     }
     prediction(&mut body, report);
     notes(&mut body, report);
     format!(
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
-         <title>antiphon-loadgen: {}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n",
-        escape(&report.name)
+         <meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; \
+         script-src 'unsafe-inline'; img-src data: blob:\">\
+         <title>{}</title><style>{STYLE}</style></head><body><main>{body}</main><script>{SCRIPT}</script></body></html>\n",
+        escape(&title(report))
     )
+}
+
+/// What was measured, of what, on what.
+fn title(report: &Report) -> String {
+    let levels = report.levels.iter().filter(|l| l.turns > 0).map(|l| l.level);
+    let calls = match (levels.clone().min(), levels.max()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most} calls"),
+        (Some(level), _) => format!("{level} calls"),
+        _ => return format!("{}: no call was heard", report.name),
+    };
+    let voices = report.devices.as_array().map(|all| all.iter().map(device).collect::<Vec<_>>()).unwrap_or_default();
+    let on = if voices.is_empty() { String::new() } else { format!(", {}", voices.join("; ")) };
+    format!("What callers hear at {calls}{on} ({})", report.name)
+}
+
+/// Whether a GPU spoke.
+fn has_gpu(report: &Report) -> bool {
+    let devices = report.devices.as_array().into_iter().flatten();
+    let named = devices.filter_map(|device| device["device"].as_str()).any(|name| !name.eq_ignore_ascii_case("cpu"));
+    named || report.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
+}
+
+/// The percentile, where there are turns enough for it.
+fn of_turns(value: f64, count: u64, least: u64) -> f64 {
+    if count >= least { value } else { f64::NAN }
+}
+
+/// Level by level: both, and by how much the first differs from the second.
+fn comparison(out: &mut String, report: &Report, before: &Report) {
+    let _ = write!(
+        out,
+        "<h2>Compared with {}</h2><p><code>{}</code></p><table><thead><tr><th>calls<th>first audio p50<th>before<th>change\
+         <th>p95<th>before<th>change<th>chars/s<th>before<th>change<th>stalled turns<th>before</tr></thead><tbody>",
+        escape(&title(before)),
+        escape(&before.command)
+    );
+    for l in report.levels.iter().filter(|l| l.turns > 0) {
+        let Some(b) = before.levels.iter().find(|b| b.level == l.level && b.mode == l.mode && b.turns > 0) else {
+            continue;
+        };
+        let _ = write!(out, "<tr><td>{}", l.level);
+        let p95 = |l: &Level| of_turns(l.first_audio.p95, l.first_audio.count, P95_TURNS) * 1e3;
+        let pairs = [
+            (l.first_audio.p50 * 1e3, b.first_audio.p50 * 1e3, " ms"),
+            (p95(l), p95(b), " ms"),
+            (l.chars_per_s, b.chars_per_s, ""),
+        ];
+        for (now, then, unit) in pairs {
+            let change = (now / then - 1.0) * 100.0;
+            let told =
+                |value: f64| if value.is_finite() { format!("{}{unit}", number(value)) } else { "–".to_owned() };
+            let change = if change.is_finite() { format!("{change:+.0} %") } else { "–".to_owned() };
+            let _ = write!(out, "<td>{}<td>{}<td>{change}", told(now), told(then));
+        }
+        let _ = write!(out, "<td>{}<td>{}</tr>", l.stalled_turns, b.stalled_turns);
+    }
+    out.push_str("</tbody></table>");
 }
 
 fn head(out: &mut String, report: &Report) {
@@ -33,7 +104,7 @@ fn head(out: &mut String, report: &Report) {
     let _ = write!(
         out,
         "<h1>{}</h1><p>{} · {} · {} cores, {:.1} GB · Linux {}</p><p><code>{}</code></p>",
-        escape(&report.name),
+        escape(&title(report)),
         escape(&report.targets.join(", ")),
         escape(&host.cpu),
         host.cores,
@@ -50,18 +121,29 @@ fn head(out: &mut String, report: &Report) {
 }
 
 fn device(value: &serde_json::Value) -> String {
-    ["engine", "name", "device", "kind"].iter().filter_map(|k| value[*k].as_str()).collect::<Vec<_>>().join(" ")
+    let told = |key: &str| value[key].as_str().map(|text| if text == "cpu" { "on the CPU" } else { text });
+    ["engine", "name", "device", "kind"].iter().filter_map(|key| told(key)).collect::<Vec<_>>().join(" ")
 }
 
 fn verdicts(out: &mut String, report: &Report) {
     out.push_str("<h2>Verdicts</h2><ul class='verdicts'>");
+    // A limit on a percentile is confirmed by no handful of turns, and nothing by a run that was stopped.
+    let few = report.levels.iter().any(|l| l.turns > 0 && l.first_audio.count < P95_TURNS);
     for verdict in report.verdicts().into_iter().chain(predict::verdict(report)) {
+        let open = verdict.holds && few && verdict.name.starts_with("Interactive");
         let _ = write!(
             out,
-            "<li class='{}'><b>{}</b> {}</li>",
-            if verdict.holds { "good" } else { "bad" },
+            "<li class='{}'><b>{}</b> {}{}</li>",
+            if open {
+                "open"
+            } else if verdict.holds {
+                "good"
+            } else {
+                "bad"
+            },
             escape(&verdict.name),
-            escape(&verdict.text)
+            escape(&verdict.text),
+            if open { "; not confirmed: some level has fewer than 20 turns" } else { "" }
         );
     }
     if let Some(knee) = report.knee {
@@ -74,7 +156,7 @@ fn verdicts(out: &mut String, report: &Report) {
     out.push_str("</ul>");
 }
 
-fn charts(out: &mut String, report: &Report) {
+fn charts(out: &mut String, report: &Report, before: Option<&Report>) {
     let levels = &report.levels;
     if levels.is_empty() {
         return;
@@ -82,6 +164,16 @@ fn charts(out: &mut String, report: &Report) {
     let ours = |name: &str, value: fn(&Level) -> f64| Series {
         name: name.to_owned(),
         points: levels.iter().filter(|l| l.turns > 0).map(|l| (f64::from(l.level), value(l))).collect(),
+        foreign: false,
+    };
+    let earlier = |name: &str, value: fn(&Level) -> f64| Series {
+        name: format!("before: {name}"),
+        points: before
+            .iter()
+            .flat_map(|report| &report.levels)
+            .filter(|l| l.turns > 0)
+            .map(|l| (f64::from(l.level), value(l)))
+            .collect(),
         foreign: false,
     };
     let theirs = |system: &'static str, value: fn(&Published) -> Option<f64>| Series {
@@ -96,8 +188,10 @@ fn charts(out: &mut String, report: &Report) {
     out.push_str("<h2>Charts</h2><div class='charts'>");
     let first = [
         ours("p50", |l| l.first_audio.p50),
-        ours("p95", |l| l.first_audio.p95),
-        ours("p99", |l| l.first_audio.p99),
+        ours("p95", |l| of_turns(l.first_audio.p95, l.first_audio.count, P95_TURNS)),
+        ours("p99", |l| of_turns(l.first_audio.p99, l.first_audio.count, P99_TURNS)),
+        earlier("p50", |l| l.first_audio.p50),
+        earlier("p95", |l| of_turns(l.first_audio.p95, l.first_audio.count, P95_TURNS)),
         theirs(RTX5090_20, |p| Some(p.first_audio_p95)),
         theirs(RTX5090_80, |p| Some(p.first_audio_p95)),
     ];
@@ -105,7 +199,7 @@ fn charts(out: &mut String, report: &Report) {
     out.push_str(&chart::lines("First audible sample after the turn", "calls", "seconds, log", &first, limit, true));
     let rtf = [
         ours("p50", |l| l.rtf.p50),
-        ours("p95", |l| l.rtf.p95),
+        ours("p95", |l| of_turns(l.rtf.p95, l.rtf.count, P95_TURNS)),
         theirs(RTX5090_20, |p| Some(p.rtf_p95)),
         theirs(RTX5090_80, |p| Some(p.rtf_p95)),
     ];
@@ -117,7 +211,11 @@ fn charts(out: &mut String, report: &Report) {
         Some(report.limits.rtf_p95),
         true,
     ));
-    let chars = [ours("chars/s", |l| l.chars_per_s), theirs(RTX5090_20, |p| p.chars_per_s)];
+    let chars = [
+        ours("chars/s", |l| l.chars_per_s),
+        earlier("chars/s", |l| l.chars_per_s),
+        theirs(RTX5090_20, |p| p.chars_per_s),
+    ];
     out.push_str(&chart::lines("Throughput in characters", "calls", "chars/s", &chars, None, false));
     let audio = [ours("audio-s/s", |l| l.audio_s_per_s)];
     out.push_str(&chart::lines("Throughput in speech", "calls", "audio-s/s", &audio, None, false));
@@ -148,11 +246,18 @@ fn charts(out: &mut String, report: &Report) {
         .map(|l| (format!("{}", l.level), l.metrics.stage_seconds.clone().into_iter().collect()))
         .collect();
     if !stages.is_empty() {
-        out.push_str(&chart::stacks("Device time by stage, by calls", &stages));
+        let whose = if has_gpu(report) { "Device time by stage, by calls" } else { "CPU time by stage, by calls" };
+        out.push_str(&chart::stacks(whose, &stages));
     }
     let compare = levels.iter().find(|l| l.level >= 4 && l.turns > 0).or(levels.first());
     if let Some(level) = compare {
-        let mut rows = vec![(format!("this run, {} calls", level.level), level.first_audio.p95, true)];
+        let enough = level.first_audio.count >= P95_TURNS;
+        let (which, ours) = if enough {
+            ("p95", level.first_audio.p95)
+        } else {
+            ("p50 (too few turns for p95)", level.first_audio.p50)
+        };
+        let mut rows = vec![(format!("this run, {} calls, {which}", level.level), ours, true)];
         let nearest = |system: &str| {
             PUBLISHED.iter().filter(|p| p.system == system).min_by_key(|p| p.level.abs_diff(level.level))
         };
@@ -194,6 +299,7 @@ fn table(out: &mut String, report: &Report) {
          <th>correlation<th>cores<th>MB<th>CPU a call<th>generator a call<th>failures</tr></thead><tbody>",
     );
     let ms = |s: f64| number(s * 1e3);
+    let told = |s: f64| if s.is_finite() { format!("{} ms", ms(s)) } else { "–".to_owned() };
     let share = |l: &Level, usage: Option<Usage>| {
         usage.map_or("–".to_owned(), |u| format!("{} %", number(u.cores / l.concurrency.max(1.0) * 100.0)))
     };
@@ -203,15 +309,15 @@ fn table(out: &mut String, report: &Report) {
         let lost = l.packets_lost as f64 / (l.packets + l.packets_lost).max(1) as f64 * 100.0;
         let _ = write!(
             out,
-            "<tr class='{}'><td>{}<td>{}<td>{}<td>{} ms<td>{} ms<td>{} ms<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} %<td>{} ms<td>{} ms<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            "<tr class='{}'><td>{}<td>{}<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} ms<td>{}<td>{}<td>{}<td>{} %<td>{} ms<td>{} ms<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
             if l.broken.is_empty() { "good" } else { "bad" },
             l.level,
             escape(&l.mode),
             l.turns,
             ms(l.first_audio.p50),
-            ms(l.first_audio.p95),
-            ms(l.first_audio.p99),
-            number(l.rtf.p95),
+            told(of_turns(l.first_audio.p95, l.first_audio.count, P95_TURNS)),
+            told(of_turns(l.first_audio.p99, l.first_audio.count, P99_TURNS)),
+            dash(u64::from(l.rtf.count >= P95_TURNS), number(l.rtf.p95)),
             ms(l.setup.p95),
             number(l.chars_per_s),
             number(l.audio_s_per_s),
@@ -235,10 +341,12 @@ fn table(out: &mut String, report: &Report) {
     }
 }
 
-fn sizes(out: &mut String, measured: &size::Measured) {
+fn sizes(out: &mut String, measured: &size::Measured, gpu: bool) {
     let demand = size::Demand::default();
-    out.push_str(
-        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>GPUs (gateways of this kind, one device each)<th>cores</tr></thead><tbody>",
+    let what = if gpu { "GPUs (gateways of this kind, one device each)" } else { "gateways of this kind, on the CPU" };
+    let _ = write!(
+        out,
+        "<h2>Size</h2><table><thead><tr><th>users<th>calls at a time, busy hour<th>{what}<th>cores</tr></thead><tbody>"
     );
     for users in [1_000, 10_000, 50_000] {
         let row = size::plan(&size::Demand { users, ..demand.clone() }, measured);
@@ -297,6 +405,7 @@ fn notes(out: &mut String, report: &Report) {
          <li>First audio is the first audible sample in the decoded sound, from the instant the text left. RTF is the \
          time from the first to the last audible sample over the length of the speech: 1 when the listener never waited. \
          A stall is time in which a listener behind a 60 ms buffer had nothing to play.</li>\
+         <li>p95 is told from {P95_TURNS} turns on, p99 from {P99_TURNS}.</li>\
          <li>Strict limits: first audio p95 {} s, RTF p95 {}, no stall.</li>\
          <li>Published figures: CosyVoice3-0.5B on one RTX 5090; their RTF is that of whole requests.</li></ul>",
         number(worst * 1e3),
@@ -306,23 +415,58 @@ fn notes(out: &mut String, report: &Report) {
 }
 
 const STYLE: &str = "\
-:root{color-scheme:light dark;--ink:#1c2430;--paper:#fbfbfa;--faint:#8a94a3;--line:#d9dde3;--good:#19734a;--bad:#b3261e}\
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--paper:#14181e;--faint:#8a94a3;--line:#303844;--good:#5fc795;--bad:#ff8a80}}\
+:root{color-scheme:light dark;--ink:#1c2430;--paper:#fbfbfa;--faint:#5d6776;--line:#d9dde3;--good:#19734a;--bad:#b3261e;\
+--c0:#0072b2;--c1:#b85700;--c2:#00795a;--c3:#a6487f;--c4:#3a86b7;--c5:#7a6a00}\
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--paper:#14181e;--faint:#a0aab8;--line:#303844;--good:#5fc795;--bad:#ff8a80;\
+--c0:#56b4e9;--c1:#e69f00;--c2:#2fc39a;--c3:#e39cc8;--c4:#9ad1f0;--c5:#f0e442}}\
 body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0}\
 main{max-width:1360px;margin:0 auto;padding:24px}h1{margin:0 0 4px}h2{margin:28px 0 8px}\
 code{background:color-mix(in srgb,var(--ink) 8%,transparent);padding:2px 4px;border-radius:3px}\
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(430px,1fr));gap:16px}\
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px}\
 figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:10px}figcaption{font-weight:600;margin-bottom:4px}\
-svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:11px}.grid{stroke:var(--line)}\
-.limit{stroke:var(--bad);stroke-dasharray:2 3}.line{fill:none;stroke-width:2}.line.foreign{stroke:var(--faint);stroke-dasharray:5 4}\
-.dot.foreign,.bar.foreign{fill:var(--faint)}.key{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 10px}\
-.key.foreign{background:var(--faint)}.legend{font-size:12px;color:var(--faint)}\
-.line.c0{stroke:#2a6fdb}.line.c1{stroke:#e0742c}.line.c2{stroke:#8a4fd0}.line.c3{stroke:#1f9a8a}.line.c4{stroke:#c23a6b}.line.c5{stroke:#8a8a2c}\
-.dot.c0,.bar.c0{fill:#2a6fdb}.dot.c1,.bar.c1{fill:#e0742c}.dot.c2,.bar.c2{fill:#8a4fd0}.dot.c3,.bar.c3{fill:#1f9a8a}.dot.c4,.bar.c4{fill:#c23a6b}.dot.c5,.bar.c5{fill:#8a8a2c}\
-.key.c0{background:#2a6fdb}.key.c1{background:#e0742c}.key.c2{background:#8a4fd0}.key.c3{background:#1f9a8a}.key.c4{background:#c23a6b}.key.c5{background:#8a8a2c}\
+figure{position:relative;min-width:0}svg{width:100%;height:auto}.tick{fill:var(--faint);font-size:12px}.grid{stroke:var(--line)}\
+.limit{stroke:var(--bad);stroke-dasharray:2 3}.line{fill:none;stroke-width:2.2}\
+.line.f0{stroke-dasharray:7 4}.line.f1{stroke-dasharray:2 3}.line.f2{stroke-dasharray:9 3 2 3}.line.foreign{stroke:var(--faint)}\
+.dot.foreign{fill:var(--paper);stroke:var(--faint);stroke-width:1.6}.bar.foreign{fill:var(--faint)}\
+.key{display:inline-block;width:32px;height:12px;margin:0 5px 0 8px;vertical-align:middle}.legend{font-size:13px;color:var(--faint)}\
+.line.c1{stroke-dasharray:9 3}.line.c2{stroke-dasharray:4 3}.line.c3{stroke-dasharray:1 3}.line.c4{stroke-dasharray:9 3 2 3}.line.c5{stroke-dasharray:12 3 4 3}\
+.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}\
+.dot.c0,.bar.c0{fill:var(--c0)}.dot.c1,.bar.c1{fill:var(--c1)}.dot.c2,.bar.c2{fill:var(--c2)}.dot.c3,.bar.c3{fill:var(--c3)}.dot.c4,.bar.c4{fill:var(--c4)}.dot.c5,.bar.c5{fill:var(--c5)}\
+.png{position:absolute;right:8px;top:8px;font:12px system-ui,sans-serif;color:inherit;background:none;border:1px solid var(--line);border-radius:4px;cursor:pointer}\
+@media(max-width:600px){main{padding:12px}h1{font-size:1.3rem}.plot .tick{font-size:19px}.tick{font-size:14px}}\
+@media print{.png{display:none}}\
+h1,h2,p,li,code{overflow-wrap:anywhere}figcaption{padding-right:48px}\
 td.text{text-align:left;white-space:normal}table{border-collapse:collapse;display:block;overflow-x:auto}th,td{padding:4px 8px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}\
 th{font-weight:600;color:var(--faint);font-size:12px}.verdicts{list-style:none;padding:0}.verdicts li:before{content:'· '}\
 .verdicts .good:before{content:'✓ ';color:var(--good)}.verdicts .bad:before{content:'✗ ';color:var(--bad)}p.bad{color:var(--bad)}tr.bad td:first-child{color:var(--bad)}";
+
+/// Each chart as a PNG, twice as large as it is shown: its styles are written into a copy, which is drawn on a canvas.
+const SCRIPT: &str = "\
+for (const button of document.querySelectorAll('.png')) button.onclick = () => {\
+  const svg = button.parentElement.querySelector('svg');\
+  const copy = svg.cloneNode(true);\
+  const from = svg.querySelectorAll('*');\
+  copy.querySelectorAll('*').forEach((element, n) => {\
+    const style = getComputedStyle(from[n]);\
+    for (const name of ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-size', 'font-family', 'text-anchor'])\
+      element.style.setProperty(name, style.getPropertyValue(name));\
+  });\
+  const { width, height } = svg.viewBox.baseVal;\
+  copy.setAttribute('width', 2 * width);\
+  copy.setAttribute('height', 2 * height);\
+  copy.setAttribute('xmlns', 'http:' + '//www.w3.org/2000/svg');\
+  const image = new Image();\
+  image.onload = () => {\
+    const canvas = Object.assign(document.createElement('canvas'), { width: 2 * width, height: 2 * height });\
+    const context = canvas.getContext('2d');\
+    context.fillStyle = getComputedStyle(document.body).backgroundColor;\
+    context.fillRect(0, 0, canvas.width, canvas.height);\
+    context.drawImage(image, 0, 0);\
+    const name = button.parentElement.querySelector('figcaption').textContent.toLowerCase().replace(/[^a-z0-9]+/g, '-').slice(0, 60);\
+    Object.assign(document.createElement('a'), { href: canvas.toDataURL('image/png'), download: name + '.png' }).click();\
+  };\
+  image.src = 'data:image/svg+xml,' + encodeURIComponent(new XMLSerializer().serializeToString(copy));\
+};";
 
 #[cfg(test)]
 mod tests {
@@ -350,12 +494,41 @@ mod tests {
         };
         let page = page(&report);
         assert!(
-            !page.contains("http://") && !page.contains("https://") && !page.contains("<script"),
+            !page.contains("http://") && !page.contains("https://") && !page.contains(" src="),
             "needs the network"
         );
         for words in ["&lt;ladder&gt;", "died &amp; was gone", "a note", "RTX 5090, 20 % memory", "8 calls pass"] {
             assert!(page.contains(words), "{words}");
         }
+        assert!(!page.contains("NaN"));
+        assert!(page.contains("What callers hear at 4 to 8 calls"), "the title says what was measured");
+        // Ten turns have no 95th percentile, and confirm none.
+        assert!(!page.contains("<title>p95: "), "drawn from ten turns");
+        assert!(page.contains("not confirmed"));
+        assert!(
+            page.contains("gateways of this kind, on the CPU") && !page.contains("GPUs (gateways"),
+            "no GPU was there"
+        );
+    }
+
+    #[test]
+    fn two_reports_stand_side_by_side() {
+        let report = |p50: f64, turns: u64| Report {
+            name: "ladder".into(),
+            levels: vec![Level {
+                level: 4,
+                turns,
+                chars_per_s: 50.0,
+                first_audio: Summary { count: turns, p50, p95: 2.0 * p50, ..Summary::default() },
+                ..Level::default()
+            }],
+            ..Report::default()
+        };
+        let page = compared(&report(0.05, 40), Some(&report(0.04, 10)));
+        for words in ["Compared with", "+25 %", "before: p50", "<title>p95: 0.1 at 4"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(!page.contains("<title>before: p95"), "ten turns have none");
         assert!(!page.contains("NaN"));
     }
 }
