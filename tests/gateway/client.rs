@@ -105,12 +105,12 @@ async fn the_page_of_the_readme_calls_from_another_origin_shows_words_as_they_ar
     session.end().await.expect("sent");
     page.until("window.ended == 'remote'", STATE).await;
 
-    // A session that is lost for good is replaced, where the token allows another call.
+    // A session of a gateway that was away is replaced, where the token allows another call.
     let again = format!(
         "import('{}/antiphon.js').then(async m => {{ \
            const call = window.call = await m.connect({{ agent: 'silent', token: '{KEY}', microphone: false }}); \
            call.addEventListener('renewed', e => (window.renewed = e.detail)); \
-           call._resource += 'x'; call._restart(0); }})",
+           call._resource += 'x'; call._down = true; call._restart(0); }})",
         rig.http
     );
     page.value(&again).await;

@@ -301,6 +301,7 @@ export class Call extends EventTarget {
       clearTimeout(this._restartTimer);
       this._restartTimer = null;
       this._restarts = 0;
+      this._down = false;
       // Only a session that has stood is worth replacing, and one that stands for long clears the count.
       this._settled = true;
       this._settling ??= setTimeout(() => (this._renewals = 0), SETTLED);
@@ -340,7 +341,12 @@ export class Call extends EventTarget {
           await peer.setRemoteDescription({ type: "answer", sdp });
         }
       } catch (error) {
-        if (error.status === 404 || error.status === 409) return this._renew("lost"); // the session is over at the gateway
+        if (error.code === "unreachable") this._down = true;
+        if (error.status === 404 || error.status === 409) {
+          // The session is over: the agent hung up, or the gateway was away and came back without it.
+          this._resource = null;
+          return this._down ? this._renew("lost") : this._end("remote");
+        }
       }
       if (this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
     }, wait);

@@ -41,7 +41,7 @@ $("record").onclick = attempt(async () => {
   recorder = new MediaRecorder(stream);
   recorder.ondataavailable = event => pieces.push(event.data);
   const clock = setInterval(() => {
-    $("recording").textContent = `recording, ${length().toFixed(0)} s of ${LONGEST}`;
+    $("recording").textContent = `recording, ${Math.floor(length())} s of ${LONGEST}`;
     if (length() >= LONGEST) recorder?.stop();
   }, 250);
   recorder.onstop = () => {
