@@ -505,10 +505,12 @@ mod tests {
         // Ten turns have no 95th percentile, and confirm none.
         assert!(!page.contains("<title>p95: "), "drawn from ten turns");
         assert!(page.contains("not confirmed"));
-        assert!(
-            page.contains("gateways of this kind, on the CPU") && !page.contains("GPUs (gateways"),
-            "no GPU was there"
-        );
+        assert!(!has_gpu(&report) && !page.contains("GPUs (gateways"), "no GPU was there");
+        let devices = serde_json::json!([{ "engine": "espeak", "device": "cpu" }]);
+        let spoken = Report { devices, ..report.clone() };
+        assert!(title(&spoken).contains("espeak on the CPU") && !has_gpu(&spoken), "{}", title(&spoken));
+        let gpu = Report { devices: serde_json::json!([{ "engine": "cosyvoice3", "device": "cuda:0" }]), ..report };
+        assert!(has_gpu(&gpu));
     }
 
     #[test]
