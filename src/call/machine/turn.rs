@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::writing::Writing;
 use crate::audio::{FRAME_SAMPLES, RATE};
