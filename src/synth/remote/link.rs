@@ -426,6 +426,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, out: &mut Vec<
                 instructions: utterance.instructions.clone(),
                 seed: utterance.seed,
                 speed: utterance.speed,
+                markup: utterance.markup,
                 tenant: utterance.tenant.to_string(),
             };
             out.extend(wire::message(&ToWorker::Submit(Box::new(submission))));

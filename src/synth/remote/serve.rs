@@ -199,7 +199,8 @@ impl Session {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, tenant } = submission;
+        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, markup, tenant } =
+            submission;
         let (epoch, credit) = (Epoch::default(), Arc::new(Semaphore::new(CREDIT)));
         let utterance = Utterance {
             id: UtteranceId::next(),
@@ -212,6 +213,7 @@ impl Session {
             instructions,
             seed,
             speed,
+            markup,
             tenant: tenant.into(),
         };
         let (sink, events) = mpsc::channel(SINK);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::sched::{Load, Refused, RefusedReason};
-use crate::turn::{Class, UtteranceEnd};
+use crate::turn::{Class, Markup, UtteranceEnd};
 
 /// Both sides must speak the same; raised with every change that the other side would misread.
 pub(super) const VERSION: u32 = 1;
@@ -64,6 +64,7 @@ pub(super) struct Submission {
     pub(super) instructions: Option<String>,
     pub(super) seed: u64,
     pub(super) speed: f32,
+    pub(super) markup: Markup,
     pub(super) tenant: String,
 }
 
