@@ -20,12 +20,12 @@ pub const UNAVAILABLE: u8 = 69;
 
 /// `model verify DIR`: every problem of a checkpoint directory, or that there is none.
 pub fn verify(dir: &Path, llm: LanguageModel) -> u8 {
-    let is_empty = std::fs::read_dir(dir).map(|mut entries| entries.next().is_none());
-    if let Some(what) = match &is_empty {
+    let trouble = match std::fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
         Err(error) => Some(format!("cannot be read: {error}")),
         Ok(true) => Some("is empty".to_owned()),
         Ok(false) => None,
-    } {
+    };
+    if let Some(what) = trouble {
         eprintln!(
             "{}: {what}; `antiphon model pull --dir {0}` fetches a checkpoint there, `antiphon model random {0}` invents \
              one for measuring",
