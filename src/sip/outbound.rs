@@ -380,7 +380,7 @@ struct Heard {
 }
 
 /// Waits for the end of an INVITE and tells of its provisional responses meanwhile. `None`: nothing was heard for
-/// `patience`. Takes what happens until then from the stream; the session asks the dialog itself whether it is confirmed.
+/// `patience`. Takes what happens until the call is confirmed from the stream, and that; the session asks the dialog.
 async fn watch<T>(
     invite: impl Future<Output = T>,
     states: &mut DialogStateReceiver,
@@ -404,16 +404,22 @@ async fn watch<T>(
         }
     };
     let silent = patience.map(|patience| clock::now() + patience);
+    // What follows is the session's: a peer may hold in the moment of our ACK, and its request must not be lost here.
+    let mut confirmed = false;
     loop {
         tokio::select! {
             biased;
             ended = &mut invite => {
-                while let Ok(state) = states.try_recv() {
+                while !confirmed && let Ok(state) = states.try_recv() {
+                    confirmed = matches!(state, DialogState::Confirmed(..));
                     take(state, heard);
                 }
                 return Some(ended);
             }
-            Some(state) = states.recv() => take(state, heard),
+            Some(state) = states.recv(), if !confirmed => {
+                confirmed = matches!(state, DialogState::Confirmed(..));
+                take(state, heard);
+            }
             () = timer::until(silent.filter(|_| !heard.anything)) => return None,
         }
     }
