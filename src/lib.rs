@@ -4,7 +4,7 @@
 //! Modules, in reading order; each may use only those above it:
 //!
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
-//!   [`audio_file`]: files and downloads of sound
+//!   [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the gateway opens
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -39,6 +39,7 @@ pub mod sched;
 pub mod secret;
 pub mod server;
 pub mod sip;
+pub mod socket;
 pub mod synth;
 pub mod telemetry;
 pub mod text;

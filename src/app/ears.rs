@@ -13,8 +13,15 @@ use crate::hear::{Ears, Recogniser, Recognizer, Turns};
 
 /// The ears of a configuration; `None` where nothing recognises callers.
 pub(super) async fn choose(config: &Recognizer, turns: Turns) -> Result<Option<Ears>, String> {
+    if let Some(services) = config.services() {
+        for service in &services.services {
+            tracing::info!("a service recognises callers as they speak: {} at {}", service.dialect.kind(), service.url);
+        }
+        let (language, apology) = (config.language.clone(), config.apology.clone());
+        return Ok(Some(Ears::streaming(services, language, turns, apology, Handle::current())));
+    }
     let recogniser: Arc<dyn Recogniser> = match config.chosen() {
-        Kind::Off | Kind::Auto => return Ok(None),
+        Kind::Off | Kind::Auto | Kind::Deepgram | Kind::OpenAi => return Ok(None),
         Kind::Whisper => {
             let model = config.model.clone().ok_or("[recognizer] model is not set")?;
             tracing::info!("Whisper recognises callers: {model}");

@@ -1,7 +1,11 @@
 //! `[recognizer]` and `[turns]`: what hears, and when a caller has finished.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
+use super::stream::protocol::Dialect;
+use super::stream::{Service, Services};
 use crate::secret::Secret;
 
 /// `[recognizer]`
@@ -18,8 +22,10 @@ pub struct Recognizer {
     pub url: Option<String>,
     /// Its API key.
     pub token: Option<Secret>,
-    /// `http`: asked where the first service fails.
+    /// Services: the one that is used where the first fails.
     pub fallback: Option<Fallback>,
+    /// What a minute of sound costs, for `antiphon_recognizer_cost_micros_total`.
+    pub price: f64,
     /// Threads of `whisper`; 0: half the cores.
     pub threads: usize,
     /// A service that has not answered by then has failed.
@@ -37,6 +43,7 @@ impl Default for Recognizer {
             url: None,
             token: None,
             fallback: None,
+            price: 0.0,
             threads: 0,
             timeout_ms: 5_000,
             apology: "Sorry, I did not hear that. Could you say it again?".into(),
@@ -57,21 +64,63 @@ pub enum Kind {
     Whisper,
     /// A server with `POST /v1/audio/transcriptions`.
     Http,
+    /// Deepgram, as the caller speaks: `/v1/listen`, or Flux (`/v2/listen`) where `model` begins with `flux`.
+    Deepgram,
+    /// OpenAI's realtime transcription.
+    OpenAi,
 }
 
-/// A second service of the same kind.
+/// A second service: of the same kind, or both stream.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fallback {
+    /// What it is; absent: the same as the first.
+    pub kind: Option<Kind>,
     /// Its address.
     pub url: String,
     /// Its API key.
     pub token: Option<Secret>,
     /// Name of its model.
     pub model: Option<String>,
+    /// What a minute of sound costs there.
+    #[serde(default)]
+    pub price: f64,
+}
+
+impl Kind {
+    /// The protocol of a service that streams, and where it is unless told otherwise.
+    fn dialect(self, model: Option<&str>) -> Option<(Dialect, &'static str)> {
+        match self {
+            Kind::Deepgram if model.is_some_and(|model| model.starts_with("flux")) => {
+                Some((Dialect::Flux, "wss://api.deepgram.com"))
+            }
+            Kind::Deepgram => Some((Dialect::Listen, "wss://api.deepgram.com")),
+            Kind::OpenAi => Some((Dialect::OpenAi, "wss://api.openai.com")),
+            Kind::Off | Kind::Auto | Kind::Whisper | Kind::Http => None,
+        }
+    }
 }
 
 impl Recognizer {
+    /// The services that stream; none where `kind` does not.
+    pub fn services(&self) -> Option<Services> {
+        let (dialect, url) = self.chosen().dialect(self.model.as_deref())?;
+        let mut services = vec![Service {
+            dialect,
+            url: self.url.clone().unwrap_or_else(|| url.into()),
+            token: self.token.clone(),
+            model: self.model.clone(),
+            price: self.price,
+        }];
+        if let Some(second) = &self.fallback {
+            let (dialect, _) = second.kind.unwrap_or(self.chosen()).dialect(second.model.as_deref())?;
+            let Fallback { url, token, model, price, .. } = second.clone();
+            services.push(Service { dialect, url, token, model, price });
+        }
+        // Half of it for the first, so that the second has some time left.
+        Some(Services { services, patience: Duration::from_millis(self.timeout_ms / 2) })
+    }
+
     /// What `kind` comes to.
     pub fn chosen(&self) -> Kind {
         match self.kind {
@@ -98,15 +147,40 @@ impl Recognizer {
             }
             _ => {}
         }
-        let schemes = ["http://", "https://"];
+        if let Some(Services { services, .. }) = self.services() {
+            for service in &services {
+                service
+                    .dialect
+                    .address(&service.url, None, None)
+                    .map_err(|error| error.replace("[recognizer] ", ""))?;
+            }
+            if self.token.is_none() && self.url.is_none() {
+                return Err("needs `token`, the service's API key".into());
+            }
+        } else if self.chosen().dialect(None).is_some() {
+            return Err("fallback.kind: expected \"deepgram\" or \"openai\"; both services must stream".into());
+        }
+        if [self.price, self.fallback.as_ref().map_or(0.0, |second| second.price)]
+            .iter()
+            .any(|p| !p.is_finite() || *p < 0.0)
+        {
+            return Err("price: expected a number from 0".into());
+        }
+        let streams = self.chosen().dialect(None).is_some();
+        let schemes: &[&str] = if streams { &["ws://", "wss://"] } else { &["http://", "https://"] };
         let fallback = self.fallback.as_ref().map(|fallback| &fallback.url);
         for (key, url) in [("url", self.url.as_ref()), ("fallback.url", fallback)] {
             if let Some(url) = url.filter(|url| !schemes.iter().any(|scheme| url.starts_with(scheme))) {
                 return Err(format!("{key} = \"{url}\": expected {}...", schemes.join("... or ")));
             }
         }
-        if self.fallback.is_some() && self.chosen() != Kind::Http {
-            return Err("`fallback` belongs to kind = \"http\"".into());
+        if let Some(second) = &self.fallback {
+            if self.chosen() != Kind::Http && !streams {
+                return Err("`fallback` belongs to a service: kind = \"http\", \"deepgram\" or \"openai\"".into());
+            }
+            if self.chosen() == Kind::Http && second.kind.is_some_and(|kind| kind != Kind::Http) {
+                return Err("fallback.kind: expected \"http\", as the first service is".into());
+            }
         }
         if !(100..=60_000).contains(&self.timeout_ms) {
             return Err(format!("timeout_ms = {}: expected 100 to 60000", self.timeout_ms));
@@ -168,6 +242,25 @@ mod tests {
         assert!(with(None, Some("ftp://a/")).validate().is_err());
         assert!(with(None, Some("http://a/")).validate().is_ok());
         assert!(Recognizer { kind: Kind::Whisper, ..Recognizer::default() }.validate().is_err());
+        let streams = |more: &str| -> Result<Recognizer, String> {
+            let config: Recognizer = toml::from_str(more).map_err(|error| error.message().to_owned())?;
+            config.validate().map(|()| config)
+        };
+        let flux = "kind = \"deepgram\"\ntoken = \"k\"\nmodel = \"flux-general-en\"\n";
+        let second = |more: &str| format!("{flux}fallback = {{ url = \"wss://b\", {more} }}");
+        let services = streams(&second("kind = \"openai\"")).expect("valid").services().expect("they stream").services;
+        let dialects: Vec<Dialect> = services.iter().map(|service| service.dialect).collect();
+        assert_eq!(dialects, [Dialect::Flux, Dialect::OpenAi]);
+        assert_eq!(services[0].url, "wss://api.deepgram.com");
+        for (wrong, why) in [
+            ("kind = \"deepgram\"".to_owned(), "token"),
+            (second("kind = \"whisper\""), "fallback.kind"),
+            (format!("{flux}url = \"https://a\""), "wss://"),
+            (format!("{flux}price = -1.0"), "price"),
+        ] {
+            let error = streams(&wrong).expect_err(&wrong);
+            assert!(error.contains(why), "{wrong}: {error}");
+        }
         assert!(Turns { min_delay_ms: 500, max_delay_ms: 400 }.validate().is_err());
         assert!(Turns::default().validate().is_ok());
     }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant as Alarm, sleep_until};
 
 use super::config::Turns;
+use super::stream::{Listener, Services};
 use super::turn::{Action, Delays, Machine, Source};
 use super::{Expect, HearEvent, RATE, Recogniser, Request, Stop, Trouble, Words};
 use crate::clock;
@@ -24,14 +25,22 @@ const EVENTS: usize = 64;
 /// The most sound that is kept: the longest turn and what comes while it is recognised.
 const KEPT: Duration = Duration::from_secs(75);
 /// Samples of one frame.
-const FRAME: usize = 320;
+pub(super) const FRAME: usize = 320;
 
 /// What hears, for all calls. Clones mean the same.
 #[derive(Clone)]
 pub struct Ears(Arc<Inner>);
 
+/// Where words come from.
+enum Mind {
+    /// They are asked for, stretch by stretch.
+    Asked(Arc<dyn Recogniser>),
+    /// A service streams them.
+    Streamed(Arc<Services>),
+}
+
 struct Inner {
-    recogniser: Arc<dyn Recogniser>,
+    mind: Mind,
     language: Option<String>,
     delays: Delays,
     /// Where the tasks run.
@@ -48,9 +57,30 @@ impl Ears {
         apology: String,
         runtime: tokio::runtime::Handle,
     ) -> Self {
+        Self::with(Mind::Asked(recogniser), language, turns, apology, runtime)
+    }
+
+    /// Ears that stream to `services`. Their tasks run on `runtime`.
+    pub fn streaming(
+        services: Services,
+        language: Option<String>,
+        turns: Turns,
+        apology: String,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        Self::with(Mind::Streamed(Arc::new(services)), language, turns, apology, runtime)
+    }
+
+    fn with(
+        mind: Mind,
+        language: Option<String>,
+        turns: Turns,
+        apology: String,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
         let ms = Duration::from_millis;
         let delays = Delays { min: ms(turns.min_delay_ms), max: ms(turns.max_delay_ms) };
-        Self(Arc::new(Inner { recogniser, language, delays, runtime, apology }))
+        Self(Arc::new(Inner { mind, language, delays, runtime, apology }))
     }
 
     /// Begins to hear a caller. The task ends when the feed is dropped.
@@ -58,19 +88,28 @@ impl Ears {
         let (items, inbox) = mpsc::channel(FRAMES);
         let (tell, told) = mpsc::channel(EVENTS);
         let missed = Arc::new(AtomicU64::new(0));
-        let ear = Ear {
-            machine: Machine::new(self.0.delays, Source::Asked),
-            sound: Sound::default(),
-            language: self.0.language.clone(),
-            requests: FuturesUnordered::new(),
-            stops: VecDeque::new(),
-            recogniser: self.0.recogniser.clone(),
-            missed: missed.clone(),
-            origin: None,
-            trouble: None,
-            tell,
-        };
-        self.0.runtime.spawn(ear.run(inbox));
+        let (tell, language) = (Teller(tell), self.0.language.clone());
+        match &self.0.mind {
+            Mind::Asked(recogniser) => {
+                let ear = Ear {
+                    machine: Machine::new(self.0.delays, Source::Asked),
+                    sound: Sound::default(),
+                    language,
+                    requests: FuturesUnordered::new(),
+                    stops: VecDeque::new(),
+                    recogniser: recogniser.clone(),
+                    missed: missed.clone(),
+                    origin: None,
+                    trouble: None,
+                    tell,
+                };
+                self.0.runtime.spawn(ear.run(inbox));
+            }
+            Mind::Streamed(services) => {
+                let how = (self.0.delays, language);
+                self.0.runtime.spawn(Listener::new(services.clone(), how, missed.clone(), tell).run(inbox));
+            }
+        }
         (Feed { items, missed }, told)
     }
 
@@ -82,7 +121,11 @@ impl Ears {
 
 impl std::fmt::Debug for Ears {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ears").field("kind", &self.0.recogniser.kind()).finish_non_exhaustive()
+        let kind = match &self.0.mind {
+            Mind::Asked(recogniser) => recogniser.kind(),
+            Mind::Streamed(_) => "streamed",
+        };
+        f.debug_struct("Ears").field("kind", &kind).finish_non_exhaustive()
     }
 }
 
@@ -104,8 +147,9 @@ pub struct Listen {
     pub expect: Option<Expect>,
 }
 
+/// What a call's end sends to its task.
 #[derive(Debug)]
-enum Item {
+pub(super) enum Item {
     Frame { at: Duration, pcm: Box<[i16; FRAME]>, quiet: Option<Duration> },
     Silence { at: Duration, length: Duration, quiet: Option<Duration> },
     Listen(Listen),
@@ -212,7 +256,24 @@ struct Ear {
     origin: Option<Instant>,
     /// Why the last request failed.
     trouble: Option<String>,
-    tell: mpsc::Sender<HearEvent>,
+    tell: Teller,
+}
+
+/// Tells the call.
+pub(super) struct Teller(mpsc::Sender<HearEvent>);
+
+impl Teller {
+    pub(super) fn deaf(&self, lost: Duration, reason: String) {
+        metrics::histogram!("antiphon_deaf_seconds").record(lost);
+        self.tell(HearEvent::Deaf { lost, reason });
+    }
+
+    pub(super) fn tell(&self, event: HearEvent) {
+        // overflow: drops; a call that reads none of 64 events has hung, and its end will be told by others
+        if self.0.try_send(event).is_err() {
+            tracing::debug!("an event of the recogniser found no call to take it");
+        }
+    }
 }
 
 impl Ear {
@@ -261,7 +322,7 @@ impl Ear {
         if missed > 0 {
             let lost = Duration::from_millis(20) * u32::try_from(missed).unwrap_or(u32::MAX);
             self.sound.silence(at, lost);
-            self.deaf(lost, "this machine is too busy to listen".into());
+            self.tell.deaf(lost, "this machine is too busy to listen".into());
         }
         self.origin = clock::now().checked_sub(at);
         self.machine.frame(at, quiet);
@@ -317,24 +378,12 @@ impl Ear {
                     }
                 }
                 Action::Forget { before } => self.sound.forget(before),
-                Action::Event(event) => self.tell(HearEvent::Turn(event)),
+                Action::Event(event) => self.tell.tell(HearEvent::Turn(event)),
                 Action::Deaf { lost } => {
                     let reason = self.trouble.clone().unwrap_or_else(|| "the recogniser failed".into());
-                    self.deaf(lost, reason);
+                    self.tell.deaf(lost, reason);
                 }
             }
-        }
-    }
-
-    fn deaf(&self, lost: Duration, reason: String) {
-        metrics::histogram!("antiphon_deaf_seconds").record(lost);
-        self.tell(HearEvent::Deaf { lost, reason });
-    }
-
-    fn tell(&self, event: HearEvent) {
-        // overflow: drops; a call that reads none of 64 events has hung, and its end will be told by others
-        if self.tell.try_send(event).is_err() {
-            tracing::debug!("an event of the recogniser found no call to take it");
         }
     }
 }

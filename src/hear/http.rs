@@ -65,7 +65,7 @@ impl Http {
     pub fn new(config: &Recognizer) -> Result<Self, String> {
         let url = config.url.as_ref().ok_or("[recognizer] url is not set")?;
         let mut services = vec![Service::new(url, config.token.as_ref(), config.model.as_deref())?];
-        if let Some(Fallback { url, token, model }) = &config.fallback {
+        if let Some(Fallback { url, token, model, .. }) = &config.fallback {
             services.push(Service::new(url, token.as_ref(), model.as_deref())?);
         }
         let timeout = Duration::from_millis(config.timeout_ms);
@@ -326,7 +326,13 @@ mod tests {
         let config = Recognizer {
             url: Some(url.into()),
             token: Some(Secret::new("key")),
-            fallback: fallback.map(|url| Fallback { url: url.into(), token: None, model: None }),
+            fallback: fallback.map(|url| Fallback {
+                kind: None,
+                url: url.into(),
+                token: None,
+                model: None,
+                price: 0.0,
+            }),
             timeout_ms,
             ..Recognizer::default()
         };

@@ -9,13 +9,15 @@
 //! [`Phase::EndOfTurn`].
 //!
 //! - [`turn`], [`delay`]: when a caller has finished
-//! - [`ear`]: the task; [`pool`]: threads that recognise; [`whisper`], [`http`]: recognisers
+//! - [`ear`]: the task; [`pool`]: threads that recognise; [`whisper`], [`http`]: recognisers that are asked
+//! - [`stream`]: the task where a service streams words
 
 pub mod config;
 pub mod delay;
 pub mod ear;
 pub mod http;
 pub mod pool;
+pub mod stream;
 pub mod turn;
 pub mod whisper;
 

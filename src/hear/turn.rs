@@ -108,6 +108,8 @@ pub struct Streamed {
     pub fixed: bool,
     /// The service takes the turn as ended.
     pub ended: bool,
+    /// The service takes the turn as probably ended.
+    pub eager: bool,
 }
 
 /// What the caller has said of the turn that is open.
@@ -131,6 +133,10 @@ struct Turn {
     failed: bool,
     /// The service takes it as ended.
     ended: bool,
+    /// The service takes it as probably ended.
+    likely: bool,
+    /// The service has said something final of it, be it that there are no words.
+    answered: bool,
     /// The caller is in a pause that counts for [`Machine::pause`].
     pausing: bool,
 }
@@ -147,6 +153,8 @@ struct Job {
 pub struct Machine {
     delays: Delays,
     source: Source,
+    /// How long after the longest delay the words of a service that streams are waited for.
+    late: Duration,
     partials: bool,
     expect: Option<Expect>,
     turn: Option<Turn>,
@@ -169,6 +177,7 @@ impl Machine {
         Self {
             delays,
             source,
+            late: LATE,
             partials: false,
             expect: None,
             turn: None,
@@ -185,6 +194,21 @@ impl Machine {
     /// Whether text is wanted while the caller speaks.
     pub fn want_partials(&mut self, wanted: bool) {
         self.partials = wanted;
+    }
+
+    /// How long after the longest delay the words of a service that streams are waited for.
+    pub fn wait_for_words(&mut self, late: Duration) {
+        self.late = late;
+    }
+
+    /// Whether the caller is in a turn.
+    pub fn is_open(&self) -> bool {
+        self.turn.is_some()
+    }
+
+    /// Whether the caller is in a turn and pauses.
+    pub fn is_pausing(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.pausing)
     }
 
     /// What the next turn, or the open one, is expected to be.
@@ -262,6 +286,8 @@ impl Machine {
             return;
         }
         turn.ended |= streamed.ended;
+        turn.likely = streamed.eager || streamed.ended;
+        turn.answered |= streamed.fixed;
         if streamed.fixed {
             turn.fixed_until = turn.fixed_until.max(streamed.until);
             turn.latest = None;
@@ -283,7 +309,7 @@ impl Machine {
         self.out.push_back(Action::Deaf { lost });
         if let Some(turn) = self.turn.as_mut() {
             turn.fixed_until = turn.fixed_until.max(turn.last_voice);
-            turn.latest = None;
+            (turn.latest, turn.answered) = (None, true);
         }
         self.tick(now);
     }
@@ -305,7 +331,7 @@ impl Machine {
         }
         Some(match self.covers(turn) {
             true => turn.last_voice + self.delay(turn),
-            false => turn.last_voice + self.delays.max + LATE,
+            false => turn.last_voice + self.delays.max + self.late,
         })
     }
 
@@ -322,7 +348,7 @@ impl Machine {
         let paused = now.saturating_sub(turn.last_voice);
         let resumed = std::mem::take(&mut turn.pausing);
         turn.last_voice = now;
-        turn.ended = false;
+        (turn.ended, turn.likely) = (false, false);
         if !resumed {
             return;
         }
@@ -383,24 +409,38 @@ impl Machine {
             return;
         }
         if !self.covers(turn) {
-            // A service that says nothing of the last sound has nothing to say of it.
-            if self.source == Source::Streamed && quiet >= self.delays.max + LATE {
-                self.end(now);
+            if self.source == Source::Streamed && quiet >= self.delays.max + self.late {
+                // Words so far are better than none. A service that has heard the sound and has nothing to say of it heard
+                // no words; one that says nothing has not heard.
+                let heard = turn.latest.as_ref().map_or(turn.fixed_until, |(_, until)| *until);
+                let lost = turn.last_voice.saturating_sub(turn.fixed_until.max(turn.start));
+                if text(turn).is_empty() && heard + TOLERANCE * 2 < turn.last_voice {
+                    self.out.push_back(Action::Deaf { lost });
+                }
+                return self.end(now);
+            }
+            if turn.likely && !turn.eager && !text(turn).is_empty() {
+                self.eager();
             }
             return;
         }
         let (text, verdict) = (text(turn), self.verdict(turn));
         if !text.is_empty() && !turn.eager && verdict != Verdict::Unfinished {
-            if let Some(turn) = self.turn.as_mut() {
-                turn.eager = true;
-            }
-            self.eagers += 1;
-            self.event(Phase::EagerEndOfTurn);
+            self.eager();
         }
         let Some(turn) = &self.turn else { return };
         if quiet >= self.delay(turn) {
             self.end(now);
         }
+    }
+
+    /// The caller has probably finished.
+    fn eager(&mut self) {
+        if let Some(turn) = self.turn.as_mut() {
+            turn.eager = true;
+        }
+        self.eagers += 1;
+        self.event(Phase::EagerEndOfTurn);
     }
 
     /// Until when the words of a turn are about its sound that has reached its longest; `None`: they are waited for.
@@ -420,7 +460,7 @@ impl Machine {
                 let latest = turn.latest.as_ref().map(|(_, until)| *until);
                 latest.unwrap_or(turn.fixed_until).max(turn.fixed_until) >= turn.last_voice
             }
-            Source::Streamed => turn.ended || turn.fixed_until + TOLERANCE >= turn.last_voice && !turn.fixed.is_empty(),
+            Source::Streamed => turn.ended || turn.fixed_until + TOLERANCE >= turn.last_voice && turn.answered,
         }
     }
 
@@ -435,7 +475,7 @@ impl Machine {
     fn delay(&self, turn: &Turn) -> Duration {
         let Delays { min, max } = self.delays;
         // A cough, a door: there is nothing to wait for. Words that follow are the next turn.
-        if self.source == Source::Asked && text(turn).is_empty() {
+        if text(turn).is_empty() {
             return min;
         }
         match self.verdict(turn) {

@@ -269,7 +269,7 @@ fn a_service_that_streams_is_believed_when_it_says_the_turn_is_over() {
     let until = caller.now;
     caller.machine.streamed(caller.now, Streamed { words: words("two tick"), until, ..Streamed::default() });
     caller.pause(240);
-    let fixed = Streamed { words: words("two tickets and"), until, fixed: true, ended: true };
+    let fixed = Streamed { words: words("two tickets and"), until, fixed: true, ended: true, ..Streamed::default() };
     caller.machine.streamed(caller.now, fixed);
     caller.collect();
     assert!(caller.ends_after() <= 140);

@@ -57,6 +57,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_turn_seconds", "a caller who speaks and is answered: gateway/hears.rs"),
     ("antiphon_recognizer_seconds", "a recogniser, whose model is not set here: gateway"),
     ("antiphon_recognizer_errors_total", "a recogniser that fails"),
+    ("antiphon_recognizer_audio_seconds_total", "a service that streams: unit tests of hear/stream"),
+    ("antiphon_recognizer_cost_micros_total", "a service that streams: unit tests of hear/stream"),
     ("antiphon_recognizer_suppressed_total", "a recogniser that hears words in silence"),
     ("antiphon_deaf_seconds", "a recogniser that is too slow"),
     ("antiphon_trunk_up", "a trunk: sip/trunks.rs"),

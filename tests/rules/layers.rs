@@ -11,6 +11,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("reach", 1),
     ("secret", 1),
     ("audio_file", 2),
+    ("socket", 2),
     ("turn", 2),
     ("text", 3),
     ("telemetry", 2),

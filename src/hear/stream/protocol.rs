@@ -1,0 +1,329 @@
+//! What streaming services are sent and what they say: Deepgram's `/v1/listen` and `/v2/listen` (Flux), and OpenAI's
+//! realtime transcription.
+//!
+//! Owns what a protocol has to remember of one connection; knows nothing of sockets or time. Messages are those of the
+//! services' references: developers.deepgram.com/reference/speech-to-text (listen-streaming, listen-flux), and
+//! developers.openai.com/api/docs/guides/realtime-transcription.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::audio::{from_i16, to_i16};
+use crate::hear::http::tidy;
+use crate::hear::{RATE, Words};
+use crate::media::resample::Converter;
+
+/// Samples per second of OpenAI's `audio/pcm`.
+const OPENAI_RATE: u32 = 24_000;
+/// Deepgram's model where none is named.
+const NOVA: &str = "nova-3";
+/// OpenAI's model where none is named.
+const TRANSCRIBE: &str = "gpt-4o-mini-transcribe";
+
+/// Which protocol a service speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Deepgram `/v1/listen`.
+    Listen,
+    /// Deepgram `/v2/listen`: the service finds the ends of turns itself.
+    Flux,
+    /// OpenAI realtime transcription.
+    OpenAi,
+}
+
+/// A message to a service.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// JSON.
+    Text(String),
+    /// Sound.
+    Binary(Vec<u8>),
+}
+
+/// What a service said.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Said {
+    /// Words.
+    Words {
+        /// What they are.
+        words: Words,
+        /// The end of the sound that they are about, since the first sample that was sent on this connection.
+        until: Duration,
+        /// They will not change.
+        fixed: bool,
+        /// The service takes the turn as ended.
+        ended: bool,
+        /// The service takes it as probably ended.
+        eager: bool,
+    },
+    /// The connection is of no more use.
+    Failed(String),
+}
+
+impl Dialect {
+    /// The metric label.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Dialect::Listen | Dialect::Flux => "deepgram",
+            Dialect::OpenAi => "openai",
+        }
+    }
+
+    /// The address of a connection. `url`: the service's, with or without a path.
+    ///
+    /// # Errors
+    /// It is no address of a WebSocket.
+    pub fn address(self, url: &str, model: Option<&str>, language: Option<&str>) -> Result<String, String> {
+        let mut url = reqwest::Url::parse(url).map_err(|error| format!("[recognizer] url `{url}`: {error}"))?;
+        if !matches!(url.scheme(), "ws" | "wss") {
+            return Err(format!("[recognizer] url `{url}`: expected ws://... or wss://..."));
+        }
+        let has_path = url.path().len() > 1;
+        let rate = RATE.to_string();
+        let mut add = |pairs: &[(&str, &str)]| {
+            let given: Vec<String> = url.query_pairs().map(|(key, _)| key.into_owned()).collect();
+            let mut query = url.query_pairs_mut();
+            for (key, value) in pairs.iter().filter(|(key, _)| !given.iter().any(|known| known == key)) {
+                query.append_pair(key, value);
+            }
+        };
+        match self {
+            Dialect::Listen => {
+                add(&[
+                    ("model", model.unwrap_or(NOVA)),
+                    ("encoding", "linear16"),
+                    ("sample_rate", &rate),
+                    ("channels", "1"),
+                    ("interim_results", "true"),
+                    ("punctuate", "true"),
+                ]);
+                if let Some(language) = language {
+                    add(&[("language", language)]);
+                }
+            }
+            Dialect::Flux => {
+                add(&[
+                    ("model", model.unwrap_or("flux-general-en")),
+                    ("encoding", "linear16"),
+                    ("sample_rate", &rate),
+                    ("eager_eot_threshold", "0.5"),
+                ]);
+                // Only the model of many languages takes hints.
+                if let Some(language) = language.filter(|_| model.is_some_and(|model| model.ends_with("-multi"))) {
+                    add(&[("language_hint", language.split(['-', '_']).next().unwrap_or_default())]);
+                }
+            }
+            Dialect::OpenAi => add(&[("intent", "transcription")]),
+        }
+        if !has_path {
+            url.set_path(match self {
+                Dialect::Listen => "/v1/listen",
+                Dialect::Flux => "/v2/listen",
+                Dialect::OpenAi => "/v1/realtime",
+            });
+        }
+        Ok(url.into())
+    }
+
+    /// The value of `Authorization` for a token.
+    pub fn authorization(self, token: &str) -> String {
+        match self {
+            Dialect::Listen | Dialect::Flux => format!("Token {token}"),
+            Dialect::OpenAi => format!("Bearer {token}"),
+        }
+    }
+}
+
+/// One connection's side of the protocol.
+pub struct Talk {
+    dialect: Dialect,
+    model: Option<String>,
+    language: Option<String>,
+    /// Sound that was sent.
+    sent: Duration,
+    /// For OpenAI: 16 to 24 kHz.
+    wide: Option<Converter>,
+    /// Sound that has not been committed yet.
+    uncommitted: bool,
+    /// Ends of what was committed and is not yet known by its item.
+    commits: VecDeque<Duration>,
+    /// Items under way: id, end of its sound, text so far.
+    items: VecDeque<(String, Duration, String)>,
+}
+
+impl Talk {
+    /// Nothing was sent yet.
+    pub fn new(dialect: Dialect, model: Option<&str>, language: Option<&str>) -> Self {
+        Self {
+            dialect,
+            model: model.map(Into::into),
+            language: language.map(Into::into),
+            sent: Duration::ZERO,
+            wide: (dialect == Dialect::OpenAi).then(|| Converter::new(RATE, OPENAI_RATE).ok()).flatten(),
+            uncommitted: false,
+            commits: VecDeque::new(),
+            items: VecDeque::new(),
+        }
+    }
+
+    /// How much sound was sent.
+    pub fn sent(&self) -> Duration {
+        self.sent
+    }
+
+    /// The first message.
+    pub fn hello(&self) -> Option<Message> {
+        if self.dialect != Dialect::OpenAi {
+            return None;
+        }
+        let mut transcription = json!({ "model": self.model.as_deref().unwrap_or(TRANSCRIBE) });
+        if let Some(language) = &self.language {
+            transcription["language"] = json!(language.split(['-', '_']).next().unwrap_or_default());
+        }
+        // The gateway knows where turns end, and commits there.
+        let input = json!({
+            "format": { "type": "audio/pcm", "rate": OPENAI_RATE },
+            "transcription": transcription,
+            "turn_detection": null,
+        });
+        let session = json!({ "type": "transcription", "audio": { "input": input } });
+        Some(Message::Text(json!({ "type": "session.update", "session": session }).to_string()))
+    }
+
+    /// Sound at [`RATE`]: whole frames of 20 ms.
+    pub fn sound(&mut self, pcm: &[i16]) -> Message {
+        self.sent += Duration::from_secs(pcm.len() as u64) / RATE;
+        self.uncommitted = true;
+        let bytes = |pcm: &[i16]| pcm.iter().flat_map(|sample| sample.to_le_bytes()).collect::<Vec<u8>>();
+        let Some(wide) = &mut self.wide else { return Message::Binary(bytes(pcm)) };
+        let mut out = Vec::with_capacity(pcm.len() * 3 / 2);
+        let mut frame_out = vec![0.0; wide.frame_out()];
+        for frame in pcm.chunks(wide.frame_in()) {
+            let mut frame: Vec<f32> = frame.iter().map(|sample| from_i16(*sample)).collect();
+            frame.resize(wide.frame_in(), 0.0);
+            wide.frame(&frame, &mut frame_out);
+            out.extend(frame_out.iter().map(|sample| to_i16(*sample)));
+        }
+        let audio = STANDARD.encode(bytes(&out));
+        Message::Text(json!({ "type": "input_audio_buffer.append", "audio": audio }).to_string())
+    }
+
+    /// The caller pauses: what was sent is to be recognised now. `None`: the service does so by itself.
+    pub fn pause(&mut self) -> Option<Message> {
+        if !std::mem::take(&mut self.uncommitted) {
+            return None;
+        }
+        match self.dialect {
+            Dialect::Listen => Some(Message::Text(json!({ "type": "Finalize" }).to_string())),
+            Dialect::Flux => None,
+            Dialect::OpenAi => {
+                self.commits.push_back(self.sent);
+                Some(Message::Text(json!({ "type": "input_audio_buffer.commit" }).to_string()))
+            }
+        }
+    }
+
+    /// What keeps an idle connection open; `None`: a WebSocket ping does.
+    pub fn keep_alive(&self) -> Option<Message> {
+        match self.dialect {
+            Dialect::Listen => Some(Message::Text(json!({ "type": "KeepAlive" }).to_string())),
+            Dialect::Flux | Dialect::OpenAi => None,
+        }
+    }
+
+    /// Whether the service must be sent silence, too, to find the end of a turn.
+    pub fn wants_silence(&self) -> bool {
+        self.dialect == Dialect::Flux
+    }
+
+    /// Reads a message of the service.
+    ///
+    /// # Errors
+    /// It is no JSON object: the service is none, or broken.
+    pub fn read(&mut self, text: &str) -> Result<Option<Said>, String> {
+        let message: Value =
+            serde_json::from_str(text).map_err(|_| "the recogniser sent what is no message".to_owned())?;
+        let kind = message["type"].as_str().ok_or("the recogniser sent what is no message")?;
+        Ok(match (self.dialect, kind) {
+            (Dialect::Listen, "Results") => listen(&message),
+            (Dialect::Flux, "TurnInfo") => flux(&message),
+            (Dialect::Listen | Dialect::Flux, "Error" | "ConfigureFailure") => Some(failed(&message["description"])),
+            (Dialect::OpenAi, kind) => self.openai(kind, &message),
+            _ => None,
+        })
+    }
+
+    fn openai(&mut self, kind: &str, message: &Value) -> Option<Said> {
+        let id = message["item_id"].as_str().unwrap_or_default();
+        match kind {
+            "input_audio_buffer.committed" => {
+                let until = self.commits.pop_front().unwrap_or(self.sent);
+                self.items.push_back((id.to_owned(), until, String::new()));
+                None
+            }
+            "conversation.item.input_audio_transcription.delta" => {
+                let (_, until, text) = self.items.iter_mut().find(|(known, ..)| known == id)?;
+                let delta = message["delta"].as_str().unwrap_or_default();
+                // An endless answer is none.
+                if text.len() + delta.len() <= MAX_ITEM {
+                    text.push_str(delta);
+                }
+                Some(said(text, "", 1.0, *until, false))
+            }
+            "conversation.item.input_audio_transcription.completed" => {
+                let place = self.items.iter().position(|(known, ..)| known == id)?;
+                let (_, until, _) = self.items.remove(place)?;
+                let language = self.language.clone().unwrap_or_default();
+                Some(said(message["transcript"].as_str().unwrap_or_default(), &language, 1.0, until, true))
+            }
+            "conversation.item.input_audio_transcription.failed" | "error" => {
+                Some(failed(&message["error"]["message"]))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of one item's text: a minute of speech has about one thousand.
+const MAX_ITEM: usize = 16 << 10;
+
+fn failed(reason: &Value) -> Said {
+    let reason = tidy(reason.as_str().unwrap_or("no reason given"));
+    Said::Failed(format!("the recogniser says: {}", reason.chars().take(200).collect::<String>()))
+}
+
+fn said(text: &str, language: &str, confidence: f32, until: Duration, fixed: bool) -> Said {
+    let words = Words { text: tidy(text), language: language.to_owned(), confidence };
+    Said::Words { words, until, fixed, ended: false, eager: false }
+}
+
+/// Seconds of a message; nonsense counts as none.
+fn seconds(value: &Value) -> Duration {
+    Duration::try_from_secs_f64(value.as_f64().unwrap_or_default()).unwrap_or_default()
+}
+
+fn listen(message: &Value) -> Option<Said> {
+    let best = &message["channel"]["alternatives"][0];
+    let language = best["languages"][0].as_str().unwrap_or_default();
+    let until = seconds(&message["start"]) + seconds(&message["duration"]);
+    let fixed = message["is_final"].as_bool().unwrap_or_default();
+    let confidence = best["confidence"].as_f64().unwrap_or(1.0) as f32;
+    Some(said(best["transcript"].as_str()?, language, confidence, until, fixed))
+}
+
+fn flux(message: &Value) -> Option<Said> {
+    let event = message["event"].as_str()?;
+    let language = message["languages"][0].as_str().unwrap_or_default();
+    let until = seconds(&message["audio_window_end"]);
+    let words = message["words"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let sure = words.iter().filter_map(|word| word["confidence"].as_f64()).reduce(f64::min).unwrap_or(1.0) as f32;
+    let mut said = said(message["transcript"].as_str()?, language, sure, until, event == "EndOfTurn");
+    if let Said::Words { ended, eager, .. } = &mut said {
+        (*ended, *eager) = (event == "EndOfTurn", event == "EagerEndOfTurn");
+    }
+    Some(said)
+}

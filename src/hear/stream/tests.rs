@@ -1,0 +1,243 @@
+//! Callers in front of services that behave as their documentation says, and of such that do not. Real sockets and time.
+
+use std::sync::Mutex;
+
+use axum::Router;
+use axum::extract::ws::{Message as Seen, WebSocket, WebSocketUpgrade};
+use axum::extract::{RawQuery, State};
+use axum::http::HeaderMap;
+use axum::routing::get;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::Receiver;
+
+use super::*;
+use crate::hear::ear::FRAME;
+use crate::hear::{Ears, Turns};
+
+/// Longest wait for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SAID: &str = "I would like a table for two.";
+
+/// What a service does on one connection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Manner {
+    /// As documented.
+    Good,
+    /// Breaks the connection once it has heard half a second.
+    Dies,
+    /// Takes sound and never says a word.
+    Mute,
+    /// Sends what is no message.
+    Rubbish,
+    /// Refuses the handshake.
+    Refuses,
+}
+
+#[derive(Clone)]
+struct Script {
+    /// One for each connection; the last one for all that follow.
+    manners: Arc<Mutex<Vec<Manner>>>,
+    /// Query, authorisation and samples of each connection.
+    seen: Arc<Mutex<Vec<(String, String, usize)>>>,
+}
+
+impl Script {
+    fn connections(&self) -> Vec<(String, String, usize)> {
+        self.seen.lock().expect("no panic").clone()
+    }
+}
+
+async fn serve_script(manners: &[Manner]) -> (String, Script) {
+    let script = Script { manners: Arc::new(Mutex::new(manners.to_vec())), seen: Arc::default() };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("ws://{}", listener.local_addr().expect("bound"));
+    let app = Router::new()
+        .route("/v1/listen", get(upgrade))
+        .route("/v2/listen", get(upgrade))
+        .route("/v1/realtime", get(upgrade))
+        .with_state(script.clone());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    (url, script)
+}
+
+async fn upgrade(
+    State(script): State<Script>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> axum::response::Response {
+    let manner = {
+        let mut manners = script.manners.lock().expect("no panic");
+        if manners.len() > 1 { manners.remove(0) } else { manners[0] }
+    };
+    let token = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let number = {
+        let mut seen = script.seen.lock().expect("no panic");
+        seen.push((query.unwrap_or_default(), token, 0));
+        seen.len() - 1
+    };
+    if manner == Manner::Refuses {
+        return axum::response::IntoResponse::into_response(axum::http::StatusCode::PAYMENT_REQUIRED);
+    }
+    upgrade.on_upgrade(move |socket| behave(socket, manner, script, number))
+}
+
+/// Deepgram's `/v1/listen` and OpenAI's realtime transcription, told apart by what they are sent.
+async fn behave(mut socket: WebSocket, manner: Manner, script: Script, number: usize) {
+    let (mut samples, mut items) = (0usize, 0);
+    while let Some(Ok(message)) = socket.recv().await {
+        let mut answers: Vec<Value> = Vec::new();
+        match message {
+            Seen::Binary(pcm) => samples += pcm.len() / 2,
+            Seen::Text(text) => {
+                let message: Value = serde_json::from_str(&text).expect("the gateway sends JSON");
+                match message["type"].as_str().expect("a type") {
+                    "Finalize" => {
+                        let alternative = json!({ "transcript": SAID, "confidence": 0.98, "words": [] });
+                        answers.push(json!({
+                            "type": "Results", "start": 0.0, "duration": samples as f64 / 16_000.0, "is_final": true,
+                            "speech_final": false, "from_finalize": true, "channel_index": [0, 1],
+                            "channel": { "alternatives": [alternative] },
+                        }));
+                    }
+                    "input_audio_buffer.append" => {
+                        use base64::Engine as _;
+                        let audio = message["audio"].as_str().expect("sound");
+                        let bytes = base64::engine::general_purpose::STANDARD.decode(audio).expect("base64");
+                        samples += bytes.len() / 2 * 2 / 3;
+                    }
+                    "input_audio_buffer.commit" => {
+                        items += 1;
+                        let id = format!("item_{items}");
+                        let transcription = "conversation.item.input_audio_transcription";
+                        answers.push(json!({ "type": "input_audio_buffer.committed", "item_id": id }));
+                        answers
+                            .push(json!({ "type": format!("{transcription}.delta"), "item_id": id, "delta": "I wo" }));
+                        answers.push(
+                            json!({ "type": format!("{transcription}.completed"), "item_id": id, "transcript": SAID }),
+                        );
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        script.seen.lock().expect("no panic")[number].2 = samples;
+        match manner {
+            Manner::Dies if samples >= 8_000 => return,
+            Manner::Rubbish if samples > 0 => answers = vec![json!("what is this")],
+            Manner::Mute => answers.clear(),
+            _ => {}
+        }
+        for answer in answers {
+            if socket.send(Seen::text(answer.to_string())).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn service(dialect: Dialect, url: &str) -> Service {
+    Service { dialect, url: url.into(), token: Some(Secret::new("key")), model: None, price: 0.6 }
+}
+
+fn ears(services: Vec<Service>, patience_ms: u64) -> Ears {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let services = Services { services, patience: Duration::from_millis(patience_ms) };
+    Ears::streaming(services, Some("en".into()), Turns::default(), String::new(), tokio::runtime::Handle::current())
+}
+
+/// A second of voice, then silence until the turn has ended; in real time, as the link's clock is the frames'.
+async fn converse(ears: &Ears) -> Vec<HearEvent> {
+    let (feed, mut told) = ears.open();
+    let (began, mut events, mut n) = (clock::now(), Vec::new(), 0u64);
+    let ended = |events: &[HearEvent]| {
+        events.iter().any(|event| matches!(event, HearEvent::Turn(turn) if turn.phase == Phase::EndOfTurn))
+    };
+    while !ended(&events) {
+        n += 1;
+        let at = Duration::from_millis(20 * n);
+        let voice = Duration::from_millis(1_500);
+        let quiet = (at > Duration::from_millis(500)).then(|| at.saturating_sub(voice));
+        feed.frame(at, &[1_000; FRAME], quiet.filter(|quiet| quiet.as_millis() < 480));
+        assert!(at < PATIENCE, "no end: {events:?}");
+        tokio::time::sleep_until((began + at).into()).await;
+        drain(&mut told, &mut events);
+    }
+    events
+}
+
+fn drain(told: &mut Receiver<HearEvent>, events: &mut Vec<HearEvent>) {
+    while let Ok(event) = told.try_recv() {
+        events.push(event);
+    }
+}
+
+fn text(events: &[HearEvent]) -> String {
+    let last = events.iter().rev().find_map(|event| match event {
+        HearEvent::Turn(turn) if turn.phase == Phase::EndOfTurn => Some(turn.text.clone()),
+        _ => None,
+    });
+    last.expect("the turn ended")
+}
+
+fn deaf(events: &[HearEvent]) -> usize {
+    events.iter().filter(|event| matches!(event, HearEvent::Deaf { .. })).count()
+}
+
+#[tokio::test]
+async fn what_a_service_streams_is_a_turn() {
+    for dialect in [Dialect::Listen, Dialect::OpenAi] {
+        let (url, script) = serve_script(&[Manner::Good]).await;
+        let events = converse(&ears(vec![service(dialect, &url)], 20_000)).await;
+        assert_eq!((text(&events).as_str(), deaf(&events)), (SAID, 0), "{dialect:?}");
+        let phases: Vec<Phase> = events
+            .iter()
+            .filter_map(|event| match event {
+                HearEvent::Turn(turn) => Some(turn.phase),
+                HearEvent::Deaf { .. } => None,
+            })
+            .collect();
+        assert_eq!(phases, [Phase::StartOfTurn, Phase::EagerEndOfTurn, Phase::EndOfTurn], "{dialect:?}");
+        let seen = script.connections();
+        assert_eq!(seen.len(), 1);
+        let (query, token, samples) = &seen[0];
+        match dialect {
+            Dialect::OpenAi => assert_eq!((query.as_str(), token.as_str()), ("intent=transcription", "Bearer key")),
+            _ => assert!(query.contains("sample_rate=16000") && query.contains("language=en") && token == "Token key"),
+        }
+        assert!(*samples >= 16_000, "{samples}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_fails_in_any_way_costs_no_word_where_there_is_a_second() {
+    for manner in [Manner::Dies, Manner::Mute, Manner::Rubbish, Manner::Refuses] {
+        let (first, failed) = serve_script(&[manner]).await;
+        let (second, good) = serve_script(&[Manner::Good]).await;
+        // A mute one is noticed after a while; the second then has as long.
+        let patience = if manner == Manner::Mute { 4_000 } else { 20_000 };
+        let services = vec![service(Dialect::Listen, &first), service(Dialect::OpenAi, &second)];
+        let events = converse(&ears(services, patience)).await;
+        assert_eq!((text(&events).as_str(), deaf(&events)), (SAID, 0), "{manner:?}");
+        assert!(!failed.connections().is_empty());
+        let sound = good.connections().iter().map(|(.., samples)| *samples).max();
+        assert!(sound.is_some_and(|samples| samples >= 16_000), "{manner:?}: all of it again: {sound:?}");
+    }
+}
+
+#[tokio::test]
+async fn one_service_that_comes_back_hears_what_it_missed() {
+    let (url, script) = serve_script(&[Manner::Dies, Manner::Refuses, Manner::Good]).await;
+    let events = converse(&ears(vec![service(Dialect::Listen, &url)], 20_000)).await;
+    assert_eq!((text(&events).as_str(), deaf(&events)), (SAID, 0));
+    let seen = script.connections();
+    assert!(seen.len() >= 3 && seen.last().expect("three").2 >= 16_000, "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_service_that_never_answers_makes_the_call_deaf_and_the_turn_ends() {
+    let (url, _) = serve_script(&[Manner::Mute]).await;
+    let events = converse(&ears(vec![service(Dialect::Listen, &url)], 500)).await;
+    assert_eq!((text(&events).as_str(), deaf(&events)), ("", 1), "{events:?}");
+}
