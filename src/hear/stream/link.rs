@@ -135,12 +135,11 @@ impl Link {
 
     /// When to call [`Link::tick`] at the latest.
     pub fn deadline(&self) -> Duration {
-        let state = match self.state {
+        match self.state {
             State::Waiting(until) => until,
             State::Opening(since) => since + OPENING,
-            State::Open => self.spoke + KEEP_ALIVE,
-        };
-        self.awaited.map_or(state, |(_, by)| state.min(by))
+            State::Open => self.awaited.map_or(self.spoke + KEEP_ALIVE, |(_, by)| by.min(self.spoke + KEEP_ALIVE)),
+        }
     }
 
     /// Time has passed.
@@ -158,8 +157,6 @@ impl Link {
             }
             _ => {}
         }
-        // Nobody waits any longer where there is no connection: the turn ends without words.
-        self.awaited = self.awaited.filter(|(_, by)| *by > now);
     }
 
     /// A frame has passed. `open`: it belongs to a turn of the caller.
@@ -432,8 +429,8 @@ mod tests {
         world.sound(20_000, false);
         let before = world.sound;
         world.sound(500, true);
-        assert_eq!(world.sound - before, (580 + 500) * 32, "and the next turn begins where it was");
-        world.results(1.6, 1.08, "please", false);
+        assert_eq!(world.sound - before, (600 + 500) * 32, "and the next turn begins where it was");
+        world.results(1.6, 1.1, "please", false);
         assert_eq!(world.words.pop().expect("words").1, ms(31_500));
     }
 
