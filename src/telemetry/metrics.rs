@@ -370,7 +370,9 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["agent", "device", "end", "reason", "trunk"].iter().any(|label| metric.labels.contains(label));
+            let open = ["agent", "device", "end", "reason", "trunk", "worker"]
+                .iter()
+                .any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
         }
         assert!(text.contains("antiphon_calls{leg=\"sip\"} "), "{text}");
