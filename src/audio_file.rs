@@ -120,7 +120,7 @@ impl AudioWriter {
 
     fn start(format: Format, rate: u32, samples: Option<u64>) -> Result<Self, AudioFileError> {
         let (bytes, body) = match format {
-            Format::Wav => (wav_header(rate, samples), Body::Samples),
+            Format::Wav => (wav_header(rate, 1, wav_data(samples)), Body::Samples),
             Format::Pcm => (Vec::new(), Body::Samples),
             Format::Opus => {
                 let body = OpusBody::new(rate)?;
@@ -161,26 +161,49 @@ impl AudioWriter {
     }
 }
 
-/// The canonical 44 bytes.
-fn wav_header(rate: u32, samples: Option<u64>) -> Vec<u8> {
-    const HEADER: u32 = 36;
-    let data = samples.and_then(|samples| u32::try_from(samples * 2).ok()).filter(|data| *data <= u32::MAX - HEADER);
-    let (riff, data) = data.map_or((u32::MAX, u32::MAX), |data| (data + HEADER, data));
-    let mut header = Vec::with_capacity(44);
+/// Bytes of a WAV header before its samples.
+pub const WAV_HEADER: u32 = 44;
+
+/// The canonical header of 16-bit samples, so many bytes of them; [`u32::MAX`] where that is not known.
+pub fn wav_header(rate: u32, channels: u16, data: u32) -> Vec<u8> {
+    let frame = channels * 2;
+    let mut header = Vec::with_capacity(WAV_HEADER as usize);
     header.extend(b"RIFF");
-    header.extend(riff.to_le_bytes());
+    header.extend(data.saturating_add(WAV_HEADER - 8).to_le_bytes());
     header.extend(b"WAVEfmt ");
     header.extend(16u32.to_le_bytes());
-    // Format 1 is PCM; one channel.
+    // Format 1 is PCM.
     header.extend(1u16.to_le_bytes());
-    header.extend(1u16.to_le_bytes());
+    header.extend(channels.to_le_bytes());
     header.extend(rate.to_le_bytes());
-    header.extend((rate * 2).to_le_bytes());
-    header.extend(2u16.to_le_bytes());
+    header.extend((rate * u32::from(frame)).to_le_bytes());
+    header.extend(frame.to_le_bytes());
     header.extend(16u16.to_le_bytes());
     header.extend(b"data");
     header.extend(data.to_le_bytes());
     header
+}
+
+/// Bytes of `samples` of one channel, as [`wav_header`] takes them.
+fn wav_data(samples: Option<u64>) -> u32 {
+    let data = samples.and_then(|samples| u32::try_from(samples * 2).ok());
+    data.filter(|data| *data <= u32::MAX - WAV_HEADER).unwrap_or(u32::MAX)
+}
+
+/// The two packets before the audio of an Ogg Opus stream (RFC 7845 sections 5.1 and 5.2): version 1, so many channels,
+/// pre-skip in samples of 48 kHz, input rate, no gain, mapping family 0; then the vendor and no comments.
+pub fn opus_headers(rate: u32, channels: u8, pre_skip: u64) -> [Vec<u8>; 2] {
+    let mut head = b"OpusHead\x01".to_vec();
+    head.push(channels);
+    head.extend((pre_skip as u16).to_le_bytes());
+    head.extend(rate.to_le_bytes());
+    head.extend([0, 0, 0]);
+    let vendor = b"antiphon";
+    let mut tags = b"OpusTags".to_vec();
+    tags.extend((vendor.len() as u32).to_le_bytes());
+    tags.extend(vendor);
+    tags.extend(0u32.to_le_bytes());
+    [head, tags]
 }
 
 /// Enough for transparent mono speech.
@@ -222,18 +245,7 @@ impl OpusBody {
         let scale = u64::from(OPUS_RATE / rate);
         let pre_skip = encoder.get_lookahead().map_err(opus_failed)?.max(0) as u64 * scale;
         let mut writer = PacketWriter::new(Vec::new());
-        // RFC 7845 section 5.1: version 1, one channel, pre-skip, input rate, no gain, mapping family 0.
-        let mut head = b"OpusHead\x01\x01".to_vec();
-        head.extend((pre_skip as u16).to_le_bytes());
-        head.extend(rate.to_le_bytes());
-        head.extend([0, 0, 0]);
-        // Section 5.2: vendor string, no comments.
-        let vendor = b"antiphon";
-        let mut tags = b"OpusTags".to_vec();
-        tags.extend((vendor.len() as u32).to_le_bytes());
-        tags.extend(vendor);
-        tags.extend(0u32.to_le_bytes());
-        for header in [head, tags] {
+        for header in opus_headers(rate, 1, pre_skip) {
             writer.write_packet(header, OGG_SERIAL, PacketWriteEndInfo::EndPage, 0).map_err(ogg_failed)?;
         }
         Ok(Self {

@@ -9,6 +9,7 @@ use opus::{Application, Bitrate, Channels};
 use serde::{Deserialize, Serialize};
 
 use super::RATE;
+use crate::audio_file::{WAV_HEADER, opus_headers, wav_header};
 
 /// Kind of file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +49,6 @@ const FRAME: usize = RATE as usize / 50;
 /// Packets in a page: a second, which is what a crash loses.
 const PAGE: u64 = 50;
 const OGG_SERIAL: u32 = 0x414e_5452;
-/// Bytes of the header of a WAV file.
-const WAV_HEADER: u32 = 44;
 
 /// One file.
 pub(super) struct Stereo(Kind);
@@ -83,7 +82,7 @@ impl Stereo {
         let mut file = BufWriter::new(options.open(path)?);
         Ok(Self(match format {
             Format::Wav => {
-                file.write_all(&wav_header(u32::MAX))?;
+                file.write_all(&wav_header(RATE, 2, u32::MAX))?;
                 Kind::Wav { file, samples: 0 }
             }
             Format::Opus => Kind::Opus(Box::new(Ogg::new(file)?)),
@@ -110,7 +109,7 @@ impl Stereo {
                 // A crash leaves the largest length there, which players take for "until the end".
                 let data = u32::try_from(samples * 2).unwrap_or(u32::MAX).min(u32::MAX - WAV_HEADER);
                 file.seek(SeekFrom::Start(0))?;
-                file.write_all(&wav_header(data))?;
+                file.write_all(&wav_header(RATE, 2, data))?;
                 file
             }
             Kind::Opus(ogg) => ogg.finish()?,
@@ -125,18 +124,7 @@ impl Ogg {
         encoder.set_bitrate(Bitrate::Bits(BITRATE)).map_err(failed)?;
         let pre_skip = encoder.get_lookahead().map_err(failed)?.max(0) as u64 * SCALE;
         let mut writer = PacketWriter::new(file);
-        // RFC 7845 section 5.1: version 1, two channels, pre-skip, input rate, no gain, mapping family 0.
-        let mut head = b"OpusHead\x01\x02".to_vec();
-        head.extend((pre_skip as u16).to_le_bytes());
-        head.extend(RATE.to_le_bytes());
-        head.extend([0, 0, 0]);
-        // Section 5.2: vendor string, no comments.
-        let vendor = b"antiphon";
-        let mut tags = b"OpusTags".to_vec();
-        tags.extend((vendor.len() as u32).to_le_bytes());
-        tags.extend(vendor);
-        tags.extend(0u32.to_le_bytes());
-        for header in [head, tags] {
+        for header in opus_headers(RATE, 2, pre_skip) {
             writer.write_packet(header, OGG_SERIAL, PacketWriteEndInfo::EndPage, 0)?;
         }
         Ok(Self { encoder, writer, pre_skip, rest: Vec::new(), taken: 0, packets: 0, held: None })
@@ -181,25 +169,6 @@ impl Ogg {
         file.flush()?;
         Ok(file)
     }
-}
-
-/// The canonical header, with so many bytes of samples.
-fn wav_header(data: u32) -> Vec<u8> {
-    let mut header = Vec::with_capacity(WAV_HEADER as usize);
-    header.extend(b"RIFF");
-    header.extend(data.saturating_add(WAV_HEADER - 8).to_le_bytes());
-    header.extend(b"WAVEfmt ");
-    header.extend(16_u32.to_le_bytes());
-    // Format 1 is PCM; two channels of two bytes.
-    header.extend(1_u16.to_le_bytes());
-    header.extend(2_u16.to_le_bytes());
-    header.extend(RATE.to_le_bytes());
-    header.extend((RATE * 4).to_le_bytes());
-    header.extend(4_u16.to_le_bytes());
-    header.extend(16_u16.to_le_bytes());
-    header.extend(b"data");
-    header.extend(data.to_le_bytes());
-    header
 }
 
 fn failed(error: opus::Error) -> io::Error {
