@@ -8,8 +8,8 @@ use tokio::sync::watch;
 
 use super::Failure;
 use crate::app::engines;
+use crate::synth::device::remote;
 use crate::synth::device::{Engine, Phase};
-use crate::synth::remote;
 use crate::telemetry;
 
 #[derive(clap::Args)]

@@ -18,7 +18,7 @@ use crate::agent::config::Agent;
 use crate::recording::Mode;
 use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
-use crate::synth::remote::config::Cluster;
+use crate::synth::device::remote::config::Cluster;
 use crate::telemetry::Log;
 
 /// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.

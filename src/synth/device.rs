@@ -20,6 +20,7 @@
 mod delivery;
 mod meter;
 mod place;
+pub mod remote;
 mod spent;
 mod trace;
 mod worker;
@@ -32,9 +33,9 @@ use tokio::sync::watch;
 
 pub use self::meter::{Meter, Spoken};
 use self::place::{Device, Local};
+use self::remote::link::{Link, Worker};
 pub use self::spent::{Spent, Steps};
 use self::worker::Shared;
-use super::remote::link::{Link, Worker};
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};

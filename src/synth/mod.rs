@@ -7,7 +7,6 @@
 pub mod cosyvoice;
 pub mod device;
 pub mod espeak;
-pub mod remote;
 pub mod tone;
 
 use std::time::Duration;

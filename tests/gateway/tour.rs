@@ -46,6 +46,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_scheduler_queue_depth", "more work than the device takes at once"),
     ("antiphon_worker_up", "a worker: gateway/workers.rs"),
     ("antiphon_worker_handovers_total", "a worker that is lost: gateway/workers.rs"),
+    ("antiphon_text_starved_seconds", "an agent that stops inside a sentence: sim/turns"),
     ("antiphon_preemptions_total", "live work that finds no memory but that of batch: sim/sched"),
     ("antiphon_underruns_total", "a device that is too slow: sim"),
     ("antiphon_underrun_seconds", "a device that is too slow: sim"),
@@ -435,7 +436,17 @@ async fn every_route_succeeds_and_every_metric_tells() {
     browsers(&tour).await;
     speech(&tour, state.path()).await;
 
-    let shown = tour.metrics().await;
+    // A call counts as ended a moment after it was told to end.
+    let ended = async {
+        loop {
+            let shown = tour.metrics().await;
+            if value(&shown, "antiphon_calls_ended_total{leg=\"webrtc\"") >= 4.0 {
+                return shown;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let shown = timeout(PATIENCE, ended).await.expect("four browser calls end");
     // Two telephone calls, three browsers that were told to go and one that went.
     for (series, wanted) in [
         ("antiphon_calls{", 0.0),

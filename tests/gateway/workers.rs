@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use antiphon::config::EngineKind;
 use antiphon::synth::device::Phase;
-use antiphon::synth::remote::config::Tls;
+use antiphon::synth::device::remote::config::Tls;
 use antiphon_loadgen::call::now;
 use antiphon_loadgen::codec::Codec;
 use tokio::time::timeout;

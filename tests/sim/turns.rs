@@ -39,7 +39,9 @@ fn a_turn_sounds_as_soon_as_its_first_audio_is_there() {
         acked_ms: 0,
         precision: Precision::Exact,
     };
-    assert_eq!(events[3], CallEvent::TurnEnded { turn, how: TurnHow::Done, heard });
+    let text = "Hello there, this is a test.";
+    assert!(matches!(&events[3], CallEvent::Speaking { turn: of, text: said, .. } if *of == turn && said == text));
+    assert_eq!(events[4], CallEvent::TurnEnded { turn, how: TurnHow::Done, heard });
     // 70 frames of speech and one that empties the codec's delay.
     assert_eq!(world.packets.len(), 71);
     assert!(world.packets[0].1.marker);

@@ -10,7 +10,7 @@ use super::worker::Shared;
 use super::{DeviceStatus, Phase, lock};
 use crate::sched::{Load, Refused, StreamNote};
 use crate::synth::VoiceInfo;
-use crate::synth::remote::link::Link;
+use crate::synth::device::remote::link::Link;
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
 pub(super) enum Device {
