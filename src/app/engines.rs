@@ -96,6 +96,7 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         }
         reasons.push("CosyVoice3 on the CPU, slower than real time".into());
     }
+    let pace = config.tokens_per_id;
     let options = Options {
         llm: config.llm.parse().map_err(|e| SynthError::Input(format!("[engine] llm: {e}")))?,
         final_chunk: if config.final_chunk == "reference" { FinalChunk::Reference } else { FinalChunk::Causal },
@@ -114,11 +115,13 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
             Device::Cpu => {
                 let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;
                 voice.force_length(tokens);
+                voice.force_pace(pace);
                 Ok(Box::new(voice))
             }
             Device::Cuda(ordinal) => {
                 let mut voice = CosyVoice::load_gpu(&model, ordinal, options.clone(), precision, settings.clone())?;
                 voice.force_length(tokens);
+                voice.force_pace(pace);
                 Ok(Box::new(voice))
             }
         });
@@ -139,13 +142,14 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     Ok(Choice { loaders, fallback: fallback.ok(), reasons })
 }
 
-fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
+pub(crate) fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
     let limit =
         |text: &str| text.parse::<MemoryLimit>().map_err(|e| SynthError::Input(format!("[engine] memory: {e}")));
     Ok(Hardware {
         taken_for: TakenFor { arch: config.arch.clone(), shared_kib: config.shared_kib },
         cache: Some(config.cache.clone()).filter(|path| !path.as_os_str().is_empty()),
         memory: config.memory.as_deref().map(limit).transpose()?,
+        invariant: config.invariant,
     })
 }
 

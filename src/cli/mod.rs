@@ -7,6 +7,8 @@ mod bench;
 mod check;
 #[cfg(feature = "demo")]
 mod demo;
+#[cfg(feature = "bench")]
+mod doctor;
 mod model;
 mod notify;
 mod say;
@@ -59,6 +61,9 @@ enum Command {
     Voice(crate::voice::cli::Command),
     /// Speak for gateways on other machines.
     Worker(worker::Args),
+    /// Say what this machine has for the voices, what is missing, and about how many calls it carries.
+    #[cfg(feature = "bench")]
+    Doctor(doctor::Args),
     /// Watch a running gateway: calls, devices, queue, latency.
     Top(top::Args),
     /// Measure the engine, egress pacing, codecs or enrolment.
@@ -124,6 +129,8 @@ pub fn main() -> ExitCode {
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
         Command::Worker(args) => worker::run(&args),
+        #[cfg(feature = "bench")]
+        Command::Doctor(args) => doctor::run(&args),
         Command::Top(args) => top::run(&args),
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),

@@ -7,8 +7,9 @@ use clap::{Subcommand, ValueEnum};
 use super::Failure;
 use crate::config::Config;
 use crate::hear::whisper;
-use crate::synth::cosyvoice::backend::LanguageModel;
+use crate::synth::cosyvoice::backend::{Hardware, LanguageModel};
 use crate::synth::cosyvoice::cli;
+use crate::synth::cosyvoice::config::Config as Sizes;
 use crate::synth::cosyvoice::gpu::{self, GpuBackend, Precision};
 use crate::synth::cosyvoice::{pull, random};
 use crate::voice;
@@ -146,6 +147,12 @@ fn engine_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u
     } else {
         (Precision::default(), crate::synth::cosyvoice::selftest::WORKING)
     };
+    let shared = gpu::survey::survey(&Hardware::default()).devices.get(ordinal as usize).and_then(|d| d.shared_kib);
+    let misfits = Sizes::load(&kit.join("checkpoint"))
+        .map_or_else(|_| Vec::new(), |config| gpu::misfits(&config, precision, shared.unwrap_or(u32::MAX >> 10)));
+    if !misfits.is_empty() {
+        return Ok(cli::selftest_left_out(kit, &misfits));
+    }
     Ok(cli::selftest_on(kit, limits, |kit| {
         GpuBackend::load(&kit.checkpoint_dir(), ordinal, crate::synth::cosyvoice::selftest::options(kit), precision)
     }))

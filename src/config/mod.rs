@@ -109,6 +109,11 @@ pub struct Engine {
     pub workers: Vec<String>,
     /// Shared memory of a block in KiB, for measuring; `None`: what the device has.
     pub shared_kib: Option<u32>,
+    /// Whether a text, voice and seed give the same bits whatever else the GPU speaks meanwhile; costs speed.
+    pub invariant: bool,
+    /// Speech tokens of each text id, for measuring with random weights, which never end by themselves; `None`: the
+    /// model decides.
+    pub tokens_per_id: Option<f64>,
 }
 
 impl Default for Engine {
@@ -127,6 +132,8 @@ impl Default for Engine {
             arch: None,
             workers: Vec::new(),
             shared_kib: None,
+            invariant: false,
+            tokens_per_id: None,
         }
     }
 }

@@ -29,6 +29,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("worker", "a_gateway_speaks_through_a_worker_of_another_process"),
     ("completions", "completions_and_manual_pages_name_every_command"),
     ("man", "completions_and_manual_pages_name_every_command"),
+    ("doctor", "doctor_says_what_is_there_and_what_is_wrong"),
 ];
 
 /// The commands that `help` lists.
@@ -209,6 +210,22 @@ async fn bench_measures() {
     succeeds(folder.path(), &["bench", "--codecs", "--json", "codecs.json"]).await;
     let report = file("codecs.json");
     assert!(report["codecs"].as_array().is_some_and(|rows| rows.len() >= 8), "{report}");
+}
+
+#[tokio::test]
+async fn doctor_says_what_is_there_and_what_is_wrong() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tone.toml"), "[engine]\nkind = \"tone\"\n").expect("written");
+    let looked = antiphon(folder.path(), &["doctor", "--json", "--seconds", "0", "--cards", "-c", "tone.toml"]).await;
+    let found: serde_json::Value = serde_json::from_slice(&looked.stdout).expect("JSON");
+    assert!(found["defaultVoice"]["cores"].as_u64() > Some(0), "{found}");
+    assert!(found["cards"].as_array().is_some_and(|cards| cards.len() >= 7), "{found}");
+    std::fs::write(folder.path().join("gone.toml"), "[engine]\nmodel = \"nowhere\"\ndevice = \"cuda:99\"\n")
+        .expect("written");
+    let wrong = antiphon(folder.path(), &["doctor", "--seconds", "0", "-c", "gone.toml"]).await;
+    let said = String::from_utf8_lossy(&wrong.stdout).into_owned();
+    assert_eq!(wrong.status.code(), Some(1), "{said}");
+    assert!(said.contains("cuda:99") && said.contains("nowhere"), "{said}");
 }
 
 #[tokio::test]

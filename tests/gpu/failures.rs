@@ -29,8 +29,14 @@ pub(super) struct Rig {
 }
 
 pub(super) fn rig(final_chunk: FinalChunk) -> Rig {
+    rig_of(final_chunk, 16, false)
+}
+
+/// With so many slots; `invariant`: the same bits in any company.
+pub(super) fn rig_of(final_chunk: FinalChunk, slots: u32, invariant: bool) -> Rig {
     let kit = Kit::open(Path::new(KIT)).expect("the kit opens");
-    let options = Options { slots: Some(16), memory: Some(2 << 30), final_chunk, ..super::options(&kit) };
+    let mut options = Options { slots: Some(slots), memory: Some(2 << 30), final_chunk, ..super::options(&kit) };
+    options.hardware.invariant = invariant;
     let mut backend =
         GpuBackend::load(&kit.checkpoint_dir(), 0, options, Precision::default()).expect("the model loads");
     let made = random::voice(backend.config(), "voice", 40, 5);
@@ -42,14 +48,14 @@ pub(super) fn rig(final_chunk: FinalChunk) -> Rig {
 
 /// One utterance's results.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Spoken {
-    tokens: Vec<u32>,
-    pcm: Vec<f32>,
-    failed: Option<String>,
+pub(super) struct Spoken {
+    pub(super) tokens: Vec<u32>,
+    pub(super) pcm: Vec<f32>,
+    pub(super) failed: Option<String>,
 }
 
 /// What is done to the backend before a stage's call; the number counts the calls of that stage.
-type Before<'a> = &'a mut dyn FnMut(&mut GpuBackend, Stage, usize);
+pub(super) type Before<'a> = &'a mut dyn FnMut(&mut GpuBackend, Stage, usize);
 
 impl Rig {
     pub(super) fn open(&mut self, slot: Slot, speed: f32) {
@@ -68,7 +74,7 @@ impl Rig {
     }
 
     /// Speaks one utterance in each slot, all stages in calls of a few rounds, and closes them.
-    fn speak(&mut self, slots: &[(Slot, f32)], before: Before<'_>) -> Vec<Spoken> {
+    pub(super) fn speak(&mut self, slots: &[(Slot, f32)], before: Before<'_>) -> Vec<Spoken> {
         self.speak_without(slots, None, before)
     }
 

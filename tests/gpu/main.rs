@@ -4,6 +4,7 @@
 mod behind;
 mod failures;
 mod full_size;
+mod invariant;
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,6 +44,7 @@ fn hardware() -> Hardware {
         taken_for: TakenFor { arch: variable("ANTIPHON_TEST_ARCH"), shared_kib },
         cache: variable("ANTIPHON_TEST_CACHE").map(Into::into),
         memory: None,
+        invariant: false,
     }
 }
 

@@ -4,7 +4,7 @@
 #   tests/gpu/run.sh build DIR    here: builds, strips and compresses everything needed into DIR
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
-#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus
+#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus, calls, small
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -14,20 +14,22 @@ build() {
     dir=$1
     mkdir -p "$dir/tests/data/golden"
     # One command for both, which says itself what is wrong; the second time it only names what it built.
-    cargo build --bin antiphon --test gpu
+    cargo build --workspace --bins
+    cargo build --test gpu
     test_binary=$(cargo test --test gpu --no-run --message-format=json 2>/dev/null |
         sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p' | tail -1)
     [ -n "$test_binary" ] || { echo "cargo names no test binary" >&2; exit 1; }
     strip -o "$dir/gpu" "$test_binary"
     strip -o "$dir/antiphon" target/debug/antiphon
-    xz -1 -f "$dir/gpu" "$dir/antiphon"
+    strip -o "$dir/antiphon-loadgen" target/debug/antiphon-loadgen
+    xz -1 -f "$dir/gpu" "$dir/antiphon" "$dir/antiphon-loadgen"
     cp -r tests/data/golden/cosyvoice3 "$dir/tests/data/golden/"
     cp tests/gpu/run.sh "$dir/"
 }
 
 unpack() {
-    for f in gpu antiphon; do
-        [ -x "$f" ] || { xz -dk "$f.xz" && chmod +x "$f"; }
+    for f in gpu antiphon antiphon-loadgen; do
+        [ ! -f "$f.xz" ] || [ -x "$f" ] || { xz -dk "$f.xz" && chmod +x "$f"; }
     done
 }
 
@@ -69,6 +71,38 @@ bench() {
     $run --voice random-k10 --seconds 15 --concurrency 50,100 --arrivals 8 --side-by-side --batch 256 --json "$1/batch.json"
 }
 
+# Where `bench` and `calls` find random weights of full size.
+weights() {
+    model=${TMPDIR:-/tmp}/antiphon-random-full
+    [ -f "$model/voices/random-30s.safetensors" ] || ./antiphon model random "$model" --size full
+}
+
+# Whole calls, half of them SIP and half WebRTC, by what callers hear. Random weights never end by themselves: each text
+# id becomes as much speech as in real English, of which the random tokenizer makes as many ids as the released one.
+calls() {
+    weights
+    # Each call has a few sockets, on both sides.
+    ulimit -n "$(ulimit -Hn)"
+    export ANTIPHON_ENGINE__KIND=cosyvoice3 ANTIPHON_ENGINE__MODEL="$model" ANTIPHON_ENGINE__VOICE=random-k10
+    export ANTIPHON_ENGINE__TOKENS_PER_ID=6.5 ANTIPHON_STATE__DIR="${TMPDIR:-/tmp}/antiphon-calls"
+    ./antiphon-loadgen ladder --target http://127.0.0.1:8080 --legs sip,webrtc --spawn "./antiphon serve" --no-search \
+        --levels "${LEVELS:-4,8,16,24,32,48,100,200,300,400}" --seconds "${SECONDS_EACH:-12}" --no-verify -o "$1/calls.json"
+}
+
+# A card held to less memory: utterances of 8 s at once, whose text has some 80 ids, in a voice of 30 s.
+small() {
+    weights
+    text="Thank you for waiting. I have looked at the last three invoices, and you were charged twice in March. The amount \
+of forty two pounds and sixteen pence will be back on your card within five working days, and I can offer you a window seat \
+on the seven thirty train, or an aisle seat an hour later, if you tell me the last four digits of the old account."
+    for held in "16GB 10" "24GB 22" "32GB 30"; do
+        set -- "$1" $held
+        echo "-- held to $2, $3 at once"
+        ANTIPHON_ENGINE__MEMORY=$2 ./antiphon bench --engine cosyvoice3 --device cuda:0 --model random-full --speech-seconds 8 \
+            --voice random-30s --text "$text" --seconds 10 --concurrency "$3" --json "$1/small-$2.json"
+    done
+}
+
 # Every part, whatever became of the one before; the exit code says whether all passed.
 all() {
     wrong=""
@@ -89,6 +123,8 @@ memory) unpack; memory ;;
 gpus) unpack; gpus "${2:-.}" ;;
 costs) unpack; costs ;;
 bench) unpack; bench "${2:-.}" ;;
+calls) unpack; calls "${2:-.}" ;;
+small) unpack; small "${2:-.}" ;;
 all) unpack; all "${2:-.}" ;;
 *) sed -n '2,10p' "$0"; exit 64 ;;
 esac

@@ -322,8 +322,8 @@ pub enum SineNoise {
     /// The reference's own table.
     #[default]
     Native,
-    /// The closed formula that golden kits use in its place.
-    Formula,
+    /// The closed formula that golden kits use in its place, with a constant of the kit's.
+    Formula(u32),
 }
 
 /// Which of a checkpoint's language models speaks.
@@ -381,6 +381,8 @@ pub struct Hardware {
     pub cache: Option<PathBuf>,
     /// How much of its memory is used; `None`: all that is free.
     pub memory: Option<MemoryLimit>,
+    /// Whether results have the same bits whatever else is in a step, at the price of slower steps.
+    pub invariant: bool,
 }
 
 /// How much of a device's memory an engine uses, its weights and what the driver takes for it included.

@@ -84,6 +84,11 @@ where
     }
 }
 
+/// `model selftest KIT` where a device cannot run all of its networks: see [`selftest::left_out`].
+pub fn selftest_left_out(kit: &Path, misfits: &[(&'static str, String)]) -> u8 {
+    print_selftest(Kit::open(kit).and_then(|kit| selftest::left_out(&kit, misfits)))
+}
+
 /// `model pull [ID]`: fetches the files of a checkpoint into `dir` from `endpoint` (`None`: the public hub).
 pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8 {
     let bar = bytes_bar("fetching");

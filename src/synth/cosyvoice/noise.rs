@@ -151,14 +151,14 @@ pub struct SineTable {
 
 enum Source {
     Native(Box<MersenneTwister>),
-    Formula,
+    Formula(u32),
 }
 
 impl SineTable {
     /// A table for the sizes of `config`.
     pub fn new(config: &Config, noise: SineNoise) -> Self {
         let source = match noise {
-            SineNoise::Formula => Source::Formula,
+            SineNoise::Formula(constant) => Source::Formula(constant),
             SineNoise::Native => {
                 let mut generator = MersenneTwister::new(0);
                 generator.skip(draws_before(config));
@@ -184,7 +184,7 @@ impl SineTable {
         while self.values.len() < wanted {
             let value = match &mut self.source {
                 Source::Native(generator) => generator.next_unit(),
-                Source::Formula => formula(self.values.len() as u64),
+                Source::Formula(constant) => formula(*constant, self.values.len() as u64),
             };
             self.values.push(value);
         }
@@ -192,9 +192,9 @@ impl SineTable {
     }
 }
 
-/// What a golden kit has in place of the reference's table, by flat index.
-pub fn formula(index: u64) -> f32 {
-    let mut x = (index + 1 + (7u64 << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+/// What a golden kit has in place of the reference's table, by the kit's constant and flat index.
+pub fn formula(constant: u32, index: u64) -> f32 {
+    let mut x = (index + 1 + (u64::from(constant) << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     x ^= x >> 30;
     x = x.wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x ^= x >> 27;

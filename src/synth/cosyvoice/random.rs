@@ -43,6 +43,8 @@ pub enum RandomError {
 /// Prompt lengths of the random voices, speech tokens: one whose blocks end with it, and one that lacks ten tokens
 /// to a block, so that speech can start after ten.
 const VOICES: [(&str, usize); 2] = [("random", 75), ("random-k10", 65)];
+/// At full size one more, of a recording of thirty seconds: the longest that anybody enrols.
+const LONG_VOICE: (&str, usize) = ("random-30s", 750);
 
 /// Writes a checkpoint directory; the same seed gives the same bytes. `progress` is told bytes written and in all.
 ///
@@ -79,7 +81,7 @@ pub fn write(dir: &Path, size: Size, seed: u64, mut progress: impl FnMut(u64, u6
     }
     let voices = dir.join("voices");
     folder(&voices)?;
-    for (name, tokens) in VOICES {
+    for (name, tokens) in VOICES.into_iter().chain((size == Size::Full).then_some(LONG_VOICE)) {
         save(&voices.join(format!("{name}.safetensors")), &voice(&config, name, tokens, seed).to_bytes())?;
     }
     Ok(())

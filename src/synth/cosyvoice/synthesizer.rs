@@ -69,6 +69,8 @@ pub struct CosyVoice<B> {
     /// Utterances that were accepted and not opened yet.
     prepared: HashMap<UtteranceId, Prepared>,
     forced: Option<u32>,
+    /// Speech tokens of a text id, where nothing is forced.
+    pace: Option<f64>,
     /// Rounds of the last step.
     ran: u32,
     /// The launched step, and its rounds.
@@ -139,6 +141,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             jobs: BTreeMap::new(),
             prepared: HashMap::new(),
             forced: None,
+            pace: None,
             ran: 1,
             launched: None,
         };
@@ -165,6 +168,17 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// measuring with random weights.
     pub fn force_length(&mut self, tokens: Option<u32>) {
         self.forced = tokens;
+    }
+
+    /// Makes every utterance `tokens_per_id` speech tokens long for each of its text ids, as [`Self::force_length`] does:
+    /// speech of the length that the text would have.
+    pub fn force_pace(&mut self, tokens_per_id: Option<f64>) {
+        self.pace = tokens_per_id;
+    }
+
+    /// Speech tokens that a segment of `spoken` text ids is made to have, if it is.
+    fn forced_length(&self, spoken: u32) -> Option<u32> {
+        self.forced.or_else(|| self.pace.map(|pace| (f64::from(spoken) * pace).ceil().max(1.0) as u32))
     }
 
     /// Prepares `slot` to speak given speech tokens in `voice` (voice conversion): no language model runs.
@@ -242,6 +256,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
 
     /// Opens the next segment of a job on the backend; without one the job is finished.
     fn start_segment(&mut self, slot: Slot) -> Result<(), SynthError> {
+        let Some(job) = self.jobs.get(&slot) else { return Ok(()) };
+        let length = job.segments.front().and_then(|segment| self.forced_length(segment.input.spoken));
         let Some(job) = self.jobs.get_mut(&slot) else { return Ok(()) };
         let mut run = Run::new(&self.settings, &self.config, job.prompt_tokens);
         let Some(segment) = job.segments.pop_front() else {
@@ -252,13 +268,12 @@ impl<B: Backend + Probe> CosyVoice<B> {
             return Ok(());
         };
         let codebook = self.config.llm.speech_tokens as u32;
-        let forced = self
-            .forced
-            .map(|count| (0..count).map(|i| sample::philox(segment.key, [i, 1, 0, 0])[0] % codebook).collect());
+        let forced =
+            length.map(|count| (0..count).map(|i| sample::philox(segment.key, [i, 1, 0, 0])[0] % codebook).collect());
         let sampling = Sampling {
             key: segment.key,
             min_len: segment.input.min_len,
-            max_len: self.forced.unwrap_or(segment.input.max_len),
+            max_len: length.unwrap_or(segment.input.max_len),
             min_length: self.settings.min_length,
             forced,
         };

@@ -139,6 +139,11 @@ pub fn unusable(ordinal: u32, hardware: &Hardware) -> Option<String> {
     target.and_then(|_| Facts::of(ordinal)).and_then(memory).err()
 }
 
+/// What device `ordinal` would be compiled for; `None` where nothing can be.
+pub(super) fn planned(ordinal: u32, hardware: &Hardware) -> Option<Target> {
+    target_of(ordinal, &compiler::supported(), hardware).ok()
+}
+
 fn gb(bytes: u64) -> f64 {
     bytes as f64 * 1e-9
 }
@@ -157,6 +162,8 @@ pub(super) struct Device {
     pub(super) identity: String,
     /// Dynamic shared memory that a block may ask for, in bytes.
     pub(super) shared: u32,
+    /// Whether no kernel's shape may change the order of a sum with the number of rows ([`Hardware::invariant`]).
+    pub(super) invariant: bool,
     /// Whether it has Hopper's warpgroup products and bulk copies, which no other generation has.
     pub(super) hopper: bool,
     /// How many there are: block shapes are chosen so that each has something to do.
@@ -209,6 +216,7 @@ impl Device {
             memory_limit: hardware.memory,
             identity: identity(&asked)?,
             shared: asked.shared(),
+            invariant: hardware.invariant,
             hopper: asked.hopper(),
             target: asked,
             trace: Trace::default(),

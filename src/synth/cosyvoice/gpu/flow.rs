@@ -6,7 +6,7 @@
 //! [`load`] makes the model, [`linear`] chooses how its products run.
 
 mod linear;
-mod load;
+pub(super) mod load;
 
 use std::collections::BTreeMap;
 use std::f32::consts::PI;
@@ -390,6 +390,9 @@ impl Flow {
         }
         // Groups of four warps, until there is a block for every multiprocessor, and as many as a block has room for.
         let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
+        if self.device.invariant {
+            return (self.kernels.attend[0], 128, attend_shared(0, f.head_dim));
+        }
         let wanted = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
         let shared = |which: usize| attend_shared(which, f.head_dim);
         let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;

@@ -258,7 +258,7 @@ impl Gemm {
         let grid = (blocks as u32, outputs.div_ceil(wide) as u32, convs.len() as u32);
         let shared =
             |groups| convs.iter().map(|(w, _)| Window::of(w).shared(tile, groups, self.room)).max().unwrap_or(0);
-        let groups = Groups::of(tile, grid, self.device.multiprocessors, self.room.bytes, shared);
+        let groups = self.groups(tile, grid, shared);
         let kernel = groups.index().map_or(*kernel, |g| self.grouped[1][g]);
         let mut all = [Conv::default(); 3];
         for (to, (w, p)) in all.iter_mut().zip(convs) {
@@ -266,6 +266,14 @@ impl Gemm {
         }
         self.expect(convs, blocks * positions);
         start!(self.device, kernel, grid, self.room.threads(tile) * groups as u32, shared(groups); all)
+    }
+
+    /// How many groups of warps share a block's sums: more where there are few blocks, unless bits are to be equal.
+    fn groups(&self, tile: Tile, grid: (u32, u32, u32), shared: impl Fn(Groups) -> u32) -> Groups {
+        match self.device.invariant {
+            true => Groups::One,
+            false => Groups::of(tile, grid, self.device.multiprocessors, self.room.bytes, shared),
+        }
     }
 
     /// Says what convolutions over at most `rows` positions cannot do without.
@@ -319,7 +327,7 @@ impl Gemm {
             return start!(self.device, self.conv[0].called(w.name), grid, 256, Window::of(w).shared_f32(); p);
         }
         let shared = |groups| Window::of(w).shared(tile, groups, self.room);
-        let groups = Groups::of(tile, grid, self.device.multiprocessors, self.room.bytes, shared);
+        let groups = self.groups(tile, grid, shared);
         let kernel = groups.index().map_or(self.conv[tile as usize], |g| self.grouped[0][g]);
         let threads = self.room.threads(tile) * groups as u32;
         start!(self.device, kernel.called(w.name), grid, threads, shared(groups); p)

@@ -7,14 +7,14 @@
 //!
 //! Operands are 16 bit with sums and the residual stream in single precision; F0 is computed in double.
 
-mod load;
+pub(super) mod load;
 mod network;
 mod shapes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::shapes::{Extent, F0_SHAPES, LOW_SHAPES, STAGE_SHAPES, f0_shape};
+use self::shapes::{Extent, F0_SAME, F0_SHAPES, LOW_SHAPES, STAGE_SHAPES, f0_shape};
 use super::device::{Buf, Device, GpuError, Graph, Kernel, Staging};
 use super::gemm::{Gemm, Tile, TileEntry};
 use super::mirror::mirrored;
@@ -431,9 +431,10 @@ impl Hift {
 
     /// What a pass of so many utterances and frames takes at most.
     fn extent(&self, pieces: usize, frames: usize, f0_frames: usize) -> Extent {
-        let f0 = f0_shape(f0_frames, self.device.shared);
+        let same = self.device.invariant;
+        let f0 = if same { F0_SAME } else { f0_shape(f0_frames, self.device.shared) };
         // Short blocks while there are too few long ones to go round.
-        let mut tiles = vec![LOW_SHAPES[usize::from(frames >= FEW_FRAMES)]];
+        let mut tiles = vec![LOW_SHAPES[usize::from(same || frames >= FEW_FRAMES)]];
         // Two a multiprocessor keep the device busy.
         let enough = 2 * self.device.multiprocessors;
         // Each utterance's last block may be short, and at the last rate it may have a step more.
@@ -447,7 +448,10 @@ impl Hift {
                 let (n, t) = tile.shape();
                 BLOCKS * stage.channels.div_ceil(n) * (frames * steps).div_ceil(t) >= enough
             };
-            let tile = stage.shapes().iter().copied().rev().find(busy).unwrap_or(STAGE_SHAPES[0]);
+            let tile = match same {
+                true => STAGE_SHAPES[1],
+                false => stage.shapes().iter().copied().rev().find(busy).unwrap_or(STAGE_SHAPES[0]),
+            };
             tiles.push(tile);
             entries.push(blocks(frames * steps, self.gemm.positions(tile)));
         }

@@ -32,7 +32,7 @@ pub enum Component {
 }
 
 impl Component {
-    fn stem(self) -> &'static str {
+    pub(super) fn stem(self) -> &'static str {
         match self {
             Component::Compiler => "nvrtc",
             Component::Products => "cublasLt",

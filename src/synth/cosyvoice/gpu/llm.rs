@@ -11,7 +11,7 @@
 //! factor per row that the product finds out while it reads the row. Wide products get its sum of squares from the
 //! product that made the row.
 
-mod load;
+pub(super) mod load;
 mod network;
 
 use std::collections::BTreeMap;

@@ -33,6 +33,7 @@
 #![expect(unsafe_code, reason = "the driver is C; each block states what makes it right")]
 
 pub mod bench;
+pub mod capacity;
 mod compiler;
 mod context;
 mod device;
@@ -52,6 +53,7 @@ pub mod products;
 mod slabs;
 mod slots;
 mod solver;
+pub mod survey;
 mod target;
 mod tuned;
 mod units;
@@ -274,6 +276,18 @@ impl GpuBackend {
     pub fn inject(&mut self, fault: Fault) -> Result<(), SynthError> {
         fault.happen(&self.device, &self.llm, &mut self.acoustic)
     }
+}
+
+/// Which of the networks of `config` the kernels cannot run where a block has `shared_kib` KiB of shared memory, and why: by
+/// the names of the self-test's stages. Needs no device.
+pub fn misfits(config: &Config, precision: Precision, shared_kib: u32) -> Vec<(&'static str, String)> {
+    let shared = shared_kib << 10;
+    let checks = [
+        ("llm", llm::load::check(&config.llm, precision.llm, shared)),
+        ("flow", flow::load::check(config, shared)),
+        ("hift", hift::load::check(config)),
+    ];
+    checks.into_iter().filter_map(|(stage, check)| Some((stage, check.err()?.to_string()))).collect()
 }
 
 /// Slots for `free` bytes of device memory.
@@ -537,6 +551,19 @@ mod tests {
             assert!(affordable >= POSITIONS, "{gb} GB: {affordable}");
         }
         assert_eq!(slots_for(0), 8);
+    }
+
+    #[test]
+    fn networks_that_the_kernels_cannot_run_are_told_one_by_one() {
+        let kit = |name: &str| {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+            Config::load(&root.join(name).join("checkpoint")).expect("its sizes")
+        };
+        for precision in [Precision::default(), Precision::EXACT] {
+            assert_eq!(misfits(&kit("cosyvoice3"), precision, 99), []);
+            let other: Vec<&str> = misfits(&kit("cosyvoice3-sizes"), precision, 99).into_iter().map(|m| m.0).collect();
+            assert!(other.contains(&"flow"), "{other:?}");
+        }
     }
 
     #[test]

@@ -244,6 +244,24 @@ pub fn run<B: Testable>(kit: &Kit, backend: &mut B, limits: &[(&str, f64)]) -> R
     Ok(report)
 }
 
+/// What can be compared where a backend cannot run all of the networks: the text, and of each stage why it is left out.
+/// `misfits`: stages that do not fit, and why; the others need them, since a backend is one of all three.
+///
+/// # Errors
+/// The kit cannot be read.
+pub fn left_out(kit: &Kit, misfits: &[(&'static str, String)]) -> Result<Report, KitError> {
+    let mut report = Report::default();
+    tables::text(kit, &mut report)?;
+    for stage in ["llm", "flow", "hift", "e2e"] {
+        report.absent(stage, "all outputs");
+        let own = misfits.iter().find(|(other, _)| *other == stage).or(misfits.first());
+        if let (Some(line), Some((of, why))) = (report.lines.last_mut(), own) {
+            line.note = if *of == stage { format!("skipped: {why}") } else { format!("skipped, as {of} is: {why}") };
+        }
+    }
+    Ok(report)
+}
+
 /// A stage that lacks an input ends there, and says which.
 fn of_what_is_there<T>(
     result: Result<T, KitError>,
@@ -301,15 +319,42 @@ pub fn run_on_cpu(dir: &Path) -> Result<Report, KitError> {
     run(&kit, &mut backend, &[])
 }
 
+/// Largest constant of a kit's noise formula that is looked for.
+const LARGEST_CONSTANT: u32 = 1 << 16;
+
 /// The noise table a kit's vocoder outputs were made with, from its own first rows.
 fn noise_of(head: &[f32]) -> SineNoise {
-    let is_formula = head.iter().enumerate().all(|(i, &v)| (v - super::noise::formula(i as u64)).abs() < 1e-6);
-    if is_formula { SineNoise::Formula } else { SineNoise::Native }
+    let fits =
+        |constant: &u32| head.iter().zip(0..).all(|(&v, i)| (v - super::noise::formula(*constant, i)).abs() < 1e-6);
+    // A few values tell constants apart; a kit without any says nothing.
+    let found = (0..=LARGEST_CONSTANT).find(fits).filter(|_| !head.is_empty());
+    found.map_or(SineNoise::Native, SineNoise::Formula)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stages_that_a_device_cannot_run_are_left_out_with_a_line_each() {
+        let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/cosyvoice3");
+        let kit = Kit::open(&kit).expect("the kit opens");
+        let report = left_out(&kit, &[("flow", "sizes do not fit".into())]).expect("runs");
+        let note = |stage: &str| report.lines.iter().find(|l| l.stage == stage).map(|l| (l.pass, l.note.clone()));
+        assert_eq!(note("flow"), Some((None, "skipped: sizes do not fit".into())));
+        assert_eq!(note("e2e"), Some((None, "skipped, as flow is: sizes do not fit".into())));
+        assert!(report.passed(), "what was compared passed: {report}");
+    }
+
+    #[test]
+    fn the_constant_of_the_excitation_noise_is_read_from_a_kits_first_rows() {
+        for constant in [0, 7, 11, LARGEST_CONSTANT] {
+            let head: Vec<f32> = (0..72).map(|i| crate::synth::cosyvoice::noise::formula(constant, i)).collect();
+            assert_eq!(noise_of(&head), SineNoise::Formula(constant));
+        }
+        assert_eq!(noise_of(&[]), SineNoise::Native);
+        assert_eq!(noise_of(&[0.1, 0.2, 0.3, 0.4]), SineNoise::Native, "no formula at all");
+    }
 
     /// What a stage of the GPU's working precision may give for a wave that peaks at 0.34.
     #[test]

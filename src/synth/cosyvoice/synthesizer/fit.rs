@@ -81,7 +81,9 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// What the longest of `segments` will hold: they follow one another.
     pub(super) fn need(&self, segments: &VecDeque<Segment>) -> Need {
         let need = |tokens: fn(&Segment) -> u32| {
-            let each = |s: &Segment| self.memory_of(s.input.prefix.len(), self.forced.unwrap_or_else(|| tokens(s)));
+            let each = |s: &Segment| {
+                self.memory_of(s.input.prefix.len(), self.forced_length(s.input.spoken).unwrap_or_else(|| tokens(s)))
+            };
             segments.iter().map(each).max().unwrap_or_default()
         };
         Need {

@@ -13,6 +13,8 @@ use super::Block;
 /// Rows of a block of a product of few rows, and warps that share its inputs; as in few.cu.
 const PRODUCT_ROWS: usize = 56;
 const PRODUCT_WARPS: usize = 8;
+/// Block shape of all products where a row's bits may not depend on the others'.
+const SAME: Tile = Tile::N64T64;
 /// Rows up to which those are tried.
 const FEW_ROWS: usize = 400;
 
@@ -83,6 +85,10 @@ impl Linears {
     /// `rows` rows at `x` through `l` to `y`.
     pub(super) fn run(&self, l: &Linear, rows: usize, x: u64, y: u64, gelu: bool) -> Result<(), GpuError> {
         let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
+        if self.device.invariant {
+            // One block shape at every width: cuBLASLt picks by the rows, and so would timing.
+            return self.own(l, SAME, shape, x, y);
+        }
         match self.choices.get(&shape) {
             Some(&choice) => self.chosen(l, choice, shape, x, y),
             None => self.library(l, shape, x, y),
@@ -126,7 +132,7 @@ impl Linears {
 
     /// Plans for the products of `rows` rows: cuBLASLt's fastest, or a kernel of ours that beats it.
     pub(super) fn prepare(&mut self, rows: usize, blocks: &[Block], kinds: &[Kind]) -> Result<(), GpuError> {
-        let Some(block) = blocks.first() else { return Ok(()) };
+        let Some(block) = blocks.first().filter(|_| !self.device.invariant) else { return Ok(()) };
         let mut choices = Vec::new();
         for &Kind { pick, x, y, gelu } in kinds {
             let l = pick(block);

@@ -19,7 +19,7 @@ use crate::synth::cosyvoice::noise;
 const ROOT: &str = "decoder.estimator";
 
 /// Whether the kernels run a flow of these sizes where a block has `shared` bytes.
-fn check(config: &Config, shared: u32) -> Result<(), GpuError> {
+pub(in super::super) fn check(config: &Config, shared: u32) -> Result<(), GpuError> {
     let f = &config.flow;
     let dim = f.dim;
     let (outputs, positions) = POSITION_TILE.shape();

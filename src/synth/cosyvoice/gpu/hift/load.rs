@@ -157,7 +157,7 @@ impl Layers<'_> {
 }
 
 /// Whether the kernels run a vocoder of these sizes.
-fn check(config: &Config) -> Result<(), GpuError> {
+pub(in super::super) fn check(config: &Config) -> Result<(), GpuError> {
     let h = &config.hift;
     let fits = h.upsample_rates.len() == 3
         && h.resblock_kernels.len() <= BLOCKS

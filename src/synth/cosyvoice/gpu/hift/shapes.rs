@@ -38,6 +38,9 @@ pub(super) const F0_SHAPES: [F0Shape; 3] = [
     F0Shape { kernel: "voc_f0_64x128", frames: 64, channels: 128, threads: 256, stage: 32, most: usize::MAX },
 ];
 
+/// The one where a row's bits may not depend on how many there are.
+pub(super) const F0_SAME: usize = 1;
+
 /// Which of [`F0_SHAPES`] computes `frames` frames where a block has `room` bytes of shared memory. The two smallest fit
 /// everywhere.
 pub(super) fn f0_shape(frames: usize, room: u32) -> usize {

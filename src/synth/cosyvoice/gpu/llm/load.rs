@@ -18,7 +18,7 @@ const ATTEND_STATIC: u32 = 4 << 10;
 const BODY: &str = "llm.model.model";
 
 /// Whether the kernels run a model of these sizes where a block has `shared` bytes.
-fn check(config: &LlmConfig, elt: Elt, shared: u32) -> Result<(), GpuError> {
+pub(in super::super) fn check(config: &LlmConfig, elt: Elt, shared: u32) -> Result<(), GpuError> {
     let (hidden, hd) = (config.hidden, config.head_dim);
     let (queries, keys, inner) = (config.heads * hd, config.kv_heads * hd, config.intermediate);
     if hidden % 32 != 0 || inner % 32 != 0 || queries % 32 != 0 || keys % 16 != 0 {
