@@ -14,7 +14,7 @@ use antiphon::{
         leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket},
         sip::SipLeg,
     },
-    sip::{DialError, DialRequest, Endpoint, IncomingCall, SipConfig, TrunkConfig, User},
+    sip::{DialError, DialRequest, Endpoint, IncomingCall, Provisional, SipConfig, TrunkConfig, User},
 };
 use tokio::{process::Command, sync::mpsc, task::JoinHandle, time::timeout};
 
@@ -209,4 +209,53 @@ async fn sipp_is_registered_with() {
     within("the registration", || endpoint.trunks()[0].registered == Some(true)).await;
     assert_eq!(endpoint.trunks()[0].error, None);
     assert!(registrar.await.expect("runs").status.success());
+}
+
+/// What carriers are known to do, as they call. Each scenario names the thread that it comes from.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn carriers_call_in_their_own_ways() {
+    if !have_sipp() {
+        return;
+    }
+    let (endpoint, calls) = start(loopback()).await;
+    let _echo = echo(calls);
+    for scenario in ["quirk-late-offer", "quirk-short-timer", "quirk-two-events"] {
+        passes(&endpoint, scenario, "u1", &["-m", "1"]).await;
+    }
+}
+
+/// The same where they are called.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn carriers_are_called_in_their_own_ways() {
+    if !have_sipp() {
+        return;
+    }
+    // Whether the carrier ends the call.
+    for (scenario, theirs) in
+        [("quirk-hold", true), ("quirk-refresh", true), ("quirk-route", false), ("quirk-ringing-sdp", false)]
+    {
+        let port = free_port();
+        let trunk: TrunkConfig = toml::from_str(&format!(
+            "name = \"c\"\nhost = \"127.0.0.1:{port}\"\ncodecs = [\"pcmu\"]\nprefixes = [\"*\"]"
+        ))
+        .expect("valid");
+        let (endpoint, _calls) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+        let carrier = tokio::spawn(async move { sipp(scenario, port, &["-m", "1"]).await });
+        let early = std::sync::atomic::AtomicBool::new(false);
+        let tell = |told| {
+            let sound = matches!(told, Provisional::EarlyMedia { status: 180 });
+            early.fetch_or(sound, std::sync::atomic::Ordering::Relaxed);
+        };
+        let request = DialRequest { to: "+49301234".to_owned(), ..DialRequest::default() };
+        let mut leg = limited(endpoint.dial_watched(request, &tell)).await.expect(scenario);
+        leg.attach().await.expect("attaches");
+        if theirs {
+            assert_eq!(limited(talk(&mut leg)).await, LegEnd::Remote, "{scenario}");
+        } else {
+            leg.hang_up().await;
+        }
+        assert!(carrier.await.expect("runs").status.success(), "{scenario}");
+        assert_eq!(early.into_inner(), scenario == "quirk-ringing-sdp", "{scenario}");
+        within("every call to be forgotten", || endpoint.calls() == 0).await;
+    }
 }
