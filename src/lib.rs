@@ -32,6 +32,7 @@ pub mod config;
 pub mod gateway;
 pub mod hear;
 pub mod media;
+pub mod pem;
 pub mod reach;
 pub mod recording;
 pub mod records;

@@ -9,12 +9,13 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::config::{Scope, Token, digest, same};
+use super::config::{Scope, Token, digest};
 use super::error::ApiError;
 use super::grants::{self, Page};
 use super::policy::Policies;
 use super::routes::{self, Access, Route};
 use crate::clock;
+use crate::secret::same;
 
 /// Who makes a request, in its extensions.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use sha2::{Digest, Sha256};
 
-use crate::secret::Secret;
+use crate::secret::{Secret, same};
 
 /// Fewest characters of a token: with fewer it could be guessed.
 pub const MIN_TOKEN: usize = 16;
@@ -120,11 +120,6 @@ impl fmt::Debug for Token {
 /// What is kept of a token.
 pub(super) fn digest(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
-}
-
-/// Equality in constant time.
-pub(super) fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    a.iter().zip(b).fold(0, |acc, (x, y)| acc | (x ^ y)) == 0
 }
 
 /// What a token may do.

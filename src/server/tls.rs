@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio_rustls::TlsAcceptor;
 
 use super::config::Tls;
+use crate::pem;
 
 /// A certificate in use. Clones mean the same.
 #[derive(Clone, Debug)]
@@ -97,20 +96,18 @@ fn stamp(files: &Tls) -> Stamp {
 }
 
 fn read(files: &Tls) -> Result<CertifiedKey, String> {
-    let wrong = |path: &Path, why: String| format!("[http] tls: {}: {why}", path.display());
-    let chain: Vec<_> = CertificateDer::pem_file_iter(&files.cert)
-        .and_then(Iterator::collect)
-        .map_err(|error| wrong(&files.cert, error.to_string()))?;
-    if chain.is_empty() {
-        return Err(wrong(&files.cert, "no certificate in it".to_owned()));
-    }
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong(&files.key, error.to_string()))?;
-    // Also compares the two.
-    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|error| wrong(&files.cert, error.to_string()))
+    let keyed = || {
+        let (chain, key) = (pem::certificates(&files.cert)?, pem::key(&files.key)?);
+        // Also compares the two.
+        CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|why| pem::wrong(&files.cert, why))
+    };
+    keyed().map_err(|error| format!("[http] tls: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

@@ -30,6 +30,7 @@ use super::{
     config::{DigestName, Secret, User},
     places::block,
 };
+use crate::secret::same;
 
 /// How long a nonce is good for.
 const LIFETIME: Duration = Duration::from_secs(60);
@@ -224,7 +225,7 @@ impl Authenticator {
         let password = self.users.get(username).map_or("", Secret::reveal);
         let expected =
             digest(*algorithm, &[username, &self.realm, password], &covered, &[&claim.method.to_string(), uri]);
-        let equal = constant_time_eq(expected.as_bytes(), response.to_ascii_lowercase().as_bytes());
+        let equal = same(expected.as_bytes(), response.to_ascii_lowercase().as_bytes());
         Some((equal & self.users.contains_key(username), count))
     }
 
@@ -248,7 +249,7 @@ impl Authenticator {
     /// When a nonce of ours for this call was made, in seconds of our scale.
     fn made(&self, nonce: &str, source: IpAddr, call_id: &str) -> Option<u64> {
         let made = u64::from_str_radix(nonce.split('.').next()?, 16).ok()?;
-        constant_time_eq(self.nonce(made, source, call_id).as_bytes(), nonce.as_bytes()).then_some(made)
+        same(self.nonce(made, source, call_id).as_bytes(), nonce.as_bytes()).then_some(made)
     }
 }
 
@@ -349,10 +350,6 @@ pub(super) fn parse(credentials: &str) -> Option<HashMap<String, String>> {
         fields.insert(name.trim().to_ascii_lowercase(), value);
         rest = remainder;
     }
-}
-
-fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (x, y)| differs | (x ^ y)) == 0
 }
 
 #[cfg(test)]

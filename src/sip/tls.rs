@@ -5,11 +5,12 @@ use std::{path::Path, sync::Arc};
 use rustls::{
     ServerConfig,
     crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, pem::PemObject},
 };
 use tokio_rustls::TlsAcceptor;
 
 use super::SipError;
+use crate::pem;
 
 /// Where Linux distributions keep the roots they trust.
 const BUNDLES: [&str; 3] =
@@ -17,18 +18,13 @@ const BUNDLES: [&str; 3] =
 
 /// An acceptor with the chain of `cert` and the key of `key`, both PEM files.
 pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, SipError> {
-    let wrong = |path: &Path, why: String| SipError::Config(format!("[sip] tls: {}: {why}", path.display()));
-    let chain: Vec<_> = CertificateDer::pem_file_iter(cert)
-        .and_then(Iterator::collect)
-        .map_err(|error| wrong(cert, error.to_string()))?;
-    if chain.is_empty() {
-        return Err(wrong(cert, "no certificate in it".to_owned()));
-    }
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
+    let refused = |error: String| SipError::Config(format!("[sip] tls: {error}"));
+    let chain = pem::certificates(cert).map_err(refused)?;
+    let private = pem::key(key).map_err(refused)?;
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
-        .map_err(|error| wrong(cert, error.to_string()))?;
+        .map_err(|why| refused(pem::wrong(cert, why)))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

@@ -8,6 +8,7 @@ use crate::tree::Crate;
 const GATEWAY: &[(&str, u32)] = &[
     ("clock", 1),
     ("audio", 1),
+    ("pem", 1),
     ("reach", 1),
     ("secret", 1),
     ("audio_file", 2),

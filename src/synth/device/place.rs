@@ -88,7 +88,7 @@ impl Device {
     pub(super) fn load(&self, now: Instant) -> Option<Load> {
         match self {
             Device::Local(local) => Some(local.shared.state().sched.as_ref()?.load(now)),
-            Device::Worker(link) => (link.phase() == Phase::Ready).then(|| link.status().load),
+            Device::Worker(link) => link.load(),
         }
     }
 

@@ -1,10 +1,9 @@
 //! `[cluster]`: what machines of one gateway know of each other, and the TLS between them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -13,6 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::Worker;
 use super::serve::Door;
+use crate::pem;
 use crate::secret::Secret;
 
 /// `[cluster]`
@@ -45,7 +45,7 @@ impl Cluster {
     /// It is on another machine and there is no TLS, or a file cannot be used.
     pub fn worker(&self, address: &str) -> Result<Worker, String> {
         self.check(address)?;
-        let tls = self.tls.as_ref().map(connector).transpose()?;
+        let tls = self.tls.as_ref().map(connector).transpose().map_err(in_tls)?;
         Ok(Worker { address: address.to_owned(), token: self.secret(), tls })
     }
 
@@ -55,7 +55,7 @@ impl Cluster {
     /// As [`Cluster::worker`].
     pub fn door(&self, address: &str) -> Result<Door, String> {
         self.check(address)?;
-        let tls = self.tls.as_ref().map(acceptor).transpose()?;
+        let tls = self.tls.as_ref().map(acceptor).transpose().map_err(in_tls)?;
         Ok(Door { token: self.secret(), tls })
     }
 
@@ -81,6 +81,10 @@ impl Cluster {
     }
 }
 
+fn in_tls(error: String) -> String {
+    format!("[cluster] tls: {error}")
+}
+
 fn connector(files: &Tls) -> Result<TlsConnector, String> {
     let (chain, key, roots) = read(files)?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -88,7 +92,7 @@ fn connector(files: &Tls) -> Result<TlsConnector, String> {
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)
-        .map_err(|error| wrong(&files.cert, &error))?;
+        .map_err(|why| pem::wrong(&files.cert, why))?;
     Ok(Arc::new(config).into())
 }
 
@@ -99,30 +103,21 @@ fn acceptor(files: &Tls) -> Result<TlsAcceptor, String> {
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
-        .with_client_cert_verifier(clients.map_err(|error| wrong(&files.ca, &error))?)
+        .with_client_cert_verifier(clients.map_err(|why| pem::wrong(&files.ca, why))?)
         .with_single_cert(chain, key)
-        .map_err(|error| wrong(&files.cert, &error))?;
+        .map_err(|why| pem::wrong(&files.cert, why))?;
     Ok(Arc::new(config).into())
 }
 
 type Read = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, RootCertStore);
 
 fn read(files: &Tls) -> Result<Read, String> {
-    let certificates = |path: &Path| -> Result<Vec<CertificateDer<'static>>, String> {
-        let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        let all: Vec<_> = all.map_err(|error| wrong(path, &error))?;
-        if all.is_empty() { Err(wrong(path, &"no certificate in it")) } else { Ok(all) }
-    };
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong(&files.key, &error))?;
+    let (chain, key) = (pem::certificates(&files.cert)?, pem::key(&files.key)?);
     let mut roots = RootCertStore::empty();
-    for authority in certificates(&files.ca)? {
-        roots.add(authority).map_err(|error| wrong(&files.ca, &error))?;
+    for authority in pem::certificates(&files.ca)? {
+        roots.add(authority).map_err(|why| pem::wrong(&files.ca, why))?;
     }
-    Ok((certificates(&files.cert)?, key, roots))
-}
-
-fn wrong(path: &Path, why: &dyn std::fmt::Display) -> String {
-    format!("[cluster] tls: {}: {why}", path.display())
+    Ok((chain, key, roots))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 
 use super::wire::{self, CREDIT, Frame, Note, SILENCE, STATUS, Status, Submission, ToGateway, ToWorker, VERSION};
 use crate::clock;
-use crate::sched::{EngineLimits, Refused, RefusedReason, StreamNote};
+use crate::sched::{EngineLimits, Load, Refused, RefusedReason, StreamNote};
 use crate::secret::Secret;
 use crate::synth::device::{DeviceStatus, Meter, Phase, Respeak, Spent};
 use crate::synth::{Caps, Memory, VoiceInfo};
@@ -62,6 +62,15 @@ struct State {
     produced: u64,
     failures: u32,
     retry_at: Option<Instant>,
+}
+
+impl State {
+    /// What the worker told last, with what was handed over since.
+    fn load(&self) -> Load {
+        let mut load = self.status.load;
+        load.live += self.since;
+        load
+    }
 }
 
 enum Order {
@@ -160,15 +169,19 @@ impl Link {
         self.state().voices.clone()
     }
 
-    /// As the worker told last, with what was handed over since.
+    /// As the worker told last, with what was handed over since. `None` unless it is ready.
+    pub(in crate::synth) fn load(&self) -> Option<Load> {
+        let state = self.state();
+        (state.phase == Phase::Ready).then(|| state.load())
+    }
+
+    /// As the worker told last.
     pub(in crate::synth) fn status(&self) -> DeviceStatus {
         let state = self.state();
-        let mut load = state.status.load;
-        load.live += state.since;
         DeviceStatus {
             caps: state.caps.clone(),
             phase: state.phase.clone(),
-            load,
+            load: state.load(),
             memory: Memory { total: state.status.memory_total, used: state.status.memory_used },
             parts: Vec::new(),
             produced: state.produced,

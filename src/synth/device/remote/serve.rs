@@ -14,7 +14,7 @@ use super::wire::{
     self, CREDIT, Frame, How, Note, SILENCE, STATUS, Status, Submission, ToGateway, ToWorker, VERSION, Voice,
 };
 use crate::clock;
-use crate::secret::Secret;
+use crate::secret::{Secret, same};
 use crate::synth::VoiceInfo;
 use crate::synth::device::{DeviceStatus, Engine, Phase, StreamNote};
 use crate::turn::{Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd, UtteranceId};
@@ -88,7 +88,7 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
         Frame::Message(ToWorker::Hello { version, .. }) if version != VERSION => {
             Some(format!("the worker speaks version {VERSION}, the gateway {version}: run the same antiphon on both"))
         }
-        Frame::Message(ToWorker::Hello { token, .. }) if !same(&token, door.token.reveal()) => {
+        Frame::Message(ToWorker::Hello { token, .. }) if !same(token.as_bytes(), door.token.reveal().as_bytes()) => {
             Some("the token is another: [cluster] token must be the same on both".to_owned())
         }
         Frame::Message(ToWorker::Hello { .. }) => None,
@@ -151,12 +151,6 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-/// Equality in a time that tells nothing of how much was right.
-fn same(presented: &str, token: &str) -> bool {
-    let (presented, token) = (presented.as_bytes(), token.as_bytes());
-    presented.len() == token.len() && presented.iter().zip(token).fold(0, |acc, (a, b)| acc | (a ^ b)) == 0
 }
 
 /// What one gateway has here.
