@@ -16,6 +16,14 @@ pub fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// A day by UTC, leap seconds aside.
+pub const DAY: Duration = Duration::from_secs(86_400);
+
+/// When the day of `wall` began, by UTC.
+pub fn midnight(wall: Duration) -> Duration {
+    Duration::from_secs(wall.as_secs() - wall.as_secs() % DAY.as_secs())
+}
+
 /// How often a kind of event that strangers can cause makes a log line.
 const SPARSE: Duration = Duration::from_secs(1);
 
@@ -45,6 +53,15 @@ impl Sparse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_day_begins_at_midnight() {
+        let day = DAY * 20_000;
+        for wall in [day, day + Duration::from_millis(1), day + DAY - Duration::from_millis(1)] {
+            assert_eq!(midnight(wall), day);
+        }
+        assert_eq!(midnight(day + DAY), day + DAY);
+    }
 
     #[test]
     fn one_a_second_is_told_of_and_the_rest_counted() {

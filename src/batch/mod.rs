@@ -324,10 +324,9 @@ impl Batch {
         let now = clock::wall();
         if chars_per_day > 0 {
             let chars = items.iter().flatten().map(|part| part.chars().count() as u64).sum::<u64>();
-            let (day, secs) = (86_400, now.as_secs());
-            let used = store.chars_since(&spec.tenant, Duration::from_secs(secs - secs % day))?;
+            let used = store.chars_since(&spec.tenant, clock::midnight(now))?;
             if used + chars > chars_per_day {
-                let retry_after = Duration::from_secs(day - secs % day);
+                let retry_after = clock::midnight(now) + clock::DAY - now;
                 return Err(BatchError::UsedUp { chars, used, limit: chars_per_day, retry_after });
             }
         }

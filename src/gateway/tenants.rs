@@ -14,10 +14,8 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::GatewayError;
-use crate::clock;
+use crate::clock::{self, DAY};
 
-/// Seconds of a day.
-const DAY: u64 = 86_400;
 /// When a call may have ended.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -72,7 +70,7 @@ struct Account {
 impl Account {
     /// At `wall`, another day may have begun.
     fn turn_day(&mut self, wall: Duration) {
-        let today = wall.as_secs() / DAY;
+        let today = wall.as_secs() / DAY.as_secs();
         if self.day != today {
             (self.day, self.used) = (today, Duration::ZERO);
         }
@@ -161,7 +159,7 @@ impl Tenants {
                 let allowed = Duration::from_secs(u64::from(limits.minutes_per_day) * 60);
                 if !allowed.is_zero() && account.used + live >= allowed {
                     let what = format!("the {} minutes a day of the tenant `{tenant}`", limits.minutes_per_day);
-                    let tomorrow = Duration::from_secs(DAY - wall.as_secs() % DAY);
+                    let tomorrow = clock::midnight(wall) + DAY - wall;
                     return full(format!("{what} are used up"), tomorrow);
                 }
             }
@@ -215,7 +213,7 @@ mod tests {
     fn minutes_count_live_calls_and_begin_again_at_midnight() {
         let tenants = tenants(Limits { minutes_per_day: 3, ..Limits::default() });
         let (began, minute) = (clock::now(), Duration::from_secs(60));
-        let evening = Duration::from_secs(2 * DAY - 600);
+        let evening = 2 * DAY - Duration::from_secs(600);
         tenants.enter_at("crm", began, evening).expect("nothing is used");
         tenants.leave("crm", began, began + 2 * minute, evening + 2 * minute);
         // Two minutes are over, and one goes on.

@@ -312,5 +312,9 @@ async fn a_tenant_is_held_to_its_limits_and_sees_its_own_usage() {
     assert!(usage(OPERATOR, "?tenant=owner").await.iter().any(|row| row["tenant"] == "owner"));
     let (status, _) = rig.get("/v1/usage?from=yesterday").await;
     assert_eq!(status, 401, "without a token");
+    let request = rig.client.get(format!("{}/v1/usage?from=yesterday", rig.http)).bearer_auth(OPERATOR);
+    let response = request.send().await.expect("HTTP");
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(response.json::<Value>().await.expect("JSON")["error"]["code"], "invalid_query");
     rig.app.drain().await;
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use antiphon::config::EngineKind;
 use antiphon::synth::device::Phase;
 use antiphon::synth::device::remote::config::Tls;
-use antiphon_loadgen::call::now;
 use antiphon_loadgen::codec::Codec;
 use tokio::time::timeout;
 
@@ -127,10 +126,10 @@ async fn a_gateway_speaks_through_a_worker_of_another_process() {
     // Without any worker the voice of this machine speaks.
     workers[1 - speaking].kill();
     until(&rig, &workers[1 - speaking], |phase| matches!(phase, Phase::Failed(_))).await;
+    let before = produced()[2];
     let asked = rig.speak(&call, SENTENCE).await;
     hear_turn(&call, asked).await;
-    assert!(produced()[2] > 0);
-    assert!(asked < now());
+    assert!(produced()[2] > before);
     rig.app.drain().await;
 }
 

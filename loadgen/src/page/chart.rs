@@ -25,7 +25,7 @@ impl Series {
     }
 }
 
-/// A point of the class that ends in `style`: a circle, square, triangle, diamond and so on.
+/// A point of `class`: circle, square, triangle, triangle upside down, bar or diamond, by the digit at its end.
 fn mark(class: &str, x: f64, y: f64, title: &str) -> String {
     let form = class.chars().last().and_then(|c| c.to_digit(10)).unwrap_or(0);
     let title = if title.is_empty() { String::new() } else { format!("<title>{title}</title>") };
@@ -43,6 +43,19 @@ fn mark(class: &str, x: f64, y: f64, title: &str) -> String {
             y + 4.0,
             x + 4.5,
             y + 4.0
+        ),
+        3 => format!(
+            "<polygon class='dot {class}' points='{x:.1},{:.1} {:.1},{:.1} {:.1},{:.1}'>{title}</polygon>",
+            y + 5.0,
+            x - 4.5,
+            y - 4.0,
+            x + 4.5,
+            y - 4.0
+        ),
+        4 => format!(
+            "<rect class='dot {class}' x='{:.1}' y='{:.1}' width='11' height='4'>{title}</rect>",
+            x - 5.5,
+            y - 2.0
         ),
         _ => format!(
             "<polygon class='dot {class}' points='{x:.1},{:.1} {:.1},{y:.1} {x:.1},{:.1} {:.1},{y:.1}'>{title}</polygon>",

@@ -57,7 +57,7 @@ fn title(report: &Report) -> String {
 /// Whether a GPU spoke.
 fn has_gpu(report: &Report) -> bool {
     let devices = report.devices.as_array().into_iter().flatten();
-    let named = devices.filter_map(|device| device["device"].as_str()).any(|name| !name.eq_ignore_ascii_case("cpu"));
+    let named = devices.filter_map(|device| device["device"].as_str()).any(|name| name.starts_with("cuda"));
     named || report.levels.iter().any(|l| l.metrics.gpu_memory > 0.0)
 }
 

@@ -63,6 +63,9 @@ function dispatch(block) {
   const value = JSON.parse(data);
   if (name === "scheduler") return drawDevices(value.devices);
   if (name === "lagged") return note("events", `${value.lost} events were lost: this page was too slow`);
+  if (name === "trunks") return note("trunks", value.trunks.map(trunk => `${trunk.name} ${trunk.up ? "up" : "down"}`).join(", "));
+  // Events of a newer gateway that this page does not know.
+  if (!value.event) return;
   turnEvent(value);
   if (value.event === "firstAudio") firstAudio(value);
   const { event, callId, ...rest } = value;
