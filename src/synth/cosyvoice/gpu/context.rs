@@ -11,8 +11,8 @@
 //!   that does not end. After a kernel that failed (a trap, an illegal address) the driver creates none, neither kind,
 //!   whatever became of the old one: seen on driver 580. That device is lost until there is a new process.
 //! - **What a lost context holds is not freed piece by piece**: each call would fail, or wait for a kernel that does
-//!   not end. Letting go of the context frees all of it, on a thread of its own in case that does not end either.
-//! - **A context whose kernel goes on is let go when the kernel ends**, and its device is not opened before: there would
+//!   not end. Destroying the context frees all of it, on a thread of its own in case that does not end either.
+//! - **A context whose kernel goes on is destroyed when the kernel ends**, and its device is not opened before: there would
 //!   be little memory, and what the driver locks meanwhile is not said.
 //! - **Few launches wait at a time** ([`QUEUE`]): the driver makes room for about a thousand, and starting one more
 //!   would block in the driver, where no deadline reaches.
@@ -30,8 +30,8 @@ use crate::clock;
 
 /// How long one wait may take: far beyond any step, tuning at load included.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long letting go of a lost context is waited for.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// How long the release of a lost context is waited for.
+const RELEASE_LIMIT: Duration = Duration::from_secs(3);
 /// How often a kernel that was given up is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// Launches that may wait to be run.
@@ -89,19 +89,19 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the order of calls is the model's, which is used from one thread at a time.
 unsafe impl Sync for Context {}
 
-/// A context that nobody uses any more, on its way to the thread that lets go of it.
-struct Remains {
+/// A context that is out of use, on its way to the thread that destroys it.
+struct AbandonedContext {
     raw: sys::CUcontext,
     /// Where a kernel goes on: the stream and the device.
     hung: Option<(sys::CUstream, u32)>,
 }
 
 // SAFETY: a context and its stream may be used from any thread.
-unsafe impl Send for Remains {}
+unsafe impl Send for AbandonedContext {}
 
-impl Remains {
+impl AbandonedContext {
     /// Returns when the context is gone, which takes as long as a kernel in it.
-    fn let_go(self) -> Result<(), DriverError> {
+    fn release(self) -> Result<(), DriverError> {
         if let Some((stream, _)) = self.hung {
             // SAFETY: context and stream are there until below.
             let running = || unsafe { sys::cuStreamQuery(stream) } == sys::CUresult::CUDA_ERROR_NOT_READY;
@@ -171,7 +171,7 @@ impl Context {
         })?;
         let streams = streams().map_err(|e| {
             // What failed first is what is told.
-            let _ = Remains { raw, hung: None }.let_go();
+            let _ = AbandonedContext { raw, hung: None }.release();
             refused("create a stream")(e)
         })?;
         Ok(Self {
@@ -316,6 +316,7 @@ impl Context {
     }
 
     /// Waits are given up after `patience` from now on.
+    #[cfg(feature = "fault-injection")]
     pub(super) fn hurry(&self, patience: Duration) {
         self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
     }
@@ -327,10 +328,10 @@ impl Drop for Context {
         let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
         let hung = Some(self.hung.load(Ordering::Relaxed)).filter(|stream| !stream.is_null());
         let hung = hung.map(|stream| (stream, self.ordinal));
-        let remains = Remains { raw: self.raw, hung };
+        let abandoned = AbandonedContext { raw: self.raw, hung };
         if !self.is_lost() {
-            if let Err(error) = remains.let_go() {
-                tracing::warn!(%error, "a device's context could not be let go");
+            if let Err(error) = abandoned.release() {
+                tracing::warn!(%error, "a device's context could not be released");
             }
             return;
         }
@@ -339,15 +340,15 @@ impl Drop for Context {
         }
         let (told, gone) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("lost-device".into()).spawn(move || {
-            // overflow: one message in a channel of one; an error means that nobody waits any more.
-            let _ = told.send(remains.let_go());
+            // overflow: one message in a channel of one; an error means that the wait was given up.
+            let _ = told.send(abandoned.release());
         });
         if hung.is_some() && thread.is_err() {
-            // Nobody looks whether the kernel has ended: the device must not be kept closed for ever.
+            // No thread watches for the kernel's end: the device must not be kept closed for ever.
             ended(self.ordinal);
         }
         // A kernel that goes on is not waited for.
-        let patience = if hung.is_some() { Duration::ZERO } else { FAREWELL };
+        let patience = if hung.is_some() { Duration::ZERO } else { RELEASE_LIMIT };
         let result = thread
             .map_err(|e| e.to_string())
             .and_then(|_| gone.recv_timeout(patience).map_err(|e| e.to_string())?.map_err(|e| e.to_string()));

@@ -21,6 +21,7 @@ pub(super) use self::timing::{Launch, Timer};
 use super::compiler::{self, Kept, Source, Unit};
 use super::context::Context;
 use super::facts::Facts;
+#[cfg(feature = "fault-injection")]
 use super::faults::Faults;
 use super::ledger::{Ledger, Part};
 use super::libraries;
@@ -170,6 +171,7 @@ pub(super) struct Device {
     pub(super) multiprocessors: usize,
     trace: Trace,
     pub(super) ledger: Ledger,
+    #[cfg(feature = "fault-injection")]
     pub(super) faults: Faults,
 }
 
@@ -221,6 +223,7 @@ impl Device {
             target: asked,
             trace: Trace::default(),
             ledger: Ledger::default(),
+            #[cfg(feature = "fault-injection")]
             faults: Faults::default(),
         };
         this.settle(Part::Context)?;
@@ -250,21 +253,33 @@ impl Device {
         Ok(())
     }
 
+    /// Before a driver call: whether a test has it fail.
+    #[cfg(feature = "fault-injection")]
+    fn injected(&self, what: &'static str) -> Result<(), GpuError> {
+        self.faults.call(what)
+    }
+
+    #[cfg(not(feature = "fault-injection"))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with the feature")]
+    fn injected(&self, _: &'static str) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Before a driver call: makes the device current on this thread.
     pub(super) fn enter(&self, what: &'static str) -> Result<(), GpuError> {
-        self.faults.call(what)?;
+        self.injected(what)?;
         self.context.bind()
     }
 
     /// Before a driver call that may wait for what was started where work goes now: nothing else bounds that.
     fn enter_idle(&self, what: &'static str) -> Result<(), GpuError> {
-        self.faults.call(what)?;
+        self.injected(what)?;
         self.context.wait()
     }
 
     /// The same, for calls that may wait for everything.
     fn enter_still(&self, what: &'static str) -> Result<(), GpuError> {
-        self.faults.call(what)?;
+        self.injected(what)?;
         self.context.wait_all()
     }
 
@@ -291,6 +306,7 @@ impl Device {
     pub(super) fn alloc(self: &Arc<Self>, what: &'static str, bytes: usize) -> Result<Buf, GpuError> {
         self.enter_still("allocate memory")?;
         let short = || GpuError::Memory { what, bytes: bytes as u64, free: self.memory().map_or(0, |m| m.0) };
+        #[cfg(feature = "fault-injection")]
         if self.faults.no_memory() {
             return Err(short());
         }

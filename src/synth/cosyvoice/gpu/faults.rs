@@ -1,4 +1,5 @@
-//! Failures on demand, so that what follows them can be tested on a device that works.
+//! Failures on demand, so that what follows them can be tested on a device that works: the feature `fault-injection`,
+//! which tests switch on and no shipped binary has.
 //!
 //! Nothing here runs unless [`super::GpuBackend::inject`] was called; until then it costs one atomic load a launch.
 
@@ -60,7 +61,7 @@ pub(super) struct Faults {
 }
 
 /// Counts down to the call that fails.
-fn strikes(countdown: &AtomicU32) -> bool {
+fn is_due(countdown: &AtomicU32) -> bool {
     countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)) == Ok(1)
 }
 
@@ -75,7 +76,7 @@ impl Faults {
         if !self.armed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if strikes(&self.call) {
+        if is_due(&self.call) {
             self.lost.store(true, Ordering::Relaxed);
         }
         if self.lost.load(Ordering::Relaxed) {
@@ -86,7 +87,7 @@ impl Faults {
 
     /// Before every allocation: whether it finds nothing.
     pub(super) fn no_memory(&self) -> bool {
-        self.armed.load(Ordering::Relaxed) && strikes(&self.allocation)
+        self.armed.load(Ordering::Relaxed) && is_due(&self.allocation)
     }
 }
 

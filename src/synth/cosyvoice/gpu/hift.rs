@@ -243,6 +243,7 @@ impl Hift {
     }
 
     /// Where the convolution histories of a slot lie, and their bytes.
+    #[cfg(feature = "fault-injection")]
     pub(super) fn histories(&self, slot: usize) -> Vec<(u64, usize)> {
         self.slots.hist.iter().map(|b| (self.slots.part(b, slot), self.slots.each(b))).collect()
     }

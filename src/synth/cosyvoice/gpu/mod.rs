@@ -7,7 +7,7 @@
 //! with Rust, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what was found fastest,
 //! [`llm`], [`flow`] and [`hift`] one network each, [`solver`] streams through the flow, [`flight`] calls of the last two
 //! behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
-//! [`ledger`] who holds the device's memory, [`faults`] what can be made to go wrong.
+//! [`ledger`] who holds the device's memory, `faults` what tests make go wrong.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
@@ -15,7 +15,7 @@
 //! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
 //! result says so, its memory is cleared and given back. A driver call that fails ends the device
 //! ([`SynthError::Device`]), and so does one that has nothing to say for ten seconds: no wait is longer. Dropping the
-//! backend lets go of its context without waiting for what does not end, and a new one is loaded in its place, after
+//! backend gives up its context without waiting for what does not end, and a new one is loaded in its place, after
 //! such a silence only when the kernel has ended. After a kernel that failed (a trap, an illegal address) the driver
 //! gives the process no context any more; the device then says so until there is a new process ([`context`]).
 //!
@@ -38,6 +38,7 @@ mod compiler;
 mod context;
 mod device;
 mod facts;
+#[cfg(feature = "fault-injection")]
 mod faults;
 mod flight;
 mod flow;
@@ -68,6 +69,7 @@ use self::bench::{Bench, Cost, Effort, KernelCost};
 use self::device::Device;
 pub use self::device::{Elt, GpuError, absent, count, unusable};
 pub use self::facts::Facts;
+#[cfg(feature = "fault-injection")]
 pub use self::faults::Fault;
 use self::flight::Acoustic;
 use self::flow::Flow;
@@ -273,6 +275,7 @@ impl GpuBackend {
     ///
     /// # Errors
     /// The device does not work already, or the slot of [`Fault::NotANumber`] is not open.
+    #[cfg(feature = "fault-injection")]
     pub fn inject(&mut self, fault: Fault) -> Result<(), SynthError> {
         fault.happen(&self.device, &self.llm, &mut self.acoustic)
     }
