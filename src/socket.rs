@@ -1,7 +1,7 @@
 //! WebSockets that the gateway opens: TCP, TLS where the address wants it, and the handshake.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -81,8 +81,32 @@ fn request<'a>(url: &str, headers: impl Iterator<Item = (&'a str, &'a Secret)>) 
 }
 
 async fn secure(stream: TcpStream, name: String) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-    use rustls_platform_verifier::ConfigVerifierExt;
-    let config = rustls::ClientConfig::with_platform_verifier().map_err(io::Error::other)?;
     let name = rustls::pki_types::ServerName::try_from(name).map_err(io::Error::other)?;
-    tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    tokio_rustls::TlsConnector::from(trust().map_err(io::Error::other)?).connect(name, stream).await
+}
+
+/// How the platform judges certificates, read once: reading takes milliseconds, and sessions are resumed by it. A
+/// failure is not kept, as its cause may be mended.
+fn trust() -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
+    use rustls_platform_verifier::ConfigVerifierExt;
+    static TRUST: OnceLock<Arc<rustls::ClientConfig>> = OnceLock::new();
+    if let Some(known) = TRUST.get() {
+        return Ok(known.clone());
+    }
+    let config = Arc::new(rustls::ClientConfig::with_platform_verifier()?);
+    Ok(TRUST.get_or_init(|| config).clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_of_the_platform_are_read_once() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // Where there are none, there is nothing to keep.
+        if let (Ok(first), Ok(second)) = (trust(), trust()) {
+            assert!(Arc::ptr_eq(&first, &second));
+        }
+    }
 }

@@ -10,16 +10,15 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::frames::print;
 use super::relay::Relay;
-use crate::call::CallEvent;
+use crate::call::{CallEvent, SpeakError};
 
 /// Tells the browser until the call has no more events; then waits for ever, for the agent's end is told elsewhere.
 pub(super) async fn tell(relay: Relay, mut events: broadcast::Receiver<CallEvent>) -> Infallible {
     loop {
         match events.recv().await {
             Ok(event) if is_shown(&event) => {
-                if let Some(frame) = relay.frame(&event)
-                    && relay.handle().send_caption(print(&frame)).is_err()
-                {
+                let Some(frame) = relay.frame(&event) else { continue };
+                if is_over(&relay.handle().send_caption(print(&frame))) {
                     break;
                 }
             }
@@ -29,6 +28,11 @@ pub(super) async fn tell(relay: Relay, mut events: broadcast::Receiver<CallEvent
         }
     }
     std::future::pending().await
+}
+
+/// Whether no caption will be taken any more. A call that has no room now loses this one.
+fn is_over(taken: &Result<(), SpeakError>) -> bool {
+    matches!(taken, Err(SpeakError::Ended))
 }
 
 /// What is seen and heard on the call itself. Errors, keys, marks and holds are the agent's.
@@ -45,4 +49,16 @@ fn is_shown(event: &CallEvent) -> bool {
             | CallEvent::Vad { .. }
             | CallEvent::Underrun { .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_call_loses_one_caption_and_an_ended_one_takes_no_more() {
+        assert!(!is_over(&Err(SpeakError::Busy)));
+        assert!(!is_over(&Ok(())));
+        assert!(is_over(&Err(SpeakError::Ended)));
+    }
 }

@@ -80,7 +80,8 @@ pub enum ToAgent {
     },
     /// Something worth knowing: a turn began to sound or ended.
     Info {
-        /// `callConnected`, `deaf`, `firstAudio`, `turn`, `turnEnded`, `underrun`, `bargeInPending`, `transferred`.
+        /// `callConnected`, `answeredBy`, `messageOver`, `deaf`, `firstAudio`, `speaking`, `turn`, `turnEnded`,
+        /// `underrun`, `bargeInPending`, `transferred`.
         name: String,
         /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]

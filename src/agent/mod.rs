@@ -163,8 +163,9 @@ impl Conversation {
     }
 
     async fn serve_builtin(&mut self, builtin: Builtin) -> RelayEnd {
-        // The others tell the page themselves.
+        // The others tell the page themselves; an agent that takes over does not tell it again.
         let captions = (builtin == Builtin::Silent).then(|| self.captions());
+        self.shown = None;
         let told = (&mut self.events, &mut self.messages);
         beside(captions, builtin.run(&mut self.relay, &self.agent, told, &mut self.attached)).await
     }

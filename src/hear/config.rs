@@ -152,7 +152,7 @@ impl Recognizer {
                 service
                     .dialect
                     .address(&service.url, None, None)
-                    .map_err(|error| error.replace("[recognizer] ", ""))?;
+                    .map_err(|error| error.strip_prefix("[recognizer] ").unwrap_or(&error).to_owned())?;
             }
             if self.token.is_none() && self.url.is_none() {
                 return Err("needs `token`, the service's API key".into());

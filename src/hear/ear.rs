@@ -88,6 +88,7 @@ impl Ears {
         let (items, inbox) = mpsc::channel(FRAMES);
         let (tell, told) = mpsc::channel(EVENTS);
         let missed = Arc::new(AtomicU64::new(0));
+        let pulse = Pulse { origin: None, missed: missed.clone() };
         let (tell, language) = (Teller(tell), self.0.language.clone());
         match &self.0.mind {
             Mind::Asked(recogniser) => {
@@ -98,8 +99,7 @@ impl Ears {
                     requests: FuturesUnordered::new(),
                     stops: VecDeque::new(),
                     recogniser: recogniser.clone(),
-                    missed: missed.clone(),
-                    origin: None,
+                    pulse,
                     trouble: None,
                     tell,
                 };
@@ -107,7 +107,7 @@ impl Ears {
             }
             Mind::Streamed(services) => {
                 let how = (self.0.delays, language);
-                self.0.runtime.spawn(Listener::new(services.clone(), how, missed.clone(), tell).run(inbox));
+                self.0.runtime.spawn(Listener::new(services.clone(), how, pulse, tell).run(inbox));
             }
         }
         (Feed { items, missed }, told)
@@ -251,12 +251,41 @@ struct Ear {
     /// Of the requests that are under way.
     stops: VecDeque<(u64, Stop)>,
     recogniser: Arc<dyn Recogniser>,
-    missed: Arc<AtomicU64>,
-    /// When call time was zero, by the last frame.
-    origin: Option<Instant>,
+    pulse: Pulse,
     /// Why the last request failed.
     trouble: Option<String>,
     tell: Teller,
+}
+
+/// Why sound is lost between a call and its ear.
+pub(super) const BUSY: &str = "this machine is too busy to listen";
+
+/// Call time by the frames that come, and the frames that did not.
+#[derive(Debug, Default)]
+pub(super) struct Pulse {
+    /// When call time was zero, by the last frame.
+    origin: Option<Instant>,
+    /// Frames that the feed had no room for.
+    missed: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    /// Call time; zero before the first frame.
+    pub(super) fn now(&self) -> Duration {
+        self.origin.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
+    }
+
+    /// When it is `at` in the call; never before the first frame.
+    pub(super) fn instant_of(&self, at: Duration) -> Option<Instant> {
+        self.origin.map(|origin| origin + at)
+    }
+
+    /// A frame or a silence ended at `at`; how much was lost before it.
+    pub(super) fn beat(&mut self, at: Duration) -> Option<Duration> {
+        self.origin = clock::now().checked_sub(at);
+        let missed = self.missed.swap(0, Relaxed);
+        (missed > 0).then(|| crate::audio::FRAME * u32::try_from(missed).unwrap_or(u32::MAX))
+    }
 }
 
 /// Tells the call.
@@ -281,7 +310,7 @@ impl Ear {
         let mut alarm = std::pin::pin!(sleep_until(Alarm::now()));
         loop {
             self.act();
-            let deadline = self.machine.deadline().zip(self.origin).map(|(at, origin)| origin + at);
+            let deadline = self.machine.deadline().and_then(|at| self.pulse.instant_of(at));
             if let Some(deadline) = deadline {
                 alarm.as_mut().reset(deadline.into());
             }
@@ -293,7 +322,7 @@ impl Ear {
                 Some((id, asked, result)) = self.requests.next(), if !self.requests.is_empty() => {
                     self.answered(id, asked, result);
                 }
-                () = &mut alarm, if deadline.is_some() => self.machine.tick(self.now()),
+                () = &mut alarm, if deadline.is_some() => self.machine.tick(self.pulse.now()),
             }
         }
         for (_, stop) in self.stops {
@@ -301,13 +330,7 @@ impl Ear {
         }
     }
 
-    /// Call time.
-    fn now(&self) -> Duration {
-        self.origin.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
-    }
-
     fn take(&mut self, item: Item) {
-        let missed = self.missed.swap(0, Relaxed);
         let (at, quiet) = match item {
             Item::Frame { at, pcm, quiet } => {
                 self.sound.push(at, &*pcm);
@@ -319,12 +342,10 @@ impl Ear {
             }
             Item::Listen(listen) => return self.listen(listen),
         };
-        if missed > 0 {
-            let lost = Duration::from_millis(20) * u32::try_from(missed).unwrap_or(u32::MAX);
+        if let Some(lost) = self.pulse.beat(at) {
             self.sound.silence(at, lost);
-            self.tell.deaf(lost, "this machine is too busy to listen".into());
+            self.tell.deaf(lost, BUSY.into());
         }
-        self.origin = clock::now().checked_sub(at);
         self.machine.frame(at, quiet);
     }
 
@@ -347,7 +368,7 @@ impl Ear {
             Ok(Some(words)) => {
                 let took = clock::now().saturating_duration_since(asked);
                 metrics::histogram!("antiphon_recognizer_seconds", "kind" => kind).record(took);
-                self.machine.recognised(self.now(), id, words);
+                self.machine.recognised(self.pulse.now(), id, words);
             }
             // Given up: nobody waits.
             Ok(None) => {}
@@ -356,7 +377,7 @@ impl Ear {
                     metrics::counter!("antiphon_recognizer_errors_total", "kind" => kind).increment(1);
                     self.trouble = Some(trouble.to_string());
                 }
-                self.machine.failed(self.now(), id);
+                self.machine.failed(self.pulse.now(), id);
             }
         }
     }

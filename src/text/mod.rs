@@ -22,7 +22,7 @@ mod zh;
 use serde::{Deserialize, Serialize};
 
 pub use self::language::{Language, detect};
-pub use self::scan::{Span, Spoken};
+pub use self::scan::{Span, Spoken, is_spaced};
 
 /// Whether and by whose rules a text is brought into its spoken form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -113,6 +113,9 @@ pub fn without_tokens(text: &str) -> std::borrow::Cow<'_, str> {
     if kept.contains("<|") { kept.replace("<|", " ").into() } else { kept.into() }
 }
 
+/// Bytes of a tag's name.
+const TAG_NAME: usize = 32;
+
 /// `text` without tags of a voice: a name of at most 32 letters, digits, `_`, `-` or `/` in brackets, square or angled.
 pub fn without_tags(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
@@ -121,14 +124,12 @@ pub fn without_tags(text: &str) -> String {
         let (before, from) = rest.split_at(at);
         kept.push_str(before);
         let close = if from.starts_with('[') { ']' } else { '>' };
-        let named = |name: &str| {
-            !name.is_empty()
-                && name.len() <= 32
-                && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '/'))
-        };
-        rest = match from.find(close).filter(|end| named(&from[1..*end])) {
-            Some(end) => &from[end + 1..],
-            None => {
+        // A flood of openings must not be searched to its end for each.
+        let name = from[1..].bytes().take(TAG_NAME + 1);
+        let length = name.take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-' | b'/')).count();
+        rest = match from[1 + length..].strip_prefix(close) {
+            Some(rest) if (1..=TAG_NAME).contains(&length) => rest,
+            _ => {
                 kept.push_str(&from[..1]);
                 &from[1..]
             }

@@ -58,9 +58,7 @@ impl Spoken {
         }
         written
     }
-}
 
-impl Spoken {
     /// What is said of the text behind the first `written` bytes; `None` where a rewritten piece lies on both sides.
     pub(super) fn behind(&self, written: usize) -> Option<Spoken> {
         let first = self.spans.iter().position(|span| span.written.end > written)?;
@@ -312,7 +310,7 @@ fn may_end(rest: &str, end: End) -> bool {
 }
 
 /// Whether `c` is of a script that sets words apart by spaces.
-fn is_spaced(c: char) -> bool {
+pub fn is_spaced(c: char) -> bool {
     !matches!(c, '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}')
 }
 

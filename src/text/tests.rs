@@ -151,7 +151,10 @@ fn a_voice_without_tags_says_none() {
         ("It is [breath] <strong>good</strong>.", "It is  good."),
         ("[AA0] a [b c] < d > [", " a [b c] < d > ["),
         ("<<strong>>", "<>"),
+        ("[<a>] [ä] []", "[] [ä] []"),
     ] {
         assert_eq!(without_tags(text), left);
     }
+    let (name, long) = ("a".repeat(32), "a".repeat(33));
+    assert_eq!(without_tags(&format!("[{name}]<{long}>")), format!("<{long}>"));
 }

@@ -259,7 +259,7 @@ impl Dialogue {
         if matches!(self.phase, Phase::Over) {
             return;
         }
-        self.abandon(true);
+        self.abandon(true, "abandoned");
         if let Phase::Tools { .. } = &self.phase {
             // The results come first; see the head.
             self.meanwhile.push_str(text);
@@ -377,8 +377,7 @@ impl Dialogue {
         let (said, turn) = (asking.said, asking.turn.clone());
         if self.is_speculating() {
             // Nobody waits for it yet: it is asked again when the caller's turn has ended.
-            self.count(failure.label());
-            return self.abandon(true);
+            return self.abandon(true, failure.label());
         }
         tracing::warn!(agent = self.name, attempt = self.attempt, %failure, "the model gave no answer");
         self.count(failure.label());
@@ -413,6 +412,10 @@ impl Dialogue {
 
     /// Ends the request under way because nobody wants its answer any more.
     fn cancel(&mut self, outcome: &'static str) {
+        if self.is_speculating() {
+            // The call has told that it holds nothing of it. The end of the caller's turn asks again.
+            return self.abandon(false, "abandoned");
+        }
         let Phase::Asking(asking) = &self.phase else { return };
         if asking.finished.is_none() {
             self.count(outcome);

@@ -45,18 +45,21 @@ impl Hearing {
                 return Weight::Unknown;
             }
             Phase::TurnResumed => return Weight::Unknown,
-            // Words so far: "yeah" may become "yeah, but".
-            Phase::Partial if backchannel(&turn.text, &turn.language).is_some() => return Weight::Unknown,
             Phase::Partial | Phase::EagerEndOfTurn | Phase::EndOfTurn => {}
         }
-        let listens = match backchannel(&turn.text, &turn.language) {
+        let kind = backchannel(&turn.text, &turn.language);
+        // Words so far: "yeah" may become "yeah, but".
+        if turn.phase == Phase::Partial && kind.is_some() {
+            return Weight::Unknown;
+        }
+        let listens = match kind {
             Some(Backchannel::Sound) => sounds,
             // Behind the last words of a question it is the answer.
             Some(Backchannel::Word) => much,
             None => turn.text.is_empty(),
         };
         // Speech that ended meanwhile does not make an answer of what was an aside.
-        let listens = listens || self.aside && backchannel(&turn.text, &turn.language).is_some();
+        let listens = listens || self.aside && kind.is_some();
         if listens {
             self.aside = true;
             return Weight::Aside;

@@ -70,6 +70,9 @@ impl TurnQueue {
 
     /// Cuts what can be spoken now of the text that is being written.
     pub(super) fn look(&mut self, now: Instant) {
+        if !self.turns().any(Turn::is_open) {
+            return;
+        }
         let hungry = self.is_hungry();
         if let Some(turn) = self.open() {
             turn.look(now, hungry);

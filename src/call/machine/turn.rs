@@ -1,5 +1,6 @@
 //! One turn of a call: its text, the utterances it becomes, and the speech that is made of them until it leaves.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ impl Turn {
     pub(super) fn add_text(&mut self, texts: Vec<String>) {
         for text in texts {
             let style = &self.style;
-            let (before, language) = self.context();
+            let (before, language) = context(&self.parts);
             let given = style.language.as_deref();
             let mut reading = if before.is_empty() {
                 text::read(&text, given, style.normalise)
@@ -189,27 +190,17 @@ impl Turn {
 
     /// Cuts what can be spoken now of the text that waits.
     pub(super) fn look(&mut self, now: Instant, hungry: bool) {
-        let (before, language) = self.context();
-        let given = self.style.language.as_deref().or(language).map(str::to_owned);
-        let normalise = self.style.normalise;
-        let say = |text: &str| text::read_after(&before, text, given.as_deref(), normalise).spoken.text;
+        let Some(writing) = &mut self.writing else { return };
+        let (parts, style) = (&self.parts, &self.style);
+        // Most looks read nothing.
+        let known = OnceCell::new();
+        let say = |text: &str| {
+            let (before, language) = known.get_or_init(|| context(parts));
+            text::read_after(before, text, style.language.as_deref().or(*language), style.normalise).spoken.text
+        };
         let mut texts = Vec::new();
-        if let Some(writing) = &mut self.writing {
-            writing.look(now, hungry, &say, &mut texts);
-        }
+        writing.look(now, hungry, &say, &mut texts);
         self.add_text(texts);
-    }
-
-    /// The beginning of the sentence that the text goes on with, which was cut already, and the language of the last part.
-    fn context(&self) -> (String, Option<&str>) {
-        let mut before = Vec::new();
-        for part in self.parts.iter().rev().take(CONTEXT) {
-            if part.text.is_empty() || part.text.trim_end_matches(is_closer).ends_with(is_terminator) {
-                break;
-            }
-            before.insert(0, part.text.as_str());
-        }
-        (before.join(" "), self.parts.last().and_then(|part| part.reading.language.as_deref()))
     }
 
     /// Whether audio of it is still to be made.
@@ -279,6 +270,18 @@ impl Turn {
             }
         }
     }
+}
+
+/// The beginning of the sentence that the text goes on with, which was cut already, and the language of the last part.
+fn context(parts: &[Part]) -> (String, Option<&str>) {
+    let mut before = Vec::new();
+    for part in parts.iter().rev().take(CONTEXT) {
+        if part.text.is_empty() || part.text.trim_end_matches(is_closer).ends_with(is_terminator) {
+            break;
+        }
+        before.insert(0, part.text.as_str());
+    }
+    (before.join(" "), parts.last().and_then(|part| part.reading.language.as_deref()))
 }
 
 impl Part {

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use crate::call::segment::{Patience, SegmentConfig, Segmenter};
 use crate::turn::Streaming;
 
-/// Behind so many pauses whatever was written is complete, a number too.
+/// After so many pauses in a row whatever was written is taken as complete, a number too.
 const SILENT: u32 = 3;
-/// A pause is at least so many times the usual time between two pieces,
+/// A writer has paused after so many times the usual time between two pieces, at least; at most after
+/// [`LONGEST_PAUSE`].
 const PACES: u32 = 2;
-/// but no longer than this.
+/// The longest time that is waited for the next piece before it counts as a pause, however slow the writer.
 const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 
 /// The text of one turn on its way into utterances.

@@ -11,7 +11,10 @@
 //!   a plain one. "Let me check that for you" before a tool call is spoken to its end; "it costs 3" waits for what may
 //!   follow the number.
 
+use std::cell::LazyCell;
+
 use super::{ABBREVIATIONS, NUMBERED};
+use crate::text::is_spaced;
 
 /// How long the writer has been silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +50,7 @@ pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&st
     if patience == Patience::Silent && end == text.len() {
         return (written > 0).then_some(written);
     }
-    let whole = words(&say(text));
+    let whole = LazyCell::new(|| words(&say(text)));
     let keeps = |at: usize| whole.starts_with(&words(&say(&text[..at])));
     let enough = length(text.trim()) >= SHORTEST;
     if patience == Patience::Paused && end == text.len() && enough && may_end(text) && probes_agree(text, say) {
@@ -58,11 +61,15 @@ pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&st
         if length(text[..at].trim()) < if patience == Patience::Writing { least } else { SHORTEST } {
             break;
         }
+        // A clause is the better place, if there is one; any other is needed once.
+        let clause = text[..at].ends_with(is_mark);
+        if behind.is_some() && !clause {
+            continue;
+        }
         if !(is_plain(last_word(&text[..at])) && is_plain(first_word(&text[at..end])) && keeps(at)) {
             continue;
         }
-        // A clause is the better place, if there is one.
-        if text[..at].ends_with(is_mark) {
+        if clause {
             return Some(at);
         }
         behind = behind.or(Some(at));
@@ -89,7 +96,7 @@ fn places(text: &str) -> Vec<usize> {
 /// Whether the last word of `text` is one that the writer may stop behind.
 fn may_end(text: &str) -> bool {
     let word = last_word(text.trim_end());
-    let dense = word.chars().next_back().is_some_and(is_ideograph);
+    let dense = word.chars().next_back().is_some_and(|c| !is_spaced(c));
     if dense {
         return !word.chars().rev().take(4).any(|c| c.is_ascii_digit());
     }
@@ -139,12 +146,8 @@ fn is_mark(c: char) -> bool {
     matches!(c, ',' | ';' | ':' | '—' | '–' | '，' | '、' | '；' | '：')
 }
 
-fn is_ideograph(c: char) -> bool {
-    matches!(c, '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}')
-}
-
 fn length(text: &str) -> usize {
-    text.chars().map(|c| if is_ideograph(c) { IDEOGRAPH } else { 1 }).sum()
+    text.chars().map(|c| if is_spaced(c) { 1 } else { IDEOGRAPH }).sum()
 }
 
 /// Where a control token (`<|...|>`) begins whose end is not there yet.

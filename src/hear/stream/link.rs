@@ -16,12 +16,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::protocol::{Dialect, Message, Said, Talk};
+use crate::audio::FRAME;
+use crate::hear::ear::FRAME as SAMPLES;
 use crate::hear::turn::Streamed;
 
-/// One frame.
-const FRAME: Duration = Duration::from_millis(20);
-/// Samples of one frame.
-const SAMPLES: usize = 320;
 /// Frames of one message: Deepgram recommends 80 ms.
 const CHUNK: usize = 4;
 /// The most sound that is kept: longer than any stretch without final words.
@@ -56,7 +54,12 @@ pub enum Action {
     /// Open a connection to this service, in place of any other, and tell [`Link::opened`] or [`Link::failed`].
     Connect(usize),
     /// Send a message on the connection.
-    Send(Message),
+    Send {
+        /// Which.
+        message: Message,
+        /// How much of the caller's sound it carries: what the service is paid for.
+        sound: Duration,
+    },
     /// Send a WebSocket ping.
     Ping,
     /// Close the connection.
@@ -153,7 +156,7 @@ impl Link {
             State::Open if self.spoke + KEEP_ALIVE <= now => {
                 self.spoke = now;
                 let keep = self.talk.as_ref().and_then(Talk::keep_alive);
-                self.out.push_back(keep.map_or(Action::Ping, Action::Send));
+                self.out.push_back(keep.map_or(Action::Ping, control));
             }
             _ => {}
         }
@@ -217,7 +220,7 @@ impl Link {
         self.sent = 0;
         self.stretches.clear();
         if let Some(hello) = talk.hello() {
-            self.out.push_back(Action::Send(hello));
+            self.out.push_back(control(hello));
         }
         self.talk = Some(talk);
         if self.voice.is_some_and(|voice| now.saturating_sub(voice) <= LINGER) || self.awaited.is_some() {
@@ -295,7 +298,8 @@ impl Link {
                 self.stretches.push_back((offset, begins));
             }
             self.spoke = now;
-            self.out.push_back(Action::Send(talk.sound(&pcm)));
+            let message = talk.sound(&pcm);
+            self.out.push_back(Action::Send { message, sound: talk.sent().saturating_sub(offset) });
         }
         // Only what words may still come for.
         while self.stretches.len() > 64 {
@@ -306,7 +310,7 @@ impl Link {
     fn finish(&mut self, now: Duration) {
         if let Some(message) = self.talk.as_mut().and_then(Talk::pause) {
             self.spoke = now;
-            self.out.push_back(Action::Send(message));
+            self.out.push_back(control(message));
         }
     }
 
@@ -325,6 +329,11 @@ impl Link {
     }
 }
 
+/// A message without sound.
+fn control(message: Message) -> Action {
+    Action::Send { message, sound: Duration::ZERO }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -341,6 +350,8 @@ mod tests {
         connects: Vec<usize>,
         /// Bytes of sound on this connection.
         sound: usize,
+        /// Sound on all connections.
+        paid: Duration,
         texts: Vec<Value>,
         words: Vec<(String, Duration, bool)>,
         troubles: Vec<usize>,
@@ -355,6 +366,7 @@ mod tests {
                 now: Duration::ZERO,
                 connects: Vec::new(),
                 sound: 0,
+                paid: Duration::ZERO,
                 texts: Vec::new(),
                 words: Vec::new(),
                 troubles: Vec::new(),
@@ -371,8 +383,13 @@ mod tests {
                         self.connects.push(service);
                         (self.sound, self.texts) = (0, Vec::new());
                     }
-                    Action::Send(Message::Binary(pcm)) => self.sound += pcm.len(),
-                    Action::Send(Message::Text(text)) => self.texts.push(serde_json::from_str(&text).expect("JSON")),
+                    Action::Send { message, sound } => {
+                        self.paid += sound;
+                        match message {
+                            Message::Binary(pcm) => self.sound += pcm.len(),
+                            Message::Text(text) => self.texts.push(serde_json::from_str(&text).expect("JSON")),
+                        }
+                    }
                     Action::Ping => self.pings += 1,
                     Action::Close => {}
                     Action::Words(said) => self.words.push((said.words.text, said.until, said.fixed)),
@@ -506,6 +523,7 @@ mod tests {
             world.with(|link, now| link.message(now, &message.to_string()));
         }
         assert_eq!(world.words, [("Hel".into(), ms(1_000), false), ("Hello.".into(), ms(1_000), true)]);
+        assert_eq!(world.paid, ms(1_000), "what is paid for is counted once, whatever it is sent as");
         world.sound(8_000, false);
         assert!(world.pings > 0 && world.troubles.is_empty(), "an idle connection is kept");
     }

@@ -8,8 +8,7 @@ pub mod link;
 pub mod protocol;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use tokio::sync::mpsc;
@@ -19,10 +18,9 @@ use tokio_tungstenite::tungstenite::Message as Frame;
 
 use self::link::{Action, Link, Way};
 use self::protocol::{Dialect, Message};
-use super::ear::{Item, Listen, Teller};
+use super::ear::{BUSY, Item, Listen, Pulse, Teller};
 use super::turn::{Action as Turn, Delays, Machine, Source};
 use super::{HearEvent, Phase};
-use crate::clock;
 use crate::secret::Secret;
 use crate::socket::{self, Socket};
 
@@ -66,9 +64,7 @@ pub(super) struct Listener {
     machine: Machine,
     link: Link,
     socket: Option<Connection>,
-    missed: Arc<AtomicU64>,
-    /// When call time was zero, by the last frame.
-    origin: Option<Instant>,
+    pulse: Pulse,
     /// Why the link failed last.
     trouble: Option<String>,
     pausing: bool,
@@ -99,7 +95,7 @@ impl Listener {
     pub(super) fn new(
         services: Arc<Services>,
         (delays, language): (Delays, Option<String>),
-        missed: Arc<AtomicU64>,
+        pulse: Pulse,
         tell: Teller,
     ) -> Self {
         let ways = services.services.iter().map(|one| Way { dialect: one.dialect, model: one.model.clone() }).collect();
@@ -110,8 +106,7 @@ impl Listener {
             link: Link::new(ways, language.clone(), services.patience),
             services,
             socket: None,
-            missed,
-            origin: None,
+            pulse,
             trouble: None,
             pausing: false,
             uncounted: (0, Duration::ZERO),
@@ -128,7 +123,7 @@ impl Listener {
             let link = self.link.deadline();
             let next = self.machine.deadline().map_or(link, |at| at.min(link));
             // Before the first frame nothing is due.
-            let deadline = self.origin.map(|origin| origin + next);
+            let deadline = self.pulse.instant_of(next);
             if let Some(deadline) = deadline {
                 alarm.as_mut().reset(deadline.into());
             }
@@ -139,7 +134,7 @@ impl Listener {
                 },
                 incoming = receive(&mut self.socket) => self.came(incoming),
                 () = &mut alarm, if deadline.is_some() => {
-                    let now = self.now();
+                    let now = self.pulse.now();
                     self.machine.tick(now);
                     self.link.tick(now);
                 }
@@ -149,13 +144,7 @@ impl Listener {
         self.count(true);
     }
 
-    /// Call time.
-    fn now(&self) -> Duration {
-        self.origin.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
-    }
-
     fn take(&mut self, item: Item) {
-        let missed = self.missed.swap(0, Relaxed);
         let at = match item {
             Item::Frame { at, pcm, quiet } => {
                 self.machine.frame(at, quiet);
@@ -168,11 +157,9 @@ impl Listener {
             }
             Item::Listen(listen) => return self.listen(listen),
         };
-        if missed > 0 {
-            let lost = Duration::from_millis(20) * u32::try_from(missed).unwrap_or(u32::MAX);
-            self.tell.deaf(lost, "this machine is too busy to listen".into());
+        if let Some(lost) = self.pulse.beat(at) {
+            self.tell.deaf(lost, BUSY.into());
         }
-        self.origin = clock::now().checked_sub(at);
         let pausing = self.machine.is_pausing();
         match (self.pausing, pausing) {
             (false, true) => self.link.pause(at),
@@ -188,7 +175,7 @@ impl Listener {
             self.machine.want_partials(wanted);
         }
         if let Some(language) = listen.language {
-            self.link.speak(self.now(), &language);
+            self.link.speak(self.pulse.now(), &language);
             self.language = Some(language);
         }
         if listen.expect.is_some() {
@@ -197,7 +184,7 @@ impl Listener {
     }
 
     fn came(&mut self, incoming: Incoming) {
-        let now = self.now();
+        let now = self.pulse.now();
         match incoming {
             Incoming::Opened => self.link.opened(now),
             Incoming::Text(text) => self.link.message(now, &text),
@@ -237,15 +224,8 @@ impl Listener {
     fn carry_out(&mut self, action: Action) {
         match action {
             Action::Connect(service) => self.connect(service),
-            Action::Send(message) => {
-                if let Message::Binary(pcm) = &message {
-                    self.uncounted.1 += Duration::from_secs(pcm.len() as u64 / 2) / super::RATE;
-                } else if let Message::Text(text) = &message
-                    && text.contains("input_audio_buffer.append")
-                {
-                    // Base64 of 16-bit samples at 24 kHz: four characters are 1.5 samples.
-                    self.uncounted.1 += Duration::from_secs(text.len() as u64 * 3 / 8) / 24_000;
-                }
+            Action::Send { message, sound } => {
+                self.uncounted.1 += sound;
                 self.count(false);
                 self.send(Outgoing::Message(message));
             }
@@ -255,7 +235,7 @@ impl Listener {
                 if streamed.words.language.is_empty() {
                     streamed.words.language = self.language.clone().unwrap_or_default();
                 }
-                self.machine.streamed(self.now(), streamed);
+                self.machine.streamed(self.pulse.now(), streamed);
             }
             Action::Trouble { service, reason } => {
                 let kind = self.kind(service);
@@ -286,7 +266,7 @@ impl Listener {
         // overflow: the service reads too slowly and has failed; what it did not get goes to the next
         if connection.to.try_send(message).is_err() {
             self.close();
-            self.link.failed(self.now(), "it reads too slowly".into());
+            self.link.failed(self.pulse.now(), "it reads too slowly".into());
         }
     }
 
@@ -330,7 +310,12 @@ async fn serve(
     mut outbox: mpsc::Receiver<Outgoing>,
     inbox: mpsc::Sender<Incoming>,
 ) {
-    let reason = match open(&service, language.as_deref()).await {
+    let opened = tokio::select! {
+        opened = open(&service, language.as_deref()) => opened,
+        // The call is over, or another service was chosen meanwhile.
+        () = inbox.closed() => return,
+    };
+    let reason = match opened {
         Ok(socket) => {
             if inbox.send(Incoming::Opened).await.is_err() {
                 return;

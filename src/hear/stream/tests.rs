@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 
 use super::*;
+use crate::clock;
 use crate::hear::ear::FRAME;
 use crate::hear::{Ears, Turns};
 
@@ -240,4 +241,16 @@ async fn a_service_that_never_answers_makes_the_call_deaf_and_the_turn_ends() {
     let (url, _) = serve_script(&[Manner::Mute]).await;
     let events = converse(&ears(vec![service(Dialect::Listen, &url)], 500)).await;
     assert_eq!((text(&events).as_str(), deaf(&events)), ("", 1), "{events:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_ends_dials_no_longer() {
+    use tokio::io::AsyncReadExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("ws://{}", listener.local_addr().expect("bound"));
+    let (feed, told) = ears(vec![service(Dialect::Listen, &url)], 20_000).open();
+    let (mut socket, _) = timeout(PATIENCE, listener.accept()).await.expect("it dials").expect("a connection");
+    drop((feed, told));
+    // Nobody answers the handshake. A reset is an end, too.
+    let _ = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await.expect("the connection is given up");
 }

@@ -15,8 +15,6 @@ use crate::hear::{Phase as Hearing, TurnEvent};
 pub(super) struct Speculating {
     /// Which eager end of turn it answers.
     number: u64,
-    /// The caller's turn has ended with the same words.
-    stands: bool,
     /// The history without it.
     before: History,
 }
@@ -24,21 +22,21 @@ pub(super) struct Speculating {
 impl Dialogue {
     /// Whether the request under way may still be for nothing.
     pub(super) fn is_speculating(&self) -> bool {
-        self.speculation.as_ref().is_some_and(|speculating| !speculating.stands)
+        self.speculation.is_some()
     }
 
     /// Which eager end of turn the request under way answers.
     pub(super) fn answers(&self) -> Option<u64> {
-        self.speculation.as_ref().filter(|known| !known.stands).map(|speculating| speculating.number)
+        self.speculation.as_ref().map(|speculating| speculating.number)
     }
 
     /// How far the caller's turn is.
     pub(super) fn heard(&mut self, now: Instant, turn: &TurnEvent) {
         match turn.phase {
             Hearing::EagerEndOfTurn => self.speculate(now, turn),
-            Hearing::TurnResumed => self.abandon(false),
+            Hearing::TurnResumed => self.abandon(false, "abandoned"),
             // Nothing was understood: no prompt follows.
-            Hearing::EndOfTurn if turn.text.is_empty() => self.abandon(false),
+            Hearing::EndOfTurn if turn.text.is_empty() => self.abandon(false, "abandoned"),
             Hearing::StartOfTurn | Hearing::Partial | Hearing::EndOfTurn => {}
         }
     }
@@ -53,7 +51,7 @@ impl Dialogue {
         let before = self.history.clone();
         self.history.user(&turn.text);
         (self.attempt, self.rounds) = (0, 0);
-        self.speculation = Some(Speculating { number: turn.eager, stands: false, before });
+        self.speculation = Some(Speculating { number: turn.eager, before });
         self.ask(now);
     }
 
@@ -66,13 +64,14 @@ impl Dialogue {
 
     /// Whether the answer to `eager` is under way, and right.
     fn confirm(&mut self, now: Instant, eager: Option<u64>) -> bool {
-        let Some(speculating) = self.speculation.as_mut().filter(|known| !known.stands) else { return false };
-        if eager != Some(speculating.number) {
+        let Some(number) = self.answers() else { return false };
+        if eager != Some(number) {
             // The call has dropped what was made of it.
-            self.abandon(false);
+            self.abandon(false, "abandoned");
             return false;
         }
-        speculating.stands = true;
+        // From now on it is an answer like any other.
+        self.speculation = None;
         if let Phase::Asking(asking) = &self.phase
             && asking.finished.is_some()
         {
@@ -81,12 +80,13 @@ impl Dialogue {
         true
     }
 
-    /// The caller goes on, or something else came first. `cut`: the call does not know, and holds what was made.
-    pub(super) fn abandon(&mut self, cut: bool) {
-        let Some(Speculating { before, .. }) = self.speculation.take_if(|known| !known.stands) else { return };
+    /// The caller goes on, something else came first, or it failed. `cut`: the call does not know, and holds what was
+    /// made. `outcome` is what the request is counted as.
+    pub(super) fn abandon(&mut self, cut: bool, outcome: &'static str) {
+        let Some(Speculating { before, .. }) = self.speculation.take() else { return };
         let Phase::Asking(asking) = &self.phase else { return };
         let said = asking.said > 0;
-        self.count("abandoned");
+        self.count(outcome);
         self.act(Action::Drop { unsaid: true });
         if cut && said {
             self.act(Action::Interrupt);

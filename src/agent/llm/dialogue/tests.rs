@@ -507,3 +507,18 @@ fn what_is_written_meanwhile_takes_the_place_of_a_guess() {
     assert_eq!(world.others, ["ask", "drop", "interrupt", "ask"], "the call still holds the guess");
     assert_eq!(world.messages(), [("user", "No, wait.")]);
 }
+
+#[test]
+fn a_guess_that_the_call_refuses_is_asked_for_again_when_the_turn_has_ended() {
+    use crate::hear::Phase::EagerEndOfTurn;
+    for how in [TurnHow::Refused { retry_after: Duration::ZERO }, TurnHow::Failed("no device".into())] {
+        let mut world = World::new(|_| {});
+        world.event(&heard(EagerEndOfTurn, "Are you open?", 1));
+        world.text("Yes.");
+        world.ended(0, how, "");
+        world.event(&last("Are you open?", Some(1)));
+        assert_eq!(world.asked.len(), 2, "nothing of the guess will be heard");
+        assert_eq!(world.messages(), [("user", "Are you open?")]);
+        assert_eq!(world.others, ["ask", "drop", "ask"]);
+    }
+}
