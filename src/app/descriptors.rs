@@ -9,15 +9,12 @@ use crate::config::Config;
 /// Files of a telephone call: RTP, RTCP, and the connection to its agent.
 const OF_A_CALL: u64 = 3;
 
-/// The limit of this process; `None` where the system does not tell.
-pub fn limit() -> Option<u64> {
-    read(&std::fs::read_to_string("/proc/self/limits").ok()?)
-}
-
-/// The soft limit in the text of `/proc/PID/limits` (proc(5)).
-fn read(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
+/// Raises the limit of this process to the most that it may have, and gives it; `None` where the system does not tell.
+///
+/// The limit that most shells give, 1,024, is for programs that use `select`; this one may have as many as its hard limit.
+pub fn raise() -> Option<u64> {
+    let raised = rlimit::increase_nofile_limit(u64::MAX);
+    raised.or_else(|_| rlimit::Resource::NOFILE.get_soft()).ok()
 }
 
 /// Lowers what of `config` does not fit into `files`; says what it lowered.
@@ -51,9 +48,13 @@ mod tests {
         let told = fit(&mut config, 1_024);
         assert_eq!((config.http.max_connections, config.sip.max_calls), (256, 170));
         assert!(told.len() == 2 && told[0].contains("max_connections") && told[1].contains("max_calls"), "{told:?}");
-        let limits = "Limit                     Soft Limit           Hard Limit           Units
-Max open files            1024                 524288               files
-";
-        assert_eq!((read(limits), read("Max open files unlimited")), (Some(1_024), None));
+    }
+
+    #[test]
+    fn the_limit_is_raised_to_the_hard_one() {
+        let (soft, hard) = rlimit::Resource::NOFILE.get().expect("the system tells");
+        rlimit::Resource::NOFILE.set(soft.min(hard - 1), hard).expect("lowering is always allowed");
+        assert_eq!(raise(), Some(hard));
+        assert_eq!(rlimit::Resource::NOFILE.get().expect("the system tells"), (hard, hard));
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
     config.check_exposure()?;
     let log_level = config.log.level.clone();
     let traces = telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
-    if let Some(files) = descriptors::limit() {
+    if let Some(files) = descriptors::raise() {
         descriptors::fit(&mut config, files).iter().for_each(|line| tracing::warn!("{line}"));
     }
     super::block_on(async {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{self, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rlimit::Resource;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
@@ -57,6 +58,33 @@ pub(super) fn confined(command: &mut Command) -> &mut Command {
     command.env_clear().envs(std::env::vars_os().filter(|(name, _)| KEPT.iter().any(|kept| name == kept)))
 }
 
+/// What it may take at most, by far more than it needs: seconds of one core, bytes of address space, open files, bytes of a
+/// file, and of its memory that it leaves behind when it dies. It writes no file, but a library for sound that it is linked
+/// to makes one of 64 MiB in memory before it is known that nothing will be played.
+const LIMITS: [(Resource, u64); 5] = [
+    (Resource::CPU, 300),
+    (Resource::AS, 512 << 20),
+    (Resource::NOFILE, 64),
+    (Resource::FSIZE, 128 << 20),
+    (Resource::CORE, 0),
+];
+
+/// Bounds what a process may take. It has got no text yet, so it has done nothing but start.
+///
+/// One that cannot be bounded (a container that forbids it) still speaks: its text is bounded, and so is its patience.
+pub(super) fn limit(process: &process::Child) {
+    let Ok(id) = i32::try_from(process.id()) else { return };
+    for (resource, most) in LIMITS {
+        let (mut soft, mut hard) = (0, 0);
+        let found = rlimit::prlimit(id, resource, None, Some((&mut soft, &mut hard)));
+        // A limit may not be raised.
+        let most = most.min(hard);
+        if let Err(error) = found.and_then(|()| rlimit::prlimit(id, resource, Some((most, most)), None)) {
+            tracing::warn!(%error, limit = %resource.as_name(), "espeak-ng runs without this limit");
+        }
+    }
+}
+
 pub(super) struct Child {
     process: process::Child,
     stdin: Option<ChildStdin>,
@@ -94,6 +122,7 @@ impl Child {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|e| missing(program, &e))?;
+        limit(&process);
         let stdin = process.stdin.take();
         Ok(Self {
             process,
@@ -359,6 +388,26 @@ mod tests {
         command.env("ANTIPHON_HTTP__TOKENS", "secret");
         let names: Vec<_> = confined(&mut command).get_envs().map(|(name, _)| name.to_owned()).collect();
         assert!(names.iter().all(|name| KEPT.iter().any(|kept| name == kept)), "{names:?}");
+    }
+
+    #[test]
+    fn a_process_is_bounded_in_what_it_may_take() {
+        let mut process = Command::new("sleep").arg("60").spawn().expect("a program of every system");
+        limit(&process);
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.id())).expect("it runs");
+        process.kill().and_then(|()| process.wait()).expect("it ran");
+        let of = |name: &str| limits.lines().find(|line| line.starts_with(name)).expect("known to the system");
+        for (name, most) in [
+            ("Max cpu time", "300"),
+            ("Max address space", "536870912"),
+            ("Max open files", "64"),
+            ("Max file size", "134217728"),
+            ("Max core file size", "0"),
+        ] {
+            let line = of(name).strip_prefix(name).expect("its beginning");
+            let values: Vec<_> = line.split_whitespace().take(2).collect();
+            assert_eq!(values, [most, most], "{line}");
+        }
     }
 
     #[test]

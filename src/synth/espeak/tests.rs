@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::process::Command;
 
 use super::*;
@@ -38,6 +39,18 @@ fn espeak() -> Option<Espeak> {
             None
         }
     }
+}
+
+#[test]
+fn a_child_is_bounded_before_it_gets_text() {
+    let Some(_voice) = espeak() else { return };
+    let manner = Manner { voice: "en-gb".into(), words_per_minute: 175 };
+    let mut child = Child::start(Path::new("espeak-ng"), &manner, Share::Plain).expect("starts");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).expect("it waits for text");
+    child.kill();
+    child.wait();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("known to the system");
+    assert_eq!(files.split_whitespace().nth(3), Some("64"), "{files}");
 }
 
 #[test]

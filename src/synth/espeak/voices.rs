@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::child::confined;
+use super::child::{confined, limit};
 use crate::synth::{SynthError, VoiceInfo};
 
 /// The voices and variants the installed program has.
@@ -132,7 +132,10 @@ impl Catalogue {
 
 fn list(program: &Path, what: &str) -> Result<String, SynthError> {
     let mut command = Command::new(program);
-    let output = confined(&mut command).arg(what).stdin(Stdio::null()).output().map_err(|e| missing(program, &e))?;
+    let command = confined(&mut command).arg(what).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let process = command.spawn().map_err(|e| missing(program, &e))?;
+    limit(&process);
+    let output = process.wait_with_output().map_err(|e| missing(program, &e))?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         return Err(SynthError::Device(format!("`{} {what}` failed: {}", program.display(), reason.trim())));
