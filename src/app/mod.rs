@@ -175,6 +175,7 @@ impl App {
             voices: Arc::new(voices(&config)),
             calls,
             outgoing: Outgoing::default(),
+            dialers: gateway::dialers::Dialers::default(),
             records,
             recordings: Recordings::start(config.recording.clone()).map_err(StartError::Threads)?,
             agents,

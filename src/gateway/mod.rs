@@ -7,6 +7,7 @@
 //! Also here, because this is where both the calls and the engine are known: the engine as what calls speak with
 //! (`speech`), and the speech of requests that are no calls ([`speaker`]).
 
+pub mod dialers;
 mod error;
 pub mod outgoing;
 mod setup;
@@ -52,6 +53,8 @@ pub struct Gateway {
     pub calls: Calls,
     /// Calls that ring.
     pub outgoing: outgoing::Outgoing,
+    /// What tokens have called out.
+    pub dialers: dialers::Dialers,
     /// Their agents.
     pub agents: Agents,
     /// The speech engine.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::dialers::{self, Dialer};
 use super::{Admission, CallRequest, Detection, Gateway, GatewayError};
 use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
 use crate::clock;
@@ -121,17 +122,18 @@ impl Placed {
 }
 
 impl Gateway {
-    /// Places a call to a telephone, to be connected to an agent (`None`: the default one). Returns at once; what comes
-    /// of it is told as [`crate::call::CallEvent::Dialling`].
+    /// Places a call to a telephone, to be connected to an agent (`None`: the default one), for a token with limits of its
+    /// own or without any. Returns at once; what comes of it is told as [`crate::call::CallEvent::Dialling`].
     ///
     /// # Errors
-    /// As [`Gateway::admit`]; or the address, the caller or a header cannot be used.
+    /// As [`Gateway::admit`]; the token's limits are reached; or the address, the caller or a header cannot be used.
     pub fn place(
         &self,
         request: DialRequest,
         agent: Option<String>,
         tenant: Arc<str>,
         detection: Detection,
+        dialer: Option<&Dialer>,
     ) -> Result<Placed, GatewayError> {
         let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
         let admission = self.admit(CallRequest {
@@ -145,6 +147,8 @@ impl Gateway {
         let admission = admission.detecting(detection);
         let trunk = sip.check(&request)?;
         self.tenants.may_dial(&admission.meta().tenant, trunk.as_deref())?;
+        // Last, so that a mistake does not count as a call.
+        let lease = dialer.map(|dialer| self.dialers.begin(dialer)).transpose()?;
         let (told, answer) = oneshot::channel();
         let cancel = CancellationToken::new();
         let id = admission.id().clone();
@@ -179,6 +183,9 @@ impl Gateway {
             gateway.outgoing.0.remove(&ringing.meta.id);
             if let Err(error) = &outcome {
                 gateway.dialling(&ringing, how(error));
+            }
+            if let (Ok(call), Some(lease)) = (&outcome, lease) {
+                tokio::spawn(dialers::watch(call.clone(), lease));
             }
             // Its result is not needed.
             let _ = told.send(outcome);

@@ -15,6 +15,7 @@ use super::grants::{self, Page};
 use super::policy::Policies;
 use super::routes::{self, Access, Route};
 use crate::clock;
+use crate::gateway::dialers::Dialer;
 use crate::secret::same;
 
 /// Who makes a request, in its extensions.
@@ -26,12 +27,14 @@ pub struct Caller {
     all: bool,
     /// Where this is a page with a single-use token.
     pub(super) page: Option<Page>,
+    /// Where the token has limits of its own for calls out.
+    pub(super) dialer: Option<Arc<Dialer>>,
 }
 
 impl Caller {
     /// Who calls a gateway without tokens: everything is theirs.
     pub fn anybody() -> Self {
-        Self { tenant: "".into(), all: true, page: None }
+        Self { tenant: "".into(), all: true, page: None, dialer: None }
     }
 
     /// Whether everybody's objects are theirs.
@@ -77,6 +80,7 @@ impl Tokens {
                 tenant: token.name.as_str().into(),
                 all: token.scopes.is_empty() || token.scopes.contains(&Scope::Admin),
                 page: None,
+                dialer: token.dialer().map(Arc::new),
             },
             scopes: token.scopes.clone(),
         });
@@ -156,7 +160,7 @@ fn page(policies: &Policies, token: &str, access: Access, request: &Request) -> 
         let message = "this single-use token is not known, has expired, or is not for this page or route";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_token", message));
     };
-    Ok(Caller { tenant: page.grant.tenant.clone(), all: false, page: Some(page) })
+    Ok(Caller { tenant: page.grant.tenant.clone(), all: false, page: Some(page), dialer: None })
 }
 
 /// 405. Names the path only: a query may hold a token.

@@ -151,7 +151,7 @@ async fn place(
     }
     may_use(&gateway, &caller, agent.as_deref())?;
     let request = DialRequest { to, from, trunk, headers, timeout: ring_timeout_s.map(Duration::from_secs) };
-    let placed = gateway.place(request, agent, caller.tenant, machine_detection)?;
+    let placed = gateway.place(request, agent, caller.tenant, machine_detection, caller.dialer.as_deref())?;
     let id = placed.id().clone();
     if waits {
         placed.answered().await?;
@@ -282,7 +282,12 @@ async fn transfer(
     Path(id): Path<String>,
     Body(body): Body<Transfer>,
 ) -> Result<StatusCode, ApiError> {
-    find(&gateway, &caller, &id).await?.transfer(body.to, body.mode == TransferMode::Attended)?;
+    let call = find(&gateway, &caller, &id).await?;
+    if let Some(dialer) = &caller.dialer {
+        // The peer places this call: it counts to the token's calls a minute.
+        drop(gateway.dialers.begin(dialer)?);
+    }
+    call.transfer(body.to, body.mode == TransferMode::Attended)?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use sha2::{Digest, Sha256};
 
+use crate::gateway::dialers::Dialer;
 use crate::secret::{Secret, same};
+use crate::sip::quota::Limits;
 
 /// Fewest characters of a token: with fewer it could be guessed.
 pub const MIN_TOKEN: usize = 16;
@@ -92,17 +94,25 @@ pub struct Token {
     pub(super) digest: [u8; 32],
     /// What it may do; empty: everything.
     pub scopes: Vec<Scope>,
+    /// How much may be called out with it, within what the trunks allow.
+    pub outbound: Option<Limits>,
 }
 
 impl Token {
     /// The token whose text is `text`.
     pub fn new(name: &str, text: &str, scopes: Vec<Scope>) -> Self {
-        Self { name: name.to_owned(), digest: digest(text), scopes }
+        Self { name: name.to_owned(), digest: digest(text), scopes, outbound: None }
     }
 
-    /// The same text as another's, with other rights.
+    /// The same text and limits as another's, with other rights.
     pub fn of(&self, name: &str, scopes: Vec<Scope>) -> Self {
-        Self { name: name.to_owned(), digest: self.digest, scopes }
+        Self { name: name.to_owned(), digest: self.digest, scopes, outbound: self.outbound }
+    }
+
+    /// Who calls out with it, where it has limits for that.
+    pub(super) fn dialer(&self) -> Option<Dialer> {
+        let (key, name) = (self.digest, self.name.as_str().into());
+        self.outbound.map(|limits| Dialer { key, name, limits })
     }
 
     /// Whether `text` is what the request must carry. Takes as long whatever it is.
@@ -113,7 +123,11 @@ impl Token {
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("name", &self.name).field("scopes", &self.scopes).finish_non_exhaustive()
+        f.debug_struct("Token")
+            .field("name", &self.name)
+            .field("scopes", &self.scopes)
+            .field("outbound", &self.outbound)
+            .finish_non_exhaustive()
     }
 }
 
@@ -148,7 +162,7 @@ impl<'de> Visitor<'de> for Form {
     type Value = Token;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or { name, token, scopes }")
+        f.write_str("a string or { name, token, scopes, outbound }")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Token, E> {
@@ -163,6 +177,7 @@ impl<'de> Visitor<'de> for Form {
             token: Option<Secret>,
             #[serde(default)]
             scopes: Vec<Scope>,
+            outbound: Option<Limits>,
             env: Option<String>,
             file: Option<PathBuf>,
         }
@@ -178,7 +193,8 @@ impl<'de> Visitor<'de> for Form {
             }
             _ => return Err(Error::custom("give one of `token`, `env` and `file`")),
         };
-        token(table.name.unwrap_or_default(), &secret, table.scopes, &from)
+        let outbound = table.outbound;
+        token(table.name.unwrap_or_default(), &secret, table.scopes, &from).map(|token| Token { outbound, ..token })
     }
 }
 
@@ -191,5 +207,5 @@ fn token<E: Error>(name: String, secret: &Secret, scopes: Vec<Scope>, from: &str
              makes a good one"
         )));
     }
-    Ok(Token { digest: digest(text), name, scopes })
+    Ok(Token { digest: digest(text), name, scopes, outbound: None })
 }

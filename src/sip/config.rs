@@ -10,6 +10,7 @@ use std::{
 };
 
 pub use super::number::{Format, Numbers, Rule};
+use super::quota::Limits;
 pub use crate::secret::Secret;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -213,6 +214,12 @@ pub struct TargetConfig {
 }
 
 impl TrunkConfig {
+    /// How much may be called through it.
+    pub(super) fn limits(&self) -> Limits {
+        let Self { max_calls, calls_per_minute, minutes_per_day, .. } = *self;
+        Limits { max_calls, calls_per_minute, minutes_per_day }
+    }
+
     /// Every host with its priority and weight, `host` first.
     pub(super) fn hosts(&self) -> impl Iterator<Item = (String, u16, u16)> + '_ {
         let more = self.targets.iter().map(|target| (target.host.clone(), target.priority, target.weight));

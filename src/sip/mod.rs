@@ -54,7 +54,7 @@ mod number;
 mod outbound;
 mod parked;
 mod places;
-mod quota;
+pub mod quota;
 mod refer;
 mod screen;
 mod session;

@@ -1,13 +1,15 @@
-//! How much may be called through a trunk: calls at a time, calls a minute, minutes a day.
+//! How much may be called out: calls at a time, calls a minute, minutes a day, of a trunk or of a token.
 //!
-//! A state machine over `now`; [`Quotas`] shares one a trunk between calls, and a call holds a [`Lease`]. What a stolen
-//! token can cost is bounded by these, whatever its prefixes allow.
+//! A state machine over `now`; a [`Meter`] shares one between calls, and a call holds a [`Lease`]. What a stolen token can
+//! cost is bounded by these, whatever the prefixes of the trunk allow.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+use serde::Deserialize;
 
 use super::config::TrunkConfig;
 use crate::clock;
@@ -17,13 +19,24 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// Hours that `minutes_per_day` looks back.
 const HOURS: usize = 24;
 
-/// What one trunk allows and what was used of it. 0 means no limit.
+/// How much; 0: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Calls out at a time.
+    pub max_calls: usize,
+    /// Calls out in a minute.
+    pub calls_per_minute: usize,
+    /// Minutes of calls out in 24 hours; when they are used up calls end.
+    pub minutes_per_day: u32,
+}
+
+/// What is allowed, and what was used of it.
 #[derive(Debug)]
 struct Usage {
+    /// Whose, as a refusal names it.
     name: String,
-    max_calls: usize,
-    calls_per_minute: usize,
-    per_day: Duration,
+    limits: Limits,
     /// Calls that are up, and since when they are answered.
     calls: HashMap<u64, Option<Instant>>,
     /// When calls of the last minute began. Bounded by `calls_per_minute`.
@@ -34,17 +47,9 @@ struct Usage {
 }
 
 impl Usage {
-    fn new(trunk: &TrunkConfig) -> Usage {
-        Usage {
-            name: trunk.name.clone(),
-            max_calls: trunk.max_calls,
-            calls_per_minute: trunk.calls_per_minute,
-            per_day: MINUTE * trunk.minutes_per_day,
-            calls: HashMap::new(),
-            begun: VecDeque::new(),
-            hours: VecDeque::new(),
-            next: 0,
-        }
+    fn new(name: String, limits: Limits) -> Usage {
+        let (calls, begun, hours) = Default::default();
+        Usage { name, limits, calls, begun, hours, next: 0 }
     }
 
     /// Counts a call that is about to be placed; its number.
@@ -52,18 +57,18 @@ impl Usage {
         while self.begun.front().is_some_and(|at| now.saturating_duration_since(*at) >= MINUTE) {
             self.begun.pop_front();
         }
-        let full = |key: &str, limit: usize| format!("[[sip.trunk]] `{}`: {key} = {limit} is reached", self.name);
-        if self.max_calls > 0 && self.calls.len() >= self.max_calls {
-            return Err(full("max_calls", self.max_calls));
+        let full = |key: &str, limit: usize| format!("{}: {key} = {limit} is reached", self.name);
+        let Limits { max_calls, calls_per_minute, minutes_per_day } = self.limits;
+        if max_calls > 0 && self.calls.len() >= max_calls {
+            return Err(full("max_calls", max_calls));
         }
-        if self.calls_per_minute > 0 && self.begun.len() >= self.calls_per_minute {
-            return Err(full("calls_per_minute", self.calls_per_minute));
+        if calls_per_minute > 0 && self.begun.len() >= calls_per_minute {
+            return Err(full("calls_per_minute", calls_per_minute));
         }
         if self.is_exhausted(now) {
-            let minutes = usize::try_from(self.per_day.as_secs() / 60).unwrap_or(usize::MAX);
-            return Err(full("minutes_per_day", minutes));
+            return Err(full("minutes_per_day", usize::try_from(minutes_per_day).unwrap_or(usize::MAX)));
         }
-        if self.calls_per_minute > 0 {
+        if calls_per_minute > 0 {
             self.begun.push_back(now);
         }
         self.next += 1;
@@ -91,66 +96,88 @@ impl Usage {
 
     /// Whether the minutes of the last 24 hours are used up, those of calls that are up included.
     fn is_exhausted(&self, now: Instant) -> bool {
-        if self.per_day.is_zero() {
+        if self.limits.minutes_per_day == 0 {
             return false;
         }
         let day = HOUR * 24;
         let ended = self.hours.iter().filter(|(at, _)| now.saturating_duration_since(*at) < day);
         let up = self.calls.values().flatten().map(|since| now.saturating_duration_since(*since).min(day));
-        ended.map(|(_, spent)| *spent).sum::<Duration>() + up.sum::<Duration>() >= self.per_day
+        let used = ended.map(|(_, spent)| *spent).sum::<Duration>() + up.sum::<Duration>();
+        used >= MINUTE * self.limits.minutes_per_day
     }
 }
 
-/// The usage of every trunk, in the order of the configuration. Cheap to clone.
+/// One usage. Clones mean the same.
 #[derive(Clone, Debug)]
-pub(super) struct Quotas(Arc<Vec<Mutex<Usage>>>);
+pub struct Meter(Arc<Mutex<Usage>>);
 
-impl Quotas {
-    pub(super) fn new(trunks: &[TrunkConfig]) -> Quotas {
-        Quotas(Arc::new(trunks.iter().map(|trunk| Mutex::new(Usage::new(trunk))).collect()))
+impl Meter {
+    /// Nothing is used yet; `name` is how refusals name it.
+    pub fn new(name: String, limits: Limits) -> Meter {
+        Meter(Arc::new(Mutex::new(Usage::new(name, limits))))
     }
 
-    /// Counts a call through the trunk at `index` for as long as the lease lives.
+    /// Other limits; what was used stays.
+    pub fn limit(&self, limits: Limits) {
+        self.with(|usage| usage.limits = limits);
+    }
+
+    /// Counts a call for as long as the lease lives.
     ///
     /// # Errors
     /// A limit is reached; the text names its key.
-    pub(super) fn begin(&self, index: usize) -> Result<Lease, String> {
-        let call = match self.with(index, |usage| usage.begin(clock::now())) {
-            Some(begun) => begun?,
-            None => 0,
-        };
-        Ok(Lease { quotas: self.clone(), index, call })
+    pub fn begin(&self) -> Result<Lease, String> {
+        let call = self.with(|usage| usage.begin(clock::now()))?;
+        Ok(Lease { meter: self.clone(), call })
     }
 
-    fn with<T>(&self, index: usize, work: impl FnOnce(&mut Usage) -> T) -> Option<T> {
+    fn with<T>(&self, work: impl FnOnce(&mut Usage) -> T) -> T {
         // Nothing here panics while it holds one.
-        self.0.get(index).map(|usage| work(&mut usage.lock().unwrap_or_else(PoisonError::into_inner)))
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A call's place in the usage of its trunk.
+/// A call's part of a usage, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Lease {
-    quotas: Quotas,
-    index: usize,
+pub struct Lease {
+    meter: Meter,
     call: u64,
 }
 
 impl Lease {
     /// Its minutes count from now.
-    pub(super) fn answered(&self) {
-        self.quotas.with(self.index, |usage| usage.answered(clock::now(), self.call));
+    pub fn answered(&self) {
+        self.meter.with(|usage| usage.answered(clock::now(), self.call));
     }
 
-    /// Whether the trunk's minutes are used up.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.quotas.with(self.index, |usage| usage.is_exhausted(clock::now())).unwrap_or(false)
+    /// Whether the minutes are used up.
+    pub fn is_exhausted(&self) -> bool {
+        self.meter.with(|usage| usage.is_exhausted(clock::now()))
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.quotas.with(self.index, |usage| usage.end(clock::now(), self.call));
+        self.meter.with(|usage| usage.end(clock::now(), self.call));
+    }
+}
+
+/// The usage of every trunk, in the order of the configuration. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Quotas(Arc<Vec<Meter>>);
+
+impl Quotas {
+    pub(super) fn new(trunks: &[TrunkConfig]) -> Quotas {
+        let meter = |trunk: &TrunkConfig| Meter::new(format!("[[sip.trunk]] `{}`", trunk.name), trunk.limits());
+        Quotas(Arc::new(trunks.iter().map(meter).collect()))
+    }
+
+    /// Counts a call through the trunk at `index`, which is one of the configuration's, for as long as the lease lives.
+    ///
+    /// # Errors
+    /// A limit is reached; the text names its key.
+    pub(super) fn begin(&self, index: usize) -> Result<Lease, String> {
+        self.0.get(index).ok_or_else(|| format!("there is no trunk {index}"))?.begin()
     }
 }
 
@@ -159,8 +186,19 @@ mod tests {
     use super::*;
 
     fn usage(limits: &str) -> Usage {
-        let trunk = toml::from_str(&format!("name = \"t\"\nhost = \"h\"\n{limits}")).expect("valid");
-        Usage::new(&trunk)
+        let trunk: TrunkConfig = toml::from_str(&format!("name = \"t\"\nhost = \"h\"\n{limits}")).expect("valid");
+        Usage::new("[[sip.trunk]] `t`".into(), trunk.limits())
+    }
+
+    #[test]
+    fn other_limits_count_what_was_used_before() {
+        let meter = Meter::new("the token `crm`".into(), Limits { calls_per_minute: 5, ..Limits::default() });
+        let up = meter.begin().expect("free");
+        meter.limit(Limits { max_calls: 1, ..Limits::default() });
+        let full = meter.begin().expect_err("one is up");
+        assert_eq!(full, "the token `crm`: max_calls = 1 is reached");
+        drop(up);
+        assert!(meter.begin().is_ok());
     }
 
     #[test]

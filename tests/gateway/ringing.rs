@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use antiphon::call::{CallEvent, CallId, Dialling};
+use antiphon::call::{CallEvent, CallId, Dialling, EndReason};
 use antiphon::records::{Webhook, signature};
 use antiphon::secret::Secret;
+use antiphon::server::config::Token;
+use antiphon::sip::quota::Limits;
 use antiphon_loadgen::call::End;
 use antiphon_loadgen::codec::Codec;
 use serde_json::{Value, json};
@@ -243,5 +245,72 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
         lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect::<Vec<_>>(),
         [record]
     );
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_calls_out_as_its_own_limits_allow_and_others_as_before() {
+    const HELD: &str = "held-to-its-limits-held";
+    const FREE: &str = "free-of-limits-free-of";
+    let rig = Rig::with(|config| {
+        let limits = Limits { max_calls: 1, calls_per_minute: 3, ..Limits::default() };
+        let mut held = Token::new("held", HELD, Vec::new());
+        held.outbound = Some(limits);
+        config.http.tokens = vec![held, Token::new("free", FREE, Vec::new())];
+    })
+    .await;
+    let ask = async |token: &str, path: &str, body: Value| {
+        let request = rig.client.post(format!("{}{path}", rig.http)).bearer_auth(token).json(&body);
+        let response = request.send().await.expect("HTTP");
+        (response.status().as_u16(), response.json::<Value>().await.unwrap_or_default())
+    };
+    let refused = async |path: &str, to: &str, key: &str| {
+        let (status, error) = ask(HELD, path, json!({ "to": to })).await;
+        assert_eq!((status, &error["error"]["code"]), (429, &json!("tenant_full")), "{error}");
+        assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains(key)), "{error}");
+    };
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "held").await;
+    let (status, placed) = ask(HELD, "/v1/calls", json!({ "to": telephone.uri(), "agent": "silent" })).await;
+    assert_eq!(status, 201, "{placed}");
+    let invite = telephone.next("INVITE").await;
+    refused("/v1/calls", &telephone.uri(), "max_calls = 1").await;
+    // Another token has the limits of the trunks alone.
+    let other = Raw::new(rig.sip_udp(), "free").await;
+    assert_eq!(ask(FREE, "/v1/calls", json!({ "to": other.uri() })).await.0, 201);
+
+    let id = placed["id"].as_str().expect("an id").to_owned();
+    telephone.answer_with(&invite, "200 OK", "Content-Type: application/sdp\r\n", &sdp(40_000, "")).await;
+    while dialling(&mut events, &id).await != Dialling::Answered {}
+    // It is up, so it counts still; and what it is transferred to counts as another.
+    let transfer = format!("/v1/calls/{id}/transfer");
+    refused(&transfer, "sip:a@127.0.0.1", "max_calls = 1").await;
+    let handle = rig.handle_of(&id).await;
+    handle.hang_up(EndReason::HungUp);
+    handle.ended().await;
+    let freed = async {
+        for call in 2..=3 {
+            let to = Raw::new(rig.sip_udp(), &format!("held-{call}")).await.uri();
+            let placed = loop {
+                match ask(HELD, "/v1/calls", json!({ "to": to })).await {
+                    (201, placed) => break placed,
+                    _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            };
+            let url = format!("{}/v1/calls/{}", rig.http, placed["id"].as_str().expect("an id"));
+            let _ = rig.client.delete(url).bearer_auth(HELD).send().await.expect("HTTP");
+        }
+    };
+    tokio::time::timeout(PATIENCE, freed).await.expect("the call is over and makes room");
+    let fast = async {
+        loop {
+            let (_, error) = ask(HELD, "/v1/calls", json!({ "to": telephone.uri() })).await;
+            if error["error"]["message"].as_str().is_some_and(|why| why.contains("calls_per_minute = 3")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, fast).await.expect("three in a minute are all");
     rig.app.drain().await;
 }
