@@ -51,6 +51,55 @@ fn cuts(prompt: usize, tokens: usize, picks: &[bool]) -> Vec<usize> {
     chosen
 }
 
+/// The kit's checkpoint in `dir`, described as one that is solved in `steps` steps.
+fn solved(dir: &Path, steps: usize, schedule: &str) {
+    for entry in std::fs::read_dir(checkpoint()).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let to = dir.join(entry.file_name());
+        if entry.file_name() != "cosyvoice3.yaml" {
+            std::os::unix::fs::symlink(entry.path(), to).expect("a link");
+            continue;
+        }
+        let described = std::fs::read_to_string(entry.path()).expect("readable");
+        let solver = format!("t_scheduler: '{schedule}'\n                n_timesteps: {steps}");
+        let changed = described.replace("t_scheduler: 'cosine'", &solver);
+        assert_ne!(changed, described);
+        std::fs::write(to, changed).expect("written");
+    }
+}
+
+/// How many steps the solver makes, and when, is the description's to say.
+#[test]
+fn a_distilled_flow_is_solved_in_its_own_steps() {
+    let spoken = random::voice(&config(), "spoken", 70, 6).tokens;
+    let prompt = prompt(30);
+    let ten = backend().mel(&prompt, &spoken, true).expect("ten steps");
+    for (steps, schedule, times) in [
+        (4, "linear", vec![0.0, 0.25, 0.5, 0.75, 1.0]),
+        (1, "cosine", vec![0.0, 1.0]),
+        (10, "cosine", backend().times()),
+    ] {
+        let dir = tempfile::tempdir().expect("a folder");
+        solved(dir.path(), steps, schedule);
+        let mut distilled = CpuBackend::load(dir.path(), Options::default()).expect("loads");
+        let told = distilled.times();
+        assert!(told.len() == steps + 1 && told.iter().zip(&times).all(|(a, b)| (a - b).abs() < 1e-6), "{told:?}");
+        let whole = distilled.mel(&prompt, &spoken, true).expect("one call");
+        let cuts = cuts(30, 70, &[true; 8]);
+        let pieces = distilled.mel_chunks(&prompt, &spoken, &cuts, FinalChunk::Causal).expect("pushes");
+        assert!(largest_difference(&whole, &pieces) <= 2e-6);
+        assert_eq!(largest_difference(&whole, &ten) == 0.0, steps == 10);
+    }
+    for (steps, schedule, why) in
+        [(0, "cosine", "n_timesteps"), (33, "cosine", "n_timesteps"), (4, "sine", "t_scheduler")]
+    {
+        let dir = tempfile::tempdir().expect("a folder");
+        solved(dir.path(), steps, schedule);
+        let error = Config::load(dir.path()).expect_err("it cannot be solved").to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 

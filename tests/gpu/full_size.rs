@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
-use antiphon::synth::cosyvoice::config::{Config, EULER_STEPS};
+use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::gpu::{self, GpuBackend, Part, Precision};
 use antiphon::synth::cosyvoice::probe::{Probe, Values};
@@ -141,6 +141,24 @@ fn the_kit_s_model_agrees_with_the_cpu_over_seconds() {
     }
 }
 
+/// A description that asks for fewer steps, at other times.
+#[test]
+fn a_distilled_flow_agrees_with_the_cpu() {
+    if let Some(_device) = device() {
+        let (dir, kit) = (tempfile::tempdir().expect("a folder"), Path::new(KIT).join("checkpoint"));
+        for entry in std::fs::read_dir(kit.canonicalize().expect("there")).expect("a folder") {
+            let entry = entry.expect("an entry");
+            std::os::unix::fs::symlink(entry.path(), dir.path().join(entry.file_name())).expect("a link");
+        }
+        let described = std::fs::read_to_string(kit.join("cosyvoice3.yaml")).expect("readable");
+        let distilled =
+            described.replace("t_scheduler: 'cosine'", "t_scheduler: 'linear'\n                n_timesteps: 3");
+        std::fs::remove_file(dir.path().join("cosyvoice3.yaml")).expect("a link");
+        std::fs::write(dir.path().join("cosyvoice3.yaml"), distilled).expect("written");
+        agrees(dir.path());
+    }
+}
+
 /// The parts of the device's memory add up to what the driver says is used, with 200 utterances resident.
 #[test]
 #[ignore = "takes the whole device"]
@@ -185,7 +203,7 @@ fn memory_is_accounted_at_two_hundred_utterances() {
     for some in slots.chunks(width(&backend, Stage::Flow)) {
         for _ in 0..3 {
             let mut out = Vec::new();
-            backend.flow(some, EULER_STEPS as u32, &mut out).expect("flow");
+            backend.flow(some, full().flow.steps as u32, &mut out).expect("flow");
             assert!(out.iter().all(|f| f.failed.is_none()));
         }
     }

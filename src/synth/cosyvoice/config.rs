@@ -21,8 +21,11 @@ pub const TASK: u32 = 2;
 pub const FILL: u32 = 3;
 /// Frames the F0 network looks ahead.
 pub const F0_AHEAD: usize = 3;
-/// Euler steps of the flow solver.
+/// Euler steps of the flow solver where the description names none. The original has the number in its code; a
+/// distilled flow needs fewer.
 pub const EULER_STEPS: usize = 10;
+/// Most steps that a description may ask for: the keys and values of every step are kept.
+const MAX_EULER_STEPS: usize = 32;
 /// Width of the sinusoidal time embedding.
 pub const TIME_EMBED: usize = 256;
 /// Kernel and groups of the convolutional position embedding.
@@ -149,6 +152,19 @@ pub struct FlowConfig {
     pub left_blocks: Option<usize>,
     /// Classifier-free guidance rate.
     pub guidance: f64,
+    /// Euler steps of the solver.
+    pub steps: usize,
+    /// How its times are spaced.
+    pub schedule: Schedule,
+}
+
+/// The times of the solver between 0, noise, and 1, the mel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// `1 - cos(pi/2 * k/steps)`: short steps first.
+    Cosine,
+    /// `k/steps`.
+    Linear,
 }
 
 impl FlowConfig {
@@ -160,6 +176,30 @@ impl FlowConfig {
     /// Input channels of the DiT: x, cond, mu, speaker.
     pub fn dit_in(&self) -> usize {
         2 * self.mel + self.input + self.spk_dim
+    }
+
+    /// The solver's times, `steps + 1` of them, in single precision as the reference computes them.
+    pub fn times(&self) -> Vec<f32> {
+        let at = |k: usize| k as f32 / self.steps as f32;
+        let spaced = |t: f32| match self.schedule {
+            Schedule::Cosine => 1.0 - (t * 0.5 * std::f32::consts::PI).cos(),
+            Schedule::Linear => t,
+        };
+        (0..=self.steps).map(|k| spaced(at(k))).collect()
+    }
+
+    /// When the network is evaluated and the length of the step from there, by step. Times are accumulated, as the
+    /// reference does.
+    pub fn evaluations(&self) -> Vec<(f32, f32)> {
+        let times = self.times();
+        let (mut t, mut dt) = (times[0], times[1] - times[0]);
+        let mut visited = Vec::with_capacity(self.steps);
+        for k in 1..times.len() {
+            visited.push((t, times[k] - t));
+            t += dt;
+            dt = times.get(k + 1).map_or(dt, |next| next - t);
+        }
+        visited
     }
 
     /// Width of the MLP.
@@ -364,6 +404,7 @@ impl Config {
         let rule = |holds: bool, text: &str| if holds { Ok(()) } else { Err(text.to_string()) };
         rule(self.llm.heads.is_multiple_of(self.llm.kv_heads), "query heads must be a multiple of key heads")?;
         rule(self.llm.head_dim.is_multiple_of(2) && self.flow.head_dim.is_multiple_of(2), "head sizes must be even")?;
+        rule((1..=MAX_EULER_STEPS).contains(&self.flow.steps), "n_timesteps must be 1 to 32")?;
         rule(self.flow.block.is_multiple_of(self.token_mel_ratio), "static_chunk_size must be whole tokens")?;
         rule(
             self.flow.dim.is_multiple_of(CONV_POS_GROUPS),
@@ -491,9 +532,11 @@ fn build(root: &Node, qwen: &Qwen2) -> Result<Config, String> {
     let dit = decoder.to("estimator")?;
     let spectrum = hift.to("istft_params")?;
     let solver = cfm.0.find("t_scheduler").and_then(Node::scalar);
-    if solver.is_some_and(|s| s != "cosine") {
-        return Err(format!("`t_scheduler` is {solver:?}, only cosine is known"));
-    }
+    let schedule = match solver {
+        None | Some("cosine") => Schedule::Cosine,
+        Some("linear") => Schedule::Linear,
+        Some(other) => return Err(format!("`t_scheduler` is `{other}`: cosine and linear are known")),
+    };
     let heads = qwen.num_attention_heads;
     let config = Config {
         sample_rate: root.size("sample_rate")?,
@@ -535,6 +578,8 @@ fn build(root: &Node, qwen: &Qwen2) -> Result<Config, String> {
             block: dit.size("static_chunk_size")?,
             left_blocks: None,
             guidance: cfm.number("inference_cfg_rate")?,
+            steps: cfm.size_or("n_timesteps", EULER_STEPS)?,
+            schedule,
         },
         hift: HiftConfig {
             mel: hift.size("in_channels")?,

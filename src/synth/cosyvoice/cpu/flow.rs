@@ -12,7 +12,7 @@ use super::dit::{Dit, Input, Mask, Modulation, StepState};
 use super::ops::{Conv, ConvShape, Linear, LoadError, leaky, repeat_frames};
 use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt};
 use crate::synth::cosyvoice::checkpoint::TensorFile;
-use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, EULER_STEPS, FlowConfig};
+use crate::synth::cosyvoice::config::{Config, DEFAULT_LEAKY_SLOPE, FlowConfig};
 use crate::synth::cosyvoice::noise;
 
 /// The flow model.
@@ -24,7 +24,8 @@ pub(super) struct Flow {
     ahead: Conv,
     behind: Conv,
     dit: Dit,
-    times: Vec<f32>,
+    /// Of the Euler steps.
+    lengths: Vec<f32>,
     modulations: Vec<Modulation>,
     /// `[frames, mel]`.
     noise: Tensor,
@@ -86,11 +87,9 @@ impl Flow {
     pub(super) fn load(file: &TensorFile, config: &Config) -> std::result::Result<Self, LoadError> {
         let flow = &config.flow;
         let dit = Dit::load(file, flow)?;
-        let times = times();
-        let modulations = evaluation_times(&times)
-            .into_iter()
-            .map(|t| dit.modulation(file, t))
-            .collect::<std::result::Result<Vec<_>, _>>()?;
+        let evaluations = flow.evaluations();
+        let modulations =
+            evaluations.iter().map(|(t, _)| dit.modulation(file, *t)).collect::<std::result::Result<Vec<_>, _>>()?;
         let noise = Tensor::from_vec(noise::flow_table(config), (flow.mel, config.noise_frames()), &Device::Cpu)?;
         let table = [flow.vocab, flow.input];
         let look = ConvShape::plain(flow.lookahead_channels, flow.input, flow.lookahead + 1);
@@ -103,7 +102,7 @@ impl Flow {
             ahead: Conv::load(file, "pre_lookahead_layer.conv1", look, candle_core::DType::F32)?,
             behind: Conv::load(file, "pre_lookahead_layer.conv2", back, candle_core::DType::F32)?,
             dit,
-            times,
+            lengths: evaluations.into_iter().map(|(_, length)| length).collect(),
             modulations,
             noise: noise.t()?.contiguous()?,
         })
@@ -114,8 +113,8 @@ impl Flow {
     }
 
     /// The solver's times.
-    pub(super) fn times(&self) -> &[f32] {
-        &self.times
+    pub(super) fn times(&self) -> Vec<f32> {
+        self.config.times()
     }
 
     /// The first `frames` columns of the noise table, `[frames, mel]`.
@@ -164,7 +163,7 @@ impl Flow {
 
     /// The state every utterance of this voice shares: complete prompt blocks whose look-ahead lies in the prompt.
     pub(super) fn prefix(&self, prompt: &Arc<Prompt>) -> Result<Prefix> {
-        let mut stream = Stream::new(prompt.clone(), None, FinalChunk::Causal);
+        let mut stream = Stream::new(prompt.clone(), None, self.config.steps, FinalChunk::Causal);
         let frames = self.shared_frames(prompt);
         while stream.done < frames {
             self.advance(&mut stream, frames)?;
@@ -208,9 +207,9 @@ impl Flow {
         let v = self.dit.forward(&input, &self.modulations[step], state, window.mask)?.out;
         let guidance = self.config.guidance;
         let v = ((v.get(0)? * (1.0 + guidance))? - (v.get(1)? * guidance)?)?;
-        window.x = (window.x + (v * f64::from(delta(&self.times, step)))?)?;
+        window.x = (window.x + (v * f64::from(self.lengths[step]))?)?;
         window.step += 1;
-        if window.step < EULER_STEPS {
+        if window.step < self.config.steps {
             stream.window = Some(window);
             return Ok(None);
         }
@@ -229,7 +228,7 @@ impl Flow {
     pub(super) fn pending(&self, stream: &Stream) -> usize {
         let (ready, block) = (self.ready(stream), self.config.block);
         let current = stream.window.as_ref();
-        let in_flight = current.map_or(0, |w| EULER_STEPS - w.step);
+        let in_flight = current.map_or(0, |w| self.config.steps - w.step);
         let out = current.map_or(stream.out, |w| w.start + w.frames);
         let done = current.filter(|w| !w.cut).map_or(stream.done, |w| w.start + w.frames);
         if out >= ready {
@@ -241,7 +240,7 @@ impl Flow {
         } else {
             (ready - done).div_ceil(block)
         };
-        in_flight + windows * EULER_STEPS
+        in_flight + windows * self.config.steps
     }
 
     /// Frames whose tokens and look-ahead are known.
@@ -271,7 +270,7 @@ impl Flow {
             0 => Tensor::zeros((frames, self.config.mel), candle_core::DType::F32, &Device::Cpu)?,
             _ => prompt.mel.narrow(0, start, known)?.pad_with_zeros(0, 0, frames - known)?,
         };
-        let own = if cut { Some(stream.steps.clone()) } else { whole.then(fresh) };
+        let own = if cut { Some(stream.steps.clone()) } else { whole.then(|| fresh(self.config.steps)) };
         Ok(Some(Window {
             start,
             frames,
@@ -289,7 +288,7 @@ impl Flow {
     /// The whole utterance in one call: `[frames, mel]` without the prompt's.
     pub(super) fn solve(&self, prompt: &Arc<Prompt>, tokens: &[u32], mask: Mask) -> Result<Tensor> {
         let choice = if mask == Mask::Full { FinalChunk::Reference } else { FinalChunk::Causal };
-        let mut stream = Stream::new(prompt.clone(), None, choice);
+        let mut stream = Stream::new(prompt.clone(), None, self.config.steps, choice);
         self.push(&mut stream, tokens, true);
         let mut parts = Vec::new();
         while self.pending(&stream) > 0 {
@@ -303,11 +302,11 @@ impl Flow {
 }
 
 impl Stream {
-    /// A stream behind `prompt`, from its shared prefix where there is one.
-    pub(super) fn new(prompt: Arc<Prompt>, prefix: Option<&Prefix>, final_chunk: FinalChunk) -> Self {
+    /// A stream behind `prompt`, from its shared prefix where there is one, of a solver of `steps` Euler steps.
+    pub(super) fn new(prompt: Arc<Prompt>, prefix: Option<&Prefix>, steps: usize, final_chunk: FinalChunk) -> Self {
         let (steps, done) = match prefix {
             Some(prefix) => (prefix.steps.clone(), prefix.frames),
-            None => (fresh(), 0),
+            None => (fresh(steps), 0),
         };
         Self {
             tokens: prompt.tokens.clone(),
@@ -353,33 +352,6 @@ impl Prefix {
     }
 }
 
-fn fresh() -> Vec<StepState> {
-    (0..EULER_STEPS).map(|_| StepState::default()).collect()
-}
-
-/// The solver's times: `1 - cos(pi/2 * k/steps)`, in single precision as the reference computes them.
-fn times() -> Vec<f32> {
-    let at = |k: usize| 1.0 - (k as f32 / EULER_STEPS as f32 * 0.5 * std::f32::consts::PI).cos();
-    (0..=EULER_STEPS).map(at).collect()
-}
-
-/// The times at which the network is evaluated: accumulated, as the reference does.
-fn evaluation_times(times: &[f32]) -> Vec<f32> {
-    let mut t = times[0];
-    let mut dt = times[1] - times[0];
-    let mut visited = Vec::with_capacity(EULER_STEPS);
-    for k in 1..times.len() {
-        visited.push(t);
-        t += dt;
-        if let Some(next) = times.get(k + 1) {
-            dt = next - t;
-        }
-    }
-    visited
-}
-
-/// The length of Euler step `step`.
-fn delta(times: &[f32], step: usize) -> f32 {
-    let visited = evaluation_times(times);
-    times[step + 1] - visited[step]
+fn fresh(steps: usize) -> Vec<StepState> {
+    (0..steps).map(|_| StepState::default()).collect()
 }

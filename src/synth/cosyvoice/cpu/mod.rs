@@ -29,7 +29,7 @@ use super::backend::{
     VoiceHandle,
 };
 use super::checkpoint::{Part, TensorFile, find};
-use super::config::{Config, EULER_STEPS, FlowConfig};
+use super::config::{Config, FlowConfig};
 use super::noise::SineTable;
 use crate::synth::{EngineLimits, Memory, PerStage, Slot, SynthError};
 
@@ -86,7 +86,7 @@ impl CpuBackend {
             limits: EngineLimits {
                 slots,
                 width: PerStage::new([1, DECODE_WIDTH.min(slots), 1, 1]),
-                rounds: PerStage::new([1, DECODE_ROUNDS, EULER_STEPS as u32, 1]),
+                rounds: PerStage::new([1, DECODE_ROUNDS, config.flow.steps as u32, 1]),
                 parks: false,
                 launches: false,
                 grows: false,
@@ -145,7 +145,7 @@ impl CpuBackend {
 
     fn frame_bytes(&self) -> u64 {
         let flow = &self.config.flow;
-        (EULER_STEPS * flow.depth * 2 * 2 * flow.inner() * 4) as u64
+        (flow.steps * flow.depth * 2 * 2 * flow.inner() * 4) as u64
     }
 }
 
@@ -203,7 +203,12 @@ impl Backend for CpuBackend {
         let voice = request.voice;
         let entry = self.voices.get_mut(&voice).ok_or_else(|| SynthError::Input("the voice was removed".into()))?;
         entry.holds += 1;
-        let stream = flow::Stream::new(entry.prompt.clone(), entry.prefix.as_ref(), self.options.final_chunk);
+        let stream = flow::Stream::new(
+            entry.prompt.clone(),
+            entry.prefix.as_ref(),
+            self.config.flow.steps,
+            self.options.final_chunk,
+        );
         self.slots.insert(slot, SlotState::new(request, &self.config, stream, self.hift.start()));
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Probe for CpuBackend {
     }
 
     fn times(&self) -> Vec<f32> {
-        self.flow.times().to_vec()
+        self.flow.times()
     }
 
     fn flow_noise(&mut self, frames: usize) -> Result<Values, SynthError> {
@@ -115,7 +115,7 @@ impl Probe for CpuBackend {
     ) -> Result<Values, SynthError> {
         let prompt = Arc::new(self.flow.prompt(prompt).map_err(device)?);
         let prefix = self.flow.prefix(&prompt).map_err(device)?;
-        let mut stream = Stream::new(prompt, Some(&prefix), end);
+        let mut stream = Stream::new(prompt, Some(&prefix), self.config.flow.steps, end);
         stream.cut_blocks();
         let mut parts = Vec::new();
         let mut from = 0;

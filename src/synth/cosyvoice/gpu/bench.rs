@@ -18,7 +18,7 @@ use super::voices::Voice;
 use super::{Device, Elt, hift, llm, units, weights};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{Embed, FlowPrompt, Hardware, MinLength, Sampling};
-use crate::synth::cosyvoice::config::{EULER_STEPS, SOS, TASK};
+use crate::synth::cosyvoice::config::{SOS, TASK};
 
 /// One measured thing.
 #[derive(Clone, Debug, PartialEq)]
@@ -405,8 +405,8 @@ impl Bench<'_> {
     }
 
     fn flow_costs(&mut self, effort: &Effort, out: &mut Vec<Cost>) -> Result<(), GpuError> {
-        let (visible, steps) = (effort.visible, effort.rounds.min(EULER_STEPS));
         let f = self.acoustic.solver.config.flow.clone();
+        let (visible, steps) = (effort.visible, effort.rounds.min(f.steps));
         let block = f.block;
         let before = visible / block;
         let prompt = self.prompt(before);

@@ -49,11 +49,11 @@ impl Capacity {
         Self { alone, sustained, resident, calls: calls as u64 }
     }
 
-    /// From the costs of steps, of which there are those of one row and of 32 or more.
+    /// From the costs of steps, of which there are those of one row and of 32 or more, `euler` of them in the flow.
     ///
     /// # Errors
     /// The name of a step that was not measured.
-    fn from_costs(costs: &[Cost], resident: u64) -> Result<Self, &'static str> {
+    fn from_costs(costs: &[Cost], resident: u64, euler: usize) -> Result<Self, &'static str> {
         let narrow = |stage: &'static str| {
             costs.iter().find(|c| c.stage == stage && c.width == 1).map(|c| c.seconds).ok_or(stage)
         };
@@ -64,10 +64,10 @@ impl Capacity {
         };
         let alone = narrow("prefill")?
             + FIRST_TOKENS * narrow("decode")?
-            + EULER_STEPS as f64 * narrow("flow step")?
+            + euler as f64 * narrow("flow step")?
             + narrow("vocode 12")?;
         // A chunk of the flow and of the vocoder is a second.
-        let second = TOKENS * wide("decode")? + EULER_STEPS as f64 * wide("flow step")? + wide("vocode")?;
+        let second = TOKENS * wide("decode")? + euler as f64 * wide("flow step")? + wide("vocode")?;
         Ok(Self::of(alone, 1.0 / second, resident))
     }
 }
@@ -77,6 +77,7 @@ impl Capacity {
 /// # Errors
 /// The device cannot be used or failed.
 pub fn measure(config: Config, ordinal: u32, hardware: &Hardware) -> Result<Capacity, GpuError> {
+    let euler = config.flow.steps;
     let frames = (UTTERANCE * config.frame_rate() as f64) as u32;
     let options = Options { hardware: hardware.clone(), ..Options::default() };
     let mut backend = GpuBackend::new(config, &random_source(1), ordinal, options, Precision::default())?;
@@ -84,7 +85,7 @@ pub fn measure(config: Config, ordinal: u32, hardware: &Hardware) -> Result<Capa
     let resident = (backend.memory().total / each).min(u64::from(backend.caps().limits.slots));
     let effort = Effort { repeats: 3, widths: vec![1, 32], ..Effort::default() };
     let costs = backend.stage_costs(&effort)?;
-    Capacity::from_costs(&costs, resident)
+    Capacity::from_costs(&costs, resident, euler)
         .map_err(|stage| GpuError::Model(format!("there is no memory to measure `{stage}`")))
 }
 
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_costs_of_an_h200_give_about_what_was_measured_on_it() {
-        let found = Capacity::from_costs(&h200(), 150).expect("complete");
+        let found = Capacity::from_costs(&h200(), 150, EULER_STEPS).expect("complete");
         // 17 ms alone, 500 sustained; 200 calls at 74 ms and 300 with stalls.
         assert!((0.014..0.019).contains(&found.alone), "{found:?}");
         assert!((420.0..560.0).contains(&found.sustained), "{found:?}");
@@ -222,8 +223,8 @@ mod tests {
     #[test]
     fn a_step_that_is_not_there_is_named_and_little_memory_bounds_calls() {
         let without: Vec<Cost> = h200().into_iter().filter(|c| c.stage != "vocode").collect();
-        assert_eq!(Capacity::from_costs(&without, 150), Err("vocode"));
-        let small = Capacity::from_costs(&h200(), 10).expect("complete");
+        assert_eq!(Capacity::from_costs(&without, 150, EULER_STEPS), Err("vocode"));
+        let small = Capacity::from_costs(&h200(), 10, EULER_STEPS).expect("complete");
         assert!(small.calls < 40, "{small:?}");
     }
 

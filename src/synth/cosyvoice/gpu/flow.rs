@@ -9,7 +9,6 @@ mod linear;
 pub(super) mod load;
 
 use std::collections::BTreeMap;
-use std::f32::consts::PI;
 use std::sync::Arc;
 
 use self::linear::{Kind, Linear, Linears};
@@ -17,7 +16,7 @@ use super::device::{Buf, Device, Elt, GpuError, Graph, Kernel, Staging, start};
 use super::gemm::{Act, Conv, Tile};
 use super::mirror::mirrored;
 use super::weights::{Packed, padded};
-use crate::synth::cosyvoice::config::{CONV_POS_KERNEL, DEFAULT_LEAKY_SLOPE, EULER_STEPS, FlowConfig, LAYER_NORM_EPS};
+use crate::synth::cosyvoice::config::{CONV_POS_KERNEL, DEFAULT_LEAKY_SLOPE, FlowConfig, LAYER_NORM_EPS};
 
 /// Widths in chunks that a graph is recorded for.
 pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64];
@@ -25,8 +24,6 @@ pub(super) const WIDTHS: [usize; 13] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48
 pub(super) const WIDTH: usize = WIDTHS[WIDTHS.len() - 1];
 /// Chunks of a round up to which blocks of one utterance run side by side: a wider round costs in proportion.
 pub(super) const PAYS: usize = 32;
-/// Most Euler steps of one call.
-pub(super) const ROUNDS: usize = EULER_STEPS;
 /// Blocks that one utterance may have, prompt included.
 pub(super) const PAGES: usize = 64;
 /// Kernel of the second pre-lookahead convolution, which looks back.
@@ -446,11 +443,6 @@ pub(super) fn defines(f: &FlowConfig) -> Vec<(&'static str, i64)> {
         ("MEL", f.mel as i64),
         ("BLOCK", f.block as i64),
         ("LAYERS", f.depth as i64),
-        ("STEPS", EULER_STEPS as i64),
+        ("STEPS", f.steps as i64),
     ]
-}
-
-/// The solver's times: `1 - cos(pi/2 * k/steps)`, in single precision as the reference computes them.
-pub(super) fn times() -> Vec<f32> {
-    (0..=EULER_STEPS).map(|k| 1.0 - (k as f32 / EULER_STEPS as f32 * 0.5 * PI).cos()).collect()
 }

@@ -88,7 +88,7 @@ use super::backend::{
     VoiceHandle,
 };
 use super::checkpoint::Checkpoint;
-use super::config::{Config, EULER_STEPS};
+use super::config::Config;
 use super::cpu;
 use crate::synth::{EngineLimits, Memory, PerStage, Slot, Stage, SynthError};
 
@@ -187,7 +187,7 @@ impl GpuBackend {
                     widest(flow::WIDTH),
                     widest(hift::WIDTH),
                 ]),
-                rounds: PerStage::new([1, llm::ROUNDS as u32, EULER_STEPS as u32, 1]),
+                rounds: PerStage::new([1, llm::ROUNDS as u32, config.flow.steps as u32, 1]),
                 parks: false,
                 launches: true,
                 grows: true,

@@ -6,7 +6,7 @@ use super::flight::Acoustic;
 use super::hift::Excerpt;
 use super::slots::Stream;
 use super::solver::{Job, poisoned};
-use super::{GpuBackend, device, flow};
+use super::{GpuBackend, device};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{BackendCaps, Embed, FinalChunk, FlowPrompt, MinLength, Sampling};
 use crate::synth::cosyvoice::cpu;
@@ -158,7 +158,7 @@ impl Probe for GpuBackend {
     }
 
     fn times(&self) -> Vec<f32> {
-        flow::times()
+        self.config.flow.times()
     }
 
     fn flow_noise(&mut self, frames: usize) -> Result<Values, SynthError> {

@@ -8,7 +8,7 @@ use super::device::Buf;
 use super::slabs::{Pool, Slab};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{End, FinalChunk, SlotRequest, VoiceHandle};
-use crate::synth::cosyvoice::config::{EULER_STEPS, FlowConfig};
+use crate::synth::cosyvoice::config::FlowConfig;
 
 /// One utterance.
 pub(super) struct SlotState {
@@ -42,6 +42,8 @@ pub(super) struct Stream {
     ratio: usize,
     block: usize,
     lookahead: usize,
+    /// Euler steps of a block.
+    steps: usize,
 }
 
 struct Window {
@@ -83,6 +85,7 @@ impl Stream {
             ratio,
             block: config.block,
             lookahead: config.lookahead,
+            steps: config.steps,
         }
     }
 
@@ -110,7 +113,7 @@ impl Stream {
     pub(super) fn pending(&self) -> usize {
         let (ready, begun) = (self.ready(), self.begun());
         let last = self.windows.back().map(|w| w.step);
-        let in_flight = last.map_or(0, |step| EULER_STEPS - step);
+        let in_flight = last.map_or(0, |step| self.steps - step);
         if begun >= ready {
             return in_flight;
         }
@@ -125,10 +128,10 @@ impl Stream {
         // round later.
         let chain = match (windows, last) {
             (0, _) => in_flight,
-            (n, Some(0)) => EULER_STEPS + n,
-            (n, _) => EULER_STEPS + n - 1,
+            (n, Some(0)) => self.steps + n,
+            (n, _) => self.steps + n - 1,
         };
-        chain + if whole { EULER_STEPS } else { 0 }
+        chain + if whole { self.steps } else { 0 }
     }
 
     /// Whether every frame is out and none will follow.
@@ -171,7 +174,7 @@ impl Stream {
             });
             window.step += 1;
         }
-        while let Some(window) = self.windows.pop_front_if(|w| w.step == EULER_STEPS) {
+        while let Some(window) = self.windows.pop_front_if(|w| w.step == self.steps) {
             let end = window.start + window.frames;
             if let Some(whole) = window.whole {
                 // The new frames are read from the solve's own slabs; what came before stays.

@@ -12,7 +12,7 @@ use super::slots::{Next, Stream};
 use super::voices::{Prefix, Voice, Voices};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{FinalChunk, FlowPrompt, VoiceHandle};
-use crate::synth::cosyvoice::config::{Config, EULER_STEPS};
+use crate::synth::cosyvoice::config::Config;
 
 /// One stream that is to be advanced.
 pub(super) struct Job<'a> {
@@ -123,7 +123,7 @@ impl Solver {
     ) -> Result<(bool, Vec<Option<SynthError>>), SynthError> {
         let mut failed: Vec<Option<SynthError>> = streams.iter().map(|_| None).collect();
         let mut plan: Vec<Vec<ChunkRun>> = Vec::with_capacity(rounds);
-        for _ in 0..rounds.min(flow::ROUNDS) {
+        for _ in 0..rounds.min(self.config.flow.steps) {
             let mut round = Vec::with_capacity(streams.len());
             // Blocks of one stream in a round beyond its first: as many as keep the round below what pays.
             let mut spare = flow::PAYS.saturating_sub(streams.len());
@@ -172,7 +172,7 @@ impl Solver {
         job: Job<'_>,
         limit: usize,
     ) -> Result<Option<SynthError>, SynthError> {
-        let (started, mut failed) = self.advance(voices, &mut [job], EULER_STEPS, limit)?;
+        let (started, mut failed) = self.advance(voices, &mut [job], self.config.flow.steps, limit)?;
         self.device.sync()?;
         self.settle(started, &mut failed);
         Ok(failed.pop().flatten())

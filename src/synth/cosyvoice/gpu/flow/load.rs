@@ -9,11 +9,11 @@ use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::linear::{Linear, Linears};
 use super::{
-    ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, POSITION_TILE, QUERIES, ROUNDS,
-    Scratch, Staged, WIDTH, Weights, attend_shared, defines, times,
+    ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, POSITION_TILE, QUERIES, Scratch,
+    Staged, WIDTH, Weights, attend_shared, defines,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
-use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, EULER_STEPS, FlowConfig, TIME_EMBED};
+use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
 use crate::synth::cosyvoice::noise;
 
 const ROOT: &str = "decoder.estimator";
@@ -94,9 +94,7 @@ fn weights(packer: &Packer, source: &dyn Source, config: &Config) -> Result<Weig
     let (w, b) = pair(source, &format!("{ROOT}.proj_out"), f.mel, dim)?;
     let out = packer.whole(&w, f.mel, dim, 1, Some(&b))?;
 
-    let times = times();
-    let visited = evaluation_times(&times);
-    let deltas: Vec<f32> = (0..EULER_STEPS).map(|k| times[k + 1] - visited[k]).collect();
+    let (visited, deltas): (Vec<f32>, Vec<f32>) = f.evaluations().into_iter().unzip();
     let modulation = modulation(packer, source, f, &visited)?;
     let noise_frames = config.noise_frames();
     let rope = rope_table(&get(&format!("{ROOT}.rotary_embed.inv_freq"), &[f.head_dim / 2])?, noise_frames + f.block);
@@ -213,11 +211,11 @@ impl Flow {
                 .map(|name| module.kernel(name, ATTEND_SHARED))
                 .collect::<Result<_, _>>()?,
         };
-        let x_offset = EULER_STEPS * f.depth * 4 * f.block * f.inner() * elt.size();
-        let hist_bytes = EULER_STEPS * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
+        let x_offset = f.steps * f.depth * 4 * f.block * f.inner() * elt.size();
+        let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
         let chunk_bytes = WIDTH * size_of::<ChunkArgs>();
-        let tokens_bytes = ROUNDS * WIDTH * (per_row + size_of::<ChunkArgs>()) * 4;
+        let tokens_bytes = f.steps * WIDTH * (per_row + size_of::<ChunkArgs>()) * 4;
         Ok(Self {
             device: device.clone(),
             config: f.clone(),
@@ -234,7 +232,7 @@ impl Flow {
             front: front(packer, source, config)?,
             scratch: scratch(packer, config)?,
             staged: Staged {
-                chunks: (0..ROUNDS).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
+                chunks: (0..f.steps).map(|_| Staging::new(device, "chunks", chunk_bytes)).collect::<Result<_, _>>()?,
                 current: device.zeros("chunks", chunk_bytes)?,
                 tokens: Staging::new(device, "chunk tokens", tokens_bytes)?,
                 bad: Staging::new(device, "flags", WIDTH * 4)?,
@@ -253,18 +251,6 @@ fn rope_table(frequencies: &[f32], positions: usize) -> Vec<[f32; 2]> {
     (0..positions)
         .flat_map(|p| frequencies.iter().map(move |f| p as f32 * f).map(|a| [a.cos(), a.sin()]).collect::<Vec<_>>())
         .collect()
-}
-
-/// The times at which the network is evaluated: accumulated, as the reference does.
-fn evaluation_times(times: &[f32]) -> Vec<f32> {
-    let (mut t, mut dt) = (times[0], times[1] - times[0]);
-    let mut visited = Vec::with_capacity(EULER_STEPS);
-    for k in 1..times.len() {
-        visited.push(t);
-        t += dt;
-        dt = times.get(k + 1).map_or(dt, |next| next - t);
-    }
-    visited
 }
 
 /// `[step][6 * depth + 2][dim]`: what every modulation layer gives at each time, folded once.
