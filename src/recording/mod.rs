@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use dashmap::DashMap;
 use metrics::counter;
@@ -45,6 +45,8 @@ const HORIZON: Duration = Duration::from_secs(1);
 const LAST: Duration = Duration::from_secs(2);
 /// Samples, of both channels, that a call keeps while the disk takes none: half a minute.
 const KEPT: usize = 2 * 30 * RATE as usize;
+/// A recording that was not completed and not written to for so long never will be: its gateway was killed.
+const ABANDONED: Duration = Duration::from_secs(60);
 
 /// `[recording]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -219,7 +221,10 @@ impl Recordings {
             loop {
                 tokio::select! {
                     frame = tap.recv() => match frame {
-                        Some(frame) => recorder.frame(clock::now(), &frame),
+                        Some(frame) => {
+                            recorder.begin(clock::wall(), frame.at);
+                            recorder.frame(clock::now(), &frame);
+                        }
                         None => break,
                     },
                     _ = blocks.tick() => recorder.block(clock::now(), &recordings.0.queue),
@@ -270,6 +275,9 @@ impl Recordings {
         let file = dir.join(format!("{id}.{}", description.format.extension()));
         match description.duration_ms {
             Some(_) => Ok((description, file)),
+            None if !self.0.live.contains_key(&CallId::from(id)) && is_abandoned(&file) => {
+                Ok((Description { gaps: true, ..description }, file))
+            }
             None => Err(RecordingError::Open),
         }
     }
@@ -302,6 +310,13 @@ fn described(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.json"))
 }
 
+/// Whether nobody writes to a recording any more. Every second something is written, a pause included.
+fn is_abandoned(file: &Path) -> bool {
+    let now = SystemTime::UNIX_EPOCH + clock::wall();
+    let written = std::fs::metadata(file).and_then(|file| file.modified());
+    written.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > ABANDONED))
+}
+
 /// One call's recording until it is with the thread.
 struct Recorder {
     description: Description,
@@ -310,6 +325,8 @@ struct Recorder {
     mixer: Mixer,
     /// The last frame's time in the call, and when it was here: what time it is in the call.
     latest: Option<(Duration, Instant)>,
+    /// Where in the call the file begins, in samples.
+    origin: Option<i64>,
     opened: bool,
     /// What the queue has not taken.
     waiting: Vec<i16>,
@@ -325,9 +342,19 @@ impl Recorder {
             timelines: [Timeline::new(RATE), Timeline::new(RATE)],
             mixer: Mixer::new(),
             latest: None,
+            origin: None,
             opened: false,
             waiting: Vec::new(),
             skipped: 0,
+        }
+    }
+
+    /// The first frame is here, at `at` in the call: the file begins with it, and not with the call, of which a consent
+    /// or the ringing may have gone before.
+    fn begin(&mut self, wall: Duration, at: Duration) {
+        if self.origin.is_none() {
+            self.origin = Some(samples(at));
+            self.description.started_ms = wall.as_millis() as u64;
         }
     }
 
@@ -340,7 +367,7 @@ impl Recorder {
         // Also while it is paused: the clocks go on.
         let index = self.timelines[channel].place(frame.position, frame.at);
         if *self.state.borrow() == State::Recording {
-            self.mixer.add(channel, index, &frame.pcm);
+            self.mixer.add(channel, index - self.origin.unwrap_or(0), &frame.pcm);
         }
     }
 
@@ -348,7 +375,7 @@ impl Recorder {
     fn block(&mut self, now: Instant, queue: &SyncSender<Message>) {
         let Some((at, when)) = self.latest else { return };
         let time = (at + now.saturating_duration_since(when)).saturating_sub(HORIZON);
-        self.waiting.extend(self.mixer.take(samples(time)));
+        self.waiting.extend(self.mixer.take(samples(time) - self.origin.unwrap_or(0)));
         if self.waiting.len() > KEPT {
             // overflow: drops (counted): silence takes its place
             self.skipped += self.waiting.len();

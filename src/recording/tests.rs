@@ -201,3 +201,31 @@ fn agents_decide_within_what_the_mode_allows() {
         recordings.shutdown();
     }
 }
+
+#[test]
+fn what_a_killed_gateway_left_can_be_had_once_nobody_writes_to_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let recordings = Recordings::start(config(dir.path(), Format::Wav)).expect("a thread");
+    let text = serde_json::to_vec(&description("d", Format::Wav)).expect("plain");
+    std::fs::write(dir.path().join("d.json"), text).expect("written");
+    std::fs::write(dir.path().join("d.wav"), b"RIFF").expect("written");
+    assert!(matches!(recordings.find("d"), Err(RecordingError::Open)), "it may still be written");
+    let before = std::time::SystemTime::UNIX_EPOCH + clock::wall() - 2 * ABANDONED;
+    let file = std::fs::File::options().write(true).open(dir.path().join("d.wav")).expect("there");
+    file.set_modified(before).expect("set");
+    let (found, _) = recordings.find("d").expect("abandoned");
+    assert_eq!((found.gaps, found.duration_ms), (true, None));
+    recordings.shutdown();
+}
+
+#[test]
+fn a_recording_begins_with_its_first_sound_whatever_went_before() {
+    let (_state, state) = watch::channel(State::Recording);
+    let mut recorder = Recorder::new(description("e", Format::Wav), state);
+    // The consent took three seconds.
+    recorder.begin(Duration::from_secs(100), Duration::from_secs(3));
+    recorder.frame(clock::now(), &frame(TapDirection::Inbound, 150, Duration::ZERO, [1; 160].into()));
+    recorder.begin(Duration::from_secs(200), Duration::from_secs(4));
+    assert_eq!(recorder.description.started_ms, 100_000);
+    assert_eq!(recorder.mixer.take_all().len(), 2 * 160);
+}

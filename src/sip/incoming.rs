@@ -170,5 +170,40 @@ fn headers(request: &Request) -> BTreeMap<String, String> {
         )
     });
     let told = told.filter(|header| header.value().len() <= MAX_HEADER).take(MAX_HEADERS);
-    told.map(|header| (header.name().to_owned(), header.value().to_owned())).collect()
+    let mut found: BTreeMap<String, String> = BTreeMap::new();
+    for header in told {
+        let (name, value) = (header.name(), header.value());
+        match found.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            // Lines of one name are one list (RFC 3261 section 7.3.1): the first Diversion is the latest.
+            Some((_, known)) if known.len() + value.len() + 2 <= MAX_HEADER => {
+                known.push_str(", ");
+                known.push_str(value);
+            }
+            Some(_) => {}
+            None => drop(found.insert(name.to_owned(), value.to_owned())),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_one_header_are_one_list_in_their_order() {
+        let long = "x".repeat(MAX_HEADER);
+        let text = format!(
+            "INVITE sip:x@192.0.2.9 SIP/2.0\r\nVia: SIP/2.0/UDP h;branch=z9hG4bK1\r\nFrom: <sip:a@b>;tag=1\r\n\
+             To: <sip:x@y>\r\nCall-ID: 1\r\nCSeq: 1 INVITE\r\nDiversion: <sip:+492@h>;reason=no-answer\r\n\
+             X-Long: {long}\r\ndiversion: <sip:+491@h>;reason=unconditional\r\nX-Long: y\r\nContent-Length: 0\r\n\r\n"
+        );
+        let request = rsipstack::sip::SipMessage::try_from(text.as_bytes()).expect("parses");
+        let rsipstack::sip::SipMessage::Request(request) = request else { panic!("a request") };
+        let mut found = headers(&request);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found["X-Long"].len(), MAX_HEADER, "what does not fit is left out");
+        identity::complete(&mut found, "sip:a@b", true);
+        assert_eq!(found["X-Antiphon-Diverted-From"], "+492", "the latest diversion");
+    }
 }

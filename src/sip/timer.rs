@@ -87,8 +87,12 @@ impl SessionTimer {
     /// What the peer's answer to our request settles, `None` where it names no interval: then there is no timer.
     pub(super) fn answered(response: &Response, now: Instant) -> Option<Self> {
         let (seconds, refresher) = read(response.header_value("Session-Expires").as_deref())?;
+        // No interval is no timer, and not a session that is over at once.
+        if seconds == 0 {
+            return None;
+        }
         // Left out by mistake, it is ours: refreshing without need harms nobody.
-        Some(Self::new(seconds.max(1), refresher != Some(Role::Uas), now))
+        Some(Self::new(seconds, refresher != Some(Role::Uas), now))
     }
 
     /// The same timer with the interval that a refusal (422) demands. `None`: it demands nothing more.
