@@ -102,6 +102,11 @@ impl CallerInput {
         self.silent_at = Some(now + QUIET);
     }
 
+    /// Whether it is being found out.
+    pub(super) fn is_detecting(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| !answer.is_done())
+    }
+
     /// A recogniser understood `words`, which may show who answered.
     pub(super) fn understood(&mut self, words: &str) {
         self.found = self.answer.as_mut().and_then(|answer| answer.heard(words)).or(self.found);

@@ -162,6 +162,8 @@ impl Calls {
             let _listed = listed;
             CallTask::new(shared, leg, voice_and_ears, inbox, tellers, told).run().await;
         })?;
+        // Its announcement may go on: a call that is heard while it rings.
+        inner.arrived.notify_waiters();
         // Draining may have begun meanwhile and not have seen this call.
         if self.is_draining() {
             handle.hang_up(EndReason::Drained);

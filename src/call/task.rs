@@ -132,6 +132,7 @@ impl<L: MediaLeg> CallTask<L> {
                 }
             }
             Action::Event(event) => self.tell(event),
+            Action::Watched(event) => self.tell_watchers(&event),
             Action::Message(text) => {
                 if !self.leg.send_message(&text) {
                     machine.handle_failure("there is no data channel, or it is full: a message was lost".into());
@@ -178,13 +179,18 @@ impl<L: MediaLeg> CallTask<L> {
     }
 
     fn tell(&self, event: CallEvent) {
+        self.tell_watchers(&event);
+        // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
+        let _ = self.tellers.events.send(event);
+    }
+
+    fn tell_watchers(&self, event: &CallEvent) {
         tracing::debug!(call = %self.shared.meta.id, ?event, "call");
         if let Some(witness) = &self.told.witness {
-            witness.happened(&self.shared.meta.id, &event);
+            witness.happened(&self.shared.meta.id, event);
         }
-        // overflow: drops the oldest; the listener is told how many. No listener is fine, too.
+        // overflow: as above
         let _ = self.told.all.send((self.shared.meta.id.clone(), event.clone()));
-        let _ = self.tellers.events.send(event);
     }
 }
 

@@ -4,6 +4,7 @@
 //! A telephone rings for longer than an HTTP client or a proxy waits. So a call has its id at once, a task of its own
 //! dials, and the client that asked follows it in the list of calls and on `/v1/events`.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use super::dialers::{self, Dialer};
 use super::{Admission, CallRequest, Detection, Gateway, GatewayError};
 use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
 use crate::clock;
-use crate::sip::{DialError, DialRequest, Provisional};
+use crate::sip::{DialError, DialRequest, Endpoint, Provisional};
 
 /// The calls that ring. Clones mean the same ones.
 #[derive(Clone, Debug, Default)]
@@ -173,12 +174,7 @@ impl Gateway {
                     },
                 );
             };
-            let leg = tokio::select! {
-                leg = sip.dial_watched(request, &tell) => leg.map_err(GatewayError::Dial),
-                // The INVITE's future is dropped, which sends CANCEL.
-                () = ringing.cancel.cancelled() => Err(GatewayError::Cancelled),
-            };
-            let outcome = leg.and_then(|leg| gateway.connect(admission, leg, &ringing));
+            let outcome = gateway.ring(&sip, request, &tell, admission, &ringing).await;
             // Live or over: what is told of its end can be relied on in the list.
             gateway.outgoing.0.remove(&ringing.meta.id);
             if let Err(error) = &outcome {
@@ -193,24 +189,82 @@ impl Gateway {
         Ok(Placed { id, answer, cancel })
     }
 
-    fn connect(
+    /// Dials until somebody answers. Where the called side sends sound before, the call is live from then on, without its
+    /// agent: it is heard, and media sockets may listen.
+    async fn ring(
         &self,
+        sip: &Endpoint,
+        request: DialRequest,
+        tell: &(dyn Fn(Provisional) + Send + Sync),
         admission: Admission,
-        leg: crate::media::sip::SipLeg,
         ringing: &Ringing,
     ) -> Result<CallHandle, GatewayError> {
-        self.dialling(ringing, Dialling::Answered);
-        let call = admission.start(leg)?;
-        // Given up at the moment of the answer.
-        if ringing.cancel.is_cancelled() {
-            call.hang_up(EndReason::HungUp);
+        let mut live: Option<CallHandle> = None;
+        let (early, mut sound) = oneshot::channel();
+        let mut waits = true;
+        // Dropped before what follows: it sends CANCEL where nobody has answered.
+        let answered = {
+            let mut dial = pin!(sip.dial_early(request, tell, early));
+            loop {
+                tokio::select! {
+                    biased;
+                    leg = &mut sound, if waits => {
+                        waits = false;
+                        let Ok(leg) = leg else { continue };
+                        match admission.begin(leg) {
+                            Ok(call) => live = Some(call),
+                            Err(error) => break Err(error),
+                        }
+                    }
+                    answer = &mut dial => break answer.map_err(GatewayError::Dial),
+                    () = ringing.cancel.cancelled() => break Err(GatewayError::Cancelled),
+                    () = over(live.as_ref()) => break Err(GatewayError::Cancelled),
+                }
+            }
+        };
+        let answered = match answered {
+            // Sound and answer came together.
+            Ok(None) if live.is_none() => Ok(sound.try_recv().ok()),
+            other => other,
+        };
+        let begun = answered.and_then(|leg| {
+            self.dialling(ringing, Dialling::Answered);
+            match (leg, live.clone()) {
+                (Some(leg), _) => admission.begin(leg),
+                (None, Some(call)) => Ok(call),
+                (None, None) => Err(GatewayError::Cancelled),
+            }
+        });
+        match begun {
+            Ok(call) => {
+                admission.serve(&call);
+                // Given up at the moment of the answer.
+                if ringing.cancel.is_cancelled() {
+                    call.hang_up(EndReason::HungUp);
+                }
+                Ok(call)
+            }
+            Err(error) => {
+                if let Some(call) = live {
+                    call.hang_up(EndReason::HungUp);
+                    call.ended().await;
+                }
+                Err(error)
+            }
         }
-        Ok(call)
     }
 
     fn dialling(&self, ringing: &Ringing, state: Dialling) {
         *ringing.state.lock().unwrap_or_else(PoisonError::into_inner) = state.clone();
         self.calls.dialling(&ringing.meta, ringing.trunk.as_deref(), state);
+    }
+}
+
+/// Waits for the end of a call; for ever where there is none.
+async fn over(call: Option<&CallHandle>) {
+    match call {
+        Some(call) => drop(call.ended().await),
+        None => std::future::pending().await,
     }
 }
 

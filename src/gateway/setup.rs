@@ -183,14 +183,29 @@ impl Admission {
     /// # Errors
     /// The limit of calls was reached meanwhile, or the gateway drains; the leg is dropped, which ends the session.
     pub fn start<L: MediaLeg>(self, leg: L) -> Result<CallHandle, GatewayError> {
-        let Self { gateway, meta, agent, detection, lease, _arriving } = self;
-        let handle = match gateway.fallback_for(&agent) {
+        let handle = self.begin(leg)?;
+        self.serve(&handle);
+        Ok(handle)
+    }
+
+    /// Starts the call on its leg, without its agent: the first half of [`Admission::start`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn begin<L: MediaLeg>(&self, leg: L) -> Result<CallHandle, GatewayError> {
+        let Self { gateway, meta, agent, .. } = self;
+        Ok(match gateway.fallback_for(agent) {
             Some(fallback) => {
                 let speech = WithFallback::new(gateway.engine.clone(), fallback.clone());
-                gateway.calls.start_with(meta, leg, Arc::new(speech))?
+                gateway.calls.start_with(meta.clone(), leg, Arc::new(speech))?
             }
-            None => gateway.calls.start(meta, leg)?,
-        };
+            None => gateway.calls.start(meta.clone(), leg)?,
+        })
+    }
+
+    /// Hands a call that has begun to its agent: the other half.
+    pub(super) fn serve(self, handle: &CallHandle) {
+        let Self { gateway, agent, detection, lease, _arriving, .. } = self;
         if detection != Detection::Off {
             // Before the agent's first word. A call that is over already has no answer.
             let _ = handle.detect_answer(detection == Detection::Hold);
@@ -201,9 +216,8 @@ impl Admission {
             drop(lease);
         });
         // Before the agent's first word, too.
-        gateway.record(&handle, &agent);
+        gateway.record(handle, &agent);
         gateway.agents.serve(handle.clone(), agent);
-        Ok(handle)
     }
 }
 

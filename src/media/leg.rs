@@ -144,6 +144,11 @@ impl Arrivals {
 /// What happened on a leg.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LegEvent {
+    /// The called side sends sound before it answers; `sends`: it is to get silence meanwhile.
+    Early {
+        /// Whether packets of ours may leave.
+        sends: bool,
+    },
     /// Media may flow (ICE and DTLS done; SIP: ACK seen).
     Connected,
     /// A packet of the negotiated audio or telephone-event payload types.

@@ -84,6 +84,8 @@ pub(crate) struct Parts {
     pub(crate) agreed: Agreed,
     pub(crate) peer: Peer,
     pub(crate) media_timeout: Duration,
+    /// The call is not answered yet; whether the called side gets packets meanwhile.
+    pub(crate) early: Option<bool>,
     pub(crate) signals: mpsc::Receiver<Signal>,
     pub(crate) controls: mpsc::Sender<Control>,
 }
@@ -103,6 +105,8 @@ pub struct SipLeg {
     /// When RTP or RTCP was last heard, or the wait for it began.
     heard: Instant,
     media_timeout: Duration,
+    /// Until the answer: whether packets leave.
+    early: Option<bool>,
     signals: mpsc::Receiver<Signal>,
     controls: mpsc::Sender<Control>,
     /// Drained before anything else is read, so a wake bounds it.
@@ -146,7 +150,7 @@ enum Wake {
 impl SipLeg {
     pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
         let now = clock::now();
-        let Parts { ports, agreed, peer, media_timeout, signals, controls } = parts;
+        let Parts { ports, agreed, peer, media_timeout, early, signals, controls } = parts;
         let protection = protection(None, &agreed)?;
         let ssrc = rand::random();
         let cname = format!("{:016x}", rand::random::<u64>());
@@ -162,6 +166,7 @@ impl SipLeg {
             ssrc,
             heard: now,
             media_timeout,
+            early,
             signals,
             controls,
             events: VecDeque::new(),
@@ -211,12 +216,18 @@ impl SipLeg {
     }
 
     fn listens(&self) -> bool {
-        self.agreed.direction.receives() && !self.agreed.held
+        // What rings may do so in silence.
+        self.early.is_none() && self.agreed.direction.receives() && !self.agreed.held
     }
 
     fn on_signal(&mut self, signal: Option<Signal>) {
         match signal {
-            Some(Signal::Connected) => self.events.push_back(LegEvent::Connected),
+            Some(Signal::Connected) => {
+                if self.early.take().is_some() {
+                    self.heard = clock::now();
+                }
+                self.events.push_back(LegEvent::Connected);
+            }
             Some(Signal::Media(agreed)) => self.on_media(*agreed),
             Some(Signal::Digit(digit)) => self.events.push_back(LegEvent::Digit(digit)),
             Some(Signal::HoldAnswered(hold, outcome)) => {
@@ -457,6 +468,9 @@ impl MediaLeg for SipLeg {
         sockets.rtcp.writable().await?;
         self.sockets = Some(sockets);
         self.heard = clock::now();
+        if let Some(sends) = self.early {
+            self.events.push_back(LegEvent::Early { sends });
+        }
         Ok(())
     }
 

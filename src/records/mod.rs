@@ -262,6 +262,9 @@ impl Witness for Records {
     }
 
     fn ended(&self, call: &CallInfo) {
+        if let Some(mut draft) = self.0.drafts.get_mut(&call.meta.id).filter(|draft| draft.is_dialling()) {
+            return draft.media(call);
+        }
         if let Some((_, mut draft)) = self.0.drafts.remove(&call.meta.id) {
             draft.ended(call, clock::wall());
             self.write(&draft);

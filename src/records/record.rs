@@ -131,11 +131,20 @@ pub(super) struct Rtp {
 
 /// The record of a call that goes on.
 #[derive(Debug)]
-pub(super) struct Draft(Record);
+pub(super) struct Draft(Record, Stage);
+
+/// Who says that a call is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Who dials: its media, if there is any, may end before.
+    Dialling,
+    /// Its media.
+    Live,
+}
 
 impl Draft {
     pub(super) fn new(meta: &CallMeta, now: Duration) -> Self {
-        Self(Record {
+        let record = Record {
             id: meta.id.to_string(),
             direction: meta.direction,
             from: meta.from.clone(),
@@ -161,7 +170,13 @@ impl Draft {
             omitted: 0,
             interruptions: 0,
             rtp: None,
-        })
+        };
+        Self(record, Stage::Live)
+    }
+
+    /// Whether the end of its media is not the end of the call.
+    pub(super) fn is_dialling(&self) -> bool {
+        self.1 == Stage::Dialling
     }
 
     pub(super) fn record(&self) -> Record {
@@ -170,6 +185,7 @@ impl Draft {
 
     /// An outbound call before it is live.
     pub(super) fn dialling(&mut self, trunk: Option<&str>, state: &Dialling, now: Duration) {
+        self.1 = if *state == Dialling::Answered { Stage::Live } else { Stage::Dialling };
         let record = &mut self.0;
         record.leg = Some("sip".into());
         record.trunk = trunk.map(str::to_owned);
@@ -248,11 +264,17 @@ impl Draft {
 
     pub(super) fn ended(&mut self, call: &CallInfo, now: Duration) {
         let reason = call.end_reason.unwrap_or(EndReason::Failed);
-        self.0.codec = Some(call.codec.to_owned());
         self.0.ended_by = Some(match reason {
             EndReason::Remote | EndReason::Transferred | EndReason::Lost => "peer",
             _ => "gateway",
         });
+        self.media(call);
+        self.close(reason.label().to_owned(), now);
+    }
+
+    /// Figures of its media.
+    pub(super) fn media(&mut self, call: &CallInfo) {
+        self.0.codec = Some(call.codec.to_owned());
         self.0.rtp = Some(Rtp {
             packets_sent: call.packets_sent,
             packets_received: call.packets_received,
@@ -268,7 +290,6 @@ impl Draft {
             underrun_ms: call.underrun_ms,
             lateness_max_ms: call.lateness_max_ms,
         });
-        self.close(reason.label().to_owned(), now);
     }
 
     fn close(&mut self, cause: String, now: Duration) {

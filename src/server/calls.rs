@@ -72,7 +72,9 @@ pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -
 
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     let mut calls = gateway.calls.list();
-    calls.retain(|call| caller.sees(&call.meta.tenant));
+    // A call that is heard before it is answered still rings.
+    let rings = |id: &CallId| gateway.outgoing.get(id).is_some_and(|ringing| ringing.state != "answered");
+    calls.retain(|call| caller.sees(&call.meta.tenant) && !rings(&call.meta.id));
     // Answered and not acknowledged yet: no agent has them, but they count towards capacity. They belong to no tenant yet.
     let half_open = gateway.sip.as_ref().filter(|_| caller.is_operator()).map(|sip| sip.half_open());
     let now = clock::now();

@@ -168,6 +168,9 @@ pub struct TrunkConfig {
     /// How often a call follows a redirection (3xx), and to hosts of this trunk only; 0: never.
     #[serde(default)]
     pub redirects: u8,
+    /// What becomes of sound that the called side sends before it answers (183, or 180 with a description).
+    #[serde(default)]
+    pub early_media: EarlyMedia,
     /// As `[sip] session_expires_s`, for this trunk.
     pub session_expires_s: Option<u64>,
     /// User for digest, and the user part of our address there.
@@ -303,6 +306,19 @@ pub enum Transport {
     Tcp,
     /// A stream under TLS.
     Tls,
+}
+
+/// What becomes of sound before an answer.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum EarlyMedia {
+    /// It is thrown away.
+    Off,
+    /// It is heard: by recogniser, speech detector and media sockets.
+    #[default]
+    Hear,
+    /// It is heard, and silence is sent: some carriers and NATs pass nothing on before they have got a packet.
+    Both,
 }
 
 /// Media encryption towards a trunk (SDES, RFC 4568).

@@ -25,7 +25,7 @@ use rsipstack::{
 };
 use tokio::{
     net::{TcpListener, UdpSocket},
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
 use tokio_util::{
@@ -199,6 +199,20 @@ impl Endpoint {
         tell: &(dyn Fn(outbound::Provisional) + Send + Sync),
     ) -> Result<SipLeg, DialError> {
         outbound::dial(&self.shared, request, tell).await.map(|(leg, _)| leg)
+    }
+
+    /// As [`Endpoint::dial_watched`]; where the called side sends sound before it answers, its leg goes to `early`, and
+    /// `None` is what comes of the answer. That leg is connected with the answer, and over where there is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn dial_early(
+        &self,
+        request: DialRequest,
+        tell: &(dyn Fn(outbound::Provisional) + Send + Sync),
+        early: oneshot::Sender<SipLeg>,
+    ) -> Result<Option<SipLeg>, DialError> {
+        outbound::dial_early(&self.shared, request, tell, Some(early)).await.map(|(leg, _)| leg)
     }
 
     /// Whether `request` can be tried at all, before anything is sent; gives the name of the trunk that would carry it.

@@ -396,7 +396,7 @@ impl Ringing {
                     // is: its place is free before.
                     let blame = slot.release();
                     if matches!(error, SipError::Cancelled) {
-                        blame.strike(clock::now());
+                        blame.penalise(clock::now());
                     }
                     reply.send(Err(error)).ok();
                     bye(&dialog, states, false, "no usable answer").await;
@@ -408,7 +408,7 @@ impl Ringing {
         let timer = timer.map(|timer| timer.restarted(clock::now()));
         let (signals, receiver) = mpsc::channel(SIGNALS);
         let (sender, controls) = mpsc::channel(CONTROLS);
-        let leg = Session::leg(&shared, ports, agreed, peer, receiver, sender);
+        let leg = Session::leg(&shared, ports, agreed, peer, (receiver, sender), None);
         // A leg that nobody takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
         Session { shared, dialog, states, negotiator, signals, controls, slot, lease: None, peer, timer }.run().await;

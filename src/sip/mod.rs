@@ -21,8 +21,8 @@
 //! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
-//! 501, 505. Not done: reliable provisional responses of our own (RFC 3262; those of the called are acknowledged), early
-//! media (183 is waited through, and what was sent until the answer is not heard), registration of others.
+//! 501, 505. Sound that the called side sends before it answers is heard. Not done: reliable provisional responses of our
+//! own (RFC 3262; those of the called are acknowledged), registration of others.
 //!
 //! # Why
 //! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the
@@ -70,8 +70,8 @@ use thiserror::Error;
 
 pub use self::{
     config::{
-        CodecName, DigestName, Format, Network, Numbers, Outbound, RtpConfig, Rule, Secret, SipConfig, TargetConfig,
-        TlsConfig, TrunkConfig, User,
+        CodecName, DigestName, EarlyMedia, Format, Network, Numbers, Outbound, RtpConfig, Rule, Secret, SipConfig,
+        TargetConfig, TlsConfig, TrunkConfig, User,
     },
     dialplan::DialRequest,
     endpoint::Endpoint,

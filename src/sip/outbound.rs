@@ -28,21 +28,27 @@ use rsipstack::{
     },
     sip::{Header, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
 };
-use sdp::{Negotiator, SrtpPolicy};
-use tokio::{sync::mpsc, time::timeout};
-use tracing::info;
+use sdp::{Agreed, Negotiator, SrtpPolicy};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tracing::{debug, info};
 
 use super::{
     DialError, SipError, body,
-    config::{Srtp, TrunkConfig},
+    config::{EarlyMedia, Srtp, TrunkConfig},
     dialplan::{self, Caller, DialRequest, Route},
-    session::{CONTROLS, SIGNALS, Session},
+    session::{CONTROLS, Ends, SIGNALS, Session},
     shared::Shared,
     timer::{self, SessionTimer},
 };
 use crate::{
     clock,
-    media::sip::{SipLeg, latch::Peer},
+    media::{
+        leg::LegEnd,
+        sip::{Signal, SipLeg, latch::Peer, ports::PortPair},
+    },
 };
 
 /// Headers that an application may not set: the stack does, or the meaning of the call hangs on them.
@@ -81,7 +87,7 @@ pub enum Provisional {
         /// SIP status, 180 to 199.
         status: u16,
     },
-    /// It sends sound already (which is not heard yet).
+    /// It sends sound already: see [`super::Endpoint::dial_early`].
     EarlyMedia {
         /// SIP status, 180 to 199.
         status: u16,
@@ -90,6 +96,9 @@ pub enum Provisional {
 
 /// Who is told of provisional responses.
 pub(super) type Tell<'a> = &'a (dyn Fn(Provisional) + Send + Sync);
+
+/// Who is told of the descriptions in them.
+type Sound<'a> = dyn FnMut(&sdp::Description) + Send + 'a;
 
 /// How long a host may leave an INVITE without any response where there is another host to try: its seventh copy has
 /// left by then (RFC 3261 section 17.1.1.2), and a caller who waits hears nothing yet.
@@ -106,6 +115,19 @@ pub(super) async fn dial(
     request: DialRequest,
     tell: Tell<'_>,
 ) -> Result<(SipLeg, DialogId), DialError> {
+    let (leg, id) = dial_early(shared, request, tell, None).await?;
+    // Who waits for no early leg gets it here.
+    leg.map(|leg| (leg, id)).ok_or(DialError::Sip(SipError::Closed))
+}
+
+/// As [`dial`]; where the called side sends sound before it answers, its leg goes to `early` at that time, and `None` is
+/// what comes of the answer.
+pub(super) async fn dial_early(
+    shared: &Arc<Shared>,
+    request: DialRequest,
+    tell: Tell<'_>,
+    early: Option<oneshot::Sender<SipLeg>>,
+) -> Result<(Option<SipLeg>, DialogId), DialError> {
     if shared.is_draining() {
         return Err(DialError::Sip(SipError::Closed));
     }
@@ -117,11 +139,14 @@ pub(super) async fn dial(
     let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
     let ports = shared.ports.bind().map_err(SipError::NoPort)?;
     let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
+    let (signals, receiver) = mpsc::channel(SIGNALS);
+    let (control, controls) = mpsc::channel(CONTROLS);
+    let mut media =
+        Media { port: ports.port, parts: Some((ports, (receiver, control))), signals, early, untaken: None };
     // Dropping this future, by the limit or because our caller lost interest, sends CANCEL.
-    let answered = timeout(limit, plan.try_hosts(ports.port, tell)).await.map_err(|_| DialError::NoAnswer)??;
+    let answered = timeout(limit, plan.try_hosts(&mut media, tell)).await.map_err(|_| DialError::NoAnswer)??;
     let Answered { dialog, response, states, mut negotiator, early, peer } = answered;
 
-    ports.discard();
     if let Some(lease) = &lease {
         lease.answered();
     }
@@ -135,17 +160,62 @@ pub(super) async fn dial(
         },
         Err(refusal) => Err(refusal.reason),
     };
-    let (signals, receiver) = mpsc::channel(SIGNALS);
-    let (control, controls) = mpsc::channel(CONTROLS);
     let id = dialog.id();
-    let peer = Peer { signalling: peer, trusted: plan.trunk.is_some() };
-    let leg = agreed.and_then(|agreed| {
-        Session::leg(shared, ports, agreed, peer, receiver, control).map_err(|error| error.to_string())
-    });
+    let peer = plan.peer(peer);
+    let leg = agreed.and_then(|agreed| media.answered(shared, agreed, peer));
+    let signals = media.signals;
+    if leg.is_err() {
+        // overflow: drops: only where an early leg reads nothing; it ends with the session
+        signals.try_send(Signal::Closed(LegEnd::Failed)).ok();
+    }
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
     spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, timer });
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
+}
+
+/// The media of a call that is being placed.
+struct Media {
+    port: u16,
+    /// What a leg is made of, until one is.
+    parts: Option<(PortPair, Ends)>,
+    signals: mpsc::Sender<Signal>,
+    /// Who wants the leg before the answer.
+    early: Option<oneshot::Sender<SipLeg>>,
+    /// An early leg that nobody has taken.
+    untaken: Option<SipLeg>,
+}
+
+impl Media {
+    /// The called side sends sound before it answers. `sends`: it gets silence meanwhile.
+    fn sounds(&mut self, shared: &Shared, agreed: Agreed, peer: Peer, sends: bool) {
+        if self.parts.is_none() {
+            return self.changed(shared, agreed, peer).unwrap_or_else(|error| debug!(error, "early media"));
+        }
+        let Some(early) = self.early.take() else { return };
+        let Some((ports, ends)) = self.parts.take() else { return };
+        match Session::leg(shared, ports, agreed, peer, ends, Some(sends)) {
+            Ok(leg) => self.untaken = early.send(leg).err(),
+            // The answer cannot be used then, either, and says so.
+            Err(error) => debug!(%error, "early media"),
+        }
+    }
+
+    /// The call is answered: its leg, or `None` where that was taken before.
+    fn answered(&mut self, shared: &Shared, agreed: Agreed, peer: Peer) -> Result<Option<SipLeg>, String> {
+        let Some((ports, ends)) = self.parts.take() else {
+            self.changed(shared, agreed, peer)?;
+            return Ok(self.untaken.take());
+        };
+        ports.discard();
+        Session::leg(shared, ports, agreed, peer, ends, None).map(Some).map_err(|error| error.to_string())
+    }
+
+    fn changed(&self, shared: &Shared, agreed: Agreed, peer: Peer) -> Result<(), String> {
+        let agreed = Box::new(shared.reachable(agreed, peer));
+        // overflow: refused: a leg that leaves so many signals unread is stuck
+        self.signals.try_send(Signal::Media(agreed)).map_err(|_| "the media of the call has ended".to_owned())
+    }
 }
 
 /// A call that may be placed: where it goes and what its INVITE says.
@@ -200,8 +270,12 @@ impl<'a> Plan<'a> {
         Ok(Plan { shared, uri, trunk, user, caller, headers })
     }
 
+    fn peer(&self, signalling: IpAddr) -> Peer {
+        Peer { signalling, trusted: self.trunk.is_some() }
+    }
+
     /// Asks one host after the other until one of them takes the call.
-    async fn try_hosts(&self, port: u16, tell: Tell<'_>) -> Result<Answered, DialError> {
+    async fn try_hosts(&self, media: &mut Media, tell: Tell<'_>) -> Result<Answered, DialError> {
         let shared = self.shared;
         let order = self
             .trunk
@@ -228,7 +302,7 @@ impl<'a> Plan<'a> {
         let mut last = DialError::NoAnswer;
         while let Some((host, uri)) = hosts.pop_front() {
             let patience = (!hosts.is_empty()).then_some(SILENCE);
-            match self.invite(&uri, port, interval, patience, tell).await {
+            match self.invite(&uri, media, interval, patience, tell).await {
                 Ok(answered) => {
                     tell_of(&host, None);
                     return Ok(answered);
@@ -279,7 +353,7 @@ impl<'a> Plan<'a> {
     async fn invite(
         &self,
         to: &Uri,
-        port: u16,
+        media: &mut Media,
         interval: Option<u64>,
         patience: Option<Duration>,
         tell: Tell<'_>,
@@ -291,7 +365,8 @@ impl<'a> Plan<'a> {
             let error = DialError::Address(format!("`{host}` has no address that can be found"));
             return Err(Failure::Host { error, out: true });
         };
-        let mut negotiator = Negotiator::new(policy(shared, trunk), body::local_media(shared.media_ip(peer), port));
+        let mut negotiator =
+            Negotiator::new(policy(shared, trunk), body::local_media(shared.media_ip(peer), media.port));
         let offer = negotiator.offer().to_string();
         let user = trunk.and_then(|t| t.username.clone());
         let timer = interval.map(timer::wish_headers).unwrap_or_default();
@@ -308,7 +383,16 @@ impl<'a> Plan<'a> {
         let (sender, mut states) = shared.dialogs.new_dialog_state_channel();
         info!(%to, "calling");
         let mut heard = Heard::default();
-        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut heard, patience, tell);
+        let policy = trunk.map(|trunk| trunk.early_media).unwrap_or_default();
+        let mut sound = |description: &sdp::Description| {
+            // A copy: what an answer settles is settled once.
+            let agreed = negotiator.clone().accept(description).ok().filter(|_| policy != EarlyMedia::Off);
+            if let Some(agreed) = agreed {
+                media.sounds(shared, agreed, self.peer(peer), policy == EarlyMedia::Both);
+            }
+        };
+        let said = (tell, &mut sound as &mut Sound<'_>);
+        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut heard, patience, said);
         let (dialog, response) = match invite.await {
             None => return Err(Failure::Host { error: DialError::NoAnswer, out: true }),
             Some(Err(error)) => {
@@ -386,10 +470,10 @@ async fn watch<T>(
     states: &mut DialogStateReceiver,
     heard: &mut Heard,
     patience: Option<Duration>,
-    tell: Tell<'_>,
+    (tell, sound): (Tell<'_>, &mut Sound<'_>),
 ) -> Option<T> {
     let mut invite = pin!(invite);
-    let take = |state: DialogState, heard: &mut Heard| {
+    let mut take = |state: DialogState, heard: &mut Heard| {
         heard.anything |= matches!(state, DialogState::Trying(_));
         let DialogState::Early(_, response) = state else { return };
         heard.anything = true;
@@ -399,6 +483,9 @@ async fn watch<T>(
             Some(_) => Provisional::EarlyMedia { status },
             None => Provisional::Ringing { status },
         });
+        if let Some(description) = &description {
+            sound(description);
+        }
         if response.header_contains_token("Require", "100rel") && description.is_some() {
             heard.answer = description;
         }

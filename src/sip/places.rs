@@ -6,7 +6,7 @@
 //! # Why
 //! *An INVITE costs its sender nothing*, and its source address is what it says it is. So strangers' half-open calls are
 //! few, of each source and in all, a share of the places is kept for trunks where there are any, and sources that leave
-//! answered calls without ACK collect strikes and are refused until these have run off.
+//! answered calls without ACK collect penalties and are refused until these have expired.
 //!
 //! *A trunk is never refused for what came over UDP in its name*: ten forged packets would lock a carrier out.
 
@@ -19,9 +19,9 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Strikes at which a source is refused.
+/// Penalties at which a source is refused.
 const ALLOWED: f64 = 10.0;
-/// A strike runs off in this time.
+/// A penalty expires in this time.
 const FORGIVEN: Duration = Duration::from_secs(10);
 /// Sources remembered; beyond it the least guilty are forgotten.
 const MAX_SOURCES: usize = 4_096;
@@ -68,7 +68,7 @@ struct Table {
     /// Half-open calls that strangers may have, and calls of theirs in all.
     strange_half_open: usize,
     strange: usize,
-    strikes: Strikes,
+    penalties: Penalties,
     calls: HashMap<u64, Entry>,
     next: u64,
 }
@@ -98,7 +98,7 @@ impl Places {
             of_one,
             strange_half_open: if trunks { share } else { share.max(LEAST_HALF_OPEN) },
             strange: if trunks { max - share.min(max) } else { max },
-            strikes: Strikes::default(),
+            penalties: Penalties::default(),
             calls: HashMap::new(),
             next: 0,
         };
@@ -131,9 +131,9 @@ impl Places {
         Ok(Place { table: self.table.clone(), inbound: Some((id, source, standing)), _permit: permit })
     }
 
-    /// How long `source` must wait for its strikes; `None`: it is welcome.
+    /// How long `source` must wait for its penalties; `None`: it is welcome.
     pub(super) fn refused(&self, now: Instant, source: IpAddr) -> Option<Duration> {
-        lock(&self.table).strikes.refused(now, block(source))
+        lock(&self.table).penalties.refused(now, block(source))
     }
 
     /// The half-open calls, the oldest first.
@@ -178,9 +178,9 @@ pub(super) struct Blame {
 
 impl Blame {
     /// The call was answered and never acknowledged.
-    pub(super) fn strike(&self, now: Instant) {
+    pub(super) fn penalise(&self, now: Instant) {
         if let Some(source) = self.source {
-            lock(&self.table).strikes.strike(now, source);
+            lock(&self.table).penalties.penalise(now, source);
         }
     }
 }
@@ -190,7 +190,7 @@ impl Table {
         if standing == Standing::Trunk {
             return Ok(());
         }
-        if let Some(wait) = self.strikes.refused(now, source) {
+        if let Some(wait) = self.penalties.refused(now, source) {
             return Err(wait);
         }
         let half_open = |fits: &dyn Fn(Standing, IpAddr) -> bool| {
@@ -225,14 +225,14 @@ fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Strikes by source.
+/// Penalties by source.
 #[derive(Debug, Default)]
-struct Strikes {
+struct Penalties {
     sources: HashMap<IpAddr, (f64, Instant)>,
 }
 
-impl Strikes {
-    fn strike(&mut self, now: Instant, source: IpAddr) {
+impl Penalties {
+    fn penalise(&mut self, now: Instant, source: IpAddr) {
         if self.sources.len() >= MAX_SOURCES {
             self.sources.retain(|_, entry| level(*entry, now) > 1.0);
         }
@@ -248,8 +248,8 @@ impl Strikes {
     }
 }
 
-fn level((strikes, at): (f64, Instant), now: Instant) -> f64 {
-    (strikes - now.saturating_duration_since(at).div_duration_f64(FORGIVEN)).max(0.0)
+fn level((penalties, at): (f64, Instant), now: Instant) -> f64 {
+    (penalties - now.saturating_duration_since(at).div_duration_f64(FORGIVEN)).max(0.0)
 }
 
 #[cfg(test)]
@@ -325,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn strikes_add_up_run_off_and_never_hit_a_trunk() {
+    fn penalties_add_up_expire_and_never_hit_a_trunk() {
         let now = crate::clock::now();
         let places = Places::new(1_000, 64, true);
         let (bad, trunk) = ([192, 0, 2, 1], [192, 0, 2, 9]);
         let fail = |standing, source| {
-            places.inbound(now, standing, call(now, source, 0)).expect("welcome").release().strike(now);
+            places.inbound(now, standing, call(now, source, 0)).expect("welcome").release().penalise(now);
         };
         for _ in 0..9 {
             fail(Standing::Stranger, bad);
@@ -351,10 +351,10 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         let now = crate::clock::now();
-        let mut strikes = Strikes::default();
+        let mut penalties = Penalties::default();
         for n in 0..10_000_u32 {
-            strikes.strike(now, IpAddr::from(n.to_be_bytes()));
+            penalties.penalise(now, IpAddr::from(n.to_be_bytes()));
         }
-        assert!(strikes.sources.len() <= MAX_SOURCES);
+        assert!(penalties.sources.len() <= MAX_SOURCES);
     }
 }

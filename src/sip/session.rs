@@ -61,6 +61,9 @@ const ANSWER: Duration = Duration::from_secs(40);
 /// Between looks at what is left of a trunk's minutes.
 const QUOTA: Duration = Duration::from_secs(5);
 
+/// The leg's ends of the two channels.
+pub(super) type Ends = (mpsc::Receiver<Signal>, mpsc::Sender<Control>);
+
 /// The signalling of one answered call.
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
@@ -116,18 +119,18 @@ enum Ending {
 }
 
 impl Session {
-    /// Makes the leg of what was agreed. The ports go with it.
+    /// Makes the leg of what was agreed. The ports go with it. `early`: see [`Parts::early`].
     pub(super) fn leg(
         shared: &Shared,
         ports: PortPair,
         agreed: Agreed,
         peer: Peer,
-        signals: mpsc::Receiver<Signal>,
-        controls: mpsc::Sender<Control>,
+        (signals, controls): Ends,
+        early: Option<bool>,
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);
-        SipLeg::new(Parts { ports, agreed, peer, media_timeout, signals, controls })
+        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, signals, controls })
     }
 
     /// Runs until the call is over.
@@ -331,7 +334,7 @@ impl Running {
         // Its place is free before the peer has taken notice: one that never does would keep it for a minute.
         let blame = slot.release();
         if unacknowledged {
-            blame.strike(clock::now());
+            blame.penalise(clock::now());
         }
         let end = match ending {
             Ending::Dialog(end) => {
@@ -347,7 +350,7 @@ impl Running {
             let called = dialog.role() == TransactionRole::Server;
             let acknowledged = bye(&dialog, states, machine.is_connected(), reason).await;
             if called && !acknowledged {
-                blame.strike(clock::now());
+                blame.penalise(clock::now());
             }
             shared.dialogs.remove_dialog(&dialog.id());
         }

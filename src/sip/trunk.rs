@@ -36,7 +36,7 @@ const LOOK_UP: Duration = Duration::from_secs(300);
 /// How long a host may take to answer OPTIONS.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long unregistering may hold up a shutdown.
-const FAREWELL: Duration = Duration::from_secs(2);
+const UNREGISTER: Duration = Duration::from_secs(2);
 
 /// Keeps the trunk at `index` until the endpoint stops.
 pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
@@ -85,7 +85,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         }
     }
     if shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
-        timeout(FAREWELL, register(&shared, &config, &mut registration, None, 0)).await.ok();
+        timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
     }
 }
 

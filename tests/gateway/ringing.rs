@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use antiphon::call::{CallEvent, CallId, Dialling, EndReason};
+use antiphon::call::{CallEvent, CallId, Dialling, EndReason, TapDirection};
 use antiphon::records::{Webhook, signature};
 use antiphon::secret::Secret;
 use antiphon::server::config::Token;
@@ -211,7 +211,7 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     handle.prompt("Thank you.", "en").expect("taken");
     handle.hand_off("{\"ticket\":7}".into()).expect("taken");
     // Read by the call before it ends.
-    handle.finish(antiphon::call::EndReason::HungUp).expect("taken");
+    handle.finish(EndReason::HungUp).expect("taken");
     assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
     let (_, body) = receive(&listener, 500).await;
     let delivered: Value = serde_json::from_str(&body).expect("JSON");
@@ -312,5 +312,97 @@ async fn a_token_calls_out_as_its_own_limits_allow_and_others_as_before() {
         }
     };
     tokio::time::timeout(PATIENCE, fast).await.expect("three in a minute are all");
+    rig.app.drain().await;
+}
+
+/// 20 ms of a loud square wave in G.711 mu-law.
+fn packet(sequence: u16) -> Vec<u8> {
+    let mut packet = vec![0x80, 0];
+    packet.extend(sequence.to_be_bytes());
+    packet.extend((u32::from(sequence) * 160).to_be_bytes());
+    packet.extend(7_u32.to_be_bytes());
+    // Plus and minus 8,031, eight samples each.
+    packet.extend((0..160).map(|n| if n / 8 % 2 == 0 { 0x90 } else { 0x10 }));
+    packet
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sound_before_the_answer_is_heard_and_the_agent_comes_with_the_answer() {
+    let rig = Rig::start().await;
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "early").await;
+    let sound = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let port = sound.local_addr().expect("bound").port();
+    let id = place(&rig, json!({ "to": telephone.uri(), "agent": "demo" })).await;
+    let invite = telephone.next("INVITE").await;
+    let kind = "Content-Type: application/sdp\r\n";
+    telephone.answer_with(&invite, "183 Session Progress", kind, &sdp(port, "")).await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::EarlyMedia { status: 183 });
+    let call = rig.app.gateway().calls.find(&CallId::from(id.as_str())).await.expect("live before the answer");
+    let mut tap = call.media_tap();
+    let gateway = std::net::SocketAddr::from(([127, 0, 0, 1], super::raw::audio_port(&invite)));
+    let heard = async {
+        for sequence in 0.. {
+            sound.send_to(&packet(sequence), gateway).await.expect("sends");
+            let frame = tokio::time::timeout(Duration::from_millis(20), tap.recv()).await;
+            if let Ok(frame) = frame
+                && frame.expect("the call goes on").pcm.iter().any(|sample| *sample > 4_000)
+            {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, heard).await.expect("what comes before the answer is heard");
+    let (_, shown) = rig.get(&format!("/v1/calls/{id}")).await;
+    assert_eq!(shown["state"], "earlyMedia", "{shown}");
+    let (_, list) = rig.get("/v1/calls").await;
+    assert_eq!(list["calls"].as_array().map(Vec::len), Some(1), "listed once: {list}");
+    assert_eq!(call.info().turns, 0, "nobody is spoken to who has not answered");
+    telephone.answer_with(&invite, "200 OK", kind, &sdp(port, "")).await;
+    telephone.next("ACK").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Answered);
+    let spoken = async { while tap.recv().await.expect("goes on").direction != TapDirection::Outbound {} };
+    tokio::time::timeout(PATIENCE, spoken).await.expect("the agent greets who has answered");
+    let ended = rig.client.delete(format!("{}/v1/calls/{id}", rig.http)).send().await.expect("HTTP");
+    assert_eq!(ended.status(), 204);
+    let bye = telephone.next("BYE").await;
+    telephone.answer(&bye, "200 OK", "").await;
+    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    assert_eq!((&record["cause"], record["answeredMs"].is_u64()), (&json!("hung_up"), true), "{record}");
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_was_heard_and_not_answered_ends_as_one_that_was_not_answered() {
+    let rig = Rig::start().await;
+    let mut events = rig.app.gateway().calls.events();
+    let mut telephone = Raw::new(rig.sip_udp(), "unanswered").await;
+    let id = place(&rig, json!({ "to": telephone.uri(), "agent": "demo" })).await;
+    let invite = telephone.next("INVITE").await;
+    let kind = "Content-Type: application/sdp\r\n";
+    telephone.answer_with(&invite, "183 Session Progress", kind, &sdp(40_000, "")).await;
+    let call = rig.app.gateway().calls.find(&CallId::from(id.as_str())).await.expect("live before the answer");
+    telephone.answer(&invite, "486 Busy Here", "").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::EarlyMedia { status: 183 });
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Busy { status: 486 });
+    assert!(call.has_ended());
+    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    let told = (&record["cause"], &record["codec"], &record["sip"]["status"], &record["answeredMs"]);
+    assert_eq!(told, (&json!("busy"), &json!("pcmu"), &json!(486), &Value::Null), "{record}");
+    // Hung up while it rings, by whoever has its handle.
+    let mut telephone = Raw::new(rig.sip_udp(), "given-up").await;
+    let id = place(&rig, json!({ "to": telephone.uri(), "agent": "demo" })).await;
+    let invite = telephone.next("INVITE").await;
+    telephone.answer_with(&invite, "180 Ringing", kind, &sdp(40_000, "")).await;
+    let call = rig.app.gateway().calls.find(&CallId::from(id.as_str())).await.expect("live before the answer");
+    call.hang_up(EndReason::HungUp);
+    let cancel = telephone.next("CANCEL").await;
+    telephone.answer(&cancel, "200 OK", "").await;
+    telephone.answer(&invite, "487 Request Terminated", "").await;
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);
+    assert_eq!(dialling(&mut events, &id).await, Dialling::EarlyMedia { status: 180 });
+    assert_eq!(dialling(&mut events, &id).await, Dialling::Cancelled);
     rig.app.drain().await;
 }

@@ -9,13 +9,15 @@ use crate::call::{CallConfig, EndReason};
 pub(super) struct Lifetime {
     started: Instant,
     connected: Option<Instant>,
+    /// When sound began that the called side sends before it answers.
+    early: Option<Instant>,
     last_activity: Instant,
     ended: bool,
 }
 
 impl Lifetime {
     pub(super) fn new(now: Instant) -> Self {
-        Self { started: now, connected: None, last_activity: now, ended: false }
+        Self { started: now, connected: None, early: None, last_activity: now, ended: false }
     }
 
     /// Media may flow; `false` when it did already.
@@ -26,6 +28,18 @@ impl Lifetime {
             self.last_activity = now;
         }
         first
+    }
+
+    /// The called side sends sound before it answers.
+    pub(super) fn ring(&mut self, now: Instant) {
+        if self.connected.is_none() {
+            self.early.get_or_insert(now);
+        }
+    }
+
+    /// Whether there is sound and no answer yet.
+    pub(super) fn is_early(&self) -> bool {
+        self.early.is_some() && self.connected.is_none()
     }
 
     /// One of both sides said or did something.
@@ -47,9 +61,9 @@ impl Lifetime {
         self.connected
     }
 
-    /// What the times of media frames count from.
+    /// What the times of media frames count from: the first sound.
     pub(super) fn media_start(&self) -> Instant {
-        self.connected.unwrap_or(self.started)
+        self.early.or(self.connected).unwrap_or(self.started)
     }
 
     /// The limit that is reached, if any.
@@ -68,6 +82,10 @@ impl Lifetime {
             (seconds > 0).then(|| (from + Duration::from_secs(seconds), reason))
         };
         let setup = match self.connected {
+            // How long it may ring is known to who dials.
+            None if self.early.is_some() => {
+                return [None, limit(self.started, config.max_duration_s, EndReason::TooLong), None];
+            }
             None => limit(self.started, config.setup_timeout_s, EndReason::SetupTimeout),
             Some(_) => None,
         };
@@ -106,6 +124,20 @@ mod tests {
         assert_eq!(life.due(at(100), &config), Some(EndReason::TooLong));
         assert!(life.end());
         assert!(!life.end(), "it ends once");
+    }
+
+    #[test]
+    fn what_rings_with_sound_is_no_call_that_fails_to_connect_and_its_clock_begins_there() {
+        let (now, config) = (clock::now(), config());
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
+        let mut life = Lifetime::new(now);
+        life.ring(at(2));
+        assert!(life.is_early());
+        assert_eq!((life.media_start(), life.due(at(99), &config)), (at(2), None));
+        assert!(life.connect(at(50)) && !life.is_early());
+        life.ring(at(51));
+        assert_eq!((life.media_start(), life.is_early()), (at(2), false), "frames go on counting");
+        assert_eq!(life.due(at(90), &config), Some(EndReason::Idle), "counted from the answer");
     }
 
     #[test]

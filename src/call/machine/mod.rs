@@ -71,6 +71,8 @@ pub enum Action {
     Send(OutPacket),
     /// Tell the listeners.
     Event(CallEvent),
+    /// Tell who watches all calls. The call's own listeners, its agent among them, hear of it only from its answer on.
+    Watched(CallEvent),
     /// Send text on the data channel.
     Message(String),
     /// Send text on the data channel, if there is one.
@@ -172,8 +174,20 @@ impl Machine {
     /// Takes what happened on the leg.
     pub fn handle_leg(&mut self, now: Instant, event: LegEvent) {
         match event {
+            LegEvent::Early { sends } => {
+                self.lifetime.ring(now);
+                // Who has not answered is not spoken to.
+                self.speaking.await_answer(now, true);
+                if sends {
+                    self.speaking.output.playout.start(now);
+                }
+            }
             LegEvent::Connected => {
+                let rang = self.lifetime.is_early();
                 if self.lifetime.connect(now) {
+                    if rang && !self.caller.is_detecting() {
+                        self.speaking.await_answer(now, false);
+                    }
                     self.out.shared.stats.connected.store(true, Relaxed);
                     self.speaking.output.playout.start(now);
                     self.out.event(CallEvent::Connected);
@@ -270,7 +284,10 @@ impl Machine {
     pub fn poll(&mut self, now: Instant) -> Option<Action> {
         loop {
             if let Some(action) = self.out.pop() {
-                return Some(action);
+                return Some(match action {
+                    Action::Event(event) if self.lifetime.is_early() && is_of_caller(&event) => Action::Watched(event),
+                    action => action,
+                });
             }
             if self.lifetime.has_ended() {
                 return None;
@@ -281,7 +298,8 @@ impl Machine {
                 self.caller_did(now, signal);
                 continue;
             }
-            match self.speaking.step(now, self.lifetime.connected(), &mut self.out) {
+            let connected = self.lifetime.connected().map(|_| since);
+            match self.speaking.step(now, connected, &mut self.out) {
                 Step::Left { speech: true } => self.lifetime.active(now),
                 Step::Left { speech: false } | Step::Prepared => {}
                 Step::Nothing => {
@@ -444,6 +462,18 @@ impl Machine {
             Err(error) => self.out.error(format!("the new format cannot be used: {error}")),
         }
     }
+}
+
+/// Whether an event tells what the other side says or presses.
+fn is_of_caller(event: &CallEvent) -> bool {
+    matches!(
+        event,
+        CallEvent::Vad { .. }
+            | CallEvent::Heard(_)
+            | CallEvent::Prompt { .. }
+            | CallEvent::Deaf { .. }
+            | CallEvent::Digit(_)
+    )
 }
 
 impl std::fmt::Debug for Machine {
