@@ -16,8 +16,8 @@ use crate::{
 const OPUS: u8 = 111;
 const EVENTS_48K: u8 = 110;
 const EVENTS_8K: u8 = 101;
-/// Milliseconds of audio in a packet.
-const PTIME: u16 = 20;
+/// Milliseconds of audio that a packet may have.
+const PTIMES: [u16; 5] = [60, 40, 30, 20, 10];
 
 /// What we want.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Policy {
     pub telephone_event: bool,
     /// Encryption by SDES.
     pub srtp: SrtpPolicy,
+    /// Milliseconds of audio in a packet, where the peer wishes nothing else: 10, 20, 30, 40 or 60.
+    pub ptime: u16,
 }
 
 impl Default for Policy {
@@ -36,6 +38,7 @@ impl Default for Policy {
             codecs: vec![Codec::Opus, Codec::G722, Codec::Pcmu, Codec::Pcma],
             telephone_event: true,
             srtp: SrtpPolicy::Allowed,
+            ptime: 20,
         }
     }
 }
@@ -86,6 +89,8 @@ pub struct Agreed {
     pub direction: Direction,
     /// Whether the peer wants nothing from us: it put us on hold.
     pub held: bool,
+    /// Milliseconds of audio in a packet that we send. The peer may send any.
+    pub ptime: u16,
     /// What the peer asks of Opus.
     pub opus: OpusParams,
     /// Protection, both ways.
@@ -185,7 +190,8 @@ impl Negotiator {
             Some(agreed) => {
                 let proto = self.previous_proto();
                 let events = agreed.telephone_event.map(|e| (e.receive_payload_type, e.clock_rate));
-                let mut audio = self.audio(&[(agreed.codec, agreed.receive_payload_type)], events.as_slice(), &proto);
+                let mut audio =
+                    self.audio(&[(agreed.codec, agreed.receive_payload_type)], events.as_slice(), &proto, agreed.ptime);
                 audio.rtcp_mux = agreed.rtcp_mux;
                 if let Some(keys) = agreed.srtp {
                     audio.crypto = vec![Crypto { tag: 1, suite: keys.suite, key: keys.local }];
@@ -236,12 +242,13 @@ impl Negotiator {
             rtcp_mux: theirs.rtcp_mux,
             direction,
             held: address == Address::Nowhere || !offer.direction(theirs).receives(),
+            ptime: self.ptime(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp: crypto.as_ref().map(|c| self.keys(c.suite, c.key)),
         };
 
         let events = event.map(|e| (e.payload_type, e.clock_rate));
-        let mut audio = self.audio(&[(codec, payload_type)], events.as_slice(), &theirs.proto);
+        let mut audio = self.audio(&[(codec, payload_type)], events.as_slice(), &theirs.proto, agreed.ptime);
         audio.direction = Some(direction);
         audio.rtcp_mux = theirs.rtcp_mux;
         if let Some(c) = crypto {
@@ -315,6 +322,7 @@ impl Negotiator {
             // While we hold the peer it answers that it only listens or does nothing: not a hold of its own
             // unless it does not even want what we send.
             held: address == Address::Nowhere || !answer.direction(theirs).receives(),
+            ptime: self.ptime(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp,
         };
@@ -406,6 +414,15 @@ impl Negotiator {
         fitting.or_else(|| media.telephone_events().next())
     }
 
+    /// The longest packet that is no longer than the peer wishes and can take (RFC 4566 section 6), of those that we
+    /// make: Opus in frames of 20 ms only.
+    fn ptime(&self, theirs: &Media, codec: Codec) -> u16 {
+        let wished = theirs.ptime.filter(|ms| *ms > 0).unwrap_or(self.policy.ptime);
+        let most = theirs.maxptime.filter(|ms| *ms > 0).unwrap_or(u16::MAX);
+        let fitting = PTIMES.into_iter().find(|ms| *ms <= wished.min(most)).unwrap_or(10);
+        if codec == Codec::Opus { 20 } else { fitting }
+    }
+
     fn previous_proto(&self) -> String {
         let line = self.last.as_ref().and_then(|last| last.media.get(self.index));
         line.map_or_else(|| "RTP/AVP".to_owned(), |media| media.proto.clone())
@@ -422,7 +439,8 @@ impl Negotiator {
             }
         }
         let required = self.policy.srtp == SrtpPolicy::Required;
-        let mut audio = self.audio(&codecs, &events, if required { "RTP/SAVP" } else { "RTP/AVP" });
+        let proto = if required { "RTP/SAVP" } else { "RTP/AVP" };
+        let mut audio = self.audio(&codecs, &events, proto, self.policy.ptime);
         if required {
             let [first, second] = self.local.keys;
             audio.crypto = vec![
@@ -433,12 +451,12 @@ impl Negotiator {
         audio
     }
 
-    fn audio(&self, codecs: &[(Codec, u8)], events: &[(u8, u32)], proto: &str) -> Media {
+    fn audio(&self, codecs: &[(Codec, u8)], events: &[(u8, u32)], proto: &str, ptime: u16) -> Media {
         let mut audio = Media {
             kind: "audio".to_owned(),
             port: self.local.port,
             proto: proto.to_owned(),
-            ptime: Some(PTIME),
+            ptime: Some(ptime),
             ..Media::default()
         };
         let mut add = |payload_type: u8, encoding: &str, clock_rate, channels| {

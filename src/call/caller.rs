@@ -23,6 +23,10 @@ use crate::media::vad::{Vad, VadConfig};
 /// nothing, and so does a browser whose microphone was muted.
 const QUIET: Duration = Duration::from_millis(200);
 
+/// Sound is muted for so long after a packet of a telephone event: senders repeat these every 20 to 60 ms, and some send
+/// the tone itself beside them.
+const KEY: Duration = Duration::from_millis(70);
+
 /// One frame of [`Inbound`].
 const FRAME: Duration = Duration::from_millis(20);
 
@@ -48,6 +52,8 @@ pub(super) struct CallerInput {
     digits: dtmf::Receiver,
     event_type: Option<u8>,
     digit: Option<char>,
+    /// Until when what comes is the tone of a key.
+    keyed: Option<Instant>,
     tap: Option<Converter>,
     /// RTP time of what was heard so far.
     position: Duration,
@@ -69,11 +75,12 @@ pub(super) struct CallerInput {
 impl CallerInput {
     pub(super) fn new(format: &MediaFormat, vad: &VadConfig) -> Result<Self, CodecError> {
         Ok(Self {
-            inbound: Inbound::new(format.codec)?,
+            inbound: inbound(format)?,
             vad: Vad::new(vad),
             digits: dtmf::Receiver::default(),
             event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
             digit: None,
+            keyed: None,
             tap: None,
             position: Duration::ZERO,
             feed: None,
@@ -124,7 +131,7 @@ impl CallerInput {
 
     /// The peer agreed to another format.
     pub(super) fn set_format(&mut self, format: &MediaFormat) -> Result<(), CodecError> {
-        self.inbound = Inbound::new(format.codec)?;
+        self.inbound = inbound(format)?;
         self.event_type = format.telephone_event.map(|(payload_type, _)| payload_type);
         Ok(())
     }
@@ -133,6 +140,9 @@ impl CallerInput {
     pub(super) fn push(&mut self, packet: InPacket) {
         if Some(packet.payload_type) == self.event_type {
             self.digit = self.digits.push(packet.timestamp, &packet.payload).or(self.digit);
+            self.keyed = Some(packet.arrived + KEY);
+            // It has a number among those of sound; without it there would be a hole to conceal.
+            self.inbound.push(packet);
             return;
         }
         self.quiet_at = Some(packet.arrived + QUIET);
@@ -157,7 +167,10 @@ impl CallerInput {
         let at = now.saturating_duration_since(since);
         while let Some(heard) = self.inbound.poll(now) {
             let changed = match heard {
-                Heard::Frame(frame) => {
+                Heard::Frame(mut frame) => {
+                    if self.keyed.is_some_and(|until| now < until) {
+                        frame.fill(0);
+                    }
                     if tap.receiver_count() > 0 {
                         self.tap(&frame, at, tap);
                     }
@@ -241,6 +254,13 @@ impl CallerInput {
     }
 }
 
+/// The stream of what was agreed.
+fn inbound(format: &MediaFormat) -> Result<Inbound, CodecError> {
+    let mut inbound = Inbound::new(format.codec)?;
+    inbound.expect_events(format.telephone_event.map(|(payload_type, _)| payload_type));
+    Ok(inbound)
+}
+
 /// One frame at 8 kHz for taps.
 pub(super) fn to_narrow(converter: &mut Converter, frame: impl Iterator<Item = f32>) -> Arc<[i16]> {
     let mut wide = frame.collect::<Vec<_>>();
@@ -248,4 +268,55 @@ pub(super) fn to_narrow(converter: &mut Converter, frame: impl Iterator<Item = f
     let mut narrow = [0.0; 160];
     converter.frame(&wide, &mut narrow);
     narrow.iter().map(|s| to_i16(*s)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::clock;
+    use crate::media::leg::Codec;
+
+    #[test]
+    fn the_tone_of_a_key_is_not_heard_and_the_key_is() {
+        let telephone_event = Some((101, 8_000));
+        let format =
+            MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
+        let mut caller = CallerInput::new(&format, &VadConfig::default()).expect("a codec");
+        let (tap, mut tapped) = broadcast::channel(512);
+        let (start, mut echo) = (clock::now(), EchoGuard::default());
+        let (mut sequence, mut keys) = (0, String::new());
+        // A second of sound, a key for 200 ms with the tone in every other packet, a second of sound.
+        for n in 0..110_u32 {
+            let now = start + FRAME * n;
+            let keyed = (50..60).contains(&n);
+            let mut send = |payload_type, timestamp, payload: Bytes| {
+                let marker = false;
+                caller.push(InPacket { payload_type, marker, sequence, timestamp, ssrc: 1, arrived: now, payload });
+                sequence += 1;
+            };
+            if keyed {
+                send(101, 50 * 160, Bytes::copy_from_slice(&[5, 10, 0, 160]));
+            }
+            if !keyed || n % 2 == 0 {
+                send(0, n * 160, Bytes::from_static(&[0x90; 160]));
+            }
+            while let Some(signal) = caller.poll(now, start, &tap, &mut echo) {
+                if let Signal::Digit(digit) = signal {
+                    keys.push(digit);
+                }
+            }
+        }
+        assert_eq!(keys, "5");
+        assert_eq!(caller.inbound.lost(), 0, "events leave no hole");
+        let frames: Vec<_> = std::iter::from_fn(|| tapped.try_recv().ok()).collect();
+        let loud = |from: u64, to: u64| {
+            let within = |frame: &&MediaFrame| (from..to).contains(&(frame.at.as_millis() as u64));
+            frames.iter().filter(within).filter(|frame| frame.pcm.iter().any(|s| s.abs() > 500)).count()
+        };
+        assert!(loud(0, 1_000) >= 49 && loud(1_320, 2_200) >= 40, "{} and {}", loud(0, 1_000), loud(1_320, 2_200));
+        // The filter of the tap's converter rings for a frame.
+        assert_eq!(loud(1_020, 1_240), 0, "nothing while it is pressed");
+    }
 }

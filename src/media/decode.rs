@@ -41,6 +41,10 @@ pub struct Inbound {
     decoder: Decoder,
     /// Timestamp at which the next packet is expected.
     expected: Option<u32>,
+    /// Samples at [`RATE`] of the last packet: a lost one was as long.
+    packet: usize,
+    /// Payload type of telephone events, which have their place in the stream and no sound.
+    events: Option<u8>,
     /// Samples at [`RATE`] that do not fill a frame yet.
     rest: Vec<i16>,
     out: VecDeque<Heard>,
@@ -57,12 +61,19 @@ impl Inbound {
             jitter: Jitter::default(),
             decoder: Decoder::new(codec)?,
             expected: None,
+            packet: FRAME,
+            events: None,
             rest: Vec::with_capacity(MAX_SAMPLES + FRAME),
             out: VecDeque::new(),
         })
     }
 
-    /// Takes one audio packet.
+    /// Packets of this payload type are telephone events.
+    pub fn expect_events(&mut self, payload_type: Option<u8>) {
+        self.events = payload_type;
+    }
+
+    /// Takes one packet of audio, or of a telephone event.
     pub fn push(&mut self, packet: InPacket) {
         self.jitter.push(packet);
     }
@@ -81,7 +92,7 @@ impl Inbound {
                 }
                 Item::Lost { next } => {
                     let before = self.rest.len();
-                    self.decoder.conceal(next.as_deref(), &mut self.rest);
+                    self.decoder.conceal(next.as_deref(), self.packet, &mut self.rest);
                     self.expect(None, self.rest.len() - before);
                 }
                 // The caller is silent from here on. Its level (RFC 3389 section 3) is not imitated: who listens here
@@ -90,10 +101,16 @@ impl Inbound {
                     self.skip_silence(timestamp);
                     self.expected = Some(timestamp);
                 }
+                // What was said meanwhile shows as silence with the next packet.
+                Item::Packet { payload_type, .. } if Some(payload_type) == self.events => {}
                 Item::Packet { timestamp, payload, .. } => {
                     self.skip_silence(timestamp);
                     let before = self.rest.len();
                     self.decoder.decode(&payload, &mut self.rest);
+                    let samples = self.rest.len() - before;
+                    if samples > 0 {
+                        self.packet = samples.min(MAX_SAMPLES);
+                    }
                     self.expect(Some(timestamp), self.rest.len() - before);
                 }
             }
@@ -215,19 +232,19 @@ impl Decoder {
             }
         };
         if !done {
-            self.conceal(None, out);
+            self.conceal(None, FRAME, out);
             return;
         }
         self.losses = 0;
         self.remember(&out[start..]);
     }
 
-    /// Appends 20 ms in place of a packet that was lost. `next` is the packet after it.
-    pub fn conceal(&mut self, next: Option<&[u8]>, out: &mut Vec<i16>) {
+    /// Appends `samples`, [`FRAME`] for 20 ms, in place of a packet that was lost. `next` is the packet after it.
+    pub fn conceal(&mut self, next: Option<&[u8]>, samples: usize, out: &mut Vec<i16>) {
         let start = out.len();
         self.losses = (self.losses + 1).min(8);
         if let Kind::Opus(decoder) = &mut self.kind {
-            out.resize(start + FRAME, 0);
+            out.resize(start + samples, 0);
             // With `fec` the decoder takes the copy that `next` carries, or conceals if it carries none.
             let samples = match next {
                 Some(next) => decoder.decode(next, &mut out[start..], true),
@@ -237,8 +254,8 @@ impl Decoder {
             return;
         }
         // 6 dB quieter with every loss in a row.
-        out.extend(self.last.iter().map(|s| s >> self.losses));
-        out.resize(start + FRAME, 0);
+        out.extend(self.last.iter().cycle().take(samples).map(|s| s >> self.losses));
+        out.resize(start + samples, 0);
     }
 
     /// Forgets the past.
@@ -353,6 +370,27 @@ mod tests {
             assert!(frames.iter().all(|heard| matches!(heard, Heard::Frame(_))), "{codec:?}");
             let Heard::Frame(concealed) = frames[10] else { panic!("a frame") };
             assert!(level(&concealed) > 0.03, "{codec:?}: {}", level(&concealed));
+        }
+    }
+
+    #[test]
+    fn packets_of_any_length_give_the_same_frames_and_a_lost_one_is_as_long() {
+        for (codec, tens) in [Codec::Pcmu, Codec::G722].into_iter().flat_map(|c| [1, 3, 4, 6].map(|tens| (c, tens))) {
+            let mut encoder = encoder(codec);
+            let sound: Vec<u8> = (0..60).flat_map(|n| encoder.encode(&tone(n)).unwrap().to_vec()).collect();
+            let (mut inbound, now) = (Inbound::new(codec).unwrap(), clock::now());
+            let mut heard = Vec::new();
+            for (n, payload) in sound.chunks(80 * tens).enumerate() {
+                // One in the middle is lost.
+                if n != 60 / tens {
+                    let timestamp = (n * 80 * tens) as u32;
+                    let packet = packet(codec, n as u16, now, Bytes::copy_from_slice(payload));
+                    inbound.push(InPacket { timestamp, ..packet });
+                }
+                heard.extend(std::iter::from_fn(|| inbound.poll(now + Duration::from_secs(n as u64))));
+            }
+            assert_eq!(heard.len(), 60, "{codec:?}, {tens}");
+            assert!(heard.iter().all(|heard| matches!(heard, Heard::Frame(_))), "{codec:?}, {tens}: no hole in time");
         }
     }
 

@@ -11,8 +11,11 @@
 //! *Drops are counted, not reported*: a packet that is malformed, of a stranger, of an unknown payload type,
 //! or that finds the socket buffer full shows in `antiphon_rtp_discarded_total` by `reason`.
 
+mod counters;
 pub(crate) mod latch;
+mod packets;
 pub(crate) mod ports;
+mod seam;
 mod srtp;
 
 use std::{
@@ -24,16 +27,13 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use metrics::{Counter, counter, gauge, histogram};
+use metrics::{counter, gauge, histogram};
 use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
-use self::{
-    latch::{Latch, Peer},
-    ports::PortPair,
-    srtp::Protection,
-};
+pub(crate) use self::seam::{Control, Parts, Signal};
+use self::{counters::Counters, latch::Latch, packets::Packets, ports::PortPair, srtp::Protection};
 use super::{
     decode::COMFORT_NOISE,
     leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
@@ -46,50 +46,6 @@ const MAX_DATAGRAM: usize = 2_048;
 /// Datagrams taken at a wake, so that a flood on one call leaves time to the others of its shard.
 const BURST: usize = 32;
 
-/// From the session task to the leg.
-#[derive(Debug)]
-pub(crate) enum Signal {
-    /// The ACK is here, or ours has left.
-    Connected,
-    /// Another description was agreed to.
-    Media(Box<Agreed>),
-    /// A digit by INFO.
-    Digit(char),
-    /// The end of [`Control::Hold`].
-    HoldAnswered(bool, Result<(), String>),
-    /// The end of [`Control::Transfer`].
-    TransferAnswered(Result<(), String>),
-    /// What the peer tells of a transfer it has taken on.
-    TransferEnded(Result<(), String>),
-    /// The dialog is over.
-    Closed(LegEnd),
-}
-
-/// From the leg to the session task.
-#[derive(Debug)]
-pub(crate) enum Control {
-    /// BYE.
-    HangUp,
-    /// BYE, because nothing is heard.
-    Lost,
-    /// Re-INVITE with or without hold.
-    Hold(bool),
-    /// REFER.
-    Transfer { to: String, attended: bool },
-}
-
-/// What the session task makes a leg of.
-pub(crate) struct Parts {
-    pub(crate) ports: PortPair,
-    pub(crate) agreed: Agreed,
-    pub(crate) peer: Peer,
-    pub(crate) media_timeout: Duration,
-    /// The call is not answered yet; whether the called side gets packets meanwhile.
-    pub(crate) early: Option<bool>,
-    pub(crate) signals: mpsc::Receiver<Signal>,
-    pub(crate) controls: mpsc::Sender<Control>,
-}
-
 /// The media side of a SIP call: RTP and RTCP over UDP.
 pub struct SipLeg {
     format: MediaFormat,
@@ -101,6 +57,8 @@ pub struct SipLeg {
     rtcp_source: Option<SocketAddr>,
     protection: Option<Protection>,
     ssrc: u32,
+    /// Where packets were agreed on that are not as long as frames.
+    packets: Option<Packets>,
     rtcp: Rtcp,
     /// When RTP or RTCP was last heard, or the wait for it began.
     heard: Instant,
@@ -121,25 +79,6 @@ struct Sockets {
     rtcp: UdpSocket,
 }
 
-struct Counters {
-    malformed: Counter,
-    stranger: Counter,
-    unexpected: Counter,
-    full: Counter,
-}
-
-impl Counters {
-    fn new() -> Counters {
-        let discarded = |reason: &'static str| counter!("antiphon_rtp_discarded_total", "reason" => reason);
-        Counters {
-            malformed: discarded("malformed"),
-            stranger: discarded("stranger"),
-            unexpected: discarded("unexpected"),
-            full: discarded("full"),
-        }
-    }
-}
-
 enum Wake {
     Signal(Option<Signal>),
     Rtp,
@@ -156,6 +95,7 @@ impl SipLeg {
         let cname = format!("{:016x}", rand::random::<u64>());
         Ok(SipLeg {
             format: format(&agreed),
+            packets: tens(&agreed).map(|tens| Packets::new(Some(tens))),
             latch: Latch::new(peer, agreed.remote_rtp),
             rtcp_source: None,
             rtcp: Rtcp::new(now, ssrc, cname, codec(agreed.codec).clock_rate()),
@@ -211,7 +151,8 @@ impl SipLeg {
 
     /// When something must be done without being asked.
     fn deadline(&self) -> Instant {
-        let report = self.rtcp.deadline();
+        let due = self.packets.as_ref().and_then(Packets::deadline);
+        let report = due.into_iter().fold(self.rtcp.deadline(), Instant::min);
         if self.listens() { report.min(self.heard + self.media_timeout) } else { report }
     }
 
@@ -252,6 +193,11 @@ impl SipLeg {
         // As with RTP: a new description may move it.
         self.rtcp_source = None;
         let format = format(&agreed);
+        match (&mut self.packets, tens(&agreed)) {
+            (Some(packets), tens) => packets.set(clock::now(), tens),
+            (packets, Some(tens)) => *packets = Some(Packets::new(Some(tens))),
+            (None, None) => {}
+        }
         self.agreed = agreed;
         if self.listens() && !listened {
             self.heard = clock::now();
@@ -276,6 +222,9 @@ impl SipLeg {
 
     fn on_time(&mut self) {
         let now = clock::now();
+        if let Err(end) = self.send_due(now) {
+            self.close(end);
+        }
         if self.rtcp.deadline() <= now {
             let datagram = self.rtcp.report(now, clock::wall(), rand::random());
             self.send_rtcp(&datagram);
@@ -405,7 +354,10 @@ impl SipLeg {
                 counter!("antiphon_rtcp_packets_total", "direction" => "in").increment(1);
                 for report in heard {
                     // BYE of a stream is no end of the call: transfers and restarts begin that way too.
-                    let Heard::Report(report) = report else { continue };
+                    let Heard::Report(mut report) = report else { continue };
+                    if let Some(packets) = &mut self.packets {
+                        report.highest_sequence = packets.acknowledged(report.highest_sequence);
+                    }
                     gauge!("antiphon_rtcp_fraction_lost").set(report.fraction_lost);
                     let jitter = f64::from(report.jitter) / f64::from(self.format.codec.clock_rate());
                     histogram!("antiphon_rtcp_jitter_seconds").record(jitter);
@@ -439,6 +391,50 @@ impl SipLeg {
             Ok(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out").increment(1),
             Err(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out_dropped").increment(1),
         }
+    }
+
+    /// Sends the packets that are due, of those that are not as long as frames.
+    fn send_due(&mut self, now: Instant) -> Result<(), LegEnd> {
+        while let Some(packet) = self.packets.as_mut().and_then(|packets| packets.poll(now)) {
+            self.transmit(packet)?;
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
+        let Some(sockets) = &self.sockets else { return Err(LegEnd::Failed) };
+        // On hold nothing is sent; without an address nothing can be, until the peer is heard.
+        let Some(target) = self.latch.target().filter(|_| self.agreed.direction.sends()) else { return Ok(()) };
+        let rtp = packet.clone().with_ssrc(self.ssrc);
+        let mut buffer = [0; MAX_DATAGRAM];
+        if rtp.marshal_size() > buffer.len() {
+            self.counters.full.increment(1);
+            return Ok(());
+        }
+        let Ok(length) = rtp.marshal_to(&mut buffer) else {
+            self.counters.full.increment(1);
+            return Ok(());
+        };
+        let sealed;
+        let datagram = match &mut self.protection {
+            None => &buffer[..length],
+            Some(protection) => match protection.protect_rtp(&buffer[..length]) {
+                Ok(packet) => {
+                    sealed = packet;
+                    &sealed[..]
+                }
+                // The keys are used up (2^48 packets): the session must not go on unprotected.
+                Err(_) => return Err(LegEnd::Failed),
+            },
+        };
+        // overflow: drops (counted): late audio is worse than none
+        match sockets.rtp.try_send_to(datagram, target) {
+            Ok(_) => {
+                self.rtcp.on_sent(clock::now(), &packet);
+            }
+            Err(_) => self.counters.full.increment(1),
+        }
+        Ok(())
     }
 
     /// Asks the session task for something. The answer is a signal.
@@ -478,39 +474,15 @@ impl MediaLeg for SipLeg {
         if let Some(end) = self.over {
             return Err(end);
         }
-        let Some(sockets) = &self.sockets else { return Err(LegEnd::Failed) };
-        // On hold nothing is sent; without an address nothing can be, until the peer is heard.
-        let Some(target) = self.latch.target().filter(|_| self.agreed.direction.sends()) else { return Ok(()) };
-        let rtp = packet.clone().with_ssrc(self.ssrc);
-        let mut buffer = [0; MAX_DATAGRAM];
-        if rtp.marshal_size() > buffer.len() {
-            self.counters.full.increment(1);
-            return Ok(());
-        }
-        let Ok(length) = rtp.marshal_to(&mut buffer) else {
-            self.counters.full.increment(1);
-            return Ok(());
-        };
-        let sealed;
-        let datagram = match &mut self.protection {
-            None => &buffer[..length],
-            Some(protection) => match protection.protect_rtp(&buffer[..length]) {
-                Ok(packet) => {
-                    sealed = packet;
-                    &sealed[..]
-                }
-                // The keys are used up (2^48 packets): the session must not go on unprotected.
-                Err(_) => return Err(LegEnd::Failed),
-            },
-        };
-        // overflow: drops (counted): late audio is worse than none
-        match sockets.rtp.try_send_to(datagram, target) {
-            Ok(_) => {
-                self.rtcp.on_sent(clock::now(), &packet);
+        let audio = packet.payload_type == self.format.payload_type;
+        let now = clock::now();
+        match &mut self.packets {
+            None => self.transmit(packet),
+            Some(packets) => {
+                packets.push(now, packet, audio);
+                self.send_due(now)
             }
-            Err(_) => self.counters.full.increment(1),
         }
-        Ok(())
     }
 
     fn send_message(&mut self, _text: &str) -> bool {
@@ -591,6 +563,12 @@ fn format(agreed: &Agreed) -> MediaFormat {
         // Trunks take a gap for a broken path, and NAT for an unused one.
         continuous: true,
     }
+}
+
+/// How many times 10 ms the peer wants in a packet; `None`: as much as a frame has, or its codec cannot be cut.
+fn tens(agreed: &Agreed) -> Option<usize> {
+    let cut = agreed.codec != sdp::Codec::Opus && agreed.ptime != 20;
+    cut.then_some(usize::from(agreed.ptime / 10))
 }
 
 /// The codec of the description as the media side names it.

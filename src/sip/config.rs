@@ -185,6 +185,9 @@ pub struct TrunkConfig {
     /// Codecs to offer there, in order; empty: those of `[sip]`.
     #[serde(default)]
     pub codecs: Vec<CodecName>,
+    /// Milliseconds of audio in a packet, where the carrier asks for nothing else: 10, 20, 30, 40 or 60. Opus has 20.
+    #[serde(default = "ptime", deserialize_with = "packet_time")]
+    pub ptime: u16,
     /// Whether to encrypt media.
     #[serde(default)]
     pub srtp: Srtp,
@@ -232,6 +235,17 @@ impl TrunkConfig {
 
 fn one() -> u16 {
     1
+}
+
+/// What nearly all carriers use.
+fn ptime() -> u16 {
+    20
+}
+
+fn packet_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    let ms = u16::deserialize(deserializer)?;
+    let possible = matches!(ms, 10 | 20 | 30 | 40 | 60);
+    possible.then_some(ms).ok_or_else(|| D::Error::custom(format!("ptime = {ms}: expected 10, 20, 30, 40 or 60")))
 }
 
 /// As long as a registrar or proxy takes to restart.

@@ -434,6 +434,7 @@ fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
         if !trunk.codecs.is_empty() {
             policy.codecs = trunk.codecs.iter().map(|c| c.codec()).collect();
         }
+        policy.ptime = trunk.ptime;
         policy.srtp = match trunk.srtp {
             Srtp::Off => SrtpPolicy::Allowed,
             Srtp::Required => SrtpPolicy::Required,

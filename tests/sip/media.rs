@@ -106,3 +106,40 @@ async fn a_trunk_that_must_encrypt_does_not_call_in_plain() {
     raw.ack("").await;
     assert!(leg.encrypted());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_are_as_long_as_the_peer_wants_them() {
+    let (endpoint, mut calls) = wire::endpoint().await;
+    for ms in [10, 30, 40, 60] {
+        let caller = socket("127.0.0.1").await;
+        let port = caller.local_addr().expect("bound").port();
+        let mut raw = Raw::new(endpoint.local_udp().expect("bound"), &format!("ptime-{ms}")).await;
+        let invite = raw.request("INVITE", "", &sdp(port, &format!("a=ptime:{ms}\r\n")));
+        raw.send(&invite).await;
+        let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+        leg.attach().await.expect("attaches");
+        let ok = raw.expect("SIP/2.0 200").await;
+        assert!(body(&ok).contains(&format!("a=ptime:{ms}\r\n")), "{ok}");
+        raw.ack("").await;
+        event(&mut leg, |e| *e == LegEvent::Connected).await;
+        let talks = tokio::spawn(async move {
+            for n in 0..50 {
+                leg.send(packet(&leg, n, &[7; 160])).await.expect("up");
+                // Packets whose time has not come leave while the leg is listened to.
+                tokio::time::timeout(std::time::Duration::from_millis(20), leg.recv()).await.ok();
+            }
+            leg
+        });
+        let mut buffer = [0; 2_048];
+        let mut next = None;
+        for _ in 0..8 {
+            let (length, _) = limited(caller.recv_from(&mut buffer)).await.expect("the caller hears");
+            assert_eq!(length, 12 + 8 * ms, "{ms}");
+            let sequence = u16::from_be_bytes([buffer[2], buffer[3]]);
+            let timestamp = u32::from_be_bytes([buffer[4], buffer[5], buffer[6], buffer[7]]);
+            assert_eq!(next.unwrap_or((sequence, timestamp)), (sequence, timestamp), "{ms}");
+            next = Some((sequence.wrapping_add(1), timestamp.wrapping_add(8 * ms as u32)));
+        }
+        drop(limited(talks).await.expect("no panic"));
+    }
+}

@@ -40,6 +40,30 @@ fn static_types_need_no_rtpmap() {
 }
 
 #[test]
+fn packets_are_as_long_as_the_peer_wishes_and_can_take() {
+    for (lines, codec, ours) in [
+        ("", Codec::Pcma, 30),
+        ("a=ptime:20\r\n", Codec::Pcma, 20),
+        ("a=ptime:10\r\n", Codec::Pcma, 10),
+        ("a=ptime:50\r\n", Codec::Pcma, 40),
+        ("a=ptime:5\r\n", Codec::Pcma, 10),
+        ("a=ptime:200\r\n", Codec::Pcma, 60),
+        ("a=ptime:0\r\na=maxptime:0\r\n", Codec::Pcma, 30),
+        ("a=maxptime:20\r\n", Codec::Pcma, 20),
+        ("a=ptime:60\r\na=maxptime:40\r\n", Codec::Pcma, 40),
+        ("a=ptime:60\r\n", Codec::Opus, 20),
+    ] {
+        let mut both = with_policy(Policy { codecs: vec![codec], ptime: 30, ..Policy::default() });
+        let asked = offer(&format!("m=audio 4000 RTP/AVP 8 111\r\na=rtpmap:111 opus/48000/2\r\n{lines}"));
+        let (answer, agreed) = both.answer(&asked).expect("common");
+        assert_eq!((agreed.ptime, answer.media[0].ptime), (ours, Some(ours)), "{lines}");
+        let mut caller = with_policy(Policy { codecs: vec![codec], ptime: 30, ..Policy::default() });
+        assert_eq!(caller.offer().media[0].ptime, Some(30));
+        assert_eq!(caller.accept(&asked).expect("fits").ptime, ours, "{lines}");
+    }
+}
+
+#[test]
 fn our_preference_decides_and_their_numbers_hold() {
     let o = offer(
         "m=audio 4000 RTP/AVP 0 96 97 98\r\na=rtpmap:96 opus/48000/2\r\na=fmtp:96 useinbandfec=1; usedtx=1\r\n\
@@ -319,7 +343,7 @@ proptest! {
     #[test]
     fn two_negotiators_agree(first in 0..4_usize, second in 0..4_usize, secure in any::<bool>()) {
         let srtp = if secure { SrtpPolicy::Required } else { SrtpPolicy::Allowed };
-        let mut a = with_policy(Policy { codecs: vec![ALL[first], ALL[second]], telephone_event: true, srtp });
+        let mut a = with_policy(Policy { codecs: vec![ALL[first], ALL[second]], srtp, ..Policy::default() });
         let mut b = negotiator(&[ALL[second], ALL[first]]);
         b.local.keys = [Key([3; 30]), Key([4; 30])];
         let (answer, at_b) = b.answer(&parse(a.offer().to_string().as_bytes()).expect("parses")).expect("common");

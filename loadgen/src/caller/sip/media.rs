@@ -63,6 +63,7 @@ impl Media {
             codecs: config.codecs.iter().map(|c| wire_codec(*c)).collect(),
             telephone_event: true,
             srtp: if config.srtp { sdp::SrtpPolicy::Required } else { sdp::SrtpPolicy::Never },
+            ..sdp::Policy::default()
         };
         let keys = [sdp::Key(rand_key()), sdp::Key(rand_key())];
         let relay = match config.impairment {

@@ -1,0 +1,53 @@
+//! What the session task of [`crate::sip`] and a leg say to each other.
+
+use std::time::Duration;
+
+use sdp::Agreed;
+use tokio::sync::mpsc;
+
+use super::{latch::Peer, ports::PortPair};
+use crate::media::leg::LegEnd;
+
+/// From the session task to the leg.
+#[derive(Debug)]
+pub(crate) enum Signal {
+    /// The ACK is here, or ours has left.
+    Connected,
+    /// Another description was agreed to.
+    Media(Box<Agreed>),
+    /// A digit by INFO.
+    Digit(char),
+    /// The end of [`Control::Hold`].
+    HoldAnswered(bool, Result<(), String>),
+    /// The end of [`Control::Transfer`].
+    TransferAnswered(Result<(), String>),
+    /// What the peer tells of a transfer it has taken on.
+    TransferEnded(Result<(), String>),
+    /// The dialog is over.
+    Closed(LegEnd),
+}
+
+/// From the leg to the session task.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// BYE.
+    HangUp,
+    /// BYE, because nothing is heard.
+    Lost,
+    /// Re-INVITE with or without hold.
+    Hold(bool),
+    /// REFER.
+    Transfer { to: String, attended: bool },
+}
+
+/// What the session task makes a leg of.
+pub(crate) struct Parts {
+    pub(crate) ports: PortPair,
+    pub(crate) agreed: Agreed,
+    pub(crate) peer: Peer,
+    pub(crate) media_timeout: Duration,
+    /// The call is not answered yet; whether the called side gets packets meanwhile.
+    pub(crate) early: Option<bool>,
+    pub(crate) signals: mpsc::Receiver<Signal>,
+    pub(crate) controls: mpsc::Sender<Control>,
+}
