@@ -67,7 +67,16 @@ async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Str
     let wanted = id.clone();
     let record = on_records(gateway.records, move |records| records.get(&wanted)).await?;
     let record = record.filter(|record| caller.sees(record["tenant"].as_str().unwrap_or_default()));
-    record.map(Json).ok_or_else(|| ApiError::not_found("record", &id))
+    let mut record = record.ok_or_else(|| ApiError::not_found("record", &id))?;
+    // Recordings are deleted earlier than records, so this is looked up and not written down.
+    let recordings = gateway.recordings.clone();
+    let found = tokio::task::spawn_blocking(move || recordings.find(&id)).await;
+    record["recording"] = match found {
+        Ok(Ok((found, _))) => json!({ "format": found.format, "durationMs": found.duration_ms, "gaps": found.gaps }),
+        // Also one that is still written: it cannot be had yet.
+        _ => Value::Null,
+    };
+    Ok(Json(record))
 }
 
 /// Days as `2026-11-22`, both ends included.

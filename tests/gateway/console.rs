@@ -116,7 +116,12 @@ async fn panels(page: &mut Page) {
     page.until("document.querySelector('#records tbody button') != null", &text("problem")).await;
     page.value("document.querySelector('#records tbody button').click()").await;
     page.until(&format!("{}.includes('How may I help you today?')", text("transcript")), &text("transcript")).await;
-    page.click("close-record").await;
+    // And with its sound, both sides of it.
+    page.until("!document.getElementById('play-record').hidden", &text("problem")).await;
+    page.click("play-record").await;
+    page.until("document.getElementById('playing').textContent.startsWith('call from')", &text("problem")).await;
+    page.until("document.getElementById('listen').currentTime > 0", &text("problem")).await;
+    page.click("close-player").await;
     // The configuration, filtered.
     page.click("tab-settings").await;
     page.until("document.querySelectorAll('#settings tbody tr').length > 50", &text("problem")).await;
@@ -180,7 +185,11 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     if !antiphon_skip::has_program("chromium", "chromium") {
         return;
     }
-    let rig = Rig::start().await;
+    let rig = Rig::with(|config| {
+        config.recording.mode = antiphon::recording::Mode::All;
+        config.recording.consent.clear();
+    })
+    .await;
     let folder = tempfile::tempdir().expect("a folder");
     // A person who listens: anything louder might interrupt.
     let microphone = folder.path().join("quiet.wav");
@@ -250,6 +259,15 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("the gateway is told");
+    // Its recording is written to the end a moment after the call.
+    let (_, records) = rig.get("/v1/records").await;
+    let record = format!("/v1/records/{}", records["records"][0]["id"].as_str().expect("the call"));
+    let written = async {
+        while rig.get(&record).await.1["recording"]["durationMs"].is_null() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, written).await.expect("the recording is complete");
     panels(&mut page).await;
     assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
     rig.app.drain().await;

@@ -1,6 +1,6 @@
 // What happened on calls that are over: their figures and what was said.
 
-import { $, api, attempt, el, figure, ms, percent, refreshers, row, seconds } from "/console/base.js";
+import { $, api, attempt, el, figure, ms, percent, play, refreshers, row, seconds } from "/console/base.js";
 
 const PAGE = 25;
 let last = null;
@@ -39,7 +39,15 @@ async function show(id) {
   $("record-figures").replaceChildren(
     figure("turns", record.turns.length), figure("interruptions", record.interruptions), figure("keys", record.digits),
     figure("lost", rtp.fractionLost == null ? null : percent(rtp.fractionLost)), figure("round trip", ms(rtp.roundTripMs)),
-    figure("gaps", rtp.underruns));
+    figure("gaps", rtp.underruns), figure("MOS sent", score(rtp.mos)), figure("MOS received", score(rtp.receivedMos)));
+  const { recording } = record;
+  $("play-record").hidden = !recording;
+  $("play-record").textContent = recording ? `Play the recording, ${seconds(recording.durationMs / 1e3)}` : "";
+  $("play-record").onclick = attempt(async () => {
+    // A dialog would keep the player's controls out of reach.
+    $("record-dialog").close();
+    await play(`call from ${record.from}`, "GET", `/v1/calls/${encodeURIComponent(id)}/recording`);
+  });
   const said = [
     ...record.turns.map(turn => ({ who: "agent", at: turn.atMs, text: turn.heard ?? `${turn.heardWords} words (text is not kept)`, about: [turn.firstAudioMs == null ? null : "first audio " + ms(turn.firstAudioMs), turn.how !== "done" ? turn.how : null] })),
     ...record.prompts.map(prompt => ({ who: "caller", at: prompt.atMs, text: prompt.text ?? `${prompt.chars} characters (text is not kept)`, about: [prompt.lang || null] })),
@@ -49,8 +57,13 @@ async function show(id) {
   $("no-words").hidden = said.length > 0;
   $("record-title").textContent = `${record.from} → ${record.to}`;
   const dialog = $("record-dialog");
-  dialog.showModal();
+  if (!dialog.open) dialog.showModal();
 }
+/** A mean opinion score of 1 to 5, as the E-model estimates it. */
+function score(mos) {
+  return mos == null ? null : mos.toFixed(2);
+}
+
 $("close-record").onclick = () => $("record-dialog").close();
 
 $("record-filter").onsubmit = attempt(() => load(false));
