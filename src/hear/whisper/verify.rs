@@ -27,35 +27,8 @@ const TIED: &str = "proj_out.weight";
 /// A header is some hundred bytes a tensor.
 const MAX_HEADER: u64 = 64 << 20;
 
-/// What a check of a directory found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Tensors that were compared.
-    pub tensors: usize,
-    /// Values in them.
-    pub values: u64,
-    /// Everything that is wrong, one line each.
-    pub problems: Vec<String>,
-}
-
-impl Report {
-    /// Whether the directory can be loaded.
-    pub fn passed(&self) -> bool {
-        self.problems.is_empty()
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for problem in &self.problems {
-            writeln!(f, "{problem}")?;
-        }
-        match self.problems.len() {
-            0 => write!(f, "{} tensors, {} values: all as expected", self.tensors, self.values),
-            n => write!(f, "{n} problem{} in {} tensors", if n == 1 { "" } else { "s" }, self.tensors),
-        }
-    }
-}
+/// What a check of a directory found, one line a fault.
+pub type Report = crate::synth::cosyvoice::verify::Report<String>;
 
 /// Checks the directory of a Whisper checkpoint.
 pub fn verify(dir: &Path) -> Report {

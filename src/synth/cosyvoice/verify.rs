@@ -33,30 +33,38 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What a check of a directory found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+/// What a check of a checkpoint's directory found; `P` tells of one fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report<P = Problem> {
     /// Tensors that were compared.
     pub tensors: usize,
     /// Values in them.
     pub values: u64,
     /// Everything that is wrong, in file order.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<P>,
 }
 
-impl Report {
+impl<P> Default for Report<P> {
+    fn default() -> Self {
+        Self { tensors: 0, values: 0, problems: Vec::new() }
+    }
+}
+
+impl<P> Report<P> {
     /// Whether the directory can be loaded.
     pub fn passed(&self) -> bool {
         self.problems.is_empty()
     }
+}
 
+impl Report {
     fn add(&mut self, file: &Path, key: Option<&str>, expected: impl Into<String>, found: impl Into<String>) {
         let (expected, found) = (expected.into(), found.into());
         self.problems.push(Problem { file: file.to_path_buf(), key: key.map(Into::into), expected, found });
     }
 }
 
-impl fmt::Display for Report {
+impl<P: fmt::Display> fmt::Display for Report<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for problem in &self.problems {
             writeln!(f, "{problem}")?;
