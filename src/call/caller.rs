@@ -5,9 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::broadcast;
-
-use super::info::{MediaFrame, TapDirection};
+use super::info::{MediaFrame, TapDirection, TapSender};
 use crate::audio::{from_i16, to_i16};
 use crate::hear::Feed;
 use crate::media::answer::{Detector, Finding};
@@ -155,7 +153,7 @@ impl CallerInput {
         &mut self,
         now: Instant,
         since: Instant,
-        tap: &broadcast::Sender<MediaFrame>,
+        tap: &TapSender,
         echo: &mut EchoGuard,
     ) -> Option<Signal> {
         if let Some(digit) = self.digit.take() {
@@ -171,7 +169,7 @@ impl CallerInput {
                     if self.keyed.is_some_and(|until| now < until) {
                         frame.fill(0);
                     }
-                    if tap.receiver_count() > 0 {
+                    if tap.is_heard() {
                         self.tap(&frame, at, tap);
                     }
                     self.position += FRAME;
@@ -243,14 +241,14 @@ impl CallerInput {
         self.inbound.deadline().into_iter().chain(quiet).chain(self.silent_at).min()
     }
 
-    fn tap(&mut self, frame: &[i16; decode::FRAME], at: Duration, tap: &broadcast::Sender<MediaFrame>) {
+    fn tap(&mut self, frame: &[i16; decode::FRAME], at: Duration, tap: &TapSender) {
         if self.tap.is_none() {
             self.tap = Converter::new(decode::RATE, 8_000).ok();
         }
         let Some(converter) = &mut self.tap else { return };
-        let pcm = to_narrow(converter, frame.iter().map(|s| from_i16(*s)));
-        // overflow: drops the oldest (counted by the tap)
-        let _ = tap.send(MediaFrame { direction: TapDirection::Inbound, at, position: self.position, pcm });
+        let pcm = converted(converter, frame.iter().map(|s| from_i16(*s)));
+        let wide = tap.is_wide().then(|| frame.as_slice().into());
+        tap.send(MediaFrame { direction: TapDirection::Inbound, at, position: self.position, pcm, wide });
     }
 }
 
@@ -261,13 +259,13 @@ fn inbound(format: &MediaFormat) -> Result<Inbound, CodecError> {
     Ok(inbound)
 }
 
-/// One frame at 8 kHz for taps.
-pub(super) fn to_narrow(converter: &mut Converter, frame: impl Iterator<Item = f32>) -> Arc<[i16]> {
-    let mut wide = frame.collect::<Vec<_>>();
-    wide.resize(converter.frame_in(), 0.0);
-    let mut narrow = [0.0; 160];
-    converter.frame(&wide, &mut narrow);
-    narrow.iter().map(|s| to_i16(*s)).collect()
+/// One frame at the converter's rate, for taps.
+pub(super) fn converted(converter: &mut Converter, frame: impl Iterator<Item = f32>) -> Arc<[i16]> {
+    let mut from = frame.collect::<Vec<_>>();
+    from.resize(converter.frame_in(), 0.0);
+    let mut to = vec![0.0; converter.frame_out()];
+    converter.frame(&from, &mut to);
+    to.iter().map(|s| to_i16(*s)).collect()
 }
 
 #[cfg(test)]
@@ -284,7 +282,8 @@ mod tests {
         let format =
             MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
         let mut caller = CallerInput::new(&format, &VadConfig::default()).expect("a codec");
-        let (tap, mut tapped) = broadcast::channel(512);
+        let tap = TapSender::new();
+        let mut tapped = tap.subscribe();
         let (start, mut echo) = (clock::now(), EchoGuard::default());
         let (mut sequence, mut keys) = (0, String::new());
         // A second of sound, a key for 200 ms with the tone in every other packet, a second of sound.

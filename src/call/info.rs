@@ -100,6 +100,8 @@ pub struct MediaFrame {
     pub position: Duration,
     /// 160 samples at 8 kHz.
     pub pcm: Arc<[i16]>,
+    /// The same as 320 samples at 16 kHz, where a tap asked for that when it was made.
+    pub wide: Option<Arc<[i16]>>,
 }
 
 /// Whose voice a tap carries.
@@ -117,11 +119,15 @@ pub enum TapDirection {
 pub struct MediaTap {
     frames: broadcast::Receiver<MediaFrame>,
     shared: Arc<Shared>,
+    wide: bool,
 }
 
 impl MediaTap {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { frames: shared.tap.subscribe(), shared }
+    pub(super) fn new(shared: Arc<Shared>, wide: bool) -> Self {
+        if wide {
+            shared.tap.wide.fetch_add(1, Relaxed);
+        }
+        Self { frames: shared.tap.subscribe(), shared, wide }
     }
 
     /// The next frame; `None` when the call is over. Frames missed because the reader was slow are counted in
@@ -142,6 +148,47 @@ impl MediaTap {
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
         }
+    }
+}
+
+impl Drop for MediaTap {
+    fn drop(&mut self) {
+        if self.wide {
+            self.shared.tap.wide.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// Where both halves of a call put what listeners hear.
+#[derive(Clone, Debug)]
+pub(super) struct TapSender {
+    frames: broadcast::Sender<MediaFrame>,
+    /// Listeners that want 16 kHz.
+    wide: Arc<AtomicUsize>,
+}
+
+impl TapSender {
+    pub(super) fn new() -> Self {
+        Self { frames: broadcast::channel(TAP_FRAMES).0, wide: Arc::default() }
+    }
+
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<MediaFrame> {
+        self.frames.subscribe()
+    }
+
+    /// Whether anybody listens.
+    pub(super) fn is_heard(&self) -> bool {
+        self.frames.receiver_count() > 0
+    }
+
+    /// Whether anybody wants 16 kHz.
+    pub(super) fn is_wide(&self) -> bool {
+        self.wide.load(Relaxed) > 0
+    }
+
+    pub(super) fn send(&self, frame: MediaFrame) {
+        // overflow: drops the oldest (counted by the tap); without listeners nobody misses it
+        let _ = self.frames.send(frame);
     }
 }
 
@@ -249,7 +296,7 @@ pub(super) struct Shared {
     pub(super) backlog: Backlog,
     /// The task owns the sender, so that listeners end with the call.
     events: broadcast::WeakSender<CallEvent>,
-    pub(super) tap: broadcast::Sender<MediaFrame>,
+    pub(super) tap: TapSender,
     /// Frames dropped by taps that fell behind, as their readers report it.
     pub(super) tap_dropped: AtomicU64,
     /// Keeps the first events for the first listener. A mutex, because taking it out needs one; it is
@@ -281,7 +328,6 @@ impl Shared {
     ) -> (Self, Tellers) {
         let (events, first) = broadcast::channel(EVENTS);
         let (deliver, messages) = messages::channel();
-        let (tap, _) = broadcast::channel(TAP_FRAMES);
         let stats = Stats { codec: AtomicU8::new(codec_number(codec)), ..Stats::default() };
         let shared = Self {
             meta,
@@ -292,7 +338,7 @@ impl Shared {
             backlog: Backlog::new(config.max_backlog_bytes),
             config,
             events: events.downgrade(),
-            tap,
+            tap: TapSender::new(),
             tap_dropped: AtomicU64::new(0),
             first_listener: Mutex::new(Some(first)),
             messages: Mutex::new(Some(messages)),

@@ -43,8 +43,17 @@ pub struct Frame {
     pub owner: Option<UtteranceId>,
     /// Samples of speech at [`crate::audio::RATE`] in it, without padding.
     pub samples: u32,
-    /// The same sound at 8 kHz, where somebody listens in.
-    pub tap: Option<Arc<[i16]>>,
+    /// The same sound, where somebody listens in.
+    pub tap: Option<Tapped>,
+}
+
+/// A frame for those who listen in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tapped {
+    /// At 8 kHz.
+    pub narrow: Arc<[i16]>,
+    /// At 16 kHz, where somebody wants that.
+    pub wide: Option<Arc<[i16]>>,
 }
 
 /// A packet that leaves now.

@@ -30,7 +30,7 @@ fn tone(n: u32, hertz: f64) -> Arc<[i16]> {
 
 fn frame(direction: TapDirection, n: u32, late: Duration, pcm: Arc<[i16]>) -> MediaFrame {
     let position = Duration::from_millis(20) * n;
-    MediaFrame { direction, at: position + late, position, pcm }
+    MediaFrame { direction, at: position + late, position, pcm, wide: None }
 }
 
 /// Power of `hertz` in `pcm`, by Goertzel.

@@ -5,16 +5,15 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use tokio::sync::broadcast;
-
 use super::outbox::Outbox;
 use crate::audio::{FRAME_SAMPLES, RATE};
-use crate::call::caller::to_narrow;
-use crate::call::info::{MediaFrame, TapDirection};
+use crate::call::caller::converted;
+use crate::call::info::{MediaFrame, TapDirection, TapSender};
+use crate::media::decode;
 use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{MediaFormat, OutPacket, PeerReport};
-use crate::media::playout::{Body, Departure, Frame, Playout};
+use crate::media::playout::{Body, Departure, Frame, Playout, Tapped};
 use crate::media::resample::Converter;
 use crate::turn::UtteranceId;
 
@@ -31,9 +30,10 @@ pub(super) struct Output {
     prepared: VecDeque<(UtteranceId, Vec<f32>)>,
     /// The last frame that was prepared was speech: silence follows, to empty the codec's delay.
     tail_due: bool,
-    /// Where listeners get the same sound at 8 kHz.
-    tap: broadcast::Sender<MediaFrame>,
+    /// Where listeners get the same sound, and what brings it to 8 and 16 kHz.
+    tap: TapSender,
     narrow: Option<Converter>,
+    wide: Option<Converter>,
     /// Levels of what left, against which the caller's are held.
     pub(super) echo: EchoGuard,
     /// The timestamp of the last packet, and the RTP time that had passed until then.
@@ -52,11 +52,7 @@ pub(super) struct Spoken {
 
 impl Output {
     /// `random` seeds the RTP numbers.
-    pub(super) fn new(
-        format: &MediaFormat,
-        random: u64,
-        tap: broadcast::Sender<MediaFrame>,
-    ) -> Result<Self, CodecError> {
+    pub(super) fn new(format: &MediaFormat, random: u64, tap: TapSender) -> Result<Self, CodecError> {
         Ok(Self {
             encoder: Encoder::new(format, OpusSettings::default())?,
             playout: Playout::new(format, random as u16, (random >> 16) as u32),
@@ -65,6 +61,7 @@ impl Output {
             tail_due: false,
             tap,
             narrow: None,
+            wide: None,
             echo: EchoGuard::default(),
             clock: None,
         })
@@ -171,10 +168,9 @@ impl Output {
                     let (anchored, underrun) = (departure.anchored, departure.underrun);
                     spoken = Some(Spoken { utterance, anchored, underrun });
                 }
-                if let (Some(pcm), Some(connected)) = (frame.tap, connected) {
+                if let (Some(Tapped { narrow: pcm, wide }), Some(connected)) = (frame.tap, connected) {
                     let at = now.saturating_duration_since(connected);
-                    // overflow: drops the oldest (counted by the tap)
-                    let _ = self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, position, pcm });
+                    self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, position, pcm, wide });
                 }
                 frame.payload
             }
@@ -205,15 +201,21 @@ impl Output {
             Ok(payload) => payload,
             Err(error) => return out.error(format!("a frame could not be encoded: {error}")),
         };
-        let tap = if self.tap.receiver_count() > 0 {
-            if self.narrow.is_none() {
-                self.narrow = Converter::new(RATE, 8_000).ok();
-            }
-            self.narrow.as_mut().map(|converter| to_narrow(converter, pcm.iter().copied()))
-        } else {
-            None
-        };
+        let tap = if self.tap.is_heard() { self.tapped(pcm) } else { None };
         self.playout.push(now, Frame { payload, owner, samples: pcm.len() as u32, tap });
+    }
+
+    /// A frame as listeners get it.
+    fn tapped(&mut self, pcm: &[f32]) -> Option<Tapped> {
+        let convert = |converter: &mut Option<Converter>, rate| {
+            if converter.is_none() {
+                *converter = Converter::new(RATE, rate).ok();
+            }
+            converter.as_mut().map(|converter| converted(converter, pcm.iter().copied()))
+        };
+        let narrow = convert(&mut self.narrow, 8_000)?;
+        let wide = if self.tap.is_wide() { convert(&mut self.wide, decode::RATE) } else { None };
+        Some(Tapped { narrow, wide })
     }
 
     /// Lets sound that is cut off fall to silence within a frame instead of breaking off, which clicks, and

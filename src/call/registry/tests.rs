@@ -271,12 +271,13 @@ async fn a_tap_hears_what_is_said_and_ends_with_the_call() {
     let (calls, _) = calls(1);
     let (leg, _far) = leg(Fault::None);
     let handle = calls.start(meta("a"), leg).unwrap();
-    let mut tap = handle.media_tap();
+    let mut tap = handle.wide_tap();
     handle.speak(TurnRequest::new("Hello there.")).await.unwrap();
     handle.finish(EndReason::HungUp).unwrap();
     let mut frames = 0;
     while let Some(frame) = timeout(LIMIT, tap.recv()).await.unwrap() {
         assert_eq!(frame.pcm.len(), 160);
+        assert_eq!(frame.wide.map(|wide| wide.len()), Some(320), "at 16 kHz where that was asked for");
         frames += 1;
     }
     assert_eq!(frames, 6);
