@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use antiphon::synth::cosyvoice::backend::{LanguageModel, Options};
+use antiphon::synth::cosyvoice::backend::{self, Backend as _, LanguageModel, Options};
+use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
@@ -185,6 +186,50 @@ fn instructions_speed_and_voices_change_the_audio() {
     let fast = Utterance { speed: 1.25, ..plain };
     let ratio = base.len() as f64 / speak(&mut engine, &fast).len() as f64;
     assert!((1.2..1.3).contains(&ratio), "{ratio}");
+}
+
+/// Samples of the first vocoder call and of all, at `speed`: one call for each push of tokens, or one at the end.
+fn respeeded(speed: f32, early: bool) -> (usize, Vec<f32>) {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let mut cpu = CpuBackend::load(checkpoint(), Options::default()).expect("loads");
+    let made = random::voice(&config, "voice", 40, 5);
+    let prompt = backend::FlowPrompt { tokens: made.tokens, mel: made.mel, speaker: made.speaker };
+    let voice = cpu.add_voice(Arc::new(prompt)).expect("a voice");
+    let min_length = backend::MinLength::Intended;
+    let sampling = backend::Sampling { key: [0; 2], min_len: 0, max_len: 0, min_length, forced: None };
+    cpu.open(Slot(0), backend::SlotRequest { voice, prefix: Vec::new(), sampling, speed }).expect("opens");
+    // What is pushed before the end fills whole blocks of the flow.
+    let (block, ahead) = (config.block_tokens(), config.flow.lookahead);
+    let begin = block - (40 - ahead) % block + block;
+    let tokens: Vec<u32> = (1..=130).collect();
+    let (mut first, mut pcm) = (0, Vec::new());
+    for (n, piece) in [&tokens[..begin], &tokens[begin..begin + block], &tokens[begin + block..]].iter().enumerate() {
+        let last = n == 2;
+        cpu.flow_push(Slot(0), piece, last).expect("tokens");
+        cpu.flow(&[Slot(0)], 100, &mut Vec::new()).expect("the device works");
+        if early || last {
+            let mut out = Vec::new();
+            cpu.vocode(&[Slot(0)], &mut out).expect("the device works");
+            assert_eq!(out[0].done, last);
+            pcm.append(&mut out[0].pcm);
+        }
+        if n == 0 {
+            first = pcm.len();
+        }
+    }
+    (first, pcm)
+}
+
+#[test]
+fn another_speed_is_heard_before_the_end_is_made_and_joins_without_a_seam() {
+    for speed in [0.8f32, 1.25, 1.7] {
+        let (first, streamed) = respeeded(speed, true);
+        let (_, whole) = respeeded(speed, false);
+        assert!(first > 0, "{speed}: the first chunk is heard at once");
+        assert_eq!(streamed, whole, "{speed}: the same samples however it is cut");
+        let written: f64 = speed.to_string().parse().expect("a number");
+        assert_eq!(whole.len(), (260.0 / written) as usize * 480, "{speed}");
+    }
 }
 
 #[test]

@@ -81,8 +81,7 @@ pub struct SlotRequest {
     pub prefix: Vec<Embed>,
     /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Speaking rate, 1.0 as made. At any other the mel is stretched as a whole, so nothing is vocoded before the
-    /// last frame is there.
+    /// Speaking rate, 1.0 as made. At any other the mel is stretched as it comes; see [`super::respeed`].
     pub speed: f32,
 }
 

@@ -26,6 +26,7 @@ pub mod probe;
 pub mod prompt;
 pub mod pull;
 pub mod random;
+mod respeed;
 pub mod sample;
 pub mod schedule;
 pub mod selftest;

@@ -347,12 +347,6 @@ impl Backend for CpuBackend {
     }
 }
 
-/// A mel of `channels` values a frame, row-major, at another speed.
-pub(super) fn respeed(mel: &[f32], channels: usize, speed: f32) -> candle_core::Result<Vec<f32>> {
-    let mel = Tensor::from_slice(mel, (mel.len() / channels.max(1), channels), &candle_core::Device::Cpu)?;
-    hift::respeed(&mel, speed)?.flatten_all()?.to_vec1()
-}
-
 /// Joins frames along time; `None` for none.
 fn join(parts: &[Tensor]) -> candle_core::Result<Option<Tensor>> {
     match parts {

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::flow::Stream;
-use super::hift::{Hift, Voice, respeed};
+use super::hift::{Hift, Voice};
 use super::llm::{Llm, Row, position_bytes};
 use super::ops::LoadError;
 use super::{ending, join};
@@ -11,6 +11,7 @@ use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Decoded, Embed, End, Sampling, SlotRequest, VoiceHandle};
 use crate::synth::cosyvoice::config::{Config, LlmConfig};
 use crate::synth::cosyvoice::noise::SineTable;
+use crate::synth::cosyvoice::respeed::Respeed;
 use crate::synth::cosyvoice::sample;
 
 /// Mel frames vocoded at once: bounds the memory of the widest layer.
@@ -21,7 +22,8 @@ pub(super) struct SlotState {
     pub(super) voice: VoiceHandle,
     prefix: Vec<Embed>,
     sampling: Sampling,
-    speed: f32,
+    /// Where it is played at another speed than it is made.
+    respeed: Option<Respeed>,
     row: Row,
     /// The state after the last position fed, `[1, hidden]`.
     hidden: Option<Tensor>,
@@ -72,7 +74,7 @@ impl SlotState {
             voice: request.voice,
             prefix: request.prefix,
             sampling: request.sampling,
-            speed: request.speed,
+            respeed: Respeed::new(config.flow.mel, request.speed),
             row: Row::new(&config.llm),
             hidden: None,
             unfed: None,
@@ -118,14 +120,13 @@ impl SlotState {
 
     /// Samples of the new frames.
     pub(super) fn vocode(&mut self, hift: &Hift, noise: &mut SineTable) -> Result<Vec<f32>> {
-        let stretched = (self.speed - 1.0).abs() > f32::EPSILON;
-        if stretched && !self.mel_ended {
-            return Ok(Vec::new());
-        }
         let mut mel = join(&std::mem::take(&mut self.mel))?;
         self.checked = 0;
-        if let Some(whole) = mel.as_ref().filter(|_| stretched) {
-            mel = Some(respeed(whole, self.speed)?);
+        if let Some(respeed) = &mut self.respeed {
+            let fresh = mel.map(|mel| mel.contiguous()?.flatten_all()?.to_vec1::<f32>()).transpose()?;
+            let values = respeed.push(&fresh.unwrap_or_default(), self.mel_ended);
+            let (frames, width) = (values.len() / hift.mel_channels(), hift.mel_channels());
+            mel = (frames > 0).then(|| Tensor::from_vec(values, (frames, width), &Device::Cpu)).transpose()?;
         }
         let Some(mel) = mel else {
             let width = hift.mel_channels();

@@ -14,10 +14,10 @@ use std::time::Instant;
 use super::context::Lane;
 use super::device::Device;
 use super::hift::{Excerpt, Hift, Pass};
+use super::not_open;
 use super::slots::SlotState;
 use super::solver::{Job, Solver};
 use super::voices::Voices;
-use super::{cpu, not_open};
 use crate::clock;
 use crate::synth::cosyvoice::backend::{FinalChunk, Flowed, Vocoded};
 use crate::synth::{Slot, SynthError};
@@ -77,22 +77,19 @@ struct Piece {
 }
 
 impl Acoustic {
-    /// The mel of a slot that is played at another speed, once all of it is there.
+    /// Brings what is new of the mel of a slot to the speed that it is played at, if that is another.
     fn stretch(&mut self, slot: Slot) -> Result<(), SynthError> {
-        let Some(state) = self.slots.get(&slot) else { return Ok(()) };
-        let Some(voice) = self.voices.get(state.voice) else { return Ok(()) };
-        let mel = self.solver.read_mel(&state.stream.slabs, voice.frames, state.stream.done)?;
-        let mel = cpu::respeed(&mel, self.solver.config.flow.mel, state.request.speed)
-            .map_err(|e| SynthError::Utterance(e.to_string()))?;
-        let frames = mel.len() / self.solver.config.flow.mel;
-        // A pass may read to the end of the last block.
-        let mut padded = mel;
-        padded.resize(frames.next_multiple_of(self.solver.config.flow.block) * self.solver.config.flow.mel, 0.0);
-        let buf = self.device.upload("a mel", &padded)?;
-        if let Some(state) = self.slots.get_mut(&slot) {
-            state.stretched = Some((buf, frames));
+        let Some(state) = self.slots.get_mut(&slot) else { return Ok(()) };
+        let (done, complete, prompt) = (state.stream.done, state.stream.complete(), self.voices.frames(state.voice));
+        let Some(stretched) = state.stretched.as_mut().filter(|stretched| !stretched.ended) else { return Ok(()) };
+        let from = prompt + stretched.respeed.received();
+        if done <= from && !complete {
+            return Ok(());
         }
-        Ok(())
+        let mel = self.solver.read_mel(&state.stream.slabs, from, done)?;
+        let frames = stretched.respeed.push(&mel, complete);
+        stretched.ended = complete;
+        stretched.append(&self.device, &self.solver.config.flow, &frames)
     }
 
     pub(super) fn run_flow(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Flowed>) -> Result<(), SynthError> {
@@ -191,19 +188,14 @@ impl Acoustic {
         Ok(true)
     }
 
-    /// What each slot gives to the pass; mels that are played at another speed are made first.
+    /// What each slot gives to the pass; what is new of mels that are played at another speed is made first.
     fn prepare_vocode(&mut self, slots: &[Slot]) -> Result<VocodeCall, SynthError> {
         let mut failures = BTreeMap::new();
         for &slot in slots {
-            let wanted = self.slots.get(&slot).is_some_and(|s| {
-                (s.request.speed - 1.0).abs() > f32::EPSILON && s.stretched.is_none() && s.stream.complete()
-            });
-            if wanted {
-                match self.stretch(slot) {
-                    Ok(()) => {}
-                    Err(e @ SynthError::Device(_)) => return Err(e),
-                    Err(e) => drop(failures.insert(slot, e)),
-                }
+            match self.stretch(slot) {
+                Ok(()) => {}
+                Err(e @ SynthError::Device(_)) => return Err(e),
+                Err(e) => drop(failures.insert(slot, e)),
             }
         }
         Ok(VocodeCall { slots: slots.to_vec(), failures, pieces: Vec::new(), pass: None, pcm: Vec::new() })
@@ -214,10 +206,8 @@ impl Acoustic {
         for slot in call.slots.iter().filter(|slot| !call.failures.contains_key(slot)) {
             let Some(state) = self.slots.get(slot) else { continue };
             let prompt = self.voices.frames(state.voice);
-            let stretch = (state.request.speed - 1.0).abs() > f32::EPSILON;
             let (slabs, frame0, total) = match &state.stretched {
-                Some((mel, frames)) => (self.solver.pages_of(mel, *frames), 0, *frames),
-                None if stretch => (Vec::new(), 0, 0),
+                Some(mel) => (mel.pages.iter().map(|page| self.solver.page_of(page)).collect(), 0, mel.frames),
                 None => (self.solver.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
             };
             wholes.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));

@@ -77,7 +77,7 @@ use self::hift::Hift;
 pub use self::ledger::Part;
 use self::llm::Llm;
 use self::slabs::Slabs;
-use self::slots::SlotState;
+use self::slots::{SlotState, Stretched};
 use self::solver::Solver;
 pub use self::units::{ARCHITECTURES, compile_all};
 use self::voices::Voices;
@@ -371,12 +371,12 @@ impl Backend for GpuBackend {
         entry.holds += 1;
         let state = SlotState {
             voice,
+            stretched: Stretched::new(&self.config.flow, request.speed),
             request,
             prefilled: false,
             emitted: 0,
             ended: None,
             stream,
-            stretched: None,
             poisoned: false,
         };
         slots.insert(slot, state);

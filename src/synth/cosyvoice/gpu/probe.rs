@@ -9,9 +9,9 @@ use super::solver::{Job, poisoned};
 use super::{GpuBackend, device};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{BackendCaps, Embed, FinalChunk, FlowPrompt, MinLength, Sampling};
-use crate::synth::cosyvoice::cpu;
 use crate::synth::cosyvoice::noise;
 use crate::synth::cosyvoice::probe::{DitInput, DitProbe, Feed, HiftProbe, LlmProbe, Probe, Values};
+use crate::synth::cosyvoice::respeed;
 
 /// Frames by which a mel grows while its F0 is looked at.
 const F0_PIECE: usize = 32;
@@ -202,7 +202,7 @@ impl Probe for GpuBackend {
 
     fn respeed(&mut self, mel: &Values, speed: f32) -> Result<Values, SynthError> {
         let width = self.config.flow.mel;
-        let data = cpu::respeed(&mel.data, width, speed).map_err(|e| SynthError::Utterance(e.to_string()))?;
+        let data = respeed::whole(&mel.data, width, speed);
         Ok(Values { shape: vec![data.len() / width, width], data })
     }
 

@@ -1,14 +1,16 @@
 //! What the host knows of each utterance: where its flow stands, which slabs it holds, what comes next.
 //!
-//! No device work happens here; [`Stream::next`] says which chunks would be run and the backend runs it.
+//! No work of the model happens here; [`Stream::next`] says which chunks would be run and the backend runs it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::device::Buf;
+use super::device::{Buf, Device};
 use super::slabs::{Pool, Slab};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{End, FinalChunk, SlotRequest, VoiceHandle};
 use crate::synth::cosyvoice::config::FlowConfig;
+use crate::synth::cosyvoice::respeed::Respeed;
 
 /// One utterance.
 pub(super) struct SlotState {
@@ -18,10 +20,60 @@ pub(super) struct SlotState {
     pub(super) emitted: u32,
     pub(super) ended: Option<End>,
     pub(super) stream: Stream,
-    /// A finished mel at another speed: its frames and where they lie.
-    pub(super) stretched: Option<(Buf, usize)>,
+    /// The mel at another speed, where it is played at one.
+    pub(super) stretched: Option<Stretched>,
     /// A value of it became no number: its memory is cleared before others get it.
     pub(super) poisoned: bool,
+}
+
+/// A mel at another speed, on the device.
+pub(super) struct Stretched {
+    pub(super) respeed: Respeed,
+    /// Nothing more will come.
+    pub(super) ended: bool,
+    /// One a block of frames; only the last is not full.
+    pub(super) pages: Vec<Buf>,
+    /// Frames in them.
+    pub(super) frames: usize,
+    /// What lies in the last page while it is not full.
+    tail: Vec<f32>,
+}
+
+impl Stretched {
+    /// `None` at the speed of the mel itself.
+    pub(super) fn new(config: &FlowConfig, speed: f32) -> Option<Self> {
+        let respeed = Respeed::new(config.mel, speed)?;
+        Some(Self { respeed, ended: false, pages: Vec::new(), frames: 0, tail: Vec::new() })
+    }
+
+    /// Adds frames behind those that lie there.
+    pub(super) fn append(
+        &mut self,
+        device: &Arc<Device>,
+        config: &FlowConfig,
+        frames: &[f32],
+    ) -> Result<(), SynthError> {
+        let page = config.block * config.mel;
+        let mut place = self.frames / config.block;
+        self.frames += frames.len() / config.mel;
+        self.tail.extend_from_slice(frames);
+        while !self.tail.is_empty() {
+            let length = page.min(self.tail.len());
+            // A pass may read to the end of the last block.
+            let mut values = self.tail[..length].to_vec();
+            values.resize(page, 0.0);
+            match self.pages.get(place) {
+                Some(there) => device.write(there.ptr, &values)?,
+                None => self.pages.push(device.upload("a mel", &values)?),
+            }
+            if length < page {
+                break;
+            }
+            self.tail.drain(..page);
+            place += 1;
+        }
+        Ok(())
+    }
 }
 
 /// The flow of one utterance.

@@ -204,21 +204,28 @@ impl Solver {
     pub(super) fn read_mel(&self, slabs: &[Slab], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
         let (block, mel) = (self.config.flow.block, self.config.flow.mel);
         let mut out = vec![0f32; to.saturating_sub(from) * mel];
-        for (frame, row) in (from..to).zip(out.chunks_exact_mut(mel)) {
-            let Some(&slab) = slabs.get(frame / block) else { break };
-            let at = self.slabs.address(slab) + (self.flow.x_offset + frame % block * mel * 4) as u64;
-            self.device.read(at, row)?;
+        let mut at = from;
+        while at < to {
+            let Some(&slab) = slabs.get(at / block) else { break };
+            // Frames of a block lie side by side.
+            let end = to.min((at / block + 1) * block);
+            let there = self.slabs.address(slab) + (self.flow.x_offset + at % block * mel * 4) as u64;
+            self.device.read(there, &mut out[(at - from) * mel..(end - from) * mel])?;
+            at = end;
         }
         Ok(out)
     }
 
-    /// A mel of its own as the vocoder finds slabs: addresses such that its frames lie where a slab's would.
+    /// A block of mel frames as the vocoder finds slabs: an address such that its frames lie where a slab's would.
+    pub(super) fn page_of(&self, mel: &device::Buf) -> u64 {
+        mel.ptr.wrapping_sub(self.flow.x_offset as u64)
+    }
+
+    /// The same of a mel of several blocks in one piece.
     pub(super) fn pages_of(&self, mel: &device::Buf, frames: usize) -> Vec<u64> {
         let block = self.config.flow.block;
-        let bytes = block * self.config.flow.mel * 4;
-        (0..frames.div_ceil(block))
-            .map(|n| (mel.ptr + (n * bytes) as u64).wrapping_sub(self.flow.x_offset as u64))
-            .collect()
+        let bytes = (block * self.config.flow.mel * 4) as u64;
+        (0..frames.div_ceil(block) as u64).map(|n| self.page_of(mel).wrapping_add(n * bytes)).collect()
     }
 
     /// Solves the blocks of a voice's prompt that its utterances share.
