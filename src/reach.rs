@@ -1,4 +1,5 @@
-//! Which addresses a peer may name: in descriptions, in Contact and Record-Route, in names that it has us look up.
+//! Which addresses a peer may name: in descriptions, in Contact and Record-Route, in names and URLs that it has us look
+//! up.
 //!
 //! # Why
 //! A gateway stands between networks, and a caller from one of them must not have it send packets into another:
@@ -6,6 +7,9 @@
 //! further: one on the same host any, one of a private network private and public ones, all others public ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// How far an address reaches, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +71,69 @@ pub fn may_name(source: IpAddr, named: IpAddr) -> bool {
     }
 }
 
+/// The address of a URL whose host is none but an address.
+pub fn literal(url: &Url) -> Option<IpAddr> {
+    url.host_str()?.trim_matches(['[', ']']).parse().ok()
+}
+
+/// Resolves names to public addresses only: what a client of others' URLs looks names up with, so that no moment lies
+/// between the check of an address and its use.
+#[derive(Clone, Copy, Debug)]
+pub struct PublicNames;
+
+impl Resolve for PublicNames {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let host = name.as_str().to_owned();
+            let found: Vec<_> = tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
+            let public: Vec<_> = found.into_iter().filter(|address| is_public(address.ip())).collect();
+            if public.is_empty() {
+                return Err(format!("{host} has no public address").into());
+            }
+            let addresses: Addrs = Box::new(public.into_iter());
+            Ok(addresses)
+        })
+    }
+}
+
+/// Whether an address is one of the public Internet (IANA special-purpose registries, RFC 6890), also inside the
+/// forms of IPv6 that carry an IPv4 address.
+pub fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => is_public_v4(ip),
+        IpAddr::V6(ip) => is_public_v6(ip),
+    }
+}
+
+fn is_public_v4(ip: Ipv4Addr) -> bool {
+    let [a, b, c, _] = ip.octets();
+    !(ip.is_private()
+        || ip.is_loopback()
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || ip.is_documentation()
+        || a == 0
+        || a >= 240
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 192 && b == 0 && c == 0)
+        || (a == 198 && (18..20).contains(&b)))
+}
+
+fn is_public_v6(ip: Ipv6Addr) -> bool {
+    let part = ip.segments();
+    let v4 = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
+    match part {
+        // IPv4-mapped and IPv4-compatible; the unspecified address and loopback are among the latter.
+        [0, 0, 0, 0, 0, 0xffff | 0, high, low] => is_public_v4(v4(high, low)),
+        // NAT64 (RFC 6052) and 6to4 (RFC 3056).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => is_public_v4(v4(high, low)),
+        [0x2002, high, low, ..] => is_public_v4(v4(high, low)),
+        [0x2001, 0xdb8, ..] => false,
+        // Global unicast is 2000::/3, and nothing else is.
+        [first, ..] => first & 0xe000 == 0x2000,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +181,45 @@ mod tests {
         assert!(may_name(ip("127.0.0.1"), ip("10.0.0.5")));
         assert!(may_name(ip("10.0.0.5"), ip("192.168.1.1")));
         assert!(may_name(ip("10.0.0.5"), ip("203.0.113.1")));
+    }
+
+    #[test]
+    fn addresses_of_no_public_host_are_known() {
+        for inside in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "100.64.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "198.18.0.1",
+            "192.0.0.8",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "2001:db8::1",
+            "::127.0.0.1",
+        ] {
+            assert!(!is_public(inside.parse().expect("an address")), "{inside}");
+        }
+        for outside in ["8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+        {
+            assert!(is_public(outside.parse().expect("an address")), "{outside}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_inside_is_not_found() {
+        let error = PublicNames.resolve("localhost".parse().expect("a name")).await.err().expect("screened");
+        assert!(error.to_string().contains("no public address"), "{error}");
     }
 }

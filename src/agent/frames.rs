@@ -174,7 +174,7 @@ pub enum FromAgent {
     },
     /// Play a recording.
     Play {
-        /// A WAV file below the configured media folder.
+        /// A file below the configured media folder, a `data:` URL, or an `https:` URL of a host in `[call.play]`.
         source: String,
         /// How often; 0 is until interrupted.
         #[serde(default, rename = "loop")]

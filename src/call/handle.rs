@@ -137,7 +137,7 @@ pub struct TextDelta {
 pub struct PlayRequest {
     /// The agent's name for it; made here when absent.
     pub id: Option<TurnId>,
-    /// A file name under the configured folder, or a `data:audio/wav;base64,` URL.
+    /// A file name under the configured folder, a `data:audio/...;base64,` URL, or an `https:` URL.
     pub source: String,
     /// How many times; 0 is without end.
     pub times: u32,
@@ -217,7 +217,13 @@ impl CallHandle {
 
     /// Hears both directions of the call: 20 ms frames at 8 kHz. A listener that falls behind loses the oldest.
     pub fn media_tap(&self) -> MediaTap {
-        MediaTap::new(self.shared.clone())
+        MediaTap::new(self.shared.clone(), false)
+    }
+
+    /// As [`CallHandle::media_tap`], with [`super::MediaFrame::wide`]. Frames that were prepared before it was made have
+    /// none.
+    pub fn wide_tap(&self) -> MediaTap {
+        MediaTap::new(self.shared.clone(), true)
     }
 
     /// Speaks a whole turn, after those that wait already.
@@ -245,15 +251,38 @@ impl CallHandle {
         self.send(Command::Text(delta)).inspect_err(|_| self.shared.backlog.give_back(bytes))
     }
 
-    /// Plays recorded audio, after what waits already. Reads and decodes the source before it returns.
+    /// Plays recorded audio, after what waits already. Reads and decodes the source before it returns; a URL is fetched
+    /// while what waits already is said, and what comes later waits for it. An interruption ends the download. One that
+    /// fails is a turn that failed.
     ///
     /// # Errors
-    /// The source cannot be read or played, or the call takes no more.
+    /// The source cannot be read or played, its URL may not be fetched, or the call takes no more.
     pub async fn play(&self, request: PlayRequest) -> Result<TurnId, SpeakError> {
+        if let Some(url) = super::source::remote(&self.shared.config, &request.source)? {
+            return self.play_remote(request, url).await;
+        }
         let clip = super::source::load(&self.shared.config, &request.source).await?;
         let (reply, answer) = oneshot::channel();
         self.send(Command::Play { request, clip, reply })?;
         answer.await.unwrap_or(Err(SpeakError::Ended))
+    }
+
+    async fn play_remote(&self, request: PlayRequest, url: reqwest::Url) -> Result<TurnId, SpeakError> {
+        let (wanted, mut dropped) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Await { request, wanted, reply })?;
+        let turn = answer.await.unwrap_or(Err(SpeakError::Ended))?;
+        let (config, commands, id) = (self.shared.config.clone(), self.commands.clone(), turn.clone());
+        tokio::spawn(async move {
+            let clip = tokio::select! {
+                clip = super::source::fetch(&config, url) => clip,
+                // The turn was cut off, or the call is over.
+                _ = &mut dropped => return,
+            };
+            // overflow: awaited; a turn that waits for its clip must be told. A call that is over needs nothing.
+            let _ = commands.send(Command::Arrived { turn: id, clip }).await;
+        });
+        Ok(turn)
     }
 
     /// Streams `pcm` (mono, 16-bit, `rate` samples per second: 8000, 16000, 24000 or 48000) into the call
@@ -459,6 +488,22 @@ pub enum Command {
         clip: Arc<[f32]>,
         /// Where the answer goes.
         reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// Keep a place for recorded audio that is being fetched; [`Command::Arrived`] brings it.
+    Await {
+        /// How.
+        request: PlayRequest,
+        /// Dropped when nobody waits for it any more.
+        wanted: oneshot::Sender<std::convert::Infallible>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<TurnId, SpeakError>>,
+    },
+    /// Recorded audio was fetched.
+    Arrived {
+        /// Which turn waits for it.
+        turn: TurnId,
+        /// Mono at [`crate::audio::RATE`], or why there is none.
+        clip: Result<Arc<[f32]>, String>,
     },
     /// The next piece of streamed audio.
     Audio {

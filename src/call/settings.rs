@@ -30,6 +30,8 @@ pub struct CallConfig {
     pub max_clip_s: u64,
     /// Folder from which `play` may read; none: only `data:` sources.
     pub media_dir: Option<PathBuf>,
+    /// Recordings of the web that `play` may name.
+    pub play: PlayWeb,
     /// How long a drain lets turns end.
     pub drain_grace_s: u64,
     /// How the caller may interrupt.
@@ -52,6 +54,7 @@ impl Default for CallConfig {
             max_backlog_entries: 256,
             max_clip_s: 300,
             media_dir: None,
+            play: PlayWeb::default(),
             drain_grace_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),
@@ -86,8 +89,76 @@ impl CallConfig {
         if window > MAX_ONSET_WINDOW_MS {
             return wrong(format!("onset_window_ms = {window}: expected at most {MAX_ONSET_WINDOW_MS}"));
         }
+        self.play.validate().map_err(|error| format!("[call.play] {error}"))
+    }
+}
+
+/// What `play` may fetch: nothing where no host is named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlayWeb {
+    /// `media.example.com`, `*.example.com` (every name below), with `:PORT` where it is not 443; `*`: every host.
+    pub hosts: Vec<String>,
+    /// Largest file.
+    pub max_bytes: usize,
+    /// Longest time until it is there.
+    pub timeout_s: u64,
+    /// Whether these hosts may have addresses of a private network.
+    pub allow_private: bool,
+}
+
+impl Default for PlayWeb {
+    fn default() -> Self {
+        Self { hosts: Vec::new(), max_bytes: 16 << 20, timeout_s: 10, allow_private: false }
+    }
+}
+
+impl PlayWeb {
+    /// Whether a host is named.
+    pub fn allows(&self, host: &str, port: u16) -> bool {
+        self.hosts.iter().any(|entry| {
+            let (name, wanted) = split(entry);
+            let below = |parent: &str| host.len() > parent.len() + 1 && is_below(host, parent);
+            let named = name == "*" || name.strip_prefix("*.").map_or_else(|| name.eq_ignore_ascii_case(host), below);
+            named && wanted.unwrap_or(443) == port
+        })
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        for entry in &self.hosts {
+            let (name, port) = split(entry);
+            let plain = name.strip_prefix("*.").unwrap_or(name);
+            let letters = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+            let bad_port = port.is_none() && entry.contains(':') && !entry.ends_with(']');
+            if bad_port || (name != "*" && (plain.is_empty() || !plain.chars().all(letters))) {
+                return Err(format!("hosts `{entry}`: expected media.example.com, *.example.com, host:8443 or *"));
+            }
+        }
+        if !(1..=60).contains(&self.timeout_s) {
+            return Err(format!("timeout_s = {}: expected 1 to 60", self.timeout_s));
+        }
+        let largest = crate::voice::decode::MAX_BYTES;
+        if !(1..=largest).contains(&self.max_bytes) {
+            return Err(format!("max_bytes = {}: expected 1 to {largest}", self.max_bytes));
+        }
         Ok(())
     }
+}
+
+/// Host and port of an entry; an IPv6 address stands in brackets.
+fn split(entry: &str) -> (&str, Option<u16>) {
+    match entry.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => match port.parse() {
+            Ok(port) => (name, Some(port)),
+            Err(_) => (entry, None),
+        },
+        _ => (entry, None),
+    }
+}
+
+fn is_below(host: &str, parent: &str) -> bool {
+    let (head, tail) = host.split_at(host.len() - parent.len());
+    head.ends_with('.') && tail.eq_ignore_ascii_case(parent)
 }
 
 /// How a caller may interrupt.

@@ -1,18 +1,54 @@
-//! Recorded audio that `play` can name: WAV files under one folder, and `data:` URLs.
+//! Recorded audio that `play` can name: files under one folder, `data:` URLs, and HTTPS URLs of hosts that the
+//! configuration names. What a recording is shows in its content: WAV, FLAC, MP3, AAC, Ogg (Vorbis, Opus), WebM.
 
-use std::io::Cursor;
+mod fetch;
+
 use std::path::{Component, Path};
 use std::sync::Arc;
 
 use base64::Engine as _;
+use reqwest::Url;
 
+use self::fetch::Fetcher;
 use super::handle::SpeakError;
 use super::settings::CallConfig;
 use crate::audio;
 use crate::media::resample;
+use crate::voice::decode::{self, DecodeError};
 
 /// Longest source in bytes that is read at all: 5 min of 48 kHz stereo.
 const MAX_BYTES: usize = 64 << 20;
+
+/// The URL in `source`, where it names one that may be fetched; `None`: [`load`] reads it.
+///
+/// # Errors
+/// [`SpeakError::Invalid`] says why it may not.
+pub(super) fn remote(config: &CallConfig, source: &str) -> Result<Option<Url>, SpeakError> {
+    if source.starts_with("data:") || !source.contains("://") {
+        return Ok(None);
+    }
+    let wrong = |why: String| SpeakError::Invalid(format!("the recording cannot be fetched: {why}"));
+    let url = Url::parse(source).map_err(|error| wrong(format!("its URL: {error}")))?;
+    fetch::judge(&config.play, &url).map_err(wrong)?;
+    Ok(Some(url))
+}
+
+/// Fetches and decodes the recording at `url` to mono at [`audio::RATE`]. Cancel safe.
+///
+/// # Errors
+/// Why there is none; for the agent.
+pub(super) async fn fetch(config: &CallConfig, url: Url) -> Result<Arc<[f32]>, String> {
+    // Making the client reads the certificates of the system.
+    let fetcher = match tokio::task::spawn_blocking(Fetcher::shared).await {
+        Ok(fetcher) => fetcher?,
+        Err(error) => return Err(error.to_string()),
+    };
+    let host = url.host_str().unwrap_or_default().to_owned();
+    let bytes = fetcher.get(&config.play, url).await.map_err(|why| format!("the recording of {host}: {why}"))?;
+    let limit = config.max_clip_s;
+    let decoded = tokio::task::spawn_blocking(move || decode(bytes, limit)).await;
+    decoded.unwrap_or_else(|error| Err(error.to_string())).map_err(|why| format!("the recording of {host}: {why}"))
+}
 
 /// Reads and decodes `source` to mono at [`audio::RATE`], on a blocking thread.
 ///
@@ -22,7 +58,7 @@ pub(super) async fn load(config: &Arc<CallConfig>, source: &str) -> Result<Arc<[
     let (config, source) = (config.clone(), source.to_owned());
     tokio::task::spawn_blocking(move || {
         let bytes = read(&config, &source)?;
-        decode(&bytes, config.max_clip_s)
+        decode(bytes, config.max_clip_s).map_err(|why| SpeakError::Invalid(format!("the recording: {why}")))
     })
     .await
     .unwrap_or_else(|_| Err(SpeakError::Invalid("the audio could not be decoded".into())))
@@ -32,17 +68,14 @@ fn read(config: &CallConfig, source: &str) -> Result<Vec<u8>, SpeakError> {
     let invalid = |text: String| SpeakError::Invalid(text);
     if let Some(rest) = source.strip_prefix("data:") {
         let Some((kind, data)) = rest.split_once(";base64,") else {
-            return Err(invalid("a data: source must be `data:audio/wav;base64,` and the file".into()));
+            return Err(invalid("a data: source must be `data:audio/...;base64,` and the file".into()));
         };
-        if !matches!(kind, "audio/wav" | "audio/x-wav" | "audio/wave") {
-            return Err(invalid(format!("`{kind}` cannot be played; use audio/wav")));
+        if !kind.starts_with("audio/") {
+            return Err(invalid(format!("`{kind}` cannot be played; use audio/wav or another audio type")));
         }
         return base64::engine::general_purpose::STANDARD
             .decode(data)
             .map_err(|error| invalid(format!("the data: source is not base64: {error}")));
-    }
-    if source.contains("://") {
-        return Err(invalid("only files of the media folder and data: sources can be played".into()));
     }
     let Some(folder) = &config.media_dir else {
         return Err(invalid("no media folder is configured; use a data: source".into()));
@@ -64,34 +97,25 @@ fn read(config: &CallConfig, source: &str) -> Result<Vec<u8>, SpeakError> {
     std::fs::read(&path).map_err(missing)
 }
 
-fn decode(bytes: &[u8], max_seconds: u64) -> Result<Arc<[f32]>, SpeakError> {
-    let invalid = |error: hound::Error| SpeakError::Invalid(format!("the audio is not a readable WAV file: {error}"));
-    let mut reader = hound::WavReader::new(Cursor::new(bytes)).map_err(invalid)?;
-    let spec = reader.spec();
-    let channels = usize::from(spec.channels.max(1));
-    if u64::from(reader.duration()) > max_seconds * u64::from(spec.sample_rate.max(1)) {
-        return Err(SpeakError::Invalid(format!("the audio is longer than {max_seconds} s")));
+fn decode(bytes: Vec<u8>, max_seconds: u64) -> Result<Arc<[f32]>, String> {
+    let limit = u32::try_from(max_seconds).unwrap_or(u32::MAX);
+    let recording = decode::decode_within(bytes, limit).map_err(|error| match error {
+        DecodeError::TooLong { .. } => format!("it is longer than {max_seconds} s"),
+        error => error.to_string(),
+    })?;
+    let mono: Vec<f32> = recording.samples.iter().map(|sample| sample.clamp(-1.0, 1.0)).collect();
+    let pcm = resample::whole(&mono, recording.rate, audio::RATE)
+        .map_err(|error| format!("audio at {} Hz cannot be played: {error}", recording.rate))?;
+    if pcm.is_empty() {
+        return Err("it is too short to be played".into());
     }
-    let samples = match spec.sample_format {
-        hound::SampleFormat::Float => reader.samples::<f32>().collect::<Result<Vec<_>, _>>().map_err(invalid)?,
-        hound::SampleFormat::Int => {
-            let full = (1i64 << (spec.bits_per_sample.clamp(1, 32) - 1)) as f32;
-            let samples = reader.samples::<i32>().map(|s| s.map(|s| s as f32 / full));
-            samples.collect::<Result<Vec<_>, _>>().map_err(invalid)?
-        }
-    };
-    let mono = samples.chunks(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32);
-    let mono = mono.map(|s| if s.is_finite() { s.clamp(-1.0, 1.0) } else { 0.0 }).collect::<Vec<_>>();
-    if mono.is_empty() {
-        return Err(SpeakError::Invalid("the audio is empty".into()));
-    }
-    let pcm = resample::whole(&mono, spec.sample_rate, audio::RATE)
-        .map_err(|error| SpeakError::Invalid(format!("audio at {} Hz cannot be played: {error}", spec.sample_rate)))?;
     Ok(pcm.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
     use super::*;
 
     fn wav(rate: u32, seconds: u32) -> Vec<u8> {
@@ -115,13 +139,34 @@ mod tests {
     #[test]
     fn files_are_mixed_to_mono_and_resampled() {
         for rate in [8_000, 16_000, 24_000, 44_100, 48_000] {
-            let pcm = decode(&wav(rate, 2), 10).unwrap();
+            let pcm = decode(wav(rate, 2), 10).unwrap();
             assert!(pcm.len().abs_diff(48_000) <= 1, "{rate}: {}", pcm.len());
             let peak = pcm[4_800..43_200].iter().fold(0f32, |peak, s| peak.max(s.abs()));
             assert!((0.23..0.26).contains(&peak), "{rate}: {peak}");
         }
-        assert!(decode(&wav(8_000, 2), 1).is_err());
-        assert!(decode(b"RIFF", 1).is_err());
+        assert!(decode(wav(8_000, 2), 1).is_err_and(|why| why.contains("longer than 1 s")));
+        assert!(decode(b"RIFF".to_vec(), 1).is_err());
+    }
+
+    #[test]
+    fn other_files_than_wav_are_played() {
+        let mut flac = crate::audio_file::AudioWriter::new(crate::audio_file::Format::Flac, 24_000).unwrap();
+        let mut bytes = flac.push(&vec![0.25; 24_000]).unwrap();
+        bytes.extend(flac.finish().unwrap());
+        assert_eq!(decode(bytes, 10).unwrap().len(), 24_000);
+    }
+
+    #[test]
+    fn what_is_a_url_is_judged_before_anything_is_queued() {
+        let play = crate::call::settings::PlayWeb { hosts: vec!["media.example".into()], ..Default::default() };
+        let config = CallConfig { play, ..CallConfig::default() };
+        for local in ["ok.wav", "data:audio/wav;base64,AA"] {
+            assert!(matches!(remote(&config, local), Ok(None)), "{local}");
+        }
+        assert!(matches!(remote(&config, "https://media.example/a.mp3"), Ok(Some(_))));
+        for bad in ["http://media.example/a", "https://other.example/a", "https://", "ftp://media.example/a"] {
+            assert!(matches!(remote(&config, bad), Err(SpeakError::Invalid(_))), "{bad}");
+        }
     }
 
     #[test]
@@ -140,7 +185,6 @@ mod tests {
             "link.wav",
             "none.wav",
             "",
-            "http://host/x.wav",
             "data:text/plain;base64,AA",
             "data:audio/wav;base64,@",
         ] {

@@ -34,7 +34,7 @@ pub const MAX_CHANNELS: usize = 8;
 /// Rates that can be resampled with sense.
 pub const RATES: std::ops::RangeInclusive<u32> = 8_000..=192_000;
 
-/// More packets than a minute of the shortest Opus packets, of video beside it, and of subtitles.
+/// Of each minute: more packets than one of the shortest Opus packets, of video beside it, and of subtitles.
 const MAX_PACKETS: usize = 100_000;
 /// Bytes of codebook tables that a Vorbis header may ask for. Real encoders need about one million.
 const MAX_CODEBOOK_BYTES: u64 = 64 << 20;
@@ -105,9 +105,14 @@ pub enum DecodeError {
     /// Too many channels.
     #[error("the recording has {0} channels, at most {MAX_CHANNELS} are taken; give a mono file")]
     Channels(usize),
-    /// Longer than [`MAX_SECONDS`].
-    #[error("the recording lasts more than {MAX_SECONDS} s ({0}); cut it to 3 to 30 s of speech")]
-    TooLong(String),
+    /// Longer than it may be.
+    #[error("the recording lasts more than {limit} s ({why}); cut it to 3 to 30 s of speech")]
+    TooLong {
+        /// How many seconds it may last.
+        limit: u32,
+        /// How that shows.
+        why: String,
+    },
     /// The end is missing.
     #[error("the recording is cut off: {have:.1} of {announced:.1} s are there; was the transfer complete?")]
     CutOff {
@@ -132,10 +137,18 @@ pub enum DecodeError {
 /// # Errors
 /// It is none, or beyond one of the bounds of this module.
 pub fn decode(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
+    decode_within(bytes, MAX_SECONDS)
+}
+
+/// As [`decode`], of a recording that may last `limit` seconds.
+///
+/// # Errors
+/// As there.
+pub fn decode_within(bytes: Vec<u8>, limit: u32) -> Result<Recording, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::TooLarge { bytes: bytes.len() });
     }
-    catch_unwind(AssertUnwindSafe(|| decode_inner(bytes)))
+    catch_unwind(AssertUnwindSafe(|| decode_inner(bytes, limit)))
         .unwrap_or_else(|_| Err(DecodeError::Damaged("its decoder gave up".into())))
 }
 
@@ -153,7 +166,7 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
-fn decode_inner(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
+fn decode_inner(bytes: Vec<u8>, limit: u32) -> Result<Recording, DecodeError> {
     // symphonia shifts by the number of channels before anyone can look at it.
     if let Some((channels, rate)) = wav_header(&bytes) {
         check_channels(channels.into())?;
@@ -174,17 +187,18 @@ fn decode_inner(bytes: Vec<u8>) -> Result<Recording, DecodeError> {
     if let Some(channels) = &params.channels {
         check_channels(channels.count())?;
     }
-    if let Some(seconds) = announced.filter(|s| *s > f64::from(MAX_SECONDS)) {
-        return Err(DecodeError::TooLong(format!("it announces {}", length(seconds))));
+    if let Some(seconds) = announced.filter(|s| *s > f64::from(limit)) {
+        return Err(DecodeError::TooLong { limit, why: format!("it announces {}", length(seconds)) });
     }
     let mut codec = Codec::new(params, container)?;
-    let mut mix = Mix::default();
+    let mut mix = Mix { limit, ..Mix::default() };
+    let most = MAX_PACKETS * limit.div_ceil(MAX_SECONDS).max(1) as usize;
     let mut damaged = 0;
     let mut packets = 0;
     while let Some(packet) = next_packet(format.as_mut())? {
         packets += 1;
-        if packets > MAX_PACKETS {
-            return Err(DecodeError::Damaged(format!("it has more than {MAX_PACKETS} packets")));
+        if packets > most {
+            return Err(DecodeError::Damaged(format!("it has more than {most} packets")));
         }
         if packet.track_id != id {
             continue;
@@ -335,6 +349,8 @@ impl Codec {
 /// Channels into one, with what is lost by it measured on the way.
 #[derive(Default)]
 struct Mix {
+    /// Seconds that it may last.
+    limit: u32,
     rate: u32,
     channels: usize,
     samples: Vec<f32>,
@@ -369,8 +385,9 @@ impl Mix {
             self.mono_power += f64::from(mono).powi(2);
             self.samples.push(mono);
         }
-        if self.samples.len() > (MAX_SECONDS * self.rate) as usize {
-            return Err(DecodeError::TooLong(format!("it goes on after {MAX_SECONDS} s")));
+        let limit = self.limit;
+        if self.samples.len() as u64 > u64::from(limit) * u64::from(self.rate) {
+            return Err(DecodeError::TooLong { limit, why: format!("it goes on after {limit} s") });
         }
         Ok(())
     }
@@ -456,7 +473,7 @@ mod tests {
 
     #[test]
     fn opposite_channels_are_noticed() {
-        let mut mix = Mix::default();
+        let mut mix = Mix { limit: MAX_SECONDS, ..Mix::default() };
         let samples = (0..1000).flat_map(|i| [(i as f32 * 0.1).sin(), -(i as f32 * 0.1).sin()]).collect();
         mix.push(&Sound { rate: 48_000, channels: 2, samples }).expect("in bounds");
         assert!(mix.finish().expect("not empty").cancels);
@@ -464,7 +481,7 @@ mod tests {
 
     #[test]
     fn only_neighbours_at_full_scale_are_clipped() {
-        let mut mix = Mix::default();
+        let mut mix = Mix { limit: MAX_SECONDS, ..Mix::default() };
         let samples = vec![1.0, 0.0, 1.0, 1.0, 1.0, 0.0, -1.0, -1.0, 0.0, 0.0];
         mix.push(&Sound { rate: 48_000, channels: 1, samples }).expect("in bounds");
         assert!((mix.finish().expect("not empty").clipped - 0.3).abs() < 1e-9);

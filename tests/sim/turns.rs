@@ -1,14 +1,17 @@
+use std::convert::Infallible;
 use std::time::Duration;
 
 use antiphon::agent::config::Agent;
 use antiphon::agent::frames::print;
 use antiphon::agent::relay::Relay;
 use antiphon::call::event::{Cause, Heard, Precision};
+use antiphon::call::handle::Command;
 use antiphon::call::{
-    CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnRequest,
+    CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnId, TurnRequest,
 };
 use antiphon::media::leg::Codec;
 use antiphon::turn::Streaming;
+use tokio::sync::oneshot;
 
 use super::world::{MS, World, format};
 
@@ -341,6 +344,78 @@ fn clips_and_streamed_audio_sound_in_their_turn() {
     // 2 x 1 s of clip, 1.5 s of stream.
     assert_eq!(world.when(|e| matches!(e, CallEvent::Mark { .. })), Some(3_480 * MS));
     assert!(world.handle.inject_audio(vec![0; 10], 11_025).is_err());
+}
+
+/// What a handle does with a recording of the web: its place is kept, and it comes later.
+fn await_clip(world: &mut World) -> Result<(TurnId, oneshot::Receiver<Infallible>), SpeakError> {
+    let (wanted, dropped) = oneshot::channel();
+    let (reply, mut answer) = oneshot::channel();
+    let source = "https://media.example/a.mp3".to_owned();
+    let request = PlayRequest { id: None, source, times: 1, interruptible: None, preemptible: false };
+    world.machine.handle_command(world.now, Command::Await { request, wanted, reply });
+    world.settle();
+    answer.try_recv().expect("an answer").map(|turn| (turn, dropped))
+}
+
+#[test]
+fn a_recording_that_is_fetched_sounds_in_its_turn() {
+    let mut world = World::new();
+    let first = world.say("Hold the line.");
+    let (clip, _dropped) = await_clip(&mut world).unwrap();
+    let last = world.say("There we are.");
+    world.run(5_000 * MS);
+    let told: Vec<_> = ended(&world.take_events()).into_iter().map(|(id, ..)| id).collect();
+    assert_eq!(told, [first.to_string()], "what comes later waits for it");
+    let silent = world.packets.len();
+    world
+        .machine
+        .handle_command(world.now, Command::Arrived { turn: clip.clone(), clip: Ok(vec![0.5; 24_000].into()) });
+    world.run(5_000 * MS);
+    let told: Vec<_> = ended(&world.take_events()).into_iter().map(|(id, how, _)| (id, how)).collect();
+    assert_eq!(told, [(clip.to_string(), TurnHow::Done), (last.to_string(), TurnHow::Done)]);
+    assert!(world.packets.len() >= silent + 50, "a second of it");
+}
+
+#[test]
+fn a_recording_that_cannot_be_fetched_is_a_turn_that_failed() {
+    let mut world = World::new();
+    let (clip, _dropped) = await_clip(&mut world).unwrap();
+    let last = world.say("There we are.");
+    let reason = "the recording of media.example: its server answered 404".to_owned();
+    world.machine.handle_command(world.now, Command::Arrived { turn: clip.clone(), clip: Err(reason.clone()) });
+    world.run(5_000 * MS);
+    let events = world.take_events();
+    let told = events.iter().any(|e| matches!(e, CallEvent::Error(text) if text.contains(&reason)));
+    assert!(told, "the agent is told: {events:?}");
+    let ends: Vec<_> = ended(&events).into_iter().map(|(id, how, _)| (id, how)).collect();
+    assert_eq!(ends, [(clip.to_string(), TurnHow::Failed(reason)), (last.to_string(), TurnHow::Done)]);
+}
+
+#[test]
+fn an_interruption_ends_a_download_and_what_comes_of_it_is_not_played() {
+    let mut world = World::new();
+    let (clip, mut dropped) = await_clip(&mut world).unwrap();
+    assert!(matches!(dropped.try_recv(), Err(oneshot::error::TryRecvError::Empty)));
+    world.handle.interrupt().unwrap();
+    world.settle();
+    assert!(matches!(dropped.try_recv(), Err(oneshot::error::TryRecvError::Closed)), "nobody waits for it");
+    world.machine.handle_command(world.now, Command::Arrived { turn: clip, clip: Ok(vec![0.5; 24_000].into()) });
+    world.run(3_000 * MS);
+    assert!(world.audible().is_empty());
+}
+
+#[test]
+fn no_more_recordings_are_fetched_at_a_time_than_may_be() {
+    let mut world = World::new();
+    let mut kept = Vec::new();
+    for _ in 0..4 {
+        kept.push(await_clip(&mut world).unwrap());
+    }
+    assert_eq!(await_clip(&mut world).unwrap_err(), SpeakError::Busy, "it is offered again later");
+    let (turn, _) = kept.remove(0);
+    world.machine.handle_command(world.now, Command::Arrived { turn, clip: Ok(vec![0.5; 480].into()) });
+    world.settle();
+    assert!(await_clip(&mut world).is_ok());
 }
 
 #[test]

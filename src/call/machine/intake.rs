@@ -3,9 +3,12 @@
 //! Owns what is known of a stream of text whose turn was cut off while it was being written. The backlog has counted
 //! text before it comes here: what is not queued is given back.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
 
 use super::outbox::Outbox;
 use super::queue::Entry;
@@ -23,6 +26,9 @@ use crate::media::resample;
 /// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
 /// between two tokens, shorter than any caller's sentence that leads to a new reply.
 const STALE_PAUSE: Duration = Duration::from_millis(400);
+
+/// Recordings of one call that are fetched at a time; the next waits until one is there.
+const MAX_FETCHED: usize = 4;
 
 /// Takes what the agent wants said.
 #[derive(Debug, Default)]
@@ -145,15 +151,43 @@ impl Intake {
         speaking: &mut Speaking,
         out: &mut Outbox,
     ) -> Result<TurnId, SpeakError> {
+        let times = request.times;
+        self.sound(now, request, speaking, out, |turn| turn.add_clip(clip, times))
+    }
+
+    /// Recorded audio that is being fetched: it has its place, and what comes later waits for it.
+    pub(super) fn awaited(
+        &mut self,
+        now: Instant,
+        request: PlayRequest,
+        wanted: oneshot::Sender<Infallible>,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) -> Result<TurnId, SpeakError> {
+        if speaking.queue.turns().flat_map(|turn| &turn.parts).filter(|part| part.is_fetched()).count() >= MAX_FETCHED {
+            return Err(SpeakError::Busy);
+        }
+        let times = request.times;
+        self.sound(now, request, speaking, out, |turn| turn.await_clip(wanted, times))
+    }
+
+    fn sound(
+        &mut self,
+        now: Instant,
+        request: PlayRequest,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+        add: impl FnOnce(&mut Turn),
+    ) -> Result<TurnId, SpeakError> {
         is_open(speaking)?;
         if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
             return Err(SpeakError::Busy);
         }
         speaking.queue.close_open();
-        let PlayRequest { id, times, interruptible, preemptible, .. } = request;
+        let PlayRequest { id, interruptible, preemptible, .. } = request;
         let style = Style { interruptible, preemptible, ..Style::default() };
         let mut turn = new_turn(now, id, style);
-        turn.add_clip(clip, times);
+        add(&mut turn);
         let id = self.begin(now, turn, false, speaking, out);
         told(&id, out);
         Ok(id)

@@ -240,6 +240,10 @@ impl Machine {
             Command::Play { request, clip, reply } => {
                 let _ = reply.send(self.intake.clip(now, request, clip, speaking, out));
             }
+            Command::Await { request, wanted, reply } => {
+                let _ = reply.send(self.intake.awaited(now, request, wanted, speaking, out));
+            }
+            Command::Arrived { turn, clip } => speaking.arrived(&turn, clip),
             Command::Audio { pcm, rate } => self.intake.audio(now, &pcm, rate, speaking, out),
             Command::Mark(name) => self.intake.mark(name, speaking, out),
             Command::Interrupt | Command::Clear => self.interrupt(now, Cause::Agent),

@@ -359,6 +359,15 @@ impl Speaking {
         (self.queue.waiting_samples() / RATE as usize) as u64
     }
 
+    /// Recorded audio of `turn` was fetched, or cannot be. A turn that was cut off meanwhile has no more use for it.
+    pub(super) fn arrived(&mut self, turn: &TurnId, clip: Result<Arc<[f32]>, String>) {
+        let waits = |turn: &&mut Turn| turn.parts.iter().any(Part::is_fetched);
+        let Some(turn) = self.queue.turns_mut().filter(waits).find(|waiting| waiting.id == *turn) else { return };
+        if let Err(reason) = turn.clip_arrived(clip) {
+            turn.trouble = Some(TurnHow::Failed(reason));
+        }
+    }
+
     /// Tells when the backlog becomes too long or short again; two limits, so that it does not flutter.
     pub(super) fn update_flow(&mut self, out: &mut Outbox) {
         let (used, limit) = (out.shared.backlog.used(), out.shared.backlog.limit());

@@ -2,8 +2,11 @@
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
 
 use super::writing::Writing;
 use crate::audio::{FRAME_SAMPLES, RATE};
@@ -80,6 +83,8 @@ pub(super) enum PartState {
     Waiting,
     /// With the engine; audio may have come.
     Submitted,
+    /// Recorded audio that is being fetched: what comes later waits for it, and the engine has no part in it.
+    Fetched,
     /// No more audio will come.
     Ended,
 }
@@ -92,6 +97,11 @@ enum Audio {
         pcm: Arc<[f32]>,
         at: usize,
         left: Option<u32>,
+    },
+    /// A clip that is being fetched, to be played so often. Dropping it ends the download.
+    Awaited {
+        times: u32,
+        _wanted: oneshot::Sender<Infallible>,
     },
 }
 
@@ -147,6 +157,28 @@ impl Turn {
     pub(super) fn add_clip(&mut self, pcm: Arc<[f32]>, times: u32) {
         let left = times.checked_sub(1);
         self.parts.push(Part::sound(Audio::Clip { pcm, at: 0, left }));
+    }
+
+    /// Adds recorded audio that is being fetched.
+    pub(super) fn await_clip(&mut self, wanted: oneshot::Sender<Infallible>, times: u32) {
+        let mut part = Part::sound(Audio::Awaited { times, _wanted: wanted });
+        part.state = PartState::Fetched;
+        self.parts.push(part);
+    }
+
+    /// What [`Turn::await_clip`] waits for is there, or will never be.
+    pub(super) fn clip_arrived(&mut self, clip: Result<Arc<[f32]>, String>) -> Result<(), String> {
+        let Some(part) = self.parts.iter_mut().find(|part| part.is_fetched()) else { return Ok(()) };
+        part.state = PartState::Ended;
+        let Audio::Awaited { times, .. } = part.audio else { return Ok(()) };
+        let (pcm, failed) = match clip {
+            Ok(pcm) => (pcm, None),
+            Err(reason) => (Arc::default(), Some(reason)),
+        };
+        // Without end only where there is something to play.
+        let left = if failed.is_some() { Some(0) } else { times.checked_sub(1) };
+        part.audio = Audio::Clip { pcm, at: 0, left };
+        failed.map_or(Ok(()), Err)
     }
 
     /// Adds streamed audio.
@@ -285,6 +317,11 @@ fn context(parts: &[Part]) -> (String, Option<&str>) {
 }
 
 impl Part {
+    /// Whether its audio is being fetched.
+    pub(super) fn is_fetched(&self) -> bool {
+        self.state == PartState::Fetched
+    }
+
     /// Recorded audio, of which nothing is written.
     fn sound(audio: Audio) -> Self {
         let reading = Reading { spoken: Spoken::default(), language: None };
@@ -341,6 +378,7 @@ impl Part {
     pub(super) fn available(&self) -> usize {
         match &self.audio {
             Audio::Buffer(buffer) => buffer.length,
+            Audio::Awaited { .. } => 0,
             Audio::Clip { left: None, .. } => usize::MAX,
             Audio::Clip { pcm, at, left: Some(left) } => pcm.len() * *left as usize + pcm.len() - at,
         }
@@ -350,7 +388,7 @@ impl Part {
     pub(super) fn buffered(&self) -> usize {
         match &self.audio {
             Audio::Buffer(buffer) => buffer.length,
-            Audio::Clip { .. } => 0,
+            Audio::Clip { .. } | Audio::Awaited { .. } => 0,
         }
     }
 
@@ -363,6 +401,8 @@ impl Part {
         }
         match &mut self.audio {
             Audio::Buffer(buffer) => buffer.take(FRAME_SAMPLES, out),
+            // Nothing is available of it.
+            Audio::Awaited { .. } => return false,
             Audio::Clip { pcm, at, left } => {
                 while out.len() < FRAME_SAMPLES {
                     if *at == pcm.len() {
