@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -68,7 +69,7 @@ impl State {
     /// What the worker told last, with what was handed over since.
     fn load(&self) -> Load {
         let mut load = self.status.load;
-        load.live += self.since;
+        load.live = load.live.saturating_add(self.since);
         load
     }
 }
@@ -290,7 +291,14 @@ async fn run(link: Arc<Link>, mut orders: mpsc::Receiver<Order>) {
     let mut told = None;
     loop {
         let mut open = HashMap::new();
-        let ended = connected(&link, &mut orders, &mut open).await;
+        let connection = tokio::select! {
+            connection = dial(&link) => connection,
+            () = without_worker(&link, &mut orders) => return,
+        };
+        let ended = match connection {
+            Ok(connection) => talk(&link, connection, &mut orders, &mut open).await,
+            Err(error) => Err(error),
+        };
         let (reason, was_up) = match ended {
             Ok(()) => {
                 link.down(Phase::Stopped, Duration::ZERO);
@@ -310,61 +318,65 @@ async fn run(link: Arc<Link>, mut orders: mpsc::Receiver<Order>) {
         }
         // After the phase is known: what they were said on must not be tried again.
         open.into_values().for_each(|open| hand_over(&link, open));
-        let resumes = tokio::time::sleep(pause);
-        tokio::pin!(resumes);
-        loop {
-            tokio::select! {
-                () = &mut resumes => break,
-                order = orders.recv() => match order {
-                    // It was accepted a moment before the worker was lost.
-                    Some(Order::Submit(utterance, sink)) => hand_over(&link, begun(&link, *utterance, sink).0),
-                    Some(Order::Stop) | None => return link.down(Phase::Stopped, Duration::ZERO),
-                    Some(Order::Note(..) | Order::Refresh(_) | Order::Taken(..)) => {}
-                },
-            }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = without_worker(&link, &mut orders) => return,
         }
         pause = (pause * 2).min(PAUSES[1]);
     }
 }
 
-/// One connection, from its beginning to its end; `Ok` when the link is to stop.
-async fn connected(
-    link: &Arc<Link>,
-    orders: &mut mpsc::Receiver<Order>,
-    open: &mut HashMap<u64, Open>,
-) -> io::Result<()> {
-    let Worker { address, tls, .. } = &link.worker;
-    let stream = timeout(SILENCE, TcpStream::connect(address.as_str())).await??;
-    stream.set_nodelay(true)?;
-    match tls {
-        None => talk(link, stream, orders, open).await,
-        Some(tls) => {
-            let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host).trim_matches(['[', ']']);
-            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-            let stream = timeout(SILENCE, tls.connect(name, stream)).await??;
-            talk(link, stream, orders, open).await
+/// Takes the orders while there is no worker, so that nobody waits for room among them; returns when the link is to
+/// stop. Cancel safe.
+async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
+    loop {
+        match orders.recv().await {
+            // It was accepted a moment before the worker was lost.
+            Some(Order::Submit(utterance, sink)) => hand_over(link, begun(link, *utterance, sink).0),
+            Some(Order::Stop) | None => return link.down(Phase::Stopped, Duration::ZERO),
+            Some(Order::Note(..) | Order::Refresh(_) | Order::Taken(..)) => {}
         }
     }
 }
 
+trait Stream: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
+
+type Connection = (ReadHalf<Pin<Box<dyn Stream>>>, WriteHalf<Pin<Box<dyn Stream>>>);
+
+/// A connection to the worker, which has let us in.
+async fn dial(link: &Link) -> io::Result<Connection> {
+    let Worker { address, tls, token } = &link.worker;
+    let stream = timeout(SILENCE, TcpStream::connect(address.as_str())).await??;
+    stream.set_nodelay(true)?;
+    let stream: Pin<Box<dyn Stream>> = match tls {
+        None => Box::pin(stream),
+        Some(tls) => {
+            let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host).trim_matches(['[', ']']);
+            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+            Box::pin(timeout(SILENCE, tls.connect(name, stream)).await??)
+        }
+    };
+    let (mut from, mut to) = tokio::io::split(stream);
+    let hello = ToWorker::Hello { version: VERSION, token: token.reveal().to_owned() };
+    timeout(SILENCE, wire::write(&mut to, &wire::message(&hello))).await??;
+    match timeout(SILENCE, wire::greeting(&mut from)).await?? {
+        Frame::Message(ToGateway::Welcome { refusal: None, version: VERSION }) => Ok((from, to)),
+        Frame::Message(ToGateway::Welcome { refusal, version }) => {
+            let reason = refusal.unwrap_or_else(|| format!("it speaks version {version}, this is {VERSION}"));
+            Err(io::Error::other(reason))
+        }
+        _ => Err(io::Error::other("it is no antiphon worker")),
+    }
+}
+
+/// One connection until it ends; `Ok` when the link is to stop.
 async fn talk(
     link: &Arc<Link>,
-    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    (mut from, mut to): Connection,
     orders: &mut mpsc::Receiver<Order>,
     open: &mut HashMap<u64, Open>,
 ) -> io::Result<()> {
-    let (from, to) = tokio::io::split(stream);
-    let (mut from, mut to) = (Box::pin(from), Box::pin(to));
-    let hello = ToWorker::Hello { version: VERSION, token: link.worker.token.reveal().to_owned() };
-    wire::write(&mut to, &wire::message(&hello)).await?;
-    match timeout(SILENCE, wire::read(&mut from)).await?? {
-        Frame::Message(ToGateway::Welcome { refusal: None, version: VERSION }) => {}
-        Frame::Message(ToGateway::Welcome { refusal, version }) => {
-            let reason = refusal.unwrap_or_else(|| format!("it speaks version {version}, this is {VERSION}"));
-            return Err(io::Error::other(reason));
-        }
-        _ => return Err(io::Error::other("it is no antiphon worker")),
-    }
     // Reading is not cancel safe, so it has a task; a few frames ahead, and TCP slows the rest.
     let (read, mut frames) = mpsc::channel(8);
     let reading = tokio::spawn(async move {
@@ -544,11 +556,16 @@ fn hand_over(link: &Link, open: Open) {
                 }
                 SpeechEvent::End { how, .. } => SpeechEvent::End { utterance: id, how },
             };
+            let over = matches!(event, SpeechEvent::End { .. });
             // overflow: awaited; a device in process fails or waits as it does for any sink that is full
-            if pieces.send(event).await.is_err() {
+            if pieces.send(event).await.is_err() || over {
                 return;
             }
         }
+        // The other one is gone, too, without a word.
+        let how = UtteranceEnd::Failed("the device that went on for a lost worker is gone".to_owned());
+        // overflow: awaited; nobody need be there any more
+        let _ = pieces.send(SpeechEvent::End { utterance: id, how }).await;
     });
 }
 

@@ -25,6 +25,8 @@ const GATEWAYS: usize = 1_024;
 const FRAMES: usize = 256;
 /// Events of an utterance that may wait for credit, as of a call in process.
 const SINK: usize = 64;
+/// Utterances, and streams, that one gateway may have here: hundreds of times what a machine of GPUs speaks.
+const MAX_WORK: usize = 65_536;
 
 /// Who may connect.
 #[derive(Clone)]
@@ -83,7 +85,7 @@ async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> io::Result<impl Async
 async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Door, engine: Engine) -> io::Result<()> {
     let (from, to) = tokio::io::split(stream);
     let (mut from, mut to) = (Box::pin(from), Box::pin(to));
-    let hello = timeout(SILENCE, wire::read(&mut from)).await??;
+    let hello = timeout(SILENCE, wire::greeting(&mut from)).await??;
     let refusal = match hello {
         Frame::Message(ToWorker::Hello { version, .. }) if version != VERSION => {
             Some(format!("the worker speaks version {VERSION}, the gateway {version}: run the same antiphon on both"))
@@ -95,12 +97,25 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
         _ => Some("the first frame must be a hello".to_owned()),
     };
     let welcome = ToGateway::Welcome { version: VERSION, refusal: refusal.clone() };
-    wire::write(&mut to, &wire::message(&welcome)).await?;
+    timeout(SILENCE, wire::write(&mut to, &wire::message(&welcome))).await??;
     if let Some(refusal) = refusal {
         return Err(io::Error::other(refusal));
     }
     let (out, mut frames) = mpsc::channel::<Vec<u8>>(FRAMES);
     let mut session = Session { engine, out, streams: HashMap::new(), jobs: HashMap::new() };
+    // Writing has a task: a gateway that takes nothing is still listened to, so that two sides with full buffers do not
+    // wait for each other, and one that is gone is noticed by either.
+    let mut writing = tokio::spawn(async move {
+        while let Some(frame) = frames.recv().await {
+            match timeout(SILENCE, wire::write(&mut to, &frame)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return error,
+                Err(_) => return io::Error::other("it takes nothing"),
+            }
+        }
+        io::ErrorKind::BrokenPipe.into()
+    });
+    let _writing = AbortOnDrop(writing.abort_handle());
     let mut told: Option<Vec<VoiceInfo>> = None;
     let mut tick = tokio::time::interval(STATUS);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -120,12 +135,9 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
     let _reading = AbortOnDrop(reading.abort_handle());
     loop {
         tokio::select! {
-            frame = frames.recv() => match frame {
-                Some(frame) => wire::write(&mut to, &frame).await?,
-                None => return Ok(()),
-            },
+            ended = &mut writing => return Err(ended.unwrap_or_else(io::Error::other)),
             message = messages.recv() => match message {
-                Some(Ok(Frame::Message(message))) => session.obey(message),
+                Some(Ok(Frame::Message(message))) => session.obey(message)?,
                 Some(Ok(Frame::Audio { .. })) => return Err(io::Error::other("a gateway sends no audio")),
                 Some(Err(error)) => return Err(error),
                 None => return Ok(()),
@@ -136,10 +148,12 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
                 if told.as_ref() != Some(&voices) {
                     let voice = |voice: &VoiceInfo| Voice { name: voice.name.clone(), languages: voice.languages.clone() };
                     status.voices = Some(voices.iter().map(voice).collect());
-                    told = Some(voices);
                 }
                 let status = ToGateway::Status(Box::new(status));
-                wire::write(&mut to, &wire::message(&status)).await?;
+                // overflow: drops; frames that wait say that the worker lives, and the next status is newer
+                if session.out.try_send(wire::message(&status)).is_ok() {
+                    told = Some(voices);
+                }
             }
         }
     }
@@ -164,16 +178,28 @@ struct Session {
 
 struct Job {
     epoch: Epoch,
+    /// Closed: its audio is not wanted.
     credit: Arc<Semaphore>,
 }
 
+impl Job {
+    fn cancel(&self) {
+        self.epoch.raise();
+        // Who takes no audio any more gives no credit either, and the end must not wait for it.
+        self.credit.close();
+    }
+}
+
 impl Session {
-    fn obey(&mut self, message: ToWorker) {
+    fn obey(&mut self, message: ToWorker) -> io::Result<()> {
+        if self.jobs.len() >= MAX_WORK || self.streams.len() >= MAX_WORK {
+            return Err(io::Error::other(format!("it has more than {MAX_WORK} utterances or streams here")));
+        }
         match message {
             ToWorker::Submit(submission) => self.submit(*submission),
             ToWorker::Cancel { id } => {
                 if let Some(job) = self.jobs.get(&id) {
-                    job.epoch.raise();
+                    job.cancel();
                 }
             }
             ToWorker::Taken { id, pieces } => {
@@ -190,6 +216,7 @@ impl Session {
         }
         // Those that are over: nothing holds their credit but this.
         self.jobs.retain(|_, job| Arc::strong_count(&job.credit) > 1);
+        Ok(())
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -212,7 +239,10 @@ impl Session {
         };
         let (sink, events) = mpsc::channel(SINK);
         let accepted = self.engine.submit(utterance, sink);
-        self.jobs.insert(id, Job { epoch, credit: credit.clone() });
+        // A name that is used twice means the later one.
+        if let Some(former) = self.jobs.insert(id, Job { epoch, credit: credit.clone() }) {
+            former.cancel();
+        }
         tokio::spawn(forward(id, accepted.err(), events, credit, self.out.clone()));
     }
 
@@ -241,7 +271,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.jobs.values().for_each(|job| job.epoch.raise());
+        self.jobs.values().for_each(Job::cancel);
         self.streams.values().for_each(|stream| self.engine.note(*stream, StreamNote::Closed));
     }
 }
@@ -258,7 +288,7 @@ async fn forward(
     while how.is_none() {
         let frame = match events.recv().await {
             Some(SpeechEvent::Audio { pcm, .. }) => {
-                let Ok(permit) = credit.acquire().await else { return };
+                let Ok(permit) = credit.acquire().await else { continue };
                 permit.forget();
                 wire::audio(id, &pcm)
             }
@@ -322,5 +352,43 @@ fn status(engine: &Engine) -> Status {
         memory_total: ready.iter().map(|device| device.memory.total).sum(),
         memory_used: ready.iter().map(|device| device.memory.used).sum(),
         refusal: engine.has_room().err().map(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_cancelled_ends_without_the_credit_of_who_listens_no_more() {
+        let (sink, events) = mpsc::channel(8);
+        let (out, mut frames) = mpsc::channel(8);
+        let job = Job { epoch: Epoch::default(), credit: Arc::new(Semaphore::new(1)) };
+        let forwarding = tokio::spawn(forward(7, None, events, job.credit.clone(), out));
+        let utterance = UtteranceId::next();
+        for _ in 0..3 {
+            sink.send(SpeechEvent::Audio { utterance, pcm: vec![0.5] }).await.expect("room");
+        }
+        assert_eq!(frames.recv().await.expect("a frame"), wire::audio(7, &[0.5]));
+        job.cancel();
+        sink.send(SpeechEvent::End { utterance, how: UtteranceEnd::Cancelled }).await.expect("room");
+        let end = wire::message(&ToGateway::End { id: 7, how: How::Cancelled });
+        assert_eq!(frames.recv().await.expect("the end, and no more audio"), end);
+        forwarding.await.expect("over");
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_is_gone_leaves_nothing_waiting() {
+        let (sink, events) = mpsc::channel(8);
+        let (out, frames) = mpsc::channel(8);
+        let job = Job { epoch: Epoch::default(), credit: Arc::new(Semaphore::new(0)) };
+        let forwarding = tokio::spawn(forward(7, None, events, job.credit.clone(), out));
+        let pcm = vec![0.5];
+        sink.send(SpeechEvent::Audio { utterance: UtteranceId::next(), pcm }).await.expect("room");
+        drop(frames);
+        // As the session does when it is dropped.
+        job.cancel();
+        drop(sink);
+        timeout(std::time::Duration::from_secs(30), forwarding).await.expect("in time").expect("over");
     }
 }

@@ -23,6 +23,8 @@ pub(super) const CREDIT: usize = 64;
 
 /// The longest frame: a minute of audio in one piece would be 5.8 MB, and steps make some seconds at most.
 const MAX_FRAME: usize = 8 << 20;
+/// The same before the other side has said who it is: a thousand of strangers fill no memory.
+const MAX_GREETING: usize = 4 << 10;
 const JSON: u8 = 0;
 const AUDIO: u8 = 1;
 
@@ -226,9 +228,24 @@ pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> i
 /// # Errors
 /// The connection, or bytes that are no frame.
 pub(super) async fn read<T: for<'a> Deserialize<'a>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame<T>> {
+    read_within(MAX_FRAME, from).await
+}
+
+/// The first frame, of a side that nothing is known of. Not cancel safe.
+///
+/// # Errors
+/// As of [`read`], or it is longer than a greeting.
+pub(super) async fn greeting<T: for<'a> Deserialize<'a>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame<T>> {
+    read_within(MAX_GREETING, from).await
+}
+
+async fn read_within<T: for<'a> Deserialize<'a>>(
+    limit: usize,
+    from: &mut (impl AsyncRead + Unpin),
+) -> io::Result<Frame<T>> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let length = from.read_u32_le().await? as usize;
-    if !(1..=MAX_FRAME).contains(&length) {
+    if !(1..=limit).contains(&length) {
         return Err(wrong(format!("a frame of {length} bytes; is the other side an antiphon?")));
     }
     let mut body = vec![0; length];
@@ -269,6 +286,16 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(read::<ToGateway>(&mut from).await.is_err(), "the end");
+    }
+
+    #[tokio::test]
+    async fn a_stranger_may_not_say_much() {
+        let mut long = message(&ToWorker::Hello { version: VERSION, token: "x".repeat(MAX_GREETING) });
+        long.truncate(64);
+        let error = greeting::<ToWorker>(&mut &long[..]).await.expect_err("refused by its length alone");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let short = message(&ToWorker::Hello { version: VERSION, token: "x".repeat(64) });
+        assert!(greeting::<ToWorker>(&mut &short[..]).await.is_ok());
     }
 
     #[tokio::test]
