@@ -12,6 +12,7 @@
 //! - [`media`]: packets, codecs, pacing and legs
 //! - [`hear`]: recognisers and turn taking
 //! - [`sip`], [`webrtc`]: the two kinds of session
+//! - [`cluster`]: the other gateways behind the same number
 //! - [`agent`]: who supplies the text
 //! - [`call`]: one call, from leg to agent
 //! - [`batch`]: durable work that no listener waits for; [`records`]: what happened on each call; [`recording`]: its sound
@@ -28,10 +29,12 @@ pub mod batch;
 pub mod call;
 pub mod cli;
 pub mod clock;
+pub mod cluster;
 pub mod config;
 pub mod gateway;
 pub mod hear;
 pub mod media;
+pub mod node;
 pub mod pem;
 pub mod reach;
 pub mod recording;

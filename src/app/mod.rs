@@ -23,14 +23,15 @@ use crate::agent::config::Overload;
 use crate::batch::Jobs;
 use crate::call::Calls;
 use crate::clock;
+use crate::cluster::{Nodes, Sip, Told};
 use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
 use crate::gateway::tenants::Tenants;
-use crate::gateway::{self, Gateway};
+use crate::gateway::{self, Gateway, Room};
 use crate::recording::Recordings;
 use crate::records::{self, Records};
 use crate::server;
-use crate::sip::Endpoint;
+use crate::sip::{Addresses, Endpoint};
 use crate::synth::device::{Engine, Recovery};
 use crate::telemetry;
 use crate::voice::api::Service;
@@ -65,6 +66,9 @@ pub enum StartError {
     /// A worker cannot be used as it is configured.
     #[error("[engine] workers: {0}")]
     Worker(String),
+    /// The other gateways cannot be reached as configured.
+    #[error("[cluster] {0}")]
+    Cluster(String),
     /// SIP did not start.
     #[error("{0}")]
     Sip(#[from] crate::sip::SipError),
@@ -92,6 +96,8 @@ pub struct App {
     tls: bool,
     stop: watch::Sender<bool>,
     served: tokio::task::JoinHandle<()>,
+    /// The word to other gateways.
+    kept: Option<tokio::task::JoinHandle<()>>,
     reloader: Arc<Reloader>,
 }
 
@@ -111,7 +117,7 @@ impl App {
     /// # Errors
     /// As there.
     pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
-        let config = config.with_state_dir(config::variables())?;
+        let mut config = config.with_state_dir(config::variables())?;
         tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database.display());
         for (old, path) in [("batch.sqlite", &config.batch.database), ("voices", &config.engine.voices)] {
             if Path::new(old).exists() && path != Path::new(old) {
@@ -124,6 +130,11 @@ impl App {
         let certificate = config.http.tls.as_ref().map(server::Certificate::open).transpose();
         let certificate = certificate.map_err(StartError::Certificate)?;
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
+
+        let nodes = Nodes::new(&config.cluster, http.port()).map_err(StartError::Cluster)?;
+        // Ids tell where their object is.
+        let node = nodes.as_ref().map(|nodes| nodes.name().clone());
+        (config.webrtc.node, config.batch.node) = (node.clone(), node);
 
         for reason in &choice.reasons {
             tracing::info!("{reason}");
@@ -162,9 +173,11 @@ impl App {
         }
         let agents = Agents::new(config.agent.clone());
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
+        let room = Room::new(calls.clone(), engine.clone(), fallback.clone(), nodes.clone());
         let (incoming, ringing) = mpsc::channel(RINGING);
         let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
-            Some(Arc::new(Endpoint::start(config.sip.clone(), config.rtp, incoming).await?))
+            let neighbours = Some(Arc::new(room.clone()) as _);
+            Some(Arc::new(Endpoint::start_among(config.sip.clone(), config.rtp, incoming, neighbours).await?))
         } else {
             None
         };
@@ -186,6 +199,8 @@ impl App {
             webrtc,
             metrics,
             tenants,
+            room,
+            nodes,
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
@@ -196,7 +211,16 @@ impl App {
         }
         tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
-        let policies = server::Policies::new(&config.http);
+        let kept = gateway.nodes.clone().map(|nodes| {
+            let (room, sip) = (gateway.room.clone(), gateway.sip.clone());
+            let tell = move || {
+                let Addresses { udp, tcp, tls } = sip.as_ref().map(|sip| sip.addresses()).unwrap_or_default();
+                Told { sip: Sip { udp, tcp, tls }, load: room.load() }
+            };
+            let trunks = config.sip.trunk.iter().filter(|trunk| trunk.register).map(|trunk| trunk.name.clone());
+            tokio::spawn(nodes.keep(tell, trunks.collect(), stop.subscribe()))
+        });
+        let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader =
             Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone()));
         let router = server::router(gateway.clone(), policies, reloader.clone());
@@ -205,7 +229,7 @@ impl App {
         let tls = certificate.is_some();
         let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE };
         let served = tokio::spawn(server::serve(listener, router, stopped, manners));
-        Ok(Self { gateway, http, tls, stop, served, reloader })
+        Ok(Self { gateway, http, tls, stop, served, kept, reloader })
     }
 
     /// The parts, for the command line and tests.
@@ -241,6 +265,9 @@ impl App {
         }
         let _ = self.stop.send(true);
         let _ = self.served.await;
+        if let Some(kept) = self.kept {
+            let _ = kept.await;
+        }
         // Joining threads blocks, so it leaves the runtime.
         let joined = tokio::task::spawn_blocking(move || self.gateway.shutdown());
         let _ = joined.await;

@@ -40,6 +40,7 @@ use self::store::Store;
 use crate::audio_file::{AudioFileError, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
+use crate::node::{NodeName, fresh_id};
 use crate::synth::device::Engine;
 
 /// Most jobs that are listed at once.
@@ -65,6 +66,9 @@ pub struct Config {
     pub keep_days: u32,
     /// The audio of jobs that are over is dropped, oldest first, while all audio is larger than this, MiB.
     pub max_audio_mib: u64,
+    /// What ids of jobs begin with, where there are other machines.
+    #[serde(skip)]
+    pub node: Option<NodeName>,
 }
 
 impl Default for Config {
@@ -78,6 +82,7 @@ impl Default for Config {
             max_jobs: 1_000,
             keep_days: 7,
             max_audio_mib: 50 << 10,
+            node: None,
         }
     }
 }
@@ -315,7 +320,7 @@ impl Batch {
         if let Some(empty) = items.iter().position(Vec::is_empty) {
             return Err(BatchError::Input(format!("text {empty} has nothing to say")));
         }
-        let id = uuid::Uuid::new_v4().simple().to_string();
+        let id = fresh_id(self.inner.config.node.as_ref());
         let mut store = self.store();
         let unfinished = store.unfinished()?;
         if unfinished >= config.max_jobs {

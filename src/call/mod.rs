@@ -46,6 +46,8 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
+use crate::node::{NodeName, fresh_id};
+
 /// Names one call: what `/v1/calls/{id}` takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(Arc<str>);
@@ -53,7 +55,12 @@ pub struct CallId(Arc<str>);
 impl CallId {
     /// A new random id.
     pub fn random() -> Self {
-        Self(uuid::Uuid::new_v4().simple().to_string().into())
+        Self::of(None)
+    }
+
+    /// A new random id that names the machine, where there are others.
+    pub fn of(node: Option<&NodeName>) -> Self {
+        Self(fresh_id(node).into())
     }
 
     /// The id as text.

@@ -251,6 +251,7 @@ impl Config {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());
         }
         self.engine.llm.parse::<LanguageModel>().map_err(|e| format!("[engine] llm: {e}"))?;
+        self.cluster.validate().map_err(|e| format!("[cluster] {e}"))?;
         for worker in &self.engine.workers {
             self.cluster.check(worker).map_err(|e| format!("[engine] workers: {e}"))?;
         }

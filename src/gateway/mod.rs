@@ -10,6 +10,7 @@
 pub mod dialers;
 mod error;
 pub mod outgoing;
+mod room;
 mod setup;
 pub mod speaker;
 mod speech;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 pub use error::GatewayError;
 use metrics_exporter_prometheus::PrometheusHandle;
+pub use room::Room;
 pub use setup::{Admission, CallRequest, Detection, Dispatcher, answer};
 pub use speech::WithFallback;
 
@@ -27,6 +29,7 @@ use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::{Jobs, JobsFault};
 use crate::call::Calls;
+use crate::cluster::Nodes;
 use crate::recording::Recordings;
 use crate::records::Records;
 use crate::sip::Endpoint;
@@ -79,6 +82,10 @@ pub struct Gateway {
     pub metrics: &'static PrometheusHandle,
     /// What customers of this gateway may use.
     pub tenants: tenants::Tenants,
+    /// Whether a new call would be taken.
+    pub room: Room,
+    /// The other gateways behind the same number, where there are some.
+    pub nodes: Option<Nodes>,
     /// The agent of calls that name none.
     pub default_agent: Arc<str>,
     /// How long a drain lets turns end.

@@ -16,6 +16,7 @@ use crate::agent::config::Agent;
 use crate::call::{
     Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, Interruptible, Style, TextDelta, TurnHow, TurnId,
 };
+use crate::cluster::Nodes;
 use crate::media::leg::MediaLeg;
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::IncomingCall;
@@ -84,7 +85,7 @@ impl Gateway {
         self.calls.has_room()?;
         self.has_room_for(&agent)?;
         let lease = self.tenants.enter(&tenant)?;
-        let id = CallId::random();
+        let id = CallId::of(self.nodes.as_ref().map(Nodes::name));
         let arriving = self.calls.announce(id.clone());
         let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant };
         Ok(Admission { gateway: self.clone(), meta, agent, detection: Detection::Off, lease, _arriving: arriving })

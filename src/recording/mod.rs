@@ -262,7 +262,9 @@ impl Recordings {
     /// There is none, it is still written, or the disk fails.
     pub fn find(&self, id: &str) -> Result<(Description, PathBuf), RecordingError> {
         // An id of ours has no character that could lead out of the folder.
-        let sound = !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        let sound = !id.is_empty()
+            && !id.starts_with('.')
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
         if !sound {
             return Err(RecordingError::NotFound);
         }

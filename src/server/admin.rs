@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::Configuration;
 use super::error::ApiError;
+use crate::clock;
 use crate::gateway::Gateway;
 use crate::sip::{TargetStatus, TrunkStatus};
 
@@ -57,14 +58,20 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
     let draining = gateway.calls.is_draining();
     let ready = gateway.is_ready() && !draining;
     let faults = gateway.faults();
-    let ready = ready && !faults.iter().any(|fault| fault.fatal);
+    // Where others have room, a balancer had better ask them.
+    let ready = ready && !faults.iter().any(|fault| fault.fatal) && gateway.room.is_wanted();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let faults: Vec<Value> =
         faults.into_iter().map(|fault| json!({ "part": fault.part, "reason": fault.reason })).collect();
     // A prober need not know where the trunks are.
     let up = |trunk: &TrunkStatus| json!({ "name": trunk.name, "registered": trunk.registered, "up": trunk.up });
     let trunks: Vec<Value> = gateway.sip.as_ref().map(|sip| sip.trunks().iter().map(up).collect()).unwrap_or_default();
-    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "calls": gateway.calls.count(), "devices": devices(&gateway), "trunks": trunks });
+    let nodes = gateway.nodes.as_ref().map(|nodes| {
+        let status = nodes.status(clock::now());
+        json!({ "node": status.node, "registry": status.registry, "error": status.error, "others": status.others })
+    });
+    let room = gateway.room.check().is_ok();
+    let body = json!({ "faults": faults, "ready": ready, "draining": draining, "room": room, "cluster": nodes, "calls": gateway.calls.count(), "devices": devices(&gateway), "trunks": trunks });
     (status, Json(body)).into_response()
 }
 

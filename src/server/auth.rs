@@ -11,10 +11,12 @@ use axum::response::Response;
 
 use super::config::{Scope, Token, digest};
 use super::error::ApiError;
+use super::forward;
 use super::grants::{self, Page};
 use super::policy::Policies;
 use super::routes::{self, Access, Route};
 use crate::clock;
+use crate::cluster::{self, Pass};
 use crate::gateway::dialers::Dialer;
 use crate::secret::same;
 
@@ -29,12 +31,14 @@ pub struct Caller {
     pub(super) page: Option<Page>,
     /// Where the token has limits of its own for calls out.
     pub(super) dialer: Option<Arc<Dialer>>,
+    /// Whether another gateway has passed the request on: this one answers for itself.
+    pub(super) passed_on: bool,
 }
 
 impl Caller {
     /// Who calls a gateway without tokens: everything is theirs.
     pub fn anybody() -> Self {
-        Self { tenant: "".into(), all: true, page: None, dialer: None }
+        Self { tenant: "".into(), all: true, page: None, dialer: None, passed_on: false }
     }
 
     /// Whether everybody's objects are theirs.
@@ -81,6 +85,7 @@ impl Tokens {
                 all: token.scopes.is_empty() || token.scopes.contains(&Scope::Admin),
                 page: None,
                 dialer: token.dialer().map(Arc::new),
+                passed_on: false,
             },
             scopes: token.scopes.clone(),
         });
@@ -121,6 +126,25 @@ impl Tokens {
     }
 }
 
+impl Tokens {
+    /// Who makes a request that another gateway has judged. The limits of a token are counted here, too.
+    fn passed_on(&self, said: cluster::Caller) -> Result<Caller, ApiError> {
+        let dialer = match said.dialer {
+            None => None,
+            Some(key) => {
+                let mut known = self.0.iter().filter_map(|known| known.caller.dialer.clone());
+                let found = known.find(|dialer| dialer.key == key);
+                Some(found.ok_or_else(|| {
+                    let message =
+                        "the gateway that this came to knows a token that its owner does not: give all the same";
+                    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_token", message)
+                })?)
+            }
+        };
+        Ok(Caller { tenant: said.tenant.into(), all: said.all, page: None, dialer, passed_on: true })
+    }
+}
+
 /// Middleware: refuses requests without a fitting token, else tells the handler its [`Caller`].
 ///
 /// # Errors
@@ -141,9 +165,24 @@ pub(super) async fn require(
         return Ok(next.run(request).await);
     }
     let presented = bearer(&request).or_else(|| access_token(&request, route));
-    let caller = match presented.as_deref() {
-        Some(token) if token.starts_with(grants::PREFIX) => page(&policies, token, access, &request)?,
-        presented => policies.get().tokens.check(presented, access)?,
+    let pass = request.extensions().get::<Pass>().cloned();
+    let caller = match (pass, presented.as_deref()) {
+        // The gateway that passed the request on has asked for the token, and for its scopes.
+        (Some(Pass { caller: Some(said), .. }), _) => policies.get().tokens.passed_on(said)?,
+        (Some(pass), Some(token)) if token.starts_with(grants::PREFIX) => {
+            Caller { passed_on: true, ..page(&policies, token, access, pass.origin.as_deref())? }
+        }
+        (None, Some(token)) if token.starts_with(grants::PREFIX) => {
+            let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+            let origin = origin.map(str::to_owned);
+            // Such a token is known to the gateway that issued it.
+            if let Some(peer) = grants::issuer(&policies, token).filter(|_| access == Access::Page) {
+                let nodes = policies.nodes.as_ref();
+                return forward::with_its_token(nodes, &peer, origin, request).await;
+            }
+            page(&policies, token, access, origin.as_deref())?
+        }
+        (pass, presented) => Caller { passed_on: pass.is_some(), ..policies.get().tokens.check(presented, access)? },
     };
     if matched.is_some() && route.is_none() {
         return Err(not_allowed(request.method(), request.uri().path()));
@@ -153,14 +192,13 @@ pub(super) async fn require(
 }
 
 /// The bearer of a single-use token.
-fn page(policies: &Policies, token: &str, access: Access, request: &Request) -> Result<Caller, ApiError> {
-    let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+fn page(policies: &Policies, token: &str, access: Access, origin: Option<&str>) -> Result<Caller, ApiError> {
     let found = policies.grants.find(clock::now(), token, origin).filter(|_| access == Access::Page);
     let Some(page) = found else {
         let message = "this single-use token is not known, has expired, or is not for this page or route";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_token", message));
     };
-    Ok(Caller { tenant: page.grant.tenant.clone(), all: false, page: Some(page), dialer: None })
+    Ok(Caller { tenant: page.grant.tenant.clone(), all: false, page: Some(page), dialer: None, passed_on: false })
 }
 
 /// 405. Names the path only: a query may hold a token.
@@ -236,6 +274,18 @@ mod tests {
         for operator in [ALL, OPS] {
             assert!(tokens.check(Some(operator), Access::Any).expect("known").sees("crm"));
         }
+    }
+
+    #[test]
+    fn who_is_passed_on_has_the_limits_of_their_token_here_too() {
+        let limited = Token { outbound: Some(Default::default()), ..Token::new("crm", CRM, vec![Scope::Calls]) };
+        let tokens = Tokens::new(&[limited]);
+        let key = tokens.0[0].digest;
+        let said = |dialer| cluster::Caller { tenant: "crm".into(), all: false, dialer };
+        let crm = tokens.passed_on(said(Some(key))).expect("known");
+        assert!(crm.passed_on && crm.sees("crm") && !crm.sees("ops") && crm.dialer.is_some_and(|d| d.key == key));
+        assert!(tokens.passed_on(said(Some([7; 32]))).is_err(), "whose limits nobody here knows");
+        assert!(tokens.passed_on(said(None)).expect("no limits").dialer.is_none());
     }
 
     #[test]

@@ -14,10 +14,12 @@ use serde_json::{Value, json};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::{Body, Parameters};
+use super::forward;
 use super::speech::{own_voice, speed_of};
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
+use crate::cluster::Nodes;
 use crate::gateway::outgoing::RingingInfo;
 use crate::gateway::{Detection, Gateway};
 use crate::sip::DialRequest;
@@ -84,7 +86,31 @@ async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     });
     let ringing = gateway.outgoing.list().into_iter().filter(|call| caller.sees(&call.meta.tenant));
     let calls: Vec<Value> = calls.into_iter().map(|call| json!(call)).chain(ringing.map(|call| json!(call))).collect();
-    Json(json!({ "calls": calls, "half_open": half_open.collect::<Vec<_>>() }))
+    let mut all = json!({ "calls": calls, "half_open": half_open.collect::<Vec<_>>() });
+    if let Some(nodes) = gateway.nodes.as_ref().filter(|_| !caller.passed_on) {
+        add_others(nodes, &caller, &mut all).await;
+    }
+    Json(all)
+}
+
+/// Adds what the other gateways have, and names those that did not say.
+async fn add_others(nodes: &Nodes, caller: &Caller, all: &mut Value) {
+    let mut unreached = Vec::new();
+    for (name, told) in forward::gather(nodes, caller, "/v1/calls").await {
+        let Some(mut told) = told else {
+            unreached.push(name);
+            continue;
+        };
+        for list in ["calls", "half_open"] {
+            if let (Some(all), Some(more)) = (all[list].as_array_mut(), told[list].as_array_mut()) {
+                all.append(more);
+            }
+        }
+    }
+    if let Some(calls) = all["calls"].as_array_mut() {
+        calls.sort_by_key(|call| call["startedMs"].as_u64());
+    }
+    all["unreached"] = json!(unreached);
 }
 
 async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {

@@ -6,6 +6,10 @@ use crate::gateway::Gateway;
 
 /// Sets them to what they are now. The devices' own gauges are kept by their threads.
 pub(super) async fn refresh(gateway: &Gateway) {
+    let load = gateway.room.load();
+    gauge!("antiphon_active_calls").set(f64::from(load.calls));
+    gauge!("antiphon_stream_capacity", "state" => "used").set(f64::from(load.calls));
+    gauge!("antiphon_stream_capacity", "state" => "free").set(load.free);
     let Some(jobs) = gateway.jobs.opened() else { return };
     // The database may be busy writing.
     let Ok(Ok(counts)) = tokio::task::spawn_blocking(move || jobs.counts()).await else { return };

@@ -22,7 +22,9 @@ use super::calls::may_use;
 use super::config::digest;
 use super::error::ApiError;
 use super::extract::Body;
+use super::policy::Policies;
 use crate::clock;
+use crate::cluster::{Owner, Peer};
 use crate::gateway::Gateway;
 use crate::webrtc::SessionId;
 
@@ -181,6 +183,14 @@ impl Page {
     }
 }
 
+/// The other gateway that issued `token`, if it did not do so itself.
+pub(super) fn issuer(policies: &Policies, token: &str) -> Option<Peer> {
+    match policies.nodes.as_ref()?.owner(token.strip_prefix(PREFIX)?) {
+        Owner::There(peer) => Some(*peer),
+        Owner::Here | Owner::Gone(_) => None,
+    }
+}
+
 /// The body of `POST /v1/tokens`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -251,7 +261,11 @@ pub(super) async fn issue(
         expires: now + Duration::from_secs(expires_in),
     };
     let random: [u8; 24] = rand::random();
-    let token = format!("{PREFIX}{}", random.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let random: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token = match &gateway.nodes {
+        Some(nodes) => format!("{PREFIX}{}.{random}", nodes.name()),
+        None => format!("{PREFIX}{random}"),
+    };
     grants.issue(now, &token, grant, |session| gateway.webrtc.owner(session).is_some())?;
     Ok((StatusCode::CREATED, Json(json!({ "token": token, "expiresIn": expires_in }))).into_response())
 }

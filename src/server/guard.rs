@@ -17,6 +17,7 @@ use super::config::Http;
 use super::console;
 use super::error::ApiError;
 use super::policy::Policies;
+use crate::cluster;
 
 /// Tells a script's page from others where a browser sends no `Origin`.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -149,11 +150,39 @@ fn same_origin(origin: &str, host: &str) -> bool {
     matches!((whole(authority), whole(host)), (Some(a), Some(b)) if a == b)
 }
 
+/// Whether another gateway has passed the request on; what it says of it is among the extensions then.
+///
+/// # Errors
+/// 401: it says so, and is not believed.
+fn passed_on(policies: &Policies, request: &mut Request) -> Result<bool, ApiError> {
+    let Some(said) = request.headers_mut().remove(cluster::HEADER) else { return Ok(false) };
+    // Alone, nobody can say so.
+    let Some(nodes) = &policies.nodes else { return Ok(false) };
+    let line = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    match nodes.verify(said.to_str().unwrap_or_default(), request.method().as_str(), line) {
+        Ok(pass) => {
+            request.extensions_mut().insert(pass);
+            Ok(true)
+        }
+        Err(why) => {
+            let message = format!("a gateway passed this on, and is not believed: {why}");
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "not_passed_on", message))
+        }
+    }
+}
+
 /// Middleware around everything: refuses what pages of others send, and seals the answers.
-pub(super) async fn protect(State(policies): State<Policies>, request: Request, next: Next) -> Response {
+pub(super) async fn protect(State(policies): State<Policies>, mut request: Request, next: Next) -> Response {
     let policy = policies.get();
     let path = request.uri().path().to_owned();
-    let mut response = match policy.pages.refusal(&request) {
+    let pass = passed_on(&policies, &mut request);
+    let refusal = match pass {
+        // The gateway that it came to has looked at its page and at the name it was called by.
+        Ok(true) => None,
+        Ok(false) => policy.pages.refusal(&request),
+        Err(error) => Some(error),
+    };
+    let mut response = match refusal {
         Some(error) => error.into_response(),
         None => next.run(request).await,
     };

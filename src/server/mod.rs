@@ -12,6 +12,7 @@ mod crowd;
 pub mod error;
 pub mod events;
 mod extract;
+mod forward;
 mod gauges;
 mod grants;
 mod guard;
@@ -89,6 +90,7 @@ pub trait Configuration: Send + Sync {
 
 /// All routes, for whom `policies` say.
 pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Configuration>) -> Router {
+    let passing = middleware::from_fn_with_state(gateway.clone(), forward::route);
     let router = Router::new()
         .merge(admin::router())
         .merge(console::router())
@@ -114,6 +116,7 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(policies.grants.clone()))
         .layer(Extension(configuration))
+        .layer(passing)
         .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
     let origins = policies.clone();
     let origins =

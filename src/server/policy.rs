@@ -6,6 +6,7 @@ use super::auth::Tokens;
 use super::config::Http;
 use super::grants::Grants;
 use super::guard::Pages;
+use crate::cluster::Nodes;
 
 /// One state of it.
 #[derive(Debug)]
@@ -19,12 +20,20 @@ pub(super) struct Policy {
 pub struct Policies {
     policy: Arc<RwLock<Arc<Policy>>>,
     pub(super) grants: Grants,
+    /// The gateways that may pass requests on.
+    pub(super) nodes: Option<Nodes>,
 }
 
 impl Policies {
     /// The rules of a configuration.
     pub fn new(config: &Http) -> Self {
-        Self { policy: Arc::new(RwLock::new(Arc::new(Policy::new(config)))), grants: Grants::default() }
+        Self { policy: Arc::new(RwLock::new(Arc::new(Policy::new(config)))), grants: Grants::default(), nodes: None }
+    }
+
+    /// As it is, among other gateways.
+    #[must_use]
+    pub fn among(self, nodes: Option<Nodes>) -> Self {
+        Self { nodes, ..self }
     }
 
     /// Replaces the rules; requests that are under way finish by the old ones.

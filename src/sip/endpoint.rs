@@ -43,6 +43,7 @@ use super::{
     inspect::Inspector,
     listen::{Guard, ScreenedUdp, StreamListener},
     names::{self, Carriers, Names, Naming},
+    neighbours::{Addresses, Neighbours},
     outbound,
     parked::Parked,
     places::{HalfOpen, Places},
@@ -83,6 +84,19 @@ impl Endpoint {
         config: SipConfig,
         rtp: RtpConfig,
         incoming: mpsc::Sender<IncomingCall>,
+    ) -> Result<Endpoint, SipError> {
+        Self::start_among(config, rtp, incoming, None).await
+    }
+
+    /// As [`Endpoint::start`], among other gateways.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start_among(
+        config: SipConfig,
+        rtp: RtpConfig,
+        incoming: mpsc::Sender<IncomingCall>,
+        neighbours: Option<Arc<dyn Neighbours>>,
     ) -> Result<Endpoint, SipError> {
         let listeners = Listeners::open(&config).await?;
         let bound = listeners.bound;
@@ -150,6 +164,7 @@ impl Endpoint {
             trunks: Mutex::new(config.trunk.iter().map(State::new).collect()),
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
+            neighbours,
             broken: AtomicBool::new(false),
             closed: closed.clone(),
             config,
@@ -251,6 +266,13 @@ impl Endpoint {
     /// Whether a task has ended that calls cannot do without.
     pub fn is_broken(&self) -> bool {
         self.shared.broken.load(Ordering::Relaxed)
+    }
+
+    /// Where other hosts reach the listeners.
+    pub fn addresses(&self) -> Addresses {
+        let Bound { udp, tcp, tls } = self.shared.bound;
+        let at = |bound: Option<SocketAddr>| bound.map(|bound| self.shared.reached(bound, None));
+        Addresses { udp: at(udp), tcp: at(tcp), tls: at(tls) }
     }
 
     /// State of each trunk, in the order of the configuration.

@@ -39,9 +39,10 @@ use super::{
     bye::bye,
     config::Srtp,
     incoming::{Command, Rejection, incoming},
+    neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
     session::{CONTROLS, SIGNALS, Session},
-    shared::Shared,
+    shared::{RESTART, Shared},
     stateless::{Answer, Stateless},
     timer::SessionTimer,
 };
@@ -55,8 +56,6 @@ use crate::{
 
 /// How long a call may ring here before it is declined.
 const RINGING: Duration = Duration::from_secs(180);
-/// The same where this endpoint is going down, and another takes its place.
-pub(super) const RESTART: Duration = Duration::from_secs(30);
 
 /// Takes an INVITE outside any dialog. Returns when its transaction is over.
 pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
@@ -173,8 +172,9 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
                 return refuse(StatusCode::BadExtension, vec![Header::Unsupported(extension.into())]);
             }
             let mut headers = body::capabilities();
-            if shared.is_draining() {
-                headers.push(body::retry_after(RESTART));
+            // Balancers send no calls to who says so.
+            if let Admission::Closed { retry_after, .. } = shared.admission() {
+                headers.push(body::retry_after(retry_after));
                 return refuse(StatusCode::ServiceUnavailable, headers);
             }
             refuse(StatusCode::OK, headers)
@@ -215,6 +215,10 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         let call_id = request.call_id_header().map(|id| id.value()).unwrap_or_default();
         return Err(Refused::challenge(shared, now, source.ip(), call_id, false));
     }
+    // Who has to prove who they are learns of other gateways when that is done, in `admit`.
+    if !shared.auth.is_required() || trunk.is_some() {
+        turned_away(&shared.admission(), request)?;
+    }
     if let Some(unsupported) = unsupported(request) {
         return Err(Refused::new(StatusCode::BadExtension, vec![Header::Unsupported(unsupported.into())]));
     }
@@ -248,6 +252,15 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     Ok(Vetted { standing, offer, policy, offered, timer })
 }
 
+/// Sends a call that is not taken here to the gateway that would take it, or tells when to come again.
+fn turned_away(admission: &Admission, request: &Request) -> Result<(), Refused> {
+    let Admission::Closed { retry_after, elsewhere } = admission else { return Ok(()) };
+    match elsewhere.as_ref().and_then(|listeners| listeners.contact(request)) {
+        Some(contact) => Err(Refused::new(StatusCode::MovedTemporarily, vec![contact])),
+        None => Err(Refused::later(*retry_after)),
+    }
+}
+
 /// Takes what the call needs: its credentials are used up, and it has a place.
 fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitted, Refused> {
     let request = &tx.original;
@@ -266,6 +279,7 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
             Proof::Throttled(wait) => return Err(Refused::later(wait)),
         }
     }
+    turned_away(&shared.admission(), request)?;
     let half_open = HalfOpen { call_id, source, since: now };
     let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;
     Ok(Admitted { account, vetted, slot })

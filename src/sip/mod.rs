@@ -50,6 +50,7 @@ mod inspect;
 mod listen;
 mod machine;
 mod names;
+mod neighbours;
 mod number;
 mod outbound;
 mod parked;
@@ -77,6 +78,7 @@ pub use self::{
     endpoint::Endpoint,
     explain::{Explanation, addresses, explain, probe},
     incoming::IncomingCall,
+    neighbours::{Addresses, Admission, Neighbours},
     outbound::Provisional,
     places::HalfOpen,
     shared::TrunkStatus,

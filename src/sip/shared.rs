@@ -12,7 +12,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rsipstack::{
@@ -34,11 +34,15 @@ use super::{
     dialplan::{self, DialRequest, Dialplan},
     incoming::IncomingCall,
     names::{Carriers, LOOK_UP, Naming},
+    neighbours::{Admission, Neighbours},
     places::Places,
     quota::Quotas,
     targets::{TargetStatus, Targets},
 };
 use crate::media::sip::{SipLeg, latch::Peer, ports::PortPool};
+
+/// When a caller may come again where this endpoint is going down, and another takes its place.
+pub(super) const RESTART: Duration = Duration::from_secs(30);
 
 /// The end of a call out: its leg, and the id of its dialog.
 pub(super) type Dialled = Result<(SipLeg, DialogId), DialError>;
@@ -71,6 +75,8 @@ pub(super) struct Shared {
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
     pub(super) draining: AtomicBool,
+    /// Other gateways, where there may be some.
+    pub(super) neighbours: Option<Arc<dyn Neighbours>>,
     /// A task that must live as long as the endpoint has ended.
     pub(super) broken: AtomicBool,
     /// Sockets close.
@@ -156,6 +162,19 @@ impl Shared {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Whether a new call would be taken.
+    pub(super) fn admission(&self) -> Admission {
+        if self.is_draining() {
+            return Admission::Closed { retry_after: RESTART, elsewhere: None };
+        }
+        self.neighbours.as_ref().map_or(Admission::Open, |neighbours| neighbours.admission())
+    }
+
+    /// Whether this gateway registers at `trunk`.
+    pub(super) fn registers(&self, trunk: &str) -> bool {
+        self.neighbours.as_ref().is_none_or(|neighbours| neighbours.registers(trunk))
+    }
+
     /// The rules for calls out.
     pub(super) fn dialplan(&self) -> Dialplan<'_> {
         let Bound { udp, tcp, tls } = self.bound;
@@ -215,7 +234,7 @@ impl Shared {
         };
         let bound = bound.or(self.bound.udp).or(self.bound.tcp).or(self.bound.tls);
         let bound = bound.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 5060)));
-        let address = SocketAddr::new(self.advertised(bound.ip(), peer), bound.port());
+        let address = self.reached(bound, peer);
         let params = if transport == Transport::Udp { vec![] } else { vec![Param::Transport(transport)] };
         Uri {
             scheme: Some(Scheme::Sip),
@@ -224,6 +243,11 @@ impl Shared {
             params,
             headers: vec![],
         }
+    }
+
+    /// Where `peer` reaches a listener; `None`: any other host.
+    pub(super) fn reached(&self, bound: SocketAddr, peer: Option<IpAddr>) -> SocketAddr {
+        SocketAddr::new(self.advertised(bound.ip(), peer), bound.port())
     }
 
     fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {

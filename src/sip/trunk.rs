@@ -33,6 +33,8 @@ use super::{
 const EXPIRES: u32 = 600;
 /// Between look-ups of a host that is not registered with.
 const LOOK_UP: Duration = Duration::from_secs(300);
+/// Between looks whose turn it is to register.
+const TURN: Duration = Duration::from_secs(1);
 /// How long a host may take to answer OPTIONS.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long unregistering may hold up a shutdown.
@@ -52,7 +54,16 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
                 addresses.iter().for_each(|address| shared.carriers.found(&host.host, *address));
             }
         }
-        let wait = if config.register {
+        let ours = shared.registers(&config.name);
+        let wait = if config.register && !ours {
+            // Another gateway does. What this one had there goes, so that not both ring.
+            if shared.trunk_state(index, |s| s.registered.replace(false)).flatten() == Some(true) {
+                info!(trunk = config.name, "another gateway registers from now on");
+                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
+            }
+            shared.trunk_state(index, |s| (s.registered, s.error) = (None, None));
+            LOOK_UP
+        } else if config.register {
             match register(&shared, &config, &mut registration, known, EXPIRES).await {
                 Ok(expires) => {
                     if failures > 0 || shared.trunk_state(index, |s| s.registered) == Some(Some(false)) {
@@ -82,10 +93,18 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         tokio::select! {
             () = shared.stop.cancelled() => break,
             () = sleep(wait) => {}
+            () = changed(&shared, &config, ours), if config.register => {}
         }
     }
     if shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
         timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
+    }
+}
+
+/// Returns when it is another gateway's turn to register, or this one's.
+async fn changed(shared: &Shared, config: &TrunkConfig, ours: bool) {
+    while shared.registers(&config.name) == ours {
+        sleep(TURN).await;
     }
 }
 

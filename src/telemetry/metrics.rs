@@ -92,6 +92,8 @@ pub const METRICS: &[Metric] = &[
     histogram("antiphon_line_seconds", &[], REQUEST, "Old name of antiphon_stream_seconds, for one release"),
     gauge("antiphon_batch_jobs", &["state"], "Batch jobs"),
     // Calls.
+    gauge("antiphon_active_calls", &[], "Calls in progress, for scaling"),
+    gauge("antiphon_stream_capacity", &["state"], "Calls in progress, and how many more could be taken, for scaling"),
     gauge("antiphon_calls", &["leg"], "Calls in progress"),
     counter("antiphon_calls_ended_total", &["leg", "reason"], "Calls that ended"),
     counter("antiphon_turns_total", &["leg", "how"], "Turns that ended"),
@@ -194,6 +196,10 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_webrtc_packets_lost_total", &["reason"], "RTP packets that could not be sent to a browser"),
     counter("antiphon_webrtc_sends_failed_total", &["reason"], "Datagrams that the system did not take"),
     counter("antiphon_webrtc_tcp_refused_total", &[], "ICE connections over TCP that were refused"),
+    // Other gateways.
+    gauge("antiphon_cluster_nodes", &[], "Gateways that the registry has, this one too"),
+    gauge("antiphon_registry_up", &[], "Whether the registry of gateways can be used"),
+    counter("antiphon_passed_on_total", &["outcome"], "Requests that were passed on to another gateway"),
     // Traces.
     counter("antiphon_traces_exported_total", &[], "Spans that the collector took"),
     counter("antiphon_traces_dropped_total", &["reason"], "Spans that were dropped: queue, delivery"),
@@ -209,6 +215,8 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "stage", &["prefill", "decode", "flow", "vocode"]),
     ("", "outcome", &["done", "cancelled", "refused", "failed"]),
     ("antiphon_webhooks_total", "outcome", &["delivered", "failed", "given_up"]),
+    ("antiphon_passed_on_total", "outcome", &["answered", "unreached", "failed"]),
+    ("antiphon_stream_capacity", "state", &["used", "free"]),
     ("antiphon_trunk_checks_total", "outcome", &["answered", "failed"]),
     ("antiphon_sip_messages_total", "outcome", &["passed", "answered", "ignored", "refused", "overload"]),
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),

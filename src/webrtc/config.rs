@@ -7,6 +7,7 @@ use base64::Engine as _;
 use hmac::{Hmac, Mac};
 use serde::Deserialize;
 
+use crate::node::NodeName;
 use crate::secret::Secret;
 
 /// `[webrtc]`: one UDP port for all browser calls.
@@ -27,6 +28,9 @@ pub struct WebRtcConfig {
     pub max_sessions: usize,
     /// A session that has not connected after this many seconds is closed.
     pub connect_timeout_s: u64,
+    /// What names of sessions begin with, where there are other machines.
+    #[serde(skip)]
+    pub node: Option<NodeName>,
 }
 
 impl Default for WebRtcConfig {
@@ -39,6 +43,7 @@ impl Default for WebRtcConfig {
             tcp: false,
             max_sessions: 1000,
             connect_timeout_s: 20,
+            node: None,
         }
     }
 }

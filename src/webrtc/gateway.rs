@@ -28,6 +28,7 @@ use super::trickle::{Fragment, restart_answer};
 use super::{IceServer, WebRtcConfig, WebRtcError};
 use crate::media::leg::LegEnd;
 use crate::media::webrtc::{Driver, Progress, WebRtcLeg};
+use crate::node::fresh_id;
 
 /// Names a session in URLs; not guessable.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -297,7 +298,7 @@ impl Inner {
         let seat = Arc::new(self.port.open());
         let connection = Connection::build(&self.common, seat.clone()).await?;
         let session = Arc::new(Session {
-            id: SessionId(uuid::Uuid::new_v4().simple().to_string().into()),
+            id: SessionId(fresh_id(self.config.node.as_ref()).into()),
             owner,
             seat,
             progress: connection.progress.clone(),

@@ -18,6 +18,7 @@ mod late;
 mod llm;
 mod loadgen;
 mod metrics;
+mod nodes;
 mod packaging;
 mod pages;
 mod program;

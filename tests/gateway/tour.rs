@@ -291,7 +291,7 @@ async fn telephone(tour: &Tour, events: &Events) {
 }
 
 /// An offer with its candidates, and the peer that it is of.
-async fn offer() -> (Peer, String) {
+pub(crate) async fn offer() -> (Peer, String) {
     let mut peer = Peer::new(Shape::default()).await.expect("a peer");
     let offer = peer.connection.create_offer(None).await.expect("an offer");
     peer.connection.set_local_description(offer).await.expect("an offer");

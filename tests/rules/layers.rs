@@ -8,6 +8,7 @@ use crate::tree::Crate;
 const GATEWAY: &[(&str, u32)] = &[
     ("clock", 1),
     ("audio", 1),
+    ("node", 1),
     ("pem", 1),
     ("reach", 1),
     ("secret", 1),
@@ -20,6 +21,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("voice", 3),
     ("synth", 4),
     ("media", 4),
+    ("cluster", 5),
     ("hear", 5),
     ("sip", 5),
     ("webrtc", 5),

@@ -12,8 +12,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::Worker;
 use super::serve::Door;
+use crate::node::NodeName;
 use crate::pem;
 use crate::secret::Secret;
+
+/// Shortest token that signs requests between nodes, bytes.
+const MIN_TOKEN: usize = 16;
 
 /// `[cluster]`
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -23,6 +27,13 @@ pub struct Cluster {
     pub token: Option<Secret>,
     /// Mutual TLS between machines; none: on loopback only.
     pub tls: Option<Tls>,
+    /// The registry of gateways: `redis://[user:password@]host:port[/database]` or `redis+unix:///path`; none: this
+    /// gateway is alone.
+    pub redis: Option<Secret>,
+    /// The name of this gateway among them; its ids begin with it.
+    pub node: Option<NodeName>,
+    /// Where the others reach its HTTP: `http://host:port` or `https://host:port`.
+    pub advertise: Option<String>,
 }
 
 /// `[cluster] tls`: PEM files.
@@ -76,6 +87,40 @@ impl Cluster {
         }
     }
 
+    /// Whether the keys of nodes go together.
+    ///
+    /// # Errors
+    /// Which do not, and what to set.
+    pub fn validate(&self) -> Result<(), String> {
+        if let Some(advertise) = &self.advertise {
+            let url = reqwest::Url::parse(advertise).map_err(|error| format!("advertise `{advertise}`: {error}"))?;
+            let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+            let known = matches!(url.scheme(), "http" | "https") && url.username().is_empty();
+            if !(bare && known && url.has_host()) {
+                return Err(format!("advertise `{advertise}`: expected http://host:port or https://host:port"));
+            }
+        }
+        let missing = |key: &str| Err(format!("{key} is not set, and redis needs it: see config/gateway.toml"));
+        match self {
+            Self { redis: None, .. } => Ok(()),
+            Self { node: None, .. } => missing("node"),
+            Self { advertise: None, .. } => missing("advertise"),
+            Self { token: None, .. } => missing("token"),
+            Self { token: Some(token), .. } if token.reveal().len() < MIN_TOKEN => {
+                Err(format!("token is shorter than {MIN_TOKEN} characters, and signs what nodes say to each other"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// TLS of requests to other nodes, where `tls` says who they are; `None`: as of any HTTPS.
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    pub fn client_tls(&self) -> Result<Option<ClientConfig>, String> {
+        self.tls.as_ref().map(client).transpose().map_err(in_tls)
+    }
+
     fn secret(&self) -> Secret {
         self.token.clone().unwrap_or_else(|| Secret::new(""))
     }
@@ -86,6 +131,10 @@ fn in_tls(error: String) -> String {
 }
 
 fn connector(files: &Tls) -> Result<TlsConnector, String> {
+    Ok(Arc::new(client(files)?).into())
+}
+
+fn client(files: &Tls) -> Result<ClientConfig, String> {
     let (chain, key, roots) = read(files)?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -93,7 +142,7 @@ fn connector(files: &Tls) -> Result<TlsConnector, String> {
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)
         .map_err(|why| pem::wrong(&files.cert, why))?;
-    Ok(Arc::new(config).into())
+    Ok(config)
 }
 
 fn acceptor(files: &Tls) -> Result<TlsAcceptor, String> {
@@ -123,6 +172,24 @@ fn read(files: &Tls) -> Result<Read, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_needs_a_name_an_address_and_a_token_that_nobody_guesses() {
+        let read = |text: &str| toml::from_str::<Cluster>(text).expect("readable").validate();
+        let whole =
+            "redis = 'redis://127.0.0.1'\nnode = 'a'\nadvertise = 'http://10.0.0.1:8080'\ntoken = '0123456789abcdef'";
+        assert_eq!(read(whole), Ok(()));
+        assert_eq!(read(""), Ok(()));
+        for key in ["node", "advertise", "token"] {
+            let rest: Vec<&str> = whole.lines().filter(|line| !line.starts_with(key)).collect();
+            assert!(read(&rest.join("\n")).expect_err(key).starts_with(key), "{key}");
+        }
+        assert!(read(&whole.replace("89abcdef", "")).is_err(), "a short token");
+        for wrong in ["10.0.0.1:8080", "ftp://a", "http://a/b", "http://", "http://u@a"] {
+            assert!(read(&whole.replace("http://10.0.0.1:8080", wrong)).is_err(), "{wrong}");
+        }
+        assert!(toml::from_str::<Cluster>("node = 'A b'").is_err());
+    }
 
     #[test]
     fn a_worker_on_a_network_needs_tls() {
