@@ -164,6 +164,11 @@ pub struct ConfigError {
     pub message: String,
 }
 
+/// Reads `bytes` as a configuration; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    let _ = Config::read(&String::from_utf8_lossy(bytes), "fuzz".to_owned(), None, []);
+}
+
 impl Config {
     /// Reads `file` (or only defaults), applies `variables` and checks the whole.
     ///
@@ -183,8 +188,17 @@ impl Config {
                 }
             }
         };
-        let mut config: Config = toml::from_str(&text).map_err(|e| located(&origin, &text, &e))?;
-        let mut table: toml::Table = text.parse().map_err(|e| located(&origin, &text, &e))?;
+        Self::read(&text, origin, file, variables)
+    }
+
+    fn read(
+        text: &str,
+        origin: String,
+        file: Option<&Path>,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut config: Config = toml::from_str(text).map_err(|e| located(&origin, text, &e))?;
+        let mut table: toml::Table = text.parse().map_err(|e| located(&origin, text, &e))?;
         let mut variables: Vec<_> = variables.into_iter().collect();
         variables.sort();
         for (name, value) in variables {
@@ -197,7 +211,7 @@ impl Config {
         }
         config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);
-        let at = |message: String| ConfigError { origin: place(&origin, &text, &message), message };
+        let at = |message: String| ConfigError { origin: place(&origin, text, &message), message };
         config.settle_tenants().map_err(at)?;
         config.validate().map_err(at)?;
         Ok(config)

@@ -12,6 +12,7 @@
 //! or that finds the socket buffer full shows in `antiphon_rtp_discarded_total` by `reason`.
 
 mod counters;
+mod fuzz;
 pub(crate) mod latch;
 mod packets;
 pub(crate) mod ports;
@@ -32,6 +33,7 @@ use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
+pub use self::fuzz::fuzz;
 pub(crate) use self::seam::{Control, Parts, Signal};
 use self::{counters::Counters, latch::Latch, packets::Packets, ports::PortPair, srtp::Protection};
 use super::{

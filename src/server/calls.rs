@@ -130,7 +130,7 @@ async fn end(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Stri
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Place {
+pub(super) struct Place {
     to: String,
     from: Option<String>,
     trunk: Option<String>,
@@ -190,7 +190,7 @@ async fn place(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Turn {
+pub(super) struct Turn {
     text: String,
     #[serde(default)]
     interrupt: bool,
@@ -248,7 +248,7 @@ async fn speak(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Prompt {
+pub(super) struct Prompt {
     text: String,
     #[serde(default)]
     lang: String,
@@ -290,7 +290,7 @@ async fn resume(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Transfer {
+pub(super) struct Transfer {
     to: String,
     #[serde(default)]
     mode: TransferMode,
@@ -321,7 +321,7 @@ async fn transfer(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Digits {
+pub(super) struct Digits {
     digits: String,
 }
 

@@ -42,7 +42,7 @@ async fn on_batch<T: Send + 'static>(
 }
 
 #[derive(Deserialize)]
-struct Submit {
+pub(super) struct Submit {
     input: Option<String>,
     #[serde(default)]
     items: Vec<ItemOf>,

@@ -247,17 +247,32 @@ impl Stream {
     }
 
     fn obey(&self, text: &str) -> Result<(), String> {
-        let frame: FromClient = serde_json::from_str(text).map_err(|e| format!("not a usable frame: {e}"))?;
-        match frame {
+        match read(text)? {
             FromClient::Media { media } => {
-                let bytes = STANDARD.decode(media.payload).map_err(|e| format!("media.payload: {e}"))?;
-                self.handle.inject_audio(self.form.decode(&bytes)?, self.form.rate())
+                self.handle.inject_audio(self.form.decode(&sound(&media)?)?, self.form.rate())
             }
             FromClient::Mark { mark } => self.handle.mark(mark.name),
             FromClient::Clear {} => self.handle.clear(),
             FromClient::Connected {} | FromClient::Start {} | FromClient::Stop {} => Ok(()),
         }
         .map_err(|e| e.to_string())
+    }
+}
+
+fn read(text: &str) -> Result<FromClient, String> {
+    serde_json::from_str(text).map_err(|e| format!("not a usable frame: {e}"))
+}
+
+fn sound(media: &Media) -> Result<Vec<u8>, String> {
+    STANDARD.decode(&media.payload).map_err(|e| format!("media.payload: {e}"))
+}
+
+/// Reads `text` as a frame of a client, sound of every form included; for fuzzing.
+pub(super) fn fuzz(text: &str) {
+    if let Ok(FromClient::Media { media }) = read(text)
+        && let Ok(bytes) = sound(&media)
+    {
+        let _ = (Form::MuLaw.decode(&bytes), Form::Linear.decode(&bytes));
     }
 }
 

@@ -188,3 +188,22 @@ fn device_json(status: &DeviceStatus) -> Value {
         "retryInSeconds": status.retry_in.map(|wait| wait.as_secs_f64()),
     })
 }
+
+/// Reads `bytes` as the body of every route that takes JSON, and as a frame of every socket; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    fn read<T: serde::de::DeserializeOwned>(bytes: &[u8]) {
+        let _ = serde_json::from_slice::<T>(bytes);
+    }
+    read::<calls::Place>(bytes);
+    read::<calls::Turn>(bytes);
+    read::<calls::Prompt>(bytes);
+    read::<calls::Transfer>(bytes);
+    read::<calls::Digits>(bytes);
+    read::<jobs::Submit>(bytes);
+    read::<speech::Request>(bytes);
+    read::<speech_socket::FromClient>(bytes);
+    read::<grants::Issue>(bytes);
+    read::<whip::JsonOffer>(bytes);
+    read::<whip::JsonPatch>(bytes);
+    media::fuzz(&String::from_utf8_lossy(bytes));
+}

@@ -35,7 +35,7 @@ pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgra
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-enum FromClient {
+pub(super) enum FromClient {
     #[serde(rename = "session.config")]
     Config(Config),
     #[serde(rename = "input.text")]
@@ -48,7 +48,7 @@ enum FromClient {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Config {
+pub(super) struct Config {
     model: Option<String>,
     voice: Option<String>,
     response_format: Option<String>,

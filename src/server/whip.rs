@@ -205,7 +205,7 @@ pub(super) async fn advertise(request: Request, next: Next) -> Response {
 
 /// What a SmallWebRTC client posts; fields it adds for its own application are ignored.
 #[derive(Debug, Deserialize)]
-struct JsonOffer {
+pub(super) struct JsonOffer {
     sdp: String,
     #[serde(rename = "type")]
     kind: String,
@@ -264,7 +264,7 @@ async fn json_offer<A: AcceptCall>(
 }
 
 #[derive(Debug, Deserialize)]
-struct JsonPatch {
+pub(super) struct JsonPatch {
     pc_id: String,
     candidates: Vec<JsonCandidate>,
 }

@@ -112,6 +112,10 @@ impl Model {
         // SIGBUS: checkpoints are replaced by renaming, never rewritten in place.
         #[expect(unsafe_code, reason = "mapping a file; the invariant is above")]
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Self::read_map(path, map)
+    }
+
+    fn read_map(path: &Path, map: Mmap) -> Result<Self, OnnxError> {
         let mut model = Self {
             path: path.to_owned(),
             map,
@@ -308,6 +312,22 @@ impl Entry {
 
     fn elements(&self) -> usize {
         if self.dims.contains(&0) { 0 } else { self.dims.iter().product() }
+    }
+}
+
+/// Reads `bytes` as a model and every weight of it; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    // As a mapping, which a file's bytes are; an empty one cannot be made.
+    let Ok(mut map) = memmap2::MmapMut::map_anon(bytes.len().max(1)) else { return };
+    map[..bytes.len()].copy_from_slice(bytes);
+    let Ok(map) = map.make_read_only() else { return };
+    if let Ok(model) = Model::read_map(Path::new("fuzz"), map) {
+        for (name, entry) in &model.initialisers {
+            let _ = (model.read(entry), model.resolve(name), model.constant(name));
+        }
+        for name in model.nodes.keys().chain(model.aliases.keys()) {
+            let _ = (model.resolve(name), model.attribute(name, "kernel_shape"));
+        }
     }
 }
 

@@ -27,5 +27,10 @@ pub mod link;
 pub mod serve;
 mod wire;
 
+/// Reads `bytes` as what a gateway and what a worker sends; for fuzzing.
+pub fn fuzz(bytes: &[u8]) {
+    wire::fuzz(bytes);
+}
+
 #[cfg(test)]
 mod tests;
