@@ -1,8 +1,9 @@
 //! The vocabulary that calls, scheduler and voices share: plain data, no behaviour but cancellation.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -116,6 +117,45 @@ pub enum Markup {
     None,
     /// The inline tags of the voice (`[breath]`, `<strong>`); those it does not know are not spoken.
     Tags,
+    /// A subset of SSML ([`crate::text::ssml`]), and the inline tags of the voice in square brackets. It is read before
+    /// an utterance is made: a voice gets [`Markup::Tags`].
+    Ssml,
+}
+
+impl Markup {
+    /// What of it is left for the voice to read.
+    pub fn of_voice(self) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Tags | Self::Ssml => Self::Tags,
+        }
+    }
+}
+
+/// When each word of an utterance sounds. The voice writes it, once; who speaks the utterance reads it.
+#[derive(Clone, Debug, Default)]
+pub struct WordTimes(Arc<OnceLock<Vec<WordEnd>>>);
+
+/// The end of a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordEnd {
+    /// Bytes of the text up to the end of the word.
+    pub text: usize,
+    /// Samples of the speech up to its end.
+    pub samples: u64,
+}
+
+impl WordTimes {
+    /// Tells the ends of all words, in order. What was told before stays.
+    pub fn tell(&self, ends: Vec<WordEnd>) {
+        // Refused where they are known already: an utterance that is spoken anew says the same.
+        let _ = self.0.set(ends);
+    }
+
+    /// The ends of all words; `None` while they are not known.
+    pub fn known(&self) -> Option<&[WordEnd]> {
+        self.0.get().map(Vec::as_slice)
+    }
 }
 
 /// A sentence-sized part of a turn, synthesised as a unit.
@@ -143,6 +183,10 @@ pub struct Utterance {
     pub speed: f32,
     /// What of the text is no words.
     pub markup: Markup,
+    /// Pieces of `text` whose phonemes are given, in the mnemonics of espeak-ng; in order.
+    pub sounds: Vec<(Range<usize>, String)>,
+    /// Where the voice tells when each word sounds, once it knows.
+    pub words: WordTimes,
     /// For fairness and rate limits: the name of the API token, empty when there is none.
     pub tenant: Arc<str>,
 }
@@ -162,6 +206,8 @@ impl Utterance {
             seed: 0,
             speed: 1.0,
             markup: Markup::None,
+            sounds: Vec::new(),
+            words: WordTimes::default(),
             tenant: "".into(),
         }
     }

@@ -32,6 +32,9 @@ pub struct Agent {
     /// Whether numbers, dates and signs of its text are brought into words: `on`, `reference`, `off`.
     #[serde(default)]
     pub normalise: crate::text::Normalise,
+    /// Words of its text that are said otherwise than they are written, besides those for all.
+    #[serde(default)]
+    pub lexicon: Words,
     /// How soon its text is spoken while it writes: `auto`, `sentence`, `token`.
     #[serde(default)]
     pub stream: crate::turn::Streaming,
@@ -55,6 +58,47 @@ pub struct Agent {
     /// Whose agent this is: the name of a token. Calls that come in for it belong to that tenant, and no other names
     /// it. Absent: every tenant may name it, and the calls that come in for it are the operator's.
     pub tenant: Option<String>,
+}
+
+/// `[lexicon]`, `[agent.NAME.lexicon]`: words that are said otherwise than they are written.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Words {
+    /// A TOML file of entries, as `words` has them; those of `words` go before it.
+    pub file: Option<std::path::PathBuf>,
+    /// What is written, and how it is said.
+    pub words: crate::text::Entries,
+    /// These entries, and in an agent's case those for all behind them, ready to be used: [`Words::settle`] makes it.
+    #[serde(skip)]
+    pub said: crate::text::Lexicon,
+}
+
+impl Words {
+    /// Makes [`Words::said`] of these entries and of those for all.
+    ///
+    /// # Errors
+    /// The entry and what it must be.
+    pub fn settle(&mut self, general: &crate::text::Entries, own: &crate::text::Entries) -> Result<(), String> {
+        self.said = crate::text::Lexicon::new(general, own)?;
+        Ok(())
+    }
+
+    /// All entries.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no list of entries.
+    pub fn load(&self) -> Result<crate::text::Entries, String> {
+        let mut entries = match &self.file {
+            None => crate::text::Entries::new(),
+            Some(path) => {
+                let wrong = |error: String| format!("file {}: {error}", path.display());
+                let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+                toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?
+            }
+        };
+        entries.extend(self.words.clone());
+        Ok(entries)
+    }
 }
 
 /// What becomes of a turn that would be late, and of one whose device failed.
@@ -88,6 +132,7 @@ impl Agent {
             voice: None,
             language: None,
             normalise: crate::text::Normalise::default(),
+            lexicon: Words::default(),
             stream: crate::turn::Streaming::default(),
             partials: false,
             apology: default_apology(),

@@ -164,6 +164,9 @@ pub enum FromAgent {
         /// What of the text is no words.
         #[serde(default)]
         markup: Option<Markup>,
+        /// Amplitude, 1.0 as the voice speaks.
+        #[serde(default)]
+        volume: Option<f32>,
         /// What the caller is expected to answer: how long a pause may be before the answer counts as finished.
         #[serde(default)]
         expect: Option<Expect>,

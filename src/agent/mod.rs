@@ -21,12 +21,13 @@ use dashmap::DashMap;
 use tokio::sync::mpsc;
 
 use builtin::Builtin;
-use config::Agent;
+use config::{Agent, Words};
 use llm::web::Web;
 use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
 use crate::call::{CallHandle, CallId, EndReason, Messages};
+use crate::text::Lexicon;
 
 /// The agents of a gateway. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Agents(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     configured: RwLock<BTreeMap<String, Agent>>,
+    /// Words for all: built-in agents and texts of no agent are read with them.
+    lexicon: RwLock<Lexicon>,
     attachable: DashMap<CallId, mpsc::Sender<Link>>,
     /// For agents that are models; made when the first is needed, `None` where TLS cannot be set up.
     web: OnceLock<Option<Web>>,
@@ -43,7 +46,12 @@ struct Inner {
 impl Agents {
     /// The configured agents, besides the built-in ones.
     pub fn new(configured: BTreeMap<String, Agent>) -> Self {
-        Self(Arc::new(Inner { configured: RwLock::new(configured), attachable: DashMap::new(), web: OnceLock::new() }))
+        Self(Arc::new(Inner {
+            configured: RwLock::new(configured),
+            lexicon: RwLock::default(),
+            attachable: DashMap::new(),
+            web: OnceLock::new(),
+        }))
     }
 
     /// The agent called `name`; `demo`, `silent` and `client` exist unless configured otherwise.
@@ -51,8 +59,21 @@ impl Agents {
         let configured = self.0.configured.read().unwrap_or_else(PoisonError::into_inner);
         configured.get(name).cloned().or_else(|| {
             let url = format!("builtin:{name}");
-            Builtin::at(&url).map(|_| Agent::at(&url))
+            Builtin::at(&url).map(|_| {
+                let lexicon = Words { said: self.lexicon(), ..Words::default() };
+                Agent { lexicon, ..Agent::at(&url) }
+            })
         })
+    }
+
+    /// Words that are said otherwise than they are written, in texts of no agent in particular.
+    pub fn lexicon(&self) -> Lexicon {
+        self.0.lexicon.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes up other words; turns that are spoken keep theirs.
+    pub fn read_with(&self, lexicon: Lexicon) {
+        *self.0.lexicon.write().unwrap_or_else(PoisonError::into_inner) = lexicon;
     }
 
     /// Takes up other agents; calls that are live keep theirs.

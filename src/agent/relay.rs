@@ -68,6 +68,7 @@ impl Relay {
             normalise: agent.normalise,
             interruptible: agent.interruptible,
             stream: agent.stream,
+            lexicon: agent.lexicon.said.clone(),
             ..Style::default()
         };
         // A call that is over hears nothing.
@@ -206,6 +207,7 @@ impl Relay {
                 seed,
                 stream,
                 markup,
+                volume,
                 expect,
                 speculation,
             } => {
@@ -221,6 +223,8 @@ impl Relay {
                     speed: self.style.speed,
                     stream: stream.unwrap_or(self.style.stream),
                     markup: markup.unwrap_or_default(),
+                    volume: volume.unwrap_or(self.style.volume).clamp(0.0, 4.0),
+                    lexicon: self.style.lexicon.clone(),
                 };
                 let id = utterance_id.as_deref().map(TurnId::from);
                 if expect.is_some() {

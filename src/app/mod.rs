@@ -172,6 +172,7 @@ impl App {
             tenants.used_today(&used.tenant, Duration::from_secs_f64(used.call_seconds.max(0.0)));
         }
         let agents = Agents::new(config.agent.clone());
+        agents.read_with(config.lexicon.said.clone());
         let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
         let room = Room::new(calls.clone(), engine.clone(), fallback.clone(), nodes.clone());
         let (incoming, ringing) = mpsc::channel(RINGING);

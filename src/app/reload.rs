@@ -18,7 +18,7 @@ use crate::server::{self, Policies};
 use crate::telemetry;
 
 /// Keys, and sections with a dot after them, that a running gateway takes up.
-const APPLIED: [&str; 6] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "tenant."];
+const APPLIED: [&str; 7] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "lexicon.", "tenant."];
 
 /// What a reload did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -63,6 +63,7 @@ impl Reloader {
         }
         self.policies.replace(&config.http);
         self.tenants.replace(config.tenant_rules());
+        self.agents.read_with(config.lexicon.said);
         self.agents.replace(config.agent);
         telemetry::set_level(&config.log.level);
         // What waits for a restart is named again the next time: it still waits.

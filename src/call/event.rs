@@ -315,6 +315,8 @@ pub enum Precision {
     /// At the boundary of an utterance: every word, or none, of what was begun.
     #[default]
     Exact,
+    /// Inside an utterance whose words the voice tells the times of: to the word.
+    Word,
     /// Inside an utterance whose length is known: by share of characters, usually within a word or two.
     Proportional,
     /// Inside an utterance that is not synthesised to its end: by characters per second of speech before it.

@@ -11,7 +11,7 @@ use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
-use crate::text::Normalise;
+use crate::text::{Lexicon, Normalise};
 use crate::turn::{Markup, Streaming};
 
 /// Longest data that an agent hands on: it is kept in the call's record.
@@ -99,6 +99,10 @@ pub struct Style {
     pub stream: Streaming,
     /// What of its text is no words.
     pub markup: Markup,
+    /// Amplitude, 1.0 as the voice speaks.
+    pub volume: f32,
+    /// Words that are said otherwise than they are written.
+    pub lexicon: Lexicon,
 }
 
 impl Default for Style {
@@ -115,6 +119,8 @@ impl Default for Style {
             speculation: None,
             stream: Streaming::default(),
             markup: Markup::default(),
+            volume: 1.0,
+            lexicon: Lexicon::default(),
         }
     }
 }

@@ -1,12 +1,14 @@
 //! From samples that were sent to words that were heard.
 //!
 //! # Why
-//! Voices give no word timings, so inside an utterance the position is a share of its text. Characters are
+//! Where a voice tells when each word ends ([`WordEnd`]), those count that have ended. Where it does not, the position
+//! inside an utterance is a share of its text. Characters are
 //! weighted by how long they usually take (an ideograph is a syllable, a full stop is a pause), which halves
 //! the error of counting them. At the boundaries of utterances nothing is estimated.
 
 use super::event::Precision;
 use crate::audio::RATE;
+use crate::turn::WordEnd;
 
 /// Samples per unit of weight before anything was measured: about 15 letters a second.
 const DEFAULT_PACE: f64 = RATE as f64 / 15.0;
@@ -41,9 +43,21 @@ impl Pace {
 }
 
 /// The part of `text` that `sent` samples of it carried. `total` is its length where that is known.
-pub(super) fn prefix<'a>(text: &'a str, sent: u64, total: Option<u64>, pace: &Pace) -> (&'a str, Precision) {
+/// `words`: when each word ends, where the voice tells.
+pub(super) fn prefix<'a>(
+    text: &'a str,
+    sent: u64,
+    total: Option<u64>,
+    words: Option<&[WordEnd]>,
+    pace: &Pace,
+) -> (&'a str, Precision) {
     if sent == 0 {
         return ("", Precision::Exact);
+    }
+    if let Some(words) = words.filter(|words| !words.is_empty() && total.is_none_or(|total| sent < total)) {
+        let heard = words[..words.partition_point(|word| word.samples <= sent)].last();
+        let end = heard.map_or(0, |word| word.text);
+        return (text.get(..end).unwrap_or_default().trim_end(), Precision::Word);
     }
     let (length, precision) = match total {
         Some(total) if sent >= total => return (text, Precision::Exact),
@@ -112,11 +126,11 @@ mod tests {
     #[test]
     fn boundaries_are_exact_and_the_inside_is_a_share() {
         let (text, pace) = ("one two three four", Pace::default());
-        assert_eq!(prefix(text, 0, Some(1_000), &pace), ("", Precision::Exact));
-        assert_eq!(prefix(text, 1_000, Some(1_000), &pace), (text, Precision::Exact));
-        assert_eq!(prefix(text, 500, Some(1_000), &pace), ("one two", Precision::Proportional));
-        assert_eq!(prefix(text, 1, Some(1_000), &pace), ("", Precision::Proportional));
-        assert_eq!(prefix("你好世界", 500, Some(1_000), &pace).0, "你好");
+        assert_eq!(prefix(text, 0, Some(1_000), None, &pace), ("", Precision::Exact));
+        assert_eq!(prefix(text, 1_000, Some(1_000), None, &pace), (text, Precision::Exact));
+        assert_eq!(prefix(text, 500, Some(1_000), None, &pace), ("one two", Precision::Proportional));
+        assert_eq!(prefix(text, 1, Some(1_000), None, &pace), ("", Precision::Proportional));
+        assert_eq!(prefix("你好世界", 500, Some(1_000), None, &pace).0, "你好");
     }
 
     #[test]
@@ -126,7 +140,7 @@ mod tests {
         for _ in 0..30 {
             pace.learn(text, 96_000);
         }
-        assert_eq!(prefix(text, 48_000, None, &pace), ("alpha beta", Precision::Estimated));
+        assert_eq!(prefix(text, 48_000, None, None, &pace), ("alpha beta", Precision::Estimated));
     }
 
     #[test]
@@ -142,7 +156,7 @@ mod tests {
         fn a_prefix_grows_with_what_was_sent(text in any::<String>(), a in 0u64..2_000, b in 0u64..2_000) {
             let pace = Pace::default();
             let (less, more) = (a.min(b), a.max(b));
-            let (short, long) = (prefix(&text, less, Some(1_500), &pace).0, prefix(&text, more, Some(1_500), &pace).0);
+            let (short, long) = (prefix(&text, less, Some(1_500), None, &pace).0, prefix(&text, more, Some(1_500), None, &pace).0);
             prop_assert!(long.starts_with(short));
             prop_assert!(text.starts_with(long));
         }

@@ -19,10 +19,14 @@
 //! - Where a listener would hear silence meanwhile, a part ends inside a sentence ([`Segmenter::phrase`]).
 
 mod phrase;
+mod script;
 
 pub use self::phrase::Patience;
+pub use self::script::{Cut, Piece, Script};
 
 use serde::{Deserialize, Serialize};
+
+use crate::text::ssml::{is_inline, is_place};
 
 /// How streamed text is cut. Lengths are in characters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -212,7 +216,8 @@ impl Segmenter {
 fn emit(part: &str, out: &mut Vec<String>) -> bool {
     let part = crate::text::without_tokens(part);
     let part = part.trim();
-    let speakable = part.chars().any(|c| c.is_alphanumeric() || matches!(c, '&' | '£' | '€' | '¥' | '$' | '%'));
+    let speakable =
+        part.chars().any(|c| c.is_alphanumeric() || matches!(c, '&' | '£' | '€' | '¥' | '$' | '%') || is_inline(c));
     if speakable {
         out.push(part.to_owned());
     }
@@ -236,7 +241,7 @@ fn is_dense(c: char) -> bool {
 
 /// Closes what a sentence may end in.
 pub(super) fn is_closer(c: char) -> bool {
-    matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》')
+    matches!(c, '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '」' | '』' | '）' | '】' | '》') || is_place(c)
 }
 
 /// Whether the full stop behind `before` belongs to a word that is shortened before a number.

@@ -124,7 +124,7 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),
-        Command::Text(args) => text::run(&args),
+        Command::Text(args) => text::run(args),
         Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),

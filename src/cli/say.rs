@@ -10,14 +10,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Failure;
 use crate::app::engines;
 use crate::audio_file::{AudioWriter, Format};
-use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::call::segment::{Script, SegmentConfig};
 use crate::config::EngineKind;
 use crate::gateway::speaker::{Manner, Speaker};
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, Markup, StreamId, TurnToken, Utterance, UtteranceId};
+use crate::turn::{Class, Markup, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -56,6 +56,9 @@ pub(super) struct Args {
     /// Inline tags of the voice in the text, such as [breath], are tags and not words.
     #[arg(long)]
     tags: bool,
+    /// The text is SSML: a subset of it, and tags in square brackets.
+    #[arg(long, conflicts_with = "tags")]
+    ssml: bool,
     /// Which of the checkpoint's language models: llm, or llm.rl.
     #[arg(long)]
     llm: Option<LanguageModel>,
@@ -124,8 +127,13 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     } else {
         args.text.clone()
     };
-    let mut parts = Vec::new();
-    Segmenter::new(SegmentConfig::default()).whole(&text, &mut parts);
+    let markup = match (args.tags, args.ssml) {
+        (_, true) if streamed => return Err(Failure::failed("--ssml and --text-streaming bistream: use one of both")),
+        (_, true) => Markup::Ssml,
+        (true, false) => Markup::Tags,
+        (false, false) => Markup::None,
+    };
+    let parts = Script::whole(&text, SegmentConfig::default(), markup).map_err(Failure::failed)?;
     if parts.is_empty() && !streamed {
         return Err(Failure::failed("the text contains nothing to speak"));
     }
@@ -151,7 +159,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         instructions: args.instructions,
         seed: args.seed,
         speed: args.speed,
-        markup: if args.tags { Markup::Tags } else { Markup::None },
+        markup,
+        volume: 1.0,
+        lexicon: config.lexicon.said.clone(),
         tenant: "".into(),
     };
     let choice = engines::choose(&config.engine).map_err(Failure::unavailable)?;
@@ -214,7 +224,9 @@ fn speak_as_it_comes(
         instructions: manner.instructions,
         seed: manner.seed,
         speed: manner.speed,
-        markup: manner.markup,
+        markup: manner.markup.of_voice(),
+        sounds: Vec::new(),
+        words: WordTimes::default(),
         tenant: manner.tenant,
     };
     let slot = Slot(0);

@@ -1,12 +1,14 @@
 //! `antiphon text`: how a text will be said, without saying it.
 
 use std::io::{BufRead, Read, Write};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::Failure;
-use crate::call::segment::{SegmentConfig, Segmenter, clean};
-use crate::text::{Language, Normalise, Spoken, detect, normalise};
+use crate::call::segment::{Cut, Piece, Script, SegmentConfig, clean};
+use crate::text::{How, Lexicon, Normalise, Reading, detect, read_given};
+use crate::turn::Markup;
 
 /// Longest line of standard input in bytes.
 const LONGEST_LINE: u64 = 16 << 20;
@@ -24,13 +26,33 @@ pub(super) struct Args {
     /// Print an object with the spoken form, its segments and where each word was written.
     #[arg(long)]
     json: bool,
+    /// The text is SSML: a subset of it.
+    #[arg(long)]
+    ssml: bool,
+    /// Whose lexicon it is read with, besides that for all.
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// Configuration file, which has the lexicons.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[arg(skip)]
+    lexicon: Lexicon,
 }
 
 /// Prints the spoken form.
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(mut args: Args) -> Result<(), Failure> {
+    let config = super::load(args.config.as_deref())?;
+    args.lexicon = match &args.agent {
+        None => config.lexicon.said,
+        Some(name) => {
+            let agent =
+                config.agent.get(name).ok_or_else(|| Failure::failed(format!("no agent is called `{name}`")))?;
+            agent.lexicon.said.clone()
+        }
+    };
     let mut out = std::io::stdout().lock();
     match args.text.as_deref().filter(|text| *text != "-") {
-        Some(text) => super::unless_closed(writeln!(out, "{}", args.line(text))),
+        Some(text) => super::unless_closed(writeln!(out, "{}", args.line(text)?)),
         None => args.lines(std::io::stdin().lock(), &mut out),
     }
 }
@@ -47,42 +69,84 @@ impl Args {
                 return Err(Failure::failed(format!("line {number} is longer than {LONGEST_LINE} bytes: split it")));
             }
             let line = String::from_utf8_lossy(&line);
-            super::unless_closed(writeln!(out, "{}", self.line(line.trim_end_matches(['\r', '\n']))))?;
+            super::unless_closed(writeln!(out, "{}", self.line(line.trim_end_matches(['\r', '\n']))?))?;
         }
         Ok(())
     }
 
     /// What is printed for one text.
-    fn line(&self, text: &str) -> String {
-        let written = clean(text);
-        let tag = self.lang.as_deref().or_else(|| detect(&written)).unwrap_or("en");
-        let language = Language::of_tag(tag);
-        let say = |text: &str| match self.normalise {
-            Normalise::On => normalise(text, language),
-            Normalise::Reference => Spoken::verbatim(&crate::synth::cosyvoice::text::normalize(text)),
-            Normalise::Off => Spoken::verbatim(text),
+    fn line(&self, text: &str) -> Result<String, Failure> {
+        let segments = SegmentConfig::default();
+        let markup = if self.ssml { Markup::Ssml } else { Markup::None };
+        let cuts = Script::whole(text, segments, markup).map_err(Failure::failed)?;
+        let whole = match self.ssml {
+            true => cuts.clone(),
+            // What the sentences are cut from, as one.
+            false => vec![Cut::from(clean(text))],
         };
-        let spoken = say(&written);
+        let shown: String =
+            whole.iter().map(|cut| if let Cut::Piece(piece) = cut { &piece.text } else { " " }).collect();
+        let tag = self.lang.as_deref().or_else(|| detect(&shown)).unwrap_or("en");
+        let read = |piece: &Piece| self.read(piece, tag);
+        let pieces = || whole.iter().filter_map(|cut| if let Cut::Piece(piece) = cut { Some(piece) } else { None });
+        let spoken = pieces().map(|piece| read(piece).spoken.text).filter(|said| !said.trim().is_empty());
+        let spoken = spoken.collect::<Vec<_>>().join(" ");
         if !self.json {
-            return spoken.text;
+            return Ok(spoken);
         }
-        let mut parts = Vec::new();
-        Segmenter::new(SegmentConfig::default()).whole(text, &mut parts);
-        let segments: Vec<Value> =
-            parts.iter().map(|part| json!({ "written": part, "spoken": say(part).text })).collect();
-        let changes = spoken.spans.iter().filter(|span| !span.copied).map(|span| {
-            let written = written.get(span.written.clone()).unwrap_or_default();
-            json!({ "written": written, "spoken": &spoken.text[span.spoken.clone()] })
+        let changes = pieces().flat_map(|piece| {
+            let reading = read(piece);
+            let changed = reading.spoken.spans.into_iter().filter(|span| !span.copied).map(move |span| {
+                let written = piece.text.get(span.written).unwrap_or_default();
+                json!({ "written": written, "spoken": reading.spoken.text[span.spoken] })
+            });
+            changed.filter(|change| change["written"] != "" || change["spoken"] != "").collect::<Vec<_>>()
         });
         let changes: Vec<Value> = if self.normalise == Normalise::On { changes.collect() } else { Vec::new() };
-        json!({
+        let segments: Vec<Value> = cuts.iter().map(|cut| self.segment(cut, tag)).collect();
+        let shown = json!({
             "written": text,
-            "spoken": spoken.text,
+            "spoken": spoken,
             "language": tag,
             "changes": changes,
             "segments": segments,
-        })
-        .to_string()
+        });
+        Ok(shown.to_string())
+    }
+
+    fn read(&self, piece: &Piece, tag: &str) -> Reading {
+        let language = piece.manner.language.as_deref().or(Some(tag));
+        let reference = matches!(self.normalise, Normalise::Reference);
+        let text = if reference { crate::synth::cosyvoice::text::normalize(&piece.text) } else { piece.text.clone() };
+        // Its own rules move what is given: it is compared without.
+        let given = if reference { &[][..] } else { &piece.given };
+        read_given("", &text, given, How { language, normalise: self.normalise, lexicon: &self.lexicon })
+    }
+
+    fn segment(&self, cut: &Cut, tag: &str) -> Value {
+        let piece = match cut {
+            Cut::Break(length) => return json!({ "breakMs": length.as_millis() as u64 }),
+            Cut::Piece(piece) => piece,
+        };
+        let reading = self.read(piece, tag);
+        let mut shown = json!({ "written": piece.text, "spoken": reading.spoken.text });
+        let manner = &piece.manner;
+        let phonemes = reading.sounds.iter().map(|(at, phonemes)| {
+            json!({ "spoken": reading.spoken.text.get(at.clone()).unwrap_or_default(), "phonemes": phonemes })
+        });
+        let marks = reading.marks.iter().map(|(at, name)| json!({ "name": name, "after": reading.spoken.text[..*at] }));
+        for (key, value, told) in [
+            ("language", json!(manner.language), manner.language.is_some()),
+            ("rate", json!(manner.rate), manner.rate != 1.0),
+            ("volume", json!(manner.gain), manner.gain != 1.0),
+            ("phonemes", phonemes.collect(), !reading.sounds.is_empty()),
+            ("marks", marks.collect(), !reading.marks.is_empty()),
+        ] {
+            if told {
+                shown[key] = value;
+            }
+        }
+        shown
     }
 }
 
@@ -91,7 +155,8 @@ mod tests {
     use super::*;
 
     fn args(json: bool) -> Args {
-        Args { text: None, lang: None, normalise: Normalise::On, json }
+        let (ssml, agent, config, lexicon) = (false, None, None, Lexicon::default());
+        Args { text: None, lang: None, normalise: Normalise::On, json, ssml, agent, config, lexicon }
     }
 
     #[test]
@@ -105,7 +170,8 @@ mod tests {
 
     #[test]
     fn the_object_tells_segments_and_changes() {
-        let printed: Value = serde_json::from_str(&args(true).line("Pay $5. Then go home now.")).expect("an object");
+        let printed: Value =
+            serde_json::from_str(&args(true).line("Pay $5. Then go home now.").unwrap_or_default()).expect("an object");
         assert_eq!(printed["spoken"], "Pay five dollars. Then go home now.");
         assert_eq!(printed["language"], "en");
         assert_eq!(printed["changes"], json!([{ "written": "$5", "spoken": "five dollars" }]));
@@ -114,8 +180,24 @@ mod tests {
 
     #[test]
     fn the_reference_and_nothing_can_be_compared() {
-        let by = |normalise| Args { normalise, ..args(false) }.line("It is 3.5 now");
+        let by = |normalise| Args { normalise, ..args(false) }.line("It is 3.5 now").unwrap_or_default();
         assert_eq!(by(Normalise::Off), "It is 3.5 now");
         assert_eq!(by(Normalise::Reference), "It is three.five now");
+    }
+
+    #[test]
+    fn markup_and_lexicon_are_shown() {
+        let entries = toml::from_str("nginx = 'engine x'").expect("entries");
+        let lexicon = Lexicon::new(&entries, &Default::default()).expect("a lexicon");
+        let args = Args { ssml: true, lexicon, ..args(true) };
+        let text = "<speak>Use nginx <sub alias='now'>n</sub><mark name='m'/>.<break time='1s'/>\
+                    <prosody rate='slow'>Slowly 5.</prosody></speak>";
+        let printed: Value = serde_json::from_str(&args.line(text).unwrap_or_default()).expect("an object");
+        assert_eq!(printed["spoken"], "Use engine x now. Slowly five.");
+        assert_eq!(printed["segments"][0]["written"], "Use nginx n.");
+        assert_eq!(printed["segments"][0]["marks"], json!([{ "name": "m", "after": "Use engine x now" }]));
+        assert_eq!(printed["segments"][1], json!({ "breakMs": 1_000 }));
+        assert_eq!(printed["segments"][2]["rate"], 0.75);
+        assert!(args.line("<break time='x'/>").is_err());
     }
 }

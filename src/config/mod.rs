@@ -20,6 +20,7 @@ use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
 use crate::synth::device::remote::config::Cluster;
 use crate::telemetry::Log;
+use crate::text::Entries;
 
 /// The JSON schema of the configuration (draft 2020-12). Tests keep it equal to the types.
 pub const SCHEMA: &str = include_str!("../../config/schema.json");
@@ -57,6 +58,8 @@ pub struct Config {
     pub recording: crate::recording::Config,
     /// Agents by name: they supply the text of calls.
     pub agent: BTreeMap<String, Agent>,
+    /// Words that are said otherwise than they are written, for all texts.
+    pub lexicon: crate::agent::config::Words,
     /// Other machines of this gateway.
     pub cluster: Cluster,
     /// Customers by name: who they are, what they may use and how much.
@@ -213,6 +216,7 @@ impl Config {
         follow(&table, &mut config.sip);
         let at = |message: String| ConfigError { origin: place(&origin, text, &message), message };
         config.settle_tenants().map_err(at)?;
+        config.settle_lexicons().map_err(at)?;
         config.validate().map_err(at)?;
         Ok(config)
     }
@@ -241,6 +245,19 @@ impl Config {
                  may (your trunk's), or set users; allow = [\"0.0.0.0/0\", \"::/0\"] says that everybody may"
             );
             return refuse("[sip] allow", why);
+        }
+        Ok(())
+    }
+
+    /// Reads the files of lexicons and makes one for each agent.
+    fn settle_lexicons(&mut self) -> Result<(), String> {
+        let wrong = |error: String| format!("[lexicon] {error}");
+        let general = self.lexicon.load().map_err(wrong)?;
+        self.lexicon.settle(&general, &Entries::new()).map_err(wrong)?;
+        for (name, agent) in &mut self.agent {
+            let wrong = |error: String| format!("[agent.{name}.lexicon] {error}");
+            let own = agent.lexicon.load().map_err(wrong)?;
+            agent.lexicon.settle(&general, &own).map_err(wrong)?;
         }
         Ok(())
     }

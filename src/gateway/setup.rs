@@ -128,6 +128,7 @@ impl Gateway {
             voice: agent.voice.clone(),
             language: agent.language.clone(),
             normalise: agent.normalise,
+            lexicon: agent.lexicon.said.clone(),
             // Who has not heard it has not been told.
             interruptible: Some(Interruptible::None),
             ..Style::default()

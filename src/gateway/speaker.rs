@@ -9,11 +9,15 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use crate::audio::RATE;
 use crate::audio_file::AudioFileError;
 use crate::call::Style;
+use crate::call::segment::Cut;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
-use crate::text::Normalise;
-use crate::turn::{Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
+use crate::text::{How, Lexicon, Normalise, read_given};
+use crate::turn::{
+    Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes,
+};
 
 /// Utterances of a request that are with the engine at a time.
 const WINDOW: usize = 2;
@@ -37,6 +41,10 @@ pub struct Manner {
     pub speed: f32,
     /// What of the text is no words.
     pub markup: Markup,
+    /// Amplitude, 1.0 as the voice speaks.
+    pub volume: f32,
+    /// Words that are said otherwise than they are written.
+    pub lexicon: Lexicon,
     /// For fairness and limits.
     pub tenant: Arc<str>,
 }
@@ -44,8 +52,9 @@ pub struct Manner {
 impl Manner {
     /// The default voice at its own rate, in the language that the text shows.
     pub fn plain(tenant: Arc<str>) -> Self {
-        let Style { voice, language, normalise, instructions, seed, speed, .. } = Style::default();
-        Self { voice, language, normalise, instructions, seed, speed, markup: Markup::None, tenant }
+        let Style { voice, language, normalise, instructions, seed, speed, markup, volume, lexicon, .. } =
+            Style::default();
+        Self { voice, language, normalise, instructions, seed, speed, markup, volume, lexicon, tenant }
     }
 }
 
@@ -78,8 +87,9 @@ pub struct Speaker {
     epoch: Epoch,
     sink: SpeechSink,
     events: mpsc::Receiver<SpeechEvent>,
-    waiting: VecDeque<String>,
-    open: usize,
+    waiting: VecDeque<Cut>,
+    /// With the engine, and the amplitude of each.
+    open: VecDeque<(UtteranceId, f32)>,
     index: u64,
 }
 
@@ -98,19 +108,19 @@ impl Speaker {
             sink,
             events,
             waiting: VecDeque::new(),
-            open: 0,
+            open: VecDeque::new(),
             index: 0,
         }
     }
 
     /// More to say, after what waits.
-    pub fn add(&mut self, parts: impl IntoIterator<Item = String>) {
-        self.waiting.extend(parts);
+    pub fn add(&mut self, parts: impl IntoIterator<Item = impl Into<Cut>>) {
+        self.waiting.extend(parts.into_iter().map(Into::into));
     }
 
     /// Whether everything added has been spoken.
     pub fn is_idle(&self) -> bool {
-        self.open == 0 && self.waiting.is_empty()
+        self.open.is_empty() && self.waiting.is_empty()
     }
 
     /// The next audio; `None` when all that was added has been spoken.
@@ -119,15 +129,27 @@ impl Speaker {
     /// A part could not be spoken; the rest is cancelled.
     pub async fn next(&mut self) -> Result<Option<Vec<f32>>, SpeechError> {
         loop {
+            // Silence has its place between what was spoken before it and what comes after.
+            if self.open.is_empty()
+                && let Some(Cut::Break(length)) = self.waiting.pop_front_if(|cut| matches!(cut, Cut::Break(_)))
+            {
+                return Ok(Some(vec![0.0; (length.as_secs_f64() * f64::from(RATE)) as usize]));
+            }
             self.submit()?;
-            if self.open == 0 {
+            if self.open.is_empty() {
                 return Ok(None);
             }
             let Some(event) = self.events.recv().await else { return Err(SpeechError::Closed) };
             match event {
-                SpeechEvent::Audio { pcm, .. } => return Ok(Some(pcm)),
-                SpeechEvent::End { how, .. } => {
-                    self.open -= 1;
+                SpeechEvent::Audio { utterance, mut pcm } => {
+                    let gain = self.open.iter().find(|(id, _)| *id == utterance).map_or(1.0, |(_, gain)| *gain);
+                    if gain != 1.0 {
+                        pcm.iter_mut().for_each(|sample| *sample *= gain);
+                    }
+                    return Ok(Some(pcm));
+                }
+                SpeechEvent::End { utterance, how } => {
+                    self.open.retain(|(id, _)| *id != utterance);
                     match how {
                         UtteranceEnd::Done => {}
                         UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
@@ -142,11 +164,17 @@ impl Speaker {
     }
 
     fn submit(&mut self) -> Result<(), SpeechError> {
-        while self.open < WINDOW
-            && let Some(text) = self.waiting.pop_front()
+        while self.open.len() < WINDOW
+            && let Some(Cut::Piece(piece)) = self.waiting.pop_front_if(|cut| matches!(cut, Cut::Piece(_)))
         {
             let manner = &self.manner;
-            let reading = crate::text::read(&text, manner.language.as_deref(), manner.normalise);
+            let language = piece.manner.language.as_deref().or(manner.language.as_deref());
+            let how = How { language, normalise: manner.normalise, lexicon: &manner.lexicon };
+            let reading = read_given("", &piece.text, &piece.given, how);
+            if reading.spoken.text.trim().is_empty() {
+                // Marks only: nobody here waits for them.
+                continue;
+            }
             let utterance = Utterance {
                 id: UtteranceId::next(),
                 stream: self.stream,
@@ -158,12 +186,14 @@ impl Speaker {
                 instructions: manner.instructions.clone(),
                 // Every part has a seed of its own, so that equal sentences are not spoken identically.
                 seed: manner.seed.wrapping_add(self.index),
-                speed: manner.speed,
-                markup: manner.markup,
+                speed: (manner.speed * piece.manner.rate).clamp(0.25, 4.0),
+                markup: manner.markup.of_voice(),
+                sounds: reading.sounds,
+                words: WordTimes::default(),
                 tenant: manner.tenant.clone(),
             };
             self.index += 1;
-            self.open += 1;
+            self.open.push_back((utterance.id, manner.volume * piece.manner.gain));
             self.engine.submit(utterance, self.sink.clone())?;
         }
         Ok(())

@@ -15,7 +15,7 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::{Body, Parameters};
 use super::forward;
-use super::speech::{own_voice, speed_of};
+use super::speech::{own_voice, speed_of, volume_of};
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
@@ -204,6 +204,7 @@ pub(super) struct Turn {
     interruptible: Option<Interruptible>,
     #[serde(default)]
     markup: crate::turn::Markup,
+    volume: Option<f32>,
     #[serde(rename = "utteranceId")]
     utterance_id: Option<String>,
 }
@@ -236,9 +237,11 @@ async fn speak(
             instructions: turn.instructions,
             seed: turn.seed.unwrap_or(0),
             speed: speed_of(turn.speed)?,
+            lexicon: agent.as_ref().map_or_else(|| gateway.agents.lexicon(), |a| a.lexicon.said.clone()),
             interruptible: turn.interruptible.or_else(|| agent.and_then(|a| a.interruptible)),
             preemptible: false,
             markup: turn.markup,
+            volume: volume_of(turn.volume)?,
             ..Style::default()
         },
     };

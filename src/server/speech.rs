@@ -14,7 +14,7 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
 use crate::audio_file::{AudioWriter, Format};
-use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::call::segment::{Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
 use crate::text::Normalise;
@@ -68,6 +68,7 @@ pub(super) struct Request {
     normalise: Option<Normalise>,
     #[serde(default)]
     markup: crate::turn::Markup,
+    volume: Option<f32>,
 }
 
 /// OpenAI's newer clients may send an object.
@@ -104,8 +105,8 @@ pub(super) async fn speech(
         );
         return Err(ApiError::bad_request("input_too_long", message).param("input"));
     }
-    let mut parts = Vec::new();
-    Segmenter::new(SegmentConfig::default()).whole(&request.input, &mut parts);
+    let parts = Script::whole(&request.input, SegmentConfig::default(), request.markup)
+        .map_err(|mistake| ApiError::bad_request("bad_markup", mistake).param("input"))?;
     if parts.is_empty() {
         return Err(ApiError::bad_request("nothing_to_speak", "`input` contains nothing to speak").param("input"));
     }
@@ -120,6 +121,8 @@ pub(super) async fn speech(
         seed: request.seed.unwrap_or(0),
         speed,
         markup: request.markup,
+        volume: volume_of(request.volume)?,
+        lexicon: gateway.agents.lexicon(),
         tenant: caller.tenant,
     };
     let mut speaker = Speaker::new(gateway.engine.clone(), manner);
@@ -163,6 +166,19 @@ pub fn speed_of(speed: Option<f32>) -> Result<f32, ApiError> {
         Ok(speed)
     } else {
         Err(ApiError::bad_request("invalid_speed", "`speed` must lie between 0.25 and 4").param("speed"))
+    }
+}
+
+/// The amplitude, checked.
+///
+/// # Errors
+/// 400.
+pub fn volume_of(volume: Option<f32>) -> Result<f32, ApiError> {
+    let volume = volume.unwrap_or(1.0);
+    if (0.0..=4.0).contains(&volume) {
+        Ok(volume)
+    } else {
+        Err(ApiError::bad_request("invalid_volume", "`volume` must lie between 0 and 4").param("volume"))
     }
 }
 

@@ -1,6 +1,6 @@
 //! `GET /v1/audio/speech/stream` (WebSocket): text in as it is written, audio out as it is made.
 //!
-//! In: `session.config {voice, response_format, speed, instructions, language, seed, markup}` (first, optional),
+//! In: `session.config {voice, response_format, speed, instructions, language, seed, markup, volume}` (first, optional),
 //! `input.text {text}`, `input.done` (end of a turn), `session.close`. Out: binary audio, and JSON
 //! `session.created`, `audio.done` after each turn, `error`.
 
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::sockets::{Pulse, WRITE_TIMEOUT, ping, write};
-use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of};
+use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of, volume_of};
 use crate::audio_file::{AudioWriter, Format};
-use crate::call::segment::{SegmentConfig, Segmenter};
+use crate::call::segment::{Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker};
 use crate::text::Normalise;
@@ -59,6 +59,7 @@ pub(super) struct Config {
     seed: Option<u64>,
     #[serde(default)]
     markup: Markup,
+    volume: Option<f32>,
 }
 
 struct Session {
@@ -71,7 +72,7 @@ struct Session {
 
 /// A turn that is being written or spoken.
 struct Turn {
-    segmenter: Segmenter,
+    script: Script,
     speaker: Speaker,
     writer: AudioWriter,
     complete: bool,
@@ -164,7 +165,7 @@ impl Session {
             FromClient::Text { text } => {
                 if self.turn.is_none() {
                     self.turn = Some(Turn {
-                        segmenter: Segmenter::new(SegmentConfig::default()),
+                        script: Script::new(SegmentConfig::default(), self.manner.markup),
                         speaker: Speaker::new(self.gateway.engine.clone(), self.manner.clone()),
                         writer: AudioWriter::new(self.format, crate::audio::RATE).map_err(|e| e.to_string())?,
                         complete: false,
@@ -179,15 +180,21 @@ impl Session {
                     ));
                 }
                 let mut parts = Vec::new();
-                turn.segmenter.push(&text, &mut parts);
+                turn.script.push(&text, &mut parts);
                 turn.speaker.add(parts);
+                if let Some(mistake) = turn.script.mistake() {
+                    return Err(mistake);
+                }
             }
             FromClient::Done {} => {
                 let Some(turn) = &mut self.turn else { return Err("`input.done` without `input.text`".into()) };
                 let mut parts = Vec::new();
-                turn.segmenter.finish(&mut parts);
+                turn.script.finish(&mut parts);
                 turn.speaker.add(parts);
                 turn.complete = true;
+                if let Some(mistake) = turn.script.mistake() {
+                    return Err(mistake);
+                }
             }
             FromClient::Close {} => return Ok(false),
         }
@@ -210,6 +217,8 @@ impl Session {
             seed: config.seed.unwrap_or(0),
             speed: speed_of(config.speed).map_err(|e| e.to_string())?,
             markup: config.markup,
+            volume: volume_of(config.volume).map_err(|e| e.to_string())?,
+            lexicon: self.gateway.agents.lexicon(),
             tenant: self.manner.tenant.clone(),
         };
         Ok(())

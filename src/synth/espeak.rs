@@ -20,6 +20,7 @@
 //!   slot of it had anything, waits [`WAIT`] for the first.
 
 mod child;
+mod form;
 mod voices;
 
 use std::collections::{HashMap, VecDeque};
@@ -30,8 +31,7 @@ use self::child::{Child, Share};
 use self::voices::Catalogue;
 use super::{Caps, EngineLimits, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::text::without_tags;
-use crate::turn::{Class, Markup, Utterance};
+use crate::turn::{Class, Utterance};
 
 /// Words a minute at speed 1.0: the program's own default.
 const WORDS_PER_MINUTE: f32 = 175.0;
@@ -193,11 +193,7 @@ impl Synthesizer for Espeak {
             )));
         }
         let manner = self.manner(utterance.voice.as_deref(), utterance.language.as_deref(), utterance.speed)?;
-        // It has no tags of its own.
-        let text = match utterance.markup {
-            Markup::None => plain(&utterance.text),
-            Markup::Tags => plain(&without_tags(&utterance.text)),
-        };
+        let text = form::joined(&form::tokens(utterance), |_| String::new());
         let mut child = match utterance.class {
             Class::Live => self.take(&manner)?,
             // A child computes as soon as it has its text, whatever steps are run: batch must give way by itself.
@@ -286,20 +282,6 @@ impl Drop for Espeak {
             child.wait();
         }
     }
-}
-
-/// The text without what the program would take for commands: `[[` starts phoneme input, control characters
-/// switch voices.
-fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len() + 1);
-    for c in text.chars() {
-        if c == '[' && plain.ends_with('[') {
-            plain.push(' ');
-        }
-        plain.push(if c.is_control() { ' ' } else { c });
-    }
-    plain.push('\n');
-    plain
 }
 
 #[cfg(test)]

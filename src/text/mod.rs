@@ -14,14 +14,25 @@ mod characters;
 mod en;
 pub(crate) mod english;
 mod europe;
+mod given;
+#[rustfmt::skip]
+mod ipa;
 mod ja;
 mod language;
+mod lexicon;
+mod say_as;
 mod scan;
+pub mod ssml;
 mod zh;
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::given::{Given, How, Say, read_given};
 pub use self::language::{Language, detect};
+pub use self::lexicon::{Entries, Lexicon};
+pub use self::say_as::SayAs;
 pub use self::scan::{Span, Spoken, is_spaced};
 
 /// Whether and by whose rules a text is brought into its spoken form.
@@ -70,6 +81,16 @@ pub struct Reading {
     pub spoken: Spoken,
     /// Its language as a BCP 47 tag: the one that was given, else the one that it shows; `None` where it shows none.
     pub language: Option<String>,
+    /// Pieces of what is said whose phonemes are given, in the mnemonics of espeak-ng.
+    pub sounds: Vec<(Range<usize>, String)>,
+    /// Names of places, and how many bytes are said before each.
+    pub marks: Vec<(usize, String)>,
+}
+
+impl Reading {
+    fn plain(spoken: Spoken, language: Option<String>) -> Self {
+        Self { spoken, language, sounds: Vec::new(), marks: Vec::new() }
+    }
 }
 
 /// Reads `text`: in the language that is `given`, else in the one it shows, else in English.
@@ -79,7 +100,7 @@ pub fn read(text: &str, given: Option<&str>, how: Normalise) -> Reading {
         Normalise::On => normalise(text, language.as_deref().map_or(Language::English, Language::of_tag)),
         Normalise::Reference | Normalise::Off => Spoken::verbatim(text),
     };
-    Reading { spoken, language }
+    Reading::plain(spoken, language)
 }
 
 /// Reads `text`, which goes on with the sentence that begins with `before`: what stands before a number decides how it is
@@ -89,7 +110,7 @@ pub fn read_after(before: &str, text: &str, given: Option<&str>, how: Normalise)
     let gap = if apart(before.chars().next_back()) || apart(text.chars().next()) { "" } else { " " };
     let joined = read(&format!("{before}{gap}{text}"), given, how);
     match joined.spoken.behind(before.len() + gap.len()) {
-        Some(spoken) => Reading { spoken, language: joined.language },
+        Some(spoken) => Reading::plain(spoken, joined.language),
         // One rule says the end of one and the beginning of the other.
         None => read(text, joined.language.as_deref(), how),
     }

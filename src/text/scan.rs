@@ -110,6 +110,11 @@ impl Writer {
         self.spoken.spans.push(Span { written, spoken, copied });
     }
 
+    /// The length of what is said so far.
+    pub(super) fn said(&self) -> usize {
+        self.spoken.text.len()
+    }
+
     pub(super) fn finish(self) -> Spoken {
         self.spoken
     }

@@ -132,6 +132,8 @@ impl Rig {
             seed: 0,
             speed: 1.0,
             markup: antiphon::turn::Markup::None,
+            volume: 1.0,
+            lexicon: Default::default(),
             tenant: "".into(),
         };
         let mut speaker = Speaker::new(engine.clone(), manner);

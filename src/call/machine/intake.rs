@@ -19,7 +19,7 @@ use super::writing::Writing;
 use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
 use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
-use crate::call::segment::Segmenter;
+use crate::call::segment::Script;
 use crate::call::{CallEvent, EndReason, TurnId};
 use crate::media::resample;
 
@@ -75,9 +75,10 @@ impl Intake {
         if !(0.25..=4.0).contains(&request.style.speed) {
             return Err(SpeakError::Invalid("speed must be between 0.25 and 4".into()));
         }
-        let mut texts = Vec::new();
-        Segmenter::new(out.shared.config.segment.clone()).whole(&request.text, &mut texts);
-        if texts.is_empty() {
+        let markup = request.style.markup;
+        let cuts =
+            Script::whole(&request.text, out.shared.config.segment.clone(), markup).map_err(SpeakError::Invalid)?;
+        if cuts.is_empty() {
             return Err(SpeakError::Empty);
         }
         if request.interrupt {
@@ -87,11 +88,11 @@ impl Intake {
         if !has_room(speaking, out) {
             return Err(SpeakError::Busy);
         }
-        speaking.queue.close_open();
+        speaking.close_open(out);
         let TurnRequest { id, text, ahead, style, .. } = request;
         let mut turn = new_turn(now, id, style);
         turn.bytes = text.len();
-        turn.add_text(texts);
+        cuts.into_iter().for_each(|cut| turn.add(cut));
         let id = self.begin(now, turn, ahead, speaking, out);
         speaking.submit(now);
         // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
@@ -112,7 +113,7 @@ impl Intake {
         }
         let other = |turn: &mut Turn| delta.id.as_ref().is_some_and(|id| *id != turn.id);
         if speaking.queue.open().is_some_and(other) {
-            speaking.queue.close_open();
+            speaking.close_open(out);
         }
         if speaking.queue.open().is_none() {
             if delta.token.is_empty() {
@@ -131,13 +132,11 @@ impl Intake {
         }
         let Some(turn) = speaking.queue.open() else { return };
         turn.bytes += bytes;
-        let mut texts = Vec::new();
-        if let Some(writing) = &mut turn.writing {
-            writing.push(now, &delta.token, &mut texts);
+        for mistake in turn.write(now, &delta.token) {
+            out.error(mistake);
         }
-        turn.add_text(texts);
         if delta.last {
-            speaking.queue.close_open();
+            speaking.close_open(out);
         }
         speaking.update_flow(out);
     }
@@ -183,7 +182,7 @@ impl Intake {
         if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
             return Err(SpeakError::Busy);
         }
-        speaking.queue.close_open();
+        speaking.close_open(out);
         let PlayRequest { id, interruptible, preemptible, .. } = request;
         let style = Style { interruptible, preemptible, ..Style::default() };
         let mut turn = new_turn(now, id, style);
@@ -227,9 +226,9 @@ impl Intake {
     }
 
     /// The end of the call after everything that is queued.
-    pub(super) fn end(&mut self, reason: EndReason, speaking: &mut Speaking) {
+    pub(super) fn end(&mut self, reason: EndReason, speaking: &mut Speaking, out: &mut Outbox) {
         if !speaking.queue.is_ending() {
-            speaking.queue.close_open();
+            speaking.close_open(out);
             speaking.queue.entries.push_back(Entry::End(reason));
         }
     }

@@ -27,6 +27,7 @@ mod latency;
 mod lifetime;
 mod outbox;
 mod output;
+mod part;
 mod pause;
 mod queue;
 mod speaking;
@@ -275,7 +276,7 @@ impl Machine {
                     feed.listen(listen);
                 }
             }
-            Command::Finish(reason) => self.intake.end(reason, speaking),
+            Command::Finish(reason) => self.intake.end(reason, speaking, out),
         }
     }
 

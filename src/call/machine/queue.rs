@@ -6,7 +6,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::turn::{Part, PartState, Turn};
+use super::part::{Part, PartState};
+use super::turn::Turn;
 use crate::audio::RATE;
 use crate::call::EndReason;
 use crate::call::heard::Pace;
@@ -193,14 +194,9 @@ impl TurnQueue {
         }
     }
 
-    /// The text of the open turn is complete.
-    pub(super) fn close_open(&mut self) {
-        let Some(turn) = self.open() else { return };
-        let mut texts = Vec::new();
-        if let Some(writing) = turn.writing.take() {
-            writing.finish(&mut texts);
-        }
-        turn.add_text(texts);
+    /// The text of the open turn is complete; gives the mistakes of its markup.
+    pub(super) fn close_open(&mut self) -> Vec<String> {
+        self.open().map(Turn::finish_text).unwrap_or_default()
     }
 
     /// Takes the turns out that wait for the end of the caller's turn. Nothing of them has left.

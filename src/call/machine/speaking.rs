@@ -11,11 +11,12 @@ use super::Action;
 use super::latency::{Asked, Latency, Milestones};
 use super::outbox::{Outbox, age};
 use super::output::{Output, Spoken};
+use super::part::{Part, PartState};
 use super::pause::{Pause, Reaction};
 use super::queue::{Entry, TurnQueue};
 use super::speculation::Speculation;
 use super::synthesis::Synthesis;
-use super::turn::{Part, PartState, Turn};
+use super::turn::Turn;
 use crate::audio::{FRAME, FRAME_SAMPLES, RATE};
 use crate::call::event::{BargeInOutcome, Cause, Stages, TurnHow};
 use crate::call::handle::Style;
@@ -354,6 +355,11 @@ impl Speaking {
         out.shared.stats.speaking.store(false, Relaxed);
     }
 
+    /// The text of the open turn is complete: its agent is told of mistakes in its markup.
+    pub(super) fn close_open(&mut self, out: &mut Outbox) {
+        self.queue.close_open().into_iter().for_each(|mistake| out.error(mistake));
+    }
+
     /// Seconds of speech and recorded audio that wait.
     pub(super) fn waiting_seconds(&self) -> u64 {
         (self.queue.waiting_samples() / RATE as usize) as u64
@@ -471,6 +477,9 @@ impl Speaking {
         {
             out.event(CallEvent::Speaking { turn: turn.id.clone(), text, lasts });
         }
+        for name in turn.reached(&self.output.playout, &pace) {
+            out.event(CallEvent::Mark { name, played: true });
+        }
         if let Some(gap) = spoken.underrun {
             out.meters.underrun(&out.shared.stats, gap);
             out.event(CallEvent::Underrun { turn: turn.id.clone(), gap });
@@ -482,9 +491,13 @@ impl Speaking {
         self.last_spoken.map(|at| at + LINGER)
     }
 
-    fn turn_ended(&mut self, turn: Turn, how: TurnHow, out: &mut Outbox) {
+    fn turn_ended(&mut self, mut turn: Turn, how: TurnHow, out: &mut Outbox) {
         turn.epoch.raise();
         out.shared.backlog.give_back(turn.bytes);
+        let played = how == TurnHow::Done;
+        for name in turn.unreached() {
+            out.event(CallEvent::Mark { name, played });
+        }
         let heard = turn.heard(&self.output.playout, &self.queue.pace);
         for part in &turn.parts {
             self.output.playout.forget(part.utterance);

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::part::PartState;
 use super::queue::TurnQueue;
-use super::turn::PartState;
 use crate::call::event::TurnHow;
 use crate::call::speech::{Speech, StreamState};
 use crate::turn::{SpeechEvent, SpeechSink, StreamId, UtteranceEnd, UtteranceId};

@@ -61,6 +61,11 @@ impl Writing {
         self.segmenter.push(token, out);
     }
 
+    /// What follows is spoken otherwise: appends what there is to `out`.
+    pub(super) fn flush(&mut self, out: &mut Vec<String>) {
+        self.segmenter.finish(out);
+    }
+
     /// The text is complete: appends the rest to `out`.
     pub(super) fn finish(mut self, out: &mut Vec<String>) {
         self.segmenter.finish(out);

@@ -99,8 +99,9 @@ fn bad_requests_say_what_to_change() {
 
 #[test]
 fn text_is_never_a_command() {
-    assert_eq!(plain("[[[x"), "[ [ [x\n");
-    assert_eq!(plain("a\u{1}b\nc"), "a b c\n");
+    let given = |text: &str| form::joined(&form::tokens(&utterance(text)), |_| String::new());
+    assert_eq!(given("[[[x"), "[ [ [x\n");
+    assert_eq!(given("a\u{1}b\nc"), "a b c\n");
 }
 
 #[test]

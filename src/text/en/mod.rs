@@ -14,7 +14,13 @@ mod words;
 
 use std::sync::LazyLock;
 
+pub(in crate::text) use self::numbers::{cardinal, ordinal, year};
 use super::scan::{End, Grammar, Rule};
+
+/// The name of a month, from one.
+pub(super) fn month(month: u128) -> Option<&'static str> {
+    tables::MONTHS.get(usize::try_from(month).ok()?.checked_sub(1)?).map(|(name, _)| *name)
+}
 
 /// The rules. Within a list the first that matches is taken, so the longer forms stand first.
 pub(super) static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {

@@ -27,7 +27,7 @@ fn hundreds(n: u64, and: bool) -> String {
 }
 
 /// A number as a quantity: "one hundred one thousand one hundred and eleven".
-pub(super) fn cardinal(n: u128) -> String {
+pub(in crate::text) fn cardinal(n: u128) -> String {
     if n == 0 {
         return SMALL[0].into();
     }
@@ -78,7 +78,7 @@ pub(super) fn decimal(text: &str) -> String {
 }
 
 /// "twenty first".
-pub(super) fn ordinal(n: u128) -> String {
+pub(in crate::text) fn ordinal(n: u128) -> String {
     let words = cardinal(n);
     let (head, last) = words.rsplit_once(' ').map_or(("", words.as_str()), |(head, last)| (head, last));
     let last = match last {
@@ -98,7 +98,7 @@ pub(super) fn ordinal(n: u128) -> String {
 }
 
 /// As a year is read: "nineteen oh five", "two thousand five", "twenty twelve".
-pub(super) fn year(n: u128) -> String {
+pub(in crate::text) fn year(n: u128) -> String {
     let (century, rest) = ((n / 100) as u64, (n % 100) as u64);
     match (n, rest) {
         (0..1_000, _) | (10_000.., _) | (2_000..2_010, _) => cardinal(n).replace(" and ", " "),

@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 
 use regex::Captures;
 
+use super::Language;
 use super::scan::{Context, End, Grammar, Rule, Say};
 
 /// What the rules need of a language.
@@ -110,6 +111,39 @@ const fn money(
     feminine: bool,
 ) -> Money {
     Money { signs, one, many, cents, feminine }
+}
+
+/// A quantity by itself; in German where the language is none of these.
+pub(super) fn cardinal(n: u128, language: Language) -> String {
+    match language {
+        Language::French => french::French::cardinal(n),
+        Language::Spanish => spanish::Spanish::cardinal(n),
+        _ => german::German::cardinal(n),
+    }
+}
+
+/// A place in an order, as [`cardinal`].
+pub(super) fn ordinal(n: u128, language: Language) -> String {
+    match language {
+        Language::French => french::French::ordinal(n, ""),
+        Language::Spanish => spanish::Spanish::ordinal(n, ""),
+        _ => german::German::ordinal(n, ""),
+    }
+}
+
+/// A date of which the parts are known to be in their bounds, as [`cardinal`].
+pub(super) fn parts_of_date(day: Option<u128>, month: u128, year: Option<u128>, language: Language) -> Option<String> {
+    fn say<T: Tongue>(day: Option<u128>, month: u128, year: Option<u128>, of: &str) -> Option<String> {
+        let name = *T::WORDS.months.get(usize::try_from(month).ok()?.checked_sub(1)?)?;
+        let day = day.map(|day| format!("{} ", T::day(day, ""))).unwrap_or_default();
+        let year = year.map(|year| format!(" {of}{}", T::year(year))).unwrap_or_default();
+        Some(format!("{day}{name}{year}"))
+    }
+    match language {
+        Language::French => say::<french::French>(day, month, year, ""),
+        Language::Spanish => say::<spanish::Spanish>(day, month, year, "de "),
+        _ => say::<german::German>(day, month, year, ""),
+    }
 }
 
 pub(super) static GERMAN: LazyLock<Grammar> = LazyLock::new(grammar::<german::German>);

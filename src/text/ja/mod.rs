@@ -10,6 +10,7 @@ mod tables;
 
 use std::sync::LazyLock;
 
+pub(in crate::text) use self::numbers::cardinal;
 use super::scan::Grammar;
 
 /// The rules. Within a list the first that matches is taken, so the longer forms stand first.

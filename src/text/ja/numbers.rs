@@ -71,7 +71,7 @@ pub(super) fn phone(text: &str) -> String {
 }
 
 /// A number as a quantity: hundreds and tens have no one before them, thousands only before a larger unit.
-pub(super) fn cardinal(n: u128) -> String {
+pub(in crate::text) fn cardinal(n: u128) -> String {
     if n == 0 {
         return Japanese::DIGITS[0].into();
     }

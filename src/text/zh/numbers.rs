@@ -95,7 +95,7 @@ fn group(n: u64, head: bool) -> String {
 }
 
 /// A number as a quantity.
-pub(super) fn cardinal(n: u128) -> String {
+pub(in crate::text) fn cardinal(n: u128) -> String {
     if n == 0 {
         return "零".into();
     }

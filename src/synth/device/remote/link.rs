@@ -452,6 +452,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, out: &mut Vec<
                 seed: utterance.seed,
                 speed: utterance.speed,
                 markup: utterance.markup,
+                sounds: utterance.sounds.clone(),
                 tenant: utterance.tenant.to_string(),
             };
             out.extend(wire::message(&ToWorker::Submit(Box::new(submission))));

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::secret::{Secret, same};
 use crate::synth::VoiceInfo;
 use crate::synth::device::{DeviceStatus, Engine, Phase, StreamNote};
-use crate::turn::{Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd, UtteranceId};
+use crate::turn::{Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
 
 /// Gateways at a time; more are refused.
 const GATEWAYS: usize = 1_024;
@@ -220,7 +220,7 @@ impl Session {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, markup, tenant } =
+        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, markup, sounds, tenant } =
             submission;
         let (epoch, credit) = (Epoch::default(), Arc::new(Semaphore::new(CREDIT)));
         let utterance = Utterance {
@@ -235,6 +235,8 @@ impl Session {
             seed,
             speed,
             markup,
+            sounds,
+            words: WordTimes::default(),
             tenant: tenant.into(),
         };
         let (sink, events) = mpsc::channel(SINK);

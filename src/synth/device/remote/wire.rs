@@ -67,6 +67,9 @@ pub(super) struct Submission {
     pub(super) seed: u64,
     pub(super) speed: f32,
     pub(super) markup: Markup,
+    /// Phonemes that are given. When words sound is not told back: the voices of workers do not know.
+    #[serde(default)]
+    pub(super) sounds: Vec<(std::ops::Range<usize>, String)>,
     pub(super) tenant: String,
 }
 

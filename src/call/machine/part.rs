@@ -1,0 +1,270 @@
+//! One utterance of a turn: its text, and the speech that is made of it until it leaves.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use crate::audio::FRAME_SAMPLES;
+use crate::call::event::Precision;
+use crate::call::heard::{self, Pace};
+use crate::media::playout::Playout;
+use crate::text::{Reading, Spoken};
+use crate::turn::{UtteranceId, WordTimes};
+
+/// One utterance of a turn, or recorded audio.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) utterance: UtteranceId,
+    /// As the agent wrote it: what is told of it.
+    pub(super) text: String,
+    /// How it is said: what the engine gets.
+    pub(super) reading: Reading,
+    pub(super) state: PartState,
+    pub(super) audio: Audio,
+    /// Samples that went to the playout.
+    pub(super) pushed: u64,
+    /// Samples that came.
+    pub(super) received: u64,
+    /// The fallback voice has it.
+    pub(super) fallback: bool,
+    /// Its first packet has left.
+    pub(super) sounded: bool,
+    /// When it was handed to the engine.
+    pub(super) submitted: Option<Instant>,
+    /// When the first of its audio came.
+    pub(super) made: Option<Instant>,
+    /// Times the amplitude that the voice speaks with.
+    pub(super) gain: f32,
+    /// Times the turn's own rate.
+    pub(super) rate: f32,
+    /// When each word sounds, where the voice tells.
+    pub(super) words: WordTimes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartState {
+    /// Not with the engine yet.
+    Waiting,
+    /// With the engine; audio may have come.
+    Submitted,
+    /// Recorded audio that is being fetched: what comes later waits for it, and the engine has no part in it.
+    Fetched,
+    /// No more audio will come.
+    Ended,
+}
+
+#[derive(Debug)]
+pub(super) enum Audio {
+    Buffer(Buffer),
+    /// So many samples more.
+    Silence(usize),
+    /// `left` more times after this one; `None`: without end.
+    Clip {
+        pcm: Arc<[f32]>,
+        at: usize,
+        left: Option<u32>,
+    },
+    /// A clip that is being fetched, to be played so often. Dropping it ends the download.
+    Awaited {
+        times: u32,
+        _wanted: oneshot::Sender<Infallible>,
+    },
+}
+
+/// PCM as it came, taken frame by frame.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    chunks: VecDeque<Vec<f32>>,
+    /// Taken from the first chunk.
+    offset: usize,
+    length: usize,
+}
+
+impl Part {
+    /// Whether its audio is being fetched.
+    pub(super) fn is_fetched(&self) -> bool {
+        self.state == PartState::Fetched
+    }
+
+    /// Recorded audio, of which nothing is written.
+    pub(super) fn sound(audio: Audio) -> Self {
+        let reading = Reading { spoken: Spoken::default(), language: None, sounds: Vec::new(), marks: Vec::new() };
+        Self::new(String::new(), reading, PartState::Ended, audio)
+    }
+
+    /// What is said of it.
+    pub(super) fn said(&self) -> &str {
+        &self.reading.spoken.text
+    }
+
+    /// Appends the marks that were reached when `sent` samples of it had left, all of them where that is all of it.
+    pub(super) fn reach(&mut self, left: bool, sent: u64, pace: &Pace, reached: &mut Vec<String>) {
+        if self.reading.marks.is_empty() || (sent == 0 && !left) {
+            return;
+        }
+        let said = &self.reading.spoken.text;
+        let passed = if left { said.len() } else { self.heard_of_said(sent, pace).0.len() };
+        let is_reached = |at: usize| left || said.get(..at).unwrap_or_default().trim_end().len() <= passed;
+        let count = self.reading.marks.iter().take_while(|(at, _)| is_reached(*at)).count();
+        reached.extend(self.reading.marks.drain(..count).map(|(_, name)| name));
+    }
+
+    /// What of [`Self::said`] `sent` samples of it carried.
+    pub(super) fn heard_of_said(&self, sent: u64, pace: &Pace) -> (&str, Precision) {
+        let total = (self.state == PartState::Ended).then_some(self.received);
+        heard::prefix(&self.reading.spoken.text, sent, total, self.words.known(), pace)
+    }
+
+    /// The part of what was written that `sent` samples of its speech carried.
+    pub(super) fn heard(&self, sent: u64, pace: &Pace) -> (&str, Precision) {
+        let spoken = &self.reading.spoken;
+        let (said, precision) = self.heard_of_said(sent, pace);
+        let end = if said.len() == spoken.text.len() { self.text.len() } else { spoken.written_before(said.len()) };
+        (self.text.get(..end).unwrap_or_default().trim_end(), precision)
+    }
+
+    pub(super) fn new(text: String, reading: Reading, state: PartState, audio: Audio) -> Self {
+        Self {
+            utterance: UtteranceId::next(),
+            text,
+            reading,
+            state,
+            audio,
+            pushed: 0,
+            received: 0,
+            fallback: false,
+            sounded: false,
+            submitted: None,
+            made: None,
+            gain: 1.0,
+            rate: 1.0,
+            words: WordTimes::default(),
+        }
+    }
+
+    pub(super) fn receive(&mut self, mut pcm: Vec<f32>) {
+        if self.gain != 1.0 {
+            // Louder than full scale is cut off by the encoder, as any voice is.
+            pcm.iter_mut().for_each(|sample| *sample *= self.gain);
+        }
+        self.received += pcm.len() as u64;
+        if let Audio::Buffer(buffer) = &mut self.audio {
+            buffer.push(pcm);
+        }
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Everything that came of it has left, and no more will come.
+    pub(super) fn has_left(&self, playout: &Playout) -> bool {
+        self.state == PartState::Ended && self.available() == 0 && playout.sent(self.utterance).sent >= self.pushed
+    }
+
+    /// Samples that wait; of a clip without end, as many as there can be.
+    pub(super) fn available(&self) -> usize {
+        match &self.audio {
+            Audio::Buffer(buffer) => buffer.length,
+            Audio::Silence(left) => *left,
+            Audio::Awaited { .. } => 0,
+            Audio::Clip { left: None, .. } => usize::MAX,
+            Audio::Clip { pcm, at, left: Some(left) } => pcm.len() * *left as usize + pcm.len() - at,
+        }
+    }
+
+    /// Samples that came from the engine and wait.
+    pub(super) fn buffered(&self) -> usize {
+        match &self.audio {
+            Audio::Buffer(buffer) => buffer.length,
+            Audio::Silence(_) | Audio::Clip { .. } | Audio::Awaited { .. } => 0,
+        }
+    }
+
+    /// Takes the next frame, if a whole one is there or the last one.
+    pub(super) fn take(&mut self, out: &mut Vec<f32>) -> bool {
+        let available = self.available();
+        let enough = available >= FRAME_SAMPLES || (self.state == PartState::Ended && available > 0);
+        if !enough {
+            return false;
+        }
+        match &mut self.audio {
+            Audio::Buffer(buffer) => buffer.take(FRAME_SAMPLES, out),
+            // Nothing is available of it.
+            Audio::Awaited { .. } => return false,
+            Audio::Silence(left) => {
+                let taken = FRAME_SAMPLES.min(*left);
+                *left -= taken;
+                out.resize(taken, 0.0);
+                self.received += taken as u64;
+            }
+            Audio::Clip { pcm, at, left } => {
+                while out.len() < FRAME_SAMPLES {
+                    if *at == pcm.len() {
+                        match left {
+                            Some(0) => break,
+                            Some(times) => *times -= 1,
+                            None => {}
+                        }
+                        *at = 0;
+                    }
+                    let end = (*at + FRAME_SAMPLES - out.len()).min(pcm.len());
+                    out.extend_from_slice(&pcm[*at..end]);
+                    *at = end;
+                }
+                self.received += out.len() as u64;
+            }
+        }
+        self.pushed += out.len() as u64;
+        true
+    }
+}
+
+impl Buffer {
+    fn push(&mut self, pcm: Vec<f32>) {
+        if !pcm.is_empty() {
+            self.length += pcm.len();
+            self.chunks.push_back(pcm);
+        }
+    }
+
+    fn take(&mut self, want: usize, out: &mut Vec<f32>) {
+        while out.len() < want {
+            let Some(chunk) = self.chunks.front() else { return };
+            let end = (self.offset + want - out.len()).min(chunk.len());
+            out.extend_from_slice(&chunk[self.offset..end]);
+            self.length -= end - self.offset;
+            if end == chunk.len() {
+                self.chunks.pop_front();
+                self.offset = 0;
+            } else {
+                self.offset = end;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_gives_back_what_it_was_given() {
+        let mut buffer = Buffer::default();
+        for chunk in [3usize, 500, 0, 1_000, 7] {
+            let start = buffer.length;
+            buffer.push((0..chunk).map(|n| (start + n) as f32).collect());
+        }
+        let (mut all, mut out) = (Vec::new(), Vec::new());
+        while buffer.length > 0 {
+            out.clear();
+            buffer.take(480, &mut out);
+            assert!(out.len() == 480 || buffer.length == 0);
+            all.extend_from_slice(&out);
+        }
+        assert_eq!(all, (0..1_510).map(|n| n as f32).collect::<Vec<_>>());
+    }
+}
