@@ -30,6 +30,11 @@ use crate::synth::device::remote::config::Cluster;
 
 /// Longest wait for a connection to another node.
 const CONNECT: Duration = Duration::from_secs(2);
+/// How long a connection is kept for the next request: the other side closes it after fifteen seconds, and a request that
+/// meets that would be lost.
+const IDLE: Duration = Duration::from_secs(8);
+/// A node that has found no registry for so long after its start registers at its trunks by itself.
+const ALONE: Duration = Duration::from_secs(15);
 
 /// What this node tells of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,6 +80,7 @@ struct Inner {
     token: Secret,
     redis: redis::Client,
     client: reqwest::Client,
+    started: Instant,
     state: Mutex<State>,
 }
 
@@ -99,8 +105,11 @@ impl Nodes {
         };
         // The address may hold a password: what is wrong with it is told, and not what it is.
         let redis = redis::Client::open(redis.reveal()).map_err(|error| format!("redis: {error}"))?;
-        let mut client =
-            reqwest::Client::builder().connect_timeout(CONNECT).redirect(reqwest::redirect::Policy::none()).no_proxy();
+        let mut client = reqwest::Client::builder()
+            .connect_timeout(CONNECT)
+            .pool_idle_timeout(IDLE)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy();
         if let Some(tls) = config.client_tls()? {
             client = client.tls_backend_preconfigured(tls);
         }
@@ -111,6 +120,7 @@ impl Nodes {
             token: token.clone(),
             redis,
             client: client.build().map_err(|error| format!("no HTTP client: {error}"))?,
+            started: clock::now(),
             state: Mutex::default(),
         }))))
     }
@@ -151,9 +161,12 @@ impl Nodes {
         self.lock().view.retry_after(now, own)
     }
 
-    /// Whether this node is the one that registers at `trunk`.
-    pub fn registers(&self, trunk: &str) -> bool {
-        self.lock().leases.holds(trunk)
+    /// Whether this node is the one that registers at `trunk`: it has the lease, or there never was a registry that could
+    /// say who has it.
+    pub fn registers(&self, now: Instant, trunk: &str) -> bool {
+        let state = self.lock();
+        let alone = !state.view.was_read() && now.saturating_duration_since(self.0.started) >= ALONE;
+        alone || state.leases.holds(trunk)
     }
 
     /// What is known.
@@ -226,5 +239,29 @@ impl fmt::Debug for Nodes {
             .field("name", &self.0.name)
             .field("advertise", &self.0.advertise)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trunk_is_registered_at_though_there_is_no_registry() {
+        // A second call says that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let text =
+            "redis = 'redis://127.0.0.1:9'\nnode = 'a'\nadvertise = 'http://10.0.0.1:0/'\ntoken = '0123456789abcdef'";
+        let config: Cluster = toml::from_str(text).expect("readable");
+        let nodes = Nodes::new(&config, 8080).expect("valid").expect("a cluster");
+        assert_eq!(nodes.0.advertise, "http://10.0.0.1:8080", "the port that was got");
+        let now = nodes.0.started;
+        assert!(!nodes.registers(now, "t"), "the registry is waited for");
+        assert!(nodes.registers(now + ALONE, "t"));
+        nodes.lock().view.heard(now, nodes.name(), Vec::new());
+        assert!(!nodes.registers(now + ALONE, "t"), "another may have the lease");
+        nodes.lock().leases.answered("t", Some(1));
+        assert!(nodes.registers(now, "t"));
+        assert!(Nodes::new(&Cluster::default(), 8080).expect("valid").is_none());
     }
 }

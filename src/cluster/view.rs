@@ -72,13 +72,16 @@ pub(super) struct View {
     nodes: BTreeMap<NodeName, Known>,
     /// When the registry was read last.
     read: Option<Instant>,
+    /// How often it was read.
+    round: u64,
 }
 
 #[derive(Debug)]
 struct Known {
     peer: Peer,
-    /// When the registry told of it last.
+    /// When the registry told of it last, and in which round.
     seen: Instant,
+    round: u64,
     /// Calls that were sent there since.
     sent: u32,
 }
@@ -87,10 +90,11 @@ impl View {
     /// Takes in what the registry holds; `own` is left out.
     pub(super) fn heard(&mut self, now: Instant, own: &NodeName, peers: Vec<Peer>) {
         self.read = Some(now);
+        self.round += 1;
         self.nodes.retain(|_, known| now.saturating_duration_since(known.seen) < REMEMBERED);
         for peer in peers.into_iter().filter(|peer| peer.name != *own) {
             if self.nodes.len() < MAX_NODES || self.nodes.contains_key(&peer.name) {
-                self.nodes.insert(peer.name.clone(), Known { peer, seen: now, sent: 0 });
+                self.nodes.insert(peer.name.clone(), Known { peer, seen: now, round: self.round, sent: 0 });
             }
         }
     }
@@ -102,7 +106,7 @@ impl View {
 
     /// Nodes that the registry had when it was read last. Where it cannot be read they are still asked: calls live on.
     pub(super) fn live(&self) -> impl Iterator<Item = &Peer> {
-        self.nodes.values().filter(|known| Some(known.seen) == self.read).map(|known| &known.peer)
+        self.nodes.values().filter(|known| known.round == self.round).map(|known| &known.peer)
     }
 
     /// Nodes that would take a call, the one with the most room first; none where what is known is old.
@@ -111,7 +115,7 @@ impl View {
             return Vec::new();
         }
         let free = |known: &Known| known.peer.load.free - f64::from(known.sent);
-        let mut found: Vec<&Known> = self.nodes.values().filter(|known| Some(known.seen) == self.read).collect();
+        let mut found: Vec<&Known> = self.nodes.values().filter(|known| known.round == self.round).collect();
         found.retain(|known| known.peer.load.room && free(known) > 0.0);
         let slack = |known: &Known| known.peer.load.slack_s.unwrap_or(f64::MAX);
         found.sort_by(|a, b| free(b).total_cmp(&free(a)).then(slack(b).total_cmp(&slack(a))));
@@ -132,6 +136,11 @@ impl View {
         }
         let of = |peer: &Peer| Duration::from_millis(peer.load.retry_after_ms);
         self.live().filter(|peer| !peer.load.draining).map(of).fold(own, Duration::min)
+    }
+
+    /// Whether the registry was read at all.
+    pub(super) fn was_read(&self) -> bool {
+        self.read.is_some()
     }
 
     /// Whether the registry was read a moment ago.

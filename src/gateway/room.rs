@@ -97,7 +97,7 @@ fn wait(refused: Option<&GatewayError>) -> Duration {
 
 impl Neighbours for Room {
     fn registers(&self, trunk: &str) -> bool {
-        self.nodes.as_ref().is_none_or(|nodes| nodes.registers(trunk))
+        self.nodes.as_ref().is_none_or(|nodes| nodes.registers(clock::now(), trunk))
     }
 
     fn admission(&self) -> Admission {

@@ -72,7 +72,27 @@ pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -
     }
 }
 
-async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
+/// Which part of a list is wanted.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Page {
+    limit: Option<usize>,
+    after: Option<String>,
+}
+
+/// Most calls of one page.
+const MAX_PAGE: usize = 1_000;
+
+/// The calls of all gateways, oldest first.
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Parameters(page): Parameters<Page>,
+) -> Result<Json<Value>, ApiError> {
+    if let Some(limit) = page.limit.filter(|limit| !(1..=MAX_PAGE).contains(limit)) {
+        let message = format!("`limit` is {limit}: expected 1 to {MAX_PAGE}");
+        return Err(ApiError::bad_request("invalid_query", message).param("limit"));
+    }
     let mut calls = gateway.calls.list();
     // A call that is heard before it is answered still rings.
     let rings = |id: &CallId| gateway.outgoing.get(id).is_some_and(|ringing| ringing.state != "answered");
@@ -90,7 +110,8 @@ async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     if let Some(nodes) = gateway.nodes.as_ref().filter(|_| !caller.passed_on) {
         add_others(nodes, &caller, &mut all).await;
     }
-    Json(all)
+    cut(&mut all, &page)?;
+    Ok(Json(all))
 }
 
 /// Adds what the other gateways have, and names those that did not say.
@@ -107,10 +128,36 @@ async fn add_others(nodes: &Nodes, caller: &Caller, all: &mut Value) {
             }
         }
     }
-    if let Some(calls) = all["calls"].as_array_mut() {
-        calls.sort_by_key(|call| call["startedMs"].as_u64());
-    }
     all["unreached"] = json!(unreached);
+}
+
+/// A call's place in the list: it keeps it, also when the call is over.
+fn place_of(call: &Value) -> (u64, &str) {
+    (call["startedMs"].as_u64().unwrap_or_default(), call["id"].as_str().unwrap_or_default())
+}
+
+/// Leaves one page of calls, and says where the next begins, if there is one.
+fn cut(all: &mut Value, page: &Page) -> Result<(), ApiError> {
+    let after = page.after.as_deref().map(|after| {
+        let (started, id) = after.split_once('-')?;
+        Some((started.parse::<u64>().ok()?, id.to_owned()))
+    });
+    if let Some(None) = after {
+        return Err(
+            ApiError::bad_request("invalid_query", "`after` is what the page before gave as `next`").param("after")
+        );
+    }
+    let after = after.flatten();
+    let Some(calls) = all["calls"].as_array_mut() else { return Ok(()) };
+    calls.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+    if let Some((started, id)) = &after {
+        calls.retain(|call| place_of(call) > (*started, id.as_str()));
+    }
+    let Some(limit) = page.limit.filter(|limit| *limit < calls.len()) else { return Ok(()) };
+    calls.truncate(limit);
+    let next = calls.last().map(place_of).map(|(started, id)| format!("{started}-{id}"));
+    all["next"] = json!(next);
+    Ok(())
 }
 
 async fn show(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
@@ -336,4 +383,33 @@ async fn dtmf(
 ) -> Result<StatusCode, ApiError> {
     find(&gateway, &caller, &id).await?.dtmf(&body.digits)?;
     Ok(StatusCode::ACCEPTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_hold_every_call_once_though_calls_end_between_them() {
+        let call = |started: u64, id: &str| json!({ "startedMs": started, "id": id });
+        let whole = || json!({ "calls": [call(5, "b.2"), call(3, "a.1"), call(5, "a-2.1"), call(9, "c.1")] });
+        let ids = |page: &Value| -> Vec<String> {
+            let calls = page["calls"].as_array().expect("a list").iter();
+            calls.map(|call| call["id"].as_str().expect("an id").to_owned()).collect()
+        };
+        let page =
+            |all: &mut Value, limit, after: Option<&str>| cut(all, &Page { limit, after: after.map(str::to_owned) });
+        let mut first = whole();
+        page(&mut first, Some(2), None).expect("valid");
+        assert_eq!(ids(&first), ["a.1", "a-2.1"]);
+        let next = first["next"].as_str().expect("there is more").to_owned();
+        let mut second = whole();
+        // The one that the page ended with is over.
+        second["calls"].as_array_mut().expect("a list").retain(|call| call["id"] != "a-2.1");
+        page(&mut second, Some(2), Some(&next)).expect("valid");
+        assert_eq!((ids(&second), &second["next"]), (vec!["b.2".to_owned(), "c.1".to_owned()], &Value::Null));
+        for wrong in ["", "x", "x-a.1"] {
+            assert!(page(&mut whole(), None, Some(wrong)).is_err(), "{wrong}");
+        }
+    }
 }
