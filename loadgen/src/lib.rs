@@ -15,7 +15,7 @@
 //!   the figures of it ([`stats`])
 //! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
 //!   goes ([`ladder`]), and the [`report`]
-//! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`])
+//! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`], [`mod@cost`])
 //! - `page/`: how it is shown ([`chart`], [`html`])
 
 pub mod clock;
@@ -30,7 +30,7 @@ mod under_test;
 mod wire;
 
 pub use caller::{call, relay, rtc, sip, speak};
-pub use forecast::{erlang, predict, size};
+pub use forecast::{cost, erlang, predict, size};
 pub use page::{chart, html};
 pub use run::{ladder, load, prepare, report, scenario, snapshot};
 pub use sound::{correlate, ear, heard, listen, synthetic, wav};

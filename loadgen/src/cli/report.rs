@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use antiphon_loadgen::cost::{self, Output};
 use antiphon_loadgen::report::{FORMAT, Report};
 use antiphon_loadgen::size::{self, Demand, Measured, Origin};
 use antiphon_loadgen::{html, predict};
@@ -63,16 +64,21 @@ pub(crate) struct Size {
     /// Without a report: seconds from a text to the end of its speech
     #[arg(long)]
     service: Option<f64>,
+    /// What one GPU costs an hour, in any currency: adds what calls and characters cost, and what a day brings
+    #[arg(long, value_name = "PRICE", requires = "from")]
+    gpu_hour: Option<f64>,
+    /// What an interface asks for a million characters, in the same currency: adds from when on a GPU costs less
+    #[arg(long, value_name = "PRICE", requires = "gpu_hour")]
+    api_million: Option<f64>,
 }
 
 impl Size {
     pub(crate) fn run(&self) -> Result<(), Failure> {
+        let prices = [self.gpu_hour.unwrap_or(1.0), self.api_million.unwrap_or(1.0)];
         let positive = [self.turns_per_user_hour, self.busy_hour, self.speech_per_turn.unwrap_or(1.0)];
-        if positive.iter().any(|v| !v.is_finite() || *v <= 0.0)
-            || !(0.0..100.0).contains(&self.percentile)
-            || self.wait < 0.0
-        {
-            return Err(Failure::new(2, "rates and times must be positive, the percentile below 100"));
+        let mut positive = positive.into_iter().chain(prices);
+        if positive.any(|v| !v.is_finite() || v <= 0.0) || !(0.0..100.0).contains(&self.percentile) || self.wait < 0.0 {
+            return Err(Failure::new(2, "rates, times and prices must be positive, the percentile below 100"));
         }
         let report = self.from.as_deref().map(read).transpose()?;
         let measured = match (&report, self.capacity, self.service) {
@@ -115,6 +121,21 @@ impl Size {
             );
         }
         println!("(a GPU: one gateway with one device of the measured kind)");
+        if self.turns_per_user_hour == Demand::default().turns_per_user_hour {
+            let published = cost::S1_MINI_A10G.map(|(users, cards)| format!("{users} users {cards}"));
+            println!("- Published for as many requests, S1-mini on A10G cards: {}.", published.join(", "));
+        }
+        if let Some(output) = report.as_ref().and_then(Output::from_report) {
+            let published = cost::S1_MINI_PER_MINUTE.map(|(batch, rate)| format!("{rate} in batches of {batch}"));
+            let rate = output.turns_per_s * 60.0;
+            println!(
+                "- {rate:.0} turns a minute at the knee; published, S1-mini on one A10G: {}.",
+                published.join(", ")
+            );
+        }
+        if let (Some(report), Some(gpu_hour)) = (&report, self.gpu_hour) {
+            self.print_costs(report, gpu_hour);
+        }
         for line in size::assumptions(&demand(0), &measured) {
             println!("- {line}");
         }
@@ -125,6 +146,42 @@ impl Size {
             println!("- Prediction: {}.", verdict.text);
         }
         Ok(())
+    }
+}
+
+impl Size {
+    fn print_costs(&self, report: &Report, gpu_hour: f64) {
+        let Some(output) = Output::from_report(report) else {
+            println!("- No price: the knee of that report tells no characters.");
+            return;
+        };
+        let full = output.cost(gpu_hour, 1.0);
+        let mean = output.cost(gpu_hour, 1.0 / self.busy_hour.max(1.0));
+        println!("At {gpu_hour} an hour for each of {} GPUs, at {} calls at a time:", output.devices, output.calls);
+        println!("{:>28} {:>14} {:>14}", "", "all day at it", "by busy hour");
+        println!("{:>28} {:>14.3} {:>14.3}", "a million characters", full.million_chars, mean.million_chars);
+        println!("{:>28} {:>14.5} {:>14.5}", "a minute of a call", full.call_minute, mean.call_minute);
+        println!(
+            "- A day at that load: {:.1} million characters, {:.0} turns, {:.0} minutes of calls, for {:.2}.",
+            full.chars_per_day / 1e6,
+            full.turns_per_day,
+            full.call_minutes_per_day,
+            full.day
+        );
+        if let Some(price) = self.api_million {
+            let (chars, share) = full.break_even(price);
+            let when = if share <= 1.0 {
+                format!("from {:.2} million characters a day on, {:.1} % of its day", chars / 1e6, share * 100.0)
+            } else {
+                format!("never: it would take {:.1} times what it makes a day", share)
+            };
+            println!("- It costs less than an interface at {price} for a million characters {when}.");
+        }
+        for (system, rate, million) in cost::published(gpu_hour) {
+            println!(
+                "- Published at the same price: {system}, at most {rate} chars/s: {million:.2} for a million characters."
+            );
+        }
     }
 }
 

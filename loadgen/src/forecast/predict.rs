@@ -269,7 +269,7 @@ fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
 }
 
 /// The devices that speak.
-fn ready(report: &Report) -> impl Iterator<Item = &serde_json::Value> {
+pub(super) fn ready(report: &Report) -> impl Iterator<Item = &serde_json::Value> {
     report.devices.as_array().into_iter().flatten().filter(|d| d["state"].as_str().is_none_or(|s| s == "ready"))
 }
 

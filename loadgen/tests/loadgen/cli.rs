@@ -78,6 +78,7 @@ fn a_report_becomes_a_page_and_a_size() {
         rtf: Summary { count: 10, p95: 1.0, ..Summary::default() },
         service: Summary { count: 10, mean: 4.5, ..Summary::default() },
         audio_s_per_s: f64::from(n) * 0.8,
+        chars_per_s: f64::from(n) * 12.0,
         gateway: Some(Usage { cores: f64::from(n) * 0.03, rss: 50_000_000 }),
         generator: Some(Usage { cores: f64::from(n) * 0.005, rss: 50_000_000 }),
         ..Level::default()
@@ -107,6 +108,13 @@ fn a_report_becomes_a_page_and_a_size() {
             && table.contains("Prediction: 48 calls from levels 4, 8, 16"),
         "{table}"
     );
+    assert!(table.contains("1000 users 3, 10000 users 30, 50000 users 150"), "{table}");
+    let from = json.to_str().unwrap();
+    let output = loadgen(&["size", "--from", from, "--gpu-hour", "2.5", "--api-million", "15", "--busy-hour", "2"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    let costs = ["a million characters", "a minute of a call", "A day at that load", "an interface at 15", "RTX 5090"];
+    assert!(costs.iter().all(|words| table.contains(words)), "{}", said(&output));
+    assert_eq!(loadgen(&["size", "--from", from, "--gpu-hour", "-1"]).status.code(), Some(2));
     std::fs::write(&json, "{}").unwrap();
     assert_eq!(loadgen(&["size", "--from", json.to_str().unwrap()]).status.code(), Some(64));
 }
