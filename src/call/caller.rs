@@ -174,17 +174,15 @@ impl CallerInput {
                     }
                     self.position += FRAME;
                     let changed = self.vad.push_above(&frame, echo.floor(now));
-                    match self.vad.quiet() {
-                        Some(quiet) => {
-                            self.last_voice = now.checked_sub(quiet);
-                            if changed.is_some() {
-                                self.voiced = Duration::ZERO;
-                            }
-                            if quiet.is_zero() {
-                                self.voiced += FRAME;
-                            }
+                    echo.learn(now, echo::energy(frame.iter().map(|s| from_i16(*s))));
+                    if let Some(quiet) = self.vad.quiet() {
+                        self.last_voice = now.checked_sub(quiet);
+                        if changed.is_some() {
+                            self.voiced = Duration::ZERO;
                         }
-                        None => echo.learn(now, echo::energy(frame.iter().map(|s| from_i16(*s)))),
+                        if quiet.is_zero() {
+                            self.voiced += FRAME;
+                        }
                     }
                     if let Some(feed) = &self.feed {
                         feed.frame(at, &frame, self.vad.quiet());
@@ -197,6 +195,7 @@ impl CallerInput {
                 Heard::Silence(length) => {
                     self.position += length;
                     let changed = self.vad.silence(length);
+                    echo.silence(now, length);
                     if let Some(feed) = &self.feed {
                         feed.silence(at, length, self.vad.quiet());
                     }

@@ -409,3 +409,28 @@ fn the_same_echo_is_a_voice_where_it_is_not_ours() {
     }
     assert!(world.when(|event| *event == CallEvent::Vad { speaking: true }).is_some());
 }
+
+#[test]
+fn a_caller_of_11_db_less_is_noticed_in_the_second_second_of_our_voice() {
+    let voice = voice();
+    let mut world = World::new();
+    world.engine.speak_as(&voice);
+    world.speak(TurnRequest::new(LONG)).expect("a turn that is taken");
+    let hear = |world: &mut World, pcm: &[i16]| {
+        let mut payload = vec![0; 160];
+        antiphon::media::encode::mu_law_into(pcm, &mut payload);
+        world.hear(payload);
+        world.run(FRAME);
+    };
+    for _ in 0..60 {
+        hear(&mut world, &[0; 160]);
+    }
+    let began = world.now - world.start;
+    // Another part of the recording than the one that we speak then.
+    for frame in voice.chunks_exact(160).cycle().skip(100).take(100) {
+        let quiet: Vec<i16> = frame.iter().map(|sample| (f32::from(*sample) * 0.281_8) as i16).collect();
+        hear(&mut world, &quiet);
+    }
+    let noticed = world.when(|event| *event == CallEvent::Vad { speaking: true }).expect("a quiet caller is a caller");
+    assert!(noticed >= began && noticed <= began + 800 * MS, "began at {began:?}, noticed at {noticed:?}");
+}
