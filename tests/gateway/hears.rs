@@ -21,7 +21,7 @@ use super::voice::voice;
 const TEXT: &str = "I would like a table for two.";
 
 /// A service that understands [`TEXT`] whatever it is sent.
-async fn service() -> String {
+pub(crate) async fn service() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let answer = |mut form: Multipart| async move {

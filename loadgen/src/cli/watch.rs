@@ -52,10 +52,14 @@ fn line(name: &str, level: &Level) -> String {
     let failed: u64 = level.failures.values().sum();
     let gateway =
         level.gateway.map(|u| format!("  gateway {:.2} cores {} MB", u.cores, u.rss >> 20)).unwrap_or_default();
+    let spoken = match &level.mouth_to_ear {
+        of if of.count > 0 => format!("  mouth to ear p50 {:.0} p95 {:.0} ms", of.p50 * 1e3, of.p95 * 1e3),
+        _ => String::new(),
+    };
     let verdict = if level.broken.is_empty() { "ok".to_owned() } else { level.broken.join("; ") };
     format!(
         "{name:>12}  turns {:>5}  first audio p50 {:>4.0} p95 {:>4.0} p99 {:>4.0} ms  RTF p95 {:.3}  {:>6.1} chars/s  \
-         {:>5.1} audio-s/s  stalled {}  failed {failed}{gateway}  {verdict}",
+         {:>5.1} audio-s/s  stalled {}  failed {failed}{spoken}{gateway}  {verdict}",
         level.turns,
         level.first_audio.p50 * 1e3,
         level.first_audio.p95 * 1e3,

@@ -304,6 +304,14 @@ fn table(out: &mut String, report: &Report) {
         usage.map_or("–".to_owned(), |u| format!("{} %", number(u.cores / l.concurrency.max(1.0) * 100.0)))
     };
     let dash = |count: u64, text: String| if count == 0 { "–".to_owned() } else { text };
+    let spoken = report.levels.iter().filter(|l| l.mouth_to_ear.count > 0);
+    let spoken: Vec<String> = spoken
+        .map(|l| {
+            let of = &l.mouth_to_ear;
+            let p95 = told(of_turns(of.p95, of.count, P95_TURNS));
+            format!("<p>{} calls, mouth to ear: p50 {} ms, p95 {p95}, of {} turns</p>", l.level, ms(of.p50), of.count)
+        })
+        .collect();
     for l in &report.levels {
         let failures: Vec<String> = l.failures.iter().map(|(cause, n)| format!("{n} {cause}")).collect();
         let lost = l.packets_lost as f64 / (l.packets + l.packets_lost).max(1) as f64 * 100.0;
@@ -336,6 +344,7 @@ fn table(out: &mut String, report: &Report) {
         );
     }
     out.push_str("</tbody></table>");
+    out.push_str(&spoken.concat());
     for l in report.levels.iter().filter(|l| !l.broken.is_empty()) {
         let _ = write!(out, "<p class='bad'>{} calls: {}</p>", l.level, escape(&l.broken.join("; ")));
     }

@@ -156,6 +156,7 @@ pub async fn climb(
             false => Arrivals::Closed(number),
         };
         let load = Load {
+            says: Vec::new(),
             arrivals,
             duration: options.duration + warm_up,
             warm_up,

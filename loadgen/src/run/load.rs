@@ -29,7 +29,7 @@ use crate::run::report::Level;
 use crate::run::snapshot::Snapshot;
 use crate::sound::heard::Clip;
 use crate::turns::corpus::{self, Text};
-use crate::turns::exchange::{Exchange, Interjection, Plan, Turn};
+use crate::turns::exchange::{Exchange, Interjection, Plan, Saying, Turn};
 use crate::turns::stats::Spread;
 
 /// When calls come.
@@ -82,6 +82,10 @@ pub struct Load {
     pub think: (f64, f64),
     /// What is spoken.
     pub texts: Vec<&'static Text>,
+    /// What callers say, in place of texts that are sent; the plan's trigger must be [`Trigger::Speech`] then.
+    ///
+    /// [`Trigger::Speech`]: crate::turns::exchange::Trigger::Speech
+    pub says: Vec<Arc<Saying>>,
     /// What callers do.
     pub behaviour: Behaviour,
     /// The same seed gives the same calls, texts and pauses.
@@ -316,9 +320,14 @@ impl Caller {
         let mut good = true;
         let mut said = 0;
         while turns.is_none_or(|n| said < n) && (turns.is_some() || clock::now() < self.until) {
-            let Some(text) = corpus::sample(&self.load.texts, &mut self.rng) else { break };
-            let interjection = self.interjection();
-            let turn = exchange.turn(text.text, interjection.as_ref()).await;
+            let (turn, interjection) = if self.load.says.is_empty() {
+                let Some(text) = corpus::sample(&self.load.texts, &mut self.rng) else { break };
+                let interjection = self.interjection();
+                (exchange.turn(text.text, interjection.as_ref()).await, interjection)
+            } else {
+                let saying = &self.load.says[self.rng.random_range(0..self.load.says.len())];
+                (exchange.converse(saying).await, None)
+            };
             said += 1;
             let over = turn.fault.as_deref() == Some("call_lost") || interjection.is_some_and(|i| i.hang_up);
             good &= turn.fault.is_none();

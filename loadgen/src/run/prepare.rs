@@ -33,6 +33,8 @@ pub enum Via {
     Agent,
     /// The greeting is the turn.
     Greeting,
+    /// Callers speak, and the agent that they call answers.
+    Speech,
 }
 
 /// What is to be tested, in words.
@@ -180,6 +182,7 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
             Trigger::Agent(Arc::new(Dispatch::bind(bind).await?))
         }
         (Via::Greeting, ..) | (Via::Auto, None, None) => Trigger::Greeting,
+        (Via::Speech, ..) => Trigger::Speech,
     };
 
     let mut notes = Vec::new();
@@ -189,7 +192,9 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
         notes.push(format!("turns are sent by the built-in agent server {}", dispatch.url()));
     }
     if environment.is_empty() {
-        environment.push((AGENT_URL.to_owned(), "builtin:client".to_owned()));
+        // Who speaks is answered by an agent that repeats it.
+        let agent = if matches!(trigger, Trigger::Speech) { "builtin:demo" } else { "builtin:client" };
+        environment.push((AGENT_URL.to_owned(), agent.to_owned()));
     }
     let mut spawned = match &target.spawn {
         Some(command) => {
@@ -201,7 +206,9 @@ pub async fn prepare(target: &Target, texts: &[&str]) -> Result<Prepared, Prepar
     let devices = wait_until_ready(gateway.as_ref(), spawned.as_mut()).await?;
 
     let mut references = Default::default();
-    if let (Some(gateway), true) = (&gateway, target.verify) {
+    if matches!(trigger, Trigger::Speech) {
+        notes.push("callers speak: first audio is mouth to ear, and what is answered is not known".to_owned());
+    } else if let (Some(gateway), true) = (&gateway, target.verify) {
         let (found, why_not) = exchange::references(gateway, texts).await;
         references = found;
         notes.extend(why_not);

@@ -120,8 +120,10 @@ pub struct Level {
     /// Turns that were sent within the time and heard as they should be; all other figures of turns are of these, each
     /// once.
     pub turns: u64,
-    /// From the text to the first audible sample.
+    /// From the text to the first audible sample; of callers who speak, the same as `mouth_to_ear`.
     pub first_audio: Summary,
+    /// From the last audible sample that a caller said to the first one of the answer.
+    pub mouth_to_ear: Summary,
     /// From first to last audible sample over the length of the speech.
     pub rtf: Summary,
     /// From asking to media.

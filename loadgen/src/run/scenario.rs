@@ -17,6 +17,7 @@ use crate::run::prepare::{Target, Via};
 use crate::run::report::Limits;
 use crate::sound::wav;
 use crate::turns::corpus::{self, Length};
+use crate::turns::exchange::Saying;
 use crate::wire::codec::Codec;
 
 /// A mistake in a scenario file.
@@ -132,11 +133,18 @@ struct TurnsTable {
     think_s: [f64; 2],
     languages: Vec<String>,
     lengths: Vec<Length>,
+    says: Vec<PathBuf>,
 }
 
 impl Default for TurnsTable {
     fn default() -> Self {
-        TurnsTable { per_call: None, think_s: [0.3, 1.0], languages: vec!["en".to_owned()], lengths: Vec::new() }
+        TurnsTable {
+            per_call: None,
+            think_s: [0.3, 1.0],
+            languages: vec!["en".to_owned()],
+            lengths: Vec::new(),
+            says: Vec::new(),
+        }
     }
 }
 
@@ -237,6 +245,7 @@ impl Scenario {
         if texts.is_empty() {
             return Err(check.wrong("turns.lengths", "no texts of these lengths in these languages".to_owned()));
         }
+        let says = says(&check, &table, folder)?;
         let callers = &table.callers;
         let shares = [("barge_in", callers.barge_in), ("dtmf", callers.dtmf), ("hang_up", callers.hang_up)];
         for (key, share) in shares {
@@ -273,6 +282,7 @@ impl Scenario {
             turns,
             think,
             texts,
+            says,
             behaviour: Behaviour {
                 barge_in: callers.barge_in,
                 dtmf: callers.dtmf,
@@ -293,6 +303,27 @@ impl Scenario {
             batch: table.batch.texts,
         })
     }
+}
+
+/// What callers say, where they do not send text.
+fn says(check: &Check<'_>, table: &File, folder: &Path) -> Result<Vec<Arc<Saying>>, ScenarioError> {
+    let (files, via) = (&table.turns.says, table.target.via);
+    if files.is_empty() == (via == Via::Speech) {
+        let reason = "target.via = \"speech\" and the recordings that callers say belong together".to_owned();
+        return Err(check.wrong("turns.says", reason));
+    }
+    let callers = &table.callers;
+    if !files.is_empty() && callers.barge_in + callers.dtmf + callers.hang_up > 0.0 {
+        let reason = "callers who speak listen to the answer: barge_in, dtmf and hang_up must be 0".to_owned();
+        return Err(check.wrong("turns.says", reason));
+    }
+    let read = |file: &PathBuf| {
+        let wrong = |why: String| check.wrong("turns.says", format!("{}: {why}", file.display()));
+        let clip = wav::read(folder.join(file)).map_err(|error| wrong(error.to_string()))?;
+        let name = file.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        Saying::new(&name, clip).map(Arc::new).ok_or_else(|| wrong("nothing in it is audible".to_owned()))
+    };
+    files.iter().map(read).collect()
 }
 
 fn arrivals(check: &Check<'_>, table: ArrivalsTable, folder: &Path) -> Result<Arrivals, ScenarioError> {
@@ -536,5 +567,25 @@ first_audio_p95_s = 0.5
         std::fs::write(folder.path().join("t.csv"), "soon\n").unwrap();
         let error = Scenario::parse("s.toml", text, folder.path()).err().unwrap();
         assert_eq!((error.line, error.key.as_str()), (4, "arrivals.file"));
+    }
+
+    #[test]
+    fn callers_who_speak_need_recordings_and_interrupt_nobody() {
+        let spoken = GOOD
+            .replace("[arrivals]", "via = \"speech\"\n\n[arrivals]")
+            .replace("[turns]", "[turns]\nsays = [\"../tests/data/speech-8k.wav\"]");
+        let calm = spoken.replace("barge_in = 0.2", "barge_in = 0.0");
+        let scenario = parse(&calm).expect("valid");
+        let names: Vec<&str> = scenario.load.says.iter().map(|saying| saying.name()).collect();
+        assert_eq!((names.as_slice(), scenario.target.via), (["speech-8k"].as_slice(), Via::Speech));
+        let nowhere = calm.replace("speech-8k.wav", "nothing.wav");
+        for wrong in [
+            spoken,
+            calm.replace("via = \"speech\"", ""),
+            GOOD.replace("[arrivals]", "via = \"speech\"\n[arrivals]"),
+            nowhere,
+        ] {
+            assert_eq!(parse(&wrong).err().expect("refused").key, "turns.says");
+        }
     }
 }

@@ -3,6 +3,8 @@
 //! [`Plan`] says how calls reach the gateway and how turns reach a call; [`Exchange`] is one such call. Everything
 //! in a [`Turn`] is measured by listening; what the gateway itself reports is kept beside it only to be compared.
 
+mod spoken;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::spoken::Saying;
 use crate::caller::call::{Call, CallError, Leg, Setup};
 use crate::caller::rtc;
 use crate::caller::sip;
@@ -32,6 +35,8 @@ pub enum Trigger {
     Agent(Arc<Dispatch>),
     /// The agent's greeting is the turn: for gateways of which only the SIP side is known. Its text is unknown.
     Greeting,
+    /// The caller speaks ([`Exchange::converse`]), and whatever agent the gateway has answers.
+    Speech,
 }
 
 /// What all calls of a test have in common.
@@ -135,6 +140,8 @@ pub struct Turn {
     pub chars: usize,
     /// From the text to the first audible sample; `None` when there was none.
     pub first_audio: Option<Duration>,
+    /// Of a caller who spoke: from the last audible sample said to the first one heard.
+    pub mouth_to_ear: Option<Duration>,
     /// How long the speech is without what it was stalled by.
     pub speech: Duration,
     /// Time from first to last audible sample over the length of the speech: 1 when it never stalled.
@@ -229,6 +236,7 @@ impl Exchange {
                     Some(session.ok_or_else(|| CallError::BadAnswer("the agent was not dialled".to_owned()))?);
             }
             (Leg::Sip, Trigger::Greeting) => return Ok(()),
+            (_, Trigger::Speech) => {}
             (Leg::Webrtc, _) => {
                 if !self.call.status_becomes(Duration::from_secs(10), |s| s.channel).await {
                     return Err(CallError::WebRtc("the data channel does not open".to_owned()));
@@ -244,7 +252,10 @@ impl Exchange {
         let answered = self.call.setup().answered;
         if let Some(onset) = self.call.onset(answered, Duration::from_millis(400)).await {
             self.greeting = Some(onset.saturating_duration_since(answered));
-            self.cut_greeting().await;
+            // A caller who speaks lets the agent finish: it may be part of what the agent remembers.
+            if !matches!(self.plan.trigger, Trigger::Speech) {
+                self.cut_greeting().await;
+            }
             self.call.silence(onset, END, Duration::from_secs(30)).await;
         }
         self.before = self.call.take_heard().counts;
@@ -312,6 +323,7 @@ impl Exchange {
             (_, _, Some(session)) => session.say(text).await,
             (Leg::Webrtc, ..) => self.call.send_text(&text_frame(text, true).to_string()).await,
             (Leg::Sip, Trigger::Greeting, _) => Ok(self.call.setup().answered),
+            (Leg::Sip, Trigger::Speech, _) => Err(CallError::Target("callers who speak send no text".to_owned())),
             (Leg::Sip, ..) => {
                 let (Some(gateway), Some(id)) = (&self.plan.gateway, &self.id) else {
                     return Err(CallError::Target("no http: target".to_owned()));
@@ -415,6 +427,7 @@ impl Exchange {
             ended,
             chars: text.chars().count(),
             first_audio: Some(onset.saturating_duration_since(sent)),
+            mouth_to_ear: None,
             speech,
             rtf: if speech.is_zero() { f64::NAN } else { listening.as_secs_f64() / speech.as_secs_f64() },
             packets,
@@ -491,6 +504,7 @@ impl Exchange {
             ended: clock::now(),
             chars: text.chars().count(),
             first_audio: None,
+            mouth_to_ear: None,
             speech: Duration::ZERO,
             rtf: f64::NAN,
             stalls: Vec::new(),

@@ -222,6 +222,7 @@ async fn an_open_loop_counts_what_arrives() {
     let arrivals = [0.1, 0.2, 0.3, 0.9].map(Duration::from_secs_f64).to_vec();
     let shared = options(vec![]);
     let load = Load {
+        says: Vec::new(),
         arrivals: Arrivals::Trace(arrivals),
         duration: Duration::from_secs(2),
         warm_up: Duration::ZERO,

@@ -28,6 +28,7 @@ pub(super) struct Tally {
     sampled: u64,
     level: Level,
     first_audio: Spread,
+    mouth_to_ear: Spread,
     rtf: Numbers,
     setup: Spread,
     greeting: Spread,
@@ -56,6 +57,7 @@ impl Tally {
             sampled,
             level: Level::default(),
             first_audio: Spread::default(),
+            mouth_to_ear: Spread::default(),
             rtf: Numbers::default(),
             setup: Spread::default(),
             greeting: Spread::default(),
@@ -144,6 +146,9 @@ impl Tally {
         }
         self.level.turns += 1;
         self.first_audio.add(first);
+        if let Some(time) = turn.mouth_to_ear {
+            self.mouth_to_ear.add(time);
+        }
         self.by_leg.entry(turn.leg).or_default().add(first);
         self.lateness.merge(&turn.lateness);
         self.jitter.add(turn.jitter);
@@ -207,6 +212,7 @@ impl Tally {
         level.seconds = seconds;
         level.concurrency = self.concurrency.summary().mean;
         level.first_audio = self.first_audio.summary();
+        level.mouth_to_ear = self.mouth_to_ear.summary();
         level.rtf = self.rtf.summary();
         level.setup = self.setup.summary();
         level.greeting = self.greeting.summary();
@@ -247,6 +253,7 @@ mod tests {
             ended: sent + Duration::from_secs(2),
             chars: 10,
             first_audio: (fault != Some(Fault::Silence)).then_some(Duration::from_millis(50)),
+            mouth_to_ear: None,
             speech: Duration::from_millis(1_900),
             rtf: 1.0,
             stalls: Vec::new(),
@@ -297,6 +304,10 @@ mod tests {
         add(4, &said, Some(Fault::CutShort));
         // Sent when the load is over.
         add(61, &said, None);
+        // Of a caller who spoke.
+        let mut spoken = turn(start + Duration::from_secs(5), "words", &said, None);
+        spoken.mouth_to_ear = Some(Duration::from_millis(700));
+        tally.add(Event::Turn(Box::new(spoken)));
         let interrupted = BargeIn { silence: Duration::from_millis(150), heard: Duration::ZERO, reported: None };
         let mut cut = turn(start, "words", &said, None);
         cut.barge_in = Some(interrupted);
@@ -304,11 +315,12 @@ mod tests {
         let (level, kept) = tally.finish(&plan("words", said), "closed");
         let failures: Vec<(&str, u64)> = level.failures.iter().map(|(cause, n)| (cause.as_str(), *n)).collect();
         assert_eq!(failures, [("cut_short", 1), ("silence", 1), ("wrong_audio", 2)]);
-        assert_eq!(level.turns, 7, "five good ones, one that was doubted, one that was interrupted");
+        assert_eq!(level.turns, 8, "six good ones, one that was doubted, one that was interrupted");
+        assert_eq!((level.mouth_to_ear.count, (level.mouth_to_ear.p50 * 1e3).round()), (1, 700.0));
         assert_eq!(level.first_audio.count, level.turns);
         assert_eq!(level.by_leg.values().map(|s| s.count).sum::<u64>(), level.turns);
-        assert_eq!((level.rtf.count + level.barge_in.count, level.service.count, level.mos.count), (7, 6, 7));
-        assert_eq!(level.packets, 11 * 99, "of all that were sent within the window");
+        assert_eq!((level.rtf.count + level.barge_in.count, level.service.count, level.mos.count), (8, 7, 8));
+        assert_eq!(level.packets, 12 * 99, "of all that were sent within the window");
         assert_eq!((kept.len(), level.correlation.count), (3, 3));
     }
 
