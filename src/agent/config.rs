@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::builtin::Builtin;
 use super::llm::config::Llm;
+use super::media::frames::Form;
 use crate::call::Interruptible;
 use crate::secret::Secret;
 
@@ -13,11 +14,17 @@ use crate::secret::Secret;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agent {
-    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself); absent with `llm`.
+    /// `ws://`, `wss://`, `builtin:demo`, `builtin:silent` or `builtin:client` (the browser itself); absent with `llm` and
+    /// with `media`.
     #[serde(default)]
     pub url: String,
     /// A language model in place of an agent's program.
     pub llm: Option<Box<Llm>>,
+    /// `ws://` or `wss://`: a bot that hears and speaks sound, as Twilio Media Streams frames; in place of `url`.
+    pub media: Option<String>,
+    /// Samples per second of `media`: 8000 is mu-law, 16000 and 24000 are 16-bit little-endian samples.
+    #[serde(default = "default_media_rate")]
+    pub media_rate: u32,
     /// Headers of the WebSocket request.
     #[serde(default)]
     pub headers: BTreeMap<String, Secret>,
@@ -116,6 +123,10 @@ fn default_apology() -> String {
     "Sorry, something went wrong. Please call again later.".into()
 }
 
+fn default_media_rate() -> u32 {
+    8_000
+}
+
 fn default_stall_s() -> u64 {
     30
 }
@@ -126,6 +137,8 @@ impl Agent {
         Self {
             url: url.into(),
             llm: None,
+            media: None,
+            media_rate: default_media_rate(),
             headers: BTreeMap::new(),
             greeting: None,
             interruptible: None,
@@ -155,19 +168,55 @@ impl Agent {
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
         let url = &self.url;
-        match &self.llm {
-            Some(_) if !url.is_empty() => Err("url and llm: an agent is one of both; remove one".into()),
-            Some(llm) => llm.validate().map_err(|error| format!("llm: {error}")),
-            None if url.is_empty() => Err("needs `url` (a WebSocket or a built-in agent) or `llm`".into()),
-            None => {
-                let known = ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
-                if known || Builtin::at(url).is_some() {
-                    return Ok(());
-                }
-                Err(format!(
-                    "url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
-                ))
-            }
+        let given: Vec<&str> = [("url", !url.is_empty()), ("llm", self.llm.is_some()), ("media", self.media.is_some())]
+            .into_iter()
+            .filter_map(|(name, is_given)| is_given.then_some(name))
+            .collect();
+        match given[..] {
+            [] => return Err("needs `url` (a WebSocket or a built-in agent), `llm` or `media`".into()),
+            [_] => {}
+            _ => return Err(format!("{}: an agent is one of these; remove the others", given.join(" and "))),
+        }
+        let is_socket = |url: &str| ["ws://", "wss://"].iter().any(|scheme| url.starts_with(scheme));
+        if Form::at(self.media_rate).is_none() {
+            return Err(format!("media_rate = {}: expected 8000, 16000 or 24000", self.media_rate));
+        }
+        if let Some(llm) = &self.llm {
+            return llm.validate().map_err(|error| format!("llm: {error}"));
+        }
+        match &self.media {
+            Some(media) if is_socket(media) => Ok(()),
+            Some(media) => Err(format!("media `{media}`: expected ws://... or wss://...")),
+            None if is_socket(url) || Builtin::at(url).is_some() => Ok(()),
+            None => Err(format!(
+                "url `{url}`: expected ws://..., wss://..., builtin:demo, builtin:silent or builtin:client"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_one_thing_and_its_stream_has_a_rate_that_there_is() {
+        let read = |text: &str| {
+            let agent: Agent = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+            agent.validate().map(|()| agent)
+        };
+        let agent = read("media = \"wss://bot.example.com/stream\"").expect("valid");
+        assert_eq!((agent.media_rate, agent.interruptible), (8_000, None), "as Twilio's");
+        assert!(read("media = \"ws://127.0.0.1:1/\"\nmedia_rate = 24000").is_ok());
+        for (wrong, why) in [
+            ("", "`media`"),
+            ("media = \"ws://a\"\nurl = \"ws://b\"", "url and media"),
+            ("media = \"https://a\"", "wss://"),
+            ("media = \"ws://a\"\nmedia_rate = 11025", "11025"),
+            ("url = \"builtin:nobody\"", "builtin:demo"),
+        ] {
+            let error = read(wrong).expect_err(wrong);
+            assert!(error.contains(why), "{wrong}: {error}");
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod client;
 pub mod config;
 pub mod frames;
 pub mod llm;
+pub mod media;
 pub mod relay;
 
 use std::collections::BTreeMap;
@@ -153,10 +154,11 @@ impl Conversation {
                 tracing::warn!(call = %self.relay.handle().id(), %error, "the greeting was not spoken");
             }
         }
-        let mut end = match (self.agent.llm.clone(), Builtin::at(&self.agent.url)) {
-            (Some(llm), _) => self.serve_llm(llm.into()).await,
-            (None, Some(builtin)) => self.serve_builtin(builtin).await,
-            (None, None) => match client::dial(&self.agent).await {
+        let mut end = match (self.agent.llm.clone(), self.agent.media.clone(), Builtin::at(&self.agent.url)) {
+            (Some(llm), ..) => self.serve_llm(llm.into()).await,
+            (None, Some(url), _) => self.serve_media(&url).await,
+            (None, None, Some(builtin)) => self.serve_builtin(builtin).await,
+            (None, None, None) => match client::dial(&self.agent).await {
                 Ok(link) => self.serve_link(link).await,
                 Err(error) => {
                     tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
@@ -196,6 +198,12 @@ impl Conversation {
         let captions = Some(self.captions());
         let told = (&mut self.events, &mut self.messages);
         let serving = llm::driver::run(&mut self.relay, (&self.agent, llm), web, told, &mut self.attached);
+        beside(captions, serving).await
+    }
+
+    async fn serve_media(&mut self, url: &str) -> RelayEnd {
+        let captions = Some(self.captions());
+        let serving = media::run(&self.relay, &self.agent, url, &mut self.events, &mut self.attached);
         beside(captions, serving).await
     }
 

@@ -292,15 +292,21 @@ impl CallHandle {
     }
 
     /// Streams `pcm` (mono, 16-bit, `rate` samples per second: 8000, 16000, 24000 or 48000) into the call
-    /// after what waits already; pieces that follow one another without a gap sound as one.
+    /// after what waits already; pieces that follow one another without a gap sound as one. `interruptible`: what cuts it
+    /// off, as of text.
     ///
     /// # Errors
     /// The rate is not one of these, or the call takes no more.
-    pub fn inject_audio(&self, pcm: Vec<i16>, rate: u32) -> Result<(), SpeakError> {
+    pub fn inject_audio(
+        &self,
+        pcm: Vec<i16>,
+        rate: u32,
+        interruptible: Option<Interruptible>,
+    ) -> Result<(), SpeakError> {
         if !matches!(rate, 8_000 | 16_000 | 24_000 | 48_000) {
             return Err(SpeakError::Invalid(format!("sample rate {rate} is not 8000, 16000, 24000 or 48000")));
         }
-        self.send(Command::Audio { pcm, rate })
+        self.send(Command::Audio { pcm, rate, interruptible })
     }
 
     /// Reports [`CallEvent::Mark`] when everything queued so far has been sent.
@@ -517,6 +523,8 @@ pub enum Command {
         pcm: Vec<i16>,
         /// Samples per second.
         rate: u32,
+        /// What cuts it off.
+        interruptible: Option<Interruptible>,
     },
     /// Tell when everything queued has been sent.
     Mark(String),

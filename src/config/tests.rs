@@ -87,7 +87,7 @@ fn an_agent_is_a_url_or_a_model() {
     let config = load(&format!("[agent.x]\n{model}"), &[]).expect("valid");
     assert_eq!(config.agent["x"].llm.as_ref().map(|llm| llm.model.as_str()), Some("m"));
     for (text, why) in [
-        (format!("[agent.x]\nurl = \"builtin:demo\"\n{model}"), "one of both"),
+        (format!("[agent.x]\nurl = \"builtin:demo\"\n{model}"), "one of these"),
         ("[agent.x]\ngreeting = \"Hi\"\n".to_owned(), "needs `url`"),
         ("[agent.x]\nllm = { base_url = \"x\", model = \"m\" }\n".to_owned(), "[agent.x] llm: base_url"),
     ] {

@@ -337,13 +337,13 @@ fn clips_and_streamed_audio_sound_in_their_turn() {
         }
     });
     answer.unwrap();
-    world.handle.inject_audio(vec![5_000; 8_000], 8_000).unwrap();
-    world.handle.inject_audio(vec![5_000; 4_000], 8_000).unwrap();
+    world.handle.inject_audio(vec![5_000; 8_000], 8_000, None).unwrap();
+    world.handle.inject_audio(vec![5_000; 4_000], 8_000, None).unwrap();
     world.handle.mark("all").unwrap();
     world.run(5_000 * MS);
     // 2 x 1 s of clip, 1.5 s of stream.
     assert_eq!(world.when(|e| matches!(e, CallEvent::Mark { .. })), Some(3_480 * MS));
-    assert!(world.handle.inject_audio(vec![0; 10], 11_025).is_err());
+    assert!(world.handle.inject_audio(vec![0; 10], 11_025, None).is_err());
 }
 
 /// What a handle does with a recording of the web: its place is kept, and it comes later.

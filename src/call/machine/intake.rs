@@ -20,7 +20,7 @@ use crate::audio::{RATE, from_i16};
 use crate::call::event::Cause;
 use crate::call::handle::{PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 use crate::call::segment::Script;
-use crate::call::{CallEvent, EndReason, TurnId};
+use crate::call::{CallEvent, EndReason, Interruptible, TurnId};
 use crate::media::resample;
 
 /// The rest of a stream that was cut off is recognised by coming without a pause. Longer than the pause
@@ -193,7 +193,14 @@ impl Intake {
     }
 
     /// The next piece of streamed audio: mono samples, `rate` of them a second.
-    pub(super) fn audio(&mut self, now: Instant, pcm: &[i16], rate: u32, speaking: &mut Speaking, out: &mut Outbox) {
+    pub(super) fn audio(
+        &mut self,
+        now: Instant,
+        (pcm, rate): (&[i16], u32),
+        interruptible: Option<Interruptible>,
+        speaking: &mut Speaking,
+        out: &mut Outbox,
+    ) {
         if is_open(speaking).is_err() {
             return;
         }
@@ -207,10 +214,12 @@ impl Intake {
         };
         if let Some(Entry::Turn(turn)) = speaking.queue.entries.back_mut()
             && turn.silent
+            && turn.style.interruptible == interruptible
         {
             return turn.add_pcm(pcm);
         }
-        let mut turn = Turn::new(TurnId::next(), Style::default(), now, speaking.queue.front().is_none());
+        let style = Style { interruptible, ..Style::default() };
+        let mut turn = Turn::new(TurnId::next(), style, now, speaking.queue.front().is_none());
         turn.silent = true;
         turn.add_pcm(pcm);
         speaking.add(turn, false);

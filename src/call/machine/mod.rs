@@ -245,7 +245,9 @@ impl Machine {
                 let _ = reply.send(self.intake.awaited(now, request, wanted, speaking, out));
             }
             Command::Arrived { turn, clip } => speaking.arrived(&turn, clip),
-            Command::Audio { pcm, rate } => self.intake.audio(now, &pcm, rate, speaking, out),
+            Command::Audio { pcm, rate, interruptible } => {
+                self.intake.audio(now, (&pcm, rate), interruptible, speaking, out);
+            }
             Command::Mark(name) => self.intake.mark(name, speaking, out),
             Command::Interrupt | Command::Clear => self.interrupt(now, Cause::Agent),
             Command::ResolveBargeIn(outcome) => self.resolve_barge_in(now, outcome),
