@@ -339,6 +339,34 @@ async fn a_browser_is_its_own_agent_on_the_data_channel() {
     rig.app.drain().await;
 }
 
+/// What a built-in agent has told a page is not told again when another agent takes over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_is_told_of_each_turn_once_whoever_is_its_agent() {
+    let rig = Rig::start().await;
+    let mut call = rig.browser("client").await;
+    assert!(call.status_becomes(PATIENCE, |status| status.channel).await, "the channel opens");
+    let text = |id: &str| json!({ "type": "text", "token": "Yes.", "last": true, "utteranceId": id }).to_string();
+    call.send_text(&text("first")).await.expect("sent");
+    let mut ended: Vec<String> = Vec::new();
+    let mut socket = None;
+    while !ended.iter().any(|id| id == "second") {
+        let (_, frame) = call.next_text(PATIENCE).await.expect("the page is told");
+        let frame: Value = serde_json::from_str(&frame).expect("JSON");
+        if frame["name"] == "turnEnded" {
+            ended.push(frame["utteranceId"].as_str().expect("a turn").to_owned());
+        }
+        if socket.is_none() && !ended.is_empty() {
+            let url = format!("{}/v1/calls/{}/agent", rig.http.replace("http", "ws"), call.id().expect("named"));
+            let (mut other, _) = tokio_tungstenite::connect_async(url).await.expect("upgraded");
+            other.send(Message::text(text("second"))).await.expect("sent");
+            socket = Some(other);
+        }
+    }
+    assert_eq!(ended, ["first", "second"]);
+    call.hang_up().await;
+    rig.app.drain().await;
+}
+
 /// What a browser writes while its call holds as much as it may waits in order, and none of it is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_browser_that_writes_faster_than_is_spoken_is_spoken_in_full() {

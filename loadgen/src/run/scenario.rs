@@ -216,6 +216,7 @@ impl Scenario {
         let check = Check { file, text };
         let table: File = toml::from_str(text).map_err(|e| check.syntax(&e))?;
         check.range("duration_s", table.duration_s, 0.5, 86_400.0)?;
+        let says = says(&check, &table, folder)?;
         let arrivals = arrivals(&check, table.arrivals, folder)?;
         for (key, value) in [("legs.sip", table.legs.sip), ("legs.webrtc", table.legs.webrtc)] {
             check.range(key, value, 0.0, 1e6)?;
@@ -245,7 +246,6 @@ impl Scenario {
         if texts.is_empty() {
             return Err(check.wrong("turns.lengths", "no texts of these lengths in these languages".to_owned()));
         }
-        let says = says(&check, &table, folder)?;
         let callers = &table.callers;
         let shares = [("barge_in", callers.barge_in), ("dtmf", callers.dtmf), ("hang_up", callers.hang_up)];
         for (key, share) in shares {
