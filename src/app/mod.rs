@@ -157,7 +157,7 @@ impl App {
                 "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
             );
         }
-        let ears = ears::choose(&config.recognizer, config.turns).await.map_err(StartError::Recognizer)?;
+        let ears = ears::choose(&config.recognizer, &config.turns).await.map_err(StartError::Recognizer)?;
         let calls =
             Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
         let records = Records::start(config.records.clone())?;

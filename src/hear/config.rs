@@ -1,5 +1,6 @@
 //! `[recognizer]` and `[turns]`: what hears, and when a caller has finished.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -68,6 +69,8 @@ pub enum Kind {
     Deepgram,
     /// OpenAI's realtime transcription.
     OpenAi,
+    /// vLLM's `/v1/realtime`.
+    Vllm,
 }
 
 /// A second service: of the same kind, or both stream.
@@ -96,6 +99,8 @@ impl Kind {
             }
             Kind::Deepgram => Some((Dialect::Listen, "wss://api.deepgram.com")),
             Kind::OpenAi => Some((Dialect::OpenAi, "wss://api.openai.com")),
+            // The port that it has unless told otherwise.
+            Kind::Vllm => Some((Dialect::Vllm, "ws://127.0.0.1:8000")),
             Kind::Off | Kind::Auto | Kind::Whisper | Kind::Http => None,
         }
     }
@@ -154,11 +159,13 @@ impl Recognizer {
                     .address(&service.url, None, None)
                     .map_err(|error| error.strip_prefix("[recognizer] ").unwrap_or(&error).to_owned())?;
             }
-            if self.token.is_none() && self.url.is_none() {
+            if self.token.is_none() && self.url.is_none() && self.chosen() != Kind::Vllm {
                 return Err("needs `token`, the service's API key".into());
             }
         } else if self.chosen().dialect(None).is_some() {
-            return Err("fallback.kind: expected \"deepgram\" or \"openai\"; both services must stream".into());
+            return Err(
+                "fallback.kind: expected \"deepgram\", \"openai\" or \"vllm\"; both services must stream".into()
+            );
         }
         if [self.price, self.fallback.as_ref().map_or(0.0, |second| second.price)]
             .iter()
@@ -176,7 +183,9 @@ impl Recognizer {
         }
         if let Some(second) = &self.fallback {
             if self.chosen() != Kind::Http && !streams {
-                return Err("`fallback` belongs to a service: kind = \"http\", \"deepgram\" or \"openai\"".into());
+                return Err(
+                    "`fallback` belongs to a service: kind = \"http\", \"deepgram\", \"openai\" or \"vllm\"".into()
+                );
             }
             if self.chosen() == Kind::Http && second.kind.is_some_and(|kind| kind != Kind::Http) {
                 return Err("fallback.kind: expected \"http\", as the first service is".into());
@@ -189,10 +198,27 @@ impl Recognizer {
     }
 }
 
+/// By what a turn is taken as over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// `smart_turn` where its file is given, else `words`.
+    #[default]
+    Auto,
+    /// Pauses and words.
+    Words,
+    /// And by how it sounds: the network Smart Turn.
+    SmartTurn,
+}
+
 /// `[turns]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Turns {
+    /// By what a turn is taken as over.
+    pub mode: Mode,
+    /// The network's ONNX file.
+    pub smart_turn: Option<PathBuf>,
     /// Silence after which a caller has finished who said something complete.
     pub min_delay_ms: u64,
     /// The same for one whose words ask for more of them.
@@ -202,16 +228,28 @@ pub struct Turns {
 impl Default for Turns {
     fn default() -> Self {
         // Most pauses inside a sentence are under 350 ms; after 1.8 s people say "hello?".
-        Self { min_delay_ms: 350, max_delay_ms: 1_800 }
+        Self { mode: Mode::Auto, smart_turn: None, min_delay_ms: 350, max_delay_ms: 1_800 }
     }
 }
 
 impl Turns {
+    /// The file of the network that judges turns; `None`: none does.
+    pub fn network(&self) -> Option<&Path> {
+        self.smart_turn.as_deref().filter(|_| self.mode != Mode::Words)
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
+        if self.mode == Mode::SmartTurn && self.smart_turn.is_none() {
+            return Err(
+                "mode = \"smart_turn\" needs `smart_turn`, the file smart-turn-v3.2-cpu.onnx of the Python package \
+                        pipecat-ai"
+                    .into(),
+            );
+        }
         if self.min_delay_ms < 100 {
             return Err(format!("min_delay_ms = {}: expected 100 or more", self.min_delay_ms));
         }
@@ -252,6 +290,8 @@ mod tests {
         let dialects: Vec<Dialect> = services.iter().map(|service| service.dialect).collect();
         assert_eq!(dialects, [Dialect::Flux, Dialect::OpenAi]);
         assert_eq!(services[0].url, "wss://api.deepgram.com");
+        let own = streams("kind = \"vllm\"").expect("it needs no key").services().expect("it streams").services;
+        assert_eq!((own[0].dialect, own[0].url.as_str()), (Dialect::Vllm, "ws://127.0.0.1:8000"));
         for (wrong, why) in [
             ("kind = \"deepgram\"".to_owned(), "token"),
             (second("kind = \"whisper\""), "fallback.kind"),
@@ -261,7 +301,13 @@ mod tests {
             let error = streams(&wrong).expect_err(&wrong);
             assert!(error.contains(why), "{wrong}: {error}");
         }
-        assert!(Turns { min_delay_ms: 500, max_delay_ms: 400 }.validate().is_err());
+        assert!(Turns { min_delay_ms: 500, max_delay_ms: 400, ..Turns::default() }.validate().is_err());
+        let file = Some(PathBuf::from("a.onnx"));
+        let turns =
+            |mode, smart_turn: &Option<PathBuf>| Turns { mode, smart_turn: smart_turn.clone(), ..Turns::default() };
+        assert!(turns(Mode::SmartTurn, &None).validate().is_err_and(|error| error.contains("pipecat-ai")));
+        assert_eq!(turns(Mode::Auto, &file).network(), file.as_deref());
+        assert_eq!(turns(Mode::Words, &file).network(), None);
         assert!(Turns::default().validate().is_ok());
     }
 }

@@ -30,6 +30,24 @@ pub enum Verdict {
     Unfinished,
 }
 
+impl Verdict {
+    /// One step more finished.
+    pub fn sooner(self) -> Self {
+        match self {
+            Verdict::Complete | Verdict::Open => Verdict::Complete,
+            Verdict::Unfinished => Verdict::Open,
+        }
+    }
+
+    /// One step less finished.
+    pub fn later(self) -> Self {
+        match self {
+            Verdict::Complete => Verdict::Open,
+            Verdict::Open | Verdict::Unfinished => Verdict::Unfinished,
+        }
+    }
+}
+
 /// Words that ask for another: a sentence does not end in them.
 const HANGING: &[(&str, &[&str])] = &[
     (

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant as Alarm, sleep_until};
 
 use super::config::Turns;
+use super::smart_turn::{self, Asked, SmartTurn};
 use super::stream::{Listener, Services};
 use super::turn::{Action, Delays, Machine, Source};
 use super::{Expect, HearEvent, RATE, Recogniser, Request, Stop, Trouble, Words};
@@ -46,6 +47,8 @@ struct Inner {
     /// Where the tasks run.
     runtime: tokio::runtime::Handle,
     apology: String,
+    /// Hears whether a turn is over.
+    judge: Option<Arc<SmartTurn>>,
 }
 
 impl Ears {
@@ -80,7 +83,16 @@ impl Ears {
     ) -> Self {
         let ms = Duration::from_millis;
         let delays = Delays { min: ms(turns.min_delay_ms), max: ms(turns.max_delay_ms) };
-        Self(Arc::new(Inner { mind, language, delays, runtime, apology }))
+        Self(Arc::new(Inner { mind, language, delays, runtime, apology, judge: None }))
+    }
+
+    /// The same, with `judge` to hear whether a turn is over. To be called before the first caller is heard.
+    #[must_use]
+    pub fn judging(mut self, judge: Option<Arc<SmartTurn>>) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.judge = judge;
+        }
+        self
     }
 
     /// Begins to hear a caller. The task ends when the feed is dropped.
@@ -90,10 +102,14 @@ impl Ears {
         let missed = Arc::new(AtomicU64::new(0));
         let pulse = Pulse { origin: None, missed: missed.clone() };
         let (tell, language) = (Teller(tell), self.0.language.clone());
+        let asked = Asked::new(self.0.judge.clone());
         match &self.0.mind {
             Mind::Asked(recogniser) => {
+                let mut machine = Machine::new(self.0.delays, Source::Asked);
+                machine.judge_sound(asked.is_there());
                 let ear = Ear {
-                    machine: Machine::new(self.0.delays, Source::Asked),
+                    machine,
+                    asked,
                     sound: Sound::default(),
                     language,
                     requests: FuturesUnordered::new(),
@@ -106,7 +122,7 @@ impl Ears {
                 self.0.runtime.spawn(ear.run(inbox));
             }
             Mind::Streamed(services) => {
-                let how = (self.0.delays, language);
+                let how = (self.0.delays, language, asked);
                 self.0.runtime.spawn(Listener::new(services.clone(), how, pulse, tell).run(inbox));
             }
         }
@@ -203,14 +219,14 @@ impl Feed {
 
 /// The caller's sound, from some time of the call on, without holes.
 #[derive(Debug, Default)]
-struct Sound {
+pub(super) struct Sound {
     pcm: VecDeque<i16>,
     /// When the last sample was.
     end: Duration,
 }
 
 impl Sound {
-    fn push(&mut self, at: Duration, pcm: &[i16]) {
+    pub(super) fn push(&mut self, at: Duration, pcm: &[i16]) {
         self.pcm.extend(pcm);
         self.end = at;
         let most = samples(KEPT);
@@ -219,15 +235,21 @@ impl Sound {
         }
     }
 
-    fn silence(&mut self, at: Duration, length: Duration) {
+    pub(super) fn silence(&mut self, at: Duration, length: Duration) {
         let zeros = samples(length.min(KEPT));
         self.pcm.extend(std::iter::repeat_n(0, zeros));
         self.push(at, &[]);
     }
 
-    fn forget(&mut self, before: Duration) {
+    pub(super) fn forget(&mut self, before: Duration) {
         let keep = samples(self.end.saturating_sub(before)).min(self.pcm.len());
         self.pcm.drain(..self.pcm.len() - keep);
+    }
+
+    /// What a turn is judged by that began at `from` and pauses at `to`.
+    pub(super) fn judged_by(&self, from: Duration, to: Duration) -> Vec<i16> {
+        let window = Duration::from_secs(smart_turn::WINDOW as u64) / RATE;
+        self.between(from.max(to.saturating_sub(window)), to)
     }
 
     fn between(&self, from: Duration, to: Duration) -> Vec<i16> {
@@ -245,6 +267,7 @@ type Reply = std::pin::Pin<Box<dyn Future<Output = (u64, Instant, Result<Option<
 
 struct Ear {
     machine: Machine,
+    asked: Asked,
     sound: Sound,
     language: Option<String>,
     requests: FuturesUnordered<Reply>,
@@ -322,6 +345,9 @@ impl Ear {
                 Some((id, asked, result)) = self.requests.next(), if !self.requests.is_empty() => {
                     self.answered(id, asked, result);
                 }
+                (id, complete) = self.asked.answer() => {
+                    self.machine.judged(self.pulse.now(), id, complete >= smart_turn::COMPLETE);
+                }
                 () = &mut alarm, if deadline.is_some() => self.machine.tick(self.pulse.now()),
             }
         }
@@ -398,6 +424,7 @@ impl Ear {
                         stop.set();
                     }
                 }
+                Action::Judge { id, from, to } => self.asked.ask(id, self.sound.judged_by(from, to)),
                 Action::Forget { before } => self.sound.forget(before),
                 Action::Event(event) => self.tell.tell(HearEvent::Turn(event)),
                 Action::Deaf { lost } => {

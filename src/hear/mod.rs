@@ -10,6 +10,7 @@
 //!
 //! - [`turn`], [`delay`]: when a caller has finished
 //! - [`ear`]: the task; [`pool`]: threads that recognise; [`whisper`], [`http`]: recognisers that are asked
+//! - [`smart_turn`]: a network that hears whether a turn is over
 //! - [`stream`]: the task where a service streams words
 
 pub mod config;
@@ -17,6 +18,7 @@ pub mod delay;
 pub mod ear;
 pub mod http;
 pub mod pool;
+pub mod smart_turn;
 pub mod stream;
 pub mod turn;
 pub mod whisper;

@@ -79,6 +79,15 @@ pub enum Action {
     },
     /// Tell the call.
     Event(TurnEvent),
+    /// Find out how complete the sound between two times is, and tell [`Machine::judged`].
+    Judge {
+        /// Names the question.
+        id: u64,
+        /// Where the turn begins.
+        from: Duration,
+        /// Where the pause is.
+        to: Duration,
+    },
     /// Recognition failed, and this much of what the caller said is lost.
     Deaf {
         /// How much.
@@ -139,6 +148,9 @@ struct Turn {
     answered: bool,
     /// The caller is in a pause that counts for [`Machine::pause`].
     pausing: bool,
+    /// What was asked of this pause about the sound, and the answer.
+    asked: Option<u64>,
+    complete: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +168,8 @@ pub struct Machine {
     /// How long after the longest delay the words of a service that streams are waited for.
     late: Duration,
     partials: bool,
+    /// Pauses are judged by their sound, too.
+    judges: bool,
     expect: Option<Expect>,
     turn: Option<Turn>,
     /// Whether the detector counted the caller as speaking in the last frame.
@@ -179,6 +193,7 @@ impl Machine {
             source,
             late: LATE,
             partials: false,
+            judges: false,
             expect: None,
             turn: None,
             speaking: false,
@@ -194,6 +209,11 @@ impl Machine {
     /// Whether text is wanted while the caller speaks.
     pub fn want_partials(&mut self, wanted: bool) {
         self.partials = wanted;
+    }
+
+    /// Pauses are judged by their sound, too: [`Action::Judge`].
+    pub fn judge_sound(&mut self, wanted: bool) {
+        self.judges = wanted;
     }
 
     /// How long after the longest delay the words of a service that streams are waited for.
@@ -301,6 +321,13 @@ impl Machine {
         self.tick(now);
     }
 
+    /// The answer to [`Action::Judge`].
+    pub fn judged(&mut self, now: Duration, id: u64, complete: bool) {
+        let Some(turn) = self.turn.as_mut().filter(|turn| turn.pausing && turn.asked == Some(id)) else { return };
+        turn.complete = Some(complete);
+        self.tick(now);
+    }
+
     /// The link to a service that streams broke; `lost` of the sound will not be recognised.
     pub fn lost(&mut self, now: Duration, lost: Duration) {
         if lost.is_zero() {
@@ -349,6 +376,7 @@ impl Machine {
         let resumed = std::mem::take(&mut turn.pausing);
         turn.last_voice = now;
         (turn.ended, turn.likely) = (false, false);
+        (turn.asked, turn.complete) = (None, None);
         if !resumed {
             return;
         }
@@ -378,8 +406,10 @@ impl Machine {
     fn ask(&mut self, now: Duration, quiet: Duration) {
         let Some(turn) = self.turn.as_mut() else { return };
         let full = now.saturating_sub(turn.start) >= LONGEST;
-        if quiet >= SETTLE {
-            turn.pausing = true;
+        if quiet >= SETTLE && !std::mem::replace(&mut turn.pausing, true) && self.judges {
+            turn.asked = Some(self.next_id);
+            self.out.push_back(Action::Judge { id: self.next_id, from: turn.start, to: now });
+            self.next_id += 1;
         }
         if self.source == Source::Streamed {
             return;
@@ -468,7 +498,13 @@ impl Machine {
         if turn.ended {
             return Verdict::Complete;
         }
-        judge(&text(turn), &language(turn), self.expect)
+        let words = judge(&text(turn), &language(turn), self.expect);
+        // Where something particular is awaited the words say more: a group of digits sounds complete.
+        match turn.complete.filter(|_| self.expect.is_none()) {
+            Some(true) => words.sooner(),
+            Some(false) => words.later(),
+            None => words,
+        }
     }
 
     /// How long this turn's last pause must be.

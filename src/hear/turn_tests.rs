@@ -18,6 +18,7 @@ struct Caller {
     cancelled: Vec<u64>,
     events: Vec<(Phase, String)>,
     deaf: Vec<Duration>,
+    questions: Vec<(u64, Duration, Duration)>,
 }
 
 impl Caller {
@@ -31,6 +32,7 @@ impl Caller {
             cancelled: Vec::new(),
             events: Vec::new(),
             deaf: Vec::new(),
+            questions: Vec::new(),
         };
         caller.pause(1_000);
         caller
@@ -43,6 +45,7 @@ impl Caller {
                 Action::Cancel { id } => self.cancelled.push(id),
                 Action::Event(event) => self.events.push((event.phase, event.text)),
                 Action::Deaf { lost } => self.deaf.push(lost),
+                Action::Judge { id, from, to } => self.questions.push((id, from, to)),
                 Action::Forget { .. } => {}
             }
         }
@@ -291,4 +294,57 @@ fn a_service_that_streams_nothing_does_not_hold_the_turn_for_ever() {
     caller.machine.lost(caller.now, ms(600));
     caller.collect();
     assert_eq!(caller.deaf, [ms(600)]);
+}
+
+/// How long the pause was behind `text` that ended the turn, where its sound was judged as `complete`.
+fn ended_after(text: &str, complete: Option<bool>, expect: Option<Expect>) -> Duration {
+    let mut caller = Caller::new(Source::Asked);
+    caller.machine.judge_sound(complete.is_some());
+    caller.machine.expect(expect);
+    caller.speak(1_000);
+    let spoke = caller.now;
+    caller.pause(220);
+    caller.answer(text);
+    if let Some(complete) = complete {
+        let (id, from, to) = *caller.questions.last().expect("the sound is asked about when the pause begins");
+        assert!(from < spoke && to >= spoke + SETTLE, "{from:?} to {to:?}");
+        caller.machine.judged(caller.now, id, complete);
+        caller.collect();
+    }
+    while caller.phases().last() != Some(&Phase::EndOfTurn) {
+        assert!(caller.now < spoke + ms(5_000), "no end: {:?}", caller.events);
+        caller.pause(20);
+    }
+    assert_eq!(caller.questions.len(), usize::from(complete.is_some()), "once a pause");
+    caller.now - spoke
+}
+
+#[test]
+fn how_a_turn_sounds_makes_its_end_come_sooner_or_later() {
+    let open = "I would like a table for two";
+    let (words, sooner, later) =
+        (ended_after(open, None, None), ended_after(open, Some(true), None), ended_after(open, Some(false), None));
+    assert!(sooner < words && words < later, "{sooner:?} {words:?} {later:?}");
+    assert!(sooner <= ms(400) && later >= ms(1_780));
+    let full = "A table for two, please.";
+    assert!(ended_after(full, Some(false), None) > ended_after(full, None, None) + ms(300), "the voice stays up");
+    assert!(ended_after("A table for two and", Some(true), None) < ms(1_000), "and trails off");
+    let digits = Some(Expect::Digits);
+    assert_eq!(ended_after("4 5 7", Some(true), digits), ended_after("4 5 7", None, digits), "a group is not all");
+}
+
+#[test]
+fn an_answer_about_a_pause_that_is_over_counts_for_nothing() {
+    let mut caller = Caller::new(Source::Asked);
+    caller.machine.judge_sound(true);
+    caller.speak(1_000);
+    caller.pause(220);
+    let (first, ..) = caller.questions[0];
+    caller.speak(500);
+    caller.pause(220);
+    caller.machine.judged(caller.now, first, true);
+    caller.answer("I would like a table for two");
+    caller.pause(300);
+    assert_ne!(caller.phases().last(), Some(&Phase::EndOfTurn), "{:?}", caller.events);
+    assert_eq!(caller.questions.len(), 2);
 }

@@ -1,4 +1,5 @@
-//! Weights out of an ONNX file: which parameter belongs to which node, and nothing of running the graph.
+//! Weights out of an ONNX file: which parameter belongs to which node, and nothing of running the graph ([`stored`] gives
+//! what somebody needs who does).
 //!
 //! Owns the walk over the file's protobuf records and the report of what does not fit. Never computes, never
 //! copies a weight before it is asked for.
@@ -22,6 +23,7 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use memmap2::Mmap;
 
+pub mod stored;
 mod wire;
 
 use wire::{Message, Value};
@@ -65,6 +67,8 @@ pub struct Model {
     path: PathBuf,
     map: Mmap,
     nodes: HashMap<String, Node>,
+    /// Names of the nodes as the file has them: each behind those that it depends on.
+    order: Vec<String>,
     initialisers: HashMap<String, Entry>,
     /// Values of `Constant` nodes and sources of `Identity` nodes, by the name of their output.
     constants: HashMap<String, Entry>,
@@ -79,6 +83,7 @@ pub struct Node {
     inputs: Vec<String>,
     outputs: Vec<String>,
     ints: HashMap<String, Vec<i64>>,
+    floats: HashMap<String, f32>,
     constant: Option<Entry>,
 }
 
@@ -89,12 +94,18 @@ struct Entry {
     dims: Vec<usize>,
     kind: Kind,
     values: Vec<Range<usize>>,
+    /// Whole numbers that are not stored as raw bytes.
+    ints: Vec<i64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Kind {
     F32,
     F16,
+    U8,
+    I8,
+    I32,
+    I64,
     #[default]
     Other,
 }
@@ -120,6 +131,7 @@ impl Model {
             path: path.to_owned(),
             map,
             nodes: HashMap::new(),
+            order: Vec::new(),
             initialisers: HashMap::new(),
             constants: HashMap::new(),
             aliases: HashMap::new(),
@@ -186,7 +198,10 @@ impl Model {
                             ("Identity", _, Some(input)) => {
                                 self.aliases.extend(node.outputs.first().map(|o| (o.clone(), input.clone())));
                             }
-                            _ => drop(self.nodes.insert(node.name.clone(), node)),
+                            _ => {
+                                self.order.push(node.name.clone());
+                                self.nodes.insert(node.name.clone(), node);
+                            }
                         }
                         seen += 1;
                     }
@@ -230,7 +245,7 @@ impl Model {
             match entry.kind {
                 Kind::F32 => out.extend(bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
                 Kind::F16 => out.extend(bytes.as_chunks().0.iter().map(|c| f16::from_le_bytes(*c).to_f32())),
-                Kind::Other => return Err(format!("`{}` does not hold floating-point numbers", entry.name)),
+                _ => return Err(format!("`{}` does not hold floating-point numbers", entry.name)),
             }
         }
         if out.len() == elements { Ok(out) } else { Err(format!("`{}` has {} values", entry.name, out.len())) }
@@ -254,10 +269,12 @@ impl Node {
     }
 
     fn attribute(&mut self, bytes: &[u8], range: Range<usize>) -> Result<(), String> {
-        let (mut key, mut ints) = (String::new(), Vec::new());
+        let (mut key, mut ints, mut float) = (String::new(), Vec::new(), None);
         for field in Message::new(bytes, range) {
             match field? {
                 (1, Value::Bytes(r)) => key = name(bytes, r)?,
+                (2, Value::Fixed32(r)) => float = bytes[r].as_chunks().0.first().copied().map(f32::from_le_bytes),
+                (3, Value::Int(v)) => ints.push(v.cast_signed()),
                 (5, Value::Bytes(r)) => self.constant = Some(Entry::parse(bytes, r)?),
                 (8, Value::Int(v)) => ints.push(v.cast_signed()),
                 (8, Value::Bytes(r)) => {
@@ -267,6 +284,9 @@ impl Node {
                 }
                 _ => {}
             }
+        }
+        if let Some(value) = float {
+            self.floats.insert(key.clone(), value);
         }
         if !ints.is_empty() {
             self.ints.insert(key, ints);
@@ -290,6 +310,17 @@ impl Entry {
                 }
                 (2, Value::Int(1)) => entry.kind = Kind::F32,
                 (2, Value::Int(10)) => entry.kind = Kind::F16,
+                (2, Value::Int(2)) => entry.kind = Kind::U8,
+                (2, Value::Int(3)) => entry.kind = Kind::I8,
+                (2, Value::Int(6)) => entry.kind = Kind::I32,
+                (2, Value::Int(7)) => entry.kind = Kind::I64,
+                // `int32_data`, which holds narrower numbers too, and `int64_data`.
+                (5 | 7, Value::Int(v)) => entry.ints.push(v.cast_signed()),
+                (5 | 7, Value::Bytes(r)) => {
+                    for value in wire::packed(bytes, r) {
+                        entry.ints.push(value?.cast_signed());
+                    }
+                }
                 // `float_data`, packed or one by one; `raw_data`.
                 (4, Value::Bytes(r) | Value::Fixed32(r)) | (9, Value::Bytes(r)) => entry.values.push(r),
                 (8, Value::Bytes(r)) => entry.name = name(bytes, r)?,
@@ -412,7 +443,7 @@ impl<'a> Binder<'a> {
         let width = match entry.kind {
             Kind::F32 => 4,
             Kind::F16 => 2,
-            Kind::Other => return self.problem(format!("node `{node}`: `{}` is not float32 or float16", entry.name)),
+            _ => return self.problem(format!("node `{node}`: `{}` is not float32 or float16", entry.name)),
         };
         if !fits {
             let want: Vec<String> = shape.iter().map(|d| d.map_or("any".into(), |d| d.to_string())).collect();

@@ -232,7 +232,7 @@ impl Stage {
                     self.world.machine.handle_heard(self.world.now, HearEvent::Turn(event));
                     self.world.settle();
                 }
-                Action::Forget { .. } | Action::Deaf { .. } => {}
+                Action::Forget { .. } | Action::Deaf { .. } | Action::Judge { .. } => {}
             }
         }
     }

@@ -236,7 +236,9 @@ impl Link {
     /// A message of the service.
     pub fn message(&mut self, now: Duration, text: &str) {
         let Some(talk) = &mut self.talk else { return };
-        match talk.read(text) {
+        let (held, read) = (!talk.takes_sound(), talk.read(text));
+        let released = held && talk.takes_sound();
+        match read {
             Ok(None) => {}
             Ok(Some(Said::Words { words, until, fixed, ended, eager })) => {
                 self.failures = 0;
@@ -246,6 +248,11 @@ impl Link {
                 }
                 self.awaited = self.awaited.filter(|(sound, _)| !(fixed || ended) || until + FRAME * 10 < *sound);
                 self.out.push_back(Action::Words(Streamed { words, until, fixed, ended, eager }));
+                // The caller has gone on, and paused, while it thought.
+                if released && self.awaited.is_some() {
+                    self.send(now);
+                    self.finish(now);
+                }
             }
             Ok(Some(Said::Failed(reason))) | Err(reason) => self.failed(now, reason),
         }
@@ -275,8 +282,9 @@ impl Link {
 
     /// Sends what was not sent yet.
     fn send(&mut self, now: Duration) {
-        let Some(talk) = &mut self.talk else { return };
+        let Some(talk) = self.talk.as_mut().filter(|talk| talk.takes_sound()) else { return };
         while self.sent < self.kept.len() {
+            self.out.extend(talk.begin().map(control));
             let mut pcm = Vec::with_capacity(CHUNK * SAMPLES);
             let begins = self.kept[self.sent].0.saturating_sub(FRAME);
             let mut at = begins;
@@ -526,6 +534,37 @@ mod tests {
         assert_eq!(world.paid, ms(1_000), "what is paid for is counted once, whatever it is sent as");
         world.sound(8_000, false);
         assert!(world.pings > 0 && world.troubles.is_empty(), "an idle connection is kept");
+    }
+
+    #[test]
+    fn vllm_is_begun_and_ended_for_each_utterance_and_sent_nothing_while_it_thinks() {
+        let mut world = World::new(&[Dialect::Vllm]);
+        world.with(Link::opened);
+        assert_eq!(world.texts[0], json!({ "type": "session.update", "model": null }));
+        assert_eq!(world.texts.len(), 1, "nothing is begun before somebody speaks");
+        world.sound(1_000, true);
+        world.with(Link::pause);
+        let kinds = world.kinds();
+        assert_eq!(kinds[1], "input_audio_buffer.commit");
+        assert!(kinds[2..kinds.len() - 1].iter().all(|kind| *kind == "input_audio_buffer.append"), "{kinds:?}");
+        assert_eq!(world.texts.last().expect("some")["final"], true);
+        assert_eq!(world.paid, ms(1_000));
+        // The caller goes on and pauses again before the words of the first part are there.
+        let sent = world.texts.len();
+        world.with(|link, _| link.resume());
+        world.sound(500, true);
+        world.with(Link::pause);
+        assert_eq!(world.texts.len(), sent, "what is sent now would be lost");
+        world.with(|link, now| link.message(now, r#"{"type":"transcription.delta","delta":"Two"}"#));
+        world.with(|link, now| link.message(now, r#"{"type":"transcription.done","text":"Two tickets","usage":null}"#));
+        assert_eq!(world.words, [("Two".into(), ms(1_000), false), ("Two tickets".into(), ms(1_000), true)]);
+        assert_eq!((world.texts[sent]["final"].is_null(), world.kinds()[sent]), (true, "input_audio_buffer.commit"));
+        assert_eq!(world.texts.last().expect("some")["final"], true, "the second part was asked about at once");
+        assert_eq!(world.paid, ms(1_500));
+        world.with(|link, now| link.message(now, r#"{"type":"transcription.done","text":"to Bonn."}"#));
+        assert_eq!(world.words.last().expect("words"), &("to Bonn.".into(), ms(1_500), true));
+        world.with(|link, now| link.message(now, r#"{"type":"error","error":"no such model","code":"x"}"#));
+        assert_eq!(world.troubles, [0]);
     }
 
     #[test]

@@ -18,7 +18,8 @@ use tokio_tungstenite::tungstenite::Message as Frame;
 
 use self::link::{Action, Link, Way};
 use self::protocol::{Dialect, Message};
-use super::ear::{BUSY, Item, Listen, Pulse, Teller};
+use super::ear::{BUSY, Item, Listen, Pulse, Sound, Teller};
+use super::smart_turn::{self, Asked};
 use super::turn::{Action as Turn, Delays, Machine, Source};
 use super::{HearEvent, Phase};
 use crate::secret::Secret;
@@ -31,6 +32,8 @@ const OUTBOX: usize = 512;
 const INBOX: usize = 64;
 /// The largest message of a service that is read. Words of a minute with their times have about 20 kB.
 const LARGEST: usize = 256 << 10;
+/// Sound that a turn may be judged by.
+const RECENT: Duration = Duration::from_secs(8);
 /// How long a service may take to take one message.
 const WRITE: Duration = Duration::from_secs(5);
 
@@ -65,6 +68,9 @@ pub(super) struct Listener {
     link: Link,
     socket: Option<Connection>,
     pulse: Pulse,
+    asked: Asked,
+    /// The last seconds, where turns are judged by their sound.
+    recent: Sound,
     /// Why the link failed last.
     trouble: Option<String>,
     pausing: bool,
@@ -94,19 +100,22 @@ enum Incoming {
 impl Listener {
     pub(super) fn new(
         services: Arc<Services>,
-        (delays, language): (Delays, Option<String>),
+        (delays, language, asked): (Delays, Option<String>, Asked),
         pulse: Pulse,
         tell: Teller,
     ) -> Self {
         let ways = services.services.iter().map(|one| Way { dialect: one.dialect, model: one.model.clone() }).collect();
         let mut machine = Machine::new(delays, Source::Streamed);
         machine.wait_for_words(services.patience * 2);
+        machine.judge_sound(asked.is_there());
         Self {
             machine,
             link: Link::new(ways, language.clone(), services.patience),
             services,
             socket: None,
             pulse,
+            asked,
+            recent: Sound::default(),
             trouble: None,
             pausing: false,
             uncounted: (0, Duration::ZERO),
@@ -133,6 +142,9 @@ impl Listener {
                     None => break,
                 },
                 incoming = receive(&mut self.socket) => self.came(incoming),
+                (id, complete) = self.asked.answer() => {
+                    self.machine.judged(self.pulse.now(), id, complete >= smart_turn::COMPLETE);
+                }
                 () = &mut alarm, if deadline.is_some() => {
                     let now = self.pulse.now();
                     self.machine.tick(now);
@@ -147,11 +159,19 @@ impl Listener {
     fn take(&mut self, item: Item) {
         let at = match item {
             Item::Frame { at, pcm, quiet } => {
+                if self.asked.is_there() {
+                    self.recent.push(at, &*pcm);
+                    self.recent.forget(at.saturating_sub(RECENT));
+                }
                 self.machine.frame(at, quiet);
                 self.link.frame(at, &pcm, self.machine.is_open());
                 at
             }
-            Item::Silence { at, quiet, .. } => {
+            Item::Silence { at, length, quiet } => {
+                if self.asked.is_there() {
+                    self.recent.silence(at, length.min(RECENT));
+                    self.recent.forget(at.saturating_sub(RECENT));
+                }
                 self.machine.frame(at, quiet);
                 at
             }
@@ -212,6 +232,7 @@ impl Listener {
                         let reason = self.trouble.clone().unwrap_or_else(|| "the recogniser gave no words".into());
                         self.tell.deaf(lost, reason);
                     }
+                    Turn::Judge { id, from, to } => self.asked.ask(id, self.recent.judged_by(from, to)),
                     // Words come by themselves, and the link keeps the sound.
                     Turn::Recognise { .. } | Turn::Cancel { .. } | Turn::Forget { .. } => {}
                 }

@@ -1,9 +1,10 @@
-//! What streaming services are sent and what they say: Deepgram's `/v1/listen` and `/v2/listen` (Flux), and OpenAI's
-//! realtime transcription.
+//! What streaming services are sent and what they say: Deepgram's `/v1/listen` and `/v2/listen` (Flux), OpenAI's realtime
+//! transcription, and vLLM's.
 //!
 //! Owns what a protocol has to remember of one connection; knows nothing of sockets or time. Messages are those of the
 //! services' references: developers.deepgram.com/reference/speech-to-text (listen-streaming, listen-flux), and
-//! developers.openai.com/api/docs/guides/realtime-transcription.
+//! developers.openai.com/api/docs/guides/realtime-transcription; of vLLM docs.vllm.ai, `speech_to_text/realtime`: a commit
+//! begins an utterance, one with `final` ends it, and what is appended before its `transcription.done` is lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,6 +34,8 @@ pub enum Dialect {
     Flux,
     /// OpenAI realtime transcription.
     OpenAi,
+    /// vLLM's `/v1/realtime`.
+    Vllm,
 }
 
 /// A message to a service.
@@ -70,6 +73,7 @@ impl Dialect {
         match self {
             Dialect::Listen | Dialect::Flux => "deepgram",
             Dialect::OpenAi => "openai",
+            Dialect::Vllm => "vllm",
         }
     }
 
@@ -118,12 +122,13 @@ impl Dialect {
                 }
             }
             Dialect::OpenAi => add(&[("intent", "transcription")]),
+            Dialect::Vllm => {}
         }
         if !has_path {
             url.set_path(match self {
                 Dialect::Listen => "/v1/listen",
                 Dialect::Flux => "/v2/listen",
-                Dialect::OpenAi => "/v1/realtime",
+                Dialect::OpenAi | Dialect::Vllm => "/v1/realtime",
             });
         }
         Ok(url.into())
@@ -133,7 +138,7 @@ impl Dialect {
     pub fn authorization(self, token: &str) -> String {
         match self {
             Dialect::Listen | Dialect::Flux => format!("Token {token}"),
-            Dialect::OpenAi => format!("Bearer {token}"),
+            Dialect::OpenAi | Dialect::Vllm => format!("Bearer {token}"),
         }
     }
 }
@@ -153,6 +158,10 @@ pub struct Talk {
     commits: VecDeque<Duration>,
     /// Items under way: id, end of its sound, text so far.
     items: VecDeque<(String, Duration, String)>,
+    /// vLLM: what it has said of the utterance that it hears.
+    utterance: Option<String>,
+    /// vLLM: the end of the sound that its last words are awaited for.
+    ending: Option<Duration>,
 }
 
 impl Talk {
@@ -167,6 +176,8 @@ impl Talk {
             uncommitted: false,
             commits: VecDeque::new(),
             items: VecDeque::new(),
+            utterance: None,
+            ending: None,
         }
     }
 
@@ -177,8 +188,12 @@ impl Talk {
 
     /// The first message.
     pub fn hello(&self) -> Option<Message> {
-        if self.dialect != Dialect::OpenAi {
-            return None;
+        match self.dialect {
+            Dialect::Listen | Dialect::Flux => return None,
+            Dialect::Vllm => {
+                return Some(Message::Text(json!({ "type": "session.update", "model": self.model }).to_string()));
+            }
+            Dialect::OpenAi => {}
         }
         let mut transcription = json!({ "model": self.model.as_deref().unwrap_or(TRANSCRIBE) });
         if let Some(language) = &self.language {
@@ -194,12 +209,32 @@ impl Talk {
         Some(Message::Text(json!({ "type": "session.update", "session": session }).to_string()))
     }
 
+    /// Whether sound may be sent now; else it is kept until words have come.
+    pub fn takes_sound(&self) -> bool {
+        self.ending.is_none()
+    }
+
+    /// What is to be sent before the next sound.
+    pub fn begin(&mut self) -> Option<Message> {
+        if self.dialect != Dialect::Vllm || self.utterance.is_some() {
+            return None;
+        }
+        self.utterance = Some(String::new());
+        Some(Message::Text(json!({ "type": "input_audio_buffer.commit" }).to_string()))
+    }
+
     /// Sound at [`RATE`]: whole frames of 20 ms.
     pub fn sound(&mut self, pcm: &[i16]) -> Message {
         self.sent += Duration::from_secs(pcm.len() as u64) / RATE;
         self.uncommitted = true;
         let bytes = |pcm: &[i16]| pcm.iter().flat_map(|sample| sample.to_le_bytes()).collect::<Vec<u8>>();
-        let Some(wide) = &mut self.wide else { return Message::Binary(bytes(pcm)) };
+        let append = |pcm: Vec<u8>| {
+            let audio = STANDARD.encode(pcm);
+            Message::Text(json!({ "type": "input_audio_buffer.append", "audio": audio }).to_string())
+        };
+        let Some(wide) = &mut self.wide else {
+            return if self.dialect == Dialect::Vllm { append(bytes(pcm)) } else { Message::Binary(bytes(pcm)) };
+        };
         let mut out = Vec::with_capacity(pcm.len() * 3 / 2);
         let mut frame_out = vec![0.0; wide.frame_out()];
         for frame in pcm.chunks(wide.frame_in()) {
@@ -208,8 +243,7 @@ impl Talk {
             wide.frame(&frame, &mut frame_out);
             out.extend(frame_out.iter().map(|sample| to_i16(*sample)));
         }
-        let audio = STANDARD.encode(bytes(&out));
-        Message::Text(json!({ "type": "input_audio_buffer.append", "audio": audio }).to_string())
+        append(bytes(&out))
     }
 
     /// The caller pauses: what was sent is to be recognised now. `None`: the service does so by itself.
@@ -224,6 +258,10 @@ impl Talk {
                 self.commits.push_back(self.sent);
                 Some(Message::Text(json!({ "type": "input_audio_buffer.commit" }).to_string()))
             }
+            Dialect::Vllm => {
+                self.ending = Some(self.sent);
+                Some(Message::Text(json!({ "type": "input_audio_buffer.commit", "final": true }).to_string()))
+            }
         }
     }
 
@@ -231,7 +269,7 @@ impl Talk {
     pub fn keep_alive(&self) -> Option<Message> {
         match self.dialect {
             Dialect::Listen => Some(Message::Text(json!({ "type": "KeepAlive" }).to_string())),
-            Dialect::Flux | Dialect::OpenAi => None,
+            Dialect::Flux | Dialect::OpenAi | Dialect::Vllm => None,
         }
     }
 
@@ -253,6 +291,7 @@ impl Talk {
             (Dialect::Flux, "TurnInfo") => flux(&message),
             (Dialect::Listen | Dialect::Flux, "Error" | "ConfigureFailure") => Some(failed(&message["description"])),
             (Dialect::OpenAi, kind) => self.openai(kind, &message),
+            (Dialect::Vllm, kind) => self.vllm(kind, &message),
             _ => None,
         })
     }
@@ -283,6 +322,29 @@ impl Talk {
             "conversation.item.input_audio_transcription.failed" | "error" => {
                 Some(failed(&message["error"]["message"]))
             }
+            _ => None,
+        }
+    }
+}
+
+impl Talk {
+    fn vllm(&mut self, kind: &str, message: &Value) -> Option<Said> {
+        match kind {
+            "transcription.delta" => {
+                let (text, delta) = (self.utterance.as_mut()?, message["delta"].as_str().unwrap_or_default());
+                // An endless answer is none.
+                if text.len() + delta.len() <= MAX_ITEM {
+                    text.push_str(delta);
+                }
+                Some(said(text, "", 1.0, self.ending.unwrap_or(self.sent), false))
+            }
+            "transcription.done" => {
+                self.utterance = None;
+                let until = self.ending.take().unwrap_or(self.sent);
+                let language = self.language.clone().unwrap_or_default();
+                Some(said(message["text"].as_str().unwrap_or_default(), &language, 1.0, until, true))
+            }
+            "error" => Some(failed(&message["error"])),
             _ => None,
         }
     }

@@ -83,9 +83,9 @@ async fn upgrade(
     upgrade.on_upgrade(move |socket| behave(socket, manner, script, number))
 }
 
-/// Deepgram's `/v1/listen` and OpenAI's realtime transcription, told apart by what they are sent.
+/// Deepgram's `/v1/listen`, OpenAI's realtime transcription and vLLM's, told apart by what they are sent.
 async fn behave(mut socket: WebSocket, manner: Manner, script: Script, number: usize) {
-    let (mut samples, mut items) = (0usize, 0);
+    let (mut samples, mut items, mut vllm) = (0usize, 0, false);
     while let Some(Ok(message)) = socket.recv().await {
         let mut answers: Vec<Value> = Vec::new();
         match message {
@@ -93,6 +93,17 @@ async fn behave(mut socket: WebSocket, manner: Manner, script: Script, number: u
             Seen::Text(text) => {
                 let message: Value = serde_json::from_str(&text).expect("the gateway sends JSON");
                 match message["type"].as_str().expect("a type") {
+                    "session.update" => vllm = message.get("model").is_some(),
+                    "input_audio_buffer.append" if vllm => {
+                        use base64::Engine as _;
+                        let audio = message["audio"].as_str().expect("sound");
+                        samples += base64::engine::general_purpose::STANDARD.decode(audio).expect("base64").len() / 2;
+                    }
+                    "input_audio_buffer.commit" if vllm && message["final"] == true => {
+                        answers.push(json!({ "type": "transcription.delta", "delta": "I wo" }));
+                        answers.push(json!({ "type": "transcription.done", "text": SAID, "usage": null }));
+                    }
+                    "input_audio_buffer.commit" if vllm => {}
                     "Finalize" => {
                         let alternative = json!({ "transcript": SAID, "confidence": 0.98, "words": [] });
                         answers.push(json!({
@@ -188,7 +199,7 @@ fn deaf(events: &[HearEvent]) -> usize {
 
 #[tokio::test]
 async fn what_a_service_streams_is_a_turn() {
-    for dialect in [Dialect::Listen, Dialect::OpenAi] {
+    for dialect in [Dialect::Listen, Dialect::OpenAi, Dialect::Vllm] {
         let (url, script) = serve_script(&[Manner::Good]).await;
         let events = converse(&ears(vec![service(dialect, &url)], 20_000)).await;
         assert_eq!((text(&events).as_str(), deaf(&events)), (SAID, 0), "{dialect:?}");
@@ -205,6 +216,7 @@ async fn what_a_service_streams_is_a_turn() {
         let (query, token, samples) = &seen[0];
         match dialect {
             Dialect::OpenAi => assert_eq!((query.as_str(), token.as_str()), ("intent=transcription", "Bearer key")),
+            Dialect::Vllm => assert_eq!((query.as_str(), token.as_str()), ("", "Bearer key")),
             _ => assert!(query.contains("sample_rate=16000") && query.contains("language=en") && token == "Token key"),
         }
         assert!(*samples >= 16_000, "{samples}");
