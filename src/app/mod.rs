@@ -210,6 +210,7 @@ impl App {
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
         }
+        tokio::spawn(telemetry::metrics::keep(metrics.clone(), stop.subscribe()));
         tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let kept = gateway.nodes.clone().map(|nodes| {

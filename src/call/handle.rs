@@ -183,6 +183,8 @@ pub enum SpeakError {
 }
 
 /// Sends to one call. Cheap to clone; keeps nothing alive.
+///
+/// Why this struct is large: it is the one door to a call, a method for each thing that can be asked of it.
 #[derive(Clone, Debug)]
 pub struct CallHandle {
     pub(super) shared: Arc<Shared>,

@@ -44,6 +44,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         choice.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
         let engine = Engine::start(choice.loaders, config.scheduler.clone()).map_err(Failure::failed)?;
         let (stop, stopped) = watch::channel(false);
+        tokio::spawn(telemetry::metrics::keep(telemetry::metrics::recorder().clone(), stop.subscribe()));
         let served = tokio::spawn(remote::serve::serve(listener, door, engine.clone(), stopped));
         tracing::info!("worker: {address}");
         engine.ready().await;
