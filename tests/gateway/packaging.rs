@@ -84,6 +84,7 @@ fn the_debian_package_has_the_program_its_unit_and_its_configuration() {
         "./lib/systemd/system/antiphon.service",
         "./etc/antiphon/gateway.toml",
         "./usr/share/doc/antiphon/HANDBOOK.md",
+        "./usr/share/doc/antiphon/FAULTS.md",
         "./usr/share/antiphon/alerts.yml",
     ] {
         assert!(listed.contains(file), "{file}: {listed}");

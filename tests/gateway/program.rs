@@ -49,6 +49,11 @@ impl Serve {
         until(&format!("{}/readyz", self.http), |body| body["ready"] == true).await;
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal by name.
     pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().expect("kill runs");

@@ -4,6 +4,7 @@
 //! offends no more fails its test too, so the lists only shrink.
 
 mod circles;
+mod faults;
 mod fixtures;
 mod layers;
 mod size;
