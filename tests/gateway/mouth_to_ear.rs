@@ -70,7 +70,8 @@ async fn measure(speculate: bool) -> Level {
     };
     let load = Load {
         arrivals: Arrivals::Closed(1),
-        duration: Duration::from_secs(8),
+        // A slow machine takes some seconds for a turn.
+        duration: Duration::from_secs(15),
         warm_up: Duration::ZERO,
         legs: vec![(Leg::Sip, 1.0)],
         turns: Some(2..=2),

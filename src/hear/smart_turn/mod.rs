@@ -261,8 +261,7 @@ mod tests {
         for (name, measured) in MEASURED {
             let complete = network.judge(&clip(name)).expect("a probability");
             println!("{name}: {complete:.3}, measured {measured:.3}");
-            let agrees = if measured > COMPLETE { complete >= 0.75 } else { complete <= 0.25 };
-            assert!(agrees, "{name}: {complete}, measured {measured}");
+            assert_eq!(complete >= COMPLETE, measured >= COMPLETE, "{name}: {complete}, measured {measured}");
         }
     }
 
