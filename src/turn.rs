@@ -152,6 +152,11 @@ impl WordTimes {
         let _ = self.0.set(ends);
     }
 
+    /// Whether anybody but the voice holds it.
+    pub fn is_wanted(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// The ends of all words; `None` while they are not known.
     pub fn known(&self) -> Option<&[WordEnd]> {
         self.0.get().map(Vec::as_slice)

@@ -22,6 +22,7 @@
 mod child;
 mod form;
 mod voices;
+mod words;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use self::child::{Child, Share};
 use self::voices::Catalogue;
+use self::words::{Aligner, Task};
 use super::{Caps, EngineLimits, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::turn::{Class, Utterance};
@@ -95,6 +97,8 @@ pub struct Espeak {
     warm: VecDeque<(Manner, Child)>,
     /// Killed, not yet reaped.
     dead: Vec<Child>,
+    /// Finds out when words sound.
+    aligner: Aligner,
 }
 
 impl Espeak {
@@ -109,8 +113,9 @@ impl Espeak {
         let slots = config.slots.max(1);
         let limits = EngineLimits::of_one_stage(slots, slots.min(32));
         let caps = Caps { name: "espeak", device: "cpu".into(), limits };
-        let mut espeak =
-            Self { config, caps, catalogue, open: HashMap::new(), warm: VecDeque::new(), dead: Vec::new() };
+        let aligner = Aligner::new(config.program.clone());
+        let (open, warm, dead) = (HashMap::new(), VecDeque::new(), Vec::new());
+        let mut espeak = Self { config, caps, catalogue, open, warm, dead, aligner };
         espeak.keep_warm(&espeak.manner(None, None, 1.0)?)?;
         Ok(espeak)
     }
@@ -193,7 +198,8 @@ impl Synthesizer for Espeak {
             )));
         }
         let manner = self.manner(utterance.voice.as_deref(), utterance.language.as_deref(), utterance.speed)?;
-        let text = form::joined(&form::tokens(utterance), |_| String::new());
+        let tokens = form::tokens(utterance);
+        let text = form::joined(&tokens, |_| String::new());
         let mut child = match utterance.class {
             Class::Live => self.take(&manner)?,
             // A child computes as soon as it has its text, whatever steps are run: batch must give way by itself.
@@ -206,6 +212,10 @@ impl Synthesizer for Espeak {
             self.bury(child);
             child = self.start(&manner)?;
             child.say(&text).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
+        }
+        if utterance.class == Class::Live && utterance.words.is_wanted() {
+            let (words, token) = (utterance.words.clone(), utterance.token.clone());
+            self.aligner.ask(Task { manner: manner.clone(), tokens, words, token });
         }
         if let Some(old) = self.open.insert(slot, child) {
             self.bury(old);

@@ -221,11 +221,17 @@ impl Output {
     /// Lets sound that is cut off fall to silence within a frame instead of breaking off, which clicks, and
     /// which the far end's concealment would stretch.
     fn fade(&mut self, now: Instant, mut pcm: Vec<f32>, out: &mut Outbox) {
-        for (n, sample) in pcm.iter_mut().enumerate() {
-            *sample *= (1.0 - n as f32 / FADE_SAMPLES as f32).max(0.0);
-        }
+        fade_out(&mut pcm);
         self.encode(now, &pcm, None, out);
         self.push_tail(now, out);
+    }
+}
+
+/// Lets sound fall to silence along half a cosine: one without a corner has the least sound of its own.
+fn fade_out(pcm: &mut [f32]) {
+    for (n, sample) in pcm.iter_mut().enumerate() {
+        let passed = (n as f32 / FADE_SAMPLES as f32).min(1.0);
+        *sample *= 0.5 + 0.5 * (std::f32::consts::PI * passed).cos();
     }
 }
 
@@ -268,6 +274,39 @@ mod tests {
         assert_eq!(spoken, [true, false, false], "the spared frame, the fade and the silence after it: {left:?}");
         assert_eq!(output.playout.sent(cut).sent, 0);
         assert!(left[1].1 > 2_000, "the fade begins where the sound was: {left:?}");
+    }
+
+    /// A click is sound where there was none: of a tone of 1 kHz that is cut off, what lies above 4 kHz, in decibels of the
+    /// tone.
+    #[test]
+    fn a_cut_clicks_less_than_60_db() {
+        let click = |fade: fn(&mut [f32])| {
+            let tone = |n: usize| 0.5 * (std::f32::consts::TAU * 1_000.0 * (n as f32 + 6.0) / RATE as f32).sin();
+            let mut sound: Vec<f32> = (0..4 * FRAME_SAMPLES).map(tone).collect();
+            // It begins softly: only its end is looked at.
+            for (n, sample) in sound[..2 * FRAME_SAMPLES].iter_mut().enumerate() {
+                *sample *= 0.5 - 0.5 * (std::f32::consts::PI * n as f32 / (2 * FRAME_SAMPLES) as f32).cos();
+            }
+            fade(&mut sound[3 * FRAME_SAMPLES..]);
+            sound.resize(8 * FRAME_SAMPLES, 0.0);
+            let power = |bin: usize| {
+                let turn = std::f64::consts::TAU * bin as f64 / sound.len() as f64;
+                let (mut re, mut im) = (0.0, 0.0);
+                for (n, sample) in sound.iter().enumerate() {
+                    re += f64::from(*sample) * (turn * n as f64).cos();
+                    im += f64::from(*sample) * (turn * n as f64).sin();
+                }
+                re * re + im * im
+            };
+            let bin_of = |hertz: usize| hertz * sound.len() / RATE as usize;
+            let (all, above): (f64, f64) =
+                ((0..sound.len() / 2).map(power).sum(), (bin_of(4_000)..sound.len() / 2).map(power).sum());
+            10.0 * (above / all).log10()
+        };
+        let cut = click(|pcm| pcm.fill(0.0));
+        assert!(cut > -50.0, "a tone that breaks off clicks: {cut} dB");
+        let faded = click(fade_out);
+        assert!(faded < -60.0, "{faded} dB");
     }
 
     #[test]
