@@ -48,6 +48,7 @@ use super::{
     parked::Parked,
     places::{HalfOpen, Places},
     quota::Quotas,
+    reliable::Pending,
     screen::MAX_MESSAGE,
     shared::{Bound, Dialer, Shared, State, TrunkStatus, lock},
     stateless::Stateless,
@@ -162,6 +163,7 @@ impl Endpoint {
             media_bind,
             work: Arc::new(Semaphore::new(MAX_TRANSACTIONS)),
             trunks: Mutex::new(config.trunk.iter().map(State::new).collect()),
+            reliable: Pending::default(),
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
             neighbours,
@@ -458,8 +460,16 @@ async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
         Method::Message | Method::Subscribe | Method::Publish | Method::Register => {
             body::reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;
         }
-        // We send no reliable provisional response that one could acknowledge.
-        Method::PRack => body::reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await,
+        Method::PRack => {
+            let fits = shared.reliable.acknowledge(&dialog.id().local_tag, &tx.original);
+            let status = match fits {
+                // A description belongs to an exchange that a reliable response of ours never begins.
+                true if !tx.original.body.is_empty() => StatusCode::NotAcceptableHere,
+                true => StatusCode::OK,
+                false => StatusCode::CallTransactionDoesNotExist,
+            };
+            body::reply(&mut tx, status, vec![]).await;
+        }
         // A second INVITE while the first is open (RFC 3261 section 14.2); the stack would not answer it.
         Method::Invite if !dialog.state().is_confirmed() => {
             body::reply(&mut tx, StatusCode::ServerInternalError, later()).await;

@@ -41,6 +41,7 @@ use super::{
     incoming::{Command, Rejection, incoming},
     neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
+    reliable::{self, Due, Wish},
     session::{CONTROLS, SIGNALS, Session},
     shared::{RESTART, Shared},
     stateless::{Answer, Stateless},
@@ -97,13 +98,12 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     // overflow: refused: the caller is told 503 and comes again
     let taken = shared.incoming.try_send(call).is_ok();
     let mut driver = dialog.clone();
-    // Who demands provisional responses to be reliable gets none rather than such a one (RFC 3262 section 3).
-    let quiet = request.header_contains_token("Require", "100rel");
+    let wish = Wish::of(&request);
     let timed = timer.map(|timer| timer.answer_headers(&request)).unwrap_or_default();
     let timer = timer.map(|timer| (timer, timed));
     let responses = tx.tu_sender.clone();
     let ringing =
-        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, peer, gone, quiet, timer };
+        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, peer, gone, wish, timer };
     shared.tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
@@ -297,16 +297,31 @@ struct Ringing {
     slot: Place,
     peer: Peer,
     gone: CancellationToken,
-    /// No provisional responses.
-    quiet: bool,
+    /// How provisional responses may be sent.
+    wish: Wish,
     /// What the 200 settles of RFC 4028, and how it says so.
     timer: Option<(SessionTimer, Vec<Header>)>,
+}
+
+/// Forgets what waits for a PRACK when the call rings no longer.
+struct Rings {
+    shared: Arc<Shared>,
+    tag: String,
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        self.shared.reliable.forget(&self.tag);
+    }
 }
 
 impl Ringing {
     async fn run(mut self, mut commands: mpsc::Receiver<Command>, taken: bool) {
         // Told to everybody who waits, on every way out.
         let _gone = self.gone.clone().drop_guard();
+        let tag = self.dialog.id().local_tag;
+        let _ringing = Rings { shared: self.shared.clone(), tag: tag.clone() };
+        let mut headers = vec![body::allow()];
         if !taken {
             return self.reject(Rejection::for_now(FULL, "no more calls can be taken"));
         }
@@ -322,10 +337,30 @@ impl Ringing {
                     Some(_) => {}
                 },
                 () = stop.cancelled() => return self.reject(Rejection::for_now(RESTART, "shutting down")),
+                () = reliable::due(&self.shared.reliable, &tag) => match self.shared.reliable.due(clock::now(), &tag) {
+                    Some(Due::Repeat) => drop(self.dialog.ringing(Some(headers.clone()), None)),
+                    // RFC 3262 section 3.
+                    Some(Due::GiveUp) => return self.reject(Rejection {
+                        status: 504,
+                        reason: "no PRACK".to_owned(),
+                        retry_after: None,
+                    }),
+                    None => {}
+                },
                 command = commands.recv() => match command {
-                    Some(Command::Ringing) if self.quiet => {}
                     Some(Command::Ringing) => {
-                        self.dialog.ringing(Some(vec![body::allow()]), None).ok();
+                        match (self.wish, &self.offer) {
+                            // It would have to bring our offer; see `reliable`.
+                            (Wish::Demanded, None) => continue,
+                            (Wish::Unknown, _) | (Wish::Known, None) => {}
+                            (Wish::Known | Wish::Demanded, Some(_)) => {
+                                let request = self.dialog.initial_request();
+                                let pending = &self.shared.reliable;
+                                headers.truncate(1);
+                                headers.extend(pending.begin(clock::now(), &tag, &request, rand::random()));
+                            }
+                        }
+                        self.dialog.ringing(Some(headers.clone()), None).ok();
                     }
                     Some(Command::Accept(headers, reply)) => return self.accept(headers, reply).await,
                     Some(Command::Reject(rejection)) => return self.reject(rejection),
@@ -448,8 +483,7 @@ async fn answer_in_ack(
     negotiator.accept(&answer).map_err(|error| SipError::NotAcceptable(error.to_string()))
 }
 
-/// Extensions that we have: session timers, and reliable provisional responses, which we acknowledge where we call
-/// and do without where we are called.
+/// Extensions that we have: session timers, and reliable provisional responses.
 const EXTENSIONS: [&str; 2] = ["timer", "100rel"];
 
 /// Extensions that are required of us and that we do not have.

@@ -12,7 +12,8 @@
 //! - `listen`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
-//! - `explain`: how a call would go, without placing it; `body`, `refer`, `timer`, `tls`: what the names say
+//! - `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
+//!   `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
 //!
@@ -21,8 +22,8 @@
 //! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
-//! 501, 505. Sound that the called side sends before it answers is heard. Not done: reliable provisional responses of our
-//! own (RFC 3262; those of the called are acknowledged), registration of others.
+//! 501, 505. Sound that the called side sends before it answers is heard; provisional responses are reliable both ways
+//! (RFC 3262). Not done: registration of others.
 //!
 //! # Why
 //! *A task a call.* All signalling state of a call has one owner, which outlives neither the dialog nor the
@@ -57,6 +58,7 @@ mod parked;
 mod places;
 pub mod quota;
 mod refer;
+mod reliable;
 mod screen;
 mod session;
 mod shared;

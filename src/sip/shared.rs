@@ -37,6 +37,7 @@ use super::{
     neighbours::{Admission, Neighbours},
     places::Places,
     quota::Quotas,
+    reliable::Pending,
     targets::{TargetStatus, Targets},
 };
 use crate::media::sip::{SipLeg, latch::Peer, ports::PortPool};
@@ -72,6 +73,8 @@ pub(super) struct Shared {
     pub(super) media_bind: IpAddr,
     pub(super) work: Arc<Semaphore>,
     pub(super) trunks: Mutex<Vec<State>>,
+    /// Provisional responses that wait for their PRACK.
+    pub(super) reliable: Pending,
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
     pub(super) draining: AtomicBool,

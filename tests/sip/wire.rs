@@ -222,7 +222,7 @@ async fn session_timers_of_the_caller_are_answered_and_followed() {
     // Without the header there is no timer any more.
     let ok = raw.ask("UPDATE", "", "", "SIP/2.0 200").await;
     assert_eq!(header(&ok, "Session-Expires"), None);
-    // Who demands reliable provisional responses gets none; the answer is what counts.
+    // An answer does not wait for the PRACK of what brings no description.
     let mut strict = self::raw(&endpoint, "100rel").await;
     let invite = strict.request("INVITE", "Require: 100rel\r\n", &sdp(4_002, ""));
     strict.send(&invite).await;
@@ -231,7 +231,7 @@ async fn session_timers_of_the_caller_are_answered_and_followed() {
     let mut leg = limited(incoming.accept()).await.expect("accepted");
     leg.attach().await.expect("attaches");
     let mut next = strict.expect("SIP/2.0").await;
-    while next.starts_with("SIP/2.0 100") {
+    while next.starts_with("SIP/2.0 1") {
         next = strict.expect("SIP/2.0").await;
     }
     assert!(next.starts_with("SIP/2.0 200"), "{next}");
@@ -511,4 +511,43 @@ async fn malformed_media_is_dropped_and_the_call_goes_on() {
     rtp.send_to(&[0xff; 100], &control).await.expect("sends");
     rtp.send_to(&good, &target).await.expect("sends");
     event(&mut leg, |e| matches!(e, LegEvent::Rtp(_))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ringing_is_repeated_until_its_prack_where_the_caller_knows_how() {
+    let (endpoint, mut calls) = endpoint().await;
+    for (n, demand) in ["Supported: 100rel\r\n", "Require: 100rel\r\n"].into_iter().enumerate() {
+        let mut raw = Raw::new(endpoint.local_udp().expect("bound"), &format!("100rel-{n}")).await;
+        let invite = raw.request("INVITE", demand, &sdp(4_000, ""));
+        raw.send(&invite).await;
+        let call = limited(calls.recv()).await.expect("a call");
+        call.ringing();
+        let first = raw.expect("SIP/2.0 180").await;
+        assert_eq!(header(&first, "Require"), Some("100rel"), "{first}");
+        let number = header(&first, "RSeq").expect("a number").to_owned();
+        let again = raw.expect("SIP/2.0 180").await;
+        assert_eq!(header(&again, "RSeq"), Some(number.as_str()), "the same response again");
+        let wrong = format!("RAck: {number} 9 INVITE\r\n");
+        raw.ask("PRACK", &wrong, "", "SIP/2.0 481").await;
+        let right = format!("RAck: {number} 1 INVITE\r\n");
+        raw.ask("PRACK", &right, "", "SIP/2.0 200").await;
+        raw.ask("PRACK", &right, "", "SIP/2.0 481").await;
+        let accepted = tokio::spawn(call.accept());
+        let ok = raw.expect("SIP/2.0 200").await;
+        assert!(header(&ok, "CSeq").is_some_and(|cseq| cseq.ends_with("INVITE")), "{ok}");
+        drop(limited(accepted).await.expect("no panic").expect("accepted"));
+    }
+    // Who offers nothing in its INVITE would have to get our offer with it: it gets none, and the call.
+    let mut late = Raw::new(endpoint.local_udp().expect("bound"), "100rel-late").await;
+    let invite = late.request("INVITE", "Require: 100rel\r\n", "");
+    late.send(&invite).await;
+    let call = limited(calls.recv()).await.expect("a call");
+    call.ringing();
+    let accepted = tokio::spawn(call.accept());
+    late.expect("SIP/2.0 200").await;
+    accepted.abort();
+    // What nobody knows is still refused.
+    let mut odd = Raw::new(endpoint.local_udp().expect("bound"), "100rel-odd").await;
+    let refusal = odd.ask("INVITE", "Require: 100rel, nonsense\r\n", &sdp(4_000, ""), "SIP/2.0 420").await;
+    assert_eq!(header(&refusal, "Unsupported"), Some("nonsense"), "{refusal}");
 }
