@@ -32,6 +32,8 @@ pub struct CallConfig {
     pub media_dir: Option<PathBuf>,
     /// Recordings of the web that `play` may name.
     pub play: PlayWeb,
+    /// Whether what is sent between turns is a quiet noise in place of digital silence.
+    pub quiet_bed: bool,
     /// How long a drain lets turns end.
     pub drain_grace_s: u64,
     /// How the caller may interrupt.
@@ -55,6 +57,7 @@ impl Default for CallConfig {
             max_clip_s: 300,
             media_dir: None,
             play: PlayWeb::default(),
+            quiet_bed: false,
             drain_grace_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),

@@ -6,6 +6,7 @@
 //! - [`jitter`]: packets in order
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
+//! - [`noise`]: what silence is filled with
 //! - [`quality`]: how good a call can have sounded
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
@@ -19,6 +20,7 @@ pub mod echo;
 pub mod encode;
 pub mod jitter;
 pub mod leg;
+pub mod noise;
 pub mod playout;
 pub mod quality;
 pub mod resample;

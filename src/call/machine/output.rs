@@ -5,6 +5,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::outbox::Outbox;
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::call::caller::converted;
@@ -13,6 +15,7 @@ use crate::media::decode;
 use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{MediaFormat, OutPacket, PeerReport};
+use crate::media::noise::Bed;
 use crate::media::playout::{Body, Departure, Frame, Playout, Tapped};
 use crate::media::resample::Converter;
 use crate::turn::UtteranceId;
@@ -36,6 +39,8 @@ pub(super) struct Output {
     wide: Option<Converter>,
     /// Levels of what left, against which the caller's are held.
     pub(super) echo: EchoGuard,
+    /// What silence is filled with; `None`: it is digital.
+    bed: Option<Bed>,
     /// The timestamp of the last packet, and the RTP time that had passed until then.
     clock: Option<(u32, Duration)>,
 }
@@ -63,8 +68,14 @@ impl Output {
             narrow: None,
             wide: None,
             echo: EchoGuard::default(),
+            bed: None,
             clock: None,
         })
+    }
+
+    /// Fills silence with noise from now on.
+    pub(super) fn fill_silence(&mut self, seed: u32) {
+        self.bed = Some(Bed::new(seed));
     }
 
     pub(super) fn format(&self) -> &MediaFormat {
@@ -153,7 +164,7 @@ impl Output {
         let position = self.position(departure.timestamp);
         let payload = match departure.body {
             Body::Event(payload) => payload,
-            Body::Silence => match self.encoder.silence() {
+            Body::Silence => match self.silence() {
                 Ok(payload) => payload,
                 Err(error) => {
                     out.error(format!("silence could not be encoded: {error}"));
@@ -183,6 +194,13 @@ impl Output {
             payload,
         };
         (Some(packet), spoken)
+    }
+
+    fn silence(&mut self) -> Result<Bytes, CodecError> {
+        match &mut self.bed {
+            Some(bed) => self.encoder.encode(&bed.frame()),
+            None => self.encoder.silence(),
+        }
     }
 
     /// RTP time since the first packet. A step back (a key of several packets has one timestamp) is none.
@@ -307,6 +325,25 @@ mod tests {
         assert!(cut > -50.0, "a tone that breaks off clicks: {cut} dB");
         let faded = click(fade_out);
         assert!(faded < -60.0, "{faded} dB");
+    }
+
+    #[test]
+    fn silence_is_digital_or_a_quiet_bed() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        for bed in [false, true] {
+            let format = MediaFormat { continuous: true, ..fixture::format(Codec::Pcmu) };
+            let mut output = Output::new(&format, 0, out.shared.tap.clone()).expect("a codec");
+            if bed {
+                output.fill_silence(7);
+            }
+            output.playout.start(now);
+            let left = departures(&mut output, now, now + FRAME * 50, &mut out);
+            assert!(left.len() >= 50 && left.iter().all(|(spoken, _)| !spoken));
+            // The filter begins empty.
+            let loud = left[1..].iter().filter(|(_, loudest)| (20..400).contains(loudest)).count();
+            assert_eq!(loud, if bed { left.len() - 1 } else { 0 }, "{left:?}");
+        }
     }
 
     #[test]

@@ -77,9 +77,13 @@ impl Speaking {
         random: u64,
         now: Instant,
     ) -> Result<Self, CodecError> {
+        let mut output = Output::new(format, random, shared.tap.clone())?;
+        if shared.config.quiet_bed {
+            output.fill_silence(random as u32);
+        }
         Ok(Self {
             queue: TurnQueue::default(),
-            output: Output::new(format, random, shared.tap.clone())?,
+            output,
             pause: Pause::default(),
             speculation: Speculation::default(),
             latency: Latency::default(),
