@@ -11,6 +11,7 @@ mod demo;
 mod doctor;
 mod model;
 mod notify;
+mod recording;
 mod say;
 mod serve;
 mod shell;
@@ -59,6 +60,9 @@ enum Command {
     /// Enrol, list and remove voices.
     #[command(subcommand)]
     Voice(crate::voice::cli::Command),
+    /// Decrypt recordings.
+    #[command(subcommand)]
+    Recording(recording::Command),
     /// Speak for gateways on other machines.
     Worker(worker::Args),
     /// Say what this machine has for the voices, what is missing, and about how many calls it carries.
@@ -128,6 +132,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Model(command) => model::run(command),
         Command::Voice(command) => voice(&command),
+        Command::Recording(command) => recording::run(command),
         Command::Worker(args) => worker::run(&args),
         #[cfg(feature = "bench")]
         Command::Doctor(args) => doctor::run(&args),

@@ -271,6 +271,7 @@ impl Config {
         self.rtp.validate().map_err(|e| format!("[rtp] {e}"))?;
         self.call.validate()?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
+        self.recording.validate().map_err(|e| format!("[recording] {e}"))?;
         self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;
         self.turns.validate().map_err(|e| format!("[turns] {e}"))?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;

@@ -8,7 +8,7 @@ use ogg::{PacketWriteEndInfo, PacketWriter};
 use opus::{Application, Bitrate, Channels};
 use serde::{Deserialize, Serialize};
 
-use super::RATE;
+use super::{Key, RATE, Sealer};
 use crate::audio_file::{WAV_HEADER, opus_headers, wav_header};
 
 /// Kind of file.
@@ -53,14 +53,47 @@ const OGG_SERIAL: u32 = 0x414e_5452;
 /// One file.
 pub(super) struct Stereo(Kind);
 
+/// Where it lies.
+enum Disk {
+    Plain(BufWriter<File>),
+    Sealed(Box<Sealer<BufWriter<File>>>),
+}
+
+impl Disk {
+    /// Returns when everything is on disk.
+    fn finish(self) -> io::Result<()> {
+        let file = match self {
+            Disk::Plain(file) => file,
+            Disk::Sealed(sealer) => sealer.finish()?,
+        };
+        file.into_inner().map_err(|error| error.into_error())?.sync_all()
+    }
+}
+
+impl io::Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Disk::Plain(file) => file.write(bytes),
+            Disk::Sealed(sealer) => sealer.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Disk::Plain(file) => file.flush(),
+            Disk::Sealed(sealer) => sealer.flush(),
+        }
+    }
+}
+
 enum Kind {
-    Wav { file: BufWriter<File>, samples: u64 },
+    Wav { file: Disk, samples: u64 },
     Opus(Box<Ogg>),
 }
 
 struct Ogg {
     encoder: opus::Encoder,
-    writer: PacketWriter<'static, BufWriter<File>>,
+    writer: PacketWriter<'static, Disk>,
     pre_skip: u64,
     /// Less than a frame, of both channels.
     rest: Vec<i16>,
@@ -72,14 +105,18 @@ struct Ogg {
 }
 
 impl Stereo {
-    /// A new file; there must be none.
-    pub(super) fn create(path: &Path, format: Format) -> io::Result<Self> {
+    /// A new file; there must be none. `key`: what it is encrypted with.
+    pub(super) fn create(path: &Path, format: Format, key: Option<&Key>) -> io::Result<Self> {
         let mut options = File::options();
         options.write(true).create_new(true);
         // What was said is nobody else's business.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = BufWriter::new(options.open(path)?);
+        let file = BufWriter::new(options.open(path)?);
+        let mut file = match key {
+            Some(key) => Disk::Sealed(Box::new(Sealer::new(file, key)?)),
+            None => Disk::Plain(file),
+        };
         Ok(Self(match format {
             Format::Wav => {
                 file.write_all(&wav_header(RATE, 2, u32::MAX))?;
@@ -106,20 +143,23 @@ impl Stereo {
     pub(super) fn finish(self) -> io::Result<()> {
         let file = match self.0 {
             Kind::Wav { mut file, samples } => {
-                // A crash leaves the largest length there, which players take for "until the end".
-                let data = u32::try_from(samples * 2).unwrap_or(u32::MAX).min(u32::MAX - WAV_HEADER);
-                file.seek(SeekFrom::Start(0))?;
-                file.write_all(&wav_header(RATE, 2, data))?;
+                // A crash leaves the largest length there, which players take for "until the end"; and so does
+                // encryption, as what was encrypted once is not encrypted anew.
+                if let Disk::Plain(file) = &mut file {
+                    let data = u32::try_from(samples * 2).unwrap_or(u32::MAX).min(u32::MAX - WAV_HEADER);
+                    file.seek(SeekFrom::Start(0))?;
+                    file.write_all(&wav_header(RATE, 2, data))?;
+                }
                 file
             }
             Kind::Opus(ogg) => ogg.finish()?,
         };
-        file.into_inner().map_err(|error| error.into_error())?.sync_all()
+        file.finish()
     }
 }
 
 impl Ogg {
-    fn new(file: BufWriter<File>) -> io::Result<Self> {
+    fn new(file: Disk) -> io::Result<Self> {
         let mut encoder = opus::Encoder::new(RATE, Channels::Stereo, Application::Voip).map_err(failed)?;
         encoder.set_bitrate(Bitrate::Bits(BITRATE)).map_err(failed)?;
         let pre_skip = encoder.get_lookahead().map_err(failed)?.max(0) as u64 * SCALE;
@@ -155,7 +195,7 @@ impl Ogg {
         Ok(())
     }
 
-    fn finish(mut self) -> io::Result<BufWriter<File>> {
+    fn finish(mut self) -> io::Result<Disk> {
         // The codec's delay is pushed out, and the last granule says where the sound ends (section 4.4).
         let end = self.taken * SCALE + self.pre_skip;
         while (self.packets + u64::from(self.held.is_some())) * FRAME as u64 * SCALE < end {
@@ -168,6 +208,15 @@ impl Ogg {
         let mut file = self.writer.into_inner();
         file.flush()?;
         Ok(file)
+    }
+}
+
+/// Sets the length in the head of a WAV file that was written before it was known. Other files stay as they are.
+pub fn complete(file: &mut [u8]) {
+    let head = wav_header(RATE, 2, 0);
+    if file.starts_with(b"RIFF") && file.len() >= head.len() {
+        let data = u32::try_from(file.len() - head.len()).unwrap_or(u32::MAX).min(u32::MAX - WAV_HEADER);
+        file[..head.len()].copy_from_slice(&wav_header(RATE, 2, data));
     }
 }
 

@@ -12,9 +12,12 @@
 
 mod file;
 mod mix;
+mod seal;
 mod timeline;
 mod writer;
 
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -26,12 +29,14 @@ use metrics::counter;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-pub use self::file::Format;
+pub use self::file::{Format, complete};
 use self::mix::Mixer;
+pub use self::seal::{Key, Opener, Sealer};
 use self::timeline::Timeline;
 use self::writer::Message;
 use crate::call::{CallHandle, CallId, MediaFrame, TapDirection};
 use crate::clock;
+use crate::secret::Secret;
 
 /// Samples a second of each channel: what telephones carry.
 pub const RATE: u32 = 8_000;
@@ -62,6 +67,26 @@ pub struct Config {
     pub keep_days: u32,
     /// Said before a recording begins; empty: nothing. An agent's own `consent` goes first.
     pub consent: String,
+    /// What recordings are encrypted with: 64 hexadecimal digits.
+    pub key: Option<Secret>,
+}
+
+impl Config {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        self.sealing().map(|_| ()).map_err(|error| format!("key: {error}"))
+    }
+
+    /// The key of recordings, if they are encrypted.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn sealing(&self) -> Result<Option<Key>, String> {
+        self.key.as_ref().map(Key::parse).transpose()
+    }
 }
 
 impl Default for Config {
@@ -72,6 +97,7 @@ impl Default for Config {
             format: Format::Opus,
             keep_days: 30,
             consent: "This call is recorded.".into(),
+            key: None,
         }
     }
 }
@@ -107,7 +133,21 @@ pub struct Description {
     pub duration_ms: Option<u64>,
     /// Whether sound was lost because the disk did not keep up, or refused it.
     pub gaps: bool,
+    /// Whether the file is encrypted; see [`Opener`].
+    #[serde(default)]
+    pub encrypted: bool,
 }
+
+impl Description {
+    /// The name of its file.
+    fn file_name(&self) -> String {
+        let sealed = if self.encrypted { SEALED } else { "" };
+        format!("{}.{}{sealed}", self.id, self.format.extension())
+    }
+}
+
+/// What the names of encrypted recordings end with.
+pub const SEALED: &str = ".enc";
 
 /// Why a recording cannot be had or changed.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +183,7 @@ pub struct Recordings(Arc<Inner>);
 
 struct Inner {
     config: Config,
+    key: Option<Key>,
     live: DashMap<CallId, watch::Sender<State>>,
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -180,10 +221,11 @@ impl Recordings {
     /// The operating system refuses a thread.
     pub fn start(config: Config) -> std::io::Result<Self> {
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
-        let writer = writer::Writer::new(config.clone());
+        let key = config.sealing().map_err(std::io::Error::other)?;
+        let writer = writer::Writer::new(config.clone(), key.clone());
         let thread = std::thread::Builder::new().name("recordings".into()).spawn(move || writer.run(&messages))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self(Arc::new(Inner { config, live: DashMap::new(), queue, thread, tasks: Arc::default() })))
+        Ok(Self(Arc::new(Inner { config, key, live: DashMap::new(), queue, thread, tasks: Arc::default() })))
     }
 
     /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
@@ -211,6 +253,7 @@ impl Recordings {
             started_ms: clock::wall().as_millis() as u64,
             duration_ms: None,
             gaps: false,
+            encrypted: self.0.key.is_some(),
         };
         let mut tap = call.media_tap();
         let recordings = self.clone();
@@ -274,7 +317,7 @@ impl Recordings {
             read => read?,
         };
         let description: Description = serde_json::from_slice(&text).map_err(std::io::Error::from)?;
-        let file = dir.join(format!("{id}.{}", description.format.extension()));
+        let file = dir.join(description.file_name());
         match description.duration_ms {
             Some(_) => Ok((description, file)),
             None if !self.0.live.contains_key(&CallId::from(id)) && is_abandoned(&file) => {
@@ -282,6 +325,16 @@ impl Recordings {
             }
             None => Err(RecordingError::Open),
         }
+    }
+
+    /// The sound of a recording that [`Recordings::find`] has found encrypted. Blocks.
+    ///
+    /// # Errors
+    /// It was encrypted with another key, or the disk fails.
+    pub fn open(&self, description: &Description, file: &Path) -> Result<impl Read + Send + use<>, RecordingError> {
+        let key = self.0.key.as_ref().ok_or_else(|| std::io::Error::other("[recording] key is not set any more"))?;
+        let file = BufReader::new(File::open(file)?);
+        Ok(Opener::new(file, key, description.duration_ms.is_none())?)
     }
 
     /// Writes what waits and joins the thread. Blocks. Calls have to be over; a task that takes longer than [`LAST`] to

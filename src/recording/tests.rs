@@ -16,6 +16,7 @@ fn description(id: &str, format: Format) -> Description {
         started_ms: 1,
         duration_ms: None,
         gaps: false,
+        encrypted: false,
     }
 }
 
@@ -228,4 +229,43 @@ fn a_recording_begins_with_its_first_sound_whatever_went_before() {
     recorder.begin(Duration::from_secs(200), Duration::from_secs(4));
     assert_eq!(recorder.description.started_ms, 100_000);
     assert_eq!(recorder.mixer.take_all().len(), 2 * 160);
+}
+
+#[test]
+fn an_encrypted_recording_is_heard_with_its_key_only() {
+    for format in [Format::Wav, Format::Opus] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let key = Some(Secret::new("5a".repeat(32)));
+        let recordings = Recordings::start(Config { key, ..config(dir.path(), format) }).expect("a thread");
+        let (_state, state) = watch::channel(State::Recording);
+        let id = CallId::random();
+        let described = Description { encrypted: true, ..description(id.as_str(), format) };
+        let mut recorder = Recorder::new(described, state);
+        let now = clock::now();
+        for n in 0..100 {
+            recorder.frame(now, &frame(TapDirection::Inbound, n, Duration::ZERO, tone(n, 500.0)));
+        }
+        recorder.finish(&recordings.0.queue);
+        recordings.shutdown();
+        let (found, path) = recordings.find(id.as_str()).expect("complete");
+        let sealed = std::fs::read(&path).expect("readable");
+        assert!(path.to_string_lossy().ends_with(SEALED) && sealed.starts_with(b"ANTRECS1"), "{path:?}");
+        let mut plain = Vec::new();
+        recordings.open(&found, &path).expect("its key").read_to_end(&mut plain).expect("whole");
+        complete(&mut plain);
+        let clear = dir.path().join("clear");
+        std::fs::write(&clear, plain).expect("written");
+        let [left, _] = if format == Format::Wav { wav(&clear) } else { opus(&clear) };
+        assert!(left.len() >= 15_900 && power(&left[400..15_600], 500.0) > 0.08, "{format:?}");
+        // With it goes what is old.
+        let later = SystemTime::UNIX_EPOCH + clock::wall() + Duration::from_secs(90_000);
+        assert_eq!(writer::forget(dir.path(), later, Duration::from_secs(80_000)).expect("readable"), 2);
+        let other = Config { key: Some(Secret::new("00".repeat(32))), ..config(dir.path(), format) };
+        std::fs::write(&path, &sealed).expect("written");
+        let other = Recordings::start(other).expect("a thread");
+        let read = other.open(&found, &path).expect("a recording").read_to_end(&mut Vec::new());
+        assert!(read.is_err(), "another key");
+        other.shutdown();
+    }
+    assert!(Config { key: Some(Secret::new("short")), ..Config::default() }.validate().is_err());
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use metrics::counter;
 
 use super::file::Stereo;
-use super::{Config, Description, RATE, described};
+use super::{Config, Description, Key, RATE, described};
 use crate::clock::{self, Sparse};
 
 /// How often old recordings are looked for.
@@ -30,6 +30,7 @@ pub(super) enum Message {
 
 pub(super) struct Writer {
     config: Config,
+    key: Option<Key>,
     open: HashMap<String, Open>,
     tidied: Option<Instant>,
 }
@@ -42,8 +43,8 @@ struct Open {
 }
 
 impl Writer {
-    pub(super) fn new(config: Config) -> Self {
-        Self { config, open: HashMap::new(), tidied: None }
+    pub(super) fn new(config: Config, key: Option<Key>) -> Self {
+        Self { config, key, open: HashMap::new(), tidied: None }
     }
 
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
@@ -87,10 +88,8 @@ impl Writer {
     fn begin(&mut self, description: Description) -> io::Result<()> {
         let dir = &self.config.dir;
         std::fs::create_dir_all(dir)?;
-        let file = Stereo::create(
-            &dir.join(format!("{}.{}", description.id, description.format.extension())),
-            description.format,
-        )?;
+        let key = self.key.as_ref().filter(|_| description.encrypted);
+        let file = Stereo::create(&dir.join(description.file_name()), description.format, key)?;
         describe(dir, &description)?;
         self.open.insert(description.id.clone(), Open { description, file, written: 0 });
         Ok(())
@@ -153,8 +152,9 @@ pub(super) fn forget(dir: &Path, now: SystemTime, keep: Duration) -> io::Result<
     for entry in entries {
         let path = entry?.path();
         // The folder may be one that others use: what has the name of a call is ours.
-        let named = path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_call);
-        let ours = named && path.extension().is_some_and(|end| ["opus", "wav", "json"].iter().any(|own| end == *own));
+        let parts = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once('.'));
+        const ENDS: [&str; 5] = ["opus", "wav", "json", "opus.enc", "wav.enc"];
+        let ours = parts.is_some_and(|(name, end)| is_call(name) && ENDS.contains(&end));
         let written = std::fs::metadata(&path).and_then(|file| file.modified());
         let old = written.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > keep));
         if ours && old {

@@ -1,5 +1,8 @@
 //! `/v1/calls/{id}/recording`: the sound of a call as a file, and its pauses while the call goes on.
 
+use std::io::Read as _;
+use std::path::PathBuf;
+
 use axum::body::Body as HttpBody;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
@@ -8,13 +11,14 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::mpsc;
 
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
 use crate::gateway::Gateway;
-use crate::recording::{RecordingError, State as Recording};
+use crate::recording::{Description, RecordingError, Recordings, State as Recording};
 
 /// Bytes that are read from disk at a time.
 const CHUNK: usize = 64 << 10;
@@ -41,6 +45,16 @@ async fn download(
     if !caller.sees(&description.tenant) {
         return Err(ApiError::not_found("recording", &id));
     }
+    let name = format!("attachment; filename=\"{}.{}\"", description.id, description.format.extension());
+    let headers = [
+        (header::CONTENT_TYPE, description.format.mime().to_owned()),
+        (header::CONTENT_DISPOSITION, name),
+        (header::CACHE_CONTROL, "private, no-store".to_owned()),
+    ];
+    if description.encrypted {
+        let recordings = gateway.recordings.clone();
+        return Ok((headers, opened(recordings, description, path)).into_response());
+    }
     let file = match tokio::fs::File::open(&path).await {
         Ok(file) => file,
         Err(error) => return Err(broken(&error.to_string())),
@@ -58,14 +72,36 @@ async fn download(
             Err(error) => Some((Err(error), file)),
         }
     });
-    let name = format!("attachment; filename=\"{}.{}\"", description.id, description.format.extension());
-    let headers = [
-        (header::CONTENT_TYPE, description.format.mime().to_owned()),
-        (header::CONTENT_LENGTH, length.to_string()),
-        (header::CONTENT_DISPOSITION, name),
-        (header::CACHE_CONTROL, "private, no-store".to_owned()),
-    ];
-    Ok((headers, HttpBody::from_stream(body)).into_response())
+    let length = [(header::CONTENT_LENGTH, length.to_string())];
+    Ok((headers, length, HttpBody::from_stream(body)).into_response())
+}
+
+/// The sound of an encrypted recording. Its length shows only when it is read.
+fn opened(recordings: Recordings, description: Description, path: PathBuf) -> HttpBody {
+    let (sender, parts) = mpsc::channel(2);
+    tokio::task::spawn_blocking(move || {
+        let mut sound = match recordings.open(&description, &path) {
+            Ok(sound) => sound,
+            Err(error) => return drop(sender.blocking_send(Err(std::io::Error::other(error)))),
+        };
+        loop {
+            let mut part = vec![0; CHUNK];
+            let part = sound.read(&mut part).map(|read| {
+                part.truncate(read);
+                part
+            });
+            let over = !matches!(&part, Ok(part) if !part.is_empty());
+            if matches!(&part, Ok(part) if part.is_empty()) {
+                return;
+            }
+            // overflow: awaited; a client that is gone ends it
+            if sender.blocking_send(part).is_err() || over {
+                return;
+            }
+        }
+    });
+    let parts = futures_util::stream::unfold(parts, |mut parts| async move { Some((parts.recv().await?, parts)) });
+    HttpBody::from_stream(parts)
 }
 
 #[derive(Deserialize)]

@@ -1,8 +1,11 @@
 //! Every command of the program, run as one; what they compute has tests of its own.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::Path;
 
+use antiphon::recording::{Key, Sealer};
+use antiphon::secret::Secret;
 use antiphon::voice::bench::{speech, wav as recording};
 use antiphon::voice::random::{self, CamPlusSize, TokenizerSize};
 use antiphon_loadgen::{correlate, wav};
@@ -25,6 +28,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("voice add", "voices_are_added_listed_and_removed"),
     ("voice list", "voices_are_added_listed_and_removed"),
     ("voice rm", "voices_are_added_listed_and_removed"),
+    ("recording decrypt", "recordings_are_decrypted_with_their_key"),
     ("bench", "bench_measures"),
     ("worker", "a_gateway_speaks_through_a_worker_of_another_process"),
     ("completions", "completions_and_manual_pages_name_every_command"),
@@ -191,6 +195,29 @@ async fn voices_are_added_listed_and_removed() {
     succeeds(folder.path(), &["voice", "rm", "anna", "--voices", "voices"]).await;
     assert!(!succeeds(folder.path(), &["voice", "list", "--voices", "voices"]).await.contains("anna"));
     assert_eq!(antiphon(folder.path(), &["voice", "rm", "anna", "--voices", "voices"]).await.status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn recordings_are_decrypted_with_their_key() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let digits = "0f".repeat(32);
+    std::fs::write(path("key"), format!("{digits}\n")).expect("written");
+    std::fs::write(path("gateway.toml"), "[recording]\nkey = { file = \"key\" }\n").expect("written");
+    let key = Key::parse(&Secret::new(digits)).expect("64 digits");
+    let mut sealer = Sealer::new(Vec::new(), &key).expect("memory");
+    sealer.write_all(b"OggS and what follows").and_then(|()| sealer.flush()).expect("memory");
+    let whole = sealer.finish().expect("memory");
+    std::fs::write(path("a.opus.enc"), &whole).expect("written");
+    std::fs::write(path("b.opus.enc"), &whole[..whole.len() - 20]).expect("written");
+    succeeds(folder.path(), &["recording", "decrypt", "a.opus.enc", "--config", "gateway.toml"]).await;
+    assert_eq!(std::fs::read(path("a.opus")).expect("written"), b"OggS and what follows");
+    let cut = ["recording", "decrypt", "b.opus.enc", "--key-file", "key", "--out", "b"];
+    let refused = antiphon(folder.path(), &cut).await;
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--partial"), "{refused:?}");
+    succeeds(folder.path(), &[&cut[..], &["--partial"]].concat()).await;
+    assert_eq!(std::fs::read(path("b")).expect("written"), b"OggS and what follows");
 }
 
 #[tokio::test]
