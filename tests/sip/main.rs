@@ -1,9 +1,10 @@
 //! The SIP endpoint on loopback sockets: against a telephone that says exactly what a test tells it to, against
-//! another endpoint of ours, and against sipp and baresip.
+//! another endpoint of ours, and against sipp, baresip and Kamailio.
 
 mod baresip;
 mod flood;
 mod half_open;
+mod kamailio;
 mod loopback;
 mod media;
 mod sipp;

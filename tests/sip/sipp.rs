@@ -219,7 +219,7 @@ async fn carriers_call_in_their_own_ways() {
     }
     let (endpoint, calls) = start(loopback()).await;
     let _echo = echo(calls);
-    for scenario in ["quirk-late-offer", "quirk-short-timer", "quirk-two-events"] {
+    for scenario in ["quirk-late-offer", "quirk-short-timer", "quirk-two-events", "quirk-packet-time", "quirk-ping"] {
         passes(&endpoint, scenario, "u1", &["-m", "1"]).await;
     }
 }
@@ -258,4 +258,31 @@ async fn carriers_are_called_in_their_own_ways() {
         assert_eq!(early.into_inner(), scenario == "quirk-ringing-sdp", "{scenario}");
         within("every call to be forgotten", || endpoint.calls() == 0).await;
     }
+}
+
+/// One that announces from one port and answers with another: what is sent goes where the answer says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn carriers_move_their_media_with_the_answer() {
+    if !have_sipp() {
+        return;
+    }
+    let port = free_port();
+    let trunk: TrunkConfig =
+        toml::from_str(&format!("name = \"c\"\nhost = \"127.0.0.1:{port}\"\ncodecs = [\"pcmu\"]\nprefixes = [\"*\"]"))
+            .expect("valid");
+    let (endpoint, _calls) = start(SipConfig { trunk: vec![trunk], ..loopback() }).await;
+    let carrier = tokio::spawn(async move { sipp("quirk-moved-media", port, &["-m", "1"]).await });
+    let (sender, early) = tokio::sync::oneshot::channel();
+    let request = DialRequest { to: "+49301234".to_owned(), ..DialRequest::default() };
+    let answered = limited(endpoint.dial_early(request, &|_| (), sender)).await.expect("answered");
+    assert!(answered.is_none(), "its leg was there before");
+    let mut leg = limited(early).await.expect("a leg");
+    let announced = leg.remote().expect("the port of the announcement").port();
+    leg.attach().await.expect("attaches");
+    assert_eq!(limited(leg.recv()).await, LegEvent::Early { sends: false });
+    assert_eq!(limited(leg.recv()).await, LegEvent::Connected);
+    assert_eq!(leg.remote().map(|address| address.port()), Some(announced + 2));
+    leg.hang_up().await;
+    assert!(carrier.await.expect("runs").status.success());
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
 }
