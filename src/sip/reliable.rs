@@ -10,13 +10,13 @@
 
 use std::{
     collections::HashMap,
-    sync::Mutex,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use rsipstack::sip::{Header, Request, prelude::HeadersExt};
 
-use super::{shared::lock, timer};
+use super::timer;
 
 /// The first repetition (T1); each later one waits twice as long.
 const FIRST: Duration = Duration::from_millis(500);
@@ -116,6 +116,11 @@ impl Pending {
     pub(super) fn forget(&self, tag: &str) {
         lock(&self.0).remove(tag);
     }
+}
+
+fn lock(table: &Mutex<HashMap<String, Sent>>) -> MutexGuard<'_, HashMap<String, Sent>> {
+    // Nothing here panics while it holds one.
+    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `776656 1 INVITE`: the numbers of the response and of the request that it answers.
