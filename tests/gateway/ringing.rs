@@ -216,7 +216,9 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     let (_, body) = receive(&listener, 500).await;
     let delivered: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&delivered["id"], &delivered["state"]), (&json!(id), &json!("ended")));
-    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    let mut record = record(&rig, &id, |record| record["state"] == "ended").await;
+    // Whether there is sound is looked up when it is asked for, and not delivered.
+    assert_eq!(record.as_object_mut().and_then(|shown| shown.remove("recording")), Some(Value::Null));
     assert_eq!(record, delivered);
     assert_eq!((&record["cause"], &record["endedBy"]), (&json!("hung_up"), &json!("gateway")));
     assert_eq!((&record["handoffData"], &record["codec"]), (&json!("{\"ticket\":7}"), &json!("pcmu")));
