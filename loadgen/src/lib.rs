@@ -15,9 +15,11 @@
 //!   the figures of it ([`stats`])
 //! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
 //!   goes ([`ladder`]), and the [`report`]
+//! - `attack/`: [`attack`]s beside calls that speak
 //! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`], [`mod@cost`])
 //! - `page/`: how it is shown ([`chart`], [`html`])
 
+pub mod attack;
 pub mod clock;
 
 mod caller;

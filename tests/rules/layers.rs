@@ -9,6 +9,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("clock", 1),
     ("audio", 1),
     ("node", 1),
+    ("fault", 1),
     ("pem", 1),
     ("reach", 1),
     ("secret", 1),
@@ -46,6 +47,7 @@ const LOADGEN: &[(&str, u32)] = &[
     ("under_test", 5),
     ("turns", 6),
     ("run", 7),
+    ("attack", 7),
     ("forecast", 8),
     ("page", 9),
 ];

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod attack;
 mod ladder;
 mod report;
 mod run;
@@ -35,6 +36,8 @@ enum Command {
     Ladder(Box<ladder::Ladder>),
     /// Run a scenario: arrivals, turns, interruptions, a bad network.
     Run(run::Run),
+    /// Attack a gateway that is started for it, beside calls that speak, and tell what must hold.
+    Attack(attack::Attack),
     /// Draw the page of a report.
     Report(report::Page),
     /// How many gateways for how many users.
@@ -71,6 +74,7 @@ pub(crate) async fn run(arguments: Arguments) -> ExitCode {
     let result = match arguments.command {
         Command::Ladder(ladder) => ladder.run().await,
         Command::Run(run) => run.run().await,
+        Command::Attack(attack) => attack.run().await,
         Command::Report(page) => page.run(),
         Command::Size(size) => size.run(),
     };

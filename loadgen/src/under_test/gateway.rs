@@ -86,6 +86,31 @@ impl Gateway {
             .and_then(|c| c["id"].as_str().map(str::to_owned)))
     }
 
+    /// Asks for a call to `to`, through `trunk` where one is named.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn place(&self, to: &str, trunk: Option<&str>) -> Result<(), CallError> {
+        self.post("v1/calls", &json!({ "to": to, "trunk": trunk, "agent": "silent" })).await
+    }
+
+    /// Sends `body` to `path`.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn post(&self, path: &str, body: &Value) -> Result<(), CallError> {
+        accepted(self.request(reqwest::Method::POST, path)?.json(body).send().await?).await.map(drop)
+    }
+
+    /// How many calls are answered and not acknowledged.
+    ///
+    /// # Errors
+    /// As [`Gateway::speak`].
+    pub async fn half_open(&self) -> Result<usize, CallError> {
+        let body: Value = accepted(self.request(reqwest::Method::GET, "v1/calls")?.send().await?).await?.json().await?;
+        Ok(body["half_open"].as_array().map_or(0, Vec::len))
+    }
+
     /// `text` spoken directly, not on a call.
     ///
     /// # Errors

@@ -83,6 +83,11 @@ impl Default for Config {
     }
 }
 
+/// The `Authorization` that answers the challenge of a `WWW-Authenticate` value; `None` when it is no digest by MD5.
+pub(crate) fn answer_challenge(challenge: &str, account: &Credentials, method: &str, uri: &str) -> Option<String> {
+    auth::answer(challenge, account, method, uri, "0a4f113b")
+}
+
 /// A telephone with its addresses, without a call yet.
 pub struct Caller {
     config: Config,

@@ -1,0 +1,394 @@
+//! The attacks, one by one. Rates and numbers are those of a scanner that means it; `scale` makes less of them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, UdpSocket};
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::bed::{Bed, PASSWORD, Site, USER};
+use super::flood::{Flood, source, status};
+use super::noise::{DESCRIPTION, Noise};
+use super::{Figure, Must, Options};
+use crate::caller::call::CallError;
+use crate::caller::sip::{Caller, Config, Credentials, answer_challenge};
+use crate::clock;
+use crate::wire::codec::Codec;
+
+/// Addresses that a flood comes from.
+const SOURCES: usize = 64;
+/// `[sip] max_calls`, for shares of it.
+const PLACES: f64 = 1_000.0;
+const NONE: Must = Must::AtMost(0.0);
+
+/// 5,000 malformed and 2,000 unauthenticated messages a second.
+pub(super) async fn malformed(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let bed = Bed::start(options, Site { users: true, ..Site::default() }).await?;
+    let (flood, sip) = (Flood::bind(1, SOURCES).await?, bed.sip);
+    let mut noise = Noise::new(1, sip.to_string());
+    let mut made = 0_u64;
+    let back = flood
+        .send(7_000.0 * options.scale, options.lasts, |_| {
+            made += 1;
+            (if made % 7 < 5 { noise.malformed() } else { noise.unauthenticated() }, sip)
+        })
+        .await;
+    let mut figures = vec![
+        Figure::new("messages sent", back.sent as f64, Must::AtLeast(1.0)),
+        Figure::new("of them answered", back.count(|status| status > 0), Must::Nothing),
+        // OPTIONS are answered to everybody.
+        Figure::new("calls that the flood got", calls_of(&bed, "192.0.2.1").await?, NONE),
+    ];
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// 100 INVITEs a second without description, never acknowledged; a trunk calls meanwhile.
+pub(super) async fn half_open(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(CallError::io("bind an agent"))?;
+    let agent = listener.local_addr().map_err(CallError::io("bind an agent"))?;
+    let counter = Arc::new(AtomicU64::new(0));
+    let counting = counter.clone();
+    let _dialled = AbortOnDropHandle::new(tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            counting.fetch_add(1, Ordering::Relaxed);
+        }
+    }));
+    let trunk = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
+    let more = format!(
+        "[[sip.trunk]]\nname = \"carrier\"\nhost = \"{trunk}:5999\"\nprefixes = [\"+49\"]\n\
+         [agent.counted]\nurl = \"ws://{agent}/\"\n"
+    );
+    let site = Site { more, prober: Some(trunk), ..Site::default() };
+    // Half-open calls hold media ports as well; what is asked is who gets places.
+    let bed = Bed::start_for(options, site, options.calls + PLACES as usize).await?;
+    let (flood, sip) = (Flood::bind(2, SOURCES).await?, bed.sip);
+    let mut noise = Noise::new(2, sip.to_string());
+    let looking = async {
+        let (mut most, until) = (0.0_f64, clock::now() + options.lasts);
+        while clock::now() < until {
+            most = most.max(bed.gateway.half_open().await.unwrap_or(0) as f64);
+            clock::sleep_until(clock::now() + Duration::from_millis(500)).await;
+        }
+        most
+    };
+    let sending = flood
+        .send(100.0 * options.scale, options.lasts, |_| (noise.request("INVITE", "counted", "", "").into_bytes(), sip));
+    let (back, most) = tokio::join!(sending, looking);
+    let mut figures = vec![
+        Figure::new("INVITEs without description sent", back.sent as f64, Must::AtLeast(1.0)),
+        Figure::new("of them refused", back.count(|status| status >= 400), Must::Nothing),
+        Figure::new("places left, %", 100.0 * (1.0 - (most + options.calls as f64) / PLACES), Must::AtLeast(85.0)),
+        Figure::new("half-open calls at most", most, Must::AtMost(PLACES / 10.0)),
+        Figure::new("agents dialled", counter.load(Ordering::Relaxed) as f64, NONE),
+    ];
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// 10,000 packets a second at every media port, sound and digits of strangers; calls pause and hold.
+pub(super) async fn rtp(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let bed = Bed::start(options, Site { pauses: true, ..Site::default() }).await?;
+    let flood = Flood::bind(3, SOURCES / 4).await?;
+    let mut noise = Noise::new(3, String::new());
+    let (mut ports, host) = (bed.rtp.clone().cycle(), bed.sip.ip());
+    let back = flood
+        .send(10_000.0 * options.scale, options.lasts, |_| {
+            (noise.rtp(), SocketAddr::new(host, ports.next().unwrap_or(9)))
+        })
+        .await;
+    let metrics = bed.metrics().await?;
+    let discarded = metrics.by("antiphon_rtp_discarded_total", "reason");
+    let mut figures = vec![
+        Figure::new("packets sent to all media ports", back.sent as f64, Must::AtLeast(1.0)),
+        Figure::new("of them dropped at calls", discarded.values().sum(), Must::AtLeast(1.0)),
+        Figure::new("packets leaked to strangers", back.count(|_| true), NONE),
+        // A digit or a voice that was taken for the caller's would have cut a turn off.
+        Figure::new("turns cut off by what was injected", metrics.total("antiphon_interruptions_total"), NONE),
+    ];
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// 1,000 guesses a second, what was right once again and again, and a trunk that asks for the password of a foreign realm.
+pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let carrier = UdpSocket::bind("127.0.0.8:0").await.map_err(CallError::io("bind a carrier"))?;
+    let host = carrier.local_addr().map_err(CallError::io("bind a carrier"))?;
+    let more = format!(
+        "[[sip.trunk]]\nname = \"carrier\"\nhost = \"{host}\"\nprefixes = [\"+49\"]\nusername = \"us\"\n\
+         password = \"what-the-carrier-knows\"\nrealm = \"carrier.example\"\n"
+    );
+    let bed = Bed::start(options, Site { more, users: true, ..Site::default() }).await?;
+    let sip = bed.sip;
+    let answering = AbortOnDropHandle::new(tokio::spawn(foreign_realm(carrier)));
+    // The destination is allowed; what comes of it shows at the carrier.
+    let _ = bed.gateway.place("+49301234567", None).await;
+
+    let flood = Flood::bind(4, 4).await?;
+    let mut noise = Noise::new(4, sip.to_string());
+    let mut nonces = Vec::new();
+    for turn in 0..4 {
+        let asked = noise.request("INVITE", "silent", "", DESCRIPTION);
+        let challenge = flood.ask(turn, &asked, sip).await.unwrap_or_default();
+        nonces.push(nonce(&challenge).unwrap_or_default());
+    }
+    // An authorisation that is right, for an agent that is not there: 404 is what acceptance looks like.
+    let replay = Flood::bind(5, 1).await?;
+    let asked = noise.request("INVITE", "nobody-of-this-name", "", DESCRIPTION);
+    let challenge = replay.ask(0, &asked, sip).await.unwrap_or_default();
+    let uri = format!("sip:nobody-of-this-name@{sip}");
+    let account = Credentials { username: USER.to_owned(), password: PASSWORD.to_owned() };
+    let right = challenge
+        .lines()
+        .find_map(|line| line.strip_prefix("WWW-Authenticate: "))
+        .and_then(|challenge| answer_challenge(challenge, &account, "INVITE", &uri));
+    let right = format!("Authorization: {}\r\n", right.unwrap_or_default());
+    let first = replay.ask(0, &noise.request("INVITE", "nobody-of-this-name", &right, DESCRIPTION), sip).await;
+    let accepted_once = status(first.unwrap_or_default().as_bytes());
+    let mut again = Noise::new(5, sip.to_string());
+    let replaying = replay.send(20.0, options.lasts, |_| {
+        (again.request("INVITE", "nobody-of-this-name", &right, DESCRIPTION).into_bytes(), sip)
+    });
+    let mut guess = 0_u64;
+    let guessing = flood.send(1_000.0 * options.scale, options.lasts, |turn| {
+        guess += 1;
+        let nonce = &nonces[turn];
+        let lines = format!(
+            "Authorization: Digest username=\"{USER}\", realm=\"antiphon\", nonce=\"{nonce}\", uri=\"sip:silent@{sip}\", \
+             response=\"{guess:032x}\", algorithm=MD5\r\n"
+        );
+        (noise.request("INVITE", "silent", &lines, DESCRIPTION).into_bytes(), sip)
+    });
+    let (guessed, replayed) = tokio::join!(guessing, replaying);
+    let minutes = (options.lasts.as_secs_f64() / 60.0).ceil();
+    // One that was never asked has got no password either.
+    let foreign = if answering.is_finished() { answering.await.unwrap_or(1) } else { 0 };
+    let is_in = |status: u16| status >= 180 && !matches!(status, 401 | 403 | 407 | 503);
+    let mut figures = vec![
+        Figure::new("guesses sent", guessed.sent as f64, Must::AtLeast(1.0)),
+        Figure::new("evaluated of one source", guessed.most(403), Must::AtMost(10.0 * minutes + 10.0)),
+        Figure::new("guesses accepted", guessed.count(is_in), NONE),
+        Figure::new("the right answer was taken once (status)", f64::from(accepted_once), Must::Nothing),
+        Figure::new("replays sent", replayed.sent as f64, Must::AtLeast(1.0)),
+        Figure::new("replays accepted", replayed.count(is_in), NONE),
+        Figure::new("passwords answered to a foreign realm", f64::from(foreign), NONE),
+    ];
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// A carrier that is busy, and counts who called.
+async fn busy(socket: UdpSocket, invited: Arc<AtomicU64>) {
+    let mut buffer = vec![0; 8_192];
+    while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
+        let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let line = match request.split(' ').next() {
+            Some("INVITE") => {
+                invited.fetch_add(1, Ordering::Relaxed);
+                "486 Busy Here"
+            }
+            Some("ACK") => continue,
+            _ => "200 OK",
+        };
+        let _ = socket.send_to(response(&request, line, "").as_bytes(), from).await;
+    }
+}
+
+/// The response `line` to `request`, with further `headers`.
+fn response(request: &str, line: &str, headers: &str) -> String {
+    let same = |line: &&str| ["Via:", "From:", "To:", "Call-ID:", "CSeq:"].iter().any(|name| line.starts_with(name));
+    let same: String = request.lines().filter(same).map(|line| format!("{line}\r\n")).collect();
+    format!("SIP/2.0 {line}\r\n{same}{headers}Content-Length: 0\r\n\r\n")
+}
+
+/// A carrier that asks for a password of another realm; how often it got one. Ends when the caller has given up.
+async fn foreign_realm(socket: UdpSocket) -> u32 {
+    let mut buffer = vec![0; 8_192];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else { return 0 };
+        let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let answer = match request.split(' ').next() {
+            Some("INVITE")
+                if request.contains("\r\nAuthorization:") || request.contains("\r\nProxy-Authorization:") =>
+            {
+                return 1;
+            }
+            Some("INVITE") => {
+                let challenge =
+                    "WWW-Authenticate: Digest realm=\"elsewhere.example\", nonce=\"abc\", algorithm=MD5\r\n";
+                response(&request, "401 Unauthorized", challenge)
+            }
+            Some("ACK") => return 0,
+            _ => response(&request, "200 OK", ""),
+        };
+        let _ = socket.send_to(answer.as_bytes(), from).await;
+    }
+}
+
+/// 100 destinations that the trunk's rules do not allow: by the API, by transfers of a call, and by REFER.
+pub(super) async fn toll(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let carrier = UdpSocket::bind("127.0.0.8:0").await.map_err(CallError::io("bind a carrier"))?;
+    let host = carrier.local_addr().map_err(CallError::io("bind a carrier"))?;
+    let more = format!("[[sip.trunk]]\nname = \"carrier\"\nhost = \"{host}\"\nprefixes = [\"+49\"]\n");
+    let invited = Arc::new(AtomicU64::new(0));
+    let _carrying = AbortOnDropHandle::new(tokio::spawn(busy(carrier, invited.clone())));
+    let bed = Bed::start(options, Site { more, ..Site::default() }).await?;
+    let forbidden: Vec<String> = (0..100)
+        .map(|n| match n % 10 {
+            7 => format!("sip:+4930{n}@192.0.2.7"),
+            8 => format!("sip:+88{n}1234@{host}"),
+            9 => format!("+49;phone-context=+1{n}"),
+            country => format!("+{}{n:02}1234567", [1, 7, 88, 23, 252, 960, 675][country]),
+        })
+        .collect();
+    let (mut placed, mut transferred) = (0, 0);
+    for to in &forbidden {
+        placed += usize::from(bed.gateway.place(to, None).await.is_ok());
+        placed += usize::from(bed.gateway.place(to, Some("carrier")).await.is_ok());
+        if let Some(call) = bed.calls.first() {
+            for mode in ["blind", "attended"] {
+                let body = json!({ "to": to, "mode": mode });
+                // It is taken and fails: what counts is what the carrier sees.
+                let taken = bed.gateway.post(&format!("v1/calls/{call}/transfer"), &body).await;
+                transferred += usize::from(taken.is_ok());
+            }
+        }
+    }
+    let flood = Flood::bind(6, 1).await?;
+    let (mut noise, mut next, sip) = (Noise::new(6, bed.sip.to_string()), forbidden.iter().cycle(), bed.sip);
+    let back = flood
+        .send(50.0, Duration::from_secs(2), |_| {
+            let to = next.next().map_or("", String::as_str);
+            let to = if to.starts_with("sip:") { to.to_owned() } else { format!("sip:{to}@{host}") };
+            (noise.request("REFER", "silent", &format!("Refer-To: <{to}>\r\n"), "").into_bytes(), sip)
+        })
+        .await;
+    let dialled = invited.load(Ordering::Relaxed);
+    // And one that is allowed gets there: the carrier was listening.
+    let _ = bed.gateway.place("+49301234567", None).await;
+    let deadline = clock::now() + Duration::from_secs(20);
+    while invited.load(Ordering::Relaxed) == dialled && clock::now() < deadline {
+        clock::sleep_until(clock::now() + Duration::from_millis(20)).await;
+    }
+    let allowed = invited.load(Ordering::Relaxed) - dialled;
+    let referred: f64 = back.count(|status| (200..300).contains(&status));
+    let mut figures = vec![
+        Figure::new("forbidden destinations", forbidden.len() as f64, Must::Nothing),
+        Figure::new("accepted by the API", placed as f64, NONE),
+        Figure::new("transfers that were tried", transferred as f64, Must::Nothing),
+        Figure::new("REFERs accepted", referred, NONE),
+        Figure::new("INVITEs that reached the carrier", dialled as f64, NONE),
+        Figure::new("of an allowed destination", allowed as f64, Must::AtLeast(1.0)),
+    ];
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// 8,000 connections of each kind that say next to nothing: half a head, half a body, an idle WebSocket, half a SIP message.
+pub(super) async fn slow(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    let bed = Bed::start(options, Site::default()).await?;
+    let each = ((8_000.0 * options.scale) as usize).max(1);
+    let kinds: [(&str, SocketAddr, String); 4] = [
+        ("half a head", bed.http, format!("GET /v1/calls HTTP/1.1\r\nHost: {}\r\nX-Slow: ", bed.http)),
+        (
+            "half a body",
+            bed.http,
+            format!(
+                "POST /v1/calls HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{{",
+                bed.http
+            ),
+        ),
+        (
+            "an idle WebSocket",
+            bed.http,
+            format!(
+                "GET /v1/events HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                 Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+                bed.http
+            ),
+        ),
+        ("half a SIP message", bed.sip, format!("INVITE sip:silent@{} SIP/2.0\r\nVia: SIP/2.0/TCP ", bed.sip)),
+    ];
+    let mut figures = Vec::new();
+    for (net, (kind, target, words)) in kinds.into_iter().enumerate() {
+        let mut opening = JoinSet::new();
+        for n in 0..each {
+            let (words, address) = (words.clone(), source(10 + net as u8, n));
+            opening.spawn(async move {
+                let socket = TcpSocket::new_v4().ok()?;
+                socket.bind((address, 0).into()).ok()?;
+                let connected = tokio::time::timeout(Duration::from_secs(5), socket.connect(target)).await;
+                let mut stream = connected.ok()?.ok()?;
+                stream.write_all(words.as_bytes()).await.ok()?;
+                Some(stream)
+            });
+        }
+        let mut held = Vec::new();
+        while let Some(opened) = opening.join_next().await {
+            held.extend(opened.ok().flatten());
+        }
+        figures.push(Figure::new(format!("connections with {kind}"), held.len() as f64, Must::AtLeast(1.0)));
+        // They stay, while telephones and health checks come and go.
+        clock::sleep_until(clock::now() + options.lasts / 4).await;
+        drop(held);
+    }
+    figures.extend(bed.end().await);
+    Ok(figures)
+}
+
+/// 1,000 calls where the process may open 1,024 files.
+pub(super) async fn descriptors(options: &Options) -> Result<Vec<Figure>, CallError> {
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    let wanted = ((1_000.0 * options.scale) as usize).max(200);
+    let site = Site { prefix: "prlimit --nofile=1024:1024".to_owned(), ..Site::default() };
+    let bed = Bed::start_for(options, site, wanted + options.calls).await?;
+    let mut dialling = JoinSet::new();
+    let began = clock::now();
+    for n in 0..wanted {
+        let target = format!("sip:silent@{}", bed.sip);
+        dialling.spawn(async move {
+            // 100 a second: what is measured is what there is room for.
+            clock::sleep_until(began + Duration::from_millis(10) * n as u32).await;
+            let address = source(20, n);
+            let config =
+                Config { address, codecs: vec![Codec::Pcmu], patience: Duration::from_secs(20), ..Config::default() };
+            Caller::bind(config).await?.call(&target).await
+        });
+    }
+    let (mut up, mut refused, mut silent) = (Vec::new(), 0, 0);
+    while let Some(dialled) = dialling.join_next().await {
+        match dialled {
+            Ok(Ok(call)) => up.push(call),
+            Ok(Err(CallError::Refused { code: 503, .. })) => refused += 1,
+            _ => silent += 1,
+        }
+    }
+    let mut figures = vec![
+        Figure::new("calls wanted", wanted as f64, Must::Nothing),
+        Figure::new("calls up", up.len() as f64, Must::AtLeast(1.0)),
+        Figure::new("refused with 503", f64::from(refused), Must::AtLeast(1.0)),
+        Figure::timed("neither up nor refused", f64::from(silent), NONE),
+    ];
+    drop(up);
+    // While places were taken the genuine caller was refused like others, which is what must happen.
+    figures.extend(bed.end().await.into_iter().map(|figure| match figure.what.as_str() {
+        "genuine INVITEs refused" => Figure { must: Must::Nothing, ..figure },
+        _ => figure,
+    }));
+    Ok(figures)
+}
+
+/// Live calls whose caller mentions `name`.
+async fn calls_of(bed: &Bed, name: &str) -> Result<f64, CallError> {
+    Ok(f64::from(u8::from(bed.gateway.find_call(name).await?.is_some())))
+}
+
+fn nonce(response: &str) -> Option<String> {
+    Some(response.split("nonce=\"").nth(1)?.split('"').next()?.to_owned())
+}
