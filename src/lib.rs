@@ -31,6 +31,7 @@ pub mod cli;
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub mod fault;
 pub mod gateway;
 pub mod hear;
 pub mod media;

@@ -17,6 +17,7 @@ use crate::call::{
     Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, Interruptible, Style, TextDelta, TurnHow, TurnId,
 };
 use crate::cluster::Nodes;
+use crate::fault;
 use crate::media::leg::MediaLeg;
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::IncomingCall;
@@ -248,7 +249,9 @@ impl Drop for Answering {
 /// Answers the calls that come over SIP, each in a task of its own, until the endpoint is gone.
 pub async fn answer(gateway: Gateway, mut ringing: mpsc::Receiver<IncomingCall>) {
     let mut answering = Answering(gateway.dispatcher.clone(), false);
+    let port = gateway.sip.as_ref().and_then(|sip| sip.local_udp()).map(|address| address.port());
     while let Some(call) = ringing.recv().await {
+        fault::point("dispatcher", port);
         tokio::spawn(answer_one(gateway.clone(), call));
     }
     // The endpoint is gone, or was never there.

@@ -8,7 +8,7 @@ use std::{
     future::{Future, poll_fn},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -55,12 +55,14 @@ use super::{
     tls, trunk,
 };
 use crate::{
-    clock,
+    clock, fault,
     media::sip::{SipLeg, ports::PortPool},
 };
 
 /// Transactions handled at a time. Beyond it requests are dropped, and their senders repeat them.
 const MAX_TRANSACTIONS: usize = 4_096;
+/// How often it is looked whether the stack still reads.
+const LOOK: Duration = Duration::from_millis(250);
 /// Time for calls to end at a shutdown.
 const GRACE: Duration = Duration::from_secs(5);
 /// `User-Agent` and `Server`.
@@ -167,7 +169,7 @@ impl Endpoint {
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
             neighbours,
-            broken: AtomicBool::new(false),
+            broken: Arc::new(AtomicBool::new(false)),
             closed: closed.clone(),
             config,
         });
@@ -362,12 +364,16 @@ impl Listeners {
                 judge: Arc::new(move |request, source| inbound::judge(&*weak.upgrade()?, request, source)),
             },
             agent: AGENT.into(),
+            broken: shared.broken.clone(),
         };
         let layer = &stack.inner.transport_layer;
         let public = |bound: Option<SocketAddr>| Some(SocketAddr::new(shared.config.public_ip?, bound?.port()));
         if let Some(socket) = self.udp {
             let buffer = Mutex::new(vec![0; MAX_MESSAGE]);
-            let socket = Arc::new(ScreenedUdp { socket, guard: guard.clone(), parked, buffer });
+            let away = Mutex::new(None);
+            let socket = Arc::new(ScreenedUdp { socket, guard: guard.clone(), parked, buffer, away });
+            // Tracked, so that it ends with the endpoint.
+            shared.tasks.spawn(watch_socket(shared.clone(), Arc::downgrade(&socket)));
             let external = public(self.bound.udp);
             let udp = UdpConnection::from_socket(socket, external, Some(shared.closed.clone()));
             layer.add_transport(SipConnection::Udp(udp.await.map_err(stack_error)?));
@@ -411,6 +417,20 @@ impl Listeners {
     }
 }
 
+/// Looks whether the stack still reads from its socket. It does so in a task of its own, whose end it tells nobody.
+async fn watch_socket(shared: Arc<Shared>, socket: Weak<ScreenedUdp>) {
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let Some(socket) = socket.upgrade() else { return };
+        if socket.is_abandoned(clock::now()) && !shared.broken.swap(true, Ordering::Relaxed) {
+            tracing::error!("nothing reads the SIP socket any more");
+        }
+    }
+}
+
 /// Gives each request a task.
 async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
     loop {
@@ -419,6 +439,7 @@ async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
             tx = requests.recv() => tx,
         };
         let Some(tx) = tx else { return };
+        fault::point("sip", shared.bound.udp.map(|udp| udp.port()));
         // overflow: drops (counted): the sender repeats its request
         let Ok(permit) = shared.work.clone().try_acquire_owned() else {
             counter!("antiphon_sip_messages_total", "outcome" => "overload").increment(1);

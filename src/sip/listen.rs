@@ -15,8 +15,11 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
@@ -43,7 +46,10 @@ use super::{
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
     stateless::Stateless,
 };
-use crate::clock::{self, Sparse};
+use crate::{
+    clock::{self, Sparse},
+    fault,
+};
 
 /// Stream connections in all, and of one address.
 const MAX_STREAMS: usize = 1_024;
@@ -52,6 +58,8 @@ const MAX_STREAMS_OF_ONE: usize = 64;
 const IDLE: Duration = Duration::from_secs(300);
 /// Time for a TLS handshake, and for one write.
 const STALL: Duration = Duration::from_secs(5);
+/// What the stack does between two datagrams takes microseconds: one that is away for this long does not come back.
+const ABANDONED: Duration = Duration::from_secs(5);
 /// Messages that may wait to be written before nothing more is read from the same peer.
 const MAX_UNSENT: usize = 32;
 
@@ -62,6 +70,8 @@ pub(super) struct ScreenedUdp {
     pub(super) parked: Parked,
     /// As long as a datagram can be; the stack's is shorter.
     pub(super) buffer: Mutex<Vec<u8>>,
+    /// Since when the stack has been busy with what it read; `None` while it waits for the next.
+    pub(super) away: Mutex<Option<Instant>>,
 }
 
 /// What every message passes, whatever it came by.
@@ -71,6 +81,35 @@ pub(super) struct Guard {
     pub(super) stateless: Stateless,
     /// `Server` of our answers.
     pub(super) agent: Arc<str>,
+    /// Set when screening panics: the task that reads is gone then.
+    pub(super) broken: Arc<AtomicBool>,
+}
+
+/// Tells of a panic on its way through.
+struct OnPanic<'a>(&'a AtomicBool);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Tells when the stack comes for a datagram and when it leaves with one.
+struct Waiting<'a>(&'a Mutex<Option<Instant>>);
+
+impl<'a> Waiting<'a> {
+    fn begin(away: &'a Mutex<Option<Instant>>) -> Waiting<'a> {
+        *away.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Waiting(away)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock::now());
+    }
 }
 
 impl Guard {
@@ -106,6 +145,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = rsipstack::Result<T>> + Send + '
 impl ScreenedUdp {
     /// The next datagram that passes. Cancel safe: nothing waits between receiving and returning.
     async fn next(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let _waiting = Waiting::begin(&self.away);
         loop {
             self.socket.readable().await?;
             if let Some(passed) = self.take(buffer)? {
@@ -114,8 +154,15 @@ impl ScreenedUdp {
         }
     }
 
+    /// Whether the stack has not come back for the next datagram for so long that its task must be gone.
+    pub(super) fn is_abandoned(&self, now: Instant) -> bool {
+        let away = *self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        away.is_some_and(|since| now.saturating_duration_since(since) > ABANDONED)
+    }
+
     /// Takes one datagram. `None`: there is none, or it goes no further.
     fn take(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        let _watch = OnPanic(&self.guard.broken);
         let mut own = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let (length, from) = match self.socket.try_recv_from(&mut own) {
             Ok(received) => received,
@@ -125,6 +172,7 @@ impl ScreenedUdp {
             }
             Err(error) => return Err(error),
         };
+        fault::point("sip socket", self.socket.local_addr().ok().map(|address| address.port()));
         if !self.guard.door.admits(from.ip()) {
             count("refused");
             return Ok(None);

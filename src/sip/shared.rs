@@ -81,7 +81,7 @@ pub(super) struct Shared {
     /// Other gateways, where there may be some.
     pub(super) neighbours: Option<Arc<dyn Neighbours>>,
     /// A task that must live as long as the endpoint has ended.
-    pub(super) broken: AtomicBool,
+    pub(super) broken: Arc<AtomicBool>,
     /// Sockets close.
     pub(super) closed: CancellationToken,
 }

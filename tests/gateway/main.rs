@@ -2,6 +2,7 @@
 
 mod agents;
 mod api;
+mod attacked;
 mod calls;
 mod cancel;
 mod chromium;
@@ -33,6 +34,7 @@ mod soak;
 mod speech;
 mod state;
 mod streams;
+mod supervised;
 mod support;
 mod tour;
 mod traces;

@@ -68,6 +68,11 @@ impl Serve {
     /// Asks it to end by this signal; gives its exit code.
     pub(crate) async fn end_by(&mut self, signal: &str) -> Option<i32> {
         self.signal(signal);
+        self.ended().await
+    }
+
+    /// Waits until it has ended; gives its exit code.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
         let ended = async {
             loop {
                 if let Some(status) = self.child.try_wait().expect("a child") {
