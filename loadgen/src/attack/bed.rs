@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Figure, Must, Options};
+use super::verdict::{Figure, Must, Options};
 use crate::caller::call::{Call, CallError};
 use crate::caller::sip::{Caller, Config, Credentials};
 use crate::caller::speak::Idle;

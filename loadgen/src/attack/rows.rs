@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::bed::{Bed, PASSWORD, Site, USER};
 use super::flood::{Flood, source, status};
 use super::noise::{DESCRIPTION, Noise};
-use super::{Figure, Must, Options};
+use super::verdict::{Figure, Must, Options};
 use crate::caller::call::CallError;
 use crate::caller::sip::{Caller, Config, Credentials, answer_challenge};
 use crate::clock;
