@@ -419,15 +419,19 @@ impl Listeners {
 
 /// Looks whether the stack still reads from its socket. It does so in a task of its own, whose end it tells nobody.
 async fn watch_socket(shared: Arc<Shared>, socket: Weak<ScreenedUdp>) {
+    let mut before = false;
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
             () = tokio::time::sleep(LOOK) => {}
         }
         let Some(socket) = socket.upgrade() else { return };
-        if socket.is_abandoned(clock::now()) && !shared.broken.swap(true, Ordering::Relaxed) {
+        // Twice, for a process that was stopped and goes on has not read either.
+        let abandoned = socket.is_abandoned(clock::now());
+        if abandoned && before && !shared.broken.swap(true, Ordering::Relaxed) {
             tracing::error!("nothing reads the SIP socket any more");
         }
+        before = abandoned;
     }
 }
 
