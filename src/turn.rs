@@ -176,6 +176,9 @@ pub struct Utterance {
     pub token: TurnToken,
     /// What to say, as written.
     pub text: String,
+    /// The text is still being written: the rest follows piece by piece, for voices that take it so. `text` ends where a
+    /// word does.
+    pub streamed: bool,
     /// Voice name; `None` is the engine's default.
     pub voice: Option<String>,
     /// BCP 47 language tag, where the agent names one.
@@ -205,6 +208,7 @@ impl Utterance {
             class,
             token: TurnToken::forever(),
             text: text.into(),
+            streamed: false,
             voice: None,
             language: None,
             instructions: None,

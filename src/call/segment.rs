@@ -121,7 +121,8 @@ impl Segmenter {
 
     /// Nothing else sounds: appends what can be spoken of the text that waits to `out`, whole sentences and then the
     /// beginning of the next. `say` gives the words that a text will be read as: a cut does not change them.
-    pub fn phrase(&mut self, patience: Patience, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
+    /// `words`: a single word is enough, for a voice that takes text as it is written.
+    pub fn phrase(&mut self, patience: Patience, words: bool, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
         if !self.is_waiting() || self.looked == Some((self.pending.len(), patience)) {
             return;
         }
@@ -130,12 +131,14 @@ impl Segmenter {
         let before = out.len();
         self.cut(true, out);
         if out.len() == before
-            && let Some(at) = phrase::cut(&self.pending, self.config.phrase_chars, patience, say)
+            && let Some(at) =
+                phrase::cut(&self.pending, if words { 1 } else { self.config.phrase_chars }, patience, say)
         {
             let part: String = self.pending.drain(..at).collect();
             emit(&part, out);
         }
-        self.first = out.len() == before;
+        // In words, the end of a sentence joins nothing, however short it is.
+        self.first = words || out.len() == before;
         self.looked = Some((self.pending.len(), patience));
     }
 

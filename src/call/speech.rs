@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::turn::{SpeechSink, StreamId, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// Makes speech of utterances. Implemented in [`crate::gateway`] for the engine, and by fakes in tests.
 pub trait Speech: Send + Sync + 'static {
@@ -19,6 +19,17 @@ pub trait Speech: Send + Sync + 'static {
     fn fallback(&self, _utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
         Err(Refusal { retry_after: Duration::from_secs(1), reason: "there is no fallback voice".into() })
     }
+
+    /// Where `voice` takes utterances whose text is still being written ([`Utterance::streamed`]): after how many text ids
+    /// it begins to speak.
+    fn starts_after(&self, _voice: Option<&str>) -> Option<u32> {
+        None
+    }
+
+    /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows, and each ends
+    /// where a word does. Never waits.
+    /// What belongs to an utterance that is over is dropped.
+    fn append(&self, _stream: StreamId, _utterance: UtteranceId, _text: &str, _last: bool) {}
 
     /// Tells how the listener of `stream` fares.
     fn note(&self, stream: StreamId, note: StreamState);

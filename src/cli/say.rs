@@ -219,6 +219,7 @@ fn speak_as_it_comes(
         class: Class::Live,
         token: TurnToken::forever(),
         text: String::new(),
+        streamed: true,
         voice: manner.voice,
         language: manner.language,
         instructions: manner.instructions,

@@ -181,6 +181,7 @@ impl Speaker {
                 class: Class::Live,
                 token: self.epoch.token(),
                 text: reading.spoken.text,
+                streamed: false,
                 voice: manner.voice.clone(),
                 language: reading.language,
                 instructions: manner.instructions.clone(),

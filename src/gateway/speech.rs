@@ -2,12 +2,20 @@
 
 use crate::call::{Refusal, Speech, StreamState};
 use crate::synth::device::{Engine, StreamNote};
-use crate::turn::{SpeechSink, StreamId, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 impl Speech for Engine {
     fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
         Engine::submit(self, utterance, sink)
             .map_err(|refused| Refusal { retry_after: refused.retry_after, reason: refused.reason.to_string() })
+    }
+
+    fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
+        Engine::starts_after(self, voice)
+    }
+
+    fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+        Engine::append(self, stream, utterance, text, last);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {
@@ -41,12 +49,21 @@ impl Speech for WithFallback {
     }
 
     fn fallback(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refusal> {
-        // The fallback engine has one voice and one manner of speaking.
-        Speech::submit(&self.fallback, Utterance { voice: None, instructions: None, ..utterance }, sink)?;
+        // The fallback engine has one voice and one manner of speaking, and speaks whole texts.
+        let utterance = Utterance { voice: None, instructions: None, streamed: false, ..utterance };
+        Speech::submit(&self.fallback, utterance, sink)?;
         metrics::counter!("antiphon_fallback_total").increment(1);
         // Its old name, which goes with the next release.
         metrics::counter!("antiphon_stand_in_total").increment(1);
         Ok(())
+    }
+
+    fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
+        Engine::starts_after(&self.engine, voice)
+    }
+
+    fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+        Engine::append(&self.engine, stream, utterance, text, last);
     }
 
     fn note(&self, stream: StreamId, note: StreamState) {

@@ -70,6 +70,10 @@ pub(super) struct Job {
     pub(super) decoded: u64,
     /// Its sink is full: not run until there is room.
     pub(super) blocked: bool,
+    /// Its text is still being written.
+    pub(super) writing: bool,
+    /// It was silent because it waited for text, and has sounded nothing since.
+    pub(super) resumes: bool,
     /// Device time of the steps it took part in since it last gave audio.
     pub(super) service: Duration,
     /// Rounds of each stage it took part in since it last gave audio.
@@ -89,6 +93,8 @@ impl Job {
             given: 0,
             decoded: 0,
             blocked: false,
+            writing: false,
+            resumes: false,
             service: Duration::ZERO,
             rounds: PerStage::default(),
         }
@@ -142,7 +148,13 @@ impl Job {
 
     /// Whether it is open and all its tokens are there.
     pub(super) fn is_decoded(&self) -> bool {
-        matches!(self.state, State::Open(_)) && !self.ready.has(Stage::Prefill) && !self.ready.has(Stage::Decode)
+        let decodes = self.ready.has(Stage::Prefill) || self.ready.has(Stage::Decode);
+        matches!(self.state, State::Open(_)) && !decodes && !self.writing
+    }
+
+    /// Whether it can do nothing until more of its text is written.
+    pub(super) fn awaits_text(&self) -> bool {
+        self.writing && self.ready.is_empty() && matches!(self.state, State::Open(_) | State::Parked(_))
     }
 
     /// Forgets what an opening produced: it restarts from its text.

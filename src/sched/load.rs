@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::job::Job;
 use super::stream::Stream;
 use super::table::Table;
 use crate::turn::Class;
@@ -111,7 +112,9 @@ pub(super) fn of(table: &Table, now: Instant) -> Load {
     let (live, batch) = table.counts();
     let open = |live: bool| table.open_jobs().filter(|(_, job)| job.is_live() == live).count() as u32;
     let counted = table.streams().filter_map(|stream| stream.counted.as_ref());
-    let underrun = table.streams().filter(|stream| !stream.jobs.is_empty()).filter_map(Stream::underrun_at).min();
+    // Silence before text that is not written yet is not the device's.
+    let waits = |stream: &Stream| stream.jobs.front().and_then(|id| table.job(*id)).is_none_or(Job::awaits_text);
+    let underrun = table.streams().filter(|stream| !waits(stream)).filter_map(Stream::underrun_at).min();
     Load {
         live,
         batch,

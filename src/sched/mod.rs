@@ -51,6 +51,7 @@ mod step;
 mod stream;
 mod table;
 mod tenant;
+mod writing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -87,6 +88,8 @@ const SWEEP: Duration = Duration::from_millis(100);
 const UNPLACED: Duration = Duration::from_secs(10);
 
 /// The scheduler of one device.
+///
+/// Why this struct is large: it is the one door to everything that decides, each part of which is a module of its own.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
@@ -340,6 +343,7 @@ impl Scheduler {
             job.service += took;
             job.rounds[step.stage] += step.rounds;
             if outcome.samples > 0 {
+                job.resumes = false;
                 self.forecast.produced(job, outcome.samples);
                 job.samples += outcome.samples;
                 job.service = Duration::ZERO;

@@ -174,7 +174,7 @@ impl Ranking<'_> {
         };
         if underrun <= now {
             // A gap in mid-utterance is heard; between utterances it is a first audio again.
-            let gap = front && job.samples > 0;
+            let gap = front && job.samples > 0 && !job.resumes;
             return if gap { (Rank::Critical, underrun) } else { (Rank::First, underrun.max(job.deadline)) };
         }
         let decoded = if front { Duration::ZERO } else { duration_of(self.table.undelivered_before(id)) };
@@ -211,7 +211,7 @@ pub(super) fn rest(table: &mut Table, now: Instant, config: &Config, forecast: &
     let mut awake = 0;
     for id in live {
         let Some(job) = table.job(id) else { continue };
-        let (of, sounds) = (job.spec.stream, job.samples > 0);
+        let (of, sounds, waits) = (job.spec.stream, job.samples > 0, job.awaits_text());
         let left = forecast.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64();
         let left = Duration::from_secs_f64(left.clamp(0.0, 60.0));
         let Some(stream) = table.stream_mut(of) else { continue };
@@ -222,7 +222,7 @@ pub(super) fn rest(table: &mut Table, now: Instant, config: &Config, forecast: &
         }
         let resting = lead >= limit || stream.resting && lead > limit.mul_f64(RESUME);
         stream.resting = stream.paced && stream.finishing.is_none() && resting;
-        awake += u32::from(!stream.resting && front);
+        awake += u32::from(!stream.resting && front && !waits);
     }
     // Streams that work are in different stages: they meet in steps half as wide as their number.
     let chunk = Duration::from_secs_f64(forecast.chunk((awake / 2).max(1)).min(60.0));

@@ -139,6 +139,14 @@ impl Tenants {
         Permit(quota)
     }
 
+    /// The text of a job became so many characters longer.
+    pub(super) fn wrote(&self, index: usize, chars: u32) {
+        let quota = &self.all[index].quota;
+        if quota.limits.chars_per_minute > 0 {
+            quota.change(|bucket| bucket.chars -= f64::from(chars));
+        }
+    }
+
     /// A job of so many characters was taken on.
     pub(super) fn job_added(&mut self, index: usize, chars: u32) {
         if self.all[index].jobs == 0 {
@@ -146,11 +154,8 @@ impl Tenants {
             let tenant = &mut self.all[index];
             tenant.time = tenant.time.max(least.unwrap_or(0.0));
         }
-        let tenant = &mut self.all[index];
-        tenant.jobs += 1;
-        if tenant.quota.limits.chars_per_minute > 0 {
-            tenant.quota.change(|bucket| bucket.chars -= f64::from(chars));
-        }
+        self.all[index].jobs += 1;
+        self.wrote(index, chars);
     }
 
     pub(super) fn job_ended(&mut self, index: usize) {

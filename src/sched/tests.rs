@@ -1,3 +1,7 @@
+mod writing;
+
+use std::collections::HashMap;
+
 use super::*;
 use crate::turn::Class;
 

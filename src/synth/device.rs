@@ -18,6 +18,7 @@
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
 mod delivery;
+mod feed;
 mod meter;
 mod place;
 pub mod remote;
@@ -40,7 +41,7 @@ use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};
 pub use crate::sched::{Refused, RefusedReason, StreamNote};
-use crate::turn::{Class, SpeechSink, StreamId, Utterance};
+use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
 pub type Loader = Box<dyn Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
@@ -215,6 +216,29 @@ impl Engine {
         self.inner.submit(&utterance, &sink, |last| self.inner.preferred(&utterance, last))
     }
 
+    /// How many text ids of a text that is still being written `voice` waits for before it speaks
+    /// ([`VoiceInfo::starts_after`]); `None`: on some device that has it, it speaks whole texts only.
+    pub fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
+        let inner = &self.inner;
+        let of = |device: usize| {
+            let voices = inner.devices[device].voices();
+            let named = |known: &&VoiceInfo| voice.is_none_or(|voice| known.name == voice);
+            voices.iter().find(named).and_then(|known| known.starts_after)
+        };
+        let serving = (0..inner.devices.len()).filter(|&device| inner.devices[device].is_ready());
+        let serving = serving.filter(|&device| inner.serves(device, voice));
+        serving.map(of).reduce(|all, one| Some(all?.max(one?))).flatten()
+    }
+
+    /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
+    /// where a word does. One that is over is ignored.
+    pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+        let placement = lock(&self.inner.placements).get(&stream).copied();
+        if let Some(placement) = placement {
+            self.inner.devices[placement.device].append(utterance, text, last);
+        }
+    }
+
     /// Whether a new live stream would be taken on now, by some device.
     ///
     /// # Errors
@@ -348,7 +372,7 @@ impl Inner {
         if let Some(device) = last.filter(working) {
             return vec![device];
         }
-        let serving = self.suitable(utterance.class, last, |device| self.serves(device, utterance));
+        let serving = self.suitable(utterance.class, last, |device| self.serves(device, utterance.voice.as_deref()));
         if !serving.is_empty() {
             return serving;
         }
@@ -357,12 +381,12 @@ impl Inner {
     }
 
     /// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
-    fn serves(&self, device: usize, utterance: &Utterance) -> bool {
-        if utterance.voice.is_none() {
+    fn serves(&self, device: usize, voice: Option<&str>) -> bool {
+        if voice.is_none() {
             let first = self.devices.iter().filter(|device| device.is_ready()).find_map(Device::kind);
             return self.devices[device].kind() == first;
         }
-        self.has_voice(device, utterance.voice.as_deref())
+        self.has_voice(device, voice)
     }
 
     /// Whether `device` has the voice of this name; without one, yes.
@@ -391,7 +415,7 @@ impl Respeak for Inner {
     fn respeak(&self, kind: Option<&'static str>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
         let like = |device: usize| match kind {
             Some(_) => self.devices[device].kind() == kind && self.has_voice(device, utterance.voice.as_deref()),
-            None => self.serves(device, &utterance),
+            None => self.serves(device, utterance.voice.as_deref()),
         };
         self.submit(&utterance, &sink, |_| self.suitable(utterance.class, None, like))
     }

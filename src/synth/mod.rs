@@ -58,6 +58,9 @@ pub struct VoiceInfo {
     pub name: String,
     /// BCP 47 tags it speaks well, when known.
     pub languages: Vec<String>,
+    /// Text ids after which it begins to speak a text that is still being written ([`Synthesizer::open_streamed`]), among
+    /// other work and without holding it up while it waits. `None`: it speaks whole texts only.
+    pub starts_after: Option<u32>,
 }
 
 /// One loaded model on one device. All calls come from one thread.
@@ -84,7 +87,7 @@ pub trait Synthesizer: Send {
     }
 
     /// Goes on with the text of a slot opened by [`Self::open_streamed`]; after `last` none follows. Returns what the
-    /// slot can run now.
+    /// slot can run now. Cheap, and of no effect on a launched step.
     ///
     /// # Errors
     /// The slot is not streamed, or its text has ended.

@@ -54,7 +54,7 @@ impl Synthesizer for Tone {
     }
 
     fn voices(&self) -> Vec<VoiceInfo> {
-        vec![VoiceInfo { name: "tone".into(), languages: Vec::new() }]
+        vec![VoiceInfo { name: "tone".into(), languages: Vec::new(), starts_after: None }]
     }
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {

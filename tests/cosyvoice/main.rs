@@ -6,4 +6,7 @@ mod exact;
 mod failing;
 mod full;
 mod golden;
+mod live;
 mod pull;
+mod rows;
+mod streaming;

@@ -203,7 +203,7 @@ impl Synthesizer for Clockwork {
     }
 
     fn voices(&self) -> Vec<VoiceInfo> {
-        vec![VoiceInfo { name: "clockwork".into(), languages: Vec::new() }]
+        vec![VoiceInfo { name: "clockwork".into(), languages: Vec::new(), starts_after: None }]
     }
 
     fn open(&mut self, _: Slot, _: &Utterance) -> Result<Stages, SynthError> {

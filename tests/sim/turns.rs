@@ -129,6 +129,73 @@ fn what_an_agent_says_before_it_looks_something_up_sounds_after_a_pause() {
     assert_eq!(ended(&world.take_events())[0].2.text, "Let me check that for you and this is it.");
 }
 
+/// Writes `text` word by word, so far apart.
+fn write(world: &mut World, text: &str, stream: Streaming, gap: Duration) {
+    let style = Style { stream, ..Style::default() };
+    for word in text.split_inclusive(' ') {
+        let delta = TextDelta { id: None, token: word.into(), last: false, style: style.clone() };
+        world.handle.push_text(delta).expect("room");
+        world.run(gap);
+    }
+}
+
+#[test]
+fn a_voice_that_takes_text_as_it_is_written_gets_each_word_once_and_speaks_one_utterance() {
+    let text = "We have been looking at the numbers that you sent us. ";
+    let mut world = World::new();
+    world.engine.take_pieces(5);
+    write(&mut world, text, Streaming::Auto, 100 * MS);
+    let submitted = world.engine.submitted();
+    assert_eq!(submitted.len(), 1, "{submitted:?}");
+    assert!(submitted[0].split_whitespace().count() <= 2, "it does not wait for a phrase: {submitted:?}");
+    assert!(world.when(|e| matches!(e, CallEvent::FirstAudio { .. })).is_some_and(|at| at <= 220 * MS));
+    // Something sounds: of a sentence that is there as a whole nothing is gained by giving it in pieces.
+    world.push("All of them are in order.", true);
+    world.run(9_000 * MS);
+    assert_eq!(world.engine.submitted()[1..], ["All of them are in order."]);
+    let spoken: String = world.engine.appended().into_iter().map(|(piece, _)| piece).collect();
+    assert_eq!(format!("{}{spoken}", submitted[0]).trim(), text.trim());
+    let ends: Vec<bool> = world.engine.appended().into_iter().map(|(_, last)| last).collect();
+    assert_eq!(ends.iter().filter(|last| **last).count(), 1);
+    assert_eq!(ends.last(), Some(&true));
+    let events = world.take_events();
+    let said: Vec<&str> = events
+        .iter()
+        .filter_map(|e| if let CallEvent::Speaking { text, .. } = e { Some(text.as_str()) } else { None })
+        .collect();
+    assert_eq!(said.join(" "), format!("{text}All of them are in order."), "each word is told of once");
+    let turns = ended(&events);
+    assert_eq!((turns.len(), &turns[0].1), (1, &TurnHow::Done));
+    assert_eq!(turns[0].2.text, format!("{text}All of them are in order."));
+}
+
+#[test]
+fn a_voice_that_waits_for_its_writer_hears_of_the_end_of_his_patience() {
+    let mut world = World::new();
+    world.engine.take_pieces(5);
+    write(&mut world, "Let me see what ", Streaming::Auto, 50 * MS);
+    world.run(6_000 * MS);
+    assert_eq!(world.engine.appended().last().map(|(_, last)| *last), Some(true), "its slot is free again");
+    assert_eq!(world.events.iter().filter(|(_, e)| matches!(e, CallEvent::Starved { .. })).count(), 1);
+    world.push("we have here.", true);
+    world.run(6_000 * MS);
+    let submitted = world.engine.submitted();
+    assert_eq!(submitted[1..], ["we have here."], "what he writes later is an utterance of its own");
+    assert_eq!(ended(&world.take_events())[0].2.text, "Let me see what we have here.");
+    assert_eq!(world.handle.info().underruns, 0, "the gap is the writer's");
+}
+
+#[test]
+fn a_voice_that_waits_for_more_than_a_phrase_gets_phrases_unless_tokens_are_asked_for() {
+    let text = "We have been looking at the numbers that you sent us.";
+    for (stream, pieces) in [(Streaming::Auto, false), (Streaming::Token, true), (Streaming::Sentence, false)] {
+        let mut world = World::new();
+        world.engine.take_pieces(18);
+        write(&mut world, text, stream, 100 * MS);
+        assert_eq!(!world.engine.appended().is_empty(), pieces, "{stream:?}");
+    }
+}
+
 #[test]
 fn an_agent_that_asks_for_sentences_gets_sentences() {
     let mut world = World::new();

@@ -16,7 +16,7 @@ use antiphon::call::{
 };
 use antiphon::clock;
 use antiphon::media::leg::{Codec, InPacket, LegEvent, MediaFormat, OutPacket};
-use antiphon::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
+use antiphon::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -44,6 +44,11 @@ struct State {
     cancelled: u32,
     /// At 24 kHz; empty: a tone.
     voice: Vec<f32>,
+    /// After how many text ids it begins to speak what is still being written.
+    starts_after: Option<u32>,
+    /// Of which text is still being written, and their pieces behind the first.
+    open: BTreeMap<UtteranceId, (Utterance, SpeechSink)>,
+    appended: Vec<(String, bool)>,
 }
 
 impl Fake {
@@ -75,6 +80,16 @@ impl Fake {
     /// Lets another voice speak, which neither refuses nor fails; its texts begin with `*` in [`Fake::submitted`].
     pub(crate) fn has_fallback(&self) {
         self.lock().has_fallback = true;
+    }
+
+    /// Takes text as it is written from now on.
+    pub(crate) fn take_pieces(&self, starts_after: u32) {
+        self.lock().starts_after = Some(starts_after);
+    }
+
+    /// What it was given of texts behind their first words, and whether each was the last.
+    pub(crate) fn appended(&self) -> Vec<(String, bool)> {
+        self.lock().appended.clone()
     }
 
     pub(crate) fn submitted(&self) -> Vec<String> {
@@ -139,6 +154,17 @@ impl Speech for Fake {
         Ok(())
     }
 
+    fn starts_after(&self, _voice: Option<&str>) -> Option<u32> {
+        self.lock().starts_after
+    }
+
+    fn append(&self, _stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
+        let mut state = self.lock();
+        state.appended.push((text.to_owned(), last));
+        let Some((utterance, sink)) = state.open.remove(&utterance) else { return };
+        state.make(Utterance { text: text.to_owned(), streamed: !last, ..utterance }, sink);
+    }
+
     fn note(&self, _line: StreamId, note: StreamState) {
         self.lock().notes.push(note);
     }
@@ -164,6 +190,10 @@ impl State {
             at += Duration::from_secs_f64(chunk.len() as f64 / 24_000.0 * self.rtf);
         }
         self.busy_until = at;
+        if utterance.streamed {
+            self.open.insert(id, (utterance, sink));
+            return;
+        }
         self.queue.push((at, utterance, sink, SpeechEvent::End { utterance: id, how: UtteranceEnd::Done }));
     }
 }
@@ -213,6 +243,9 @@ impl World {
             notes: Vec::new(),
             cancelled: 0,
             voice: Vec::new(),
+            starts_after: None,
+            open: BTreeMap::new(),
+            appended: Vec::new(),
         };
         let engine = Arc::new(Fake(Mutex::new(state)));
         let meta = CallMeta {

@@ -126,6 +126,7 @@ impl Intake {
             let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
             let mut turn = new_turn(now, delta.id, style);
             turn.held = standing == Standing::Waits;
+            turn.streams = speaking.synthesis.streams(&turn.style);
             turn.writing = Some(Writing::new(&out.shared.config.segment, turn.style.stream, now));
             let id = self.begin(now, turn, false, speaking, out);
             told(&id, out);

@@ -11,10 +11,12 @@ use crate::audio::FRAME_SAMPLES;
 use crate::call::event::Precision;
 use crate::call::heard::{self, Pace};
 use crate::media::playout::Playout;
-use crate::text::{Reading, Spoken};
+use crate::text::{Reading, Span, Spoken};
 use crate::turn::{UtteranceId, WordTimes};
 
 /// One utterance of a turn, or recorded audio.
+///
+/// Why this struct is large: it is an utterance's way from text to packets, and each step keeps what the next one asks for.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) utterance: UtteranceId,
@@ -23,6 +25,8 @@ pub(super) struct Part {
     /// How it is said: what the engine gets.
     pub(super) reading: Reading,
     pub(super) state: PartState,
+    /// Of a sentence that the voice gets as it is written.
+    pub(super) feed: Option<Feed>,
     pub(super) audio: Audio,
     /// Samples that went to the playout.
     pub(super) pushed: u64,
@@ -30,8 +34,8 @@ pub(super) struct Part {
     pub(super) received: u64,
     /// The fallback voice has it.
     pub(super) fallback: bool,
-    /// Its first packet has left.
-    pub(super) sounded: bool,
+    /// Bytes of its text that were told of when a packet of it left.
+    pub(super) told: usize,
     /// When it was handed to the engine.
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
@@ -42,6 +46,15 @@ pub(super) struct Part {
     pub(super) rate: f32,
     /// When each word sounds, where the voice tells.
     pub(super) words: WordTimes,
+}
+
+/// The text of a part on its way to a voice that takes it as it is written.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    /// What is said behind what the voice has.
+    unsent: String,
+    /// Nothing follows.
+    pub(super) complete: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +102,59 @@ impl Part {
         self.state == PartState::Fetched
     }
 
+    /// Whether its text is still being written, for a voice that takes it so.
+    pub(super) fn is_written(&self) -> bool {
+        self.feed.as_ref().is_some_and(|feed| !feed.complete)
+    }
+
+    /// The next words of it.
+    pub(super) fn append(&mut self, text: &str, reading: Reading) {
+        let gap = if is_dense(&self.text) { "" } else { " " };
+        let spoken = &mut self.reading.spoken;
+        let (written, said) = (self.text.len(), spoken.text.len());
+        let place = |from: usize, range: std::ops::Range<usize>| range.start + from..range.end + from;
+        spoken.spans.push(Span {
+            written: place(written, 0..gap.len()),
+            spoken: place(said, 0..gap.len()),
+            copied: true,
+        });
+        spoken.spans.extend(reading.spoken.spans.into_iter().map(|span| Span {
+            written: place(written + gap.len(), span.written),
+            spoken: place(said + gap.len(), span.spoken),
+            copied: span.copied,
+        }));
+        for (to, more) in [(&mut self.text, text), (&mut spoken.text, reading.spoken.text.as_str())] {
+            to.push_str(gap);
+            to.push_str(more);
+        }
+        if let Some(feed) = &mut self.feed {
+            feed.unsent.push_str(&reading.spoken.text);
+            feed.unsent.push_str(if is_dense(&reading.spoken.text) { "" } else { " " });
+        }
+    }
+
+    /// What the voice gets first. A gap behind the last word says that it is whole.
+    pub(super) fn said_so_far(&self) -> String {
+        let said = &self.reading.spoken.text;
+        let gap = if self.is_written() && !is_dense(said) { " " } else { "" };
+        format!("{said}{gap}")
+    }
+
+    /// What the voice, which has the part already, is to get of it now, and whether that is the end of it.
+    pub(super) fn take_feed(&mut self) -> Option<(String, bool)> {
+        let feed = self.feed.as_mut().filter(|feed| feed.complete || !feed.unsent.is_empty())?;
+        let (text, complete) = (std::mem::take(&mut feed.unsent), feed.complete);
+        if complete {
+            self.feed = None;
+        }
+        Some((text, complete))
+    }
+
+    /// An engine took it with all its text so far; `streams`: and takes more.
+    pub(super) fn taken(&mut self, streams: bool) {
+        self.feed = self.feed.take().filter(|feed| streams && !feed.complete).map(|_| Feed::default());
+    }
+
     /// Recorded audio, of which nothing is written.
     pub(super) fn sound(audio: Audio) -> Self {
         let reading = Reading { spoken: Spoken::default(), language: None, sounds: Vec::new(), marks: Vec::new() };
@@ -132,11 +198,12 @@ impl Part {
             text,
             reading,
             state,
+            feed: None,
             audio,
             pushed: 0,
             received: 0,
             fallback: false,
-            sounded: false,
+            told: 0,
             submitted: None,
             made: None,
             gain: 1.0,
@@ -221,6 +288,11 @@ impl Part {
         self.pushed += out.len() as u64;
         true
     }
+}
+
+/// Whether what follows `text` needs no gap: a script that does not set words apart.
+fn is_dense(text: &str) -> bool {
+    text.chars().next_back().is_some_and(|c| c as u32 >= 0x3000)
 }
 
 impl Buffer {

@@ -42,7 +42,7 @@ pub(super) struct Speaking {
     pub(super) pause: Pause,
     pub(super) speculation: Speculation,
     pub(super) latency: Latency,
-    synthesis: Synthesis,
+    pub(super) synthesis: Synthesis,
     /// More text is welcome, as was told last.
     flow_open: bool,
     /// When the last frame of speech left.
@@ -403,7 +403,7 @@ impl Speaking {
         if self.pause.is_on() || !(turn.is_open() || turn.awaits_audio()) {
             self.starved = None;
         } else if self.starved.is_none()
-            && !turn.awaits_audio()
+            && (!turn.awaits_audio() || turn.is_streaming())
             && self.output.playout.is_empty()
             && self.queue.waiting_samples() == 0
         {

@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 use super::part::PartState;
 use super::queue::TurnQueue;
 use crate::call::event::TurnHow;
+use crate::call::handle::Style;
 use crate::call::speech::{Speech, StreamState};
-use crate::turn::{SpeechEvent, SpeechSink, StreamId, UtteranceEnd, UtteranceId};
+use crate::turn::{Markup, SpeechEvent, SpeechSink, StreamId, Streaming, UtteranceEnd, UtteranceId};
 
 /// Refusals in a row that end a turn.
 const MAX_REFUSALS: u32 = 6;
+/// Text ids that a voice may wait for where its text would otherwise come in phrases: the shortest phrase,
+/// `[call.segment] phrase_chars` of 24 letters, has about six.
+const MOST_IDS: u32 = 8;
 /// Bounds of the wait after a refusal.
 const MIN_RETRY: Duration = Duration::from_millis(50);
 pub(super) const MAX_RETRY: Duration = Duration::from_secs(2);
@@ -38,6 +42,19 @@ impl Synthesis {
         self.speech.note(self.stream, state);
     }
 
+    /// Whether text of this style goes to its voice as it is written. `auto` does so where that sounds sooner than a phrase
+    /// of its own would. At another speed no voice sounds before its text is complete, and SSML changes how one speaks in
+    /// the midst of it.
+    pub(super) fn streams(&self, style: &Style) -> bool {
+        let most = match style.stream {
+            Streaming::Sentence => return false,
+            Streaming::Auto => MOST_IDS,
+            Streaming::Token => u32::MAX,
+        };
+        let plain = (style.speed - 1.0).abs() <= f32::EPSILON && style.markup != Markup::Ssml;
+        plain && self.speech.starts_after(style.voice.as_deref()).is_some_and(|ids| ids <= most)
+    }
+
     /// When to submit again what was refused.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
@@ -56,6 +73,13 @@ impl Synthesis {
     /// Hands the next utterances to the engine, while the window has room; whether it took any.
     pub(super) fn submit(&mut self, now: Instant, queue: &mut TurnQueue) -> bool {
         let mut submitted = false;
+        for turn in queue.turns_mut() {
+            for part in turn.parts.iter_mut().filter(|part| part.state == PartState::Submitted && !part.fallback) {
+                if let Some((text, last)) = part.take_feed() {
+                    self.speech.append(self.stream, part.utterance, &text, last);
+                }
+            }
+        }
         if self.retry_at.is_some() {
             return submitted;
         }
@@ -77,6 +101,9 @@ impl Synthesis {
                     part.state = PartState::Submitted;
                     part.fallback = turn.fallback;
                     part.submitted = Some(now);
+                    // The fallback voice speaks whole texts: what follows are parts of their own.
+                    part.taken(!turn.fallback);
+                    turn.streams &= !turn.fallback;
                     turn.refusals = 0;
                     submitted = true;
                 }
@@ -145,7 +172,8 @@ impl Synthesis {
             return false;
         }
         turn.parts[place].fallback = true;
-        turn.fallback = true;
+        turn.parts[place].taken(false);
+        (turn.fallback, turn.streams) = (true, false);
         true
     }
 
@@ -172,7 +200,7 @@ mod tests {
     use super::*;
     use crate::call::machine::fixture;
     use crate::call::machine::turn::Turn;
-    use crate::call::{Refusal, Style, TurnId};
+    use crate::call::{Refusal, TurnId};
     use crate::clock;
     use crate::turn::Utterance;
 

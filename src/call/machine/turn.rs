@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::part::{Audio, Buffer, Part, PartState};
-use super::writing::Writing;
+use super::part::{Audio, Buffer, Feed, Part, PartState};
+use super::writing::{Hunger, Writing};
 use crate::audio::RATE;
 use crate::call::TurnId;
 use crate::call::event::{Heard, Precision, TurnHow};
@@ -18,10 +18,12 @@ use crate::call::segment::{Cut, Piece, is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::ssml::{Event, Manner, Ssml};
 use crate::text::{self, How};
-use crate::turn::{Class, Epoch, Markup, StreamId, Utterance, UtteranceId};
+use crate::turn::{Class, Epoch, Markup, StreamId, Streaming, Utterance, UtteranceId};
 
 /// Parts of one sentence that the next one is read behind: a number is read by the words just before it.
 const CONTEXT: usize = 3;
+/// Characters from which a sentence that a voice gets as it is written is cut: what it holds of an utterance is bounded.
+const LONGEST: usize = 280;
 
 /// One turn.
 ///
@@ -38,6 +40,8 @@ pub(super) struct Turn {
     pub(super) parts: Vec<Part>,
     /// While its text is still being written.
     pub(super) writing: Option<Writing>,
+    /// The voice takes its text as it is written, word by word.
+    pub(super) streams: bool,
     /// Reads its markup, where it has any, and how the voice speaks by it.
     ssml: Option<Box<Ssml>>,
     manner: Manner,
@@ -68,6 +72,7 @@ impl Turn {
             epoch: Epoch::default(),
             parts: Vec::new(),
             writing: None,
+            streams: false,
             ssml,
             manner: Manner::default(),
             sounded: false,
@@ -97,6 +102,7 @@ impl Turn {
             Cut::Piece(piece) => piece,
             Cut::Break(length) => {
                 let samples = (length.as_secs_f64() * f64::from(RATE)) as usize;
+                self.complete_part();
                 return self.parts.push(Part::sound(Audio::Silence(samples)));
             }
         };
@@ -111,12 +117,48 @@ impl Turn {
             reading = text::read_given("", &text, &given, how(language));
         }
         let silent = !reading.spoken.text.contains(|c: char| !c.is_whitespace());
+        let gain = style.volume * manner.gain;
+        let ends = ends_sentence(&text) || !self.streams;
+        if let Some(part) = self.parts.last_mut().filter(|part| part.is_written() && !silent) {
+            part.append(&text, reading);
+            if ends || part.text.chars().count() >= LONGEST {
+                self.complete_part();
+            }
+            return;
+        }
+        self.complete_part();
         let part = match silent {
             // Marks only: nothing is made of them.
             true => Part::new(text, reading, PartState::Ended, Audio::Silence(0)),
             false => Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default())),
         };
-        self.parts.push(Part { gain: style.volume * manner.gain, rate: manner.rate, ..part });
+        let feed = (self.streams && !silent).then(Feed::default);
+        self.parts.push(Part { gain, rate: manner.rate, feed, ..part });
+        if ends {
+            self.complete_part();
+        }
+    }
+
+    /// Nothing follows on what the voice gets as it is written.
+    pub(super) fn complete_part(&mut self) {
+        if let Some(feed) = self.parts.last_mut().and_then(|part| part.feed.as_mut()) {
+            feed.complete = true;
+        }
+    }
+
+    /// Whether the voice waits for the writer.
+    pub(super) fn is_streaming(&self) -> bool {
+        self.parts.last().is_some_and(Part::is_written)
+    }
+
+    /// What is wanted of its text. `hungry`: nothing else is about to sound.
+    fn hunger(&self, hungry: bool) -> Hunger {
+        let always = self.style.stream == Streaming::Token;
+        match (self.streams && (hungry || always || self.is_streaming()), hungry) {
+            (true, _) => Hunger::Words,
+            (false, true) => Hunger::Phrases,
+            (false, false) => Hunger::None,
+        }
     }
 
     /// Takes the next piece of its text, while it is being written; gives the mistakes of its markup.
@@ -141,6 +183,7 @@ impl Turn {
             writing.finish(&mut texts);
         }
         self.add_text(texts);
+        self.complete_part();
         mistakes
     }
 
@@ -234,7 +277,8 @@ impl Turn {
             stream,
             class: Class::Live,
             token: self.epoch.token(),
-            text: part.reading.spoken.text.clone(),
+            text: part.said_so_far(),
+            streamed: part.is_written(),
             voice: style.voice.clone(),
             language: part.reading.language.clone(),
             instructions: style.instructions.clone(),
@@ -254,11 +298,12 @@ impl Turn {
 
     /// When [`Self::look`] is due. `hungry`: nothing else is about to sound.
     pub(super) fn look_at(&self, hungry: bool) -> Option<Instant> {
-        self.writing.as_ref()?.due(hungry)
+        self.writing.as_ref()?.due(self.hunger(hungry))
     }
 
     /// Cuts what can be spoken now of the text that waits.
     pub(super) fn look(&mut self, now: Instant, hungry: bool) {
+        let hunger = self.hunger(hungry);
         let Some(writing) = &mut self.writing else { return };
         let (parts, style, manner) = (&self.parts, &self.style, &self.manner);
         // Most looks read nothing.
@@ -270,8 +315,13 @@ impl Turn {
             text::read_given(before, text, &[], how).spoken.text
         };
         let mut texts = Vec::new();
-        writing.look(now, hungry, &say, &mut texts);
+        writing.look(now, hunger, &say, &mut texts);
+        let silent = writing.is_silent();
         self.add_text(texts);
+        // A voice that waits holds a place on the device: not for longer than the writer's pause.
+        if silent {
+            self.complete_part();
+        }
     }
 
     /// Whether audio of it is still to be made.
@@ -309,17 +359,21 @@ impl Turn {
         heard
     }
 
-    /// Takes note that a packet of `utterance` left; what begins with it and how long that takes, where it is the first.
+    /// Takes note that a packet of `utterance` left; what is said from there on and how long that takes, where it is the
+    /// first, or the first since more was written.
     pub(super) fn begins(&mut self, utterance: UtteranceId, pace: &Pace) -> Option<(String, Duration)> {
         let part = self.parts.iter_mut().rev().find(|part| part.utterance == utterance)?;
-        if std::mem::replace(&mut part.sounded, true) || part.text.trim().is_empty() {
+        let before = std::mem::replace(&mut part.told, part.text.len());
+        let text = part.text.get(before..).unwrap_or_default().trim().to_owned();
+        if text.is_empty() {
             return None;
         }
         let samples = match part.state {
             PartState::Ended => part.received,
             _ => pace.samples_of(part.said()) as u64,
         };
-        Some((part.text.trim().to_owned(), Duration::from_micros(samples * 1_000_000 / u64::from(RATE))))
+        let samples = samples * text.len() as u64 / part.text.trim().len().max(1) as u64;
+        Some((text, Duration::from_micros(samples * 1_000_000 / u64::from(RATE))))
     }
 
     /// Recorded audio that has begun to leave: it cannot be taken back, as text can.
@@ -343,11 +397,16 @@ impl Turn {
     }
 }
 
+/// Whether a sentence ends with `text`.
+fn ends_sentence(text: &str) -> bool {
+    text.trim_end_matches(is_closer).ends_with(is_terminator)
+}
+
 /// The beginning of the sentence that the text goes on with, which was cut already, and the language of the last part.
 fn context(parts: &[Part]) -> (String, Option<&str>) {
     let mut before = Vec::new();
     for part in parts.iter().rev().take(CONTEXT) {
-        if part.text.is_empty() || part.text.trim_end_matches(is_closer).ends_with(is_terminator) {
+        if part.text.is_empty() || ends_sentence(&part.text) {
             break;
         }
         before.insert(0, part.text.as_str());
@@ -387,6 +446,24 @@ mod tests {
         part.words.tell(ends.to_vec());
         assert_eq!(heard(part, 339), "It costs");
         assert_eq!(heard(part, 340), "It costs $3.50");
+    }
+
+    #[test]
+    fn a_voice_that_takes_text_as_it_is_written_gets_each_word_once() {
+        let mut turn = turn(Style::default(), &[]);
+        turn.streams = true;
+        turn.add_text(vec!["It costs".into(), "about $3.50".into()]);
+        assert_eq!((turn.parts.len(), turn.is_streaming()), (1, true));
+        let first = turn.utterance(0, StreamId::next(), &"".into());
+        assert!(first.streamed);
+        assert_eq!(first.text, "It costs about three dollars fifty cents ");
+        turn.parts[0].taken(true);
+        assert_eq!(turn.parts[0].take_feed(), None, "it has that already");
+        turn.add_text(vec!["in all.".into()]);
+        assert_eq!(turn.parts[0].take_feed(), Some(("in all. ".into(), true)));
+        assert!(!turn.is_streaming() && turn.parts[0].take_feed().is_none());
+        turn.add_text(vec!["A whole sentence.".into()]);
+        assert!(!turn.utterance(1, StreamId::next(), &"".into()).streamed, "nothing follows on it");
     }
 
     #[test]

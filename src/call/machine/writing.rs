@@ -22,6 +22,17 @@ const PACES: u32 = 2;
 /// The longest time that is waited for the next piece before it counts as a pause, however slow the writer.
 const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 
+/// What is wanted of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hunger {
+    /// Sentences: something sounds meanwhile.
+    None,
+    /// Phrases: nothing else is about to sound.
+    Phrases,
+    /// Words, for a voice that takes text as it is written.
+    Words,
+}
+
 /// The text of one turn on its way into utterances.
 #[derive(Debug)]
 pub(super) struct Writing {
@@ -71,12 +82,14 @@ impl Writing {
         self.segmenter.finish(out);
     }
 
-    /// When [`Self::look`] is due. `hungry`: nothing else is about to sound.
-    pub(super) fn due(&self, hungry: bool) -> Option<Instant> {
+    /// When [`Self::look`] is due.
+    pub(super) fn due(&self, hunger: Hunger) -> Option<Instant> {
         if self.segmenter.is_probably_complete() && self.tried.is_none() {
             return Some(self.latest + self.pause());
         }
-        if !hungry || !self.phrases || !self.segmenter.is_waiting() {
+        // That the writer says nothing more matters to a voice that waits for him, too.
+        let waits = self.segmenter.is_waiting() || hunger == Hunger::Words;
+        if hunger == Hunger::None || !self.phrases || !waits {
             return None;
         }
         match self.tried {
@@ -87,7 +100,8 @@ impl Writing {
     }
 
     /// Appends what can be spoken now to `out`. `say` gives the words that a text will be read as.
-    pub(super) fn look(&mut self, now: Instant, hungry: bool, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
+    pub(super) fn look(&mut self, now: Instant, hunger: Hunger, say: &dyn Fn(&str) -> String, out: &mut Vec<String>) {
+        let hungry = hunger != Hunger::None;
         let silent = now.saturating_duration_since(self.latest);
         let patience = match silent {
             _ if silent >= self.pause() * SILENT => Patience::Silent,
@@ -98,11 +112,16 @@ impl Writing {
             self.segmenter.settle(out);
         }
         if hungry && self.phrases && out.is_empty() {
-            self.segmenter.phrase(patience, say, out);
+            self.segmenter.phrase(patience, hunger == Hunger::Words, say, out);
         }
         if patience >= Patience::Paused && (hungry || !self.phrases) {
             self.tried = Some(patience);
         }
+    }
+
+    /// Whether the writer has paused for so long that nothing he has begun is waited for.
+    pub(super) fn is_silent(&self) -> bool {
+        self.tried == Some(Patience::Silent)
     }
 
     /// A pause of this writer.
@@ -135,9 +154,9 @@ mod tests {
             writing.push(now, piece, &mut out);
             let next = now + if n + 1 == pieces.len() { until } else { gap };
             loop {
-                writing.look(now, true, &english, &mut out);
+                writing.look(now, Hunger::Phrases, &english, &mut out);
                 heard.extend(out.drain(..).map(|part| ((now - start).as_millis(), part)));
-                match writing.due(true).filter(|due| *due < next) {
+                match writing.due(Hunger::Phrases).filter(|due| *due < next) {
                     Some(due) => now = due.max(now),
                     None => break,
                 }
@@ -179,10 +198,13 @@ mod tests {
         let mut writing = Writing::new(&SegmentConfig::default(), Streaming::Auto, start);
         let mut out = Vec::new();
         writing.push(start, "We have been looking at all of the numbers that you sent", &mut out);
-        assert_eq!(writing.due(false), None);
-        writing.look(start + Duration::from_secs(2), false, &english, &mut out);
+        assert_eq!(writing.due(Hunger::None), None);
+        writing.look(start + Duration::from_secs(2), Hunger::None, &english, &mut out);
         assert!(out.is_empty());
-        assert!(writing.due(true).is_some_and(|due| due <= start + Duration::from_secs(2)), "until nothing does");
+        assert!(
+            writing.due(Hunger::Phrases).is_some_and(|due| due <= start + Duration::from_secs(2)),
+            "until nothing does"
+        );
     }
 
     #[test]

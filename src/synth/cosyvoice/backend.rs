@@ -85,6 +85,31 @@ pub struct SlotRequest {
     pub speed: f32,
 }
 
+/// Which control ids a [`Stretch`] may draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controls {
+    /// This one.
+    Only(u32),
+    /// All but the first, as shipped.
+    AllButFirst,
+    /// All.
+    All,
+}
+
+/// What a slot whose text is still being written runs up to its next pause.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stretch {
+    /// What is fed before it, behind what was drawn and is not fed yet. Not empty.
+    pub input: Vec<Embed>,
+    /// Everything drawn so far, control ids included: their number is the index of the next draw, and repetitions are
+    /// told by the newest.
+    pub items: Vec<u32>,
+    /// Draws at most; [`End::Length`] behind the last.
+    pub most: u32,
+    /// What may be drawn besides speech tokens. Ends the stretch with [`End::Control`].
+    pub controls: Controls,
+}
+
 /// Limits of a backend, fixed for its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendCaps {
@@ -101,6 +126,8 @@ pub struct BackendCaps {
 pub enum End {
     /// A control id was sampled.
     Eos,
+    /// This control id was sampled, in a [`Stretch`].
+    Control(u32),
     /// `max_len` tokens are out, or the forced tokens are used up.
     Length,
 }
@@ -206,6 +233,22 @@ pub trait Backend: Send {
     /// # Errors
     /// The device failed.
     fn decode(&mut self, slots: &[Slot], rounds: u32, out: &mut Vec<Decoded>) -> Result<(), SynthError>;
+
+    /// Whether [`Self::extend`] works here.
+    fn extends(&self) -> bool {
+        false
+    }
+
+    /// Gives a slot that was opened with an empty prefix more to run: [`Self::prefill`] feeds its input behind what is in
+    /// the slot's cache already, then [`Self::decode`] draws until it ends. Slots between two stretches hold their cache
+    /// and take part in nothing.
+    ///
+    /// # Errors
+    /// An id out of range, more than [`BackendCaps::positions`], a slot that is not open; this device feeds whole
+    /// prefixes only.
+    fn extend(&mut self, _slot: Slot, _stretch: Stretch) -> Result<(), SynthError> {
+        Err(SynthError::Input("this device speaks whole texts only".into()))
+    }
 
     /// Appends generated tokens to the slot's flow input. Without `last`, prompt plus all pushed tokens less the
     /// look-ahead must be whole blocks, and the newest `lookahead` tokens produce no frames yet. With `last`

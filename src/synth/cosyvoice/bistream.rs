@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use super::backend::{Embed, MinLength};
+use super::backend::{Controls, Embed, End, MinLength, Stretch};
 use super::config::{EOS, FILL, LlmConfig, SOS, TASK};
 use super::probe::{Choose, Probe};
 use super::sample;
@@ -122,6 +122,11 @@ impl Bistream {
         self.state == State::Waiting
     }
 
+    /// Whether no text is to come and what is left is being spoken.
+    pub fn is_finishing(&self) -> bool {
+        self.state == State::Finishing
+    }
+
     /// What to do next.
     pub fn poll(&self) -> Action {
         match self.state {
@@ -142,7 +147,7 @@ impl Bistream {
         min_length: MinLength,
         choose: impl FnOnce(&[f32], &[u32]) -> Option<u32>,
     ) -> Result<Option<u32>, SynthError> {
-        let (fill, eos) = (self.codebook + FILL, self.codebook + EOS);
+        let fill = self.codebook + FILL;
         let finishing = self.state == State::Finishing;
         let id = if !finishing && self.items.len() == self.next_fill {
             fill
@@ -156,6 +161,47 @@ impl Bistream {
             choose(scores, &self.items)
                 .ok_or_else(|| SynthError::Utterance("the language model's scores are not numbers".into()))?
         };
+        self.take(id)
+    }
+
+    /// What a device runs by itself up to the next pause, or `limit` draws of it; `None` while there is nothing to run.
+    /// What comes of it belongs into [`Bistream::absorb`].
+    pub fn stretch(&self, min_length: MinLength, limit: u32) -> Option<Stretch> {
+        let (most, controls) = match (self.state, self.order) {
+            (State::Waiting | State::Done, _) => return None,
+            // Behind this many the fill is certain, and is not drawn.
+            (State::Decoding, _) => {
+                let most = self.next_fill.saturating_sub(self.items.len()) as u32;
+                let fill = Controls::Only(self.codebook + FILL);
+                (most, if min_length == MinLength::Intended { fill } else { Controls::AllButFirst })
+            }
+            (State::Finishing, Order::Fixed) => (limit, Controls::Only(self.codebook + EOS)),
+            (State::Finishing, Order::Reference) => (limit, Controls::All),
+        };
+        Some(Stretch { input: self.input.clone(), items: self.items.clone(), most: most.min(limit), controls })
+    }
+
+    /// Takes what a device drew of a stretch, in order, and how the stretch ended, if it did.
+    ///
+    /// # Errors
+    /// A control id was drawn where only speech may follow.
+    pub fn absorb(&mut self, tokens: &[u32], ended: Option<End>) -> Result<(), SynthError> {
+        for &token in tokens {
+            self.take(token)?;
+        }
+        match ended {
+            Some(End::Control(id)) => self.take(id).map(|_| ()),
+            Some(_) if self.state == State::Decoding && self.items.len() == self.next_fill => {
+                self.take(self.codebook + FILL).map(|_| ())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the next id, whoever drew it. Returns it where it is a speech token.
+    fn take(&mut self, id: u32) -> Result<Option<u32>, SynthError> {
+        let (fill, eos) = (self.codebook + FILL, self.codebook + EOS);
+        let finishing = self.state == State::Finishing;
         if id == fill {
             self.next_fill = self.items.len() + self.mix[1] + 1;
         }

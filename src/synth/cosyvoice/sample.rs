@@ -9,7 +9,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::backend::MinLength;
+use super::backend::{Controls, MinLength};
 use super::config::{LlmConfig, RasConfig};
 
 /// The generator key of an utterance: the first 64 bits of a hash of everything that makes it what it is.
@@ -59,6 +59,21 @@ pub fn mask(scores: &mut [f32], config: &LlmConfig, decoded: u32, min_len: u32, 
     let last = last.min(scores.len());
     if let Some(masked) = scores.get_mut(config.speech_tokens..last) {
         masked.fill(f32::NEG_INFINITY);
+    }
+}
+
+/// Sets the control ids that a stretch may not draw to minus infinity.
+pub fn hide(scores: &mut [f32], config: &LlmConfig, controls: Controls) {
+    let first = config.speech_tokens;
+    for (id, score) in scores.iter_mut().enumerate().skip(first) {
+        let drawn = match controls {
+            Controls::Only(only) => id == only as usize,
+            Controls::AllButFirst => id != first,
+            Controls::All => true,
+        };
+        if !drawn {
+            *score = f32::NEG_INFINITY;
+        }
     }
 }
 

@@ -82,6 +82,8 @@ struct Known {
     /// What the voice is, whatever it is called.
     id: String,
     handle: VoiceHandle,
+    /// See [`VoiceInfo::starts_after`].
+    starts_after: Option<u32>,
 }
 
 /// One utterance.
@@ -224,7 +226,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         };
         match added {
             Ok(handle) => {
-                let old = self.voices.insert(name, Known { voice: Arc::new(voice), id, handle });
+                let starts_after = self.starts_after(&voice);
+                let old = self.voices.insert(name, Known { voice: Arc::new(voice), id, handle, starts_after });
                 self.release(old);
             }
             Err(error) => tracing::warn!("voice `{name}`: {error}"),
@@ -289,11 +292,13 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let jobs = step.slots.iter().filter_map(|slot| Some((*slot, self.jobs.get(slot)?)));
         let useful = match step.stage {
             Stage::Decode => {
-                let need = |run: &Run| run.hops.wanted().saturating_sub(run.tokens.len() as u32).max(1);
+                let wanted = |run: &Run| run.hops.wanted().saturating_sub(run.tokens.len() as u32);
+                let left = |job: &Job| job.text.as_ref().map_or(u32::MAX, TextStream::left);
+                let need = |job: &Job| wanted(&job.now).min(left(job)).max(1);
                 let mute = |job: &Job| job.before == 0 && job.now.frames == 0 && job.now.pending == 0;
                 let silent = jobs.clone().filter(|(_, job)| mute(job));
-                let first = silent.map(|(_, job)| need(&job.now)).min();
-                first.or_else(|| jobs.map(|(_, job)| need(&job.now)).max())
+                let first = silent.map(|(_, job)| need(job)).min();
+                first.or_else(|| jobs.map(|(_, job)| need(job)).max())
             }
             Stage::Flow => jobs.map(|(slot, _)| self.backend.flow_rounds(slot).max(1)).max(),
             Stage::Prefill | Stage::Vocode => None,
@@ -310,36 +315,46 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 let mut able = Vec::with_capacity(slots.len());
                 for &slot in slots {
                     let Some(job) = self.jobs.get(&slot) else { continue };
-                    match self.backend.prepare_voice(job.voice) {
-                        Ok(()) => able.push(slot),
+                    let ready = self.backend.prepare_voice(job.voice).and_then(|()| self.start_stretch(slot));
+                    match ready {
+                        Ok(true) => able.push(slot),
+                        Ok(false) => {}
                         Err(error @ SynthError::Device(_)) => return Err(error),
                         // No memory for this voice, or it cannot be spoken with: others can.
                         Err(error) => results.entry(slot).or_default().failed = Some(error),
                     }
                 }
                 let mut out: Vec<Prefilled> = Vec::with_capacity(able.len());
-                self.backend.prefill(&able, &mut out)?;
+                if !able.is_empty() {
+                    self.backend.prefill(&able, &mut out)?;
+                }
                 for result in out {
                     if let Some(job) = self.jobs.get_mut(&result.slot) {
                         job.now.prefilled = result.failed.is_none();
+                        job.text.iter_mut().for_each(|text| text.run(result.failed.is_none()));
                     }
                     results.entry(result.slot).or_default().failed = result.failed;
                 }
             }
             Stage::Decode => {
-                let (streamed, whole): (Vec<Slot>, Vec<Slot>) =
-                    slots.iter().partition(|s| self.jobs.get(s).is_some_and(|j| j.text.is_some()));
-                for slot in streamed {
+                let (together, alone): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|slot| self.is_batched(**slot));
+                for slot in alone {
                     results.entry(slot).or_default().failed = self.decode_streamed(slot)?;
                 }
-                let mut out: Vec<Decoded> = Vec::with_capacity(whole.len());
-                if !whole.is_empty() {
-                    self.backend.decode(&whole, rounds, &mut out)?;
+                let mut out: Vec<Decoded> = Vec::with_capacity(together.len());
+                if !together.is_empty() {
+                    self.backend.decode(&together, rounds, &mut out)?;
                 }
                 for result in out {
                     let made = results.entry(result.slot).or_default();
                     made.failed = result.failed;
                     let Some(job) = self.jobs.get_mut(&result.slot) else { continue };
+                    if job.text.is_some() {
+                        if made.failed.is_none() {
+                            made.failed = self.take_stretch(result.slot, &result.tokens, result.ended).err();
+                        }
+                        continue;
+                    }
                     let run = &mut job.now;
                     run.tokens.extend(result.tokens.into_iter().filter(|&t| run.thinner.keeps(t)));
                     run.decoded |= result.ended.is_some();
@@ -384,7 +399,12 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
             let tags = self.voices.get(name).and_then(|k| k.voice.notes.get("languages"));
             tags.map(|t| t.split(',').map(|t| t.trim().to_string()).collect()).unwrap_or_default()
         };
-        names.into_iter().map(|name| VoiceInfo { name: name.clone(), languages: languages(name) }).collect()
+        let info = |name: &String| VoiceInfo {
+            name: name.clone(),
+            languages: languages(name),
+            starts_after: self.voices.get(name).and_then(|known| known.starts_after),
+        };
+        names.into_iter().map(info).collect()
     }
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
@@ -456,6 +476,9 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     }
 
     fn prepare(&mut self, utterance: &Utterance) -> Result<Need, SynthError> {
+        if utterance.streamed {
+            return self.need_streamed(utterance);
+        }
         let segments = self.segments(utterance)?;
         let need = self.need(&segments);
         let voice = self.find_voice(utterance.voice.as_deref())?.1.id.clone();

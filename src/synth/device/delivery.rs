@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::feed::Feed;
 use super::trace::Trace;
 use super::worker::State;
 use crate::clock;
@@ -25,6 +26,8 @@ pub(super) struct Payload {
     pub(super) given: usize,
     pub(super) trace: Trace,
     pub(super) accepted: Instant,
+    /// Of an utterance whose text is still being written.
+    pub(super) feed: Option<Feed>,
 }
 
 impl State {
@@ -66,6 +69,7 @@ impl State {
     /// Tells the sink that `job` is over, after all of its audio.
     pub(super) fn end(&mut self, job: JobId, how: JobEnd) {
         let Some(mut payload) = self.payloads.remove(&job) else { return };
+        self.feeds.remove(&payload.utterance.id);
         let how = match how {
             JobEnd::Done => UtteranceEnd::Done,
             JobEnd::Cancelled => UtteranceEnd::Cancelled,
@@ -75,7 +79,8 @@ impl State {
             .increment(1);
         let Utterance { tenant, class, text, .. } = &*payload.utterance;
         let audio = crate::audio::duration_of(payload.given as u64);
-        self.meter.add(tenant, *class, text.chars().count(), audio);
+        let chars = payload.feed.as_ref().map_or_else(|| text.chars().count(), Feed::chars);
+        self.meter.add(tenant, *class, chars, audio);
         let took = clock::now().saturating_duration_since(payload.accepted);
         metrics::histogram!("voice_request_duration_seconds", "class" => payload.utterance.class.label()).record(took);
         if let UtteranceEnd::Failed(reason) = &how {

@@ -11,7 +11,7 @@ use super::{DeviceStatus, Phase, lock};
 use crate::sched::{Load, Refused, StreamNote};
 use crate::synth::VoiceInfo;
 use crate::synth::device::remote::link::Link;
-use crate::turn::{SpeechSink, StreamId, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 pub(super) enum Device {
     Local(Local),
@@ -30,6 +30,15 @@ impl Device {
         match self {
             Device::Local(local) => local.shared.submit(utterance, sink),
             Device::Worker(link) => link.submit(utterance, sink),
+        }
+    }
+
+    /// Goes on with the text of a streamed utterance.
+    pub(super) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
+        match self {
+            Device::Local(local) => local.shared.append(utterance, text, last),
+            // Its voices say that they speak whole texts, so that it was given none.
+            Device::Worker(_) => {}
         }
     }
 

@@ -1,5 +1,6 @@
 //! The loop of one device thread: load, then plan, do, record; and again after a failure.
 
+mod feeding;
 mod inflight;
 
 use std::any::Any;
@@ -12,6 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 use self::inflight::Launched;
 use super::delivery::Payload;
+use super::feed::Feed;
 use super::meter::Meter;
 use super::spent::Spent;
 use super::trace::Trace;
@@ -21,7 +23,7 @@ use crate::sched::{
     Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
 };
 use crate::synth::{Caps, EngineLimits, Memory, Outcome, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
-use crate::turn::{SpeechSink, StreamId, Utterance};
+use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// How often gauges are brought up to date.
 const GAUGES: Duration = Duration::from_millis(250);
@@ -63,6 +65,9 @@ pub(super) struct State {
     pub(super) payloads: HashMap<JobId, Payload>,
     /// Accepted, and their need of memory not yet asked.
     fresh: Vec<JobId>,
+    /// Utterances whose text is still being written, and those of them that the voice has not all of.
+    pub(super) feeds: HashMap<UtteranceId, JobId>,
+    fed: Vec<JobId>,
     /// Their sinks were full.
     pub(super) blocked: Vec<JobId>,
     /// Ended, with events that their sinks had no room for.
@@ -129,7 +134,13 @@ impl Shared {
             return Err(Refused { reason: RefusedReason::NotReady, retry_after: LOADING });
         };
         let job = sched.submit(now, spec)?;
+        let feed = utterance.streamed.then(|| Feed::new(utterance.text.clone()));
+        if feed.is_some() {
+            sched.begin_writing(job);
+            state.feeds.insert(utterance.id, job);
+        }
         let payload = Payload {
+            feed,
             utterance: Arc::new(utterance.clone()),
             sink: sink.clone(),
             outbox: VecDeque::new(),
@@ -229,6 +240,7 @@ impl Shared {
         state.spent.lapse();
         state.voices.clear();
         state.fresh.clear();
+        state.fed.clear();
         state.blocked.clear();
         // Nothing will look now; a voice that is loaded again finds what there is.
         state.refresh.clear();
@@ -329,6 +341,10 @@ impl Worker<'_> {
                 self.prepare(state)?;
                 continue;
             }
+            if !state.fed.is_empty() {
+                self.feed(state)?;
+                continue;
+            }
             state.poked = false;
             state.drain();
             let now = clock::now();
@@ -408,7 +424,8 @@ impl Worker<'_> {
         let utterance = state.payloads.get(&job).map(|payload| payload.utterance.clone());
         drop(state);
         let result = match utterance {
-            Some(utterance) => guarded(|| Ok(self.synth.open(slot, &utterance)))?,
+            Some(utterance) if utterance.streamed => guarded(|| Ok(self.open_streamed(slot, job, &utterance)))?,
+            Some(utterance) => guarded(|| Ok(self.synth.open(slot, &utterance).map(|ready| (ready, true))))?,
             None => Err(SynthError::Utterance("it was forgotten".into())),
         };
         let result = match result {
@@ -418,7 +435,11 @@ impl Worker<'_> {
             Err(error) => Err(OpenError::Failed(error.to_string())),
         };
         if let Some(sched) = &mut self.shared.state().sched {
-            sched.opened(job, result);
+            let given = result.as_ref().ok().copied();
+            sched.opened(job, result.map(|(ready, _)| ready));
+            if let Some((ready, last)) = given {
+                sched.fed(clock::now(), job, ready, last);
+            }
         }
         Ok(())
     }

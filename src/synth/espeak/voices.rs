@@ -123,7 +123,7 @@ impl Catalogue {
         let info = |name: &str| {
             let base = name.split('+').next().unwrap_or(name);
             let languages: BTreeSet<String> = self.voices.get(base).into_iter().flatten().cloned().collect();
-            VoiceInfo { name: name.into(), languages: languages.into_iter().collect() }
+            VoiceInfo { name: name.into(), languages: languages.into_iter().collect(), starts_after: None }
         };
         let others = self.voices.keys().filter(|name| **name != default);
         std::iter::once(info(&default)).chain(others.map(|name| info(name))).collect()

@@ -23,9 +23,9 @@ use self::hift::Hift;
 use self::llm::Llm;
 pub use self::ops::LoadError;
 use self::slot::SlotState;
-pub(super) use self::slot::check as check_request;
+pub(super) use self::slot::{check as check_request, check_ids};
 use super::backend::{
-    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded,
+    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Stretch, Vocoded,
     VoiceHandle,
 };
 use super::checkpoint::{Part, TensorFile, find};
@@ -211,6 +211,15 @@ impl Backend for CpuBackend {
         );
         self.slots.insert(slot, SlotState::new(request, &self.config, stream, self.hift.start()));
         Ok(())
+    }
+
+    fn extends(&self) -> bool {
+        true
+    }
+
+    fn extend(&mut self, slot: Slot, stretch: Stretch) -> Result<(), SynthError> {
+        let state = self.slots.get_mut(&slot).ok_or_else(not_open)?;
+        state.extend(stretch, &self.config.llm, self.caps.positions as usize)
     }
 
     fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {

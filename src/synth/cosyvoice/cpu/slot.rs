@@ -8,7 +8,7 @@ use super::llm::{Llm, Row, position_bytes};
 use super::ops::LoadError;
 use super::{ending, join};
 use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::{Decoded, Embed, End, Sampling, SlotRequest, VoiceHandle};
+use crate::synth::cosyvoice::backend::{Controls, Decoded, Embed, End, Sampling, SlotRequest, Stretch, VoiceHandle};
 use crate::synth::cosyvoice::config::{Config, LlmConfig};
 use crate::synth::cosyvoice::noise::SineTable;
 use crate::synth::cosyvoice::respeed::Respeed;
@@ -31,6 +31,8 @@ pub(super) struct SlotState {
     unfed: Option<u32>,
     emitted: Vec<u32>,
     ended: Option<End>,
+    /// Of a slot that is given its text in stretches.
+    controls: Option<Controls>,
     pub(super) stream: Stream,
     /// Frames not vocoded yet.
     pub(super) mel: Vec<Tensor>,
@@ -46,15 +48,7 @@ pub(in crate::synth::cosyvoice) fn check(
     config: &Config,
 ) -> std::result::Result<(), SynthError> {
     let llm = &config.llm;
-    for id in &request.prefix {
-        let (id, rows) = match *id {
-            Embed::Text(id) => (id, llm.vocab),
-            Embed::Speech(id) => (id, llm.speech_rows()),
-        };
-        if id as usize >= rows {
-            return Err(SynthError::Input(format!("id {id} is past the model's table of {rows}")));
-        }
-    }
+    check_ids(&request.prefix, llm)?;
     if let Some(id) = request.sampling.forced.iter().flat_map(|f| f.iter()).find(|&&t| t as usize >= llm.speech_tokens)
     {
         return Err(SynthError::Input(format!(
@@ -64,6 +58,20 @@ pub(in crate::synth::cosyvoice) fn check(
     }
     if !(0.25..=4.0).contains(&request.speed) {
         return Err(SynthError::Input(format!("speed {} is not within 0.25 to 4", request.speed)));
+    }
+    Ok(())
+}
+
+/// Whether ids that are to be fed are in the model's tables; the same on every device.
+pub(in crate::synth::cosyvoice) fn check_ids(ids: &[Embed], config: &LlmConfig) -> std::result::Result<(), SynthError> {
+    for id in ids {
+        let (id, rows) = match *id {
+            Embed::Text(id) => (id, config.vocab),
+            Embed::Speech(id) => (id, config.speech_rows()),
+        };
+        if id as usize >= rows {
+            return Err(SynthError::Input(format!("id {id} is past the model's table of {rows}")));
+        }
     }
     Ok(())
 }
@@ -80,6 +88,7 @@ impl SlotState {
             unfed: None,
             emitted: Vec::new(),
             ended: None,
+            controls: None,
             stream,
             mel: Vec::new(),
             mel_ended: false,
@@ -96,6 +105,29 @@ impl SlotState {
         let trace = llm.extend(&mut self.row, &llm.embed(&self.prefix)?)?;
         let last = trace.hidden.dim(0)? - 1;
         self.hidden = Some(trace.hidden.narrow(0, last, 1)?);
+        Ok(())
+    }
+
+    /// Gives the language model more to run behind what it has run.
+    pub(super) fn extend(
+        &mut self,
+        stretch: Stretch,
+        config: &LlmConfig,
+        positions: usize,
+    ) -> std::result::Result<(), SynthError> {
+        check_ids(&stretch.input, config)?;
+        // What is drawn takes a position each; where they end, the stretch does.
+        let left = positions.saturating_sub(self.row.len() + 1 + stretch.input.len());
+        if left == 0 {
+            return Err(SynthError::Input(format!("the text is too long: split it (over {positions} positions)")));
+        }
+        self.prefix = self.unfed.take().map(Embed::Speech).into_iter().chain(stretch.input).collect();
+        self.hidden = None;
+        self.ended = None;
+        let most = stretch.most.min(u32::try_from(left).unwrap_or(u32::MAX));
+        self.sampling.max_len = (stretch.items.len() as u32).saturating_add(most);
+        self.emitted = stretch.items;
+        self.controls = Some(stretch.controls);
         Ok(())
     }
 
@@ -187,7 +219,10 @@ impl SlotState {
     fn draw(&mut self, mut scores: Vec<f32>, config: &LlmConfig, result: &mut Decoded) {
         let index = self.emitted.len() as u32;
         let sampling = &self.sampling;
-        sample::mask(&mut scores, config, index, sampling.min_len, sampling.min_length);
+        match self.controls {
+            Some(controls) => sample::hide(&mut scores, config, controls),
+            None => sample::mask(&mut scores, config, index, sampling.min_len, sampling.min_length),
+        }
         let Some(drawn) = sample::draw(&scores, &self.emitted, &config.sampling, sampling.key, index) else {
             result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
             return;
@@ -203,8 +238,11 @@ impl SlotState {
             },
             None => (drawn, sampling.max_len),
         };
-        self.ended = ending(id, self.emitted.len() + 1, config, max_len);
-        if self.ended != Some(End::Eos) {
+        self.ended = match ending(id, self.emitted.len() + 1, config, max_len) {
+            Some(End::Eos) if self.controls.is_some() => Some(End::Control(id)),
+            ended => ended,
+        };
+        if !matches!(self.ended, Some(End::Eos | End::Control(_))) {
             self.emitted.push(id);
             result.tokens.push(id);
             self.unfed = Some(id);

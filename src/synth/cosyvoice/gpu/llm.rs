@@ -20,7 +20,7 @@ use std::sync::Arc;
 use self::network::{Args, Network, Product};
 use super::device::{Buf, Device, GpuError, Graph, Staging, start};
 use super::mirror::{Layout, mirrored};
-use crate::synth::cosyvoice::backend::{Embed, MinLength, Sampling};
+use crate::synth::cosyvoice::backend::{Controls, Embed, MinLength, Sampling, Stretch};
 use crate::synth::cosyvoice::config::LlmConfig;
 
 /// Widths that a decode graph is recorded for.
@@ -34,6 +34,11 @@ const ATTEND_WARPS: usize = 8;
 /// Scores of a row that can be drawn from, as in draw.cu.
 const DRAWN: usize = 8192;
 const SPEECH_BIT: u32 = 0x8000_0000;
+/// What llm.cu gives in place of a token: nothing, as the row has ended; scores that are no numbers; the first of the
+/// control ids, below which the others follow.
+const NONE: i32 = -1;
+const BAD: i32 = -2;
+const END: i32 = -3;
 const RECENT: usize = 16;
 
 /// `Seq` of llm.cu.
@@ -48,11 +53,12 @@ struct Seq {
     min_len: i32,
     max_len: i32,
     mask_to: i32,
+    spared: i32,
     forced: i32,
     recent: [i32; RECENT],
 }
 
-mirrored!(Seq as "Seq" { pos, input, decoded, done, key, min_len, max_len, mask_to, forced, recent });
+mirrored!(Seq as "Seq" { pos, input, decoded, done, key, min_len, max_len, mask_to, spared, forced, recent });
 
 /// `Draw` of draw.cu.
 #[derive(Clone, Copy)]
@@ -74,8 +80,21 @@ pub(super) const LAYOUTS: [Layout; 3] = [Seq::LAYOUT, Args::LAYOUT, Draw::LAYOUT
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Drawn {
     pub(super) tokens: Vec<u32>,
-    pub(super) eos: bool,
+    /// The control id that ended it.
+    pub(super) end: Option<u32>,
     pub(super) bad: bool,
+}
+
+/// What a prefill pass feeds to one slot. All but the last position goes through the network in the pass; the last is the
+/// first input of decoding.
+pub(super) struct Feeding<'a> {
+    slot: usize,
+    /// Positions that its cache has already.
+    from: usize,
+    /// Not empty, and in range.
+    ids: &'a [Embed],
+    seq: Seq,
+    forced: Option<&'a [u32]>,
 }
 
 /// The model and its slots.
@@ -112,42 +131,89 @@ impl Llm {
         (self.network.args.cache + (slot * bytes) as u64, bytes)
     }
 
-    /// Runs whole prefixes. All but the last position goes through the network now; the last is the first input of
-    /// decoding. Prefixes must not be empty and ids must be in range.
+    /// A whole prefix for a slot.
+    pub(super) fn whole<'a>(&self, slot: usize, prefix: &'a [Embed], sampling: &'a Sampling) -> Feeding<'a> {
+        let seq = self.sequence(prefix, sampling);
+        Feeding { slot, from: 0, ids: prefix, seq, forced: sampling.forced.as_deref() }
+    }
+
+    /// `ids` behind what is in a slot's cache, and what is drawn behind them: as a [`Stretch`] says, whose `input` counts
+    /// for nothing here.
+    pub(super) fn behind<'a>(
+        &self,
+        slot: usize,
+        from: usize,
+        ids: &'a [Embed],
+        key: [u32; 2],
+        s: &Stretch,
+    ) -> Feeding<'a> {
+        let control = self.network.config.speech_tokens;
+        // How far the mask goes, and what it spares.
+        let (mask_to, spared) = match s.controls {
+            Controls::Only(id) => (self.network.config.speech_rows(), id as i32),
+            Controls::AllButFirst => (control + 1, -1),
+            Controls::All => (control, -1),
+        };
+        let drawn = s.items.len();
+        let mut recent = [0; RECENT];
+        for (at, id) in s.items.iter().enumerate().skip(drawn.saturating_sub(RECENT)) {
+            recent[at % RECENT] = *id as i32;
+        }
+        let seq = Seq {
+            pos: (from + ids.len()).saturating_sub(1) as i32,
+            input: first_input(ids),
+            decoded: drawn as i32,
+            done: 0,
+            key,
+            // The mask holds for all that is drawn.
+            min_len: i32::MAX,
+            max_len: clamped(u32::try_from(drawn).unwrap_or(u32::MAX).saturating_add(s.most)),
+            mask_to: mask_to as i32,
+            spared,
+            forced: 0,
+            recent,
+        };
+        Feeding { slot, from, ids, seq, forced: None }
+    }
+
+    /// Runs whole prefixes; see [`Self::feed`].
     pub(super) fn prefill(&mut self, rows: &[(usize, &[Embed], &Sampling)]) -> Result<(), GpuError> {
+        let rows: Vec<Feeding<'_>> =
+            rows.iter().map(|(slot, ids, sampling)| self.whole(*slot, ids, sampling)).collect();
+        self.feed(&rows)
+    }
+
+    /// Feeds ids to slots, each behind what its cache has: as many launches as a pass has kernels (six a layer), whatever
+    /// the number of slots, and a copy a slot.
+    pub(super) fn feed(&mut self, rows: &[Feeding<'_>]) -> Result<(), GpuError> {
         let mut at = 0usize;
         let seqs = 3 * PASS;
-        for (n, (slot, prefix, sampling)) in rows.iter().enumerate() {
-            let seq = self.sequence(prefix, sampling);
+        for (n, Feeding { slot, seq, forced, .. }) in rows.iter().enumerate() {
             let words = size_of::<Seq>() / 4;
             // SAFETY: `Seq` is plain 32-bit words without padding.
-            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&seq).cast::<u32>(), words) };
+            let bits = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(seq).cast::<u32>(), words) };
             self.prefix.as_mut::<u32>()[seqs + n * words..][..words].copy_from_slice(bits);
-            if let Some(forced) = &sampling.forced {
+            if let Some(forced) = forced {
                 let to = self.network.args.forced + (*slot * self.network.args.positions as usize * 4) as u64;
                 let count = forced.len().min(self.network.args.positions as usize);
                 self.device.write(to, &forced[..count])?;
             }
         }
-        let id = |e: &Embed| match *e {
-            Embed::Text(id) => id,
-            Embed::Speech(id) => id | SPEECH_BIT,
-        };
         let send_sequences = |this: &Self| -> Result<(), GpuError> {
-            for (n, (slot, ..)) in rows.iter().enumerate() {
+            for (n, Feeding { slot, .. }) in rows.iter().enumerate() {
                 let (from, size) = (this.prefix.dev.ptr + (seqs * 4) as u64, size_of::<Seq>());
                 this.device.copy(this.network.args.seq + (slot * size) as u64, from + (n * size) as u64, size)?;
             }
             Ok(())
         };
         let mut sent = false;
-        for (slot, prefix, _) in rows {
-            let count = prefix.len().saturating_sub(1);
-            for (pos, e) in prefix[..count].iter().enumerate() {
+        for Feeding { slot, from, ids, .. } in rows {
+            let count = ids.len().saturating_sub(1);
+            for (pos, e) in ids[..count].iter().enumerate() {
                 let words = self.prefix.as_mut::<u32>();
-                words[at] = id(e);
+                words[at] = input(e);
                 words[PASS + at] = *slot as u32;
-                words[2 * PASS + at] = pos as u32;
+                words[2 * PASS + at] = (from + pos) as u32;
                 at += 1;
                 if at == PASS {
                     self.pass(at)?;
@@ -169,23 +235,18 @@ impl Llm {
     }
 
     fn sequence(&self, prefix: &[Embed], s: &Sampling) -> Seq {
-        let first = match prefix.last() {
-            Some(Embed::Text(id)) => *id,
-            Some(Embed::Speech(id)) => id | SPEECH_BIT,
-            None => SPEECH_BIT,
-        };
         let mask_to = match s.min_length {
             MinLength::Intended => self.network.config.speech_rows(),
             MinLength::Reference => self.network.config.speech_tokens + 1,
         };
-        let clamp = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
         Seq {
             pos: prefix.len().saturating_sub(1) as i32,
-            input: first,
+            input: first_input(prefix),
             key: s.key,
-            min_len: clamp(s.min_len),
-            max_len: clamp(s.max_len),
+            min_len: clamped(s.min_len),
+            max_len: clamped(s.max_len),
             mask_to: mask_to as i32,
+            spared: -1,
             forced: s.forced.as_ref().map_or(0, |f| f.len() as i32),
             ..Seq::default()
         }
@@ -258,15 +319,16 @@ impl Llm {
         }
         self.results.fetch(slots.len() * ROUNDS * 4)?;
         self.device.sync()?;
+        let speech_tokens = self.network.config.speech_tokens as u32;
         let results = self.results.as_mut::<i32>();
         Ok((0..slots.len())
             .map(|row| {
                 let mut drawn = Drawn::default();
                 for &t in &results[row * ROUNDS..][..rounds] {
                     match t {
-                        -1 => {}
-                        -2 => drawn.bad = true,
-                        -3 => drawn.eos = true,
+                        NONE => {}
+                        BAD => drawn.bad = true,
+                        id if id <= END => drawn.end = Some(speech_tokens + (END - id) as u32),
                         id => drawn.tokens.push(id as u32),
                     }
                 }
@@ -281,6 +343,23 @@ impl Llm {
         self.device.read(self.network.scratch.logits.ptr + (row * self.network.head.n * 4) as u64, &mut out)?;
         Ok(out)
     }
+}
+
+/// An id as the kernels take it.
+fn input(id: &Embed) -> u32 {
+    match *id {
+        Embed::Text(id) => id,
+        Embed::Speech(id) => id | SPEECH_BIT,
+    }
+}
+
+/// The first input of decoding behind `ids`.
+fn first_input(ids: &[Embed]) -> u32 {
+    ids.last().map_or(SPEECH_BIT, input)
+}
+
+fn clamped(n: u32) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
 }
 
 /// The macros of llm.cu.

@@ -77,14 +77,14 @@ use self::hift::Hift;
 pub use self::ledger::Part;
 use self::llm::Llm;
 use self::slabs::Slabs;
-use self::slots::{SlotState, Stretched};
+use self::slots::{SlotState, Stretched, Written};
 use self::solver::Solver;
 pub use self::units::{ARCHITECTURES, compile_all};
 use self::voices::Voices;
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
 use super::backend::{
-    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Vocoded,
+    Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Stretch, Vocoded,
     VoiceHandle,
 };
 use super::checkpoint::Checkpoint;
@@ -376,6 +376,7 @@ impl Backend for GpuBackend {
             prefilled: false,
             emitted: 0,
             ended: None,
+            written: None,
             stream,
             poisoned: false,
         };
@@ -386,17 +387,24 @@ impl Backend for GpuBackend {
     fn prefill(&mut self, slots: &[Slot], out: &mut Vec<Prefilled>) -> Result<(), SynthError> {
         let mut rows = Vec::with_capacity(slots.len());
         for slot in slots {
-            if let Some(state) = self.acoustic.slots.get(slot).filter(|s| !s.prefilled && !s.request.prefix.is_empty())
-            {
-                rows.push((slot.0 as usize, &state.request.prefix[..], &state.request.sampling));
+            let Some(state) = self.acoustic.slots.get(slot).filter(|state| !state.prefilled) else { continue };
+            let (number, sampling) = (slot.0 as usize, &state.request.sampling);
+            match &state.written {
+                Some(written @ Written { input, stretch: Some(stretch), .. }) if !input.is_empty() => {
+                    rows.push(self.llm.behind(number, written.from(), input, sampling.key, stretch));
+                }
+                Some(_) => {}
+                None if state.request.prefix.is_empty() => {}
+                None => rows.push(self.llm.whole(number, &state.request.prefix, sampling)),
             }
         }
-        self.llm.prefill(&rows)?;
+        self.llm.feed(&rows)?;
         for &slot in slots {
             let state = self.acoustic.slots.get_mut(&slot);
             let failed = if state.is_none() { Some(not_open()) } else { None };
             if let Some(state) = state {
                 state.prefilled = true;
+                state.written.iter_mut().for_each(Written::prefilled);
             }
             out.push(Prefilled { slot, failed });
         }
@@ -433,7 +441,9 @@ impl Backend for GpuBackend {
             if drawn.bad {
                 state.poisoned = true;
                 result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
-            } else if drawn.eos {
+            } else if let Some(written) = &mut state.written {
+                state.ended = written.drew(&drawn.tokens, drawn.end);
+            } else if drawn.end.is_some() {
                 state.ended = Some(End::Eos);
             } else if state.emitted >= sampling.max_len.min(forced) {
                 state.ended = Some(End::Length);
@@ -441,6 +451,20 @@ impl Backend for GpuBackend {
             result.tokens = drawn.tokens;
             result.ended = state.ended;
         }
+        Ok(())
+    }
+
+    fn extends(&self) -> bool {
+        // Not before its draws were compared with those of one sequence on a device (tests/gpu/streaming.rs).
+        false
+    }
+
+    fn extend(&mut self, slot: Slot, stretch: Stretch) -> Result<(), SynthError> {
+        let positions = self.caps.positions as usize;
+        cpu::check_ids(&stretch.input, &self.config.llm)?;
+        let state = self.acoustic.slots.get_mut(&slot).ok_or_else(not_open)?;
+        state.written.get_or_insert_default().extend(stretch, positions)?;
+        (state.prefilled, state.ended) = (false, None);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::device::{Buf, Device};
 use super::slabs::{Pool, Slab};
 use crate::synth::SynthError;
-use crate::synth::cosyvoice::backend::{End, FinalChunk, SlotRequest, VoiceHandle};
+use crate::synth::cosyvoice::backend::{Embed, End, FinalChunk, SlotRequest, Stretch, VoiceHandle};
 use crate::synth::cosyvoice::config::FlowConfig;
 use crate::synth::cosyvoice::respeed::Respeed;
 
@@ -19,6 +19,8 @@ pub(super) struct SlotState {
     pub(super) prefilled: bool,
     pub(super) emitted: u32,
     pub(super) ended: Option<End>,
+    /// Of an utterance whose text is still being written.
+    pub(super) written: Option<Written>,
     pub(super) stream: Stream,
     /// The mel at another speed, where it is played at one.
     pub(super) stretched: Option<Stretched>,
@@ -73,6 +75,66 @@ impl Stretched {
             place += 1;
         }
         Ok(())
+    }
+}
+
+/// Where the language model stands in a text that is still being written.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    /// Positions that the cache has.
+    fed: usize,
+    /// Drawn last and not fed yet.
+    unfed: Option<u32>,
+    /// What is fed in the next prefill.
+    pub(super) input: Vec<Embed>,
+    /// What is drawn behind that.
+    pub(super) stretch: Option<Stretch>,
+}
+
+impl Written {
+    /// Takes what is to be run next. No more is drawn than there are positions.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn extend(&mut self, mut stretch: Stretch, positions: usize) -> Result<(), SynthError> {
+        let input = self.unfed.map(Embed::Speech).into_iter().chain(std::mem::take(&mut stretch.input));
+        let input: Vec<Embed> = input.collect();
+        // Each draw but the first feeds the one before it.
+        let left = positions.saturating_sub(self.fed + input.len());
+        if left == 0 {
+            return Err(SynthError::Input(format!("the text is too long: split it (over {positions} positions)")));
+        }
+        stretch.most = stretch.most.min(u32::try_from(left).unwrap_or(u32::MAX));
+        (self.unfed, self.input, self.stretch) = (None, input, Some(stretch));
+        Ok(())
+    }
+
+    /// Positions before those that the next prefill feeds.
+    pub(super) fn from(&self) -> usize {
+        self.fed
+    }
+
+    /// The prefill ran: its last position is the first input of decoding.
+    pub(super) fn prefilled(&mut self) {
+        self.fed += self.input.len().saturating_sub(1);
+        self.input.clear();
+    }
+
+    /// Rounds drew `tokens`, and a control id where they ended with one; how the stretch ended, if it did.
+    pub(super) fn drew(&mut self, tokens: &[u32], control: Option<u32>) -> Option<End> {
+        let stretch = self.stretch.as_mut()?;
+        // Each round feeds what the one before it drew.
+        self.fed += tokens.len() + usize::from(control.is_some());
+        stretch.most = stretch.most.saturating_sub(tokens.len() as u32);
+        let end = match control {
+            Some(id) => End::Control(id),
+            None if stretch.most == 0 => End::Length,
+            None => return None,
+        };
+        // A control id is not fed, so that nothing is left over behind it.
+        self.unfed = tokens.last().copied().filter(|_| control.is_none());
+        self.stretch = None;
+        Some(end)
     }
 }
 

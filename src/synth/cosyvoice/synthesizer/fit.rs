@@ -12,9 +12,12 @@ use super::{CosyVoice, Known, Segment};
 use crate::synth::{Need, SynthError};
 use crate::text::without_tokens;
 use crate::turn::Utterance;
+use crate::voice::file::Voice;
 
 /// Speech tokens that a text id usually becomes, with room: what admission counts.
 const USUAL_TOKENS: u32 = 10;
+/// Text ids of a sentence.
+const SENTENCE_IDS: u32 = 24;
 /// Marks at which a clause ends.
 const CLAUSES: [char; 9] = [',', ';', ':', '，', '；', '：', '、', '—', '–'];
 
@@ -90,6 +93,27 @@ impl<B: Backend + Probe> CosyVoice<B> {
             expected: need(|s| (s.input.spoken * USUAL_TOKENS).min(s.input.max_len)),
             most: need(|s| s.input.max_len),
         }
+    }
+}
+
+impl<B: Backend + Probe> CosyVoice<B> {
+    /// What a text that is still being written will hold, by the usual length of a sentence.
+    pub(super) fn need_streamed(&self, utterance: &Utterance) -> Result<Need, SynthError> {
+        let (_, known) = self.find_voice(utterance.voice.as_deref())?;
+        let memory = |ids: u32| self.memory_of(known.voice.tokens.len() * 2, ids * USUAL_TOKENS);
+        let (expected, total) = (memory(SENTENCE_IDS), self.backend.memory().total);
+        let most = if self.caps.limits.grows { memory(2 * SENTENCE_IDS) } else { expected };
+        let within = |bytes: u64| if total == 0 { bytes } else { bytes.min(total) };
+        Ok(Need { expected: within(expected), most: within(most) })
+    }
+
+    /// Text ids that a text which is still being written has to have before the model speaks in `voice`: the recording's
+    /// speech is fed behind so many, of which its transcript has some, or all.
+    pub(super) fn starts_after(&self, voice: &Voice) -> Option<u32> {
+        let prompt = prompt::streamed(&self.tokenizer, voice, None).ok().filter(|_| self.backend.extends())?;
+        let [text, speech] = self.config.llm.mix_ratio;
+        let heard = if prompt.speech.is_empty() { text } else { prompt.speech.len().div_ceil(speech) * text };
+        Some(heard.saturating_sub(prompt.transcript.len()).max(1) as u32)
     }
 }
 

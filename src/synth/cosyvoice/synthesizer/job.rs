@@ -4,7 +4,6 @@ use super::super::backend::Backend;
 use super::super::config::Config;
 use super::super::schedule::Hops;
 use super::super::text::Thinner;
-use super::streamed::TextStream;
 use super::{Job, Run, Settings};
 use crate::synth::{Slot, Stage, Stages, SynthError};
 
@@ -34,11 +33,14 @@ impl Job {
             return Stages::NONE;
         }
         let mut stages = Stages::NONE;
-        if !run.prefilled {
-            return stages.with(Stage::Prefill);
-        }
-        if !run.decoded && !self.text.as_ref().is_some_and(TextStream::is_waiting) {
-            stages = stages.with(Stage::Decode);
+        // A text that is still being written is prefilled in pieces, between which it sounds.
+        let next = match &self.text {
+            Some(text) => text.next_stage(),
+            None if !run.prefilled => return stages.with(Stage::Prefill),
+            None => Some(Stage::Decode),
+        };
+        if let Some(next) = next.filter(|_| !run.decoded) {
+            stages = stages.with(next);
         }
         if run.pending > 0 {
             stages = stages.with(Stage::Flow);

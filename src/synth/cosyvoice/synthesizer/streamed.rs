@@ -4,24 +4,32 @@
 //!
 //! # Why
 //! A pause of the model is 5 text ids every 15 tokens, so a burst of decoding ends by itself after a fraction of a
-//! second of speech. Between bursts no state is held on the device: the next one runs the whole sequence again as
-//! one prefill, a few milliseconds on a GPU, and so needs nothing of a backend that it does not have.
+//! second of speech. Where the backend takes stretches ([`Backend::extends`]) a burst is one: its input is fed behind
+//! what the slot's cache holds (a prefill of some five positions, together with those of other slots), its rows decode
+//! among all others, and a slot that waits for text is in no step. Elsewhere nothing is held on the device between bursts:
+//! each runs the whole sequence again, by itself.
 
 use std::collections::VecDeque;
 
-use super::super::backend::{Backend, Embed, Sampling, SlotRequest};
+use super::super::backend::{Backend, Embed, End, Sampling, SlotRequest};
 use super::super::bistream::{Action, Bistream, Prompt};
 use super::super::probe::Probe;
 use super::super::prompt;
 use super::super::sample;
 use super::super::text;
 use super::{CosyVoice, Job, Run, push};
-use crate::synth::{Slot, Stages, SynthError, TextOrder};
+use crate::synth::{Slot, Stage, Stages, SynthError, TextOrder};
 use crate::text::without_tokens;
 use crate::turn::{Markup, Utterance};
 
 /// Marks after which a sentence goes on.
 const COMMAS: [char; 3] = ['，', ',', '、'];
+/// Of a script that does not set words apart: ideographs, kana, and their marks.
+fn is_dense(c: char) -> bool {
+    matches!(c, '\u{3000}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{ff00}'..='\u{ff60}'
+        | '\u{20000}'..='\u{3134f}')
+}
+
 /// Characters without a gap after which text is cut anywhere: no word is as long.
 const LONGEST_WORD: usize = 80;
 
@@ -37,23 +45,42 @@ pub(super) struct TextStream {
     /// Speech tokens so far.
     spoken: u32,
     ended: bool,
+    /// The backend takes stretches.
+    batched: bool,
+    /// The backend has a stretch that has not ended, and what it may draw of it yet.
+    running: bool,
+    left: u32,
     key: [u32; 2],
     markup: Markup,
 }
 
 impl TextStream {
-    pub(super) fn is_waiting(&self) -> bool {
-        self.machine.is_waiting()
+    /// What it can run of the language model; `None`: it waits for text.
+    pub(super) fn next_stage(&self) -> Option<Stage> {
+        match (self.running, self.machine.is_waiting()) {
+            (true, _) => Some(Stage::Decode),
+            (false, true) => None,
+            (false, false) => Some(if self.batched { Stage::Prefill } else { Stage::Decode }),
+        }
+    }
+
+    /// Draws until its next pause, at most.
+    pub(super) fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// The backend was given its stretch; `fed`: and has run what is fed before it.
+    pub(super) fn run(&mut self, fed: bool) {
+        self.running = fed;
     }
 }
 
-/// The length of what of `text` is whole words: up to the last gap, or up to the last mark, included, of a script
+/// The length of what of `text` is whole words: up to the last gap, or up to the last character, included, of a script
 /// without gaps. A word keeps the space before it, as the tokenizer cuts.
 fn whole_words(text: &str) -> usize {
     let gap = text.char_indices().rev().find(|(_, c)| c.is_whitespace()).map_or(0, |(at, _)| at);
-    let is_mark = |c: char| "。？！；：、，".contains(c);
-    let mark = text.char_indices().rev().find(|(_, c)| is_mark(*c)).map_or(0, |(at, c)| at + c.len_utf8());
-    let cut = gap.max(mark);
+    let dense = text.char_indices().rev().find(|(_, c)| is_dense(*c)).map_or(0, |(at, c)| at + c.len_utf8());
+    let cut = gap.max(dense);
     if cut == 0 && text.chars().count() > LONGEST_WORD { text.len() } else { cut }
 }
 
@@ -78,8 +105,23 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let machine = Bistream::new(&self.config.llm, order, &parts);
         let markup = utterance.markup;
         let (fed, rest) = (Vec::new(), String::new());
-        let text = TextStream { machine, fed, rest, ids: 0, spoken: 0, ended: false, key, markup };
-        self.backend.prepare_voice(voice)?;
+        let text = TextStream {
+            machine,
+            fed,
+            rest,
+            ids: 0,
+            spoken: 0,
+            ended: false,
+            batched: self.backend.extends(),
+            running: false,
+            left: u32::MAX,
+            key,
+            markup,
+        };
+        if !text.batched {
+            // There is no prefill to do it in.
+            self.backend.prepare_voice(voice)?;
+        }
         let sampling = Sampling { key, min_len: 0, max_len: 0, min_length: self.settings.min_length, forced: None };
         self.backend.open(slot, SlotRequest { voice, prefix: Vec::new(), sampling, speed: utterance.speed })?;
         let mut now = Run::new(&self.settings, &self.config, prompt_tokens);
@@ -125,6 +167,62 @@ impl<B: Backend + Probe> CosyVoice<B> {
             }
         }
         Ok(job.ready(hold_back))
+    }
+
+    /// Before the prefill of `slot`: hands the backend the next stretch where its text is still being written. Whether there
+    /// is anything to prefill.
+    ///
+    /// Not earlier, when the text comes: the slot may be in a launched step then.
+    pub(super) fn start_stretch(&mut self, slot: Slot) -> Result<bool, SynthError> {
+        let length = self.jobs.get(&slot).and_then(|job| self.forced_length(job.text.as_ref()?.ids));
+        let Some(job) = self.jobs.get_mut(&slot) else { return Ok(false) };
+        let Some(stream) = &mut job.text else { return Ok(true) };
+        if stream.running || job.now.decoded {
+            return Ok(false);
+        }
+        // A text that is complete is not spoken for ever.
+        let longest = length.unwrap_or_else(|| prompt::longest(stream.ids));
+        let limit = if stream.ended { longest.saturating_sub(stream.spoken) } else { u32::MAX };
+        let Some(stretch) = stream.machine.stretch(self.settings.min_length, limit) else { return Ok(false) };
+        if stretch.most == 0 {
+            job.now.decoded = true;
+            push(&mut self.backend, slot, &mut job.now)?;
+            return Ok(false);
+        }
+        stream.left = stretch.most;
+        match self.backend.extend(slot, stretch) {
+            Err(SynthError::Input(reason)) if stream.spoken > 0 => {
+                tracing::warn!(slot = slot.0, reason, "a text that was written on and on is not spoken to its end");
+                job.now.decoded = true;
+                push(&mut self.backend, slot, &mut job.now)?;
+                Ok(false)
+            }
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Takes what the backend drew of a stretch.
+    pub(super) fn take_stretch(&mut self, slot: Slot, tokens: &[u32], ended: Option<End>) -> Result<(), SynthError> {
+        let Some(job) = self.jobs.get_mut(&slot) else { return Ok(()) };
+        let Some(stream) = &mut job.text else { return Ok(()) };
+        stream.machine.absorb(tokens, ended)?;
+        stream.spoken += tokens.len() as u32;
+        stream.left = stream.left.saturating_sub(tokens.len() as u32);
+        let run = &mut job.now;
+        run.tokens.extend(tokens.iter().copied().filter(|&token| run.thinner.keeps(token)));
+        if let Some(ended) = ended {
+            stream.running = false;
+            // At its limit a text that is complete is over, whatever the model has left to say; and where the backend has
+            // no more room than that, any is.
+            let cut = ended == End::Length && (stream.machine.is_finishing() || stream.left > 0);
+            run.decoded |= stream.machine.poll() == Action::Done || cut;
+        }
+        push(&mut self.backend, slot, run)
+    }
+
+    /// Whether the backend decodes the streamed slot among others.
+    pub(super) fn is_batched(&self, slot: Slot) -> bool {
+        self.backend.extends() || self.jobs.get(&slot).is_none_or(|job| job.text.is_none())
     }
 
     /// Decodes to the next pause, or as many tokens as lie between two. Returns why the utterance cannot go on.
@@ -182,7 +280,8 @@ mod tests {
         assert_eq!(whole_words("Hello wor"), 5);
         assert_eq!(whole_words("Hello"), 0);
         assert_eq!(whole_words("Hello "), 5);
-        assert_eq!(whole_words("你好，世"), "你好，".len());
+        assert_eq!(whole_words("你好，世"), "你好，世".len(), "a character of such a script is not gone on with");
+        assert_eq!(whole_words("你好wor"), "你好".len());
         assert_eq!(whole_words(&"x".repeat(90)), 90);
     }
 }

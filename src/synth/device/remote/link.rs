@@ -228,8 +228,12 @@ impl Link {
         let mut state = self.state();
         state.since = 0;
         if let Some(voices) = &status.voices {
-            let voice =
-                |voice: &wire::Voice| VoiceInfo { name: voice.name.clone(), languages: voice.languages.clone() };
+            // Texts go to a worker whole: what is written on would pause for the network at each word.
+            let voice = |voice: &wire::Voice| VoiceInfo {
+                name: voice.name.clone(),
+                languages: voice.languages.clone(),
+                starts_after: None,
+            };
             state.voices = voices.iter().map(voice).collect();
         }
         let kind = status.engine.as_deref().and_then(known);

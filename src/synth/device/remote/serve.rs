@@ -229,6 +229,7 @@ impl Session {
             class: wire::class(batch),
             token: epoch.token(),
             text,
+            streamed: false,
             voice,
             language,
             instructions,

@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
         x[m] = NEG_INF;
         if (i < v) {
             x[m] = logits[(i64)r * ld + i];
-            if (masked && i >= d.speech_tokens && i < q->mask_to) x[m] = NEG_INF;
+            if (masked && i >= d.speech_tokens && i < q->mask_to && i != q->spared) x[m] = NEG_INF;
             bad |= x[m] != x[m];
             mx = fmaxf(mx, x[m]);
         }
@@ -209,7 +209,7 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
         } else {
             if (q->forced > 0) id = p.forced[(i64)s * p.positions + min(decoded, q->forced - 1)];
             if (id >= d.speech_tokens && q->forced == 0) {
-                tok = TOKEN_END;
+                tok = TOKEN_END - (id - d.speech_tokens);
                 q->done = 1;
             } else {
                 tok = id;

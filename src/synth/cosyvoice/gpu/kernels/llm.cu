@@ -10,7 +10,7 @@
 #define RECENT 16
 #define TOKEN_NONE (-1)
 #define TOKEN_BAD (-2)
-#define TOKEN_END (-3)
+#define TOKEN_END (-3) // the first control id; further ones are below it
 
 // What decoding knows about a slot; lives on the device for as long as the slot does.
 struct Seq {
@@ -21,6 +21,7 @@ struct Seq {
     u32 key[2];
     int min_len, max_len;
     int mask_to;      // first score past the mask before min_len
+    int spared;       // a score that it leaves alone, -1: none
     int forced;       // number of forced tokens, 0: none
     int recent[RECENT]; // ring by decoded % RECENT
 };

@@ -1,0 +1,126 @@
+//! Texts that are still being written on a device's thread: beside others, waiting, cancelled.
+
+use std::time::Duration;
+
+use antiphon::sched::Config;
+use antiphon::synth::cosyvoice::backend::Options;
+use antiphon::synth::cosyvoice::cpu::CpuBackend;
+use antiphon::synth::cosyvoice::{CosyVoice, Settings};
+use antiphon::synth::device::{Engine, Loader, StreamNote};
+use antiphon::synth::{Slot, Stage, Step, Synthesizer, TextOrder};
+use antiphon::turn::{Class, Epoch, SpeechEvent, Utterance, UtteranceEnd};
+use tokio::sync::mpsc;
+
+use super::engine::{checkpoint, utterance};
+
+/// Speech tokens of a text id: random weights do not end by themselves.
+const PACE: f64 = 3.5;
+const WAIT: Duration = Duration::from_secs(300);
+const PIECES: [&str; 5] = ["Here is a longer ", "sentence, which somebody ", "writes while ", "others ", "listen."];
+
+fn voice(slots: u32) -> CosyVoice<CpuBackend> {
+    let options = Options { slots: Some(slots), ..Options::default() };
+    let mut voice = CosyVoice::load_cpu(checkpoint(), options, Settings::default()).expect("loads");
+    voice.force_pace(Some(PACE));
+    voice
+}
+
+async fn engine(slots: u32) -> Engine {
+    let loader: Loader = Box::new(move || Ok(Box::new(voice(slots))));
+    let engine = Engine::start(vec![loader], Config::default()).expect("starts");
+    engine.ready().await;
+    assert!(engine.starts_after(None).is_some());
+    engine
+}
+
+/// What the voice makes of all pieces when nothing else runs.
+fn alone(seed: u64) -> Vec<f32> {
+    let (mut voice, slot) = (voice(1), Slot(0));
+    let mut ready = voice.open_streamed(slot, &utterance("", seed), TextOrder::Fixed).expect("opens");
+    for (n, piece) in PIECES.iter().enumerate() {
+        ready = voice.append(slot, piece, n + 1 == PIECES.len()).expect("takes it");
+    }
+    let (mut pcm, mut out) = (Vec::new(), Vec::new());
+    loop {
+        let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("it has not ended");
+        voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
+        let progress = out.pop().expect("one");
+        assert_eq!(progress.outcome.failed, None);
+        pcm.extend(progress.pcm);
+        ready = progress.outcome.ready;
+        if progress.outcome.done {
+            return pcm;
+        }
+    }
+}
+
+/// Submits the first piece of a text, or a whole one, for a listener who takes it as it comes.
+fn submit(engine: &Engine, utterance: &Utterance) -> mpsc::Receiver<SpeechEvent> {
+    let (sink, events) = mpsc::channel(4_096);
+    engine.note(utterance.stream, StreamNote::Unpaced);
+    engine.submit(utterance.clone(), sink).expect("there is room");
+    events
+}
+
+fn streamed(seed: u64) -> Utterance {
+    Utterance { streamed: true, ..utterance(PIECES[0], seed) }
+}
+
+/// Gives what is missing behind the first `given` pieces.
+fn complete(engine: &Engine, utterance: &Utterance, given: usize) {
+    for (n, piece) in PIECES.iter().enumerate().skip(given) {
+        engine.append(utterance.stream, utterance.id, piece, n + 1 == PIECES.len());
+    }
+}
+
+async fn next(events: &mut mpsc::Receiver<SpeechEvent>) -> SpeechEvent {
+    tokio::time::timeout(WAIT, events.recv()).await.expect("in time").expect("its end comes first")
+}
+
+/// Everything that comes, behind `pcm`, and how it ends.
+async fn rest(events: &mut mpsc::Receiver<SpeechEvent>, mut pcm: Vec<f32>) -> (Vec<f32>, UtteranceEnd) {
+    loop {
+        match next(events).await {
+            SpeechEvent::Audio { pcm: more, .. } => pcm.extend(more),
+            SpeechEvent::End { how, .. } => return (pcm, how),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_waits_holds_nobody_up_and_is_spoken_as_it_would_be_alone() {
+    let engine = engine(4).await;
+    let text = streamed(7);
+    let mut events = submit(&engine, &text);
+    // Others come and go while it waits for more than its first words. As batch: a machine as slow as this one would take on
+    // no second listener.
+    let other = |text: &str, seed| Utterance { class: Class::Batch, ..utterance(text, seed) };
+    for seed in 0..3 {
+        let (pcm, how) = rest(&mut submit(&engine, &other("A whole one.", seed)), Vec::new()).await;
+        assert!(how == UtteranceEnd::Done && !pcm.is_empty(), "{how:?}");
+    }
+    let beside = submit(&engine, &other("And another one beside it.", 4));
+    complete(&engine, &text, 1);
+    let (pcm, how) = rest(&mut events, Vec::new()).await;
+    assert_eq!(how, UtteranceEnd::Done);
+    assert_eq!(pcm, alone(7));
+    drop(beside);
+    engine.append(text.stream, text.id, "too late", true);
+    tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
+}
+
+#[tokio::test]
+async fn a_text_that_waits_is_cancelled_by_its_epoch_and_one_that_never_came_is_silence() {
+    let engine = engine(2).await;
+    let epoch = Epoch::default();
+    let text = Utterance { token: epoch.token(), ..streamed(1) };
+    let mut events = submit(&engine, &text);
+    epoch.raise();
+    let how = rest(&mut events, Vec::new()).await.1;
+    assert_eq!(how, UtteranceEnd::Cancelled);
+    let text = Utterance { text: String::new(), ..streamed(2) };
+    let mut events = submit(&engine, &text);
+    engine.append(text.stream, text.id, "", true);
+    assert_eq!(rest(&mut events, Vec::new()).await, (Vec::new(), UtteranceEnd::Done));
+    tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
+}
