@@ -5,6 +5,10 @@ mod behind;
 mod failures;
 mod full_size;
 mod invariant;
+#[path = "../cosyvoice/rows.rs"]
+mod rows;
+mod streaming;
+mod text_rates;
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,8 @@
 #   tests/gpu/run.sh build DIR    here: builds, strips and compresses everything needed into DIR
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
-#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus, calls, small
+#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus, calls, text,
+#                                 small
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -89,6 +90,12 @@ calls() {
         --levels "${LEVELS:-4,8,16,24,32,48,100,200,300,400}" --seconds "${SECONDS_EACH:-12}" --no-verify -o "$1/calls.json"
 }
 
+# How soon a text sounds that comes token by token: whole calls, sentence against token mode, then 100 and 200 at once.
+text() {
+    ulimit -n "$(ulimit -Hn)"
+    ./gpu --nocapture --ignored text_rates
+}
+
 # A card held to less memory: utterances of 8 s at once, whose text has some 80 ids, in a voice of 30 s.
 small() {
     weights
@@ -124,7 +131,8 @@ gpus) unpack; gpus "${2:-.}" ;;
 costs) unpack; costs ;;
 bench) unpack; bench "${2:-.}" ;;
 calls) unpack; calls "${2:-.}" ;;
+text) unpack; text ;;
 small) unpack; small "${2:-.}" ;;
 all) unpack; all "${2:-.}" ;;
-*) sed -n '2,10p' "$0"; exit 64 ;;
+*) sed -n '2,11p' "$0"; exit 64 ;;
 esac
