@@ -16,6 +16,7 @@ use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::metrics::scrape;
 use super::program::Serve;
 use super::raw::{Raw, header, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
@@ -230,6 +231,12 @@ async fn whichever_gateway_a_request_comes_to_the_owner_answers_it() {
     let anybody = Some(Caller { tenant: String::new(), all: true, dialer: None });
     let twice = nodes.request(&c, Method::GET, &path, anybody, None).expect("sayable").send().await.expect("HTTP");
     assert_eq!(twice.status(), 404, "c answers for itself, and b has the call");
+    // Each gateway of this process sets the same gauges; one registry or another is up.
+    let shown = scrape(&rigs[0]).await;
+    let tells = |series: &str| shown.lines().any(|line| line.starts_with(series) && !line.ends_with(" 0"));
+    for series in ["antiphon_passed_on_total{outcome=\"answered\"}", "antiphon_cluster_nodes "] {
+        assert!(tells(series), "{series}: {shown}");
+    }
     for rig in rigs {
         rig.app.drain().await;
     }
@@ -363,4 +370,43 @@ async fn a_gateway_goes_on_without_redis_and_notices_one_that_was_killed() {
     own.hang_up().await;
     call.hang_up().await;
     a.app.drain().await;
+}
+
+/// The next registration at `registrar`, which takes it: the gateway's address.
+async fn registration(registrar: &mut Raw) -> String {
+    let request = registrar.expect("REGISTER").await;
+    let contact = header(&request, "Contact").expect("a contact").to_owned();
+    let address = contact.split(['@', '>', ';']).nth(1).expect("an address").to_owned();
+    registrar.target = address.parse().expect("an address");
+    registrar.answer(&request, "200 OK", &format!("Contact: {contact}\r\nExpires: 600\r\n")).await;
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_gateway_registers_at_a_trunk_and_another_after_it() {
+    let Some(redis) = Redis::start() else { return };
+    let mut registrar = Raw::new("127.0.0.1:9".parse().expect("an address"), "registrar").await;
+    let host = registrar.uri().replace("sip:raw@", "");
+    let trunk = format!("name = 'carrier'\nhost = '{host}'\nregister = true\nusername = 'us'\npassword = 'secret'");
+    let with_trunk = |config: &mut Config| config.sip.trunk = vec![toml::from_str(&trunk).expect("a trunk")];
+    let (a, b) = (redis.gateway("a", with_trunk).await, redis.gateway("b", with_trunk).await);
+    let first = registration(&mut registrar).await;
+    let (holder, other) = if a.sip_udp().to_string() == first { (a, b) } else { (b, a) };
+    assert_eq!(holder.sip_udp().to_string(), first);
+    let registered = |state: Value| move |said: &Value| said["trunks"][0]["registered"] == state;
+    until(&holder, registered(json!(true))).await;
+    knows(&other, &[holder.app.gateway().nodes.as_ref().expect("a cluster").name().as_str()]).await;
+    until(&other, registered(Value::Null)).await;
+
+    let next = other.sip_udp().to_string();
+    let taken_over = async {
+        // What the other one says at its end may come first.
+        while registration(&mut registrar).await != next {}
+    };
+    let ((), taken_over) = tokio::join!(holder.app.drain(), timeout(PATIENCE, taken_over));
+    taken_over.expect("the other one registers");
+    until(&other, registered(json!(true))).await;
+    let leave = async { while registration(&mut registrar).await != next {} };
+    let ((), left) = tokio::join!(other.app.drain(), timeout(PATIENCE, leave));
+    left.expect("it says that it ends");
 }
