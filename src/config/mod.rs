@@ -80,6 +80,9 @@ pub struct State {
     /// The folder of voices, of the databases of jobs and records and of the audio of jobs, unless these have paths of their own;
     /// empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
     pub dir: PathBuf,
+    /// Whether a gateway that is started beside this one, with the same state directory, takes its place while this one
+    /// keeps its calls.
+    pub handover: bool,
 }
 
 /// `[engine]`
@@ -169,11 +172,12 @@ pub struct ConfigError {
 
 /// Reads `bytes` as a configuration; for fuzzing.
 pub fn fuzz(bytes: &[u8]) {
-    let _ = Config::read(&String::from_utf8_lossy(bytes), "fuzz".to_owned(), None, []);
+    let part = folder::Part { origin: "fuzz".to_owned(), text: String::from_utf8_lossy(bytes).into_owned() };
+    let _ = Config::of(&[part], None, []);
 }
 
 impl Config {
-    /// Reads `file` (or only defaults), applies `variables` and checks the whole.
+    /// Reads `file` (or only defaults; of a folder every `*.toml` in it, by name), applies `variables` and checks the whole.
     ///
     /// # Errors
     /// The first mistake, with its place.
@@ -181,27 +185,30 @@ impl Config {
         file: Option<&Path>,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let (text, origin) = match file {
-            None => (String::new(), "defaults".to_owned()),
-            Some(path) => {
-                let origin = path.display().to_string();
-                match std::fs::read_to_string(path) {
-                    Ok(text) => (text, origin),
-                    Err(e) => return Err(ConfigError { origin, message: format!("cannot be read: {e}") }),
-                }
-            }
-        };
-        Self::read(&text, origin, file, variables)
+        Self::of(&folder::read(file)?, file, variables)
     }
 
-    fn read(
-        text: &str,
-        origin: String,
+    fn of(
+        parts: &[folder::Part],
         file: Option<&Path>,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let mut config: Config = toml::from_str(text).map_err(|e| located(&origin, text, &e))?;
-        let mut table: toml::Table = text.parse().map_err(|e| located(&origin, text, &e))?;
+        let (mut config, mut table) = (Config::default(), toml::Table::new());
+        for part in parts {
+            let (origin, text) = (&part.origin, &part.text);
+            config = toml::from_str(text).map_err(|e| located(origin, text, &e))?;
+            let inner: toml::Table = text.parse().map_err(|e| located(origin, text, &e))?;
+            folder::merge(&mut table, inner, "").map_err(|message| {
+                let message = format!("{message}, which another file of the folder sets, too; remove one");
+                ConfigError { origin: place(origin, text, &message), message }
+            })?;
+        }
+        if parts.len() > 1 {
+            // Each was right by itself; what only the whole can tell is named without a line.
+            let whole =
+                |error: toml::de::Error| ConfigError { origin: part_of(parts), message: explain(error.message()) };
+            config = table.clone().try_into().map_err(whole)?;
+        }
         let mut variables: Vec<_> = variables.into_iter().collect();
         variables.sort();
         for (name, value) in variables {
@@ -214,7 +221,12 @@ impl Config {
         }
         config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);
-        let at = |message: String| ConfigError { origin: place(&origin, text, &message), message };
+        let at = |message: String| {
+            let found = parts.iter().map(|part| place(&part.origin, &part.text, &message));
+            // Where a line was found, that place; else the whole.
+            let origin = found.zip(parts).find(|(found, part)| *found != part.origin).map(|(found, _)| found);
+            ConfigError { origin: origin.unwrap_or_else(|| part_of(parts)), message }
+        };
         config.settle_tenants().map_err(at)?;
         config.settle_lexicons().map_err(at)?;
         config.validate().map_err(at)?;
@@ -315,7 +327,8 @@ impl Config {
         let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices, &self.records.database];
         // Where nothing is recorded no place is needed.
         let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
-        if paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty()) {
+        let placed = paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty());
+        if placed && !self.state.handover {
             return Ok(self);
         }
         let dir = match self.state.dir.as_os_str().is_empty() {
@@ -366,6 +379,12 @@ pub fn variables() -> impl Iterator<Item = (String, String)> {
 /// Another model hub than the public one: `HF_ENDPOINT`, as every client of such hubs reads it.
 pub fn hub_endpoint() -> Option<String> {
     variables().find(|(name, _)| name == "HF_ENDPOINT").map(|(_, value)| value).filter(|value| !value.is_empty())
+}
+
+/// What a mistake of the whole is told of.
+fn part_of(parts: &[folder::Part]) -> String {
+    let origins: Vec<&str> = parts.iter().map(|part| part.origin.as_str()).collect();
+    if origins.is_empty() { "defaults".to_owned() } else { origins.join(", ") }
 }
 
 fn located(origin: &str, text: &str, error: &toml::de::Error) -> ConfigError {
@@ -462,6 +481,7 @@ fn apply(table: &mut toml::Table, keys: &[String], value: toml::Value) -> Result
     }
 }
 
+mod folder;
 mod in_force;
 mod source;
 mod tenant;
