@@ -6,7 +6,9 @@
 use std::time::{Duration, Instant};
 
 use super::config::Config;
+use super::demand::{Arrivals, Demand};
 use super::forecast::Forecast;
+use super::gather::TOGETHER;
 use super::job::{Job, JobSpec};
 use super::memory::Memory;
 use super::table::Table;
@@ -19,6 +21,10 @@ const QUEUEING: f64 = 1.5;
 /// A promise no device can keep is not asked of it: the target is at least this many times what an idle
 /// device needs.
 const LENIENCE: f64 = 3.0;
+/// Until when work is counted that is due, as multiples of the promise for first audio.
+const HORIZONS: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
+/// Turns do not come evenly: room is kept for their mean rate times this.
+const BUNCHING: f64 = 1.2;
 /// Bounds of what clients are told to wait.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
@@ -77,6 +83,10 @@ pub(super) struct Admission<'a> {
     pub(super) slots: u32,
     /// Room in memory is left to batch work that starves.
     pub(super) batch_is_owed: bool,
+    /// A listener with less left than this may hear a gap before his next chunk is made.
+    pub(super) critical: Duration,
+    /// Turns that began of late.
+    pub(super) arrivals: &'a Arrivals,
 }
 
 impl Admission<'_> {
@@ -139,11 +149,30 @@ impl Admission<'_> {
         // What is owed to starving batch work is not promised to listeners as well.
         let owed = if self.batch_is_owed { self.config.batch_min_share } else { 0.0 };
         let limit = self.config.load_limit * (1.0 - owed);
-        if streams >= self.live_slots() || load > limit || first > promise || !memory {
-            tracing::debug!(streams, load, first, promise, memory, "speech was refused");
+        let overcommitted = self.is_overcommitted(now, chars, limit);
+        if overcommitted || streams >= self.live_slots() || load > limit || first > promise || !memory {
+            tracing::debug!(streams, load, first, promise, memory, overcommitted, "speech was refused");
             return Err(refused(RefusedReason::Overloaded, self.until_a_stream_ends(now)));
         }
         Ok(())
+    }
+
+    /// Whether with one more turn more would be due within some horizon than the device does until then, beside the first
+    /// audio of the turns that come meanwhile.
+    fn is_overcommitted(&self, now: Instant, chars: u32, limit: f64) -> bool {
+        let target = self.config.first_audio_target();
+        let alone = Duration::from_secs_f64(self.forecast.first_audio(1) * LENIENCE);
+        // Half of the target: it is what most turns are to have, not their mean.
+        let promise = alone.max(target / 2);
+        let Some(mut demand) = Demand::of(self.table, self.forecast, now, target, promise, self.critical) else {
+            return false;
+        };
+        demand.add(chars, promise);
+        let each = self.forecast.first_audio(TOGETHER as u32) / TOGETHER as f64;
+        let to_come = self.arrivals.rate(now) * each * BUNCHING;
+        let share = (limit - to_come).max(0.0);
+        let horizons = HORIZONS.map(|horizon| horizon * promise.as_secs_f64());
+        horizons.into_iter().any(|horizon| demand.within(horizon) > share * horizon)
     }
 
     /// Live streams whose turn has not sounded.
@@ -193,7 +222,17 @@ mod tests {
         let job = table.job_mut(id).expect("there");
         (job.memory.expected, job.memory.initial) = (held, held);
         let (table, forecast, memory, tenants) = (&table, &forecast, &Memory::new(memory, false), &tenants);
-        let admission = Admission { config, table, forecast, memory, tenants, slots: 4, batch_is_owed: false };
+        let admission = Admission {
+            config,
+            table,
+            forecast,
+            memory,
+            tenants,
+            slots: 4,
+            batch_is_owed: false,
+            critical: Duration::ZERO,
+            arrivals: &Arrivals::default(),
+        };
         assert_eq!(admission.check_more(), Ok(()), "a stream that has work goes on");
         let result = admission.check_new(now, &spec(2, Class::Live), tenant, None);
         result.err().map(|refused| refused.reason)

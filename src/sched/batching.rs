@@ -182,10 +182,10 @@ impl Batching<'_> {
     }
 
     /// Rounds amortise what a device call costs whatever it does; a quarter of the longest step is enough for
-    /// that, and all a new turn has to wait.
-    pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank) -> u32 {
-        let urgent = rank < Rank::Comfort;
-        let limit = if urgent { self.config.max_step() / 4 } else { self.config.batch_step() };
+    /// that, and all a new turn has to wait. `many` new turns are under way: then an eighth, so that those that come join sooner.
+    pub(super) fn rounds(&self, stage: Stage, width: usize, rank: Rank, many: bool) -> u32 {
+        let part = if many { 8 } else { 4 };
+        let limit = if rank < Rank::Comfort { self.config.max_step() / part } else { self.config.batch_step() };
         self.rounds_within(stage, width, limit)
     }
 

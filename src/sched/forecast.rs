@@ -21,6 +21,22 @@ const USUAL_RATE: f64 = 15.0;
 /// More streams than any device is asked about.
 const MOST_STREAMS: u32 = 1 << 16;
 
+/// Seconds of audio that a chunk has at least: a frame.
+const SHORTEST_CHUNK: f64 = 0.02;
+
+/// What speech is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Speech {
+    /// Rounds of each stage until first audio.
+    pub(super) first: PerStage<f64>,
+    /// Seconds that first audio lasts.
+    pub(super) first_seconds: f64,
+    /// Rounds of each stage for a second of audio.
+    pub(super) second: PerStage<f64>,
+    /// Seconds that a chunk after the first lasts.
+    pub(super) chunk_seconds: f64,
+}
+
 #[derive(Debug)]
 pub(super) struct Forecast {
     costs: Costs,
@@ -35,6 +51,13 @@ pub(super) struct Forecast {
     chunk_service: Option<f64>,
     /// Rounds of each stage that a chunk after the first takes.
     chunk_rounds: Option<PerStage<f64>>,
+    /// Seconds of audio of the first chunk of a live utterance, and of one after it.
+    first_seconds: Option<f64>,
+    chunk_seconds: Option<f64>,
+    /// Seconds that steps took and were predicted to take alone, both fading: their ratio is what steps beside others, and
+    /// widths that were not seen alone yet, make of the predictions.
+    took: f64,
+    predicted: f64,
     /// Samples a character stands for.
     samples_per_char: Option<f64>,
     /// Bytes that are promised for a character.
@@ -52,6 +75,10 @@ impl Forecast {
             seconds: 0.0,
             chunk_service: None,
             chunk_rounds: None,
+            first_seconds: None,
+            chunk_seconds: None,
+            took: 0.0,
+            predicted: 0.0,
             samples_per_char: None,
             bytes_per_char: None,
         }
@@ -62,11 +89,18 @@ impl Forecast {
         self.costs.observe(step.stage, step.slots.len(), step.rounds, took);
     }
 
+    /// A step, alone or beside another, had the device for so long.
+    pub(super) fn ran(&mut self, step: &Step, took: Duration) {
+        self.took = self.took * FADE + took.as_secs_f64();
+        self.predicted = self.predicted * FADE + self.cost(step.stage, step.slots.len(), step.rounds);
+    }
+
     /// `job` has just given `samples`; its counters are not reset yet.
     pub(super) fn produced(&mut self, job: &Job, samples: u64) {
         let rounds = job.rounds.map(f64::from);
         if job.samples == 0 && job.is_live() {
             smooth_all(&mut self.first_rounds, rounds);
+            smooth(&mut self.first_seconds, duration_of(samples).as_secs_f64());
         }
         for (stage, new) in rounds.iter() {
             self.rounds[stage] = self.rounds[stage] * FADE + new;
@@ -75,7 +109,29 @@ impl Forecast {
         if job.samples > 0 {
             smooth(&mut self.chunk_service, job.service.as_secs_f64());
             smooth_all(&mut self.chunk_rounds, rounds);
+            smooth(&mut self.chunk_seconds, duration_of(samples).as_secs_f64());
         }
+    }
+
+    /// What speech is made of; `None` until some was spoken.
+    pub(super) fn speech(&self) -> Option<Speech> {
+        let (first, first_seconds) = (self.first_rounds?, self.first_seconds?);
+        let second = self.rounds.map(|rounds| rounds / self.seconds);
+        let chunk_seconds = self.chunk_seconds.unwrap_or(first_seconds).max(SHORTEST_CHUNK);
+        Some(Speech { first, first_seconds, second, chunk_seconds })
+    }
+
+    /// Device seconds for so many rounds of each stage, counted for each stream by itself, in steps of `width` streams.
+    pub(super) fn device_seconds(&self, rows: &PerStage<f64>, width: u32) -> f64 {
+        let seconds = |(stage, rows): (Stage, &f64)| {
+            let width = width.min(self.width[stage]);
+            if *rows <= 0.0 || width == 0 {
+                return 0.0;
+            }
+            rows / f64::from(width) * self.cost(stage, width as usize, 1)
+        };
+        let alone: f64 = rows.iter().map(seconds).sum();
+        if self.predicted > 0.0 { alone * self.took / self.predicted } else { alone }
     }
 
     /// A text of so many characters became `samples`.

@@ -59,6 +59,11 @@ impl InFlight {
         Some((launched.step.stage, if launched.urgent { SHORT } else { config.max_step() / 4 }))
     }
 
+    /// Whether a step is in flight that makes first audio, or sound for a listener who is about to hear a gap.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.launched.as_ref().is_some_and(|launched| launched.urgent)
+    }
+
     /// Whether the launched step has `slot`.
     pub(super) fn is_busy(&self, slot: Slot) -> bool {
         self.launched.as_ref().is_some_and(|launched| launched.step.slots.contains(&slot))

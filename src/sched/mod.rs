@@ -14,15 +14,16 @@
 //! 5. streams without a listener's clock (downloads) beyond that;
 //! 6. batch, by tenant, then first come.
 //!
-//! The most urgent job names the stage of the next step; others at that stage join as [`batching`] describes.
+//! The most urgent job names the stage of the next step; others at that stage join as [`batching`] describes. New turns
+//! wait a little for each other where that is worth while ([`gather`]).
 //! Every step is bounded. Flow and vocoder steps are launched and not waited for, where the device can do that: what is
 //! urgent meanwhile runs concurrently, and before them wherever the device has room, but for the stage itself, which
 //! waits ([`inflight`]). Elsewhere nothing is preempted inside a step, and a new turn waits for at most one.
 //!
 //! # Parts
 //! [`table`] owns jobs, streams and slots; [`forecast`] what speech costs; [`memory`] how much there is; [`tenant`]
-//! shares; [`starvation`] the claims of batch work; [`inflight`] the launched step. [`admission`], [`placement`],
-//! [`rank`] and [`batching`] decide over these and own nothing.
+//! shares; [`starvation`] the claims of batch work; [`inflight`] the launched step. [`admission`] (by what is due,
+//! [`demand`]), [`placement`], [`rank`], [`gather`] and [`batching`] decide over these and own nothing.
 //!
 //! # Why
 //! - **Speaking before silent when it is critical**: an admitted stream has been promised no gap; a first audio
@@ -37,7 +38,9 @@ mod admission;
 mod batching;
 mod config;
 mod cost;
+mod demand;
 mod forecast;
+mod gather;
 mod inflight;
 mod job;
 mod load;
@@ -61,6 +64,7 @@ use self::admission::Admission;
 pub use self::admission::{Refused, RefusedReason};
 use self::batching::Batching;
 pub use self::config::{Config, Tenant};
+use self::demand::Arrivals;
 use self::forecast::Forecast;
 use self::inflight::{Ended, InFlight};
 use self::job::{Job, State};
@@ -78,12 +82,14 @@ pub use self::stream::StreamNote;
 use self::table::Table;
 pub use self::tenant::Quotas;
 use self::tenant::Tenants;
-use crate::turn::{StreamId, TurnToken};
+use crate::turn::{Class, StreamId, TurnToken};
 
 /// A stream without work or sound is forgotten after this; one that comes back is simply a new stream.
 const STREAM_IDLE: Duration = Duration::from_secs(60);
 /// How often what is only queued is looked through for cancelled jobs and forgotten streams.
 const SWEEP: Duration = Duration::from_millis(100);
+/// So many streams that are silent, or about to be, are many: those that come then are to join soon.
+const MANY: usize = 4;
 /// Live work that was promised and has no room so long after is given to another voice.
 const UNPLACED: Duration = Duration::from_secs(10);
 
@@ -110,6 +116,8 @@ pub struct Scheduler {
     preemptions: u64,
     /// A listener with less left than this may hear a gap before his next chunk is made.
     critical: Duration,
+    /// Live turns that began of late.
+    arrivals: Arrivals,
 }
 
 impl Scheduler {
@@ -131,6 +139,7 @@ impl Scheduler {
             swept: None,
             preemptions: 0,
             critical: Duration::ZERO,
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -152,6 +161,9 @@ impl Scheduler {
         } else {
             let wait = self.tenants.rate(tenant, now);
             self.admission(now).check_new(now, &spec, tenant, wait)?;
+            if spec.class == Class::Live {
+                self.arrivals.add(now);
+            }
         }
         let (chars, deadline) = (spec.chars, now + self.config.first_audio_target());
         let id = self.table.add(now, spec, tenant, deadline, || self.tenants.permit(tenant));
@@ -243,6 +255,7 @@ impl Scheduler {
                 return self.plan(now);
             }
         }
+        gather::hold_back(&mut candidates, &self.table, &self.config, now, self.inflight.is_urgent());
         if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
             let step = self.select_concurrent(now, &candidates, stage, limit);
             return step.map_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) }, Plan::Run);
@@ -326,6 +339,7 @@ impl Scheduler {
         outcomes: impl IntoIterator<Item = &'o Outcome>,
     ) {
         self.recent.add(now, took);
+        self.forecast.ran(step, took);
         let share = took.as_secs_f64() / step.slots.len().max(1) as f64;
         let (mut batch_ran, mut batch_done) = (false, false);
         for outcome in outcomes {
@@ -495,7 +509,8 @@ impl Scheduler {
         let starving = starving && batch.is_some();
         let head = if starving { batch } else { live.or(batch) }?;
         let (stage, members) = batching.step(now, head, starving, candidates);
-        let rounds = batching.rounds(stage, members.len(), head.rank);
+        let many = candidates.iter().take_while(|c| c.rank <= Rank::First).count() >= MANY;
+        let rounds = batching.rounds(stage, members.len(), head.rank, many);
         let batch_waits = batch.is_some() || self.table.batch_waiting().next().is_some();
         if starving {
             self.starvation.give_quantum(now);
@@ -541,6 +556,8 @@ impl Scheduler {
             tenants: &self.tenants,
             slots: self.limits.slots,
             batch_is_owed,
+            critical: self.critical,
+            arrivals: &self.arrivals,
         }
     }
 

@@ -195,6 +195,59 @@ fn speaking_streams_decode_with_a_new_turn_beside_the_step_in_flight() {
     assert_eq!((step.stage, step.slots), (Stage::Decode, vec![new, speaking]));
 }
 
+fn limits_of_many() -> EngineLimits {
+    EngineLimits { slots: 20, width: PerStage::splat(16), launches: true, ..LIMITS }
+}
+
+/// Begun one by one beside the flow of the one before, 100 turns a second took half of the device before their flow.
+#[test]
+fn new_turns_begin_together_while_a_first_audio_is_in_flight() {
+    let now = crate::clock::now();
+    let prefills = |sched: &mut Scheduler, now| match sched.plan(now) {
+        Plan::Run(step) if step.stage == Stage::Prefill => step.slots.len(),
+        _ => 0,
+    };
+    let mut sched = scheduler(Config::default(), limits_of_many(), 0);
+    opened(&mut sched, now, spec(1, Class::Live), 0, only(Stage::Flow));
+    assert!(matches!(sched.plan(now), Plan::Launch(_)));
+    for stream in 2..4 {
+        opened(&mut sched, now, spec(stream, Class::Live), 0, only(Stage::Prefill));
+    }
+    assert_eq!(prefills(&mut sched, now), 0);
+    assert_eq!(prefills(&mut sched, now + 29 * MS), 0);
+    assert_eq!(prefills(&mut sched, now + 30 * MS), 2, "a tenth of the target is over");
+    let mut sched = scheduler(Config::default(), limits_of_many(), 0);
+    opened(&mut sched, now, spec(1, Class::Live), 0, only(Stage::Flow));
+    assert!(matches!(sched.plan(now), Plan::Launch(_)));
+    for stream in 2..2 + gather::TOGETHER as u64 {
+        assert_eq!(prefills(&mut sched, now), 0);
+        opened(&mut sched, now, spec(stream, Class::Live), 0, only(Stage::Prefill));
+    }
+    assert_eq!(prefills(&mut sched, now), gather::TOGETHER, "they are enough");
+}
+
+/// Turns of some seconds are made in one: a device that could keep up with many more streams has no time for all that is
+/// due at once.
+#[test]
+fn turns_are_refused_when_more_is_due_than_there_is_time_for() {
+    let now = crate::clock::now();
+    let mut sched = scheduler(Config::default(), limits_of_many(), 0);
+    let (_, first) = opened(&mut sched, now, spec(1, Class::Live), 0, only(Stage::Vocode));
+    // A second of speech in two steps of 40 ms: all of twenty streams in real time would be less than half of the device.
+    let samples = crate::audio::samples_in(Duration::from_millis(500));
+    for made in 1..=2 {
+        let Plan::Launch(step) = sched.plan(now) else { panic!("it can run") };
+        let outcome = Outcome { samples, decoded: made * samples, ..Outcome::ready(first, only(Stage::Vocode)) };
+        sched.complete(now, 40 * MS, &step, &[Outcome { done: made == 2, ..outcome }]);
+    }
+    while matches!(sched.plan(now), Plan::End { .. }) {}
+    let accepted = (2..20).take_while(|stream| sched.submit(now, spec(*stream, Class::Live)).is_ok()).count();
+    assert!((2..12).contains(&accepted), "{accepted} turns at once");
+    assert!(sched.forecast.load(20) < 0.5, "{}", sched.forecast.load(20));
+    let refused = sched.submit(now, spec(99, Class::Live)).expect_err("no time for it");
+    assert_eq!(refused.reason, RefusedReason::Overloaded);
+}
+
 #[test]
 fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_is_complete() {
     let now = crate::clock::now();
@@ -209,6 +262,8 @@ fn a_job_that_ends_under_its_step_gives_back_slot_and_memory_when_that_is_comple
     let third = sched.submit(now, spec(3, Class::Batch)).expect("batch may wait");
     sched.sized(third, Need::exactly(BYTES));
     assert_eq!(sched.table.reserved(), 2 * BYTES);
+    assert!(matches!(sched.plan(now), Plan::Idle { .. }), "it waits for others that begin");
+    let now = now + Config::default().first_audio_target() / 10;
     let Plan::Run(prefill) = sched.plan(now) else { panic!("first audio is urgent") };
     sched.record(now, MS, &prefill, &[Outcome::ready(other, only(Stage::Flow))]);
     sched.complete(now, MS, &flow, &[Outcome::ready(slot, only(Stage::Vocode))]);

@@ -67,6 +67,8 @@ struct Utterance {
     submitted: Instant,
     /// Steps without any live work since this live job could have run.
     behind_batch: u32,
+    /// When the last step of each stage before the first audio ended.
+    reached: [Option<Instant>; 4],
 }
 
 #[derive(Default)]
@@ -105,6 +107,9 @@ pub(super) struct Report {
     pub(super) live_busy: f64,
     /// Steps, their seconds and slots, by stage and by whose they were.
     pub(super) kinds: BTreeMap<(&'static str, &'static str), (u64, f64, usize)>,
+    /// Until first audio, by stage: seconds from the end of the stage before (the first: from the submission) to the end of
+    /// its own, waiting included, of all turns.
+    pub(super) until_first: [f64; 4],
     /// Device seconds of steps.
     pub(super) busy: f64,
     /// Seconds that were measured.
@@ -335,6 +340,7 @@ impl World {
                         class,
                         submitted: at,
                         behind_batch: 0,
+                        reached: [None; 4],
                     };
                     self.jobs.insert(job, utterance);
                 }
@@ -372,7 +378,7 @@ impl World {
         }
         self.pass(took);
         self.measure(step, took);
-        self.hear(&outcomes);
+        self.hear(step, &outcomes);
         self.policy.record(self.now, took, step, &outcomes);
     }
 
@@ -396,13 +402,17 @@ impl World {
         let Some(launched) = self.launched.take_if(|launched| launched.left.is_zero()) else { return };
         let took = (self.now - launched.start).saturating_sub(launched.concurrent);
         self.measure(&launched.step, took);
-        self.hear(&launched.outcomes);
+        self.hear(&launched.step, &launched.outcomes);
         self.policy.complete(self.now, took, &launched.step, &launched.outcomes);
     }
 
-    fn hear(&mut self, outcomes: &[Outcome]) {
+    fn hear(&mut self, step: &Step, outcomes: &[Outcome]) {
         for outcome in outcomes {
             let job = self.slots[&outcome.slot];
+            let utterance = self.jobs.get_mut(&job).expect("known");
+            if utterance.given == 0 {
+                utterance.reached[step.stage as usize] = Some(self.now);
+            }
             self.audio(self.now, job, outcome.samples);
         }
     }
@@ -460,11 +470,11 @@ impl World {
     /// Counts, for every live job whose listener hears nothing, the steps without live work.
     fn count_waiting(&mut self, live: bool) {
         let mut seen = std::collections::HashSet::new();
-        for utterance in self.jobs.values_mut() {
+        for utterance in self.jobs.values_mut().filter(|utterance| utterance.class == Class::Live) {
             let front = seen.insert(utterance.stream);
             let listener = self.listeners.get(&utterance.stream);
             let waits = listener.is_some_and(|l| l.dry.is_none_or(|dry| dry <= self.now) && l.held.is_none());
-            if !front || utterance.class != Class::Live || !waits || utterance.submitted > self.now {
+            if !front || !waits || utterance.submitted > self.now {
                 utterance.behind_batch = 0;
                 continue;
             }
@@ -523,6 +533,12 @@ impl World {
         if !listener.sounded {
             listener.sounded = true;
             if listener.accepted >= self.measure_from {
+                let mut from = listener.accepted;
+                for (sum, reached) in self.report.until_first.iter_mut().zip(utterance.reached) {
+                    let reached = reached.unwrap_or(from);
+                    *sum += reached.saturating_duration_since(from).as_secs_f64();
+                    from = reached;
+                }
                 self.report.first_audio.push(heard - listener.accepted);
                 self.report.first_by.entry(tenant).or_default().push(heard - listener.accepted);
             }

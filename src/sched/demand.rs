@@ -1,0 +1,173 @@
+//! The work that listeners are owed by an instant: what admission compares with the time there is until then.
+//!
+//! Streams alone say little. A turn of three seconds is made within one, long before it has been heard; a device that
+//! could keep up with two hundred streams at the pace of their listeners begins and speaks about 140 such turns a second.
+//! Where more come, all of them are late together: each is promised its first audio and then, chunk by chunk, that it
+//! has no gap. So the chunks that are due within some horizon are counted, over all streams, as device time in steps as
+//! wide as so many streams allow, and more is not taken on than fits into each of some horizons beside the first audio of
+//! the turns that will come meanwhile, which precedes it, at the rate at which turns came of late: the processor demand
+//! criterion of earliest-deadline-first scheduling (Baruah, Rosier, Howell, "Algorithms and Complexity Concerning the
+//! Preemptive Scheduling of Periodic, Real-Time Tasks on One Processor", 1990).
+
+use std::time::{Duration, Instant};
+
+use super::forecast::{Forecast, Speech};
+use super::job::Job;
+use super::step::{PerStage, Stage};
+use super::table::Table;
+use crate::audio::duration_of;
+
+/// Seconds in which turns that came fade to a third.
+const FADING: f64 = 1.0;
+
+/// How many turns begin a second, of late.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    turns: f64,
+    until: Option<Instant>,
+}
+
+impl Arrivals {
+    /// Turns a second.
+    pub(super) fn rate(&self, now: Instant) -> f64 {
+        let passed = self.until.map_or(Duration::ZERO, |until| now.saturating_duration_since(until));
+        self.turns * (-passed.as_secs_f64() / FADING).exp() / FADING
+    }
+
+    /// One was taken on.
+    pub(super) fn add(&mut self, now: Instant) {
+        self.turns = self.rate(now) * FADING + 1.0;
+        self.until = Some(now);
+    }
+}
+
+/// What one stream is owed.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    /// Its first audio is not made yet, and is due then, in seconds from now.
+    first: Option<f64>,
+    /// Its next chunk after that is due then.
+    next: f64,
+    /// Seconds of speech that are left, without the first audio.
+    left: f64,
+    /// What its next audio has had of each stage.
+    had: PerStage<f64>,
+}
+
+/// What all live streams are owed at one instant.
+#[derive(Debug)]
+pub(super) struct Demand<'a> {
+    forecast: &'a Forecast,
+    speech: Speech,
+    owed: Vec<Owed>,
+}
+
+impl<'a> Demand<'a> {
+    /// Of the live streams of `table`; first audio is due `promise` after a turn was accepted, which is `target` before its
+    /// deadline, and a chunk `ahead` before the one before it was heard. `None` until the voice is known.
+    pub(super) fn of(
+        table: &Table,
+        forecast: &'a Forecast,
+        now: Instant,
+        target: Duration,
+        promise: Duration,
+        ahead: Duration,
+    ) -> Option<Self> {
+        let speech = forecast.speech()?;
+        let mut owed = Vec::new();
+        for stream in table.streams() {
+            let mut jobs = stream.jobs.iter().filter_map(|id| table.job(*id)).filter(|job| job.is_live());
+            let Some(front) = jobs.next() else { continue };
+            // On hold no listener waits.
+            if stream.is_held() {
+                continue;
+            }
+            let seconds =
+                |job: &Job| (forecast.seconds_of(job.spec.chars) - duration_of(job.samples).as_secs_f64()).max(0.0);
+            let left = seconds(front).max(speech.chunk_seconds / 2.0) + jobs.map(seconds).sum::<f64>();
+            let had = front.rounds.map(f64::from);
+            let lead = stream.lead(now);
+            let accepted = front.deadline.checked_sub(target).unwrap_or(front.deadline);
+            owed.push(if lead.is_zero() && front.samples == 0 {
+                speech.silent((accepted + promise).saturating_duration_since(now).as_secs_f64(), left, had)
+            } else {
+                Owed { first: None, next: lead.saturating_sub(ahead).as_secs_f64(), left, had }
+            });
+        }
+        Some(Self { forecast, speech, owed })
+    }
+
+    /// One more turn of so many characters begins.
+    pub(super) fn add(&mut self, chars: u32, promise: Duration) {
+        let left = self.forecast.seconds_of(chars);
+        self.owed.push(self.speech.silent(promise.as_secs_f64(), left, PerStage::default()));
+    }
+
+    /// Device seconds of what is due within `horizon` seconds.
+    pub(super) fn within(&self, horizon: f64) -> f64 {
+        let mut rows = PerStage::<f64>::default();
+        let mut streams = 0;
+        for owed in &self.owed {
+            let due = self.speech.due(owed, horizon);
+            streams += u32::from(due.iter().any(|(_, rounds)| *rounds > 0.0));
+            due.iter().for_each(|(stage, rounds)| rows[stage] += rounds);
+        }
+        // They are in different stages: they meet in steps half as wide as their number.
+        self.forecast.device_seconds(&rows, streams.div_ceil(2).max(1))
+    }
+}
+
+impl Speech {
+    /// A stream whose first audio is due in `due` seconds, with so many seconds of speech in all.
+    fn silent(&self, due: f64, left: f64, had: PerStage<f64>) -> Owed {
+        let next = due + self.first_seconds;
+        Owed { first: Some(due), next, left: (left - self.first_seconds).max(0.0), had }
+    }
+
+    /// Rounds of each stage that are due within `horizon` seconds.
+    fn due(&self, owed: &Owed, horizon: f64) -> PerStage<f64> {
+        let mut due = PerStage::<f64>::default();
+        if owed.first.is_some_and(|first| first <= horizon) {
+            due = self.first;
+        }
+        if owed.next <= horizon {
+            // A chunk is due whole when the one before it has been heard.
+            let chunks = ((horizon - owed.next) / self.chunk_seconds).floor() + 1.0;
+            let seconds = (chunks * self.chunk_seconds).min(owed.left);
+            self.second.iter().for_each(|(stage, rounds)| due[stage] += rounds * seconds);
+        }
+        PerStage::from_fn(|stage: Stage| (due[stage] - owed.had[stage]).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn speech() -> Speech {
+        let first = PerStage::new([1.0, 10.0, 10.0, 1.0]);
+        let second = PerStage::new([0.0, 25.0, 10.0, 1.0]);
+        Speech { first, first_seconds: 0.4, second, chunk_seconds: 1.0 }
+    }
+
+    #[test]
+    fn a_chunk_is_due_when_the_one_before_it_was_heard() {
+        let speech = speech();
+        let owed = speech.silent(0.15, 2.0, PerStage::default());
+        let flow = |horizon: f64| speech.due(&owed, horizon)[Stage::Flow];
+        assert_eq!(flow(0.1), 0.0);
+        assert_eq!(flow(0.15), 10.0);
+        assert_eq!(flow(0.5), 10.0, "0.4 s are heard meanwhile");
+        assert_eq!(flow(0.56), 20.0);
+        assert!((flow(1.6) - 26.0).abs() < 1e-9, "of 2 s, 0.4 are first audio: {}", flow(1.6));
+        assert!((flow(9.0) - 26.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_a_chunk_has_had_is_not_due_again() {
+        let speech = speech();
+        let had = PerStage::new([1.0, 10.0, 4.0, 0.0]);
+        let due = speech.due(&speech.silent(0.0, 2.0, had), 0.1);
+        assert_eq!(due, PerStage::new([0.0, 0.0, 6.0, 1.0]));
+    }
+}

@@ -1,0 +1,42 @@
+//! New turns begin together.
+//!
+//! What a new turn does before its flow, the prefill and some ten rounds of decoding, costs nearly as much for one as for
+//! eight. Begun one by one, each as soon as it comes and beside the flow of the one before, 100 turns a second took half of
+//! the device for it, at one or two rows a step. So while there is other urgent work, those that come wait for each other: until they
+//! are [`TOGETHER`], or the first of them has waited for a tenth of the first audio target. Where there is none they begin at once.
+//!
+//! # Why
+//! Simulated with the costs of one H200, turns of 2.7 s: at 100 a second first audio p95 128 ms when each begins at once, 80
+//! when they wait for each other; at 125 a second gaps in half of the turns, and none. At 10 and 25 a second, where turns
+//! seldom meet, p50 is the same and p95 1 to 4 ms later. Beside batch or speech that has time none waits: there first audio
+//! is alone.
+
+use std::time::Instant;
+
+use super::config::Config;
+use super::rank::{Candidate, Rank};
+use super::step::Stage;
+use super::table::Table;
+
+/// So many new turns do not wait for more.
+pub(super) const TOGETHER: usize = 8;
+/// The part of the first audio target that a new turn waits for others at most.
+const PART: u32 = 10;
+
+/// Takes new turns from `candidates` that are to begin with others a little later. `busy`: a step
+/// that is as urgent is in flight.
+pub(super) fn hold_back(candidates: &mut Vec<Candidate>, table: &Table, config: &Config, now: Instant, busy: bool) {
+    let begins = |c: &Candidate| c.rank == Rank::First && c.stage == Stage::Prefill;
+    if !busy && candidates.iter().all(|c| c.rank > Rank::First || begins(c)) {
+        return;
+    }
+    let target = config.first_audio_target();
+    let (mut waiting, mut due) = (0, false);
+    for job in candidates.iter().filter(|c| begins(c)).filter_map(|c| table.job(c.job)) {
+        waiting += 1;
+        due |= now + target >= job.deadline + target / PART;
+    }
+    if !due && waiting < TOGETHER {
+        candidates.retain(|c| !begins(c));
+    }
+}
