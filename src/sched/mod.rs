@@ -255,7 +255,9 @@ impl Scheduler {
                 return self.plan(now);
             }
         }
-        gather::hold_back(&mut candidates, &self.table, &self.config, now, self.inflight.is_urgent());
+        if self.arrivals.rate(now) >= gather::CROWDED {
+            gather::hold_back(&mut candidates, &self.table, &self.config, now, self.inflight.is_urgent());
+        }
         if let Some((stage, limit)) = self.inflight.concurrent(&self.config) {
             let step = self.select_concurrent(now, &candidates, stage, limit);
             return step.map_or_else(|| Plan::Idle { until: rank::wake_at(&self.table, now, &self.config) }, Plan::Run);
