@@ -58,7 +58,9 @@ impl Reloader {
         config.check_exposure()?;
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut report = report(read.changes(&config.source));
-        for name in config.tenant.keys().filter(|name| self.shares.get(*name) != config.scheduler.tenants.get(*name)) {
+        // Also of tenants that are not there any more.
+        let names: BTreeSet<&String> = config.tenant.keys().chain(self.shares.keys()).collect();
+        for name in names.into_iter().filter(|name| self.shares.get(*name) != config.scheduler.tenants.get(*name)) {
             report.needs_restart.insert(format!("tenant.{name}.{{share, limits.streams, limits.chars_per_minute}}"));
         }
         self.policies.replace(&config.http);
@@ -120,6 +122,13 @@ mod tests {
         assert_eq!(report.needs_restart, keys(&["sip.max_calls"]));
         assert_eq!(agents.find("a").expect("there").url, "builtin:silent");
         assert!(agents.find("b").is_some());
+        // A tenant that is gone keeps its share until then.
+        let tenants = BTreeMap::from([("gone".to_owned(), sched::Tenant { max_live: 1, ..Default::default() })]);
+        let mut before = config.clone();
+        before.scheduler.tenants = tenants;
+        let reloaded = Reloader::new(&before, Policies::new(&Http::default()), agents.clone(), Tenants::default());
+        let told = reloaded.reload().expect("valid").needs_restart;
+        assert!(told.iter().any(|key| key.starts_with("tenant.gone.")), "{told:?}");
         // What waits for a restart still does.
         let again = reloader.reload().expect("valid");
         assert_eq!((again.applied, again.needs_restart), (keys(&[]), keys(&["sip.max_calls"])));

@@ -80,9 +80,6 @@ pub struct State {
     /// The folder of voices, of the databases of jobs and records and of the audio of jobs, unless these have paths of their own;
     /// empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
     pub dir: PathBuf,
-    /// Whether a gateway that is started beside this one, with the same state directory, takes its place while this one
-    /// keeps its calls.
-    pub handover: bool,
 }
 
 /// `[engine]`
@@ -328,7 +325,7 @@ impl Config {
         // Where nothing is recorded no place is needed.
         let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
         let placed = paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty());
-        if placed && !self.state.handover {
+        if placed {
             return Ok(self);
         }
         let dir = match self.state.dir.as_os_str().is_empty() {

@@ -156,7 +156,7 @@ impl Endpoint {
             naming,
             carriers,
             auth: Authenticator::new(&config.realm, &config.users, &config.digest, secret, clock::now()),
-            quotas: Quotas::new(&config.trunk),
+            quotas: Quotas::new(config.trunk.iter().map(|trunk| (trunk.name.clone(), trunk.limits()))),
             incoming,
             dialer: OnceLock::new(),
             stop: stop.clone(),

@@ -11,7 +11,6 @@ use std::{
 
 use serde::Deserialize;
 
-use super::config::TrunkConfig;
 use crate::clock;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -167,9 +166,10 @@ impl Drop for Lease {
 pub(super) struct Quotas(Arc<Vec<Meter>>);
 
 impl Quotas {
-    pub(super) fn new(trunks: &[TrunkConfig]) -> Quotas {
-        let meter = |trunk: &TrunkConfig| Meter::new(format!("[[sip.trunk]] `{}`", trunk.name), trunk.limits());
-        Quotas(Arc::new(trunks.iter().map(meter).collect()))
+    /// The trunks' names and limits, in the order of the configuration.
+    pub(super) fn new(trunks: impl IntoIterator<Item = (String, Limits)>) -> Quotas {
+        let meter = |(name, limits): (String, Limits)| Meter::new(format!("[[sip.trunk]] `{name}`"), limits);
+        Quotas(Arc::new(trunks.into_iter().map(meter).collect()))
     }
 
     /// Counts a call through the trunk at `index`, which is one of the configuration's, for as long as the lease lives.
@@ -186,8 +186,7 @@ mod tests {
     use super::*;
 
     fn usage(limits: &str) -> Usage {
-        let trunk: TrunkConfig = toml::from_str(&format!("name = \"t\"\nhost = \"h\"\n{limits}")).expect("valid");
-        Usage::new("[[sip.trunk]] `t`".into(), trunk.limits())
+        Usage::new("[[sip.trunk]] `t`".into(), toml::from_str(limits).expect("valid"))
     }
 
     #[test]

@@ -36,6 +36,9 @@ const LINGER: Duration = Duration::from_millis(120);
 const MUCH: usize = RATE as usize * 3 / 2;
 
 /// What a call says.
+///
+/// Why this struct is large: queue, pause, latency, synthesis and output are types of their own; here is what happens
+/// between them, a method for each event.
 pub(super) struct Speaking {
     pub(super) queue: TurnQueue,
     pub(super) output: Output,

@@ -302,6 +302,10 @@ impl Talk {
             "input_audio_buffer.committed" => {
                 let until = self.commits.pop_front().unwrap_or(self.sent);
                 self.items.push_back((id.to_owned(), until, String::new()));
+                // A service that never finishes what it took has forgotten the oldest.
+                if self.items.len() > MAX_ITEMS {
+                    self.items.pop_front();
+                }
                 None
             }
             "conversation.item.input_audio_transcription.delta" => {
@@ -352,6 +356,8 @@ impl Talk {
 
 /// Bytes of one item's text: a minute of speech has about one thousand.
 const MAX_ITEM: usize = 16 << 10;
+/// Items under way.
+const MAX_ITEMS: usize = 64;
 
 fn failed(reason: &Value) -> Said {
     let reason = tidy(reason.as_str().unwrap_or("no reason given"));
@@ -388,4 +394,21 @@ fn flux(message: &Value) -> Option<Said> {
         (*ended, *eager) = (event == "EndOfTurn", event == "EagerEndOfTurn");
     }
     Some(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_that_only_takes_sound_and_never_finishes_is_bounded() {
+        let mut talk = Talk::new(Dialect::OpenAi, None, None);
+        for n in 0..1_000 {
+            let taken = json!({ "item_id": format!("item-{n}") });
+            assert!(talk.openai("input_audio_buffer.committed", &taken).is_none());
+        }
+        assert_eq!(talk.items.len(), MAX_ITEMS);
+        let done = json!({ "item_id": "item-999", "transcript": "Yes." });
+        assert!(talk.openai("conversation.item.input_audio_transcription.completed", &done).is_some());
+    }
 }

@@ -32,6 +32,7 @@ pub mod schedule;
 pub mod selftest;
 mod synthesizer;
 pub mod text;
+pub mod times;
 pub mod verify;
 pub mod voices;
 pub mod yaml;

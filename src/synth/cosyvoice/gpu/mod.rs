@@ -455,8 +455,7 @@ impl Backend for GpuBackend {
     }
 
     fn extends(&self) -> bool {
-        // Not before its draws were compared with those of one sequence on a device (tests/gpu/streaming.rs).
-        false
+        true
     }
 
     fn extend(&mut self, slot: Slot, stretch: Stretch) -> Result<(), SynthError> {
