@@ -25,9 +25,8 @@ use crate::media::leg::Codec;
 /// A second of mu-law in base64 with room for the frame around it, times eight: clients send in pieces.
 const MAX_FRAME: usize = 128 << 10;
 
-/// `?rate=`
+/// `?rate=`; a browser's `access_token` may stand beside it.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
     #[serde(default)]
     rate: Rate,
