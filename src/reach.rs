@@ -1,5 +1,5 @@
 //! Which addresses a peer may name: in descriptions, in Contact and Record-Route, in names and URLs that it has us look
-//! up.
+//! up; and the HTTP clients that ask such URLs.
 //!
 //! # Why
 //! A gateway stands between networks, and a caller from one of them must not have it send packets into another:
@@ -7,9 +7,10 @@
 //! further: one on the same host any, one of a private network private and public ones, all others public ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
-use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::{Client, ClientBuilder, Url, redirect};
 
 /// How far an address reaches, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,15 +72,52 @@ pub fn may_name(source: IpAddr, named: IpAddr) -> bool {
     }
 }
 
-/// The address of a URL whose host is none but an address.
-pub fn literal(url: &Url) -> Option<IpAddr> {
-    url.host_str()?.trim_matches(['[', ']']).parse().ok()
+/// The address that a URL names in place of a host, where it is not public. It passes no resolver: who asks the URL by
+/// [`Clients`] asks this first.
+pub fn private_literal(url: &Url) -> Option<IpAddr> {
+    let ip = url.host_str()?.trim_matches(['[', ']']).parse().ok()?;
+    (!is_public(ip)).then_some(ip)
 }
 
-/// Resolves names to public addresses only: what a client of others' URLs looks names up with, so that no moment lies
-/// between the check of an address and its use.
+/// HTTP clients for URLs that peers have a part in. Cheap to clone; connections are shared. Redirects are not followed: they
+/// may lead anywhere, and are the caller's to judge.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    /// Public addresses only.
+    screened: Client,
+    /// Any address.
+    open: Client,
+}
+
+impl Clients {
+    /// No connections yet; `builder` gives what else a client has.
+    ///
+    /// # Errors
+    /// TLS cannot be set up.
+    pub fn new(builder: impl Fn() -> ClientBuilder) -> reqwest::Result<Self> {
+        // A proxy would resolve names itself, past the screen.
+        let builder = || builder().redirect(redirect::Policy::none()).no_proxy();
+        Ok(Self { screened: builder().dns_resolver(Arc::new(PublicNames)).build()?, open: builder().build()? })
+    }
+
+    /// The client that resolves names to public addresses only, unless private ones are allowed.
+    pub fn of(&self, allow_private: bool) -> &Client {
+        if allow_private { &self.open } else { &self.screened }
+    }
+}
+
+/// The innermost cause: the outer ones only say that a request failed.
+pub fn cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// Resolves names to public addresses only, so that no moment lies between the check of an address and its use.
 #[derive(Clone, Copy, Debug)]
-pub struct PublicNames;
+struct PublicNames;
 
 impl Resolve for PublicNames {
     fn resolve(&self, name: Name) -> Resolving {
@@ -98,7 +136,7 @@ impl Resolve for PublicNames {
 
 /// Whether an address is one of the public Internet (IANA special-purpose registries, RFC 6890), also inside the
 /// forms of IPv6 that carry an IPv4 address.
-pub fn is_public(ip: IpAddr) -> bool {
+fn is_public(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => is_public_v4(ip),
         IpAddr::V6(ip) => is_public_v6(ip),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::extract::{Body, Parameters};
+use super::extract::{Body, Parameters, check_limit};
 use super::forward;
 use super::speech::{own_voice, speed_of, volume_of};
 use crate::call::handle::Style;
@@ -76,12 +76,12 @@ pub(super) fn may_use(gateway: &Gateway, caller: &Caller, agent: Option<&str>) -
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Page {
-    limit: Option<usize>,
+    limit: Option<u32>,
     after: Option<String>,
 }
 
 /// Most calls of one page.
-const MAX_PAGE: usize = 1_000;
+const MAX_PAGE: u32 = 1_000;
 
 /// The calls of all gateways, oldest first.
 async fn list(
@@ -89,10 +89,7 @@ async fn list(
     caller: Caller,
     Parameters(page): Parameters<Page>,
 ) -> Result<Json<Value>, ApiError> {
-    if let Some(limit) = page.limit.filter(|limit| !(1..=MAX_PAGE).contains(limit)) {
-        let message = format!("`limit` is {limit}: expected 1 to {MAX_PAGE}");
-        return Err(ApiError::bad_request("invalid_query", message).param("limit"));
-    }
+    check_limit(page.limit, MAX_PAGE)?;
     let mut calls = gateway.calls.list();
     // A call that is heard before it is answered still rings.
     let rings = |id: &CallId| gateway.outgoing.get(id).is_some_and(|ringing| ringing.state != "answered");
@@ -153,7 +150,9 @@ fn cut(all: &mut Value, page: &Page) -> Result<(), ApiError> {
     if let Some((started, id)) = &after {
         calls.retain(|call| place_of(call) > (*started, id.as_str()));
     }
-    let Some(limit) = page.limit.filter(|limit| *limit < calls.len()) else { return Ok(()) };
+    let Some(limit) = page.limit.map(|limit| limit as usize).filter(|limit| *limit < calls.len()) else {
+        return Ok(());
+    };
     calls.truncate(limit);
     let next = calls.last().map(place_of).map(|(started, id)| format!("{started}-{id}"));
     all["next"] = json!(next);

@@ -60,6 +60,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
     }
 }
 
+/// Refuses a `limit` of a list that is not within 1 and `most`.
+pub(super) fn check_limit(limit: Option<u32>, most: u32) -> Result<(), ApiError> {
+    match limit.filter(|limit| !(1..=most).contains(limit)) {
+        None => Ok(()),
+        Some(limit) => {
+            let message = format!("`limit` is {limit}: expected 1 to {most}");
+            Err(ApiError::bad_request("invalid_query", message).param("limit"))
+        }
+    }
+}
+
 fn of_json(rejection: &JsonRejection) -> ApiError {
     let (status, code) = match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),

@@ -24,6 +24,7 @@ use crate::clock;
 use crate::cluster::{self, Nodes, Owner, Peer};
 use crate::gateway::Gateway;
 use crate::node::NodeName;
+use crate::reach::cause;
 
 /// Longest wait for the first byte of an answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -267,8 +268,8 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
     }
     let response = match tokio::time::timeout(limit, asked.send()).await {
         Ok(Ok(response)) => response,
-        Ok(Err(error)) if error.is_connect() => return Err(Failed::Unreached(reason(&error))),
-        Ok(Err(error)) => return Err(Failed::Silent(reason(&error))),
+        Ok(Err(error)) if error.is_connect() => return Err(Failed::Unreached(cause(&error))),
+        Ok(Err(error)) => return Err(Failed::Silent(cause(&error))),
         Err(_) => return Err(Failed::Silent(format!("nothing within {} s", limit.as_secs()))),
     };
     let (status, mut headers) = (response.status(), passable(response.headers()));
@@ -281,7 +282,7 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
     for name in [header::CONNECTION, header::UPGRADE] {
         headers.extend(response.headers().get(&name).map(|value| (name, value.clone())));
     }
-    let mut theirs = response.upgrade().await.map_err(|error| Failed::Silent(reason(&error)))?;
+    let mut theirs = response.upgrade().await.map_err(|error| Failed::Silent(cause(&error)))?;
     tokio::spawn(async move {
         // A client that is gone before it has the answer ends both.
         let Ok(ours) = upgrade.await else { return };
@@ -318,15 +319,6 @@ fn without_token(path: &str, query: Option<&str>) -> String {
         .filter(|pair| !pair.is_empty() && !pair.starts_with("access_token="))
         .collect();
     if kept.is_empty() { path.to_owned() } else { format!("{path}?{}", kept.join("&")) }
-}
-
-/// The innermost reason, without the URL.
-fn reason(error: &reqwest::Error) -> String {
-    let mut source: &dyn std::error::Error = error;
-    while let Some(inner) = source.source() {
-        source = inner;
-    }
-    source.to_string()
 }
 
 #[cfg(test)]

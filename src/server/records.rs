@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::extract::Parameters;
+use super::extract::{Parameters, check_limit};
 use crate::gateway::Gateway;
 use crate::records::{Filter, PAGE, Period, RecordError, Records};
 
@@ -46,10 +46,7 @@ async fn list(
     headers: HeaderMap,
     Parameters(query): Parameters<Query>,
 ) -> Result<Response, ApiError> {
-    if let Some(limit) = query.limit.filter(|limit| !(1..=PAGE).contains(limit)) {
-        let message = format!("`limit` is {limit}: expected 1 to {PAGE}");
-        return Err(ApiError::bad_request("invalid_query", message).param("limit"));
-    }
+    check_limit(query.limit, PAGE)?;
     let Query { limit, after, direction, agent, cause, party, since_ms, until_ms } = query;
     let page = limit.unwrap_or(100);
     // Their own calls only, unless they are the operator's.

@@ -1,6 +1,6 @@
 //! The GPU engine at full size: against the CPU engine, and its memory against the driver's account of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use antiphon::synth::cosyvoice::backend::{Backend, Embed, FlowPrompt, MinLength, Options, Sampling, SlotRequest};
@@ -11,20 +11,11 @@ use antiphon::synth::cosyvoice::probe::{Probe, Values};
 use antiphon::synth::cosyvoice::random;
 use antiphon::synth::{Slot, Stage};
 
-use super::{KIT, device, full};
+use super::{KIT, checkpoint, device, full};
 
 /// Speech tokens of the comparison: two seconds behind a prompt of three.
 const SPOKEN: usize = 50;
 const PROMPT: usize = 75;
-
-/// Random weights of full size, where `antiphon bench` keeps them too.
-fn checkpoint() -> PathBuf {
-    let dir = std::env::temp_dir().join("antiphon-random-full");
-    if !dir.join("cosyvoice3.yaml").exists() {
-        random::write(&dir, random::Size::Full, 0, |_, _| ()).expect("there is room for the weights");
-    }
-    dir
-}
 
 /// How two results compare.
 struct Difference {

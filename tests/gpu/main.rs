@@ -10,7 +10,7 @@ mod rows;
 mod streaming;
 mod text_rates;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use antiphon::synth::cosyvoice::backend::{Hardware, Options, TakenFor};
@@ -55,6 +55,15 @@ fn hardware() -> Hardware {
 /// How the kit's model is built on that.
 fn options(kit: &Kit) -> Options {
     Options { hardware: hardware(), ..selftest::options(kit) }
+}
+
+/// Random weights of full size, where `antiphon bench` keeps them too.
+fn checkpoint() -> PathBuf {
+    let dir = std::env::temp_dir().join("antiphon-random-full");
+    if !dir.join("voices/random-30s.safetensors").exists() {
+        random::write(&dir, random::Size::Full, 0, |_, _| ()).expect("there is room for the weights");
+    }
+    dir
 }
 
 /// Which architectures a process of its own compiles for: the compiler takes turns within one.

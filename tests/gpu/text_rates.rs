@@ -4,7 +4,6 @@
 //! recording but for five ids, which are what the model waits for; the other voice is one as people record it, whose
 //! transcript has fewer ids.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,8 @@ use antiphon::synth::cosyvoice::gpu::{GpuBackend, Precision};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, random};
 use antiphon::synth::device::{Engine, Loader};
 use antiphon::turn::Streaming;
+use audio_codec::Decoder;
+use audio_codec::pcmu::PcmuDecoder;
 
 /// Speech tokens of a text id in English.
 const PACE: f64 = 6.5;
@@ -41,13 +42,6 @@ struct Ear {
     heard: Arc<Mutex<Option<Instant>>>,
 }
 
-/// ITU-T G.711, section 3.
-fn expand(code: u8) -> i32 {
-    let code = !code;
-    let size = ((i32::from(code & 15) << 3) + 0x84) << (code >> 4 & 7);
-    if code & 0x80 == 0 { size - 0x84 } else { 0x84 - size }
-}
-
 impl MediaLeg for Ear {
     fn kind(&self) -> &'static str {
         "bench"
@@ -62,7 +56,7 @@ impl MediaLeg for Ear {
     }
 
     async fn send(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
-        if packet.payload.iter().any(|code| expand(*code).abs() >= AUDIBLE) {
+        if PcmuDecoder::new().decode(&packet.payload).into_iter().any(|sample| i32::from(sample).abs() >= AUDIBLE) {
             self.heard.lock().expect("no panic").get_or_insert_with(clock::now);
         }
         Ok(())
@@ -90,18 +84,9 @@ impl MediaLeg for Ear {
     }
 }
 
-/// Random weights of full size, where `antiphon bench` keeps them too.
-fn checkpoint() -> PathBuf {
-    let dir = std::env::temp_dir().join("antiphon-random-full");
-    if !dir.join("voices/random-30s.safetensors").exists() {
-        random::write(&dir, random::Size::Full, 0, |_, _| ()).expect("there is room for the weights");
-    }
-    dir
-}
-
 /// The engine, and a folder with voices whose transcripts are of several lengths.
 fn engine(voices: &std::path::Path) -> Engine {
-    let dir = checkpoint();
+    let dir = super::checkpoint();
     let config = Config::load(&dir).expect("sizes");
     for words in 14..24 {
         let mut voice = random::voice(&config, "covered", 65, 3);

@@ -25,6 +25,7 @@ use crate::call::{
     CallEvent, EndReason, Heard, Interruptible, Messages, PeerMessage, SpeakError, TextDelta, TurnHow, TurnId,
 };
 use crate::clock;
+use crate::reach::cause;
 
 /// How much of an error's body goes into the log.
 const MAX_ERROR: usize = 400;
@@ -302,7 +303,7 @@ impl Net {
                 Ok(Some(bytes)) => Came::Bytes(bytes),
                 Ok(None) => Came::Closed,
                 Err(error) => {
-                    tracing::info!(error = web::explain(&error), "the model's stream broke");
+                    tracing::info!(error = cause(&error), "the model's stream broke");
                     Came::Closed
                 }
             },
@@ -328,7 +329,7 @@ fn request(client: &Client, llm: &Llm, body: &Value) -> Result<RequestBuilder, S
 async fn open(request: RequestBuilder) -> Came {
     let mut response = match request.send().await {
         Ok(response) => response,
-        Err(error) => return Came::Failed(Failure::Unreachable(web::explain(&error))),
+        Err(error) => return Came::Failed(Failure::Unreachable(cause(&error))),
     };
     let status = response.status();
     if !status.is_success() {

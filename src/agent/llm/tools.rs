@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::answer::ToolCall;
 use super::config::{Builtin, Llm, Tool};
 use super::web;
+use crate::reach;
 use crate::secret::Secret;
 
 /// An HTTP request that a model may make. Its destination is fixed here: arguments fill the path and the query, never
@@ -126,8 +127,8 @@ pub fn validate(tool: &HttpTool) -> Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("url `{}`: expected http://... or https://...", tool.url));
     }
-    match web::literal(&url) {
-        Some(ip) if !tool.allow_private && !web::is_public(ip) => {
+    match reach::private_literal(&url) {
+        Some(ip) if !tool.allow_private => {
             Err(format!("url leads to {ip}, a private address: set allow_private = true if that is meant"))
         }
         _ => Ok(()),

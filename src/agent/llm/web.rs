@@ -7,7 +7,6 @@
 //! the client drops such addresses, which leaves no moment between the check and the use, and redirects are not
 //! followed.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Client;
@@ -15,8 +14,7 @@ use reqwest::header::{HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
 use super::tools::{self, HttpTool, Method};
-use crate::reach::PublicNames;
-pub(super) use crate::reach::{is_public, literal};
+use crate::reach::{Clients, cause, private_literal};
 use crate::secret::Secret;
 
 /// Longest wait for TCP and TLS.
@@ -25,10 +23,7 @@ const CONNECT: Duration = Duration::from_secs(3);
 /// The clients of tools, and of the models themselves. Cheap to clone; connections are shared.
 #[derive(Clone, Debug)]
 pub struct Web {
-    /// Public addresses only.
-    screened: Client,
-    /// Any address, for tools with `allow_private`.
-    open: Client,
+    tools: Clients,
     /// For models, which the operator names: private addresses and proxies are fine.
     pub(super) model: Client,
 }
@@ -40,12 +35,7 @@ impl Web {
     /// TLS cannot be set up.
     pub fn new() -> reqwest::Result<Self> {
         let builder = || Client::builder().connect_timeout(CONNECT).redirect(reqwest::redirect::Policy::none());
-        // A proxy would resolve the names of tools itself, past the screen.
-        Ok(Self {
-            screened: builder().no_proxy().dns_resolver(Arc::new(PublicNames)).build()?,
-            open: builder().no_proxy().build()?,
-            model: builder().build()?,
-        })
+        Ok(Self { tools: Clients::new(builder)?, model: builder().build()? })
     }
 
     /// Makes the request of `tool`; gives what the model is told.
@@ -62,11 +52,9 @@ impl Web {
 
     async fn fetch(&self, tool: &HttpTool, arguments: &Map<String, Value>) -> Result<String, String> {
         let (url, body) = tools::request(tool, arguments)?;
-        // An address in the URL passes no resolver.
-        if let Some(ip) = literal(&url).filter(|ip| !tool.allow_private && !is_public(*ip)) {
+        if let Some(ip) = private_literal(&url).filter(|_| !tool.allow_private) {
             return Err(format!("{ip} is a private address"));
         }
-        let client = if tool.allow_private { &self.open } else { &self.screened };
         let method = match tool.method {
             Method::Get => reqwest::Method::GET,
             Method::Post => reqwest::Method::POST,
@@ -74,7 +62,7 @@ impl Web {
             Method::Patch => reqwest::Method::PATCH,
             Method::Delete => reqwest::Method::DELETE,
         };
-        let mut request = client.request(method, url);
+        let mut request = self.tools.of(tool.allow_private).request(method, url);
         for (name, value) in &tool.headers {
             let (name, value) = header(name, value)?;
             request = request.header(name, value);
@@ -82,11 +70,11 @@ impl Web {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let mut response = request.send().await.map_err(|error| explain(&error))?;
+        let mut response = request.send().await.map_err(|error| cause(&error))?;
         let status = response.status();
         let mut bytes = Vec::new();
         let mut whole = true;
-        while let Some(chunk) = response.chunk().await.map_err(|error| explain(&error))? {
+        while let Some(chunk) = response.chunk().await.map_err(|error| cause(&error))? {
             let room = tool.max_bytes - bytes.len();
             bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
             if chunk.len() > room {
@@ -104,15 +92,6 @@ impl Web {
             false => Err(format!("HTTP {}: {text}", status.as_u16())),
         }
     }
-}
-
-/// The innermost cause: the outer ones only say that a request failed.
-pub(super) fn explain(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }
 
 /// A header of the configuration.

@@ -15,7 +15,7 @@ use reqwest::{Client, Response, Url};
 use tokio::sync::Semaphore;
 
 use crate::call::settings::PlayWeb;
-use crate::reach::{PublicNames, is_public, literal};
+use crate::reach::{Clients, cause, private_literal};
 
 /// Redirects that are followed: one to a mirror, one to a signed URL, one to spare.
 const MAX_REDIRECTS: usize = 3;
@@ -28,10 +28,7 @@ const AT_ONCE: usize = 32;
 /// Connections to where recordings are. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Fetcher {
-    /// Public addresses only.
-    screened: Client,
-    /// For `allow_private`.
-    open: Client,
+    clients: Clients,
     permits: Arc<Semaphore>,
 }
 
@@ -50,16 +47,8 @@ impl Fetcher {
     }
 
     fn new(adapt: impl Fn(reqwest::ClientBuilder) -> reqwest::ClientBuilder) -> reqwest::Result<Self> {
-        // A proxy would resolve names itself, past the screen.
-        let builder = || {
-            let builder = Client::builder().connect_timeout(CONNECT).no_proxy().https_only(true);
-            adapt(builder.redirect(reqwest::redirect::Policy::none()))
-        };
-        Ok(Self {
-            screened: builder().dns_resolver(Arc::new(PublicNames)).build()?,
-            open: builder().build()?,
-            permits: Arc::new(Semaphore::new(AT_ONCE)),
-        })
+        let clients = Clients::new(|| adapt(Client::builder().connect_timeout(CONNECT).https_only(true)))?;
+        Ok(Self { clients, permits: Arc::new(Semaphore::new(AT_ONCE)) })
     }
 
     /// The bytes at `url`, of a host that `rules` allow.
@@ -79,7 +68,7 @@ impl Fetcher {
     }
 
     async fn follow(&self, rules: &PlayWeb, mut url: Url) -> Result<Response, String> {
-        let client = if rules.allow_private { &self.open } else { &self.screened };
+        let client = self.clients.of(rules.allow_private);
         for _ in 0..=MAX_REDIRECTS {
             judge(rules, &url)?;
             let request = client.get(url.clone()).header(ACCEPT, "audio/*");
@@ -131,19 +120,10 @@ pub(super) fn judge(rules: &PlayWeb, url: &Url) -> Result<(), String> {
     if !rules.allows(host, port) {
         return Err(format!("`{host}` (port {port}) is none of [call.play] hosts"));
     }
-    match literal(url) {
-        Some(ip) if !rules.allow_private && !is_public(ip) => Err(format!("{ip} is a private address")),
+    match private_literal(url) {
+        Some(ip) if !rules.allow_private => Err(format!("{ip} is a private address")),
         _ => Ok(()),
     }
-}
-
-/// The innermost cause: the outer ones only say that a request failed.
-fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]
