@@ -5,6 +5,8 @@
 //! time and speak again when a turn is over, as calls do; `throughput` takes audio as fast as it comes. A backlog
 //! of batch utterances may wait beside them all the time; side by side, each level is measured without and with it.
 
+mod rates;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+pub use self::rates::{Rate, rates};
 use crate::audio;
 use crate::clock;
 use crate::synth::device::{Engine, Spent, StreamNote};
@@ -386,7 +389,7 @@ impl Listener {
         while clock::now() < self.until {
             seed += 1;
             let asked = clock::now();
-            let turn = self.turn(stream, asked, seed).await;
+            let turn = turn(&self.engine, &self.plan, stream, asked, seed).await;
             if asked >= self.from {
                 tally.turns += 1;
                 match &turn.end {
@@ -425,49 +428,50 @@ impl Listener {
         self.engine.note(stream, StreamNote::Closed);
         tally
     }
+}
 
-    async fn turn(&self, stream: StreamId, asked: Instant, seed: u64) -> Turn {
-        let (sink, mut events) = mpsc::channel(SINK);
-        let mut turn = Turn {
-            first: None,
-            made: Duration::ZERO,
-            samples: 0,
-            played: asked,
-            gaps: Vec::new(),
-            end: UtteranceEnd::Cancelled,
-        };
-        let utterance = self.plan.utterance(stream, Class::Live, TurnToken::forever(), seed);
-        if let Err(refused) = self.engine.submit(utterance, sink) {
-            turn.end = UtteranceEnd::Refused { retry_after: refused.retry_after };
-            return turn;
-        }
-        while let Some(event) = events.recv().await {
-            let now = clock::now();
-            match event {
-                SpeechEvent::Audio { pcm, .. } => {
-                    if turn.first.is_none() {
-                        turn.first = Some(now - asked);
-                        turn.played = now;
-                        if self.plan.paced {
-                            self.engine.note(stream, StreamNote::Anchored { at: now });
-                        }
-                    } else if now > turn.played && self.plan.paced {
-                        turn.gaps.push(now - turn.played);
-                        turn.played = now;
-                        self.engine.note(stream, StreamNote::Anchored { at: now });
+/// One turn on `stream`, heard from `asked` on.
+async fn turn(engine: &Engine, plan: &Plan, stream: StreamId, asked: Instant, seed: u64) -> Turn {
+    let (sink, mut events) = mpsc::channel(SINK);
+    let mut turn = Turn {
+        first: None,
+        made: Duration::ZERO,
+        samples: 0,
+        played: asked,
+        gaps: Vec::new(),
+        end: UtteranceEnd::Cancelled,
+    };
+    let utterance = plan.utterance(stream, Class::Live, TurnToken::forever(), seed);
+    if let Err(refused) = engine.submit(utterance, sink) {
+        turn.end = UtteranceEnd::Refused { retry_after: refused.retry_after };
+        return turn;
+    }
+    while let Some(event) = events.recv().await {
+        let now = clock::now();
+        match event {
+            SpeechEvent::Audio { pcm, .. } => {
+                if turn.first.is_none() {
+                    turn.first = Some(now - asked);
+                    turn.played = now;
+                    if plan.paced {
+                        engine.note(stream, StreamNote::Anchored { at: now });
                     }
-                    turn.samples += pcm.len() as u64;
-                    turn.played += audio::duration_of(pcm.len() as u64);
+                } else if now > turn.played && plan.paced {
+                    turn.gaps.push(now - turn.played);
+                    turn.played = now;
+                    engine.note(stream, StreamNote::Anchored { at: now });
                 }
-                SpeechEvent::End { how, .. } => {
-                    turn.made = now - asked;
-                    turn.end = how;
-                    break;
-                }
+                turn.samples += pcm.len() as u64;
+                turn.played += audio::duration_of(pcm.len() as u64);
+            }
+            SpeechEvent::End { how, .. } => {
+                turn.made = now - asked;
+                turn.end = how;
+                break;
             }
         }
-        turn
     }
+    turn
 }
 
 /// The nearest-rank percentile; NaN of nothing.

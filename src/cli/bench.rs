@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Failure;
-use crate::app::bench::{self, Level, Plan};
+use crate::app::bench::{self, Level, Plan, Rate};
 use crate::app::engines;
 use crate::call::bench::EgressPacing;
 use crate::config::EngineKind;
@@ -47,6 +47,10 @@ pub(super) struct Args {
     /// Open loop: turns begin at this rate a second over all listeners, whatever the engine does.
     #[arg(long, value_name = "RATE")]
     arrivals: Option<f64>,
+    /// Open loop without listeners: turns begin at each of these rates a second, each on a stream of its own.
+    #[arg(long, value_name = "RATE", value_delimiter = ',', value_parser = rate,
+        conflicts_with_all = ["arrivals", "concurrency", "batch", "side_by_side", "throughput"])]
+    turn_rates: Vec<f64>,
     /// Batch utterances that always wait beside the listeners.
     #[arg(long, value_name = "N")]
     batch: Option<u32>,
@@ -175,6 +179,15 @@ fn engine(args: &Args) -> Result<Value, Failure> {
             println!("{} on {}, {} slots", caps.name, caps.device, caps.limits.slots);
             devices.push(json!({ "engine": caps.name, "device": caps.device, "memoryTotal": device.memory.total }));
         }
+        if !args.turn_rates.is_empty() {
+            println!("{}", Rate::header());
+            let rates = bench::rates(&engine, &plan, &args.turn_rates, |rate| println!("{rate}")).await;
+            for rate in &rates {
+                println!("share of time at {} turns a second:", rate.rate);
+                rate.shares.iter().filter(|share| share.share >= 0.001).for_each(|share| println!("{share}"));
+            }
+            return Ok(json!({ "devices": devices, "speechSeconds": forced, "rates": rates }));
+        }
         println!("{}", Level::header());
         if args.side_by_side {
             let report = bench::side_by_side(&engine, &plan, |level| println!("{level}")).await;
@@ -224,5 +237,12 @@ fn print_devices(devices: &[Value], levels: &[Level]) {
         for (part, bytes) in &fullest.memory_parts {
             println!("{part:>16} {:>10.1}", *bytes as f64 / 1e6);
         }
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if (0.1..=10_000.0).contains(&rate) => Ok(rate),
+        _ => Err("expected 0.1 to 10000 turns a second".to_owned()),
     }
 }

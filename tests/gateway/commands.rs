@@ -231,6 +231,12 @@ async fn bench_measures() {
     succeeds(folder.path(), &[&["bench"][..], &level].concat()).await;
     let report = file("engine.json");
     assert_eq!(report["levels"][0]["listeners"], 2, "{report}");
+    let rates = ["--engine", "tone", "--turn-rates", "4,8", "--seconds", "2", "--text", "Yes.", "--json", "rates.json"];
+    succeeds(folder.path(), &[&["bench"][..], &rates].concat()).await;
+    let report = file("rates.json");
+    let turns = |n: usize| report["rates"][n]["turns"].as_u64();
+    assert!(turns(0).is_some() && turns(1) > Some(0) && report["rates"][1]["firstP95Ms"].is_f64(), "{report}");
+    assert!(!antiphon(folder.path(), &["bench", "--turn-rates", "0"]).await.status.success());
     succeeds(folder.path(), &["bench", "--departures", "2", "--seconds", "1", "--json", "pacing.json"]).await;
     let report = file("pacing.json");
     assert!(report["departures"]["rows"][0]["packets"].as_u64() > Some(10), "{report}");

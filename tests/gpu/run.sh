@@ -4,8 +4,8 @@
 #   tests/gpu/run.sh build DIR    here: builds, strips and compresses everything needed into DIR
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
-#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, gpus, calls, text,
-#                                 small
+#   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, rate, gpus, calls,
+#                                 text, small
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -72,6 +72,18 @@ bench() {
     $run --voice random-k10 --seconds 15 --concurrency 50,100 --arrivals 8 --side-by-side --batch 256 --json "$1/batch.json"
 }
 
+# Turns a second, open loop, each on a stream of its own: first audio below 100 ms at the 95th percentile and no stall?
+# One table for each length of a turn (TURN_SECONDS), one row for each rate (RATES).
+rate() {
+    for seconds in ${TURN_SECONDS:-2.7}; do
+        # As many characters as so much speech has: admission learns lengths by them.
+        text=$(awk -v n="$seconds" 'BEGIN { for (i = 0; i < n * 3; i++) printf "two%s", i + 1 < n * 3 ? " " : "." }')
+        ./antiphon bench --engine cosyvoice3 --device "${DEVICE:-cuda:0}" --model random-full --voice random-k10 \
+            --speech-seconds "$seconds" --text "$text" --turn-rates "${RATES:-10,25,50,75,100,125,150,200,300}" \
+            --seconds "${SECONDS_EACH:-12}" --json "$1/rate-$seconds.json"
+    done
+}
+
 # Where `bench` and `calls` find random weights of full size.
 weights() {
     model=${TMPDIR:-/tmp}/antiphon-random-full
@@ -127,6 +139,7 @@ parity) unpack; parity ;;
 failures) unpack; failures ;;
 compare) unpack; compare ;;
 memory) unpack; memory ;;
+rate) unpack; rate "${2:-.}" ;;
 gpus) unpack; gpus "${2:-.}" ;;
 costs) unpack; costs ;;
 bench) unpack; bench "${2:-.}" ;;
