@@ -1,7 +1,7 @@
 //! The gateway that is attacked, the telephones that listen to it meanwhile, and the one that keeps calling.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,9 +28,13 @@ const TURN_PAUSE: Duration = Duration::from_millis(1_000);
 /// How far behind a listener plays.
 const BUFFER: Duration = Duration::from_millis(60);
 /// Longest wait for anything; a busy computer takes its time.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the genuine caller calls, health is asked for and memory is read.
 const PROBE: Duration = Duration::from_millis(200);
+/// The agent of the telephones that listen: it says what it is told to, and its calls are recorded.
+const AGENT: &str = "spoken";
+/// Media ports of the gateways of one process: below those of other gateways and of the system.
+const PORTS: std::ops::Range<u16> = 10_000..20_000;
 /// The only account of the gateway, where it has accounts.
 pub(super) const USER: &str = "genuine";
 /// Its password.
@@ -107,7 +111,9 @@ impl Bed {
         };
         let text = format!(
             "[http]\nbind = \"{http}\"\n[state]\ndir = {state:?}\n[engine]\nkind = {engine:?}\n[recognizer]\nkind = \"off\"\n\
-             [log]\nlevel = \"warn\"\n[rtp]\nport_min = {}\nport_max = {}\n[call]\ndrain_grace_s = 1\n[sip]\n\
+             [log]\nlevel = \"warn\"\n[rtp]\nport_min = {}\nport_max = {}\n[call]\ndrain_grace_s = 1\n\
+             [recording]\nmode = \"agents\"\nconsent = \"\"\n\
+             [agent.{AGENT}]\nurl = \"builtin:silent\"\nrecord = true\n[sip]\n\
              udp = \"{sip}\"\ntcp = \"{sip}\"\n{users}\n{}\n",
             rtp.start,
             rtp.end - 1,
@@ -156,7 +162,7 @@ impl Bed {
         let quiet = self.site.pauses && n.is_multiple_of(4);
         let idle = if quiet { Idle::KeepAlive(Duration::from_secs(1)) } else { Idle::Continuous };
         let config = Config { idle, ..telephone(Ipv4Addr::LOCALHOST.into(), self.site.users) };
-        let call = Caller::bind(config).await?.call(&format!("sip:silent@{}", self.sip)).await?;
+        let call = Caller::bind(config).await?.call(&format!("sip:{AGENT}@{}", self.sip)).await?;
         let id = call.id().ok_or_else(|| CallError::BadAnswer("the answer does not name the call".to_owned()))?;
         let id = id.to_owned();
         self.calls.push(id.clone());
@@ -216,7 +222,13 @@ impl Bed {
         // What has not ended by then is stuck, and was counted.
         let _ = tokio::time::timeout(PATIENCE * 2, ended).await;
         let died = self.spawned.exited().is_some();
+        // Of calls that have ended, so that the end of each is counted; a gateway that does not tell has lost everything.
+        let metrics = self.metrics().await.ok();
+        let unrecorded = metrics.map_or(f64::INFINITY, |metrics| {
+            metrics.total("antiphon_recording_dropped_seconds") + metrics.total("antiphon_recording_errors_total")
+        });
         self.spawned.stop(Duration::from_secs(20)).await;
+        let recorded = recorded(&self.folder.join("state/recordings"));
         // It lies in the folder for what is temporary.
         let _ = std::fs::remove_dir_all(&self.folder);
         let notes = &self.notes;
@@ -226,15 +238,18 @@ impl Bed {
         let mut figures = vec![
             Figure::new("gateway ended by itself", f64::from(u8::from(died)), none),
             Figure::new("turns heard on the calls that were up", of(&notes.turns), Must::AtLeast(1.0)),
-            Figure::new("turns that were not heard", of(&notes.silent), none),
+            // A busy computer's gateway refuses turns and calls that would be late.
+            Figure::timed("turns that were not heard", of(&notes.silent), none),
             Figure::timed("gaps in speech, by RTP", of(&notes.gaps), none),
             Figure::timed("underruns behind a buffer of 60 ms", of(&notes.late), none),
             Figure::new("calls lost", of(&notes.lost), none),
+            Figure::timed("calls recorded to their end", recorded, Must::AtLeast(self.calls.len() as f64)),
+            Figure::timed("recordings that failed, seconds of sound lost", unrecorded, none),
             Figure::new("memory grown at most, MiB", grown.round(), Must::AtMost(64.0)),
         ];
         let answered = sorted(&notes.answered);
         figures.push(Figure::new("genuine INVITEs answered", answered.len() as f64, Must::AtLeast(1.0)));
-        figures.push(Figure::new("genuine INVITEs refused", of(&notes.refused), none));
+        figures.push(Figure::timed("genuine INVITEs refused", of(&notes.refused), none));
         figures.push(Figure::timed("genuine INVITEs unanswered", of(&notes.unanswered), none));
         figures.push(Figure::timed("genuine INVITE answered p99, ms", p99(&answered), Must::AtMost(200.0)));
         let health = sorted(&notes.health);
@@ -283,7 +298,7 @@ fn telephone(address: IpAddr, users: bool) -> Config {
         address,
         credentials: users.then(account),
         codecs: vec![Codec::Pcmu],
-        patience: Duration::from_secs(10),
+        patience: PATIENCE,
         ..Config::default()
     }
 }
@@ -303,8 +318,21 @@ pub(super) async fn healthy(http: SocketAddr) -> Option<f64> {
     Some(milliseconds(clock::now().saturating_duration_since(began)))
 }
 
-/// Free ports for HTTP and SIP, and media ports for twice as many calls as there will be.
+/// Recordings in `folder` that are complete.
+fn recorded(folder: &Path) -> f64 {
+    let complete = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.ok()?.path();
+        let text = std::fs::read(path.extension().is_some_and(|kind| kind == "json").then_some(path)?).ok()?;
+        let description: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        description["durationMs"].as_u64().filter(|length| *length > 0)
+    };
+    std::fs::read_dir(folder).into_iter().flatten().filter_map(complete).count() as f64
+}
+
+/// Free ports for HTTP and SIP, and media ports for as many calls as there will be, and some that are taken. No two gateways
+/// of this process have media ports in common, as long as there are enough.
 async fn ports(calls: usize) -> Result<(SocketAddr, SocketAddr, std::ops::Range<u16>), CallError> {
+    static NEXT: Mutex<Option<u16>> = Mutex::new(None);
     let io = || CallError::io("bind a free port");
     let any = (Ipv4Addr::LOCALHOST, 0);
     let http = TcpListener::bind(any).await.and_then(|socket| socket.local_addr()).map_err(io())?;
@@ -316,9 +344,12 @@ async fn ports(calls: usize) -> Result<(SocketAddr, SocketAddr, std::ops::Range<
             break address;
         }
     };
-    // Even at both ends, and out of the range that the system gives to others.
-    let first = 20_000 + 2 * (sip.port() % 2_000);
-    let wanted = u16::try_from(calls.saturating_mul(4).clamp(200, 8_000)).unwrap_or(8_000);
+    let wanted = u16::try_from(calls.saturating_mul(2).saturating_add(200)).unwrap_or(u16::MAX).min(4_000) & !1;
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    // Processes beside this one begin elsewhere; even, as RTP ports are.
+    let first = next.unwrap_or(PORTS.start + 2 * (std::process::id() % 1_000) as u16);
+    let first = if first > PORTS.end - wanted { PORTS.start } else { first };
+    *next = Some(first + wanted);
     Ok((http, sip, first..first + wanted))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::UdpSocket;
 
@@ -26,6 +26,8 @@ pub(super) struct Back {
     pub(super) sent: u64,
     /// SIP responses by status, and everything else as 0, by the attacker's socket.
     pub(super) answers: BTreeMap<(usize, u16), u64>,
+    /// When the refusals of evaluated credentials (403) came, by the attacker's socket.
+    refused: BTreeMap<usize, Vec<Instant>>,
 }
 
 impl Back {
@@ -34,9 +36,13 @@ impl Back {
         self.answers.iter().filter(|((_, status), _)| wanted(*status)).map(|(_, count)| *count).sum::<u64>() as f64
     }
 
-    /// The most answers with this status that one socket got.
-    pub(super) fn most(&self, status: u16) -> f64 {
-        self.answers.iter().filter(|((_, of), _)| *of == status).map(|(_, count)| *count).max().unwrap_or(0) as f64
+    /// The most 403s that one socket got in any `span`.
+    pub(super) fn most_in(&self, span: Duration) -> f64 {
+        let of = |times: &Vec<Instant>| {
+            let within = |(n, from): (usize, &Instant)| times[n..].iter().take_while(|at| **at - *from < span).count();
+            times.iter().enumerate().map(within).max()
+        };
+        self.refused.values().filter_map(of).max().unwrap_or(0) as f64
     }
 }
 
@@ -101,7 +107,11 @@ impl Flood {
         let mut buffer = [0; 2_048];
         for (turn, socket) in self.sockets.iter().enumerate() {
             while let Ok((length, _)) = socket.try_recv_from(&mut buffer) {
-                *back.answers.entry((turn, status(&buffer[..length]))).or_default() += 1;
+                let status = status(&buffer[..length]);
+                *back.answers.entry((turn, status)).or_default() += 1;
+                if status == 403 {
+                    back.refused.entry(turn).or_default().push(clock::now());
+                }
             }
         }
     }
@@ -140,7 +150,8 @@ mod tests {
         assert_eq!(back.sent, 50);
         tokio::time::timeout(Duration::from_secs(20), answering).await.expect("all came").expect("no panic");
         let counted = back.count(|status| status == 403) + back.count(|status| status == 0);
-        assert!(counted <= 50.0 && back.most(403) <= back.count(|status| status == 403));
+        let refused = back.count(|status| status == 403);
+        assert!(counted <= 50.0 && back.most_in(LAST * 100) <= refused && back.most_in(Duration::ZERO) == 0.0);
         assert_eq!((source(3, 0).to_string(), source(3, 250).to_string()), ("127.3.0.1".into(), "127.3.1.1".into()));
     }
 }

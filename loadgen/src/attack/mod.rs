@@ -14,7 +14,7 @@ mod noise;
 mod rows;
 mod verdict;
 
-pub use verdict::{Figure, Must, Options, Row, Verdict};
+pub use verdict::{Figure, Findings, Must, Options, Row, Verdict};
 
 use crate::caller::call::CallError;
 

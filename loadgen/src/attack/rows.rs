@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::bed::{Bed, PASSWORD, Site, USER};
+use super::bed::{Bed, PASSWORD, PATIENCE, Site, USER};
 use super::flood::{Flood, source, status};
 use super::noise::{DESCRIPTION, Noise};
 use super::verdict::{Figure, Must, Options};
@@ -22,9 +22,13 @@ use crate::wire::codec::Codec;
 
 /// Addresses that a flood comes from.
 const SOURCES: usize = 64;
+/// What the addresses of the flood of half-open calls begin with; see [`source`].
+const SOURCE: &str = "127.2.";
 /// `[sip] max_calls`, for shares of it.
 const PLACES: f64 = 1_000.0;
 const NONE: Must = Must::AtMost(0.0);
+/// A minute as it shows in answers, which may be late by turns.
+const MINUTE: Duration = Duration::from_secs(58);
 
 /// 5,000 malformed and 2,000 unauthenticated messages a second.
 pub(super) async fn malformed(options: &Options) -> Result<Vec<Figure>, CallError> {
@@ -72,7 +76,7 @@ pub(super) async fn half_open(options: &Options) -> Result<Vec<Figure>, CallErro
     let looking = async {
         let (mut most, until) = (0.0_f64, clock::now() + options.lasts);
         while clock::now() < until {
-            most = most.max(bed.gateway.half_open().await.unwrap_or(0) as f64);
+            most = most.max(bed.gateway.half_open(SOURCE).await.unwrap_or(0) as f64);
             clock::sleep_until(clock::now() + Duration::from_millis(500)).await;
         }
         most
@@ -83,8 +87,7 @@ pub(super) async fn half_open(options: &Options) -> Result<Vec<Figure>, CallErro
     let mut figures = vec![
         Figure::new("INVITEs without description sent", back.sent as f64, Must::AtLeast(1.0)),
         Figure::new("of them refused", back.count(|status| status >= 400), Must::Nothing),
-        Figure::new("places left, %", 100.0 * (1.0 - (most + options.calls as f64) / PLACES), Must::AtLeast(85.0)),
-        Figure::new("half-open calls at most", most, Must::AtMost(PLACES / 10.0)),
+        Figure::new("places that the flood left, %", 100.0 * (1.0 - most / PLACES), Must::AtLeast(90.0)),
         Figure::new("agents dialled", counter.load(Ordering::Relaxed) as f64, NONE),
     ];
     figures.extend(bed.end().await);
@@ -102,11 +105,19 @@ pub(super) async fn rtp(options: &Options) -> Result<Vec<Figure>, CallError> {
             (noise.rtp(), SocketAddr::new(host, ports.next().unwrap_or(9)))
         })
         .await;
-    let metrics = bed.metrics().await?;
-    let discarded = metrics.by("antiphon_rtp_discarded_total", "reason");
+    // They are counted when the calls' tasks come to them.
+    let deadline = clock::now() + PATIENCE;
+    let (metrics, discarded) = loop {
+        let metrics = bed.metrics().await?;
+        let discarded = metrics.total("antiphon_rtp_discarded_total");
+        if discarded > 0.0 || clock::now() > deadline {
+            break (metrics, discarded);
+        }
+        clock::sleep_until(clock::now() + Duration::from_millis(100)).await;
+    };
     let mut figures = vec![
         Figure::new("packets sent to all media ports", back.sent as f64, Must::AtLeast(1.0)),
-        Figure::new("of them dropped at calls", discarded.values().sum(), Must::AtLeast(1.0)),
+        Figure::new("of them dropped at calls", discarded, Must::AtLeast(1.0)),
         Figure::new("packets leaked to strangers", back.count(|_| true), NONE),
         // A digit or a voice that was taken for the caller's would have cut a turn off.
         Figure::new("turns cut off by what was injected", metrics.total("antiphon_interruptions_total"), NONE),
@@ -165,13 +176,12 @@ pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> 
         (noise.request("INVITE", "silent", &lines, DESCRIPTION).into_bytes(), sip)
     });
     let (guessed, replayed) = tokio::join!(guessing, replaying);
-    let minutes = (options.lasts.as_secs_f64() / 60.0).ceil();
     // One that was never asked has got no password either.
     let foreign = if answering.is_finished() { answering.await.unwrap_or(1) } else { 0 };
     let is_in = |status: u16| status >= 180 && !matches!(status, 401 | 403 | 407 | 503);
     let mut figures = vec![
         Figure::new("guesses sent", guessed.sent as f64, Must::AtLeast(1.0)),
-        Figure::new("evaluated of one source", guessed.most(403), Must::AtMost(10.0 * minutes + 10.0)),
+        Figure::new("evaluated of one source in a minute", guessed.most_in(MINUTE), Must::AtMost(10.0)),
         Figure::new("guesses accepted", guessed.count(is_in), NONE),
         Figure::new("the right answer was taken once (status)", f64::from(accepted_once), Must::Nothing),
         Figure::new("replays sent", replayed.sent as f64, Must::AtLeast(1.0)),
@@ -269,11 +279,14 @@ pub(super) async fn toll(options: &Options) -> Result<Vec<Figure>, CallError> {
         })
         .await;
     let dialled = invited.load(Ordering::Relaxed);
-    // And one that is allowed gets there: the carrier was listening.
-    let _ = bed.gateway.place("+49301234567", None).await;
-    let deadline = clock::now() + Duration::from_secs(20);
+    // And one that is allowed gets there: the carrier was listening. A busy gateway may refuse it at first.
+    let deadline = clock::now() + PATIENCE;
     while invited.load(Ordering::Relaxed) == dialled && clock::now() < deadline {
-        clock::sleep_until(clock::now() + Duration::from_millis(20)).await;
+        let _ = bed.gateway.place("+49301234567", None).await;
+        let seen = clock::now() + Duration::from_secs(3);
+        while invited.load(Ordering::Relaxed) == dialled && clock::now() < seen {
+            clock::sleep_until(clock::now() + Duration::from_millis(20)).await;
+        }
     }
     let allowed = invited.load(Ordering::Relaxed) - dialled;
     let referred: f64 = back.count(|status| (200..300).contains(&status));
@@ -342,11 +355,12 @@ pub(super) async fn slow(options: &Options) -> Result<Vec<Figure>, CallError> {
     Ok(figures)
 }
 
-/// 1,000 calls where the process may open 1,024 files.
+/// 1,000 calls where the process may open 1,024 files. The gateway itself needs some of them, so that there are at least 256.
 pub(super) async fn descriptors(options: &Options) -> Result<Vec<Figure>, CallError> {
     let _ = rlimit::increase_nofile_limit(u64::MAX);
-    let wanted = ((1_000.0 * options.scale) as usize).max(200);
-    let site = Site { prefix: "prlimit --nofile=1024:1024".to_owned(), ..Site::default() };
+    let (wanted, files) = ((1_000.0 * options.scale).max(100.0) as usize, (1_024.0 * options.scale).max(256.0) as u64);
+    // By the shell itself: `prlimit` is not everywhere.
+    let site = Site { prefix: format!("sh -c 'ulimit -n {files}; exec \"$@\"' sh"), ..Site::default() };
     let bed = Bed::start_for(options, site, wanted + options.calls).await?;
     let mut dialling = JoinSet::new();
     let began = clock::now();
@@ -356,8 +370,7 @@ pub(super) async fn descriptors(options: &Options) -> Result<Vec<Figure>, CallEr
             // 100 a second: what is measured is what there is room for.
             clock::sleep_until(began + Duration::from_millis(10) * n as u32).await;
             let address = source(20, n);
-            let config =
-                Config { address, codecs: vec![Codec::Pcmu], patience: Duration::from_secs(20), ..Config::default() };
+            let config = Config { address, codecs: vec![Codec::Pcmu], patience: PATIENCE, ..Config::default() };
             Caller::bind(config).await?.call(&target).await
         });
     }

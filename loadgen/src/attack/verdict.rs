@@ -4,8 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::Serialize;
+
+use crate::under_test::process::Host;
+
 /// Which attack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Row {
     /// Malformed messages and unauthenticated requests, 7,000 a second.
     Malformed,
@@ -67,7 +72,8 @@ pub struct Options {
 }
 
 /// What a figure must be.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Must {
     /// It is told for what it is worth.
     Nothing,
@@ -77,12 +83,28 @@ pub enum Must {
     AtLeast(f64),
 }
 
+impl fmt::Display for Must {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Must::Nothing => Ok(()),
+            Must::AtMost(most) => f.pad(&format!("at most {}", number(*most))),
+            Must::AtLeast(least) => f.pad(&format!("at least {}", number(*least))),
+        }
+    }
+}
+
+/// A figure as it is read: no digits behind the point of what is counted.
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
 /// Something that was measured.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// What.
     pub what: String,
     /// How much.
+    #[serde(rename = "measured")]
     pub value: f64,
     /// What it must be.
     pub must: Must,
@@ -110,12 +132,34 @@ impl Figure {
 }
 
 /// What came of an attack.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// Which.
     pub row: Row,
     /// What was measured.
     pub figures: Vec<Figure>,
+}
+
+/// All attacks of one command, as JSON.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Findings {
+    /// Seconds since the Unix epoch.
+    pub when: u64,
+    /// The command line.
+    pub command: String,
+    /// Where attacker, telephones and gateway ran.
+    pub host: Host,
+    /// Calls that were up and spoken on.
+    pub calls: usize,
+    /// How long an attack lasted, seconds.
+    pub seconds: f64,
+    /// Share of the full rates and numbers.
+    pub scale: f64,
+    /// What came of each.
+    pub rows: Vec<Verdict>,
+    /// Those that could not be made, with the reason.
+    pub failed: Vec<(Row, String)>,
 }
 
 impl Verdict {
@@ -127,18 +171,14 @@ impl Verdict {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = |value: f64| if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") };
-        writeln!(f, "{}: {}", self.row.name(), if self.broken(true).is_empty() { "holds" } else { "BROKEN" })?;
+        let holds = self.broken(true).is_empty();
+        writeln!(f, "{:<58} {:>12}  {:<16}", self.row.name(), "measured", "must")?;
         for figure in &self.figures {
-            let must = match figure.must {
-                Must::Nothing => String::new(),
-                Must::AtMost(most) => format!("at most {}", number(most)),
-                Must::AtLeast(least) => format!("at least {}", number(least)),
-            };
-            let judged = if figure.holds() { "" } else { "  BROKEN" };
-            writeln!(f, "  {:<58} {:>12}  {must}{judged}", figure.what, number(figure.value))?;
+            let judged = if figure.holds() { "" } else { "BROKEN" };
+            let line = format!("  {:<56} {:>12}  {:<16}{judged}", figure.what, number(figure.value), figure.must);
+            writeln!(f, "{}", line.trim_end())?;
         }
-        Ok(())
+        writeln!(f, "  {}", if holds { "holds" } else { "BROKEN" })
     }
 }
 
@@ -157,7 +197,13 @@ mod tests {
         assert!(verdict.broken(false).is_empty());
         assert_eq!(verdict.broken(true)[0].what, "p99, ms");
         let said = verdict.to_string();
-        assert!(said.starts_with("malformed: BROKEN\n") && said.contains("at most 200  BROKEN"), "{said}");
+        let line = said.lines().find(|line| line.contains("p99, ms")).expect("a line of each figure");
+        assert!(said.starts_with("malformed ") && line.ends_with("BROKEN"), "{said}");
+        assert!(line.contains("250") && line.contains("at most 200"), "{said}");
+        let json = serde_json::to_value(&verdict).expect("numbers and names");
+        assert_eq!(json["row"], "malformed");
+        let figure = serde_json::json!({ "what": "gaps", "measured": 0.0, "must": { "atMost": 0.0 }, "timing": false });
+        assert_eq!((&json["figures"][0], &json["figures"][2]["must"]), (&figure, &"nothing".into()));
         assert!(!Figure::new("places", 1.0, Must::AtLeast(2.0)).holds());
     }
 

@@ -102,13 +102,14 @@ impl Gateway {
         accepted(self.request(reqwest::Method::POST, path)?.json(body).send().await?).await.map(drop)
     }
 
-    /// How many calls are answered and not acknowledged.
+    /// How many calls are answered and not acknowledged, of sources whose address begins with `source`.
     ///
     /// # Errors
     /// As [`Gateway::speak`].
-    pub async fn half_open(&self) -> Result<usize, CallError> {
+    pub async fn half_open(&self, source: &str) -> Result<usize, CallError> {
         let body: Value = accepted(self.request(reqwest::Method::GET, "v1/calls")?.send().await?).await?.json().await?;
-        Ok(body["half_open"].as_array().map_or(0, Vec::len))
+        let calls = body["half_open"].as_array().into_iter().flatten();
+        Ok(calls.filter(|call| call["source"].as_str().is_some_and(|address| address.starts_with(source))).count())
     }
 
     /// `text` spoken directly, not on a call.

@@ -177,8 +177,9 @@ impl Spawned {
 
     /// Asks it to end (SIGTERM) and waits for `within`, then kills it.
     pub async fn stop(mut self, within: Duration) {
-        // No signals in the standard library, and no unsafe code here: the `kill` program does it.
-        let _ = Command::new("kill").arg("-TERM").arg(self.pid.to_string()).status().await;
+        // No signals in the standard library, and no unsafe code here. Every shell has `kill`; the program of that name is
+        // missing on small systems.
+        let _ = Command::new("sh").arg("-c").arg(format!("kill -TERM {}", self.pid)).status().await;
         if tokio::time::timeout(within, self.child.wait()).await.is_err() {
             let _ = self.child.kill().await;
         }
