@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -134,7 +134,14 @@ impl Markup {
 
 /// When each word of an utterance sounds. The voice writes it, once; who speaks the utterance reads it.
 #[derive(Clone, Debug, Default)]
-pub struct WordTimes(Arc<OnceLock<Vec<WordEnd>>>);
+pub struct WordTimes(Arc<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    ends: OnceLock<Vec<WordEnd>>,
+    /// Somebody will ask later, however little the utterance hurries.
+    kept: AtomicBool,
+}
 
 /// The end of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +156,7 @@ impl WordTimes {
     /// Tells the ends of all words, in order. What was told before stays.
     pub fn tell(&self, ends: Vec<WordEnd>) {
         // Refused where they are known already: an utterance that is spoken anew says the same.
-        let _ = self.0.set(ends);
+        let _ = self.0.ends.set(ends);
     }
 
     /// Whether anybody but the voice holds it.
@@ -157,9 +164,19 @@ impl WordTimes {
         Arc::strong_count(&self.0) > 1
     }
 
+    /// The utterance is kept, to be heard later: its words are wanted although nobody listens now.
+    pub fn keep(&self) {
+        self.0.kept.store(true, Ordering::Release);
+    }
+
+    /// Whether it is; see [`Self::keep`].
+    pub fn is_kept(&self) -> bool {
+        self.0.kept.load(Ordering::Acquire)
+    }
+
     /// The ends of all words; `None` while they are not known.
     pub fn known(&self) -> Option<&[WordEnd]> {
-        self.0.get().map(Vec::as_slice)
+        self.0.ends.get().map(Vec::as_slice)
     }
 }
 

@@ -3,6 +3,11 @@
 use crate::call::{CallEvent, Style, TurnHow, TurnId, TurnRequest};
 use crate::turn::Markup;
 
+/// How an agent that speaks so says sorry for a turn.
+pub(super) fn apology_style(style: &Style) -> Style {
+    Style { voice: None, instructions: None, markup: Markup::None, ..style.clone() }
+}
+
 /// Says sorry for turns of which nothing was heard.
 ///
 /// # Why
@@ -35,8 +40,12 @@ impl Apology {
         }
         let id = TurnId::next();
         self.pending = Some(id.clone());
-        let style = Style { voice: None, instructions: None, markup: Markup::None, ..style.clone() };
-        Some(TurnRequest { id: Some(id), ahead: true, style, ..TurnRequest::new(self.text.as_str()) })
+        Some(TurnRequest {
+            id: Some(id),
+            ahead: true,
+            style: apology_style(style),
+            ..TurnRequest::new(self.text.as_str())
+        })
     }
 
     /// What was to be said was not taken.

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::apology::apology_style;
 use super::builtin::Builtin;
 use super::llm::config::Llm;
 use super::media::frames::Form;
-use crate::call::Interruptible;
+use crate::call::{Interruptible, Style};
 use crate::secret::Secret;
+use crate::turn::Streaming;
 
 /// `[agent.NAME]`
 #[derive(Clone, Debug, Deserialize)]
@@ -132,6 +134,49 @@ fn default_stall_s() -> u64 {
 }
 
 impl Agent {
+    /// How its turns are spoken unless a frame says otherwise.
+    pub fn style(&self) -> Style {
+        Style {
+            voice: self.voice.clone(),
+            language: self.language.clone(),
+            normalise: self.normalise,
+            interruptible: self.interruptible,
+            stream: self.stream,
+            lexicon: self.lexicon.said.clone(),
+            ..Style::default()
+        }
+    }
+
+    /// How its parties are told that they are recorded.
+    pub fn consent_style(&self) -> Style {
+        Style {
+            voice: self.voice.clone(),
+            language: self.language.clone(),
+            normalise: self.normalise,
+            lexicon: self.lexicon.said.clone(),
+            // Who has not heard it has not been told.
+            interruptible: Some(Interruptible::None),
+            stream: Streaming::Sentence,
+            ..Style::default()
+        }
+    }
+
+    /// Texts of the configuration that its calls will say or may say, and how: those heard first go first.
+    pub fn phrases(&self) -> Vec<(&str, Style)> {
+        let style = self.style();
+        let (mut texts, mut sorry) = (vec![self.greeting.as_deref()], vec![self.apology.as_str()]);
+        if let Some(llm) = &self.llm {
+            texts = vec![llm.greeting.as_deref().or(self.greeting.as_deref()), Some(&llm.filler)];
+            sorry.insert(0, &llm.apology);
+        }
+        let mut phrases: Vec<_> = texts.into_iter().flatten().chain(sorry).map(|text| (text, style.clone())).collect();
+        phrases.push((&self.apology, apology_style(&style)));
+        phrases.retain(|(text, _)| !text.trim().is_empty());
+        phrases.iter_mut().for_each(|(text, _)| *text = text.trim());
+        phrases.dedup();
+        phrases
+    }
+
     /// An agent with defaults at `url`.
     pub fn at(url: &str) -> Self {
         Self {

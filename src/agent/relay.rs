@@ -62,15 +62,7 @@ pub struct Relay {
 impl Relay {
     /// A relay for `handle` with the voice and language that `agent` is configured with.
     pub fn new(handle: CallHandle, agent: &Agent) -> Self {
-        let style = Style {
-            voice: agent.voice.clone(),
-            language: agent.language.clone(),
-            normalise: agent.normalise,
-            interruptible: agent.interruptible,
-            stream: agent.stream,
-            lexicon: agent.lexicon.said.clone(),
-            ..Style::default()
-        };
+        let style = agent.style();
         // A call that is over hears nothing.
         let _ =
             handle.listen(Listen { partials: Some(agent.partials), language: agent.language.clone(), expect: None });

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod descriptors;
 mod ears;
 pub mod engines;
+mod phrases;
 mod reload;
 
 use std::net::SocketAddr;
@@ -147,6 +148,8 @@ impl App {
         }
         let recovery = Recovery::default();
         let engine = Engine::start_with_workers(workers, choice.loaders, config.scheduler.clone(), recovery)?;
+        engine.keep_phrases(&config.engine.phrases);
+        let (tell_phrases, told_phrases) = watch::channel(phrases::of(&config));
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
         let fallback = match choice.fallback.filter(|_| wanted) {
             Some(loader) => Some(Engine::start(vec![loader], config.scheduler.clone())?),
@@ -206,6 +209,7 @@ impl App {
             drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
         let (stop, stopped) = watch::channel(false);
+        tokio::spawn(phrases::render(gateway.engine.clone(), told_phrases, stop.subscribe()));
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
@@ -223,8 +227,8 @@ impl App {
             tokio::spawn(nodes.keep(tell, trunks.collect(), stop.subscribe()))
         });
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
-        let reloader =
-            Arc::new(Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone()));
+        let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
+        let reloader = Arc::new(reloader.telling(tell_phrases));
         let router = server::router(gateway.clone(), policies, reloader.clone());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };

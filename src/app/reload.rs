@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
+use tokio::sync::watch;
 
 use crate::agent::Agents;
 use crate::config::{self, Config, ConfigError, Source};
@@ -16,6 +17,7 @@ use crate::gateway::tenants::Tenants;
 use crate::sched;
 use crate::server::{self, Policies};
 use crate::telemetry;
+use crate::turn::Utterance;
 
 /// Keys, and sections with a dot after them, that a running gateway takes up.
 const APPLIED: [&str; 7] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "lexicon.", "tenant."];
@@ -38,6 +40,8 @@ pub struct Reloader {
     policies: Policies,
     agents: Agents,
     tenants: Tenants,
+    /// Who has the phrases of the configuration spoken.
+    phrases: Option<watch::Sender<Arc<[Utterance]>>>,
     /// What schedulers hold tenants to since the start.
     shares: BTreeMap<String, sched::Tenant>,
 }
@@ -46,7 +50,12 @@ impl Reloader {
     /// Follows the file that `config` was read from.
     pub fn new(config: &Config, policies: Policies, agents: Agents, tenants: Tenants) -> Self {
         let (file, read) = (config.source.file.clone(), Mutex::new(config.source.clone()));
-        Self { file, read, policies, agents, tenants, shares: config.scheduler.tenants.clone() }
+        Self { file, read, policies, agents, tenants, phrases: None, shares: config.scheduler.tenants.clone() }
+    }
+
+    /// Has `phrases` told which texts of the configuration will be said.
+    pub fn telling(self, phrases: watch::Sender<Arc<[Utterance]>>) -> Self {
+        Self { phrases: Some(phrases), ..self }
     }
 
     /// Reads the file again and takes up what can change.
@@ -65,6 +74,9 @@ impl Reloader {
         }
         self.policies.replace(&config.http);
         self.tenants.replace(config.tenant_rules());
+        if let Some(phrases) = &self.phrases {
+            phrases.send_replace(super::phrases::of(&config));
+        }
         self.agents.read_with(config.lexicon.said);
         self.agents.replace(config.agent);
         telemetry::set_level(&config.log.level);

@@ -35,6 +35,7 @@ mod witness;
 pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, Stages, TurnHow};
 pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
+pub use machine::{streamed_utterances, utterances};
 pub use messages::{Messages, PeerMessage};
 pub use registry::{Arriving, Calls, StartError};
 pub use settings::{BargeIn, CallConfig, Interruptible};

@@ -114,6 +114,8 @@ pub struct Engine {
     pub shared_kib: Option<u32>,
     /// Whether a text, voice and seed give the same bits whatever else the GPU speaks meanwhile; costs speed.
     pub invariant: bool,
+    /// What is kept of what was spoken.
+    pub phrases: crate::synth::device::phrases::Config,
     /// Speech tokens of each text id, for measuring with random weights, which never end by themselves; `None`: the
     /// model decides.
     pub tokens_per_id: Option<f64>,
@@ -136,6 +138,7 @@ impl Default for Engine {
             workers: Vec::new(),
             shared_kib: None,
             invariant: false,
+            phrases: Default::default(),
             tokens_per_id: None,
         }
     }
@@ -343,6 +346,7 @@ impl Config {
             (&mut self.records.database, "records.sqlite"),
             (&mut self.recording.dir, "recordings"),
             (&mut self.engine.cache, "kernels"),
+            (&mut self.engine.phrases.dir, "phrases"),
         ];
         for (path, name) in paths {
             if path.as_os_str().is_empty() {

@@ -13,9 +13,7 @@ use tokio::time::timeout;
 use super::tenants::Lease;
 use super::{Gateway, GatewayError, WithFallback};
 use crate::agent::config::Agent;
-use crate::call::{
-    Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, Interruptible, Style, TextDelta, TurnHow, TurnId,
-};
+use crate::call::{Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, TextDelta, TurnHow, TurnId};
 use crate::cluster::Nodes;
 use crate::fault;
 use crate::media::leg::MediaLeg;
@@ -125,15 +123,7 @@ impl Gateway {
             return recordings.record(&call);
         }
         let mut events = self.calls.events();
-        let style = Style {
-            voice: agent.voice.clone(),
-            language: agent.language.clone(),
-            normalise: agent.normalise,
-            lexicon: agent.lexicon.said.clone(),
-            // Who has not heard it has not been told.
-            interruptible: Some(Interruptible::None),
-            ..Style::default()
-        };
+        let style = agent.consent_style();
         let turn = TurnId::from(CONSENT);
         let text = TextDelta { id: Some(turn.clone()), token: consent, last: true, style };
         if let Err(error) = call.push_text(text) {

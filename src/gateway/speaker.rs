@@ -79,6 +79,16 @@ impl From<AudioFileError> for SpeechError {
     }
 }
 
+/// A part that is with the engine.
+struct Open {
+    id: UtteranceId,
+    /// Its amplitude.
+    gain: f32,
+    /// What came of it before its turn: a phrase that is kept may be there before the one ahead of it has been made.
+    early: VecDeque<Vec<f32>>,
+    ended: bool,
+}
+
 /// Speaks the parts of one text in order, a few ahead. Dropping it cancels what is under way.
 pub struct Speaker {
     engine: Engine,
@@ -88,8 +98,8 @@ pub struct Speaker {
     sink: SpeechSink,
     events: mpsc::Receiver<SpeechEvent>,
     waiting: VecDeque<Cut>,
-    /// With the engine, and the amplitude of each.
-    open: VecDeque<(UtteranceId, f32)>,
+    /// With the engine, in the order in which they are heard.
+    open: VecDeque<Open>,
     index: u64,
 }
 
@@ -129,6 +139,15 @@ impl Speaker {
     /// A part could not be spoken; the rest is cancelled.
     pub async fn next(&mut self) -> Result<Option<Vec<f32>>, SpeechError> {
         loop {
+            while let Some(first) = self.open.front_mut() {
+                if let Some(pcm) = first.early.pop_front() {
+                    return Ok(Some(pcm));
+                }
+                if !first.ended {
+                    break;
+                }
+                self.open.pop_front();
+            }
             // Silence has its place between what was spoken before it and what comes after.
             if self.open.is_empty()
                 && let Some(Cut::Break(length)) = self.waiting.pop_front_if(|cut| matches!(cut, Cut::Break(_)))
@@ -142,14 +161,16 @@ impl Speaker {
             let Some(event) = self.events.recv().await else { return Err(SpeechError::Closed) };
             match event {
                 SpeechEvent::Audio { utterance, mut pcm } => {
-                    let gain = self.open.iter().find(|(id, _)| *id == utterance).map_or(1.0, |(_, gain)| *gain);
-                    if gain != 1.0 {
-                        pcm.iter_mut().for_each(|sample| *sample *= gain);
+                    let Some(open) = self.open.iter_mut().find(|open| open.id == utterance) else { continue };
+                    if open.gain != 1.0 {
+                        pcm.iter_mut().for_each(|sample| *sample *= open.gain);
                     }
-                    return Ok(Some(pcm));
+                    open.early.push_back(pcm);
                 }
                 SpeechEvent::End { utterance, how } => {
-                    self.open.retain(|(id, _)| *id != utterance);
+                    if let Some(open) = self.open.iter_mut().find(|open| open.id == utterance) {
+                        open.ended = true;
+                    }
                     match how {
                         UtteranceEnd::Done => {}
                         UtteranceEnd::Cancelled => return Err(SpeechError::Closed),
@@ -194,7 +215,8 @@ impl Speaker {
                 tenant: manner.tenant.clone(),
             };
             self.index += 1;
-            self.open.push_back((utterance.id, manner.volume * piece.manner.gain));
+            let gain = manner.volume * piece.manner.gain;
+            self.open.push_back(Open { id: utterance.id, gain, early: VecDeque::new(), ended: false });
             self.engine.submit(utterance, self.sink.clone())?;
         }
         Ok(())
@@ -205,5 +227,39 @@ impl Drop for Speaker {
     fn drop(&mut self) {
         self.epoch.raise();
         self.engine.note(self.stream, StreamNote::Closed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::device::Loader;
+    use crate::synth::device::phrases::{Config, Keep};
+    use crate::synth::tone::Tone;
+
+    async fn spoken(engine: &Engine, parts: &[&str]) -> Vec<f32> {
+        let mut speaker = Speaker::new(engine.clone(), Manner::plain("".into()));
+        speaker.add(parts.iter().map(|part| (*part).to_owned()));
+        let mut all = Vec::new();
+        while let Some(pcm) = speaker.next().await.expect("spoken") {
+            all.extend(pcm);
+        }
+        assert!(speaker.is_idle());
+        all
+    }
+
+    #[tokio::test]
+    async fn parts_that_are_kept_wait_for_those_before_them() {
+        let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
+        let engine = Engine::start(vec![loader], crate::sched::Config::default()).expect("starts");
+        engine.ready().await;
+        let parts = ["one three five", "two", "four six"];
+        let plain = spoken(&engine, &parts).await;
+        engine.keep_phrases(&Config { keep: Keep::All, disk_mib: 0, ..Config::default() });
+        // The second is kept, with the seed of a second part; the first is not.
+        spoken(&engine, &["something else", "two"]).await;
+        assert_eq!(spoken(&engine, &parts).await, plain);
+        assert_eq!(spoken(&engine, &parts).await, plain, "all of it is kept");
+        engine.shutdown();
     }
 }

@@ -72,6 +72,16 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
+    pub fn wanted<'a>(&'a self, record: Option<bool>, consent: Option<&'a str>) -> Option<&'a str> {
+        let wanted = match self.mode {
+            Mode::Off => false,
+            Mode::Agents => record == Some(true),
+            Mode::All => record != Some(false),
+        };
+        wanted.then(|| consent.unwrap_or(&self.consent).trim())
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -230,12 +240,7 @@ impl Recordings {
 
     /// Whether calls of an agent that says `record` are recorded, and what is said before (`consent`: the agent's own).
     pub fn wanted(&self, record: Option<bool>, consent: Option<&str>) -> Option<String> {
-        let wanted = match self.0.config.mode {
-            Mode::Off => false,
-            Mode::Agents => record == Some(true),
-            Mode::All => record != Some(false),
-        };
-        wanted.then(|| consent.unwrap_or(&self.0.config.consent).trim().to_owned())
+        self.0.config.wanted(record, consent).map(str::to_owned)
     }
 
     /// Records `call` from now until it ends.

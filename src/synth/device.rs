@@ -20,6 +20,7 @@
 mod delivery;
 mod feed;
 mod meter;
+pub mod phrases;
 mod place;
 pub mod remote;
 mod spent;
@@ -27,16 +28,18 @@ mod trace;
 mod worker;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 pub use self::meter::{Meter, Spoken};
+use self::phrases::{Phrases, Recorder};
 use self::place::{Device, Local};
 use self::remote::link::{Link, Worker};
 pub use self::spent::{Spent, Steps};
 use self::worker::Shared;
+use super::identity::Key;
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
 use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};
@@ -125,6 +128,8 @@ struct Inner {
     /// Where each stream speaks. Locked before any device, never the other way round.
     placements: Mutex<HashMap<StreamId, Placement>>,
     meter: Arc<Meter>,
+    /// What is kept of what was spoken; not set: nothing.
+    phrases: OnceLock<Arc<Phrases>>,
 }
 
 #[derive(Clone, Copy)]
@@ -193,7 +198,7 @@ impl Engine {
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
             devices.push(Device::Local(Local { shared, phase, thread: Mutex::new(Some(thread)) }));
         }
-        let inner = Arc::new(Inner { devices, placements: Mutex::default(), meter });
+        let inner = Arc::new(Inner { devices, placements: Mutex::default(), meter, phrases: OnceLock::new() });
         if !links.is_empty() {
             let respeak: Arc<dyn Respeak> = inner.clone();
             links.iter().for_each(|link| link.respeak_with(Arc::downgrade(&respeak)));
@@ -213,7 +218,11 @@ impl Engine {
     /// # Errors
     /// No device is ready, or accepting would break a promise already made.
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
-        self.inner.submit(&utterance, &sink, |last| self.inner.preferred(&utterance, last))
+        let spoken = self
+            .inner
+            .phrase(&utterance)
+            .is_some_and(|(phrases, key)| phrases.speak(key, &utterance, &sink, &Arc::downgrade(&self.inner)));
+        if spoken { Ok(()) } else { self.inner.speak_anew(&utterance, &sink) }
     }
 
     /// How many text ids of a text that is still being written `voice` waits for before it speaks
@@ -294,6 +303,28 @@ impl Engine {
         voices
     }
 
+    /// Keeps phrases from now on, as `config` says. Said once; later words have no effect.
+    pub fn keep_phrases(&self, config: &phrases::Config) {
+        if let Some(phrases) = Phrases::start(config, self.inner.meter.clone()) {
+            let _ = self.inner.phrases.set(phrases);
+        }
+    }
+
+    /// Makes `utterances` the phrases that are kept for good, and gives those that are not in memory: who has them spoken
+    /// once, has them kept. `None`: some device cannot tell yet what it would say; ask again.
+    pub fn fix_phrases(&self, utterances: &[Utterance]) -> Option<Vec<Utterance>> {
+        let Some(phrases) = self.inner.phrases.get() else { return Some(Vec::new()) };
+        let identities: Vec<_> = self.inner.devices.iter().filter_map(Device::identity).collect();
+        if identities.iter().any(|identity| !identity.is_known()) {
+            return None;
+        }
+        let keys = utterances.iter().flat_map(|utterance| identities.iter().filter_map(|of| of.key(utterance)));
+        phrases.fix(keys.collect());
+        let missing =
+            |utterance: &&Utterance| self.inner.phrase(utterance).is_some_and(|(phrases, key)| !phrases.has(&key));
+        Some(utterances.iter().filter(missing).cloned().collect())
+    }
+
     /// What tenants have had of these devices.
     pub fn meter(&self) -> Arc<Meter> {
         self.inner.meter.clone()
@@ -332,11 +363,32 @@ impl Engine {
 }
 
 impl Inner {
+    /// Has a device speak `utterance`, whether or not it is kept.
+    fn speak_anew(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
+        self.submit(utterance, sink, true, |last| self.preferred(utterance, last))
+    }
+
+    /// Where phrases are kept, and the key of `utterance` on the device that would speak it.
+    fn phrase(&self, utterance: &Utterance) -> Option<(&Arc<Phrases>, Key)> {
+        let phrases = self.phrases.get()?;
+        let last = lock(&self.placements).get(&utterance.stream).map(|placement| placement.device);
+        let device = *self.preferred(utterance, last).first()?;
+        Some((phrases, self.devices[device].identity()?.key(utterance)?))
+    }
+
+    /// What keeps `utterance` while `device` speaks it, if it is to be kept.
+    fn recorder(&self, device: &Device, utterance: &Utterance) -> Option<Recorder> {
+        let phrases = self.phrases.get()?;
+        phrases.record(device.identity()?.key(utterance)?, utterance)
+    }
+
     /// Has one of `devices` speak `utterance`; they are asked for by where its stream spoke last, and tried in turn.
+    /// `keeps`: what is spoken may be kept.
     fn submit(
         &self,
         utterance: &Utterance,
         sink: &SpeechSink,
+        keeps: bool,
         devices: impl FnOnce(Option<usize>) -> Vec<usize>,
     ) -> Result<(), Refused> {
         let mut placements = lock(&self.placements);
@@ -352,7 +404,8 @@ impl Inner {
             if unpaced && !device.knows(stream) {
                 device.note(clock::now(), stream, StreamNote::Unpaced);
             }
-            match device.submit(utterance, sink) {
+            let recorder = if keeps { self.recorder(device, utterance) } else { None };
+            match device.submit(utterance, sink, recorder) {
                 Ok(()) => {
                     placements.insert(stream, Placement { device: index, unpaced });
                     return Ok(());
@@ -417,7 +470,8 @@ impl Respeak for Inner {
             Some(_) => self.devices[device].kind() == kind && self.has_voice(device, utterance.voice.as_deref()),
             None => self.serves(device, utterance.voice.as_deref()),
         };
-        self.submit(&utterance, &sink, |_| self.suitable(utterance.class, None, like))
+        // Its sink has a part of it already: what comes is not the whole.
+        self.submit(&utterance, &sink, false, |_| self.suitable(utterance.class, None, like))
     }
 }
 

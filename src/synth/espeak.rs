@@ -31,7 +31,9 @@ use std::time::Duration;
 use self::child::{Child, Share};
 use self::voices::Catalogue;
 use self::words::{Aligner, Task};
-use super::{Caps, EngineLimits, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use super::{
+    Caps, EngineLimits, Identity, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+};
 use crate::clock;
 use crate::turn::{Class, Utterance};
 
@@ -190,6 +192,12 @@ impl Synthesizer for Espeak {
         self.catalogue.infos(&self.config.voice)
     }
 
+    fn identity(&self) -> Option<Identity> {
+        let program = &self.config.program;
+        let version = voices::list(program, "--version").ok()?;
+        Some(Identity::of_program(format!("espeak {} {version} {}", program.display(), self.config.voice)))
+    }
+
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
         if utterance.text.len() > MAX_TEXT {
             return Err(SynthError::Input(format!(
@@ -213,7 +221,7 @@ impl Synthesizer for Espeak {
             child = self.start(&manner)?;
             child.say(&text).map_err(|e| SynthError::Utterance(format!("espeak-ng: {e}")))?;
         }
-        if utterance.class == Class::Live && utterance.words.is_wanted() {
+        if utterance.words.is_kept() || (utterance.class == Class::Live && utterance.words.is_wanted()) {
             let (words, token) = (utterance.words.clone(), utterance.token.clone());
             self.aligner.ask(Task { manner: manner.clone(), tokens, words, token });
         }

@@ -7,11 +7,13 @@
 pub mod cosyvoice;
 pub mod device;
 pub mod espeak;
+pub mod identity;
 pub mod tone;
 
 use std::time::Duration;
 
 pub use self::cosyvoice::bistream::Order as TextOrder;
+pub use self::identity::Identity;
 pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Slot, Stage, Stages, Step};
 use crate::turn::{Utterance, UtteranceId};
 
@@ -70,6 +72,12 @@ pub trait Synthesizer: Send {
 
     /// What can be asked for in [`Utterance::voice`]. The first is the default.
     fn voices(&self) -> Vec<VoiceInfo>;
+
+    /// What decides how it sounds, besides the utterance: where it is known, what was spoken once may be kept and given
+    /// again. Asked for when the voice is loaded and after each [`Self::refresh_voices`]. `None`: nothing of it is kept.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
 
     /// Prepares `slot` for `utterance` and returns what it can run first. Cheap: device work belongs into steps.
     ///

@@ -6,7 +6,8 @@ use std::f32::consts::TAU;
 use std::time::Duration;
 
 use super::{
-    Caps, EngineLimits, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, VoiceInfo,
+    Caps, EngineLimits, Identity, Outcome, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer,
+    VoiceInfo,
 };
 use crate::audio::{FRAME_SAMPLES, RATE};
 use crate::turn::Utterance;
@@ -55,6 +56,10 @@ impl Synthesizer for Tone {
 
     fn voices(&self) -> Vec<VoiceInfo> {
         vec![VoiceInfo { name: "tone".into(), languages: Vec::new(), starts_after: None }]
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Some(Identity::of_program("tone"))
     }
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {

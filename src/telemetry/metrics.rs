@@ -73,6 +73,12 @@ pub const METRICS: &[Metric] = &[
         REQUEST,
         "Utterances of requests, calls and batch, from acceptance to the last sample made",
     ),
+    counter(
+        "antiphon_phrases_total",
+        &["result"],
+        "Utterances that were kept and needed no device (hit), and those that a device spoke (miss)",
+    ),
+    gauge("antiphon_phrase_bytes", &["place"], "Phrases that are kept, in memory and on disk"),
     counter("antiphon_fallback_total", &[], "Utterances that the fallback voice spoke in place of the engine"),
     counter("antiphon_stand_in_total", &[], "Old name of antiphon_fallback_total, for one release"),
     // Devices.
@@ -232,6 +238,8 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("antiphon_recognizer_suppressed_total", "reason", &["no_speech", "repetition"]),
     ("antiphon_rtcp_packets_total", "direction", &["in", "out", "out_dropped"]),
     ("", "direction", &["sent", "received"]),
+    ("", "result", &["hit", "miss"]),
+    ("", "place", &["memory", "disk"]),
     ("", "end", &["remote", "local", "lost", "failed"]),
     (
         "antiphon_calls_ended_total",

@@ -24,6 +24,7 @@ mod mouth_to_ear;
 mod nodes;
 mod packaging;
 mod pages;
+mod phrases;
 mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]

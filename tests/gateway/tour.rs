@@ -42,6 +42,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_fallback_total", "a device that fails: gateway/fallback.rs"),
     ("antiphon_stand_in_total", "a device that fails: gateway/fallback.rs"),
     ("antiphon_device_failures_total", "a device that fails: gateway/fallback.rs"),
+    ("antiphon_phrase_bytes", "an agent that is configured: gateway/phrases.rs"),
     ("voice_gpu_memory_bytes", "a GPU"),
     ("antiphon_scheduler_queue_depth", "more work than the device takes at once"),
     ("antiphon_worker_up", "a worker: gateway/workers.rs"),

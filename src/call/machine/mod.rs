@@ -29,6 +29,7 @@ mod outbox;
 mod output;
 mod part;
 mod pause;
+mod phrases;
 mod queue;
 mod speaking;
 mod speculation;
@@ -36,6 +37,8 @@ mod synthesis;
 mod transfer;
 mod turn;
 mod writing;
+
+pub use self::phrases::{streamed_utterances, utterances};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

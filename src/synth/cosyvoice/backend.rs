@@ -197,6 +197,11 @@ pub trait Backend: Send {
     /// Fixed limits.
     fn caps(&self) -> &BackendCaps;
 
+    /// The product that it computes on: another one may round otherwise.
+    fn product(&self) -> String {
+        self.caps().device.clone()
+    }
+
     /// Mel frames withheld by [`Self::vocode`] until the mel goes on or ends.
     fn hold_back(&self) -> u32;
 

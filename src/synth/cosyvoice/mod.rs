@@ -38,6 +38,7 @@ pub mod voices;
 pub mod yaml;
 
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 pub use synthesizer::{CosyVoice, Settings};
 
@@ -45,7 +46,7 @@ use self::backend::Options;
 use self::config::Config;
 use self::cpu::CpuBackend;
 use self::gpu::{GpuBackend, GpuError, Precision};
-use crate::synth::SynthError;
+use crate::synth::{SynthError, identity};
 
 impl CosyVoice<CpuBackend> {
     /// Checks and loads the checkpoint in `dir` on the CPU.
@@ -54,8 +55,11 @@ impl CosyVoice<CpuBackend> {
     /// Everything that is wrong with the checkpoint, in one report.
     pub fn load_cpu(dir: &Path, options: Options, settings: Settings) -> Result<Self, SynthError> {
         let config = checked(dir, &options)?;
+        let (content, loaded) = content(dir, &options, "cpu");
         let backend = CpuBackend::load(dir, options).map_err(|e| SynthError::Device(e.to_string()))?;
-        Self::new(backend, dir, config, settings)
+        let mut this = Self::new(backend, dir, config, settings)?;
+        this.identify(content, loaded);
+        Ok(this)
     }
 }
 
@@ -72,12 +76,25 @@ impl CosyVoice<GpuBackend> {
         settings: Settings,
     ) -> Result<Self, SynthError> {
         let config = checked(dir, &options)?;
+        let (content, loaded) = content(dir, &options, &format!("{precision:?}"));
         let backend = GpuBackend::load(dir, ordinal, options, precision).map_err(|e| match e {
             GpuError::Driver { .. } | GpuError::Blas(_) => SynthError::Device(e.to_string()),
             lacking => SynthError::Unusable(lacking.to_string()),
         })?;
-        Self::new(backend, dir, config, settings)
+        let mut this = Self::new(backend, dir, config, settings)?;
+        this.identify(content, loaded);
+        Ok(this)
     }
+}
+
+/// What the checkpoint's files hold, which is told when they have been read, and how they are used.
+fn content(dir: &Path, options: &Options, precision: &str) -> (Arc<OnceLock<String>>, String) {
+    let stems = [options.llm.stem(), checkpoint::Part::Flow.stem(), checkpoint::Part::Hift.stem()];
+    let networks = stems.map(|stem| checkpoint::find(dir, stem)).to_vec();
+    let Options { llm, final_chunk, sine_noise, hardware, .. } = options;
+    let loaded =
+        format!("{precision} {llm:?} {final_chunk:?} {sine_noise:?} {} {:?}", hardware.invariant, hardware.taken_for);
+    (identity::read_model(dir, networks), loaded)
 }
 
 /// The sizes of a checkpoint in which nothing is wrong.

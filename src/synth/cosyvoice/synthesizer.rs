@@ -11,7 +11,7 @@ mod streamed;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use self::fit::Prepared;
@@ -29,7 +29,8 @@ use super::text::{Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
 use crate::synth::{
-    Caps, Memory, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder, VoiceInfo,
+    Caps, Identity, Memory, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder,
+    VoiceInfo,
 };
 use crate::turn::{Class, StreamId, Utterance, UtteranceId};
 use crate::voice::file::Voice;
@@ -75,6 +76,8 @@ pub struct CosyVoice<B> {
     ran: u32,
     /// The launched step, and its rounds.
     launched: Option<(Step, u32)>,
+    /// What the checkpoint's files hold and how it was loaded, where that is found out.
+    content: Option<(Arc<OnceLock<String>>, String)>,
 }
 
 struct Known {
@@ -146,6 +149,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             pace: None,
             ran: 1,
             launched: None,
+            content: None,
         };
         let saved = dir.join(SPK2INFO);
         if saved.exists() {
@@ -159,6 +163,11 @@ impl<B: Backend + Probe> CosyVoice<B> {
         }
         this.refresh_voices();
         Ok(this)
+    }
+
+    /// Says what the checkpoint's files hold, once that is known, and how it was loaded: see [`Synthesizer::identity`].
+    pub(super) fn identify(&mut self, content: Arc<OnceLock<String>>, loaded: String) {
+        self.content = Some((content, loaded));
     }
 
     /// The backend, for comparing its stages.
@@ -405,6 +414,21 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
             starts_after: self.voices.get(name).and_then(|known| known.starts_after),
         };
         names.into_iter().map(info).collect()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        let (content, loaded) = self.content.clone()?;
+        let Settings { hops, min_length, .. } = &self.settings;
+        let settings = format!(
+            "cosyvoice3 {} {loaded} {hops:?} {min_length:?} {:?} {:?}",
+            self.backend.product(),
+            self.forced,
+            self.pace
+        );
+        let content_of = |info: VoiceInfo| Some((info.name.clone(), self.voices.get(&info.name)?.id.clone()));
+        let voices: Vec<_> = self.voices().into_iter().filter_map(content_of).collect();
+        // Without a voice nothing can be said; names would say nothing.
+        (!voices.is_empty()).then(|| Identity::of_model(settings, content, voices))
     }
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {

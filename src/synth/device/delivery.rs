@@ -7,6 +7,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::feed::Feed;
+use super::phrases::Recorder;
 use super::trace::Trace;
 use super::worker::State;
 use crate::clock;
@@ -28,6 +29,8 @@ pub(super) struct Payload {
     pub(super) accepted: Instant,
     /// Of an utterance whose text is still being written.
     pub(super) feed: Option<Feed>,
+    /// Keeps what is spoken.
+    pub(super) recorder: Option<Recorder>,
 }
 
 impl State {
@@ -45,6 +48,9 @@ impl State {
         }
         pcm.drain(..payload.given.saturating_sub(start));
         payload.given = payload.position;
+        if let Some(recorder) = &mut payload.recorder {
+            recorder.hear(&pcm);
+        }
         payload.trace.tell(payload.utterance.id, clock::now());
         let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
         if !payload.outbox.is_empty() {
@@ -89,6 +95,9 @@ impl State {
         }
         if how == UtteranceEnd::Cancelled {
             payload.outbox.clear();
+        }
+        if let Some(recorder) = payload.recorder.take().filter(|_| how == UtteranceEnd::Done) {
+            recorder.keep();
         }
         payload.outbox.push_back(SpeechEvent::End { utterance: payload.utterance.id, how });
         if !payload.flush() {

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
+use super::phrases::Recorder;
 use super::worker::Shared;
 use super::{DeviceStatus, Phase, lock};
 use crate::sched::{Load, Refused, StreamNote};
-use crate::synth::VoiceInfo;
 use crate::synth::device::remote::link::Link;
+use crate::synth::{Identity, VoiceInfo};
 use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 pub(super) enum Device {
@@ -26,9 +27,15 @@ pub(super) struct Local {
 }
 
 impl Device {
-    pub(super) fn submit(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
+    /// `recorder` keeps what is spoken.
+    pub(super) fn submit(
+        &self,
+        utterance: &Utterance,
+        sink: &SpeechSink,
+        recorder: Option<Recorder>,
+    ) -> Result<(), Refused> {
         match self {
-            Device::Local(local) => local.shared.submit(utterance, sink),
+            Device::Local(local) => local.shared.submit(utterance, sink, recorder),
             Device::Worker(link) => link.submit(utterance, sink),
         }
     }
@@ -90,6 +97,14 @@ impl Device {
         match self {
             Device::Local(local) => local.shared.state().voices.clone(),
             Device::Worker(link) => link.voices(),
+        }
+    }
+
+    /// What decides how it sounds; `None`: it does not say, and what workers speak is kept where they are, if at all.
+    pub(super) fn identity(&self) -> Option<Arc<Identity>> {
+        match self {
+            Device::Local(local) => local.shared.state().identity.clone(),
+            Device::Worker(_) => None,
         }
     }
 

@@ -1,9 +1,9 @@
 //! The loop of one device thread: load, then plan, do, record; and again after a failure.
 
 mod feeding;
+mod guard;
 mod inflight;
 
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{oneshot, watch};
 
+use self::guard::{guarded, share};
 use self::inflight::Launched;
 use super::delivery::Payload;
 use super::feed::Feed;
 use super::meter::Meter;
+use super::phrases::Recorder;
 use super::spent::Spent;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
@@ -22,7 +24,7 @@ use crate::clock;
 use crate::sched::{
     Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
 };
-use crate::synth::{Caps, EngineLimits, Memory, Outcome, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{Caps, EngineLimits, Identity, Memory, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
 use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// How often gauges are brought up to date.
@@ -48,6 +50,8 @@ pub(super) struct State {
     pub(super) sched: Option<Scheduler>,
     pub(super) caps: Option<Caps>,
     pub(super) voices: Vec<VoiceInfo>,
+    /// What decides how it sounds, where it says so.
+    pub(super) identity: Option<Arc<Identity>>,
     pub(super) memory: Memory,
     pub(super) parts: Vec<(&'static str, u64)>,
     pub(super) produced: u64,
@@ -120,7 +124,12 @@ impl Shared {
         });
     }
 
-    pub(super) fn submit(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
+    pub(super) fn submit(
+        &self,
+        utterance: &Utterance,
+        sink: &SpeechSink,
+        recorder: Option<Recorder>,
+    ) -> Result<(), Refused> {
         let now = clock::now();
         let spec = JobSpec {
             stream: utterance.stream,
@@ -141,6 +150,7 @@ impl Shared {
         }
         let payload = Payload {
             feed,
+            recorder,
             utterance: Arc::new(utterance.clone()),
             sink: sink.clone(),
             outbox: VecDeque::new(),
@@ -239,6 +249,7 @@ impl Shared {
         state.sched = None;
         state.spent.lapse();
         state.voices.clear();
+        state.identity = None;
         state.fresh.clear();
         state.fed.clear();
         state.blocked.clear();
@@ -278,11 +289,13 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
     let seeds = guarded(|| synth.warm_up())?;
     let caps = synth.caps().clone();
     let (memory, parts) = (synth.memory(), synth.memory_parts());
+    let identity = guarded(|| Ok(synth.identity()))?.map(Arc::new);
     let limits = EngineLimits { slots: caps.limits.slots.max(1), ..caps.limits.clone() };
     tracing::info!(engine = caps.name, device = %caps.device, slots = limits.slots, ?seeds, "voice loaded");
     let mut state = shared.state();
     state.sched = Some(Scheduler::new(config.clone(), limits, memory.total, seeds).sharing(shared.quotas.clone()));
     state.voices = synth.voices();
+    state.identity = identity;
     state.caps = Some(caps);
     state.memory = memory;
     state.parts = parts;
@@ -327,8 +340,9 @@ impl Worker<'_> {
                     Ok(())
                 })?;
                 let (voices, memory) = (self.synth.voices(), self.synth.memory());
+                let identity = guarded(|| Ok(self.synth.identity()))?.map(Arc::new);
                 let mut state = self.shared.state();
-                state.voices = voices;
+                (state.voices, state.identity) = (voices, identity);
                 state.remember(memory);
                 drop(state);
                 for waiting in waiting {
@@ -553,33 +567,4 @@ impl State {
         }
         self.memory = memory;
     }
-}
-
-/// What a step's result means for its slots: only what is not the device's is theirs, and those without a result
-/// share it.
-fn share(result: Result<(), SynthError>, step: &Step, progress: &mut Vec<Progress>) -> Result<(), SynthError> {
-    let error = match result {
-        Ok(()) => return Ok(()),
-        Err(error @ SynthError::Device(_)) => return Err(error),
-        Err(error) => error,
-    };
-    let missing = step.slots.iter().filter(|slot| progress.iter().all(|p| p.outcome.slot != **slot));
-    let missing: Vec<Slot> = missing.copied().collect();
-    let reason = SynthError::Utterance(error.to_string()).to_string();
-    progress.extend(missing.into_iter().map(|slot| Progress::new(Outcome::failed(slot, &*reason), Vec::new())));
-    Ok(())
-}
-
-/// A panic inside a voice ends its device, not the process.
-fn guarded<T>(call: impl FnOnce() -> Result<T, SynthError>) -> Result<T, SynthError> {
-    catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|panic| Err(SynthError::Device(format!("it panicked: {}", message(&*panic)))))
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

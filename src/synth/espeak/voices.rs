@@ -130,7 +130,7 @@ impl Catalogue {
     }
 }
 
-fn list(program: &Path, what: &str) -> Result<String, SynthError> {
+pub(super) fn list(program: &Path, what: &str) -> Result<String, SynthError> {
     let mut command = Command::new(program);
     let command = confined(&mut command).arg(what).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let process = command.spawn().map_err(|e| missing(program, &e))?;

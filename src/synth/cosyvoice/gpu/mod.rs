@@ -322,6 +322,10 @@ impl Backend for GpuBackend {
         &self.caps
     }
 
+    fn product(&self) -> String {
+        self.device.name.clone()
+    }
+
     fn hold_back(&self) -> u32 {
         self.acoustic.hift.hold_back() as u32
     }

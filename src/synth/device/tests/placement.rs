@@ -73,7 +73,7 @@ async fn a_new_turn_leaves_the_device_of_the_last_one_when_that_is_full() {
     // Another stream fills that device, and never ends.
     scripts.iter().for_each(|script| script.mute.store(true, Ordering::Relaxed));
     let (sink, _unheard) = mpsc::channel(64);
-    engine.inner.devices[last].submit(&long(), &sink).expect("there is room for one");
+    engine.inner.devices[last].submit(&long(), &sink, None).expect("there is room for one");
     assert_eq!(engine.status()[last].load.live, 1);
     let (sink, _unheard) = mpsc::channel(64);
     engine.submit(Utterance { stream, ..long() }, sink).expect("the other device takes it");
