@@ -4,7 +4,8 @@
 //! Modules, in reading order; each may use only those above it:
 //!
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
-//!   [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the gateway opens
+//!   [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the gateway opens;
+//!   [`postgres`]: a database that gateways share
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -37,6 +38,7 @@ pub mod hear;
 pub mod media;
 pub mod node;
 pub mod pem;
+pub mod postgres;
 pub mod reach;
 pub mod recording;
 pub mod records;

@@ -107,8 +107,8 @@ impl Clients {
 }
 
 /// The innermost cause: the outer ones only say that a request failed.
-pub fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
+pub fn cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;
     }

@@ -119,8 +119,9 @@ impl App {
     /// As there.
     pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
         let mut config = config.with_state_dir(config::variables())?;
-        tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database.display());
-        for (old, path) in [("batch.sqlite", &config.batch.database), ("voices", &config.engine.voices)] {
+        tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database);
+        let paths = [("batch.sqlite", config.batch.database.path()), ("voices", Some(&*config.engine.voices))];
+        for (old, path) in paths.into_iter().filter_map(|(old, path)| Some((old, path?))) {
             if Path::new(old).exists() && path != Path::new(old) {
                 tracing::warn!("`{old}` in the current folder is not used any more: move it to {}", path.display());
             }

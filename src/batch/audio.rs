@@ -1,10 +1,11 @@
-//! The audio of jobs on disk: one file of 16-bit samples a finished utterance, `AUDIO_DIR/JOB/ITEM-PART.pcm`.
+//! The audio of jobs on disk: one file of 16-bit samples a finished utterance, `AUDIO_DIR/JOB/ITEM-PART.pcm`; where
+//! several gateways work on a job, `ITEM-PART.FENCE.pcm`, so that none writes over the file of another.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::store::{PartId, Store};
+use super::store::{Made, PartId, Sqlite, Store};
 use super::{BatchError, io};
 use crate::audio::{RATE, from_i16};
 use crate::audio_file::{AudioWriter, Format};
@@ -14,13 +15,16 @@ use crate::clock;
 const CHUNK: usize = 24_000;
 const PARTIAL: &str = "partial";
 
-fn file(folder: &Path, job: &str, id: &PartId) -> PathBuf {
-    folder.join(job).join(format!("{}-{}.pcm", id.item, id.part))
+fn file(folder: &Path, job: &str, id: &PartId, fence: i64) -> PathBuf {
+    folder.join(job).join(match fence {
+        0 => format!("{}-{}.pcm", id.item, id.part),
+        fence => format!("{}-{}.{fence}.pcm", id.item, id.part),
+    })
 }
 
 /// Writes the audio of one utterance so that it is there as a whole or not at all, whatever happens.
-pub(super) fn write(folder: &Path, job: &str, id: &PartId, pcm: &[i16]) -> io::Result<()> {
-    let path = file(folder, job, id);
+pub(super) fn write(folder: &Path, job: &str, id: &PartId, fence: i64, pcm: &[i16]) -> io::Result<()> {
+    let path = file(folder, job, id, fence);
     let partial = path.with_extension(PARTIAL);
     fs::create_dir_all(folder.join(job))?;
     let bytes: Vec<u8> = pcm.iter().flat_map(|sample| sample.to_le_bytes()).collect();
@@ -38,6 +42,15 @@ pub(super) fn write(folder: &Path, job: &str, id: &PartId, pcm: &[i16]) -> io::R
     File::open(folder.join(job))?.sync_all()
 }
 
+/// Drops the audio of one utterance, which does not count after all.
+pub(super) fn discard(folder: &Path, job: &str, id: &PartId, fence: i64) -> Result<(), BatchError> {
+    let path = file(folder, job, id, fence);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io(path)(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Drops the audio of a job.
 pub(super) fn remove(folder: &Path, job: &str) -> Result<(), BatchError> {
     let path = folder.join(job);
@@ -49,12 +62,12 @@ pub(super) fn remove(folder: &Path, job: &str) -> Result<(), BatchError> {
 
 /// After a crash: takes over files whose rows were not written any more, drops unfinished files and those of jobs
 /// that are not known.
-pub(super) fn recover(store: &mut Store, folder: &Path) -> Result<(), BatchError> {
+pub(super) fn recover(store: &mut Sqlite, folder: &Path) -> Result<(), BatchError> {
     for (job, waiting) in store.unfinished_parts()? {
         for id in waiting {
             // Only whole files have this name.
-            if let Ok(data) = fs::metadata(file(folder, &job, &id)) {
-                store.finish(&id, Ok(data.len() / 2), clock::wall())?;
+            if let Ok(data) = fs::metadata(file(folder, &job, &id, 0)) {
+                store.finish(&id, 0, Ok(data.len() / 2), clock::wall())?;
             }
         }
     }
@@ -62,7 +75,9 @@ pub(super) fn recover(store: &mut Store, folder: &Path) -> Result<(), BatchError
         let path = entry.map_err(io(folder))?.path();
         let Some(job) = path.file_name().and_then(|name| name.to_str()) else { continue };
         // Only what looks like ours is touched: somebody may have pointed at a folder with other things in it.
-        let ours = path.is_dir() && job.len() == 32 && job.bytes().all(|b| b.is_ascii_hexdigit());
+        // Behind the name of the gateway, where there are several.
+        let random = job.rsplit('.').next().unwrap_or_default();
+        let ours = path.is_dir() && random.len() == 32 && random.bytes().all(|b| b.is_ascii_hexdigit());
         if !ours {
             continue;
         }
@@ -90,9 +105,9 @@ pub struct JobAudio {
 }
 
 impl JobAudio {
-    pub(super) fn open(folder: &Path, job: &str, format: Format, parts: &[(PartId, u64)]) -> Result<Self, BatchError> {
-        let samples = parts.iter().map(|(_, samples)| samples).sum();
-        let files = parts.iter().rev().map(|(id, _)| file(folder, job, id)).collect();
+    pub(super) fn open(folder: &Path, job: &str, format: Format, made: &[Made]) -> Result<Self, BatchError> {
+        let samples = made.iter().map(|made| made.samples).sum();
+        let files = made.iter().rev().map(|made| file(folder, job, &made.id, made.fence)).collect();
         let writer = AudioWriter::with_length(format, RATE, samples)?;
         Ok(Self { format, files, open: None, writer: Some(writer) })
     }

@@ -6,7 +6,8 @@
 //!
 //! A database that cannot be used costs batch work only: calls need none. One that is damaged is put aside under
 //! another name, so that new jobs are taken and somebody can look at it; one that is locked, full or forbidden is
-//! tried again, and [`Jobs::fault`] says so meanwhile.
+//! tried again, and [`Jobs::fault`] says so meanwhile. A PostgreSQL may have jobs of other gateways: it is connected to
+//! at once, by the thread of jobs, and again whenever it was away.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +40,7 @@ pub enum JobsFault {
 impl Jobs {
     /// Goes on with unfinished jobs where there is a database that can be used.
     pub fn new(config: Config, engine: Engine) -> Self {
-        let exists = config.database.exists();
+        let exists = config.database.path().is_none_or(Path::exists);
         let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::default(), fault: Mutex::default() }));
         if exists {
             // Told by the log and by `fault`.
@@ -52,10 +53,18 @@ impl Jobs {
     pub fn fault(&self) -> Option<JobsFault> {
         // The thread that opens the database holds the lock for as long as that takes, and then there is no thread yet.
         let open = self.0.open.try_lock().ok().and_then(|open| open.clone());
-        if open.is_some_and(|batch| batch.is_down()) {
+        if open.as_ref().is_some_and(Batch::is_down) {
             return Some(JobsFault::Thread);
         }
+        if let Some(fault) = open.and_then(|batch| batch.fault()) {
+            return Some(JobsFault::Database(fault));
+        }
         self.0.fault.lock().unwrap_or_else(PoisonError::into_inner).clone().map(JobsFault::Database)
+    }
+
+    /// Whether other gateways see the same jobs.
+    pub fn are_shared(&self) -> bool {
+        self.0.config.database.is_shared()
     }
 
     /// Tries again to open a database that could not be opened. Blocks for milliseconds.
@@ -89,13 +98,13 @@ impl Jobs {
     /// Opens the database; a damaged one is put aside first.
     fn open(&self) -> Result<Batch, BatchError> {
         let Inner { config, engine, .. } = &*self.0;
-        match Batch::open(config.clone(), engine.clone()) {
-            Err(BatchError::Database(error)) if is_damaged(&error) => {
-                let aside = put_aside(&config.database)?;
+        match (Batch::open(config.clone(), engine.clone()), config.database.path()) {
+            (Err(BatchError::Database(error)), Some(path)) if is_damaged(&error) => {
+                let aside = put_aside(path)?;
                 tracing::error!(%error, "the database of jobs is damaged; it lies at {} now", aside.display());
                 Batch::open(config.clone(), engine.clone())
             }
-            outcome => outcome,
+            (outcome, _) => outcome,
         }
     }
 
@@ -146,8 +155,8 @@ mod tests {
     fn a_damaged_database_is_put_aside_and_a_locked_one_waited_for() {
         let folder = tempfile::tempdir().expect("temp dir");
         let config = config(folder.path());
-        std::fs::write(&config.database, b"this is no database, and long enough to look at".repeat(100))
-            .expect("written");
+        let database = folder.path().join("jobs.sqlite");
+        std::fs::write(&database, b"this is no database, and long enough to look at".repeat(100)).expect("written");
         let jobs = Jobs::new(config.clone(), engine());
         assert_eq!(jobs.fault(), None);
         let job = jobs.batch().expect("a new one").submit(spec(&["Hello."], Format::Wav)).expect("taken");
@@ -157,13 +166,13 @@ mod tests {
 
         // It may not be opened: as where the disk was mounted without rights, or another program holds it.
         let hidden = folder.path().join("hidden");
-        std::fs::rename(&config.database, &hidden).expect("renamed");
-        std::fs::create_dir(&config.database).expect("made");
+        std::fs::rename(&database, &hidden).expect("renamed");
+        std::fs::create_dir(&database).expect("made");
         let jobs = Jobs::new(config.clone(), engine());
         assert!(matches!(jobs.fault(), Some(JobsFault::Database(_))), "{:?}", jobs.fault());
         assert!(jobs.batch().is_err());
-        std::fs::remove_dir(&config.database).expect("removed");
-        std::fs::rename(&hidden, &config.database).expect("renamed");
+        std::fs::remove_dir(&database).expect("removed");
+        std::fs::rename(&hidden, &database).expect("renamed");
         jobs.retry();
         assert_eq!(jobs.fault(), None);
         assert_eq!(jobs.batch().expect("open").job(&job.id).expect("still there").total, 1);

@@ -1,7 +1,8 @@
 //! Batch work: long texts become files, durably, on the device time that live speech leaves over.
 //!
 //! Owns the database of jobs, the folder of their audio and one thread that feeds the engine. Never decides when
-//! something runs: every utterance is a batch stream of the scheduler.
+//! something runs: every utterance is a batch stream of the scheduler. Several gateways may work on the jobs of one
+//! PostgreSQL, each on utterances of its own, with their audio in one folder that all of them see; see [`store`].
 //!
 //! A job that [`Batch::submit`] returned survives the loss of the process at any instant, and is finished after
 //! the next start without making any finished utterance again, with the same bytes as if nothing had happened.
@@ -24,7 +25,6 @@ mod jobs;
 mod runner;
 mod store;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -36,22 +36,24 @@ use tokio::sync::Notify;
 pub use self::audio::JobAudio;
 pub use self::jobs::{Jobs, JobsFault};
 use self::runner::Shared;
-use self::store::Store;
+use self::store::{NewJob, Postgres, Sqlite, Store};
 use crate::audio_file::{AudioFileError, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
 use crate::node::{NodeName, fresh_id};
+use crate::postgres::{self, Database, Health};
 use crate::synth::device::Engine;
 
 /// Most jobs that are listed at once.
 pub const PAGE: u32 = 1_000;
 
 /// `[batch]` of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The SQLite file of jobs; in the configuration, empty: `batch.sqlite` in the state directory.
-    pub database: PathBuf,
+    /// The SQLite file of jobs (in the configuration, empty: `batch.sqlite` in the state directory), or the PostgreSQL
+    /// that other gateways use, too.
+    pub database: Database,
     /// The folder of their audio; in the configuration, empty: `batch` in the state directory.
     pub audio_dir: PathBuf,
     /// Utterances handed to the engine at once. More fill wider steps; each may be lost in a crash.
@@ -66,6 +68,8 @@ pub struct Config {
     pub keep_days: u32,
     /// The audio of jobs that are over is dropped, oldest first, while all audio is larger than this, MiB.
     pub max_audio_mib: u64,
+    /// With PostgreSQL: another gateway begins anew what one that has said nothing for so long was speaking, seconds.
+    pub lease_s: u32,
     /// What ids of jobs begin with, where there are other machines.
     #[serde(skip)]
     pub node: Option<NodeName>,
@@ -74,7 +78,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            database: PathBuf::new(),
+            database: Database::default(),
             audio_dir: PathBuf::new(),
             lanes: 64,
             max_items: 10_000,
@@ -82,7 +86,21 @@ impl Default for Config {
             max_jobs: 1_000,
             keep_days: 7,
             max_audio_mib: 50 << 10,
+            lease_s: 30,
             node: None,
+        }
+    }
+}
+
+impl Config {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// The key and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        match self.lease_s {
+            0 => Err("lease_s must be 1 or more: what is spoken would be taken from its gateway at once".into()),
+            _ => Ok(()),
         }
     }
 }
@@ -125,6 +143,8 @@ pub struct JobSpec {
     pub format: Format,
     /// Name of the API token, empty when there is none.
     pub tenant: String,
+    /// Jobs of a higher one come before others of the same tenant; 0 where nobody says.
+    pub priority: i32,
 }
 
 /// Where a job stands.
@@ -238,6 +258,12 @@ pub enum BatchError {
     /// The database failed.
     #[error("job database: {0}")]
     Database(#[from] rusqlite::Error),
+    /// The database of several gateways failed.
+    #[error("job database: {0}")]
+    Postgres(#[from] postgres::Error),
+    /// The database was lost while it took a job on.
+    #[error("the job database was lost just then: ask for job `{0}` before it is handed in again")]
+    Uncertain(String),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -262,27 +288,42 @@ struct Inner {
     config: Config,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Of a database that may be away.
+    health: Option<Arc<Health>>,
 }
 
 impl Batch {
-    /// Opens the database, or makes it, and goes on with what is unfinished.
+    /// Opens the database, or makes it, and goes on with what is unfinished. A PostgreSQL is connected to later, and may
+    /// be away for the time being.
     ///
     /// # Errors
     /// The database or the folder cannot be used.
     pub fn open(config: Config, engine: Engine) -> Result<Self, BatchError> {
         std::fs::create_dir_all(&config.audio_dir).map_err(io(&config.audio_dir))?;
-        if let Some(folder) = config.database.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(io(folder))?;
-        }
-        let mut store = Store::open(&config.database)?;
-        audio::recover(&mut store, &config.audio_dir)?;
-        let shared = Arc::new(Shared::new(store, Notify::new()));
+        let changed = Arc::new(Notify::new());
+        let (store, health): (Box<dyn Store>, _) = match &config.database {
+            Database::File(path) => {
+                if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                    std::fs::create_dir_all(folder).map_err(io(folder))?;
+                }
+                let mut store = Sqlite::open(path)?;
+                audio::recover(&mut store, &config.audio_dir)?;
+                (Box::new(store), None)
+            }
+            Database::Postgres(address) => {
+                let lease = Duration::from_secs(config.lease_s.max(1).into());
+                let store = Postgres::new(address, config.audio_dir.clone(), lease, changed.clone())?;
+                let health = store.health();
+                (Box::new(store), Some(health))
+            }
+        };
+        let shared = Arc::new(Shared::new(store, changed));
         let (settings, theirs) = (config.clone(), shared.clone());
         let thread = std::thread::Builder::new()
             .name("batch".into())
             .spawn(move || runner::run_for_ever(&settings, &engine, &theirs));
-        let thread = thread.map_err(io(&config.database))?;
-        Ok(Self { inner: Arc::new(Inner { config, shared, thread: Mutex::new(Some(thread)) }) })
+        let thread = thread.map_err(io(&config.audio_dir))?;
+        Ok(Self { inner: Arc::new(Inner { config, shared, thread: Mutex::new(Some(thread)), health }) })
     }
 
     /// Takes a job on. When this returns, the job is on disk.
@@ -320,25 +361,20 @@ impl Batch {
         if let Some(empty) = items.iter().position(Vec::is_empty) {
             return Err(BatchError::Input(format!("text {empty} has nothing to say")));
         }
-        let id = fresh_id(self.inner.config.node.as_ref());
-        let mut store = self.store();
-        let unfinished = store.unfinished()?;
-        if unfinished >= config.max_jobs {
-            return Err(BatchError::Full(unfinished));
-        }
-        let now = clock::wall();
-        if chars_per_day > 0 {
-            let chars = items.iter().flatten().map(|part| part.chars().count() as u64).sum::<u64>();
-            let used = store.chars_since(&spec.tenant, clock::midnight(now))?;
-            if used + chars > chars_per_day {
-                let retry_after = clock::midnight(now) + clock::DAY - now;
-                return Err(BatchError::UsedUp { chars, used, limit: chars_per_day, retry_after });
-            }
-        }
-        store.insert(&id, now, &spec, &items)?;
-        drop(store);
+        let id = fresh_id(config.node.as_ref());
+        let (now, max_jobs) = (clock::wall(), config.max_jobs);
+        self.store().insert(&NewJob { id: &id, now, spec: &spec, items: &items, max_jobs, chars_per_day })?;
         self.inner.shared.changed.notify_one();
-        self.job(&id)
+        match self.job(&id) {
+            // It is taken on, whatever became of the database since.
+            Err(BatchError::Postgres(_)) => {
+                let result = |index| ItemResult { index, status: JobState::Queued, duration_ms: 0, error: None };
+                let total = items.iter().map(Vec::len).sum::<usize>() as u32;
+                let results = (0..items.len() as u32).map(result).collect();
+                Ok(Job { id, state: JobState::Queued, total, finished: 0, eta_seconds: None, reason: None, results })
+            }
+            job => job,
+        }
     }
 
     /// One job, with its items.
@@ -375,7 +411,7 @@ impl Batch {
         {
             return Err(BatchError::NotFound(format!("job `{id}`")));
         }
-        let mut jobs = self.store().list(limit + 1, after, whose)?;
+        let mut jobs = self.store().list(limit + 1, after, &whose)?;
         let has_more = jobs.len() > limit as usize;
         jobs.truncate(limit as usize);
         self.annotate(&mut jobs)?;
@@ -422,8 +458,8 @@ impl Batch {
             JobState::Queued | JobState::Running => return Err(BatchError::Unfinished(name)),
             JobState::Failed | JobState::Cancelled => return Err(BatchError::NotFound(format!("audio of {name}"))),
         }
-        let (format, parts) = self.store().parts(id, item)?;
-        JobAudio::open(&self.inner.config.audio_dir, id, format, &parts)
+        let (format, made) = self.store().made(id, item)?;
+        JobAudio::open(&self.inner.config.audio_dir, id, format, &made)
     }
 
     /// Jobs by state, for metrics.
@@ -431,7 +467,12 @@ impl Batch {
     /// # Errors
     /// The database failed.
     pub fn counts(&self) -> Result<[(JobState, u32); 5], BatchError> {
-        Ok(self.store().counts()?)
+        self.store().counts()
+    }
+
+    /// Why the database cannot be used, where it is one that may be away.
+    pub fn fault(&self) -> Option<String> {
+        self.inner.health.as_ref().and_then(|health| health.fault())
     }
 
     /// Whether the thread panicked and was not started again yet.
@@ -449,7 +490,7 @@ impl Batch {
         }
     }
 
-    fn store(&self) -> MutexGuard<'_, Store> {
+    fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
         self.inner.shared.store()
     }
 
@@ -460,8 +501,10 @@ impl Batch {
         if unfinished.peek().is_none() {
             return Ok(());
         }
-        let (reason, rate) = (self.inner.shared.stalled(), self.inner.shared.chars_per_second());
-        let ahead = if rate.is_some() { self.store().chars_ahead()? } else { HashMap::new() };
+        let reason = self.inner.shared.stalled();
+        let mut store = self.store();
+        let rate = store.speed(self.inner.shared.chars_per_second())?.filter(|rate| *rate > 0.0);
+        let ahead = if rate.is_some() { store.chars_ahead()? } else { Default::default() };
         for job in unfinished {
             job.reason.clone_from(&reason);
             job.eta_seconds = rate.and_then(|rate| Some(*ahead.get(&job.id)? as f64 / rate));

@@ -1,6 +1,6 @@
 //! The thread that feeds the engine: keeps its lanes filled, stores what comes back, tidies up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,8 @@ use tokio::sync::{Notify, mpsc};
 
 use super::age::Age;
 use super::blame::{Blame, LOSSES, Turn};
-use super::store::{PartId, Store, Work};
-use super::{Config, HOUSEKEEPING, audio};
+use super::store::{Finish, PartId, Store, Work};
+use super::{BatchError, Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, Phase, StreamNote};
@@ -22,6 +22,8 @@ use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, Utterance
 const EVENTS: usize = 256;
 /// After a disk or database error. Tests of what follows do not wait as long as disks do.
 const STALL: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
+/// After an error of a database that may be away: the link rests by itself.
+const AWAY: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(1) };
 /// After a panic of the runner.
 const RESTART: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(1) };
 /// An utterance that fails is tried so often, not counting the times when the device failed under it.
@@ -35,8 +37,9 @@ const WINDOW: Duration = Duration::from_secs(2);
 
 /// What the handle and the thread share.
 pub(super) struct Shared {
-    store: Mutex<Store>,
-    pub(super) changed: Notify,
+    store: Mutex<Box<dyn Store>>,
+    /// There may be something to do, or to stop.
+    pub(super) changed: Arc<Notify>,
     stopped: AtomicBool,
     /// The runner panicked.
     down: AtomicBool,
@@ -49,7 +52,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(store: Store, changed: Notify) -> Self {
+    pub(super) fn new(store: Box<dyn Store>, changed: Arc<Notify>) -> Self {
         Self {
             store: Mutex::new(store),
             changed,
@@ -62,7 +65,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+    pub(super) fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
         lock(&self.store)
     }
 
@@ -119,8 +122,10 @@ pub(super) struct Runner {
     probe: Option<Probe>,
     /// Of the probe and of the suspects after it, so that they speak on the device that the probe spoke on.
     trial: Option<StreamId>,
-    /// Over, their audio on disk, and not in the database yet because that is full: made once is made for good.
-    unrecorded: Vec<(PartId, Result<u64, String>)>,
+    /// Over, their audio on disk, and not in the database yet because that is full or away: made once is made for good.
+    unrecorded: Vec<Over>,
+    /// When the leases were renewed.
+    renewed: Option<Instant>,
     /// Nothing is started before then.
     pause: Option<Instant>,
     tidied: Option<Instant>,
@@ -136,6 +141,14 @@ struct Lane {
     pcm: Vec<i16>,
     /// [`Runner::failures`] when it was handed out.
     failures: u32,
+}
+
+/// An utterance that is over: with so many samples of audio, or with the reason why not.
+struct Over {
+    id: PartId,
+    fence: i64,
+    job: String,
+    result: Result<u64, String>,
 }
 
 /// The harmless sentence in the engine.
@@ -156,6 +169,7 @@ impl Runner {
             probe: None,
             trial: None,
             unrecorded: Vec::new(),
+            renewed: None,
             pause: None,
             tidied: None,
             age: Age::default(),
@@ -179,12 +193,13 @@ impl Runner {
                 let now = clock::now();
                 #[cfg(test)]
                 assert!(!self.shared.fail.swap(false, Ordering::AcqRel), "on purpose");
+                self.renew(now);
                 self.tidy(now);
                 if self.pause.is_none_or(|until| now >= until) {
                     self.pause = None;
                     self.fill(now, &sink);
                 }
-                let until = self.pause.unwrap_or(now + HOUSEKEEPING);
+                let until = self.pause.unwrap_or(now + HOUSEKEEPING).min(now + self.patience());
                 tokio::select! {
                     event = events.recv() => if let Some(event) = event {
                         self.handle(event);
@@ -197,6 +212,50 @@ impl Runner {
         for stream in self.lanes.values().map(|lane| lane.stream).chain(self.trial) {
             self.engine.note(stream, StreamNote::Closed);
         }
+        // Others need not wait for the leases to end; where this cannot be said they do.
+        let _ = self.shared.store().release();
+    }
+
+    /// How often leases are renewed, and those that others have let end are looked for.
+    fn patience(&self) -> Duration {
+        self.shared.store().lease().map_or(HOUSEKEEPING, |lease| lease / 3)
+    }
+
+    /// Renews the leases, and gives up what another gateway has by now.
+    fn renew(&mut self, now: Instant) {
+        let every = self.patience();
+        if self.renewed.is_some_and(|at| now.saturating_duration_since(at) < every) {
+            return;
+        }
+        self.renewed = Some(now);
+        let speed = self.shared.chars_per_second().filter(|_| !self.lanes.is_empty());
+        let renewed = self.shared.store().renew(speed);
+        match renewed {
+            Ok(Some(held)) => {
+                let holds = |lane: &Lane| held.contains(&(lane.work.id.clone(), lane.work.fence));
+                let lost = self.lanes.iter().filter(|(_, lane)| !holds(lane)).map(|(id, _)| *id).collect();
+                for lane in self.give_up(lost) {
+                    tracing::info!(
+                        job = lane.work.job,
+                        "another gateway has taken over a sentence, or its job is over"
+                    );
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.stall_of_database(now, &error),
+        }
+    }
+
+    /// Takes lanes out of the engine.
+    fn give_up(&mut self, over: Vec<UtteranceId>) -> Vec<Lane> {
+        let mut lanes = Vec::new();
+        for lane in over.iter().filter_map(|id| self.lanes.remove(id)).collect::<Vec<_>>() {
+            self.blame.forget(&lane.work.id);
+            self.trial.take_if(|stream| *stream == lane.stream);
+            self.close(lane.stream);
+            lanes.push(lane);
+        }
+        lanes
     }
 
     /// Waits until a device speaks, or until this is stopped: a model may take minutes to load.
@@ -211,8 +270,8 @@ impl Runner {
 
     /// Hands out work until all lanes are busy. Tenants take turns: the one with the fewest lanes gets the next.
     fn fill(&mut self, now: Instant, sink: &SpeechSink) {
-        while let Some((id, result)) = self.unrecorded.pop() {
-            if !self.record(now, id, result) {
+        while let Some(over) = self.unrecorded.pop() {
+            if !self.record(now, over) {
                 return;
             }
         }
@@ -246,7 +305,7 @@ impl Runner {
                     self.observed = self.observed.take().filter(|_| !self.lanes.is_empty());
                     return;
                 }
-                Err(error) => return self.stall(now, format!("job database: {error}")),
+                Err(error) => return self.stall_of_database(now, &error),
             };
             let reading = crate::text::read(&work.text, work.language.as_deref(), Normalise::On);
             let utterance = Utterance {
@@ -300,17 +359,16 @@ impl Runner {
         self.engine.status().iter().map(|device| device.failures).sum()
     }
 
-    fn next(&self) -> rusqlite::Result<Option<Work>> {
-        let store = self.shared.store();
+    fn next(&self) -> Result<Option<Work>, BatchError> {
+        let mut store = self.shared.store();
         let mut tenants = store.tenants()?;
-        let lanes = |tenant: &str| self.lanes.values().filter(|lane| lane.work.tenant == tenant).count();
-        tenants.sort_by_cached_key(|tenant| lanes(tenant));
+        let lanes = || self.lanes.values().map(|lane| &lane.work);
+        tenants.sort_by_cached_key(|tenant| lanes().filter(|work| work.tenant == *tenant).count());
         for tenant in tenants {
-            let waiting = store.waiting(&tenant, lanes(&tenant) + self.unrecorded.len() + 1)?;
-            let free = waiting.into_iter().find(|work| {
-                let made = self.unrecorded.iter().any(|(id, _)| *id == work.id);
-                !made && self.lanes.values().all(|lane| lane.work.id != work.id)
-            });
+            let made = self.unrecorded.iter().map(|over| &over.id);
+            let spoken = lanes().filter(|work| work.tenant == tenant).map(|work| &work.id);
+            let busy: Vec<&PartId> = spoken.chain(made).collect();
+            let free = store.claim(&tenant, &busy)?;
             if free.is_some() {
                 return Ok(free);
             }
@@ -361,8 +419,8 @@ impl Runner {
         let result = match how {
             UtteranceEnd::Done => {
                 self.blame.finished(id);
-                let written = audio::write(&self.config.audio_dir, &lane.work.job, id, &lane.pcm);
-                if !self.shared.store().keeps_audio(&lane.work.job).unwrap_or(true) {
+                let written = audio::write(&self.config.audio_dir, &lane.work.job, id, lane.work.fence, &lane.pcm);
+                if self.are_cancelled(&BTreeSet::from([lane.work.job.as_str()])).contains(&lane.work.job) {
                     // Cancelled while this was written, which may have failed for that, or else left a file behind.
                     return self.drop_audio(&lane.work.job);
                 }
@@ -405,42 +463,45 @@ impl Runner {
                 Err(reason)
             }
         };
-        self.record(now, id.clone(), result);
+        self.record(now, Over { id: id.clone(), fence: lane.work.fence, job: lane.work.job, result });
     }
 
     /// Marks an utterance as over; kept for later, and `false`, where the database cannot take it.
-    fn record(&mut self, now: Instant, id: PartId, result: Result<u64, String>) -> bool {
-        let outcome = result.as_ref().map(|samples| *samples).map_err(String::as_str);
-        let finished = self.shared.store().finish(&id, outcome, clock::wall());
+    fn record(&mut self, now: Instant, over: Over) -> bool {
+        let outcome = over.result.as_ref().map(|samples| *samples).map_err(String::as_str);
+        let finished = self.shared.store().finish(&over.id, over.fence, outcome, clock::wall());
         match finished {
-            Ok(chars) => {
+            Ok(Finish::Counted(chars)) => {
                 *lock(&self.shared.stalled) = None;
                 self.observe(now, chars);
                 true
             }
+            Ok(Finish::Void) => {
+                *lock(&self.shared.stalled) = None;
+                if let Err(error) = audio::discard(&self.config.audio_dir, &over.job, &over.id, over.fence) {
+                    tracing::warn!(%error, "audio that another gateway has made, too, was not removed");
+                }
+                true
+            }
             Err(error) => {
-                self.unrecorded.push((id, result));
-                self.stall(now, format!("job database: {error}"));
+                self.unrecorded.push(over);
+                self.stall_of_database(now, &error);
                 false
             }
         }
     }
 
+    /// Those of `jobs` that were cancelled or forgotten; none where the database does not say.
+    fn are_cancelled(&self, jobs: &BTreeSet<&str>) -> BTreeSet<String> {
+        self.shared.store().without_audio(jobs).unwrap_or_default()
+    }
+
     /// Lanes of cancelled jobs are given up; their files, if one was written meanwhile, are dropped.
     fn drop_cancelled(&mut self) {
-        let store = self.shared.store();
-        let over: Vec<UtteranceId> = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| !store.keeps_audio(&lane.work.job).unwrap_or(true))
-            .map(|(id, _)| *id)
-            .collect();
-        drop(store);
-        for id in over {
-            let Some(lane) = self.lanes.remove(&id) else { continue };
-            self.blame.forget(&lane.work.id);
-            self.trial.take_if(|stream| *stream == lane.stream);
-            self.close(lane.stream);
+        let cancelled = self.are_cancelled(&self.lanes.values().map(|lane| lane.work.job.as_str()).collect());
+        let over =
+            self.lanes.iter().filter(|(_, lane)| cancelled.contains(&lane.work.job)).map(|(id, _)| *id).collect();
+        for lane in self.give_up(over) {
             self.drop_audio(&lane.work.job);
         }
     }
@@ -452,6 +513,11 @@ impl Runner {
         }
     }
 
+    fn stall_of_database(&mut self, now: Instant, error: &BatchError) {
+        self.tell(error.to_string());
+        self.pause = Some(now + if matches!(error, BatchError::Postgres(_)) { AWAY } else { STALL });
+    }
+
     fn stall(&mut self, now: Instant, reason: String) {
         self.tell(reason);
         self.pause = Some(now + STALL);
@@ -459,8 +525,11 @@ impl Runner {
 
     /// Says why nothing is finished, until something is.
     fn tell(&self, reason: String) {
-        tracing::warn!(%reason, "batch work stands still");
-        *lock(&self.shared.stalled) = Some(reason);
+        let mut stalled = lock(&self.shared.stalled);
+        if stalled.as_ref() != Some(&reason) {
+            tracing::warn!(%reason, "batch work stands still");
+        }
+        *stalled = Some(reason);
     }
 
     fn observe(&mut self, now: Instant, chars: u64) {
@@ -514,6 +583,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::store::{NewJob, Sqlite};
     use super::super::tests::{config, engine, spec};
     use super::*;
     use crate::audio_file::Format;
@@ -523,16 +593,17 @@ mod tests {
         for in_the_way in [true, false] {
             let folder = tempfile::tempdir().expect("temp dir");
             let config = config(folder.path());
-            let mut store = Store::open(&config.database).expect("opens");
+            let mut store = Sqlite::open(config.database.path().expect("a file")).expect("opens");
             let items = [vec!["Hello there.".to_string()]];
-            store.insert("job", Duration::ZERO, &spec(&["Hello there."], Format::Wav), &items).expect("inserts");
+            let spec = spec(&["Hello there."], Format::Wav);
+            store.insert(&NewJob::plain("job", &spec, &items)).expect("inserts");
             let work = store.waiting("", 1).expect("reads").remove(0);
             assert!(store.cancel("job", Duration::ZERO).expect("known"));
             if in_the_way {
                 // As where the folder of the job is removed between any two calls of the writer.
                 std::fs::write(&config.audio_dir, b"in the way").expect("writes");
             }
-            let shared = Arc::new(Shared::new(store, Notify::new()));
+            let shared = Arc::new(Shared::new(Box::new(store), Arc::default()));
             let audio = config.audio_dir.join("job");
             let mut runner = Runner::new(config, engine(), shared.clone());
             let lane = Lane { work, stream: StreamId::next(), pcm: vec![0; 480], failures: 0 };
@@ -547,11 +618,10 @@ mod tests {
     fn a_runner_that_panics_is_followed_by_another_that_finishes_the_job() {
         let folder = tempfile::tempdir().expect("temp dir");
         let config = config(folder.path());
-        let mut store = Store::open(&config.database).expect("opens");
-        store
-            .insert("job", Duration::ZERO, &spec(&["Hello there."], Format::Wav), &[vec!["Hello there.".into()]])
-            .expect("inserts");
-        let shared = Arc::new(Shared::new(store, Notify::new()));
+        let mut store = Sqlite::open(config.database.path().expect("a file")).expect("opens");
+        let spec = spec(&["Hello there."], Format::Wav);
+        store.insert(&NewJob::plain("job", &spec, &[vec!["Hello there.".into()]])).expect("inserts");
+        let shared = Arc::new(Shared::new(Box::new(store), Arc::default()));
         shared.fail.store(true, Ordering::Release);
         let thread = std::thread::spawn({
             let (config, shared) = (config.clone(), shared.clone());

@@ -14,7 +14,12 @@ pub(super) fn engine() -> Engine {
 }
 
 pub(super) fn config(folder: &Path) -> Config {
-    Config { database: folder.join("jobs.sqlite"), audio_dir: folder.join("audio"), lanes: 4, ..Config::default() }
+    Config {
+        database: folder.join("jobs.sqlite").into(),
+        audio_dir: folder.join("audio"),
+        lanes: 4,
+        ..Config::default()
+    }
 }
 
 pub(super) fn spec(items: &[&str], format: Format) -> JobSpec {
@@ -27,6 +32,7 @@ pub(super) fn spec(items: &[&str], format: Format) -> JobSpec {
         seed: 7,
         format,
         tenant: String::new(),
+        priority: 0,
     }
 }
 

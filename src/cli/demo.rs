@@ -119,7 +119,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     on_loopback(&mut config);
     // A gateway that serves may be at work on the jobs and records of the state directory.
-    config.batch.database = args.out.join("batch.sqlite");
+    config.batch.database = args.out.join("batch.sqlite").into();
     config.batch.audio_dir = args.out.join("batch");
     config.records.database = args.out.join("records.sqlite");
     telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;

@@ -282,6 +282,7 @@ impl Config {
         self.sip.validate().map_err(|e| format!("[sip] {e}"))?;
         self.rtp.validate().map_err(|e| format!("[rtp] {e}"))?;
         self.call.validate()?;
+        self.batch.validate().map_err(|e| format!("[batch] {e}"))?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
         self.recording.validate().map_err(|e| format!("[recording] {e}"))?;
         self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;
@@ -324,10 +325,11 @@ impl Config {
         mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let paths = [&self.batch.database, &self.batch.audio_dir, &self.engine.voices, &self.records.database];
+        let paths = [&self.batch.audio_dir, &self.engine.voices, &self.records.database];
         // Where nothing is recorded no place is needed.
         let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
         let placed = paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty());
+        let placed = placed && !self.batch.database.is_unset();
         if placed {
             return Ok(self);
         }
@@ -339,8 +341,10 @@ impl Config {
                     .into(),
             })?,
         };
+        if self.batch.database.is_unset() {
+            self.batch.database = dir.join("batch.sqlite").into();
+        }
         let paths = [
-            (&mut self.batch.database, "batch.sqlite"),
             (&mut self.batch.audio_dir, "batch"),
             (&mut self.engine.voices, "voices"),
             (&mut self.records.database, "records.sqlite"),

@@ -119,7 +119,9 @@ fn what_has_no_path_of_its_own_lies_in_the_state_directory() {
         load(text, &[]).expect("valid").with_state_dir(variables)
     };
     let paths = |config: &Config| {
-        [&config.batch.database, &config.batch.audio_dir, &config.engine.voices].map(|path| path.display().to_string())
+        let database = config.batch.database.to_string();
+        let [audio, voices] = [&config.batch.audio_dir, &config.engine.voices].map(|path| path.display().to_string());
+        [database, audio, voices]
     };
     let xdg = [("HOME", "/home/a"), ("XDG_STATE_HOME", "/state")];
     let there = ["batch.sqlite", "batch", "voices"];

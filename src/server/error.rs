@@ -14,6 +14,7 @@ use crate::call::SpeakError;
 use crate::clock::{self, Sparse};
 use crate::gateway::GatewayError;
 use crate::gateway::speaker::SpeechError;
+use crate::postgres;
 use crate::sip::DialError;
 use crate::synth::device::{Refused, RefusedReason};
 use crate::voice::api::Refusal;
@@ -22,6 +23,8 @@ use crate::voice::api::Refusal;
 const QUEUE_RETRY: Duration = Duration::from_secs(1);
 /// When a gateway that shuts down may have been replaced.
 const DRAIN_RETRY: Duration = Duration::from_secs(10);
+/// When a database that was away may be back.
+const DATABASE_RETRY: Duration = Duration::from_secs(5);
 /// When a job may have made room for another.
 const JOBS_RETRY: Duration = Duration::from_secs(60);
 
@@ -224,6 +227,9 @@ impl From<BatchError> for ApiError {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "tenant_full", message).retry_after(retry_after)
             }
             BatchError::NotFound(_) => ApiError::new(StatusCode::NOT_FOUND, "not_found", message),
+            BatchError::Uncertain(_) | BatchError::Postgres(postgres::Error::Gone(_)) => {
+                ApiError::unavailable(message, DATABASE_RETRY)
+            }
             BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
             _ => {
                 tracing::error!(%message, "batch work failed");

@@ -62,6 +62,8 @@ pub(super) async fn route(State(gateway): State<Gateway>, request: Request, next
         Ok(named) => named,
         Err(error) => return error.into_response(),
     };
+    // Jobs of one database are every gateway's, also where the one that took them on is gone.
+    let id = id.filter(|_| !(matched.starts_with("/v1/jobs/") && gateway.jobs.are_shared()));
     match id.as_deref().map(|id| nodes.owner(id)) {
         Some(Owner::There(peer)) => {
             return match pass_on(nodes, &peer, Judged::Here(&caller), request).await {

@@ -19,6 +19,8 @@ use crate::gateway::Gateway;
 
 /// The longest text a job may have by default, in four-byte characters.
 const MAX_BODY: usize = 24 << 20;
+/// What a client may say of the urgency of its jobs among its own.
+const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 /// Encoded pieces that may wait for the reader.
 const PIECES: usize = 8;
 
@@ -53,6 +55,8 @@ pub(super) struct Submit {
     speed: Option<f32>,
     #[serde(default)]
     seed: u64,
+    #[serde(default)]
+    priority: i32,
 }
 
 /// A text, or one with a voice, a manner and a seed of its own.
@@ -98,6 +102,11 @@ async fn submit(
             return Err(ApiError::bad_request("invalid_job", "give `input` or `items`, not both").param("items"));
         }
     };
+    if !PRIORITIES.contains(&request.priority) {
+        let (low, high) = (PRIORITIES.start(), PRIORITIES.end());
+        let message = format!("`priority` is {low} to {high}; jobs of a higher one come first");
+        return Err(ApiError::bad_request("invalid_job", message).param("priority"));
+    }
     let spec = JobSpec {
         items,
         voice: voice_of(&gateway, &caller, request.voice)?,
@@ -107,6 +116,7 @@ async fn submit(
         seed: request.seed,
         format: format_of(request.response_format.as_deref())?,
         tenant: caller.tenant.to_string(),
+        priority: request.priority,
     };
     let limit = gateway.tenants.batch_chars_per_day(&caller.tenant);
     let job = on_batch(&gateway, move |batch| batch.submit_within(spec, limit)).await?;

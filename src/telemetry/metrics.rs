@@ -99,6 +99,7 @@ pub const METRICS: &[Metric] = &[
     ),
     histogram("antiphon_line_seconds", &[], REQUEST, "Old name of antiphon_stream_seconds, for one release"),
     gauge("antiphon_batch_jobs", &["state"], "Batch jobs"),
+    gauge("antiphon_database_up", &["part"], "Whether the PostgreSQL of a part (batch) can be used"),
     // Calls.
     gauge("antiphon_active_calls", &[], "Calls in progress, for scaling"),
     gauge("antiphon_stream_capacity", &["state"], "Calls in progress, and how many more could be taken, for scaling"),

@@ -22,8 +22,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn open(folder: &Path) -> Batch {
     let loader: Loader = Box::new(|| Ok(Box::new(Tone::new())));
     let engine = Engine::start(vec![loader], sched::Config::default()).expect("starts");
-    let config =
-        Config { database: folder.join("jobs.sqlite"), audio_dir: folder.join("audio"), lanes: 4, ..Config::default() };
+    let config = Config {
+        database: folder.join("jobs.sqlite").into(),
+        audio_dir: folder.join("audio"),
+        lanes: 4,
+        ..Config::default()
+    };
     Batch::open(config, engine).expect("opens")
 }
 
@@ -40,6 +44,7 @@ fn submit(batch: &Batch) -> Vec<String> {
         seed: job as u64,
         format: Format::ALL[job % Format::ALL.len()],
         tenant: format!("tenant {}", job % 2),
+        priority: 0,
     };
     (0..JOBS).map(|job| batch.submit(spec(job)).expect("accepted").id).collect()
 }

@@ -1,3 +1,4 @@
 //! Batch jobs across restarts and kills of the process that works on them.
 
 mod kill;
+mod shared;

@@ -14,6 +14,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("reach", 1),
     ("secret", 1),
     ("audio_file", 2),
+    ("postgres", 3),
     ("socket", 2),
     ("turn", 2),
     ("text", 3),

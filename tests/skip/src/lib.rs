@@ -5,6 +5,8 @@
 //! `ANTIPHON_SKIPS=FILE` collects one line a skip, for a total at the end: runners that start a process for each
 //! test show nothing that a passing test wrote. `.ci/run` sets both.
 
+pub mod postgres;
+
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::Display;
