@@ -306,7 +306,8 @@ async fn a_gateway_that_was_taken_for_dead_changes_nothing() {
     .await;
     assert_eq!(audio(&b, &done), undisturbed(0).await);
     assert!(before.iter().all(|path| path.exists()));
-    (a.shutdown(), b.shutdown());
+    a.shutdown();
+    b.shutdown();
 }
 
 async fn survive_the_database(kills: u64) {
@@ -343,7 +344,8 @@ async fn survive_the_database(kills: u64) {
         sentences += job.total as usize;
     }
     let [a, b] = gateways;
-    (a.shutdown(), b.shutdown());
+    a.shutdown();
+    b.shutdown();
     let of_taken = |path: &PathBuf| taken.iter().any(|(_, id)| path.to_string_lossy().contains(id.as_str()));
     let made = files(folder.path()).into_iter().filter(of_taken).count();
     assert_eq!(made, sentences, "each sentence once");
@@ -374,7 +376,8 @@ async fn a_folder_that_others_do_not_see_is_refused() {
     assert!(error.contains("audio_dir") && error.contains("mount"), "{error}");
     assert!(found("it is told", || b.fault()).await.contains("audio_dir"));
     assert_eq!(over(&a, &job.id).await.state, JobState::Done);
-    (a.shutdown(), b.shutdown());
+    a.shutdown();
+    b.shutdown();
 }
 
 #[tokio::test]
@@ -391,7 +394,7 @@ async fn a_certificate_is_verified_and_a_password_proved() {
     };
     let (url, ca) = (server.secured_url("sesame"), data("ca.pem"));
     let verified = format!("{url}?sslmode=verify-full&sslrootcert={}", ca.display());
-    assert_eq!(ask(&verified).expect("secured"), true);
+    assert!(ask(&verified).expect("secured"));
     for wrong in [
         // An authority that did not vouch for it, those of the system, no TLS, and another password.
         format!("{url}?sslmode=require&sslrootcert={}", data("stranger.pem").display()),
