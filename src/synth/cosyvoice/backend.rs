@@ -344,6 +344,12 @@ pub trait Backend: Send {
     /// What a slot that reached that extent holds at most, the prompt's part that is not shared included.
     fn memory_needed(&self, extent: Extent) -> u64;
 
+    /// What an open slot holds once all that was pushed has flowed, where that is known better than by
+    /// [`Self::memory_needed`].
+    fn memory_when_flowed(&self, _slot: Slot) -> Option<u64> {
+        None
+    }
+
     /// Waits for the device and says whether it still works.
     ///
     /// # Errors

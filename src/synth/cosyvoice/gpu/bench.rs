@@ -12,7 +12,6 @@ use super::flow::{self, ChunkRun};
 use super::hift::Excerpt;
 use super::llm::Llm;
 use super::lt::{Operands, Shape};
-use super::slabs::Pool;
 use super::slots::{Next, Stream};
 use super::voices::Voice;
 use super::{Device, Elt, hift, llm, units, weights};
@@ -380,14 +379,14 @@ impl Bench<'_> {
         let mut held = Vec::new();
         for n in 0..width {
             let mut stream = self.acoustic.solver.stream(&prompt.tokens, &[]);
-            stream.slabs.extend((0..=before).map_while(|_| self.acoustic.solver.slabs.take().ok()));
+            let room = stream.take_blocks(before + 1, &mut self.acoustic.solver.slabs);
             held.push((self.acoustic.solver.hist_of(n % self.slots), stream));
+            if room.is_err() {
+                held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
+                return None;
+            }
         }
-        if held.iter().all(|(_, s)| s.slabs.len() > before) {
-            return Some(held);
-        }
-        held.iter_mut().for_each(|(_, s)| s.free(&mut self.acoustic.solver.slabs));
-        None
+        Some(held)
     }
 
     /// The first `steps` Euler steps of the next block of each.
@@ -396,7 +395,7 @@ impl Bench<'_> {
         let of = |step: usize| {
             let next = Next { step, start: before * block, frames: block, whole: None };
             let chunk = |(n, (hist, stream)): (usize, &(u64, Stream))| ChunkRun {
-                args: self.acoustic.solver.chunk(voice, *hist, &next, &stream.slabs, (before + 1) * block, n),
+                args: self.acoustic.solver.chunk(voice, *hist, &next, &stream.places, (before + 1) * block, n),
                 tokens: self.acoustic.solver.tokens_for(&stream.tokens, &next, next.start),
             };
             held.iter().enumerate().map(chunk).collect()

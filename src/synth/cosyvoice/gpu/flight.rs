@@ -86,7 +86,7 @@ impl Acoustic {
         if done <= from && !complete {
             return Ok(());
         }
-        let mel = self.solver.read_mel(&state.stream.slabs, from, done)?;
+        let mel = self.solver.read_mel(&state.stream.places, from, done)?;
         let frames = stretched.respeed.push(&mel, complete);
         stretched.ended = complete;
         stretched.append(&self.device, &self.solver.config.flow, &frames)
@@ -208,7 +208,7 @@ impl Acoustic {
             let prompt = self.voices.frames(state.voice);
             let (slabs, frame0, total) = match &state.stretched {
                 Some(mel) => (mel.pages.iter().map(|page| self.solver.page_of(page)).collect(), 0, mel.frames),
-                None => (self.solver.addresses(&state.stream.slabs), prompt, state.stream.done.saturating_sub(prompt)),
+                None => (self.solver.addresses(&state.stream.places), prompt, state.stream.done.saturating_sub(prompt)),
             };
             wholes.push((slot.0 as usize, slabs, frame0, total, state.stream.complete()));
         }

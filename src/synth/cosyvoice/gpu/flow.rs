@@ -50,6 +50,7 @@ pub(super) struct ChunkArgs {
     pub(super) hist: u64,
     pub(super) cond: u64,
     pub(super) speaker: u64,
+    pub(super) own: u64,
     pub(super) step: i32,
     pub(super) frame0: i32,
     pub(super) frames: i32,
@@ -62,7 +63,7 @@ pub(super) struct ChunkArgs {
 }
 
 mirrored!(ChunkArgs as "Chunk" {
-    hist, cond, speaker, step, frame0, frames, keys, key0, cond_frames, live, flag, page,
+    hist, cond, speaker, own, step, frame0, frames, keys, key0, cond_frames, live, flag, page,
 });
 
 /// A chunk of one round. `tokens`: given at its first step, see [`Flow::window`].
@@ -161,6 +162,16 @@ impl Flow {
         self.front.noise_frames.min(PAGES * self.config.block)
     }
 
+    /// Bytes of a block's keys and values at one Euler step.
+    pub(super) fn step_bytes(&self) -> usize {
+        self.x_offset / self.config.steps
+    }
+
+    /// Bytes of a block's x and mu.
+    pub(super) fn part_bytes(&self) -> usize {
+        2 * self.config.block * self.config.mel * 4
+    }
+
     /// L2 normalisation and projection of a raw speaker vector.
     pub(super) fn project(&self, speaker: &[f32]) -> Vec<f32> {
         let norm = speaker.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
@@ -184,6 +195,7 @@ impl Flow {
             hist: self.staged.spare_hist.ptr,
             cond: 0,
             speaker: 0,
+            own: 0,
             step: 0,
             frame0: 0,
             frames: 0,

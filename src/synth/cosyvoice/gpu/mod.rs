@@ -561,6 +561,11 @@ impl Backend for GpuBackend {
         blocks as u64 * self.acoustic.solver.slabs.size()
     }
 
+    fn memory_when_flowed(&self, slot: Slot) -> Option<u64> {
+        let state = self.acoustic.slots.get(&slot)?;
+        Some(state.stream.slabs_in_the_end() as u64 * self.acoustic.solver.slabs.size())
+    }
+
     fn sync(&mut self) -> Result<(), SynthError> {
         self.acoustic.catch_up()?;
         Ok(self.device.sync()?)

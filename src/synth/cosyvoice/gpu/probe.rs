@@ -60,7 +60,7 @@ impl Asked<'_> {
             }
             // Read before the next push: a full solve at the end replaces nothing that was out.
             if stream.done > out {
-                mel.extend(solver.read_mel(&stream.slabs, out, stream.done)?);
+                mel.extend(solver.read_mel(&stream.places, out, stream.done)?);
                 out = stream.done;
             }
         }

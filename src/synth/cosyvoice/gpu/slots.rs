@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::{Buf, Device};
-use super::slabs::{Pool, Slab};
+use super::slabs::{Place, Pool, Slab, pack, packed};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, End, FinalChunk, SlotRequest, Stretch, VoiceHandle};
 use crate::synth::cosyvoice::config::FlowConfig;
@@ -149,9 +149,10 @@ pub(super) struct Stream {
     pub(super) done: usize,
     /// Windows under way, in order; each is at least one step behind the one before it.
     windows: VecDeque<Window>,
-    /// One a block; the first `shared` belong to the voice.
-    pub(super) slabs: Vec<Slab>,
-    shared: usize,
+    /// One a block.
+    pub(super) places: Vec<Place>,
+    /// Its own slabs; those of the first blocks may belong to the voice.
+    own: Vec<Slab>,
     final_chunk: FinalChunk,
     ratio: usize,
     block: usize,
@@ -193,8 +194,8 @@ impl Stream {
             settled: 0,
             done: shared.len() * config.block,
             windows: VecDeque::new(),
-            slabs: shared.to_vec(),
-            shared: shared.len(),
+            places: shared.iter().map(|&slab| Place::whole(slab, config.steps)).collect(),
+            own: Vec::new(),
             final_chunk,
             ratio,
             block: config.block,
@@ -226,11 +227,12 @@ impl Stream {
     /// Rounds until everything pushed so far is out, if windows never wait for room.
     pub(super) fn pending(&self) -> usize {
         let (ready, begun) = (self.ready(), self.begun());
-        let last = self.windows.back().map(|w| w.step);
-        let in_flight = last.map_or(0, |step| self.steps - step);
+        // Each ends a round behind the one before it at the earliest.
+        let in_flight = self.windows.iter().fold(0, |rounds, w| (self.steps - w.step).max(rounds + 1));
         if begun >= ready {
             return in_flight;
         }
+        let last = self.windows.back().map(|w| w.step);
         let (windows, whole) = if self.last && self.final_chunk == FinalChunk::Reference {
             (self.settled.saturating_sub(begun).div_ceil(self.block), ready > self.settled)
         } else if self.last {
@@ -242,10 +244,25 @@ impl Stream {
         // round later.
         let chain = match (windows, last) {
             (0, _) => in_flight,
-            (n, Some(0)) => self.steps + n,
-            (n, _) => self.steps + n - 1,
+            (n, Some(0)) => (self.steps + 1).max(in_flight + 1) + n - 1,
+            (n, _) => self.steps.max(in_flight + 1) + n - 1,
         };
         chain + if whole { self.steps } else { 0 }
+    }
+
+    /// Slabs of its own that it has once everything pushed so far is out.
+    pub(super) fn slabs_in_the_end(&self) -> usize {
+        let (ready, begun) = (self.ready(), self.begun());
+        let left = ready.saturating_sub(begun);
+        let more = match (self.last, self.final_chunk) {
+            (false, _) => left / self.block,
+            (true, FinalChunk::Causal) => packed(left.div_ceil(self.block), self.steps),
+            // Those of before stay beside those of the full solve while it runs.
+            (true, FinalChunk::Reference) => {
+                self.settled.saturating_sub(begun).div_ceil(self.block) + ready.div_ceil(self.block)
+            }
+        };
+        self.own.len() + more
     }
 
     /// Whether every frame is out and none will follow.
@@ -260,26 +277,32 @@ impl Stream {
     /// # Why
     /// A block at some Euler step sees earlier blocks at the same step only. So one that is a step behind its
     /// neighbour can be computed beside it: `n` blocks take `10 + n - 1` rounds, not `10 n`, with the same values.
+    /// Once the last tokens are there, the blocks that are left begin together and share slabs ([`pack`]): none of them
+    /// gets further ahead of the last than its part of a slab has steps.
     pub(super) fn next(&mut self, limit: usize, most: usize, slabs: &mut impl Pool) -> Result<Vec<Next>, SynthError> {
         let free = self.windows.back().is_none_or(|w| w.step > 0 && w.whole.is_none());
         if free
             && self.windows.len() < most
-            && let Some(window) = match self.start_window(limit, slabs) {
-                // Those under way can go on, and others may give memory back meanwhile.
-                Err(_) if !self.windows.is_empty() => None,
-                result => result?,
-            }
+            && let Err(e) = self.start_windows(limit, slabs)
+            // Those under way can go on, and others may give memory back meanwhile.
+            && self.windows.is_empty()
         {
-            self.windows.push_back(window);
+            return Err(e);
         }
         let mut round = Vec::with_capacity(self.windows.len().min(most));
+        let slowest = self.windows.back().map_or(0, |w| w.step);
         let mut ahead = usize::MAX;
-        for window in self.windows.iter_mut().take(most) {
-            // What the neighbour has finished before this round.
-            if window.step >= ahead {
+        for window in &mut self.windows {
+            if round.len() == most {
                 break;
             }
+            // What the neighbour has finished before this round; and what it would write over is still read.
+            let kept = self.places.get(window.start / self.block).map_or(self.steps, |place| place.steps);
+            let waits = window.step >= ahead || window.whole.is_none() && window.step >= slowest + kept;
             ahead = window.step;
+            if waits {
+                continue;
+            }
             round.push(Next {
                 step: window.step,
                 start: window.start,
@@ -294,7 +317,12 @@ impl Stream {
                 // The new frames are read from the solve's own slabs; what came before stays.
                 let keep = self.done / self.block;
                 for (n, slab) in whole.into_iter().enumerate() {
-                    if n < keep { slabs.put(slab) } else { self.slabs.push(slab) }
+                    if n < keep {
+                        slabs.put(slab);
+                    } else {
+                        self.places.push(Place::whole(slab, self.steps));
+                        self.own.push(slab);
+                    }
                 }
             }
             self.done = end;
@@ -302,41 +330,52 @@ impl Stream {
         Ok(round)
     }
 
-    fn start_window(&mut self, limit: usize, slabs: &mut impl Pool) -> Result<Option<Window>, SynthError> {
+    fn start_windows(&mut self, limit: usize, slabs: &mut impl Pool) -> Result<(), SynthError> {
         let ready = self.ready().min(limit);
         let begun = self.begun();
         if begun >= ready {
-            return Ok(None);
+            return Ok(());
         }
         let whole = self.last && self.final_chunk == FinalChunk::Reference && begun >= self.settled;
         if whole {
             // It solves everything anew, and no window of its own length runs beside it.
-            if !self.windows.is_empty() {
-                return Ok(None);
+            if self.windows.is_empty() {
+                let own = take(slabs, ready.div_ceil(self.block))?;
+                self.windows.push_back(Window { start: 0, frames: ready, step: 0, whole: Some(own) });
             }
-            let mut own = Vec::new();
-            for _ in 0..ready.div_ceil(self.block) {
-                match slabs.take() {
-                    Ok(slab) => own.push(slab),
-                    Err(e) => {
-                        own.into_iter().for_each(|s| slabs.put(s));
-                        return Err(e);
-                    }
-                }
-            }
-            return Ok(Some(Window { start: 0, frames: ready, step: 0, whole: Some(own) }));
+            return Ok(());
         }
-        let frames = self.block.min(ready - begun);
-        if frames < self.block && !self.last {
-            return Ok(None);
+        if ready - begun < self.block && !self.last {
+            return Ok(());
         }
-        self.slabs.push(slabs.take()?);
-        Ok(Some(Window { start: begun, frames, step: 0, whole: None }))
+        let all = self.last && self.final_chunk == FinalChunk::Causal && ready == self.ready();
+        let blocks = if all { (ready - begun).div_ceil(self.block) } else { 1 };
+        if all {
+            let new = take(slabs, packed(blocks, self.steps))?;
+            let places = pack(blocks, self.steps).into_iter();
+            self.places.extend(places.filter_map(|p| Some(Place { slab: *new.get(p.slab as usize)?, ..p })));
+            self.own.extend(new);
+        } else {
+            self.take_blocks(1, slabs)?;
+        }
+        for start in (0..blocks).map(|n| begun + n * self.block) {
+            self.windows.push_back(Window { start, frames: self.block.min(ready - start), step: 0, whole: None });
+        }
+        Ok(())
+    }
+
+    /// Takes a slab for each of so many blocks more, as if they had begun: what is measured stands behind them.
+    pub(super) fn take_blocks(&mut self, blocks: usize, slabs: &mut impl Pool) -> Result<(), SynthError> {
+        let new = take(slabs, blocks)?;
+        self.places.extend(new.iter().map(|&slab| Place::whole(slab, self.steps)));
+        self.own.extend(new);
+        Ok(())
     }
 
     /// Gives back every slab that is not shared.
     pub(super) fn free(&mut self, slabs: &mut impl Pool) {
-        for slab in self.slabs.drain(..).skip(self.shared) {
+        self.places.clear();
+        for slab in self.own.drain(..) {
             slabs.put(slab);
         }
         for slab in self.windows.drain(..).filter_map(|w| w.whole).flatten() {
@@ -347,13 +386,28 @@ impl Stream {
     /// The slabs that are this utterance's own.
     pub(super) fn own(&self) -> impl Iterator<Item = Slab> {
         let whole = self.windows.iter().filter_map(|w| w.whole.as_ref());
-        self.slabs.iter().skip(self.shared).chain(whole.flatten()).copied()
+        self.own.iter().chain(whole.flatten()).copied()
     }
 
     /// The slabs of a finished prefix, now the caller's.
     pub(super) fn into_slabs(mut self) -> Vec<Slab> {
-        std::mem::take(&mut self.slabs)
+        std::mem::take(&mut self.own)
     }
+}
+
+/// So many slabs, or none.
+fn take(slabs: &mut impl Pool, count: usize) -> Result<Vec<Slab>, SynthError> {
+    let mut own = Vec::with_capacity(count);
+    while own.len() < count {
+        match slabs.take() {
+            Ok(slab) => own.push(slab),
+            Err(e) => {
+                own.into_iter().for_each(|slab| slabs.put(slab));
+                return Err(e);
+            }
+        }
+    }
+    Ok(own)
 }
 
 #[cfg(test)]

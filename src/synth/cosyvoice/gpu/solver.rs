@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::cpu;
 use super::device::{self, Device};
 use super::flow::{self, ChunkArgs, ChunkRun, Flow};
-use super::slabs::{Slab, Slabs};
+use super::slabs::{Place, Slab, Slabs};
 use super::slots::{Next, Stream};
 use super::voices::{Prefix, Voice, Voices};
 use crate::synth::SynthError;
@@ -60,19 +60,21 @@ impl Solver {
         })
     }
 
-    /// The kernels' view of one chunk. `slabs`: the utterance's, at least up to the chunk's own block.
+    /// The kernels' view of one chunk. `places`: of the utterance's blocks, at least up to the chunk's own.
     pub(super) fn chunk(
         &self,
         voice: &Voice,
         hist: u64,
         next: &Next,
-        slabs: &[Slab],
+        places: &[Place],
         seen: usize,
         flag: usize,
     ) -> ChunkArgs {
         let mut page = [0u64; flow::PAGES];
-        for (to, &slab) in page.iter_mut().zip(slabs) {
-            *to = self.slabs.address(slab);
+        for (to, place) in page.iter_mut().zip(places) {
+            // Kernels add the offset of the Euler step itself, wherever the place has it.
+            let step = (self.flow.step_bytes() * place.step(next.step)) as u64;
+            *to = (self.slabs.address(place.slab) + step).wrapping_sub((self.flow.step_bytes() * next.step) as u64);
         }
         let block = self.config.flow.block;
         let left = self.config.flow.left_blocks.map_or(0, |n| (next.start / block).saturating_sub(n) * block);
@@ -80,6 +82,7 @@ impl Solver {
             hist,
             cond: voice.cond.ptr,
             speaker: voice.speaker.ptr,
+            own: places.get(next.start / block).map_or(0, |place| self.address(place)),
             step: next.step as i32,
             frame0: next.start as i32,
             frames: next.frames as i32,
@@ -98,13 +101,14 @@ impl Solver {
 
     /// Runs one Euler step of a full solve.
     fn whole_step(&mut self, voice: &Voice, tokens: &[u32], next: &Next, own: &[Slab]) -> Result<bool, SynthError> {
-        let block = self.config.flow.block;
+        let (block, steps) = (self.config.flow.block, self.config.flow.steps);
+        let places: Vec<Place> = own.iter().map(|&slab| Place::whole(slab, steps)).collect();
         let scratch = self.device.zeros("a full solve", own.len() * self.flow.hist_bytes)?;
         let runs: Vec<ChunkRun> = (0..own.len())
             .map(|n| {
                 let part = Next { start: n * block, frames: block.min(next.frames - n * block), ..next.clone() };
                 let hist = scratch.ptr + (n * self.flow.hist_bytes) as u64;
-                let mut args = self.chunk(voice, hist, &part, own, next.frames, 0);
+                let mut args = self.chunk(voice, hist, &part, &places, next.frames, 0);
                 args.key0 = 0;
                 ChunkRun { args, tokens: self.tokens_for(tokens, next, n * block) }
             })
@@ -150,7 +154,7 @@ impl Solver {
                         }
                         continue;
                     }
-                    let args = self.chunk(voice, job.hist, &next, &job.stream.slabs, next.start + next.frames, n);
+                    let args = self.chunk(voice, job.hist, &next, &job.stream.places, next.start + next.frames, n);
                     round.push(ChunkRun { args, tokens: self.tokens_for(&job.stream.tokens, &next, next.start) });
                 }
             }
@@ -195,21 +199,26 @@ impl Solver {
         known / flow.block * flow.block
     }
 
-    /// Addresses of an utterance's slabs.
-    pub(super) fn addresses(&self, slabs: &[Slab]) -> Vec<u64> {
-        slabs.iter().map(|&s| self.slabs.address(s)).collect()
+    /// An address such that a block's x and mu lie where those of a slab's first part would.
+    fn address(&self, place: &Place) -> u64 {
+        self.slabs.address(place.slab) + (place.part * self.flow.part_bytes()) as u64
+    }
+
+    /// The same of every block of an utterance.
+    pub(super) fn addresses(&self, places: &[Place]) -> Vec<u64> {
+        places.iter().map(|place| self.address(place)).collect()
     }
 
     /// Mel frames `from..to` (prompt included in the count) of a stream, `[frames, mel]`.
-    pub(super) fn read_mel(&self, slabs: &[Slab], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
+    pub(super) fn read_mel(&self, places: &[Place], from: usize, to: usize) -> Result<Vec<f32>, SynthError> {
         let (block, mel) = (self.config.flow.block, self.config.flow.mel);
         let mut out = vec![0f32; to.saturating_sub(from) * mel];
         let mut at = from;
         while at < to {
-            let Some(&slab) = slabs.get(at / block) else { break };
+            let Some(place) = places.get(at / block) else { break };
             // Frames of a block lie side by side.
             let end = to.min((at / block + 1) * block);
-            let there = self.slabs.address(slab) + (self.flow.x_offset + at % block * mel * 4) as u64;
+            let there = self.address(place) + (self.flow.x_offset + at % block * mel * 4) as u64;
             self.device.read(there, &mut out[(at - from) * mel..(end - from) * mel])?;
             at = end;
         }

@@ -95,7 +95,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
             let decoded = job.before + current;
             let frames = job.now.hops.pushed() * self.config.token_mel_ratio as u32;
             let grows = self.caps.limits.grows && !done;
-            let memory = if grows { self.backend.memory_needed(Extent { positions: 0, frames }) } else { 0 };
+            let at_most = || self.backend.memory_needed(Extent { positions: 0, frames });
+            let memory = if grows { self.backend.memory_when_flowed(slot).unwrap_or_else(at_most) } else { 0 };
             out.push(Progress::new(Outcome { decoded, memory, done, failed, ..Outcome::ready(slot, ready) }, pcm));
         }
     }

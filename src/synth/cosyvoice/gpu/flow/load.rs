@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::super::device::{Buf, Elt, GpuError, Module, Staging};
 use super::super::gemm::Gemm;
 use super::super::lt::Lt;
+use super::super::slabs::PARTS;
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::linear::{Linear, Linears};
@@ -239,7 +240,7 @@ impl Flow {
                 spare_hist: device.zeros("histories", hist_bytes)?,
             },
             graphs: BTreeMap::new(),
-            slab_bytes: x_offset + 2 * f.block * f.mel * 4,
+            slab_bytes: x_offset + PARTS * 2 * f.block * f.mel * 4,
             x_offset,
             hist_bytes,
         })

@@ -1,8 +1,8 @@
 // The flow: tokens to conditioning, and one Euler step of the transformer over ragged blocks.
 //
 // A chunk is one block of frames of one utterance (the last may be shorter); it takes two rows of `BLOCK` frames,
-// row 0 guided and row 1 not. Its keys and values, and its x and mu, live in a slab that the utterance keeps;
-// what came before is reached through the utterance's list of slabs.
+// row 0 guided and row 1 not. Its keys and values, and its x and mu, live in slabs that the utterance keeps;
+// what came before is reached through the utterance's list of them.
 //
 // HD: head width; HEADS; DIM: residual width; MEL; BLOCK: frames of a block; LAYERS; STEPS: Euler steps.
 #ifndef HD
@@ -22,18 +22,20 @@ struct Chunk {
     u64 hist;      // histories of the position convolutions: [step][row][2][HIST][DIM]
     u64 cond;      // prompt mel, float [cond_frames][MEL]
     u64 speaker;   // float [spk]
+    u64 own;       // where its x and mu lie, less their offset
     int step, frame0, frames, keys; // Euler step, first frame, frames that count, end of what may be seen
     int key0, cond_frames, live, flag; // flag: where a value that is not finite is noted
-    u64 page[PAGES];
+    u64 page[PAGES]; // where the keys and values of each block lie, less the offset of this Euler step in a slab
 };
-// Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..].
+// Inside a slab: keys and values as [step][layer][row][2][head][BLOCK][HD], then x and mu as float [BLOCK][..] of a few
+// blocks.
 DEV i64 kv_offset(int step, int layer, int row, int v, int head) {
     return (((((i64)step * LAYERS + layer) * 2 + row) * 2 + v) * HEADS + head) * (BLOCK * HD);
 }
 #define X_OFFSET ((i64)STEPS * LAYERS * 4 * BLOCK * INNER * (i64)sizeof(elt))
 #define MU_OFFSET (X_OFFSET + (i64)BLOCK * MEL * 4)
-DEV float* chunk_x(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] + X_OFFSET); }
-DEV float* chunk_mu(const Chunk& c) { return (float*)(c.page[c.frame0 / BLOCK] + MU_OFFSET); }
+DEV float* chunk_x(const Chunk& c) { return (float*)(c.own + X_OFFSET); }
+DEV float* chunk_mu(const Chunk& c) { return (float*)(c.own + MU_OFFSET); }
 
 // First half of the pre-lookahead layer. tokens[row]: ids from two before the chunk's first to `look` past its
 // last; -1 where there is none. Hidden rows before the start of the prompt are zero.

@@ -45,7 +45,18 @@ fn stream(end: FinalChunk) -> Stream {
 /// each chunk finds what it depends on.
 fn run(stream: &mut Stream, most: usize, slabs: &mut Numbers) -> usize {
     // Euler steps that each block has made, by its first frame.
-    let mut made: std::collections::BTreeMap<usize, usize> = (0..stream.done).step_by(BLOCK).map(|b| (b, 10)).collect();
+    let mut made: std::collections::BTreeMap<usize, usize> =
+        (0..stream.done).step_by(BLOCK).map(|b| (b, stream.steps)).collect();
+    // Whose keys and values of which step lie in each step of each slab.
+    let mut memory = std::collections::BTreeMap::new();
+    for (n, place) in stream.places.iter().enumerate().take(stream.done / BLOCK) {
+        memory.extend((0..stream.steps).map(|step| ((place.slab, step), (n, step))));
+    }
+    for window in &stream.windows {
+        let (n, place) = (window.start / BLOCK, stream.places[window.start / BLOCK]);
+        made.insert(window.start, window.step);
+        memory.extend((0..window.step).map(|step| ((place.slab, place.step(step)), (n, step))));
+    }
     let mut rounds = 0;
     while stream.pending() > 0 {
         let promised = stream.pending();
@@ -62,8 +73,16 @@ fn run(stream: &mut Stream, most: usize, slabs: &mut Numbers) -> usize {
                 assert!(*steps > chunk.step, "block {start} has not made step {} before this round", chunk.step);
             }
             assert!((0..chunk.start).step_by(BLOCK).all(|b| before.contains_key(&b)), "every earlier block has begun");
-            assert!(stream.slabs.len() * BLOCK >= chunk.start + chunk.frames, "its slab is there");
+            let own = stream.places[chunk.start / BLOCK];
+            let (n, step) = (chunk.start / BLOCK, chunk.step);
+            memory.insert((own.slab, own.step(step)), (n, step));
             *made.entry(chunk.start).or_default() += 1;
+        }
+        // What the round reads was neither written over before nor is in it.
+        for chunk in round.iter().filter(|chunk| chunk.whole.is_none()) {
+            for (n, place) in stream.places.iter().enumerate().take(chunk.start / BLOCK) {
+                assert_eq!(memory[&(place.slab, place.step(chunk.step))], (n, chunk.step), "for {chunk:?}");
+            }
         }
         rounds += 1;
         assert!(stream.pending() + 1 >= promised, "no round makes more than one round's progress on the longest chain");
@@ -81,9 +100,10 @@ fn blocks_of_one_push_run_a_step_behind_each_other() {
     assert_eq!(run(&mut s, 16, &mut slabs), 13);
     assert_eq!((s.done, slabs.used()), (200, 4));
     s.push(&[1; 30], true);
+    assert_eq!(s.slabs_in_the_end(), 5);
     assert_eq!(run(&mut s, 16, &mut slabs), 11, "a whole block and the rest at the end");
     assert!(s.complete());
-    assert_eq!(s.done, 266);
+    assert_eq!((s.done, slabs.used()), (266, 5), "they share a slab");
     s.free(&mut slabs);
     assert_eq!(slabs.used(), 0);
 }
@@ -132,4 +152,31 @@ fn a_full_solve_waits_for_the_blocks_before_it() {
     assert_eq!(s.done, 126);
     s.free(&mut slabs);
     assert_eq!(slabs.used(), 0);
+}
+
+/// However few of them a round has room for, and however many Euler steps there are.
+#[test]
+fn the_last_blocks_share_slabs_and_read_only_what_is_still_there() {
+    for (steps, most) in [(10, 16), (10, 3), (10, 2), (10, 1), (4, 2), (2, 5), (1, 3)] {
+        for tokens in [20, 60, 130, 200, 300, 500] {
+            let mut slabs = Numbers::new(32);
+            let mut s = Stream { steps, ..stream(FinalChunk::Causal) };
+            s.push(&[1; 28], false);
+            // One block is on its way when the others come.
+            let _ = s.next(usize::MAX, most, &mut slabs).expect("there is memory");
+            s.push(&vec![1; tokens], true);
+            let promised = s.slabs_in_the_end();
+            let blocks = ((tokens + 3) * 2).div_ceil(BLOCK);
+            let rounds = run(&mut s, most, &mut slabs);
+            assert!(s.complete());
+            assert_eq!((s.done, slabs.used()), ((tokens + 28) * 2, promised));
+            assert!(
+                promised <= blocks + 1 && (steps < 10 || blocks < 4 || promised < blocks),
+                "{promised} of {blocks}"
+            );
+            assert!(most < 16 || rounds == steps - 1 + blocks, "{rounds} rounds for {blocks} blocks behind one");
+            s.free(&mut slabs);
+            assert_eq!(slabs.used(), 0);
+        }
+    }
 }
