@@ -191,7 +191,7 @@ impl Gateway {
                 let mut offer = offer.restarted(&ufrag, &pwd);
                 offer.candidates = fragment.candidates;
                 let local = negotiated.connection.answer(&self.0.common, &offer).await?;
-                session.seat.credentials(&local.fragment, &local.password);
+                session.seat.credentials(&local.fragment, &local.password, offer.credentials());
                 negotiated.candidates = offer.candidates.len();
                 negotiated.offer = Some(offer);
                 negotiated.generation += 1;
@@ -223,7 +223,7 @@ impl Gateway {
         let session = self.session(id)?;
         let mut negotiated = session.negotiated.lock().await;
         let local = negotiated.connection.answer(&self.0.common, &offer).await?;
-        session.seat.credentials(&local.fragment, &local.password);
+        session.seat.credentials(&local.fragment, &local.password, offer.credentials());
         let restarted = negotiated
             .offer
             .as_ref()
@@ -313,7 +313,7 @@ impl Inner {
         let unfinished = Unfinished(&session.progress);
         let mut negotiated = session.negotiated.lock().await;
         let local = negotiated.connection.answer(&self.common, &offer).await?;
-        session.seat.credentials(&local.fragment, &local.password);
+        session.seat.credentials(&local.fragment, &local.password, offer.credentials());
         let leg = WebRtcLeg::new(negotiated.connection.parts(&offer).await?);
         negotiated.candidates = offer.candidates.len();
         negotiated.offer = Some(offer);

@@ -11,6 +11,7 @@ mod demux;
 mod gateway;
 mod negotiate;
 mod offer;
+mod path;
 mod runtime;
 mod socket;
 mod stun;
@@ -70,7 +71,7 @@ pub fn fuzz(bytes: &[u8]) {
     if let Some(message) = stun::Message::parse(bytes) {
         let _ = message.protected();
     }
-    let _ = stun::outgoing_request(bytes);
+    let _ = stun::outgoing(bytes);
     let text = String::from_utf8_lossy(bytes);
     let _ = offer::Offer::read(&text);
     let _ = trickle::Fragment::read(&text);

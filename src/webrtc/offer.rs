@@ -115,6 +115,11 @@ impl Offer {
         Ok(offer)
     }
 
+    /// The peer's ICE fragment and password.
+    pub(super) fn credentials(&self) -> (&str, &str) {
+        (&self.fragment, &self.password)
+    }
+
     /// The same offer with the ICE credentials of a restart.
     pub(super) fn restarted(&self, fragment: &str, password: &str) -> Self {
         let mut text = String::with_capacity(self.text.len());

@@ -4,8 +4,8 @@
 //!
 //! # What runs where
 //! One task on the runtime that called [`Port::bind`] reads for all sessions, many datagrams a system call, and
-//! puts each into its session's queue. Sending takes no task and no lock: a session's driver calls the kernel from
-//! its own thread.
+//! puts each into its session's queue. Sending takes no task and no lock but that of the session's own path: a session's
+//! driver calls the kernel from its own thread.
 //!
 //! # Why
 //! A full socket buffer loses the datagram rather than make a driver wait: a readiness registration has one waker
@@ -19,6 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use ::webrtc::peer_connection::crypto::RTCCryptoProvider;
 use ::webrtc::runtime::{AsyncTcpListener, AsyncUdpSocket, BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
@@ -28,7 +29,8 @@ use tokio::io::Interest;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-use super::demux::{Demux, Key};
+use super::demux::{Demux, Dropped, Key, Stranger};
+use super::path::{Kind, Path};
 use super::{stun, tcp};
 use crate::clock::{self, Sparse};
 
@@ -59,6 +61,7 @@ struct Inbox {
     v4: mpsc::Sender<Datagram>,
     v6: mpsc::Sender<Datagram>,
     connections: tcp::Inlet,
+    path: Arc<Mutex<Path>>,
 }
 
 struct Datagram {
@@ -102,12 +105,13 @@ impl Port {
         let (tcp_v6, accept_v6) = mpsc::channel(tcp::PER_SESSION);
         let places = Arc::new(Semaphore::new(tcp::PER_SESSION));
         let connections = tcp::Inlet { v4: tcp_v4, v6: tcp_v6, places };
-        self.shared.lock().insert(key, Inbox { v4, v6, connections });
+        let path = Arc::new(Mutex::new(Path::default()));
+        self.shared.lock().insert(key, Inbox { v4, v6, connections, path: path.clone() });
         let queues = Mutex::new(Queues {
             v4: Family { datagrams: Some(read_v4), connections: Some(accept_v4) },
             v6: Family { datagrams: Some(read_v6), connections: Some(accept_v6) },
         });
-        Seat { key, shared: self.shared.clone(), queues, alert: Arc::new(Notify::new()) }
+        Seat { key, shared: self.shared.clone(), queues, path, alert: Arc::new(Notify::new()) }
     }
 
     /// Stops reading. Sessions that are still open can send but not receive.
@@ -132,24 +136,59 @@ impl Shared {
     }
 
     fn deliver(&self, source: SocketAddr, datagram: &[u8]) {
-        let source = unmapped(source);
-        let dropped = match self.lock().route(source, datagram) {
-            Ok((_, inbox)) => {
-                let queue = if source.is_ipv4() { &inbox.v4 } else { &inbox.v6 };
-                // overflow: drops (counted)
-                match queue.try_send(Datagram { source, bytes: Bytes::copy_from_slice(datagram) }) {
-                    Ok(()) => return,
-                    Err(_) => "queue_full",
+        let (source, now) = (unmapped(source), clock::now());
+        let mut demux = self.lock();
+        let dropped = match demux.route(source, datagram) {
+            Ok((_, inbox, kind)) => match inbox.take(now, source, kind, datagram) {
+                Ok(()) => return,
+                Err(reason) => reason,
+            },
+            Err(Dropped::Stranger) => match demux.stranger(now, source, datagram) {
+                Stranger::Proved(inbox) => return lock(&inbox.path).prove(now, source),
+                Stranger::Ask(check) => {
+                    // overflow: drops; the stranger's next packet asks again.
+                    let _ = self.socket.send_to(&check, mapped(source, self.local));
+                    Dropped::Stranger.label()
                 }
-            }
+                Stranger::Unknown => Dropped::Stranger.label(),
+            },
             Err(reason) => reason.label(),
         };
-        // Behind the match, which holds the lock: writing a line may take a while.
-        if let Some(missed) = self.told.admit(clock::now()) {
+        // Writing a line may take a while.
+        drop(demux);
+        if let Some(missed) = self.told.admit(now) {
             tracing::info!(from = %source, reason = dropped, missed, "a datagram was dropped");
         }
         metrics::counter!("antiphon_webrtc_datagrams_dropped_total", "reason" => dropped).increment(1);
     }
+}
+
+impl Inbox {
+    /// Queues a datagram for the session's driver, from where its agent is to believe that it came.
+    ///
+    /// # Errors
+    /// The label of why not.
+    fn take(&self, now: Instant, source: SocketAddr, kind: Kind, datagram: &[u8]) -> Result<(), &'static str> {
+        let (shown, moved) = {
+            let mut path = lock(&self.path);
+            if let Kind::Check { .. } = kind {
+                path.prove(now, source);
+            }
+            path.arrived(now, source, kind)
+        };
+        if moved {
+            metrics::counter!("antiphon_webrtc_moves_total").increment(1);
+            tracing::info!(to = %source, "a browser has moved");
+        }
+        let queue = if shown.is_ipv4() { &self.v4 } else { &self.v6 };
+        // overflow: drops (counted)
+        queue.try_send(Datagram { source: shown, bytes: Bytes::copy_from_slice(datagram) }).map_err(|_| "queue_full")
+    }
+}
+
+fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
+    // It is whole between calls, so a panic elsewhere does not spoil it.
+    path.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A session's share of the port. Dropping it forgets the session's addresses.
@@ -157,6 +196,7 @@ pub(super) struct Seat {
     key: Key,
     shared: Arc<Shared>,
     queues: Mutex<Queues>,
+    path: Arc<Mutex<Path>>,
     alert: Arc<Notify>,
 }
 
@@ -178,9 +218,11 @@ impl Queues {
 }
 
 impl Seat {
-    /// Lets checks in that are protected with our `password`.
-    pub(super) fn credentials(&self, fragment: &str, password: &str) {
-        self.shared.lock().credentials(self.key, fragment, password);
+    /// Lets checks in that are protected with our `password`; `peer`: its fragment and password.
+    pub(super) fn credentials(&self, fragment: &str, password: &str, peer: (&str, &str)) {
+        if self.shared.lock().credentials(self.key, fragment, password, peer) {
+            lock(&self.path).restart();
+        }
     }
 
     /// Waits until the connection has dealt with a DTLS alert, or a TCP connection ended: the peer may have closed.
@@ -203,7 +245,8 @@ impl Seat {
         let queue =
             queue.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "a session has one socket a family"))?;
         let inlet = Mutex::new(Inlet { queue, alerting: false });
-        Ok(Arc::new(Virtual { local, key: self.key, shared: self.shared.clone(), inlet, alert: self.alert.clone() }))
+        let (shared, path, alert) = (self.shared.clone(), self.path.clone(), self.alert.clone());
+        Ok(Arc::new(Virtual { local, key: self.key, shared, path, inlet, alert }))
     }
 
     /// The TCP listener that the session's agent believes it bound at `local`.
@@ -231,6 +274,7 @@ struct Virtual {
     local: SocketAddr,
     key: Key,
     shared: Arc<Shared>,
+    path: Arc<Mutex<Path>>,
     /// Only the driver locks it.
     inlet: Mutex<Inlet>,
     alert: Arc<Notify>,
@@ -254,10 +298,12 @@ impl AsyncUdpSocket for Virtual {
     }
 
     fn poll_send(&self, _: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<usize>> {
-        if let Some(transaction) = stun::outgoing_request(transmit.contents) {
+        let kind = stun::outgoing(transmit.contents);
+        if let Kind::Check { transaction, .. } = kind {
             self.shared.lock().expect(self.key, transaction);
         }
-        let destination = mapped(transmit.destination, self.shared.local);
+        let destination = lock(&self.path).leaves(clock::now(), transmit.destination, kind);
+        let destination = mapped(destination, self.shared.local);
         // overflow: drops (counted). An unreachable candidate fails the same way; its check times out.
         if let Err(error) = self.shared.socket.send_to(transmit.contents, destination) {
             let reason = if error.kind() == io::ErrorKind::WouldBlock { "buffer_full" } else { "unreachable" };

@@ -21,6 +21,7 @@ mod llm;
 mod loadgen;
 mod metrics;
 mod mouth_to_ear;
+mod moving;
 mod nodes;
 mod packaging;
 mod pages;

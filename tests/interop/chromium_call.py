@@ -71,17 +71,16 @@ async function call() {
   await peer.setLocalDescription(await peer.createOffer());
   const query = wanted.agent ? "?agent=" + encodeURIComponent(wanted.agent) : "";
   // Trickled: the offer leaves before the candidates are known.
+  // As if no UDP came through, neither way: the gateway would check what it is told of.
+  const blocked = sdp => wanted.tcp ? sdp.replace(/a=candidate:\\S+ \\d+ udp .*\\r\\n/gi, "") : sdp;
   const response = await fetch("/v1/webrtc" + query, {
-    method: "POST", headers: {"Content-Type": "application/sdp"}, body: peer.localDescription.sdp,
+    method: "POST", headers: {"Content-Type": "application/sdp"}, body: blocked(peer.localDescription.sdp),
   });
   if (response.status != 201) throw new Error(response.status + ": " + await response.text());
   const session = response.headers.get("Location"), tag = response.headers.get("ETag");
-  let answer = await response.text();
-  // As if no UDP came through.
-  if (wanted.tcp) answer = answer.replace(/a=candidate:\\S+ \\d+ udp .*\\r\\n/g, "");
-  await peer.setRemoteDescription({type: "answer", sdp: answer});
+  await peer.setRemoteDescription({type: "answer", sdp: blocked(await response.text())});
   if (await until(() => peer.iceGatheringState == "complete", 5)) {
-    const lines = peer.localDescription.sdp.split("\\r\\n");
+    const lines = blocked(peer.localDescription.sdp).split("\\r\\n");
     const fragment = lines.filter(line => /^a=(ice-ufrag|ice-pwd):/.test(line)).slice(0, 2)
       .concat(lines.filter(line => /^a=candidate:/.test(line)), "a=end-of-candidates", "").join("\\r\\n");
     const patched = await fetch(session, {

@@ -3,5 +3,6 @@
 mod calls;
 mod hostile;
 mod interop;
+mod moving;
 mod support;
 mod whip;

@@ -13,6 +13,15 @@ const REQUEST_TIMEOUT = 15_000;
 const RESTART_WAITS = [0, 500, 1_000, 2_000, 4_000, 8_000];
 /** Time a disconnected transport gets to mend itself before ICE is restarted, in milliseconds. */
 const DISCONNECT_GRACE = 1_500;
+/** Longest wait for the answer to an ICE restart, in milliseconds: the connection it went by may be gone too. */
+const RESTART_TIMEOUT = 3_000;
+/** When to ask a second time meanwhile, over another connection, in milliseconds. */
+const RESTART_AGAIN = 350;
+/** Sound that is due and does not come for so long, in milliseconds, means that the path is gone. */
+const STALLED = 400;
+/** How often that is looked at, and how long it is not acted upon again: an agent may pause. */
+const STALL_PERIOD = 100;
+const STALL_SPACING = 5_000;
 /** New sessions in place of lost ones, until one has lasted `SETTLED` milliseconds. */
 const RENEWALS = 3;
 const SETTLED = 30_000;
@@ -81,6 +90,15 @@ export class Call extends EventTarget {
     this._captions = new Captions(caption => this._tell("caption", caption));
     this._renewals = 0;
     this._leave = () => this.hangUp();
+    this._network = globalThis.navigator?.connection?.type;
+    // Another network: the old path is gone, whether the browser has seen it yet or not.
+    this._moved = () => {
+      const network = globalThis.navigator?.connection?.type; // where the browser tells; its estimates change all the time
+      const changed = network !== this._network;
+      this._network = network;
+      if (changed && network !== "none") this._hasten();
+    };
+    this._online = () => this._hasten();
   }
 
   // ---- what a page does with a call ----
@@ -179,6 +197,9 @@ export class Call extends EventTarget {
     this._useMicrophone(wanted === false ? null : await this._openMicrophone(wanted));
     this._servers = await asked;
     globalThis.addEventListener?.("pagehide", this._leave);
+    globalThis.addEventListener?.("online", this._online);
+    globalThis.navigator?.connection?.addEventListener?.("change", this._moved);
+    this._watching = setInterval(() => this._watch().catch(() => {}), STALL_PERIOD);
     await this._open();
   }
 
@@ -315,9 +336,43 @@ export class Call extends EventTarget {
     }
   }
 
+  /**
+   * Watches that sound arrives while the agent speaks: a browser takes five seconds and more to see that its path is gone,
+   * and then the sentence is over.
+   */
+  async _watch() {
+    const peer = this._peer;
+    if (!peer || this.state !== "connected" || this._looking) return;
+    if (!this._captions.sounding()) return void (this._flow = null);
+    this._looking = true;
+    try {
+      let received = 0;
+      for (const report of (await peer.getStats()).values()) {
+        if (report.type === "inbound-rtp" && report.kind === "audio") received += report.packetsReceived ?? 0;
+      }
+      const now = performance.now();
+      if (peer !== this._peer || this.state !== "connected") return;
+      if (this._flow?.received !== received) this._flow = { received, since: now };
+      else if (now - this._flow.since > STALLED && now - (this._stalled ?? -Infinity) > STALL_SPACING) {
+        this._stalled = now;
+        this._hasten();
+      }
+    } finally {
+      this._looking = false;
+    }
+  }
+
+  /** Restarts ICE of a call that has stood, now. It stays `connected` unless the browser says otherwise. */
+  _hasten() {
+    if (this.state !== "connected" && this.state !== "reconnecting") return;
+    clearTimeout(this._restartTimer);
+    this._restartTimer = null;
+    this._restart(0, true);
+  }
+
   /** Restarts ICE: same call, same keys, another network path. */
-  _restart(wait) {
-    if (this._restartTimer) return;
+  _restart(wait, quietly = false) {
+    if (this._restartTimer || this._restarting) return;
     this._restartTimer = setTimeout(async () => {
       this._restartTimer = null;
       const peer = this._peer;
@@ -327,39 +382,64 @@ export class Call extends EventTarget {
         this._failed?.(new CallError("no path to the gateway: UDP is blocked and no TURN server helps", { code: "no_path" }));
         return this._renew("lost");
       }
-      this._restarts = attempt + 1;
-      this._set("reconnecting");
+      let again = false;
+      // What stands, as far as the browser knows, counts no attempts: no event would clear the count.
+      if (!quietly) {
+        this._restarts = attempt + 1;
+        this._set("reconnecting");
+      }
+      this._restarting = true;
       try {
-        this._pending = null; // candidates of the new generation go with the fragment below
+        this._pending = null; // candidates of the old generation
         await peer.setLocalDescription(await peer.createOffer({ iceRestart: true }));
-        await gathered(peer, 1_000);
+        // At once, with what candidates there are: the gateway learns our addresses from our checks anyway.
         const fragment = fragmentOf(peer.localDescription.sdp);
-        const response = await this._request("PATCH", this._resource, fragment, "application/trickle-ice-sdpfrag", { "If-Match": "*" });
+        const response = await this._patchTwice(fragment);
         this._etag = response.headers.get("ETag") ?? this._etag;
         if (response.status !== 204) {
           const sdp = withFragment(peer.currentRemoteDescription.sdp, await response.text());
           await peer.setRemoteDescription({ type: "answer", sdp });
         }
       } catch (error) {
+        again = quietly;
         if (error.code === "unreachable") this._down = true;
         if (error.status === 404 || error.status === 409) {
           // The session is over: the agent hung up, or the gateway was away and came back without it.
           this._resource = null;
           return this._down ? this._renew("lost") : this._end("remote");
         }
+      } finally {
+        this._restarting = false;
       }
-      if (this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
+      this._flush();
+      if (again || this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
     }, wait);
   }
 
+  /** Asks for a restart, and again when no answer comes soon: the second goes by a connection of the network there is now. */
+  async _patchTwice(fragment) {
+    const resource = this._resource;
+    const ask = () => this._request("PATCH", resource, fragment, "application/trickle-ice-sdpfrag", { "If-Match": "*" }, RESTART_TIMEOUT);
+    let answered = false;
+    const first = ask().finally(() => (answered = true));
+    const second = new Promise(done => setTimeout(done, RESTART_AGAIN)).then(() => (answered ? first : ask()));
+    try {
+      const response = await Promise.any([first, second]);
+      // Nothing new to the gateway: it has heard the first, whose answer has what it says to it.
+      return response.status === 204 ? await first : response;
+    } catch (error) {
+      throw error.errors?.[0] ?? error;
+    }
+  }
+
   _trickle(candidate) {
-    if (!candidate || !candidate.candidate || this._restarts) return;
+    if (!candidate || !candidate.candidate) return;
     (this._pending ??= []).push("a=" + candidate.candidate);
     if (this._resource) this._flush();
   }
 
   _flush() {
-    if (!this._pending?.length || this._sending) return;
+    if (!this._pending?.length || this._sending || this._restarting || !this._resource) return;
     const description = this._peer?.localDescription?.sdp ?? "";
     const head = /^a=ice-(?:ufrag|pwd):.*$/gm;
     const body = [...new Set(description.match(head) ?? []), "m=audio 9 UDP/TLS/RTP/SAVPF 0", "a=mid:0", ...this._pending, ""].join("\r\n");
@@ -463,7 +543,10 @@ export class Call extends EventTarget {
     const first = this.state !== "ended";
     this.state = "ended";
     clearInterval(this._levels);
+    clearInterval(this._watching);
     globalThis.removeEventListener?.("pagehide", this._leave);
+    globalThis.removeEventListener?.("online", this._online);
+    globalThis.navigator?.connection?.removeEventListener?.("change", this._moved);
     this._release();
     this._captions.clear();
     this._closeMicrophone();
@@ -483,9 +566,9 @@ export class Call extends EventTarget {
     return headers;
   }
 
-  async _request(method, path, body, type, extra) {
+  async _request(method, path, body, type, extra, limit = REQUEST_TIMEOUT) {
     const abort = new AbortController();
-    const timer = setTimeout(() => abort.abort(), REQUEST_TIMEOUT);
+    const timer = setTimeout(() => abort.abort(), limit);
     try {
       const response = await fetch(new URL(path, this.url), { method, body, headers: this._headers(type, extra), signal: abort.signal });
       if (!response.ok) throw await refusal(response);
@@ -575,6 +658,16 @@ class Captions {
     this._turns.clear();
   }
 
+  /** Whether, by what the gateway said, sound of the agent is to be arriving. */
+  sounding() {
+    const now = performance.now();
+    for (const turn of this._turns.values()) {
+      if (turn.cut || turn.truth != null) continue;
+      if (turn.sentences.some(one => now > one.from - this.delay && now < one.from - this.delay + one.lasts)) return true;
+    }
+    return false;
+  }
+
   _turn(id) {
     let turn = this._turns.get(id);
     if (!turn) this._turns.set(id, (turn = { plan: "", sentences: [], shown: null }));
@@ -638,26 +731,12 @@ function iceServers(link) {
   return servers.map(server => (server.username ? server : { urls: server.urls }));
 }
 
-/** Resolves when candidates are complete, or after `limit` milliseconds. */
-function gathered(peer, limit) {
-  return new Promise(done => {
-    if (peer.iceGatheringState === "complete") return done();
-    const timer = setTimeout(done, limit);
-    peer.addEventListener("icegatheringstatechange", () => {
-      if (peer.iceGatheringState === "complete") {
-        clearTimeout(timer);
-        done();
-      }
-    });
-  });
-}
-
 /** The ICE part of a description, as a trickle fragment (RFC 8840). */
 function fragmentOf(sdp) {
   const lines = sdp.split(/\r?\n/);
   const one = name => lines.find(line => line.startsWith("a=" + name + ":"));
   const candidates = [...new Set(lines.filter(line => line.startsWith("a=candidate:")))];
-  return [one("ice-ufrag"), one("ice-pwd"), "m=audio 9 UDP/TLS/RTP/SAVPF 0", one("mid") ?? "a=mid:0", ...candidates, "a=end-of-candidates", ""].join("\r\n");
+  return [one("ice-ufrag"), one("ice-pwd"), "m=audio 9 UDP/TLS/RTP/SAVPF 0", one("mid") ?? "a=mid:0", ...candidates, ""].join("\r\n");
 }
 
 /** `sdp` with the ICE credentials and candidates of `fragment` in place of its own. */

@@ -46,12 +46,14 @@ pub struct Shape {
     pub tcp: bool,
     /// First connectivity checks after 20 instead of 200 ms: a load test sets up many calls.
     pub eager: bool,
+    /// An ICE restart opens new sockets on the networks that there are then.
+    pub roams: bool,
 }
 
 impl Default for Shape {
     fn default() -> Self {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Shape { address, opus: 111, events: None, sends: true, tcp: false, eager: false }
+        Shape { address, opus: 111, events: None, sends: true, tcp: false, eager: false, roams: false }
     }
 }
 
@@ -114,7 +116,8 @@ impl Peer {
         }
         let mut settings = SettingEngineBuilder::new()
             .with_multicast_dns_mode(MulticastDnsMode::Disabled)
-            .with_include_loopback_candidate(true);
+            .with_include_loopback_candidate(true)
+            .with_discard_local_candidates_during_ice_restart(shape.roams);
         if shape.eager {
             settings = settings.with_ice_connection_attempts(Some(Duration::from_millis(20)), Some(100));
         }
