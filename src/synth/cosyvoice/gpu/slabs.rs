@@ -8,7 +8,8 @@
 //! is any step, and the block has a slab of its own. The last blocks of an utterance run one step behind each other, so
 //! what the first of `n` wrote is read for `n - 1` rounds more and never again: it needs `n` steps' memory and not all of
 //! them, its neighbour one less, and the last one step's. [`pack`] puts several of them into a slab: with ten steps, four
-//! blocks into one and seven into three. Half a second of speech takes 90 MB of a slab otherwise, at full size.
+//! blocks into one and seven into three. Each second of speech takes 90 MB otherwise, at full
+//! size.
 
 use std::sync::Arc;
 
