@@ -434,7 +434,7 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["agent", "device", "end", "reason", "trunk", "worker"]
+            let open = ["agent", "device", "end", "part", "reason", "trunk", "worker"]
                 .iter()
                 .any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
