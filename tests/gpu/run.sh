@@ -15,14 +15,14 @@ build() {
     dir=$1
     mkdir -p "$dir/tests/data/golden"
     # One command for both, which says itself what is wrong; the second time it only names what it built.
-    cargo build --workspace --bins
-    cargo build --test gpu
-    test_binary=$(cargo test --test gpu --no-run --message-format=json 2>/dev/null |
+    cargo build --release --workspace --bins
+    cargo test --release --test gpu --no-run
+    test_binary=$(cargo test --release --test gpu --no-run --message-format=json 2>/dev/null |
         sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p' | tail -1)
     [ -n "$test_binary" ] || { echo "cargo names no test binary" >&2; exit 1; }
     strip -o "$dir/gpu" "$test_binary"
-    strip -o "$dir/antiphon" target/debug/antiphon
-    strip -o "$dir/antiphon-loadgen" target/debug/antiphon-loadgen
+    strip -o "$dir/antiphon" target/release/antiphon
+    strip -o "$dir/antiphon-loadgen" target/release/antiphon-loadgen
     xz -1 -f "$dir/gpu" "$dir/antiphon" "$dir/antiphon-loadgen"
     cp -r tests/data/golden/cosyvoice3 "$dir/tests/data/golden/"
     cp tests/gpu/run.sh "$dir/"
