@@ -30,7 +30,7 @@ use crate::gateway::outgoing::Outgoing;
 use crate::gateway::tenants::Tenants;
 use crate::gateway::{self, Gateway, Room};
 use crate::recording::Recordings;
-use crate::records::{self, Records};
+use crate::records::{self, RecordError, Records};
 use crate::server;
 use crate::sip::{Addresses, Endpoint};
 use crate::synth::device::{Engine, Recovery};
@@ -172,7 +172,17 @@ impl App {
         calls.observe(Arc::new(records.clone()));
         let tenants = Tenants::new(config.tenant_rules());
         // A restart gives no tenant another day.
-        for used in records.usage_today()? {
+        let counted = records.clone();
+        let used = tokio::task::spawn_blocking(move || counted.usage_today()).await;
+        let used = match used.unwrap_or_else(|error| Err(RecordError::Thread(std::io::Error::other(error)))) {
+            // Calls do not wait for a database that others use, too; until it is back each day begins anew.
+            Err(RecordError::Postgres(error)) => {
+                tracing::warn!(%error, "what tenants have used today is not known");
+                Vec::new()
+            }
+            used => used?,
+        };
+        for used in used {
             tenants.used_today(&used.tenant, Duration::from_secs_f64(used.call_seconds.max(0.0)));
         }
         let agents = Agents::new(config.agent.clone());

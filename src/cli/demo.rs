@@ -121,7 +121,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     // A gateway that serves may be at work on the jobs and records of the state directory.
     config.batch.database = args.out.join("batch.sqlite").into();
     config.batch.audio_dir = args.out.join("batch");
-    config.records.database = args.out.join("records.sqlite");
+    config.records.database = args.out.join("records.sqlite").into();
     telemetry::init(&config.log).map_err(|message| Failure { code: super::BAD_CONFIG, message })?;
     std::fs::create_dir_all(&args.out).map_err(|e| Failure::failed(format!("{}: {e}", args.out.display())))?;
     super::block_on(async move {

@@ -325,11 +325,14 @@ impl Config {
         mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let paths = [&self.batch.audio_dir, &self.engine.voices, &self.records.database];
+        let paths = [&self.batch.audio_dir, &self.engine.voices];
+        let databases = [&self.batch.database, &self.records.database];
         // Where nothing is recorded no place is needed.
         let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
         let placed = paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty());
-        let placed = placed && !self.batch.database.is_unset();
+        // Records wait for a database on disk.
+        let spooled = !self.records.database.is_shared() || !self.records.spool.as_os_str().is_empty();
+        let placed = placed && spooled && databases.iter().all(|database| !database.is_unset());
         if placed {
             return Ok(self);
         }
@@ -341,13 +344,16 @@ impl Config {
                     .into(),
             })?,
         };
-        if self.batch.database.is_unset() {
-            self.batch.database = dir.join("batch.sqlite").into();
+        let databases = [(&mut self.batch.database, "batch.sqlite"), (&mut self.records.database, "records.sqlite")];
+        for (database, name) in databases {
+            if database.is_unset() {
+                *database = dir.join(name).into();
+            }
         }
         let paths = [
             (&mut self.batch.audio_dir, "batch"),
             (&mut self.engine.voices, "voices"),
-            (&mut self.records.database, "records.sqlite"),
+            (&mut self.records.spool, "records.spool"),
             (&mut self.recording.dir, "recordings"),
             (&mut self.engine.cache, "kernels"),
             (&mut self.engine.phrases.dir, "phrases"),

@@ -148,7 +148,16 @@ fn what_has_no_path_of_its_own_lies_in_the_state_directory() {
 #[test]
 fn records_lie_in_the_state_directory_and_a_webhook_is_checked() {
     let placed = load("[state]\ndir = \"/srv\"\n", &[]).expect("valid").with_state_dir([]).expect("a folder");
-    assert_eq!(placed.records.database, Path::new("/srv/records.sqlite"));
+    assert_eq!(placed.records.database.path(), Some(Path::new("/srv/records.sqlite")));
+    let shared =
+        load("[state]\ndir = \"/srv\"\n[records]\ndatabase = \"postgres://127.0.0.1/a\"\n", &[]).expect("valid");
+    let shared = shared.with_state_dir([]).expect("a folder");
+    assert!(shared.records.database.is_shared());
+    assert_eq!(shared.records.spool, Path::new("/srv/records.spool"));
+    for section in ["batch", "records"] {
+        let error = load(&format!("[{section}]\nlease_s = 0\n"), &[]).expect_err("no lease");
+        assert!(error.message.contains("lease_s"), "{error}");
+    }
     let hook = |url: &str, secret: &str| {
         load(&format!("[records]\nkeep_days = 7\nwebhook = {{ url = \"{url}\", secret = \"{secret}\" }}\n"), &[])
     };

@@ -120,6 +120,9 @@ impl Gateway {
             }
             None => {}
         }
+        if let Some(reason) = self.records.fault() {
+            faults.push(Fault { part: "records", reason, fatal: false, mends: true });
+        }
         faults
     }
 

@@ -30,7 +30,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, Connection, NoTls};
-pub use tokio_postgres::{Client, Row};
+pub use tokio_postgres::{Client, Row, Transaction};
 
 use self::address::Target;
 pub use self::address::{Address, Database};
@@ -55,10 +55,11 @@ const CHANGING: i64 = 0x616e_7469_7068_6f6e;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The connection cannot be made, or was lost while the request was under way, which may have been done.
+    /// The connection cannot be made, was lost while the request was under way, which may have been done, or the server
+    /// does nothing for now.
     #[error("PostgreSQL cannot be used: {0}")]
     Gone(String),
-    /// The server refused it, and nothing was done.
+    /// The server refuses what was to be written, and will again; nothing was done.
     #[error("PostgreSQL: {0}")]
     Refused(String),
     /// The configuration or the tables must be changed first; the text says how.
@@ -68,20 +69,10 @@ pub enum Error {
 
 impl From<tokio_postgres::Error> for Error {
     fn from(error: tokio_postgres::Error) -> Self {
-        use tokio_postgres::error::SqlState;
-        let passing = [
-            SqlState::ADMIN_SHUTDOWN,
-            SqlState::CRASH_SHUTDOWN,
-            SqlState::CANNOT_CONNECT_NOW,
-            SqlState::TOO_MANY_CONNECTIONS,
-            SqlState::READ_ONLY_SQL_TRANSACTION,
-        ];
-        match error.code() {
-            // A server that stops, starts, or was made another's copy: the next connection may find the right one.
-            Some(code) if passing.contains(code) => Error::Gone(told(&error)),
-            Some(_) => Error::Refused(told(&error)),
-            None => Error::Gone(told(&error)),
-        }
+        // Data exceptions and violated constraints. All else (no room, no right, a deadlock, a server that stops, or that was
+        // made a copy of another) may be otherwise next time.
+        let refused = error.code().is_some_and(|code| ["22", "23"].contains(&code.code().get(..2).unwrap_or_default()));
+        if refused { Error::Refused(told(&error)) } else { Error::Gone(told(&error)) }
     }
 }
 
@@ -100,6 +91,8 @@ pub struct Setup {
     pub part: &'static str,
     /// What makes its tables: one step for each version, never changed once it was released.
     pub steps: &'static [&'static str],
+    /// Whether its health is shown: of a part's links one speaks for all.
+    pub shown: bool,
     /// The channel of `NOTIFY` that wakes it.
     pub listen: Option<&'static str>,
     /// What is woken: by `NOTIFY`, by a new connection (what was said before it was missed), and by the loss of one.
@@ -110,6 +103,7 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct Health {
     part: &'static str,
+    shown: bool,
     /// Why not; the outer `None`: not tried yet.
     fault: Mutex<Option<Option<String>>>,
 }
@@ -125,13 +119,16 @@ impl Health {
         let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let was_up = matches!(*known, Some(None));
         match &fault {
+            _ if !self.shown => {}
             Some(reason) if !matches!(&*known, Some(Some(_))) => {
                 tracing::error!(part = self.part, reason, "the database cannot be used; calls go on");
             }
             None if !was_up => tracing::info!(part = self.part, "the database can be used"),
             _ => {}
         }
-        metrics::gauge!("antiphon_database_up", "part" => self.part).set(f64::from(u8::from(fault.is_none())));
+        if self.shown {
+            metrics::gauge!("antiphon_database_up", "part" => self.part).set(f64::from(u8::from(fault.is_none())));
+        }
         *known = Some(fault);
     }
 }
@@ -175,7 +172,7 @@ impl Link {
             .enable_all()
             .build()
             .map_err(|error| Error::Gone(error.to_string()))?;
-        let health = Arc::new(Health { part: setup.part, fault: Mutex::default() });
+        let health = Arc::new(Health { part: setup.part, shown: setup.shown, fault: Mutex::default() });
         Ok(Self { target, setup, health, runtime: Some(runtime), open: None, rests: None })
     }
 
@@ -376,7 +373,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let url = format!("postgres://nobody@/none?host={}", folder.path().display());
         let address = Address::new(Secret::new(url)).expect("an address");
-        let setup = Setup { part: "test", steps: &[], listen: None, woken: Arc::default() };
+        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() };
         let mut link = Link::new(&address, setup).expect("a link");
         assert_eq!(link.health().fault(), None, "not tried yet");
         let asked = link.run(async |_| Ok(()));

@@ -11,9 +11,16 @@
 //!
 //! Beside them [`usage`]: what each tenant had on each day.
 //!
+//! *Several gateways* may keep their records in one PostgreSQL. Those of a gateway that was killed are closed by another,
+//! and what is written while the database is away waits in a file of the state directory ([`sink`]).
+//!
 //! *One JSON document a call*, with the columns that lists are filtered by beside it: a record is read whole.
 
+mod ledger;
+mod postgres;
 mod record;
+mod sink;
+mod spool;
 mod store;
 mod usage;
 mod webhook;
@@ -28,6 +35,8 @@ use dashmap::DashMap;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
+pub use self::ledger::Access;
+use self::ledger::Ledger;
 use self::record::Draft;
 use self::store::Store;
 pub use self::store::{Filter, Page, RecordError};
@@ -36,6 +45,7 @@ pub use self::webhook::{deliver, signature};
 use self::writer::Message;
 use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, Witness};
 use crate::clock;
+use crate::postgres::{Database, Health};
 use crate::secret::Secret;
 use crate::synth::device::Meter;
 
@@ -50,19 +60,33 @@ const QUEUE: usize = 4_096;
 pub struct Config {
     /// Whether calls are recorded at all.
     pub enabled: bool,
-    /// The SQLite file; in the configuration, empty: `records.sqlite` in the state directory.
-    pub database: PathBuf,
+    /// The SQLite file (in the configuration, empty: `records.sqlite` in the state directory), or the PostgreSQL that
+    /// other gateways use, too.
+    pub database: Database,
+    /// With PostgreSQL: another gateway closes the records of one that has said nothing for so long, seconds.
+    pub lease_s: u32,
     /// Records are forgotten so many days after their call; 0 is never.
     pub keep_days: u32,
     /// Whether what was said and heard is kept, or only how much.
     pub text: bool,
     /// Who is told of every call that has ended.
     pub webhook: Option<Webhook>,
+    /// Where records wait for a PostgreSQL that is away.
+    #[serde(skip)]
+    pub spool: PathBuf,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { enabled: true, database: PathBuf::new(), keep_days: 90, text: true, webhook: None }
+        Self {
+            enabled: true,
+            database: Database::default(),
+            lease_s: 30,
+            keep_days: 90,
+            text: true,
+            webhook: None,
+            spool: PathBuf::new(),
+        }
     }
 }
 
@@ -89,6 +113,9 @@ impl Config {
     /// # Errors
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
+        if self.lease_s == 0 {
+            return Err("lease_s must be 1 or more: records would be closed while their calls go on".into());
+        }
         let Some(hook) = &self.webhook else { return Ok(()) };
         let url = reqwest::Url::parse(&hook.url).map_err(|error| format!("webhook.url `{}`: {error}", hook.url))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -116,17 +143,22 @@ struct Inner {
     /// A record is due for delivery.
     due: Arc<Notify>,
     meters: Meters,
+    access: Access,
+    /// Of a database that may be away.
+    health: Option<Arc<Health>>,
 }
 
 impl Records {
     /// Closes what an earlier process left open, where there is a database, and starts the thread that writes. The
-    /// database is made by the first call.
+    /// database is made by the first call. A PostgreSQL is connected to by the thread, and may be away for the time being.
     ///
     /// # Errors
     /// The database is there and cannot be used, or there is no thread.
     pub fn start(config: Config) -> Result<Self, RecordError> {
-        if config.enabled && config.database.exists() {
-            let closed = Store::open(&config.database)?.close_open(clock::wall(), config.webhook.is_some())?;
+        if config.enabled
+            && let Some(path) = config.database.path().filter(|path| path.exists())
+        {
+            let closed = Store::open(path)?.close_open(clock::wall(), config.webhook.is_some())?;
             if closed > 0 {
                 tracing::warn!(calls = closed, "records of calls that an earlier gateway left open were closed");
             }
@@ -134,10 +166,12 @@ impl Records {
         let (queue, messages) = std::sync::mpsc::sync_channel(QUEUE);
         let due = Arc::new(Notify::new());
         let meters = Meters::default();
-        let writer = writer::Writer::new(config.clone(), due.clone(), meters.clone());
+        let access = Access::new(&config)?;
+        let writer = writer::Writer::new(config.clone(), due.clone(), meters.clone())?;
+        let health = writer.health();
         let thread = std::thread::Builder::new().name("records".into()).spawn(move || writer.run(&messages));
         let thread = Mutex::new(Some(thread.map_err(RecordError::Thread)?));
-        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due, meters })))
+        Ok(Self(Arc::new(Inner { config, drafts: DashMap::new(), queue, thread, due, meters, access, health })))
     }
 
     /// One record, as JSON. Reads the disk: call it where blocking is allowed.
@@ -145,10 +179,7 @@ impl Records {
     /// # Errors
     /// The database cannot be read.
     pub fn get(&self, id: &str) -> Result<Option<serde_json::Value>, RecordError> {
-        match self.store()? {
-            Some(store) => store.get(id),
-            None => Ok(None),
-        }
+        Ok(self.read(|store| store.get(id))?.flatten())
     }
 
     /// Records from the newest on. Reads the disk, as above.
@@ -156,8 +187,8 @@ impl Records {
     /// # Errors
     /// The database cannot be read, or there is no record `after`.
     pub fn list(&self, filter: &Filter) -> Result<Page, RecordError> {
-        match self.store()? {
-            Some(store) => store.list(filter),
+        match self.read(|store| store.list(filter))? {
+            Some(page) => Ok(page),
             None if filter.after.is_some() => Err(RecordError::NotFound),
             None => Ok(Page::default()),
         }
@@ -176,10 +207,7 @@ impl Records {
     /// # Errors
     /// The database cannot be read.
     pub fn usage(&self, period: &Period) -> Result<Vec<Usage>, RecordError> {
-        match self.store()? {
-            Some(store) => store.usage(period),
-            None => Ok(Vec::new()),
-        }
+        Ok(self.read(|store| store.usage(period))?.unwrap_or_default())
     }
 
     /// Usage of today.
@@ -187,10 +215,7 @@ impl Records {
     /// # Errors
     /// As [`Records::usage`].
     pub fn usage_today(&self) -> Result<Vec<Usage>, RecordError> {
-        match self.store()? {
-            Some(store) => store.usage_on_day_of(clock::wall()),
-            None => Ok(Vec::new()),
-        }
+        Ok(self.read(|store| store.usage_on_day_of(clock::wall()))?.unwrap_or_default())
     }
 
     /// Writes what waits and joins the thread. Blocks.
@@ -205,18 +230,24 @@ impl Records {
     }
 
     /// Where records are due for delivery, and who wants them.
-    pub fn deliveries(&self) -> Option<(Webhook, PathBuf, Arc<Notify>)> {
+    pub fn deliveries(&self) -> Option<(Webhook, Access, Arc<Notify>)> {
         let config = &self.0.config;
         let hook = config.webhook.clone().filter(|_| config.enabled)?;
-        Some((hook, config.database.clone(), self.0.due.clone()))
+        Some((hook, self.0.access.clone(), self.0.due.clone()))
     }
 
-    fn store(&self) -> Result<Option<Store>, RecordError> {
-        let config = &self.0.config;
-        match config.enabled && config.database.exists() {
-            true => Store::open(&config.database).map(Some),
-            false => Ok(None),
-        }
+    /// Why the database cannot be used, where it is one that may be away.
+    pub fn fault(&self) -> Option<String> {
+        self.0.health.as_ref().and_then(|health| health.fault())
+    }
+
+    /// Whether other gateways see the same records.
+    pub fn are_shared(&self) -> bool {
+        self.0.config.enabled && self.0.config.database.is_shared()
+    }
+
+    fn read<T>(&self, work: impl FnOnce(&mut dyn Ledger) -> Result<T, RecordError>) -> Result<Option<T>, RecordError> {
+        if self.0.config.enabled { self.0.access.on(work) } else { Ok(None) }
     }
 
     fn write(&self, draft: &Draft) {

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::ledger::Ledger;
 use super::record::Record;
 use super::usage::{self, Pending, Period, Usage};
 
@@ -78,6 +79,12 @@ pub enum RecordError {
     /// The database failed.
     #[error("record database: {0}")]
     Database(#[from] rusqlite::Error),
+    /// The database of several gateways failed.
+    #[error("record database: {0}")]
+    Postgres(#[from] crate::postgres::Error),
+    /// What waits for it cannot be kept on disk.
+    #[error("records that wait for their database: {0}")]
+    Spool(std::io::Error),
     /// Its folder cannot be made.
     #[error("{0}")]
     Folder(std::io::Error),
@@ -186,12 +193,24 @@ impl Store {
         Ok(closed)
     }
 
-    pub(super) fn get(&self, id: &str) -> Result<Option<Value>, RecordError> {
+    /// Forgets records that ended before `before`, unless they are still to be delivered.
+    pub(super) fn forget(&self, before: Duration) -> rusqlite::Result<usize> {
+        self.db.execute("DELETE FROM record WHERE ended_ms < ?1 AND hook_ms IS NULL", [before.as_millis() as i64])
+    }
+
+    /// Adds speech to the usage of today.
+    pub(super) fn spoken(&mut self, pending: &mut Pending, now: Duration) -> rusqlite::Result<()> {
+        pending.write(&mut self.db, now)
+    }
+}
+
+impl Ledger for Store {
+    fn get(&mut self, id: &str) -> Result<Option<Value>, RecordError> {
         let query = "SELECT body FROM record WHERE id = ?1";
         Ok(self.db.query_row(query, [id], body_of).optional()?)
     }
 
-    pub(super) fn list(&self, filter: &Filter) -> Result<Page, RecordError> {
+    fn list(&mut self, filter: &Filter) -> Result<Page, RecordError> {
         let before: i64 = match &filter.after {
             None => i64::MAX,
             Some(id) => {
@@ -217,43 +236,30 @@ impl Store {
         Ok(Page { records, has_more })
     }
 
-    /// Forgets records that ended before `before`, unless they are still to be delivered.
-    pub(super) fn forget(&self, before: Duration) -> rusqlite::Result<usize> {
-        self.db.execute("DELETE FROM record WHERE ended_ms < ?1 AND hook_ms IS NULL", [before.as_millis() as i64])
-    }
-
-    /// Adds speech to the usage of today.
-    pub(super) fn spoken(&mut self, pending: &mut Pending, now: Duration) -> rusqlite::Result<()> {
-        pending.write(&mut self.db, now)
-    }
-
-    pub(super) fn usage(&self, period: &Period) -> Result<Vec<Usage>, RecordError> {
+    fn usage(&mut self, period: &Period) -> Result<Vec<Usage>, RecordError> {
         Ok(usage::read(&self.db, period)?)
     }
 
-    pub(super) fn usage_on_day_of(&self, now: Duration) -> Result<Vec<Usage>, RecordError> {
+    fn usage_on_day_of(&mut self, now: Duration) -> Result<Vec<Usage>, RecordError> {
         let day = usage::day(&self.db, now)?;
         self.usage(&Period { from: Some(day.clone()), to: Some(day), tenant: None })
     }
 
-    /// Records whose delivery is due, at most `limit`.
-    pub(super) fn due(&self, now: Duration, limit: u32) -> rusqlite::Result<Vec<Due>> {
+    fn due(&mut self, now: Duration, limit: u32) -> Result<Vec<Due>, RecordError> {
         let mut query = self
             .db
             .prepare("SELECT seq, id, body, hook_tries FROM record WHERE hook_ms <= ?1 ORDER BY hook_ms LIMIT ?2")?;
         let due = |row: &Row<'_>| Ok(Due { seq: row.get(0)?, id: row.get(1)?, body: row.get(2)?, tries: row.get(3)? });
-        query.query_map(params![now.as_millis() as i64, limit], due)?.collect()
+        Ok(query.query_map(params![now.as_millis() as i64, limit], due)?.collect::<rusqlite::Result<_>>()?)
     }
 
-    /// When the next delivery is due.
-    pub(super) fn next_due(&self) -> rusqlite::Result<Option<Duration>> {
+    fn next_due(&mut self) -> Result<Option<Duration>, RecordError> {
         let next: Option<i64> =
             self.db.query_row("SELECT MIN(hook_ms) FROM record WHERE hook_ms IS NOT NULL", [], |row| row.get(0))?;
         Ok(next.map(|ms| Duration::from_millis(ms.max(0) as u64)))
     }
 
-    /// A delivery was tried: it is due again at `again`, or never.
-    pub(super) fn tried(&self, seq: i64, again: Option<Duration>) -> rusqlite::Result<()> {
+    fn tried(&mut self, seq: i64, again: Option<Duration>) -> Result<(), RecordError> {
         let again = again.map(|at| at.as_millis() as i64);
         self.db.execute(
             "UPDATE record SET hook_ms = ?2, hook_tries = hook_tries + 1 WHERE seq = ?1",

@@ -7,7 +7,7 @@ use crate::call::{Direction, Heard, Stages, TurnHow, TurnId};
 use crate::turn::Class;
 
 fn config(folder: &std::path::Path) -> Config {
-    Config { database: folder.join("records.sqlite"), ..Config::default() }
+    Config { database: folder.join("records.sqlite").into(), ..Config::default() }
 }
 
 fn meta(id: &str) -> CallMeta {
@@ -148,7 +148,7 @@ fn a_database_that_refuses_is_tried_again_and_calls_do_not_wait() {
     let folder = tempfile::tempdir().expect("temp dir");
     let blocked = folder.path().join("in the way");
     std::fs::write(&blocked, "a file where the folder should be").expect("written");
-    let database = blocked.join("records.sqlite");
+    let database = blocked.join("records.sqlite").into();
     let records = Records::start(Config { database, ..config(folder.path()) }).expect("starts");
     records.dialling(&meta("1"), None, &Dialling::Trying);
     // Far more than the queue holds: nothing waits, and what has no room is dropped.
@@ -219,7 +219,7 @@ fn usage_counts_each_call_once_and_what_was_spoken() {
 fn a_database_of_the_version_before_is_brought_up_to_date() {
     let folder = tempfile::tempdir().expect("temp dir");
     let config = config(folder.path());
-    let old = rusqlite::Connection::open(&config.database).expect("opens");
+    let old = rusqlite::Connection::open(config.database.path().expect("a file")).expect("opens");
     old.execute_batch(&format!("{}PRAGMA user_version = 1;", store::SCHEMA)).expect("the tables of version 1");
     drop(old);
     let records = Records::start(config).expect("starts");

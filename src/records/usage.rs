@@ -4,12 +4,12 @@
 //! is counted in memory where it is made ([`Meter`]) and added every [`COLLECT`]: what a killed process had spoken since
 //! the last time is missing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, Row, params};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::synth::device::{Meter, Spoken};
 use crate::turn::Class;
@@ -97,6 +97,21 @@ impl Pending {
         }
     }
 
+    /// Takes everything, as of the day of `now`.
+    pub(super) fn freeze(&mut self, holder: &str, number: i64, now: Duration) -> Counted {
+        let mut of = BTreeMap::<String, [i64; 6]>::new();
+        for ((tenant, class), spoken) in self.0.drain() {
+            let figures = of.entry(tenant.replace('\0', "")).or_default();
+            let first = if class == Class::Live { 0 } else { 3 };
+            figures[first] += spoken.utterances as i64;
+            figures[first + 1] += spoken.characters as i64;
+            figures[first + 2] += spoken.audio.as_millis() as i64;
+        }
+        let spoken = of.into_iter().map(|(tenant, figures)| OfTenant { tenant, figures }).collect();
+        let day = (now.as_secs() / 86_400) as i32;
+        Counted { holder: holder.to_owned(), number, day, spoken }
+    }
+
     /// Adds everything to the day of `now`, or nothing.
     pub(super) fn write(&mut self, db: &mut Connection, now: Duration) -> rusqlite::Result<()> {
         let transaction = db.transaction()?;
@@ -127,6 +142,26 @@ impl Pending {
         self.0.clear();
         Ok(())
     }
+}
+
+/// Speech of some seconds, on its way to a database that gateways share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Counted {
+    /// The process that counted it.
+    pub(super) holder: String,
+    /// Raised with each of that process, so that each is added once.
+    pub(super) number: i64,
+    /// Days since 1970 (UTC).
+    pub(super) day: i32,
+    pub(super) spoken: Vec<OfTenant>,
+}
+
+/// What of it is of one tenant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct OfTenant {
+    pub(super) tenant: String,
+    /// Utterances, characters and milliseconds, live; the same of batch.
+    pub(super) figures: [i64; 6],
 }
 
 /// Adds the calls of the records that `which` (SQL) finds, as ended at `ended` (SQL).

@@ -1,6 +1,5 @@
 //! Records of calls that have ended, sent to the configured URL: signed, tried again, never lost by a restart.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use reqwest::Client;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, watch};
 
-use super::store::{Due, Store};
+use super::ledger::{Access, Ledger};
+use super::store::Due;
 use super::{RecordError, Webhook};
 use crate::clock;
 
@@ -35,7 +35,7 @@ pub fn signature(secret: &str, timestamp: u64, body: &str) -> String {
 
 /// Delivers what is due until `stop` changes. One at a time and in order of time, so that a receiver that is slow gets
 /// no more than it takes.
-pub async fn deliver((hook, database, due): (Webhook, PathBuf, Arc<Notify>), mut stop: watch::Receiver<bool>) {
+pub async fn deliver((hook, database, due): (Webhook, Access, Arc<Notify>), mut stop: watch::Receiver<bool>) {
     let client = match Client::builder().timeout(PATIENCE).redirect(reqwest::redirect::Policy::none()).build() {
         Ok(client) => client,
         Err(error) => return tracing::error!(%error, "[records] webhook: no HTTP client; nothing is delivered"),
@@ -57,14 +57,12 @@ pub async fn deliver((hook, database, due): (Webhook, PathBuf, Arc<Notify>), mut
 }
 
 /// Delivers what is due now; how long until something is due again.
-async fn round(client: &Client, hook: &Webhook, database: &Path) -> Result<Duration, RecordError> {
-    if !database.exists() {
-        return Ok(IDLE);
-    }
+async fn round(client: &Client, hook: &Webhook, database: &Access) -> Result<Duration, RecordError> {
     loop {
         let due = on_store(database, |store| store.due(clock::wall(), BATCH)).await?;
+        let Some(due) = due else { return Ok(IDLE) };
         if due.is_empty() {
-            let next = on_store(database, Store::next_due).await?;
+            let next = on_store(database, |store| store.next_due()).await?.flatten();
             // At least a moment: a clock that was set back must not make this loop spin.
             return Ok(next.map_or(IDLE, |at| at.saturating_sub(clock::wall()).clamp(FIRST, IDLE)));
         }
@@ -105,12 +103,12 @@ async fn send(client: &Client, hook: &Webhook, record: &Due) -> Result<(), Strin
     }
 }
 
-/// Runs `work` on the database, off the runtime's workers.
+/// Runs `work` on the database, off the runtime's workers; `None`: there is none yet.
 async fn on_store<T: Send + 'static>(
-    database: &Path,
-    work: impl FnOnce(&Store) -> rusqlite::Result<T> + Send + 'static,
-) -> Result<T, RecordError> {
-    let database = database.to_owned();
-    let done = tokio::task::spawn_blocking(move || Ok(work(&Store::open(&database)?)?)).await;
+    database: &Access,
+    work: impl FnOnce(&mut dyn Ledger) -> Result<T, RecordError> + Send + 'static,
+) -> Result<Option<T>, RecordError> {
+    let database = database.clone();
+    let done = tokio::task::spawn_blocking(move || database.on(work)).await;
     done.unwrap_or_else(|error| Err(RecordError::Thread(std::io::Error::other(error))))
 }

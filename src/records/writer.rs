@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::record::Record;
+use super::sink::Sink;
 use super::store::Store;
 use super::usage::{COLLECT, Pending};
 use super::{Config, Meters, RecordError};
 use crate::clock::{self, Sparse};
+use crate::postgres::{Database, Health};
 
 /// Records of one transaction.
-const BATCH: usize = 512;
+pub(super) const BATCH: usize = 512;
 /// Records that are kept in memory while the database refuses them; then the oldest are dropped.
-const KEPT: usize = 20_000;
+pub(super) const KEPT: usize = 20_000;
 /// How long to wait after the database refused.
 const STALL: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(1) };
 /// How often old records are forgotten.
@@ -31,7 +33,10 @@ pub(super) enum Message {
 pub(super) struct Writer {
     config: Config,
     due: Arc<Notify>,
+    /// The file of this gateway, while it is open.
     store: Option<Store>,
+    /// In place of it, the way to the database of several.
+    sink: Option<Sink>,
     waiting: VecDeque<Record>,
     tidied: Option<Instant>,
     meters: Meters,
@@ -40,22 +45,38 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(config: Config, due: Arc<Notify>, meters: Meters) -> Self {
+    pub(super) fn new(config: Config, due: Arc<Notify>, meters: Meters) -> Result<Self, RecordError> {
         let (waiting, spoken) = (VecDeque::new(), Pending::default());
-        Self { config, due, store: None, waiting, tidied: None, meters, spoken, collected: None }
+        let sink = match &config.database {
+            Database::Postgres(address) if config.enabled => Some(Sink::new(&config, address, due.clone())?),
+            _ => None,
+        };
+        Ok(Self { config, due, store: None, sink, waiting, tidied: None, meters, spoken, collected: None })
+    }
+
+    /// Whether the database can be used, where it is one that may be away.
+    pub(super) fn health(&self) -> Option<Arc<Health>> {
+        self.sink.as_ref().map(Sink::health)
     }
 
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         static LINES: Sparse = Sparse::new();
         let mut stopping = false;
         while !stopping {
-            let wait = if self.waiting.is_empty() && self.spoken.is_empty() { COLLECT } else { STALL };
+            let written = self.waiting.is_empty() && self.spoken.is_empty();
+            let wait = match &self.sink {
+                Some(sink) if written && sink.is_empty() => sink.patience().min(COLLECT),
+                None if written => COLLECT,
+                _ => STALL,
+            };
             match messages.recv_timeout(wait) {
                 Ok(message) => stopping = self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => stopping = true,
             }
-            while !stopping && self.waiting.len() < BATCH {
+            // What goes to another machine may take seconds each time, and then takes all that there is.
+            let most = if self.sink.is_some() { KEPT } else { BATCH };
+            while !stopping && self.waiting.len() < most {
                 match messages.try_recv() {
                     Ok(message) => stopping = self.take(message),
                     Err(_) => break,
@@ -65,11 +86,16 @@ impl Writer {
             if let Err(error) = self.flush() {
                 // The connection may be what is wrong.
                 self.store = None;
-                if let Some(missed) = LINES.admit(clock::now()) {
+                // What waits on disk is told of by the health of the database.
+                let on_disk = self.sink.is_some() && matches!(error, RecordError::Postgres(_));
+                if !on_disk && let Some(missed) = LINES.admit(clock::now()) {
                     tracing::error!(%error, waiting = self.waiting.len(), missed, "records cannot be written");
                 }
             }
             self.tidy();
+        }
+        if let Some(sink) = self.sink {
+            sink.leave();
         }
         if !self.waiting.is_empty() {
             tracing::error!(records = self.waiting.len(), "records were lost: the database takes none");
@@ -100,6 +126,12 @@ impl Writer {
     }
 
     fn flush(&mut self) -> Result<(), RecordError> {
+        if let Some(sink) = &mut self.sink {
+            // Who has not said that it lives writes all the same: others only close what it left open.
+            let tended = sink.tend(clock::now());
+            let flushed = sink.flush(&mut self.waiting, &mut self.spoken, clock::wall());
+            return tended.and(flushed);
+        }
         let hook = self.config.webhook.is_some();
         while !self.waiting.is_empty() {
             let store = opened(&mut self.store, &self.config)?;
@@ -119,14 +151,23 @@ impl Writer {
     }
 
     fn tidy(&mut self) {
-        let (Some(store), days @ 1..) = (&self.store, self.config.keep_days) else { return };
+        let days @ 1.. = self.config.keep_days else { return };
+        if self.store.is_none() && self.sink.is_none() {
+            return;
+        }
         let now = clock::now();
         if self.tidied.is_some_and(|at| now.saturating_duration_since(at) < TIDY) {
             return;
         }
         self.tidied = Some(now);
         let keep = Duration::from_secs(u64::from(days) * 86_400);
-        if let Err(error) = store.forget(clock::wall().saturating_sub(keep)) {
+        let before = clock::wall().saturating_sub(keep);
+        let forgotten = match (&self.store, &mut self.sink) {
+            (_, Some(sink)) => sink.forget(before),
+            (Some(store), None) => store.forget(before).map(|_| ()).map_err(RecordError::from),
+            (None, None) => Ok(()),
+        };
+        if let Err(error) = forgotten {
             tracing::warn!(%error, "old records were not forgotten");
         }
     }
@@ -135,6 +176,10 @@ impl Writer {
 fn opened<'a>(store: &'a mut Option<Store>, config: &Config) -> Result<&'a mut Store, RecordError> {
     Ok(match store {
         Some(store) => store,
-        closed => closed.insert(Store::open(&config.database)?),
+        closed => match config.database.path() {
+            Some(path) => closed.insert(Store::open(path)?),
+            // Its records go another way.
+            None => return Err(RecordError::NotFound),
+        },
     })
 }

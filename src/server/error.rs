@@ -24,7 +24,7 @@ const QUEUE_RETRY: Duration = Duration::from_secs(1);
 /// When a gateway that shuts down may have been replaced.
 const DRAIN_RETRY: Duration = Duration::from_secs(10);
 /// When a database that was away may be back.
-const DATABASE_RETRY: Duration = Duration::from_secs(5);
+pub(super) const DATABASE_RETRY: Duration = Duration::from_secs(5);
 /// When a job may have made room for another.
 const JOBS_RETRY: Duration = Duration::from_secs(60);
 

@@ -64,13 +64,20 @@ pub(super) async fn route(State(gateway): State<Gateway>, request: Request, next
     };
     // Jobs of one database are every gateway's, also where the one that took them on is gone.
     let id = id.filter(|_| !(matched.starts_with("/v1/jobs/") && gateway.jobs.are_shared()));
+    // So are records; but their sound is only where it was recorded.
+    let here_too = matched == "/v1/records/{id}" && gateway.records.are_shared();
     match id.as_deref().map(|id| nodes.owner(id)) {
         Some(Owner::There(peer)) => {
-            return match pass_on(nodes, &peer, Judged::Here(&caller), request).await {
-                Ok(response) => response,
-                Err(failed) => failed.told(&peer.name).into_response(),
+            let (parts, body) = request.into_parts();
+            let again = here_too.then(|| Request::from_parts(parts.clone(), Body::empty()));
+            let request = Request::from_parts(parts, body);
+            return match (pass_on(nodes, &peer, Judged::Here(&caller), request).await, again) {
+                (Ok(response), _) => response,
+                (Err(Failed::Unreached(_) | Failed::Silent(_)), Some(again)) => next.run(again).await,
+                (Err(failed), _) => failed.told(&peer.name).into_response(),
             };
         }
+        Some(Owner::Gone(_)) if here_too => {}
         Some(Owner::Gone(name)) => return gone(&name, &id.unwrap_or_default()).into_response(),
         Some(Owner::Here) | None => {}
     }

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::auth::Caller;
-use super::error::ApiError;
+use super::error::{ApiError, DATABASE_RETRY};
 use super::extract::{Parameters, check_limit};
 use crate::gateway::Gateway;
+use crate::postgres;
 use crate::records::{Filter, PAGE, Period, RecordError, Records};
 
 /// Pages that may wait for the reader of an export.
@@ -143,6 +144,9 @@ async fn on_records<T: Send + 'static>(
         Ok(Ok(done)) => Ok(done),
         Ok(Err(RecordError::NotFound)) => {
             Err(ApiError::bad_request("invalid_query", "no record `after`").param("after"))
+        }
+        Ok(Err(error @ RecordError::Postgres(postgres::Error::Gone(_)))) => {
+            Err(ApiError::unavailable(error.to_string(), DATABASE_RETRY))
         }
         Ok(Err(error)) => Err(failed(error.to_string())),
         Err(_) => Err(failed("reading records failed".into())),

@@ -99,7 +99,7 @@ pub const METRICS: &[Metric] = &[
     ),
     histogram("antiphon_line_seconds", &[], REQUEST, "Old name of antiphon_stream_seconds, for one release"),
     gauge("antiphon_batch_jobs", &["state"], "Batch jobs"),
-    gauge("antiphon_database_up", &["part"], "Whether the PostgreSQL of a part (batch) can be used"),
+    gauge("antiphon_database_up", &["part"], "Whether the PostgreSQL of a part (batch, records) can be used"),
     // Calls.
     gauge("antiphon_active_calls", &[], "Calls in progress, for scaling"),
     gauge("antiphon_stream_capacity", &["state"], "Calls in progress, and how many more could be taken, for scaling"),
@@ -141,6 +141,7 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_llm_tools_total", &["agent", "tool", "outcome"], "Tools that language models called"),
     // Records.
     counter("antiphon_records_dropped_total", &[], "Writes of call records that the disk was too slow for"),
+    gauge("antiphon_records_spooled_bytes", &[], "Call records on disk that wait for PostgreSQL"),
     counter("antiphon_recording_errors_total", &[], "Recordings that could not be written"),
     counter(
         "antiphon_recording_dropped_seconds",

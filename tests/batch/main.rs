@@ -1,4 +1,5 @@
-//! Batch jobs across restarts and kills of the process that works on them.
+//! Batch jobs and records across restarts and kills of the processes that work on them, and of their database.
 
 mod kill;
+mod records;
 mod shared;

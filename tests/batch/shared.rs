@@ -149,7 +149,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// A connection of the test's own.
 fn link(url: &str) -> Link {
     let address = Address::new(Secret::new(url)).expect("an address");
-    Link::new(&address, Setup { part: "test", steps: &[], listen: None, woken: Arc::default() }).expect("a link")
+    Link::new(&address, Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() })
+        .expect("a link")
 }
 
 /// The one number that `query` asks for.
@@ -386,7 +387,7 @@ async fn a_certificate_is_verified_and_a_password_proved() {
     let Some(server) = Postgres::start_secured(&data("node.pem"), &data("node-key.pem"), "sesame") else { return };
     let ask = |url: &str| {
         let address = Address::new(Secret::new(url)).expect("an address");
-        let setup = Setup { part: "test", steps: &[], listen: None, woken: Arc::default() };
+        let setup = Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() };
         Link::new(&address, setup)?.run(async |client| {
             let query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
             Ok(client.query_one(query, &[]).await?.get::<_, bool>(0))

@@ -10,6 +10,7 @@ mod client;
 mod commands;
 mod configuration;
 mod console;
+mod database;
 mod doors;
 mod fallback;
 mod faults;

@@ -50,6 +50,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_cluster_nodes", "other gateways: gateway/nodes.rs"),
     ("antiphon_registry_up", "other gateways: gateway/nodes.rs"),
     ("antiphon_database_up", "a PostgreSQL: gateway/database.rs"),
+    ("antiphon_records_spooled_bytes", "a PostgreSQL that is away: batch/records.rs"),
     ("antiphon_passed_on_total", "other gateways: gateway/nodes.rs"),
     ("antiphon_text_starved_seconds", "an agent that stops inside a sentence: sim/turns"),
     ("antiphon_preemptions_total", "live work that finds no memory but that of batch: sim/sched"),

@@ -128,7 +128,8 @@ impl Postgres {
         lease: Duration,
         woken: Arc<Notify>,
     ) -> Result<Self, BatchError> {
-        let link = Link::new(address, Setup { part: "batch", steps: STEPS, listen: Some(CHANNEL), woken })?;
+        let link =
+            Link::new(address, Setup { part: "batch", steps: STEPS, shown: true, listen: Some(CHANNEL), woken })?;
         let holder = uuid::Uuid::new_v4().simple().to_string();
         Ok(Self { link, holder, lease, folder, known: false })
     }

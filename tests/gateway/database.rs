@@ -1,0 +1,87 @@
+//! Gateways on one PostgreSQL, a real one: a job and a record are answered for by whichever lives, and while the database is
+//! away calls go on.
+
+use std::time::Duration;
+
+use antiphon::config::{Config, EngineKind};
+use antiphon::postgres::{Address, Database};
+use antiphon::secret::Secret;
+use antiphon_loadgen::codec::Codec;
+use antiphon_skip::postgres::Postgres;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::metrics::scrape;
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
+
+/// A gateway with its jobs and records at `url`, and the audio of its jobs in `audio`.
+async fn gateway(url: &str, audio: &std::path::Path, change: impl FnOnce(&mut Config)) -> Rig {
+    let database = Database::Postgres(Address::new(Secret::new(url)).expect("an address"));
+    Rig::with(|config| {
+        config.engine.kind = EngineKind::Tone;
+        (config.batch.database, config.records.database) = (database.clone(), database);
+        config.batch.audio_dir = audio.to_owned();
+        change(config);
+    })
+    .await
+}
+
+/// Waits until `path` says what is wanted.
+async fn until(rig: &Rig, path: &str, wanted: impl Fn(u16, &Value) -> bool) -> Value {
+    let look = async {
+        loop {
+            let (status, said) = rig.get(path).await;
+            if wanted(status, &said) {
+                return said;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, look).await.unwrap_or_else(|_| panic!("{path} never says so"))
+}
+
+fn parts(said: &Value) -> Vec<&str> {
+    said["faults"].as_array().into_iter().flatten().filter_map(|fault| fault["part"].as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_and_records_outlive_their_gateway_and_calls_the_database() {
+    let Some(mut server) = Postgres::start() else { return };
+    let audio = tempfile::tempdir().expect("a folder");
+    let a = gateway(&server.url(), audio.path(), |_| {}).await;
+    let b = gateway(&server.url(), audio.path(), |_| {}).await;
+    let call = b.telephone("silent", Codec::Pcmu).await;
+    let id = call.id().expect("named").to_owned();
+    call.hang_up().await;
+    let (status, job) = b.post("/v1/audio/speech/batch", json!({ "input": SENTENCE, "priority": 7 })).await;
+    assert_eq!(status, 202, "{job}");
+    let (status, error) = b.post("/v1/audio/speech/batch", json!({ "input": SENTENCE, "priority": 101 })).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("priority")));
+    let record = format!("/v1/records/{id}");
+    until(&a, &record, |status, said| status == 200 && said["state"] == "ended").await;
+    b.app.drain().await;
+    let job = format!("/v1/jobs/{}", job["id"].as_str().expect("an id"));
+    until(&a, &job, |_, said| said["state"] == "done").await;
+    let heard = a.client.get(format!("{}{job}/audio", a.http)).send().await.expect("HTTP");
+    assert!(heard.bytes().await.expect("whole").len() > 1_000);
+    assert_eq!(a.get(&record).await.0, 200);
+
+    // One call goes on without the database, and its record follows.
+    let call = a.telephone("silent", Codec::Pcmu).await;
+    server.kill();
+    until(&a, "/readyz", |status, said| status == 200 && parts(said) == ["batch", "records"]).await;
+    let asked = a.speak(&call, SENTENCE).await;
+    hear_turn(&call, asked).await;
+    let shown = scrape(&a).await;
+    assert!(shown.lines().any(|line| line.starts_with("antiphon_database_up") && line.ends_with(" 0")), "{shown}");
+    let (status, error) = a.get(&job).await;
+    assert_eq!((status, &error["error"]["code"]), (503, &json!("unavailable")), "{error}");
+    assert_eq!(a.get(&record).await.0, 503);
+    let id = call.id().expect("named").to_owned();
+    call.hang_up().await;
+    server.run();
+    until(&a, "/readyz", |_, said| parts(said).is_empty()).await;
+    until(&a, &format!("/v1/records/{id}"), |status, said| status == 200 && said["state"] == "ended").await;
+    assert_eq!(a.get(&job).await.1["state"], "done");
+    a.app.drain().await;
+}
