@@ -24,8 +24,11 @@ mod script;
 pub use self::phrase::Patience;
 pub use self::script::{Cut, Piece, Script};
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
+use crate::text::Lexicon;
 use crate::text::ssml::{is_inline, is_place};
 
 /// How streamed text is cut. Lengths are in characters.
@@ -59,6 +62,8 @@ pub struct Segmenter {
     pending: String,
     cleaner: Cleaner,
     first: bool,
+    /// Entries of several words are not cut.
+    lexicon: Lexicon,
     /// What was looked at in vain: how much text, with which patience.
     looked: Option<(usize, Patience)>,
 }
@@ -66,26 +71,32 @@ pub struct Segmenter {
 impl Segmenter {
     /// At the beginning of a turn.
     pub fn new(config: SegmentConfig) -> Self {
-        Self { config, pending: String::new(), cleaner: Cleaner::default(), first: true, looked: None }
+        let (pending, cleaner, lexicon) = (String::new(), Cleaner::default(), Lexicon::default());
+        Self { config, pending, cleaner, first: true, lexicon, looked: None }
+    }
+
+    /// Cuts no entry of `lexicon`.
+    pub fn reading(self, lexicon: Lexicon) -> Self {
+        Self { lexicon, ..self }
     }
 
     /// Takes the next piece of a streamed turn; appends the parts that are complete now to `out`.
     pub fn push(&mut self, token: &str, out: &mut Vec<String>) {
         self.cleaner.clean(token, &mut self.pending);
-        self.cut(true, out);
+        self.cut(Stage::Written, out);
     }
 
     /// Takes a whole turn; appends all its parts to `out`. Cuts at sentences only.
     pub fn whole(&mut self, text: &str, out: &mut Vec<String>) {
         self.cleaner.clean(text, &mut self.pending);
-        self.cut(false, out);
+        self.cut(Stage::Complete, out);
         self.finish(out);
     }
 
     /// The turn is complete: appends the rest to `out`, and is ready for the next turn.
     pub fn finish(&mut self, out: &mut Vec<String>) {
         self.cleaner.finish(&mut self.pending);
-        self.cut(false, out);
+        self.cut(Stage::Complete, out);
         emit(&std::mem::take(&mut self.pending), out);
         self.first = true;
     }
@@ -129,10 +140,10 @@ impl Segmenter {
         // As at the beginning of a turn: short sentences and clauses are welcome.
         self.first = true;
         let before = out.len();
-        self.cut(true, out);
+        self.cut(Stage::Written, out);
+        let least = if words { 1 } else { self.config.phrase_chars };
         if out.len() == before
-            && let Some(at) =
-                phrase::cut(&self.pending, if words { 1 } else { self.config.phrase_chars }, patience, say)
+            && let Some(at) = phrase::cut(&self.pending, least, patience, say, &self.lexicon)
         {
             let part: String = self.pending.drain(..at).collect();
             emit(&part, out);
@@ -142,9 +153,9 @@ impl Segmenter {
         self.looked = Some((self.pending.len(), patience));
     }
 
-    fn cut(&mut self, early: bool, out: &mut Vec<String>) {
+    fn cut(&mut self, stage: Stage, out: &mut Vec<String>) {
         let mut from = 0;
-        while let Some(end) = self.boundary(&self.pending[from..], early && self.first) {
+        while let Some(end) = self.boundary(&self.pending[from..], stage) {
             if emit(&self.pending[from..from + end], out) {
                 self.first = false;
             }
@@ -154,17 +165,23 @@ impl Segmenter {
     }
 
     /// The byte length of the first part of `text`, when it is certain.
-    fn boundary(&self, text: &str, early: bool) -> Option<usize> {
+    fn boundary(&self, text: &str, stage: Stage) -> Option<usize> {
+        let early = stage == Stage::Written && self.first;
         let max = self.config.max_chars.max(8);
         // A few more than the maximum, to see whether a boundary at its end is one.
         let chars = text.char_indices().take(max + 8).collect::<Vec<_>>();
         let at = |n: usize| chars.get(n).map(|(_, c)| *c);
         let end_of = |n: usize| chars.get(n).map_or(text.len(), |(byte, _)| *byte);
+        let entries = self.entries(&text[..end_of(chars.len())], stage);
         let (mut clause, mut space) = (None, None);
         for n in 0..chars.len().min(max) {
             let c = chars[n].1;
             if c == PARAGRAPH {
                 return Some(end_of(n + 1));
+            }
+            // An entry ("Yahoo! Search") is one word.
+            if entries.iter().any(|entry| entry.start <= chars[n].0 && end_of(n + 1) < entry.end) {
+                continue;
             }
             if c.is_whitespace() {
                 space = Some(n + 1);
@@ -211,6 +228,28 @@ impl Segmenter {
         let cut = clause.filter(|n| *n > max / 3).or(space.filter(|n| *n > max / 3)).unwrap_or(max);
         Some(end_of(cut))
     }
+}
+
+impl Segmenter {
+    /// Where words of the lexicon stand in `text`; while it is being written, to its end where one may go on.
+    fn entries(&self, text: &str, stage: Stage) -> Vec<Range<usize>> {
+        let mut entries = self.lexicon.spans(text);
+        if stage != Stage::Complete
+            && let Some(open) = self.lexicon.open_at(text)
+        {
+            entries.push(open..text.len() + 1);
+        }
+        entries
+    }
+}
+
+/// What is known of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// More may follow.
+    Written,
+    /// All of it.
+    Complete,
 }
 
 /// Appends `part` if it has anything to say.

@@ -105,7 +105,8 @@ pub(super) async fn speech(
         );
         return Err(ApiError::bad_request("input_too_long", message).param("input"));
     }
-    let parts = Script::whole(&request.input, SegmentConfig::default(), request.markup)
+    let lexicon = gateway.agents.lexicon();
+    let parts = Script::whole_reading(&request.input, SegmentConfig::default(), request.markup, &lexicon)
         .map_err(|mistake| ApiError::bad_request("bad_markup", mistake).param("input"))?;
     if parts.is_empty() {
         return Err(ApiError::bad_request("nothing_to_speak", "`input` contains nothing to speak").param("input"));
@@ -122,7 +123,7 @@ pub(super) async fn speech(
         speed,
         markup: request.markup,
         volume: volume_of(request.volume)?,
-        lexicon: gateway.agents.lexicon(),
+        lexicon,
         tenant: caller.tenant,
     };
     let mut speaker = Speaker::new(gateway.engine.clone(), manner);

@@ -165,7 +165,7 @@ impl Session {
             FromClient::Text { text } => {
                 if self.turn.is_none() {
                     self.turn = Some(Turn {
-                        script: Script::new(SegmentConfig::default(), self.manner.markup),
+                        script: Script::new(SegmentConfig::default(), self.manner.markup).reading(&self.manner.lexicon),
                         speaker: Speaker::new(self.gateway.engine.clone(), self.manner.clone()),
                         writer: AudioWriter::new(self.format, crate::audio::RATE).map_err(|e| e.to_string())?,
                         complete: false,

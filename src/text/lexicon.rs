@@ -6,6 +6,7 @@
 //! - **A table by first word.** What an entry costs a text does not grow with their number.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -144,6 +145,22 @@ impl Lexicon {
         })
     }
 
+    /// Where entries of any language stand in `text`, in order: what is said of them is not cut.
+    pub fn spans(&self, text: &str) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        if self.is_empty() {
+            return spans;
+        }
+        for (at, first) in starts(text) {
+            if spans.last().is_some_and(|last| at < last.end) {
+                continue;
+            }
+            let longest = self.words_from(first).into_iter().flatten().filter_map(|word| word.ends(text, at)).max();
+            spans.extend(longest.map(|end| at..end));
+        }
+        spans
+    }
+
     /// Where a piece of text begins, at its end, that an entry may go on with: until then it may be read.
     pub fn open_at(&self, text: &str) -> Option<usize> {
         if self.is_empty() {
@@ -170,6 +187,11 @@ impl Word {
         {
             return None;
         }
+        self.ends(text, at)
+    }
+
+    /// Where it ends, if it stands at `at`, in whatever language.
+    fn ends(&self, text: &str, at: usize) -> Option<usize> {
         let end = at + self.written.len();
         let end = match &self.folded {
             None => (text.get(at..end)? == self.written).then_some(end)?,
@@ -301,6 +323,8 @@ mod tests {
         assert_eq!(lexicon.open_at("I love New York "), Some(7));
         assert_eq!(lexicon.open_at("I love New York City"), None);
         assert_eq!(lexicon.open_at("I love old York"), None);
+        assert_eq!(lexicon.spans("I love New York City, new york city's."), [7..20, 22..35]);
+        assert!(lexicon.spans("I love New York").is_empty());
     }
 
     #[test]

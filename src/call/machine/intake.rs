@@ -75,9 +75,9 @@ impl Intake {
         if !(0.25..=4.0).contains(&request.style.speed) {
             return Err(SpeakError::Invalid("speed must be between 0.25 and 4".into()));
         }
-        let markup = request.style.markup;
-        let cuts =
-            Script::whole(&request.text, out.shared.config.segment.clone(), markup).map_err(SpeakError::Invalid)?;
+        let Style { markup, lexicon, .. } = &request.style;
+        let cuts = Script::whole_reading(&request.text, out.shared.config.segment.clone(), *markup, lexicon)
+            .map_err(SpeakError::Invalid)?;
         if cuts.is_empty() {
             return Err(SpeakError::Empty);
         }
@@ -127,7 +127,8 @@ impl Intake {
             let mut turn = new_turn(now, delta.id, style);
             turn.held = standing == Standing::Waits;
             turn.streams = speaking.synthesis.streams(&turn.style);
-            turn.writing = Some(Writing::new(&out.shared.config.segment, turn.style.stream, now));
+            let writing = Writing::new(&out.shared.config.segment, turn.style.stream, now);
+            turn.writing = Some(writing.reading(&turn.style.lexicon));
             let id = self.begin(now, turn, false, speaking, out);
             told(&id, out);
         }

@@ -16,7 +16,7 @@ use crate::turn::{StreamId, Streaming, Utterance};
 /// # Errors
 /// The first mistake in the text's markup.
 pub fn utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Vec<Utterance>, String> {
-    let cuts = Script::whole(text, config.clone(), style.markup)?;
+    let cuts = Script::whole_reading(text, config.clone(), style.markup, &style.lexicon)?;
     let mut turn = new_turn(style);
     cuts.into_iter().for_each(|cut| turn.add(cut));
     Ok(of(&turn))
@@ -28,7 +28,8 @@ pub fn utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Ve
 /// As there.
 pub fn streamed_utterances(text: &str, style: Style, config: &SegmentConfig) -> Result<Vec<Utterance>, String> {
     let mut turn = new_turn(Style { stream: Streaming::Sentence, ..style });
-    turn.writing = Some(Writing::new(config, Streaming::Sentence, clock::now()));
+    let writing = Writing::new(config, Streaming::Sentence, clock::now());
+    turn.writing = Some(writing.reading(&turn.style.lexicon));
     let mut mistakes = turn.write(clock::now(), text);
     mistakes.extend(turn.finish_text());
     mistakes.into_iter().next().map_or_else(|| Ok(of(&turn)), Err)

@@ -537,6 +537,64 @@ mod tests {
         assert!(wrong.is_empty(), "{} of {tried}: {:#?}", wrong.len(), &wrong[..wrong.len().min(40)]);
     }
 
+    /// Entries of several words, of which some hold what ends a sentence or a clause, said by spelling or by phonemes: at
+    /// every split of a text, with and without a pause there, the same is said as of the whole.
+    #[test]
+    fn entries_of_several_words_are_never_cut() {
+        let entries = "'New York City' = 'en why see'\n'New York' = { phonemes = \"nu:'jo@k\" }\n\
+                       'Yahoo! Search' = 'the search'\n'Smith, Jones and Co' = 'the lawyers'\n'St. Louis' = 'saint lewis'\n\
+                       'of the numbers' = { phonemes = \"@vD@n'VmbEz\" }\n'重庆火锅' = '崇庆火锅'";
+        let entries = toml::from_str(entries).expect("entries");
+        let lexicon = text::Lexicon::new(&entries, &text::Entries::new()).expect("a lexicon");
+        let style = Style { language: Some("en".into()), lexicon, ..Style::default() };
+        let config = SegmentConfig { phrase_chars: 3, ..SegmentConfig::default() };
+        let texts = [
+            "We went to New York City and then to New York again, by way of St. Louis and old York.",
+            "I found it with Yahoo! Search last week. Smith, Jones and Co told us about all of the numbers that we have.",
+            "He said it is new. York is old, and New York is newer than that is.",
+            "我们去吃重庆火锅吧。 Then we left.",
+        ];
+        let words = |parts: &[Part]| {
+            let said: String = parts.iter().flat_map(|part| [part.said(), " "]).collect();
+            let kept = |c: char| if c.is_alphanumeric() { c } else { ' ' };
+            let said: String = said.chars().map(kept).collect();
+            let sounds: Vec<String> =
+                parts.iter().flat_map(|part| part.reading.sounds.clone()).map(|(_, s)| s).collect();
+            (said.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase(), sounds)
+        };
+        let mut wrong = Vec::new();
+        for text in texts {
+            let mut whole = turn(style.clone(), &[]);
+            let cuts = crate::call::segment::Script::whole_reading(text, config.clone(), style.markup, &style.lexicon);
+            cuts.expect("no markup").into_iter().for_each(|cut| whole.add(cut));
+            let whole = words(&whole.parts);
+            assert!(!whole.0.contains("yahoo") && !whole.0.contains("smith"), "{whole:?}");
+            for stop in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+                for pauses in [false, true] {
+                    let mut now = crate::clock::now();
+                    let mut turn = turn(style.clone(), &[]);
+                    turn.writing = Some(Writing::new(&config, style.stream, now).reading(&style.lexicon));
+                    turn.write(now, &text[..stop]);
+                    turn.look(now, true);
+                    // A pause inside a word is no end of it: there the writer is only slow.
+                    if pauses && (text[stop..].starts_with(' ') || text[..stop].ends_with(' ')) {
+                        now += std::time::Duration::from_millis(250);
+                        turn.look(now, true);
+                    }
+                    turn.write(now, &text[stop..]);
+                    turn.look(now, true);
+                    turn.finish_text();
+                    let said = words(&turn.parts);
+                    if said != whole {
+                        let parts: Vec<&str> = turn.parts.iter().map(|part| part.text.as_str()).collect();
+                        wrong.push(format!("{parts:?}: {said:?} / {whole:?}"));
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+    }
+
     #[test]
     fn a_clip_plays_as_often_as_asked() {
         let clip: Arc<[f32]> = vec![1.0; 700].into();

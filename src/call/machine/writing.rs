@@ -12,6 +12,7 @@
 use std::time::{Duration, Instant};
 
 use crate::call::segment::{Patience, SegmentConfig, Segmenter};
+use crate::text::Lexicon;
 use crate::turn::Streaming;
 
 /// After so many pauses in a row whatever was written is taken as complete, a number too.
@@ -59,6 +60,11 @@ impl Writing {
             pace: None,
             tried: None,
         }
+    }
+
+    /// Cuts no entry of `lexicon`.
+    pub(super) fn reading(self, lexicon: &Lexicon) -> Self {
+        Self { segmenter: self.segmenter.reading(lexicon.clone()), ..self }
     }
 
     /// Takes the next piece; appends the sentences that are complete to `out`.

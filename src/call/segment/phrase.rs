@@ -14,7 +14,7 @@
 use std::cell::LazyCell;
 
 use super::{ABBREVIATIONS, NUMBERED};
-use crate::text::is_spaced;
+use crate::text::{Lexicon, is_spaced};
 
 /// How long the writer has been silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,9 +43,19 @@ const SHORTEST: usize = 4;
 const LONGEST_TOKEN: usize = 64;
 
 /// Where `text` may be cut: the byte length of the phrase. `least`: letters that it must have while the writer goes on.
-/// `say` reads a text aloud as it will be read.
-pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&str) -> String) -> Option<usize> {
+/// `say` reads a text aloud as it will be read; entries of `lexicon` are not cut, nor what may become one.
+pub(super) fn cut(
+    text: &str,
+    least: usize,
+    patience: Patience,
+    say: &dyn Fn(&str) -> String,
+    lexicon: &Lexicon,
+) -> Option<usize> {
     let end = open_token(text).unwrap_or(text.len());
+    // Behind a long silence an entry counts as complete, as a number does.
+    let open = lexicon.open_at(text).filter(|_| patience < Patience::Silent);
+    let end = open.map_or(end, |open| end.min(open));
+    let entries = lexicon.spans(text);
     let written = text.trim_end().len();
     if patience == Patience::Silent && end == text.len() {
         return (written > 0).then_some(written);
@@ -57,7 +67,9 @@ pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&st
         return Some(written);
     }
     let mut behind: Option<usize> = None;
-    for at in places(&text[..end]).into_iter().rev() {
+    let places = places(&text[..end], open.is_some());
+    let places = places.into_iter().filter(|at| !entries.iter().any(|entry| entry.start < *at && *at < entry.end));
+    for at in places.rev() {
         if length(text[..at].trim()) < if patience == Patience::Writing { least } else { SHORTEST } {
             break;
         }
@@ -66,7 +78,9 @@ pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&st
         if behind.is_some() && !clause {
             continue;
         }
-        if !(is_plain(last_word(&text[..at])) && is_plain(first_word(&text[at..end])) && keeps(at)) {
+        // What an entry begins with is said by it, whatever it looks like.
+        let plain = open.is_some_and(|open| text[at..open].trim().is_empty()) || is_plain(first_word(&text[at..end]));
+        if !(is_plain(last_word(&text[..at])) && plain && keeps(at)) {
             continue;
         }
         if clause {
@@ -77,8 +91,8 @@ pub(super) fn cut(text: &str, least: usize, patience: Patience, say: &dyn Fn(&st
     behind
 }
 
-/// Where the gaps begin behind which a whole word stands.
-fn places(text: &str) -> Vec<usize> {
+/// Where the gaps begin behind which a whole word stands; `followed`: or the end, where a word follows.
+fn places(text: &str, followed: bool) -> Vec<usize> {
     let mut places = Vec::new();
     let (mut gap, mut word) = (None, false);
     for (at, c) in text.char_indices() {
@@ -88,6 +102,9 @@ fn places(text: &str) -> Vec<usize> {
             places.extend(gap);
             (gap, word) = (Some(at), false);
         }
+    }
+    if followed {
+        places.extend(gap.filter(|_| !word));
     }
     places.retain(|at| !text[..*at].trim().is_empty());
     places
@@ -166,7 +183,7 @@ mod tests {
 
     fn phrase(text: &str, patience: Patience) -> Option<&str> {
         let say = |text: &str| read(text, Some("en"), Normalise::On).spoken.text;
-        cut(text, 24, patience, &say).map(|at| &text[..at])
+        cut(text, 24, patience, &say, &Lexicon::default()).map(|at| &text[..at])
     }
 
     #[test]

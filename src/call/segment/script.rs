@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{SegmentConfig, Segmenter};
-use crate::text::Given;
 use crate::text::ssml::{Event, Manner, Ssml};
+use crate::text::{Given, Lexicon};
 use crate::turn::Markup;
 
 /// What is spoken as one utterance.
@@ -51,12 +51,30 @@ impl Script {
         Self { segmenter: Segmenter::new(config), ssml, manner: Manner::default(), mistakes: VecDeque::new() }
     }
 
+    /// Cuts no entry of `lexicon`.
+    pub fn reading(self, lexicon: &Lexicon) -> Self {
+        Self { segmenter: self.segmenter.reading(lexicon.clone()), ..self }
+    }
+
     /// All parts of a whole text; cuts at sentences only.
     ///
     /// # Errors
     /// The first mistake in its markup.
     pub fn whole(text: &str, config: SegmentConfig, markup: Markup) -> Result<Vec<Cut>, String> {
-        let mut script = Self::new(config, markup);
+        Self::whole_reading(text, config, markup, &Lexicon::default())
+    }
+
+    /// As [`Script::whole`], cutting no entry of `lexicon`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn whole_reading(
+        text: &str,
+        config: SegmentConfig,
+        markup: Markup,
+        lexicon: &Lexicon,
+    ) -> Result<Vec<Cut>, String> {
+        let mut script = Self::new(config, markup).reading(lexicon);
         let mut out = Vec::new();
         if script.ssml.is_none() {
             let mut texts = Vec::new();
