@@ -60,7 +60,7 @@ fn tone(reason: String) -> Choice {
 }
 
 fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
-    let mut settings = espeak::Config::default();
+    let mut settings = espeak::Config { loudness: loudness(config), ..espeak::Config::default() };
     if let Some(voice) = &config.voice {
         settings.voice.clone_from(voice);
     }
@@ -74,7 +74,7 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     let Some(model) = config.model.clone() else {
         return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
     };
-    let auto = config.kind == EngineKind::Auto;
+    let (auto, wanted) = (config.kind == EngineKind::Auto, loudness(config));
     let hardware = hardware(config)?;
     let found = match gpu::absent() {
         Some(why) => Err(why),
@@ -83,13 +83,13 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     let (mut devices, mut reasons) = devices(&config.device, &found)?;
     if devices.is_empty() {
         // Slower than anybody speaks: taken by itself only where there is no other voice, or where CosyVoice3 is asked for.
-        match spare_voice() {
+        match spare_voice(wanted) {
             Ok(_) if auto => {
                 reasons.push(
                     "espeak-ng speaks in place of CosyVoice3; on the CPU that is slower than real time: [engine] device = \"cpu\""
                         .into(),
                 );
-                let loader: Loader = Box::new(spare_voice);
+                let loader: Loader = Box::new(move || spare_voice(wanted));
                 return Ok(Choice { loaders: vec![loader], fallback: None, reasons });
             }
             _ => devices.push(Device::Cpu),
@@ -106,6 +106,7 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     let settings = Settings {
         voice_dirs: vec![config.voices.clone()],
         default_voice: config.voice.clone(),
+        loudness: loudness(config),
         ..Settings::default()
     };
     let precision = if config.dtype == "f32" { Precision::EXACT } else { Precision::default() };
@@ -129,11 +130,11 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
     });
     let mut loaders: Vec<Loader> = loaders.collect();
     if auto {
-        loaders = or_spare(loaders, spare_voice);
+        loaders = or_spare(loaders, move || spare_voice(wanted));
     }
     // The default voice needs neither model nor device; it is loaded only where an agent wants it.
-    let fallback = spare_voice().map(|_| {
-        let loader: Loader = Box::new(spare_voice);
+    let fallback = spare_voice(wanted).map(|_| {
+        let loader: Loader = Box::new(move || spare_voice(wanted));
         loader
     });
     if let Err(error) = &fallback {
@@ -153,9 +154,14 @@ pub(crate) fn hardware(config: &EngineConfig) -> Result<Hardware, SynthError> {
     })
 }
 
+/// How loud voices are to be, if they are not to stay as they are.
+fn loudness(config: &EngineConfig) -> Option<f32> {
+    (config.loudness < 0.0).then_some(config.loudness)
+}
+
 /// The default voice, whatever `[engine] voice` says: that names one of CosyVoice3's.
-fn spare_voice() -> Result<Box<dyn Synthesizer>, SynthError> {
-    Ok(Box::new(Espeak::new(espeak::Config::default())?))
+fn spare_voice(loudness: Option<f32>) -> Result<Box<dyn Synthesizer>, SynthError> {
+    Ok(Box::new(Espeak::new(espeak::Config { loudness, ..espeak::Config::default() })?))
 }
 
 /// What became of a device's first load.

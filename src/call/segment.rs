@@ -104,6 +104,10 @@ impl Segmenter {
     /// Whether what waits looks like the end of a sentence, so that only the next word is missing to be
     /// certain of it.
     pub fn is_probably_complete(&self) -> bool {
+        // "Yahoo!" may go on with "Search".
+        if self.lexicon.open_at(&self.pending).is_some() {
+            return false;
+        }
         let text = self.pending.trim_end().trim_end_matches(is_closer);
         let Some(last) = text.chars().next_back().filter(|c| is_terminator(*c)) else { return false };
         let before = &text[..text.len() - last.len_utf8()];
@@ -466,5 +470,7 @@ impl Cleaner {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

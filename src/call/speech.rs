@@ -26,6 +26,11 @@ pub trait Speech: Send + Sync + 'static {
         None
     }
 
+    /// Whether `voice` says phonemes that a text gives; others say the words that are written.
+    fn says_phonemes(&self, _voice: Option<&str>) -> bool {
+        true
+    }
+
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows, and each ends
     /// where a word does. Never waits.
     /// What belongs to an utterance that is over is dropped.

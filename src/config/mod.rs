@@ -114,6 +114,8 @@ pub struct Engine {
     pub shared_kib: Option<u32>,
     /// Whether a text, voice and seed give the same bits whatever else the GPU speaks meanwhile; costs speed.
     pub invariant: bool,
+    /// How loud voices are, LUFS; 0: as they are.
+    pub loudness: f32,
     /// What is kept of what was spoken.
     pub phrases: crate::synth::device::phrases::Config,
     /// Speech tokens of each text id, for measuring with random weights, which never end by themselves; `None`: the
@@ -138,6 +140,7 @@ impl Default for Engine {
             workers: Vec::new(),
             shared_kib: None,
             invariant: false,
+            loudness: -22.0,
             phrases: Default::default(),
             tokens_per_id: None,
         }
@@ -291,6 +294,9 @@ impl Config {
         self.log.validate().map_err(|e| format!("[log] {e}"))?;
         if let Some(Err(error)) = self.engine.memory.as_deref().map(str::parse::<MemoryLimit>) {
             return Err(format!("[engine] memory: {error}"));
+        }
+        if !(-40.0..=-10.0).contains(&self.engine.loudness) && self.engine.loudness != 0.0 {
+            return Err(format!("[engine] loudness = {}: expected -40 to -10 LUFS, or 0", self.engine.loudness));
         }
         if self.engine.kind == EngineKind::Cosyvoice3 && self.engine.model.is_none() {
             return Err("[engine] kind = \"cosyvoice3\" needs `model`, the checkpoint directory".into());

@@ -18,6 +18,7 @@ use crate::text::{How, Lexicon, Normalise, read_given};
 use crate::turn::{
     Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes,
 };
+use crate::voice::loudness::Leveller;
 
 /// Utterances of a request that are with the engine at a time.
 const WINDOW: usize = 2;
@@ -82,8 +83,8 @@ impl From<AudioFileError> for SpeechError {
 /// A part that is with the engine.
 struct Open {
     id: UtteranceId,
-    /// Its amplitude.
-    gain: f32,
+    /// Brings it to its amplitude.
+    level: Leveller,
     /// What came of it before its turn: a phrase that is kept may be there before the one ahead of it has been made.
     early: VecDeque<Vec<f32>>,
     ended: bool,
@@ -162,9 +163,7 @@ impl Speaker {
             match event {
                 SpeechEvent::Audio { utterance, mut pcm } => {
                     let Some(open) = self.open.iter_mut().find(|open| open.id == utterance) else { continue };
-                    if open.gain != 1.0 {
-                        pcm.iter_mut().for_each(|sample| *sample *= open.gain);
-                    }
+                    open.level.process(&mut pcm);
                     open.early.push_back(pcm);
                 }
                 SpeechEvent::End { utterance, how } => {
@@ -215,8 +214,8 @@ impl Speaker {
                 tenant: manner.tenant.clone(),
             };
             self.index += 1;
-            let gain = manner.volume * piece.manner.gain;
-            self.open.push_back(Open { id: utterance.id, gain, early: VecDeque::new(), ended: false });
+            let level = Leveller::new(manner.volume * piece.manner.gain);
+            self.open.push_back(Open { id: utterance.id, level, early: VecDeque::new(), ended: false });
             self.engine.submit(utterance, self.sink.clone())?;
         }
         Ok(())

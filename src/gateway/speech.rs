@@ -14,6 +14,10 @@ impl Speech for Engine {
         Engine::starts_after(self, voice)
     }
 
+    fn says_phonemes(&self, voice: Option<&str>) -> bool {
+        Engine::says_phonemes(self, voice)
+    }
+
     fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
         Engine::append(self, stream, utterance, text, last);
     }
@@ -60,6 +64,10 @@ impl Speech for WithFallback {
 
     fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
         Engine::starts_after(&self.engine, voice)
+    }
+
+    fn says_phonemes(&self, voice: Option<&str>) -> bool {
+        Engine::says_phonemes(&self.engine, voice)
     }
 
     fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {

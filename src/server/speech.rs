@@ -2,7 +2,7 @@
 
 use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream;
@@ -14,13 +14,17 @@ use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
 use crate::audio_file::{AudioWriter, Format};
-use crate::call::segment::{Script, SegmentConfig};
+use crate::call::segment::{Cut, Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
-use crate::text::Normalise;
+use crate::text::{Normalise, Say};
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
+/// Header of a response that is not all that was asked for.
+const WARNING: &str = "x-antiphon-warning";
+/// The text gives phonemes, and the voice does not say them.
+const UNHEARD: &str = "phoneme: this voice does not say phonemes; the words are spoken as they are written";
 /// Encoded pieces that may wait for the reader.
 const BODY_PIECES: usize = 16;
 
@@ -126,6 +130,11 @@ pub(super) async fn speech(
         lexicon,
         tenant: caller.tenant,
     };
+    let given = |cut: &Cut| matches!(cut, Cut::Piece(piece) if piece.given.iter().any(|given| matches!(given.say, Say::Phonemes(_))));
+    let unheard = parts.iter().any(given) && !gateway.engine.says_phonemes(manner.voice.as_deref());
+    if unheard {
+        tracing::warn!(voice = manner.voice, "a text gives phonemes to a voice that says none");
+    }
     let mut speaker = Speaker::new(gateway.engine.clone(), manner);
     speaker.add(parts);
     // The first event decides the status code; afterwards only the connection can tell of a failure.
@@ -140,7 +149,11 @@ pub(super) async fn speech(
     };
     let body = stream::unfold(body, |mut body| async move { body.recv().await.map(|piece| (piece, body)) });
     let headers = [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-store")];
-    Ok((StatusCode::OK, headers, HttpBody::from_stream(body)).into_response())
+    let mut response = (StatusCode::OK, headers, HttpBody::from_stream(body)).into_response();
+    if unheard {
+        response.headers_mut().insert(WARNING, HeaderValue::from_static(UNHEARD));
+    }
+    Ok(response)
 }
 
 /// The `response_format` of a request.

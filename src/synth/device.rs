@@ -239,6 +239,15 @@ impl Engine {
         serving.map(of).reduce(|all, one| Some(all?.max(one?))).flatten()
     }
 
+    /// Whether `voice` says phonemes that a text gives; others say the words that are written. While no device is ready:
+    /// yes.
+    pub fn says_phonemes(&self, voice: Option<&str>) -> bool {
+        let inner = &self.inner;
+        let mut serving =
+            (0..inner.devices.len()).filter(|&device| inner.devices[device].is_ready() && inner.serves(device, voice));
+        serving.all(|device| inner.devices[device].kind() == Some("espeak"))
+    }
+
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
     /// where a word does. One that is over is ignored.
     pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {

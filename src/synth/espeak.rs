@@ -26,6 +26,7 @@ mod words;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use self::child::{Child, Share};
@@ -36,6 +37,7 @@ use super::{
 };
 use crate::clock;
 use crate::turn::{Class, Utterance};
+use crate::voice::loudness::{self, Leveller};
 
 /// Words a minute at speed 1.0: the program's own default.
 const WORDS_PER_MINUTE: f32 = 175.0;
@@ -43,6 +45,8 @@ const WORDS_PER_MINUTE: f32 = 175.0;
 const RATE_LIMITS: (f32, f32) = (80.0, 450.0);
 /// Bytes of text for one child. It fits the pipe (64 KiB on Linux), so that handing it over never blocks.
 pub const MAX_TEXT: usize = 48 << 10;
+/// What a voice is measured by: numbers, which every one of them says in its own language.
+const REFERENCE: &str = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10.";
 /// How long a step waits for the first byte when no slot has any.
 const WAIT: Duration = Duration::from_millis(2);
 /// Starts children at a lower priority; where it is missing they have the normal one.
@@ -68,11 +72,13 @@ pub struct Config {
     pub slots: u32,
     /// Children that wait for text.
     pub warm: usize,
+    /// How loud all voices are to be, in LUFS; `None`: as they are.
+    pub loudness: Option<f32>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { program: "espeak-ng".into(), voice: "en-us".into(), slots: slots(), warm: 4 }
+        Self { program: "espeak-ng".into(), voice: "en-us".into(), slots: slots(), warm: 4, loudness: None }
     }
 }
 
@@ -101,6 +107,9 @@ pub struct Espeak {
     dead: Vec<Child>,
     /// Finds out when words sound.
     aligner: Aligner,
+    /// What brings each voice to the loudness of the others, and what does so to each utterance.
+    factors: HashMap<String, f32>,
+    levels: HashMap<Slot, Leveller>,
 }
 
 impl Espeak {
@@ -117,8 +126,11 @@ impl Espeak {
         let caps = Caps { name: "espeak", device: "cpu".into(), limits };
         let aligner = Aligner::new(config.program.clone());
         let (open, warm, dead) = (HashMap::new(), VecDeque::new(), Vec::new());
-        let mut espeak = Self { config, caps, catalogue, open, warm, dead, aligner };
-        espeak.keep_warm(&espeak.manner(None, None, 1.0)?)?;
+        let (factors, levels) = (HashMap::new(), HashMap::new());
+        let mut espeak = Self { config, caps, catalogue, open, warm, dead, aligner, factors, levels };
+        let default = espeak.manner(None, None, 1.0)?;
+        espeak.keep_warm(&default)?;
+        espeak.factor(&default);
         Ok(espeak)
     }
 
@@ -159,6 +171,20 @@ impl Espeak {
         Ok(())
     }
 
+    /// What brings a voice to the loudness of the others. Measured when the voice is first used: some 40 ms.
+    fn factor(&mut self, manner: &Manner) -> f32 {
+        let Some(wanted) = self.config.loudness else { return 1.0 };
+        if let Some(factor) = self.factors.get(&manner.voice) {
+            return *factor;
+        }
+        let manner = Manner { words_per_minute: WORDS_PER_MINUTE as u32, ..manner.clone() };
+        let spoken = words::speak(&self.config.program, &manner, REFERENCE, Share::Live, &AtomicBool::new(false));
+        let measured = spoken.and_then(|pcm| loudness::measure(&pcm, crate::audio::RATE));
+        let factor = measured.map_or(1.0, |measured| loudness::factor(wanted, measured));
+        self.factors.insert(manner.voice, factor);
+        factor
+    }
+
     fn take(&mut self, manner: &Manner) -> Result<Child, SynthError> {
         while let Some(at) = self.warm.iter().position(|(m, _)| m == manner) {
             let Some((_, mut child)) = self.warm.remove(at) else { break };
@@ -195,7 +221,8 @@ impl Synthesizer for Espeak {
     fn identity(&self) -> Option<Identity> {
         let program = &self.config.program;
         let version = voices::list(program, "--version").ok()?;
-        Some(Identity::of_program(format!("espeak {} {version} {}", program.display(), self.config.voice)))
+        let Config { voice, loudness, .. } = &self.config;
+        Some(Identity::of_program(format!("espeak {} {version} {voice} {loudness:?}", program.display())))
     }
 
     fn open(&mut self, slot: Slot, utterance: &Utterance) -> Result<Stages, SynthError> {
@@ -225,6 +252,8 @@ impl Synthesizer for Espeak {
             let (words, token) = (utterance.words.clone(), utterance.token.clone());
             self.aligner.ask(Task { manner: manner.clone(), tokens, words, token });
         }
+        let level = Leveller::new(self.factor(&manner));
+        self.levels.insert(slot, level);
         if let Some(old) = self.open.insert(slot, child) {
             self.bury(old);
         }
@@ -243,7 +272,10 @@ impl Synthesizer for Espeak {
         let mut idle = true;
         for &slot in &step.slots {
             let Some(child) = self.open.get_mut(&slot) else { continue };
-            let progress = child.read(slot, now, None);
+            let mut progress = child.read(slot, now, None);
+            if let Some(level) = self.levels.get_mut(&slot) {
+                level.process(&mut progress.pcm);
+            }
             idle &= progress.pcm.is_empty() && !progress.outcome.done && progress.outcome.failed.is_none();
             out.push(progress);
         }
@@ -252,6 +284,9 @@ impl Synthesizer for Espeak {
             && let Some(child) = self.open.get_mut(&progress.outcome.slot)
         {
             *progress = child.read(progress.outcome.slot, now, Some(WAIT));
+            if let Some(level) = self.levels.get_mut(&progress.outcome.slot) {
+                level.process(&mut progress.pcm);
+            }
         }
         // Children whose listeners are far behind them get on as well, and end.
         self.open.values_mut().for_each(Child::take_ahead);
@@ -259,6 +294,7 @@ impl Synthesizer for Espeak {
     }
 
     fn close(&mut self, slot: Slot) {
+        self.levels.remove(&slot);
         if let Some(child) = self.open.remove(&slot) {
             self.bury(child);
         }

@@ -53,8 +53,9 @@ impl Identity {
         let model = self.model.get().filter(|_| !utterance.streamed)?;
         let voice = match (&utterance.voice, self.voices.first()) {
             (named, None) => format!("by name {named:?}"),
-            (None, Some((_, content))) => content.clone(),
-            (Some(name), Some(_)) => self.voices.iter().find(|(known, _)| known == name)?.1.clone(),
+            // The name counts, too: what is sampled depends on it.
+            (None, Some(default)) => format!("{default:?}"),
+            (Some(name), Some(_)) => format!("{:?}", self.voices.iter().find(|(known, _)| known == name)?),
         };
         let Utterance { text, language, instructions, seed, speed, markup, sounds, .. } = utterance;
         let manner =

@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(lexicon.open_at("I love New York "), Some(7));
         assert_eq!(lexicon.open_at("I love New York City"), None);
         assert_eq!(lexicon.open_at("I love old York"), None);
-        assert_eq!(lexicon.spans("I love New York City, new york city's."), [7..20, 22..35]);
+        assert_eq!(lexicon.spans("I love New York City, New York City's."), [7..20, 22..35]);
         assert!(lexicon.spans("I love New York").is_empty());
     }
 

@@ -20,6 +20,7 @@ use super::campplus::{CamPlus, Pooling};
 use super::decode::{self, DecodeError, Recording};
 use super::features::{self, MEL_BANDS, MEL_HOP, MEL_RATE, SPEECH_HOP, SPEECH_RATE, TooShort};
 use super::file::{Voice, hex};
+use super::loudness;
 use super::onnx::OnnxError;
 use super::prompt::{self, MAX_FIRST_HOP, TOKENS};
 use super::quality::{self, Activity, Facts, Quality, Script};
@@ -230,6 +231,9 @@ impl Enroller {
         let quality = quality::assess(&activity, &facts);
         let mut notes = notes(&recording, &quality, options, source);
         let languages = if request.languages.is_empty() { guess(&quality) } else { request.languages };
+        if let Some(loudness) = loudness::measure(&wave, MEL_RATE) {
+            notes.insert(LOUDNESS.into(), format!("{loudness:.2}"));
+        }
         if !languages.is_empty() {
             notes.insert("languages".into(), languages.join(","));
         }
@@ -314,6 +318,9 @@ fn speech_in(recording: &Recording) -> Result<Activity, EnrolError> {
     }
     Ok(activity)
 }
+
+/// The note that says how loud the prompt is, in LUFS: what is spoken in the voice is about as loud.
+pub const LOUDNESS: &str = "loudness";
 
 /// Factor that brings speech to `level`, as far as its peak allows.
 fn gain(activity: &Activity, level: f64) -> f32 {

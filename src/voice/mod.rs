@@ -15,6 +15,7 @@ pub mod decode;
 pub mod enrol;
 pub mod features;
 pub mod file;
+pub mod loudness;
 pub mod onnx;
 pub mod prompt;
 pub mod quality;

@@ -98,3 +98,22 @@ async fn text_that_is_being_written_is_spoken_over_the_socket() {
     assert!(answer.contains("\"error\""), "{answer}");
     rig.app.drain().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voice_that_says_no_phonemes_speaks_the_word_and_a_header_says_so() {
+    let rig = Rig::with(|config| config.engine.kind = antiphon::config::EngineKind::Tone).await;
+    let ask = async |input: &str| {
+        let body = json!({ "input": input, "markup": "ssml", "response_format": "pcm" });
+        let response = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
+        assert_eq!(response.status(), 200);
+        let warned = response.headers().get("x-antiphon-warning").map(|value| value.to_str().expect("text").to_owned());
+        (warned, response.bytes().await.expect("a body"))
+    };
+    let (warned, given) =
+        ask("<speak>Say <phoneme alphabet='x-espeak' ph=\"t@m'A:t@U\">tomato</phoneme> now.</speak>").await;
+    assert!(warned.is_some_and(|warning| warning.contains("phoneme")));
+    let (warned, plain) = ask("<speak>Say tomato now.</speak>").await;
+    assert_eq!(warned, None);
+    assert_eq!(given, plain, "the word is spoken");
+    rig.app.drain().await;
+}

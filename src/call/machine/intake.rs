@@ -93,6 +93,7 @@ impl Intake {
         let mut turn = new_turn(now, id, style);
         turn.bytes = text.len();
         cuts.into_iter().for_each(|cut| turn.add(cut));
+        speaking.synthesis.check_phonemes(&turn, out);
         let id = self.begin(now, turn, ahead, speaking, out);
         speaking.submit(now);
         // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
@@ -136,6 +137,9 @@ impl Intake {
         turn.bytes += bytes;
         for mistake in turn.write(now, &delta.token) {
             out.error(mistake);
+        }
+        if let Some(turn) = speaking.queue.turns().find(|turn| turn.is_open()) {
+            speaking.synthesis.check_phonemes(turn, out);
         }
         if delta.last {
             speaking.close_open(out);

@@ -13,6 +13,7 @@ use crate::call::heard::{self, Pace};
 use crate::media::playout::Playout;
 use crate::text::{Reading, Span, Spoken};
 use crate::turn::{UtteranceId, WordTimes};
+use crate::voice::loudness::Leveller;
 
 /// One utterance of a turn, or recorded audio.
 ///
@@ -40,8 +41,8 @@ pub(super) struct Part {
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
     pub(super) made: Option<Instant>,
-    /// Times the amplitude that the voice speaks with.
-    pub(super) gain: f32,
+    /// Times the amplitude that the voice speaks with, below full scale.
+    pub(super) level: Leveller,
     /// Times the turn's own rate.
     pub(super) rate: f32,
     /// When each word sounds, where the voice tells.
@@ -206,17 +207,14 @@ impl Part {
             told: 0,
             submitted: None,
             made: None,
-            gain: 1.0,
+            level: Leveller::new(1.0),
             rate: 1.0,
             words: WordTimes::default(),
         }
     }
 
     pub(super) fn receive(&mut self, mut pcm: Vec<f32>) {
-        if self.gain != 1.0 {
-            // Louder than full scale is cut off by the encoder, as any voice is.
-            pcm.iter_mut().for_each(|sample| *sample *= self.gain);
-        }
+        self.level.process(&mut pcm);
         self.received += pcm.len() as u64;
         if let Audio::Buffer(buffer) = &mut self.audio {
             buffer.push(pcm);

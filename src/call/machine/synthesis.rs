@@ -5,8 +5,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::outbox::Outbox;
 use super::part::PartState;
 use super::queue::TurnQueue;
+use super::turn::Turn;
 use crate::call::event::TurnHow;
 use crate::call::handle::Style;
 use crate::call::speech::{Speech, StreamState};
@@ -30,11 +32,13 @@ pub(super) struct Synthesis {
     tenant: Arc<str>,
     /// When to submit again what was refused.
     retry_at: Option<Instant>,
+    /// It was told that a voice cannot say phonemes.
+    told_of_phonemes: bool,
 }
 
 impl Synthesis {
     pub(super) fn new(speech: Arc<dyn Speech>, sink: SpeechSink, tenant: Arc<str>) -> Self {
-        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None }
+        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None, told_of_phonemes: false }
     }
 
     /// Tells the engine how the listener fares.
@@ -53,6 +57,18 @@ impl Synthesis {
         };
         let plain = (style.speed - 1.0).abs() <= f32::EPSILON && style.markup != Markup::Ssml;
         plain && self.speech.starts_after(style.voice.as_deref()).is_some_and(|ids| ids <= most)
+    }
+
+    /// Tells, once a call, that the voice of a turn does not say the phonemes that its text gives.
+    pub(super) fn check_phonemes(&mut self, turn: &Turn, out: &mut Outbox) {
+        let voice = turn.style.voice.as_deref();
+        if !turn.gives_phonemes || self.told_of_phonemes || self.speech.says_phonemes(voice) {
+            return;
+        }
+        self.told_of_phonemes = true;
+        let (voice, call) = (voice.unwrap_or("the default voice"), &out.shared.meta.id);
+        tracing::warn!(%call, voice, "a text gives phonemes to a voice that says none");
+        out.error(format!("`phoneme`: {voice} does not say phonemes; the words are spoken as they are written"));
     }
 
     /// When to submit again what was refused.
@@ -199,7 +215,6 @@ mod tests {
 
     use super::*;
     use crate::call::machine::fixture;
-    use crate::call::machine::turn::Turn;
     use crate::call::{Refusal, TurnId};
     use crate::clock;
     use crate::turn::Utterance;
@@ -209,6 +224,7 @@ mod tests {
     struct Refusing {
         refuse: Mutex<u32>,
         has_fallback: bool,
+        no_phonemes: bool,
         taken: Mutex<Vec<String>>,
     }
 
@@ -229,6 +245,10 @@ mod tests {
             }
             self.taken.lock().expect("one thread").push(format!("*{}", utterance.text));
             Ok(())
+        }
+
+        fn says_phonemes(&self, _voice: Option<&str>) -> bool {
+            !self.no_phonemes
         }
 
         fn note(&self, _stream: StreamId, _note: StreamState) {}
@@ -260,6 +280,26 @@ mod tests {
         synthesis.submit(now, &mut queue);
         let turn = queue.front().expect("it is told of its end");
         assert!(matches!(turn.trouble, Some(TurnHow::Refused { .. })) && turn.parts.is_empty());
+    }
+
+    #[test]
+    fn a_voice_without_phonemes_is_told_of_once_and_speaks_the_words() {
+        let now = clock::now();
+        for no_phonemes in [true, false] {
+            let mut out = fixture::outbox(now);
+            let (_, mut synthesis, ..) = set_up(Refusing { no_phonemes, ..Refusing::default() });
+            for _ in 0..2 {
+                let style = Style { markup: Markup::Ssml, ..Style::default() };
+                let mut turn = Turn::new(TurnId::next(), style, now, true);
+                let text = "I say <phoneme alphabet='x-espeak' ph=\"t@m'A:t@U\">tomato</phoneme>.";
+                let cuts = crate::call::segment::Script::whole(text, Default::default(), Markup::Ssml);
+                cuts.expect("no mistake").into_iter().for_each(|cut| turn.add(cut));
+                assert_eq!(turn.parts[0].said(), "I say tomato.");
+                synthesis.check_phonemes(&turn, &mut out);
+            }
+            let told = std::iter::from_fn(|| out.pop()).filter(|action| format!("{action:?}").contains("phoneme"));
+            assert_eq!(told.count(), usize::from(no_phonemes));
+        }
     }
 
     #[test]

@@ -17,8 +17,9 @@ use crate::call::heard::{self, Pace};
 use crate::call::segment::{Cut, Piece, is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::ssml::{Event, Manner, Ssml};
-use crate::text::{self, How};
+use crate::text::{self, How, Say};
 use crate::turn::{Class, Epoch, Markup, StreamId, Streaming, Utterance, UtteranceId};
+use crate::voice::loudness::Leveller;
 
 /// Parts of one sentence that the next one is read behind: a number is read by the words just before it.
 const CONTEXT: usize = 3;
@@ -57,6 +58,8 @@ pub(super) struct Turn {
     pub(super) bytes: usize,
     /// Streamed audio: no events are told of it.
     pub(super) silent: bool,
+    /// Its text gives phonemes.
+    pub(super) gives_phonemes: bool,
     /// It answers words that may not be all: nothing of it leaves before the caller's turn has ended.
     pub(super) held: bool,
 }
@@ -81,6 +84,7 @@ impl Turn {
             fallback: false,
             bytes: 0,
             silent: false,
+            gives_phonemes: false,
             held: false,
         }
     }
@@ -106,6 +110,7 @@ impl Turn {
                 return self.parts.push(Part::sound(Audio::Silence(samples)));
             }
         };
+        self.gives_phonemes |= given.iter().any(|given| matches!(given.say, Say::Phonemes(_)));
         let style = &self.style;
         let (before, language) = context(&self.parts);
         let named = manner.language.as_deref().or(style.language.as_deref());
@@ -117,7 +122,7 @@ impl Turn {
             reading = text::read_given("", &text, &given, how(language));
         }
         let silent = !reading.spoken.text.contains(|c: char| !c.is_whitespace());
-        let gain = style.volume * manner.gain;
+        let level = Leveller::new(style.volume * manner.gain);
         let ends = ends_sentence(&text) || !self.streams;
         if let Some(part) = self.parts.last_mut().filter(|part| part.is_written() && !silent) {
             part.append(&text, reading);
@@ -133,7 +138,7 @@ impl Turn {
             false => Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default())),
         };
         let feed = (self.streams && !silent).then(Feed::default);
-        self.parts.push(Part { gain, rate: manner.rate, feed, ..part });
+        self.parts.push(Part { level, rate: manner.rate, feed, ..part });
         if ends {
             self.complete_part();
         }
@@ -391,7 +396,7 @@ impl Turn {
             if matches!(part.audio, Audio::Buffer(_)) && !part.text.is_empty() {
                 let (text, reading) = (std::mem::take(&mut part.text), part.reading.clone());
                 let again = Part::new(text, reading, PartState::Waiting, Audio::Buffer(Buffer::default()));
-                *part = Part { gain: part.gain, rate: part.rate, ..again };
+                *part = Part { level: part.level, rate: part.rate, ..again };
             }
         }
     }

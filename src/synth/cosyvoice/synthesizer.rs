@@ -33,7 +33,9 @@ use crate::synth::{
     VoiceInfo,
 };
 use crate::turn::{Class, StreamId, Utterance, UtteranceId};
+use crate::voice::enrol::LOUDNESS;
 use crate::voice::file::Voice;
+use crate::voice::loudness::{Leveller, factor};
 
 /// Tokens of the warm-up utterance: two hops at least.
 const WARM_UP_TOKENS: u32 = 60;
@@ -49,11 +51,19 @@ pub struct Settings {
     pub voice_dirs: Vec<PathBuf>,
     /// The voice of utterances that name none; else the first by name.
     pub default_voice: Option<String>,
+    /// How loud all voices are to be, in LUFS, of those whose loudness was measured; `None`: as they are.
+    pub loudness: Option<f32>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { hops: HopPlan::early(), min_length: MinLength::default(), voice_dirs: Vec::new(), default_voice: None }
+        Self {
+            hops: HopPlan::early(),
+            min_length: MinLength::default(),
+            voice_dirs: Vec::new(),
+            default_voice: None,
+            loudness: None,
+        }
     }
 }
 
@@ -87,6 +97,8 @@ struct Known {
     handle: VoiceHandle,
     /// See [`VoiceInfo::starts_after`].
     starts_after: Option<u32>,
+    /// Brings it to the loudness of the others.
+    level: Leveller,
 }
 
 /// One utterance.
@@ -98,6 +110,7 @@ struct Job {
     /// Samples of segments that are done.
     before: u64,
     now: Run,
+    level: Leveller,
     /// Where the text comes from while it is being written; such a job has one segment.
     text: Option<TextStream>,
 }
@@ -198,7 +211,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// An unknown voice, tokens out of range, or no memory.
     pub fn open_tokens(&mut self, slot: Slot, voice: Option<&str>, tokens: &[u32]) -> Result<Stages, SynthError> {
         let (_, known) = self.find_voice(voice)?;
-        let (handle, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
+        let (handle, prompt_tokens, level) = (known.handle, known.voice.tokens.len() as u32, known.level);
         let mut run = Run::new(&self.settings, &self.config, prompt_tokens);
         run.prefilled = true;
         run.decoded = true;
@@ -214,6 +227,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             segments: VecDeque::new(),
             before: 0,
             now: run,
+            level,
             text: None,
         };
         let job = self.jobs.entry(slot).insert_entry(job).into_mut();
@@ -236,7 +250,10 @@ impl<B: Backend + Probe> CosyVoice<B> {
         match added {
             Ok(handle) => {
                 let starts_after = self.starts_after(&voice);
-                let old = self.voices.insert(name, Known { voice: Arc::new(voice), id, handle, starts_after });
+                let measured = voice.notes.get(LOUDNESS).and_then(|note| note.parse().ok());
+                let factor = self.settings.loudness.zip(measured).map_or(1.0, |(wanted, is)| factor(wanted, is));
+                let known = Known { voice: Arc::new(voice), id, handle, starts_after, level: Leveller::new(factor) };
+                let old = self.voices.insert(name, known);
                 self.release(old);
             }
             Err(error) => tracing::warn!("voice `{name}`: {error}"),
@@ -425,7 +442,10 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
             self.forced,
             self.pace
         );
-        let content_of = |info: VoiceInfo| Some((info.name.clone(), self.voices.get(&info.name)?.id.clone()));
+        let content_of = |info: VoiceInfo| {
+            let known = self.voices.get(&info.name)?;
+            Some((info.name, format!("{} {:?}", known.id, known.level)))
+        };
         let voices: Vec<_> = self.voices().into_iter().filter_map(content_of).collect();
         // Without a voice nothing can be said; names would say nothing.
         (!voices.is_empty()).then(|| Identity::of_model(settings, content, voices))
@@ -439,10 +459,10 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
             Some(prepared) => prepared.segments,
             None => self.segments(utterance)?,
         };
-        let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
+        let (voice, prompt_tokens, level) = (known.handle, known.voice.tokens.len() as u32, known.level);
         let now = Run::new(&self.settings, &self.config, prompt_tokens);
         let silent = segments.is_empty();
-        let job = Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now, text: None };
+        let job = Job { voice, prompt_tokens, speed: utterance.speed, segments, before: 0, now, level, text: None };
         self.jobs.insert(slot, job);
         if let Err(error) = self.start_segment(slot) {
             self.close(slot);

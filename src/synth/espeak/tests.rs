@@ -197,3 +197,25 @@ fn children_give_way_to_what_sends_packets() {
         assert_eq!(found, Some((own + lower).min(19)), "{share:?}");
     }
 }
+
+/// Voices of different loudness come within a unit of each other, and of what is wanted, in what they say.
+#[test]
+fn voices_are_equally_loud() {
+    let Ok(mut plain) = Espeak::new(Config::default()) else {
+        return antiphon_skip::skip("espeak", "espeak-ng is not installed");
+    };
+    let mut level = Espeak::new(Config { loudness: Some(-22.0), ..Config::default() }).expect("as before");
+    let text = "Thank you for calling. Your parcel will arrive on Tuesday afternoon, between two and four.";
+    let spread = |voice: &mut Espeak| {
+        let loudness = ["en-us", "en-gb", "fr", "en-us+f3", "en-us+m7"].map(|name| {
+            let spoken = speak(voice, Utterance { voice: Some(name.into()), ..utterance(text) });
+            assert!(spoken.iter().all(|sample| sample.abs() <= 1.0));
+            loudness::measure(&spoken, crate::audio::RATE).expect("speech")
+        });
+        println!("{loudness:?}");
+        let (least, most) = loudness.iter().fold((0f32, -99f32), |(a, b), one| (a.min(*one), b.max(*one)));
+        most - least
+    };
+    let (before, after) = (spread(&mut plain), spread(&mut level));
+    assert!(before > 1.5 && after <= 1.0, "{before} LU before, {after} after");
+}

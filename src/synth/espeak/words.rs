@@ -104,7 +104,11 @@ fn work(program: &Path, inbox: &Receiver<Task>, stop: &AtomicBool) {
 /// The ends of all words; `None` where they cannot be told for certain.
 pub(super) fn find(program: &Path, task: &Task, stop: &AtomicBool) -> Option<Vec<WordEnd>> {
     let speak = |marker: &dyn Fn(usize) -> String| {
-        if task.token.is_stale() { None } else { speak(program, &task.manner, &joined(&task.tokens, marker), stop) }
+        if task.token.is_stale() {
+            None
+        } else {
+            speak(program, &task.manner, &joined(&task.tokens, marker), Share::Batch, stop)
+        }
     };
     // A control character, a value and the letter of what it sets.
     let amplitude = |level: u32| format!("\u{1}{level}A");
@@ -123,9 +127,9 @@ pub(super) fn find(program: &Path, task: &Task, stop: &AtomicBool) -> Option<Vec
     Some(told.collect())
 }
 
-/// The speech of `text`, at the lowest priority.
-fn speak(program: &Path, manner: &Manner, text: &str, stop: &AtomicBool) -> Option<Vec<f32>> {
-    let mut child = Child::start(program, manner, Share::Batch).ok()?;
+/// The speech of `text`, all of it.
+pub(super) fn speak(program: &Path, manner: &Manner, text: &str, share: Share, stop: &AtomicBool) -> Option<Vec<f32>> {
+    let mut child = Child::start(program, manner, share).ok()?;
     let mut pcm = Vec::new();
     let mut whole = child.say(text).is_ok();
     while whole {

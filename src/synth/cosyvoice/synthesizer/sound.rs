@@ -79,15 +79,16 @@ impl<B: Backend + Probe> CosyVoice<B> {
     }
 
     /// What the slots of a step that has ended have to say.
-    pub(super) fn report(&self, step: &Step, mut results: BTreeMap<Slot, Made>, out: &mut Vec<Progress>) {
+    pub(super) fn report(&mut self, step: &Step, mut results: BTreeMap<Slot, Made>, out: &mut Vec<Progress>) {
         let hold_back = self.backend.hold_back();
         for &slot in &step.slots {
-            let Made { pcm, failed } = results.remove(&slot).unwrap_or_default();
-            let Some(job) = self.jobs.get(&slot) else {
+            let Made { mut pcm, failed } = results.remove(&slot).unwrap_or_default();
+            let Some(job) = self.jobs.get_mut(&slot) else {
                 let error = SynthError::Utterance("the slot is not open".into());
                 out.push(Progress::new(Outcome::failed(slot, error.to_string()), pcm));
                 continue;
             };
+            job.level.process(&mut pcm);
             let done = failed.is_none() && job.now.finished && job.segments.is_empty();
             let current = if job.now.finished { 0 } else { job.samples(&self.config) };
             let ready = if failed.is_some() { Stages::NONE } else { job.ready(hold_back) };

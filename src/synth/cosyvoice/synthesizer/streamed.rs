@@ -98,7 +98,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let (name, known) = self.find_voice(utterance.voice.as_deref())?;
         // The text is not known yet and so is no part of what the samples depend on.
         let key = sample::key("", instructions.unwrap_or_default(), name, utterance.seed);
-        let (voice, prompt_tokens) = (known.handle, known.voice.tokens.len() as u32);
+        let (voice, prompt_tokens, level) = (known.handle, known.voice.tokens.len() as u32, known.level);
         let prompt = prompt::streamed(&self.tokenizer, &known.voice, instructions)
             .map_err(|e| SynthError::Input(e.to_string()))?;
         let parts = Prompt { system: &prompt.system, transcript: &prompt.transcript, speech: &prompt.speech };
@@ -128,7 +128,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         now.prefilled = true;
         let speed = utterance.speed;
         let segments = VecDeque::new();
-        self.jobs.insert(slot, Job { voice, prompt_tokens, speed, segments, before: 0, now, text: Some(text) });
+        let text = Some(text);
+        self.jobs.insert(slot, Job { voice, prompt_tokens, speed, segments, before: 0, now, level, text });
         self.append_text(slot, &utterance.text, false)
     }
 
