@@ -3,7 +3,7 @@
 //! - [`leg`]: the seam to a session's transport
 //! - [`playout`]: when each packet leaves, with which numbers, and so what was heard
 //! - [`encode`], [`decode`], [`resample`]: sound to payload and back
-//! - [`jitter`]: packets in order
+//! - [`jitter`]: packets in order; [`red`]: packets that carry those before them
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
 //! - [`noise`]: what silence is filled with
@@ -23,6 +23,7 @@ pub mod leg;
 pub mod noise;
 pub mod playout;
 pub mod quality;
+pub mod red;
 pub mod resample;
 pub mod rtcp;
 pub mod shard;

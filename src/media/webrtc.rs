@@ -34,6 +34,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock;
 use crate::media::leg::{InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
+use crate::media::red;
 
 pub use driver::Driver;
 pub use reports::Reports;
@@ -86,6 +87,8 @@ pub enum Arrival {
 pub struct Parts {
     /// What was agreed.
     pub format: MediaFormat,
+    /// Payload type of redundant packets (RFC 2198), where they were agreed.
+    pub red: Option<u8>,
     /// Of the stream we send.
     pub ssrc: u32,
     /// The negotiated connection.
@@ -107,6 +110,7 @@ pub struct Parts {
 /// A browser call's media. Dropping it ends the session.
 pub struct WebRtcLeg {
     format: MediaFormat,
+    red: Option<Redundancy>,
     ssrc: u32,
     connection: Arc<dyn PeerConnection>,
     track: Arc<TrackLocalStaticRTP>,
@@ -133,8 +137,10 @@ impl WebRtcLeg {
         let mut seen = parts.progress.subscribe();
         // It may have moved before this subscription.
         seen.mark_changed();
+        let audio = parts.format.payload_type;
         Self {
             format: parts.format,
+            red: parts.red.map(|number| Redundancy::new(number, audio)),
             ssrc: parts.ssrc,
             connection: parts.connection,
             track: parts.track,
@@ -161,10 +167,11 @@ impl WebRtcLeg {
         };
         let TrackRemoteEvent::OnRtpPacket(rtp::Packet { header, payload }) = event else { return None };
         let event_type = self.format.telephone_event.map(|(payload_type, _)| payload_type);
-        if header.payload_type != self.format.payload_type && Some(header.payload_type) != event_type {
+        let known = [Some(self.format.payload_type), event_type, self.red.as_ref().map(|red| red.number)];
+        if !known.contains(&Some(header.payload_type)) {
             return None;
         }
-        Some(LegEvent::Rtp(InPacket {
+        let packet = InPacket {
             payload_type: header.payload_type,
             marker: header.marker,
             sequence: header.sequence_number,
@@ -172,7 +179,11 @@ impl WebRtcLeg {
             ssrc: header.ssrc,
             arrived: clock::now(),
             payload,
-        }))
+        };
+        match &mut self.red {
+            Some(red) => red.take(packet).map(LegEvent::Rtp),
+            None => Some(LegEvent::Rtp(packet)),
+        }
     }
 
     fn on_channel(&mut self, event: Option<DataChannelEvent>) -> Option<LegEvent> {
@@ -217,6 +228,10 @@ impl MediaLeg for WebRtcLeg {
             }
             Progress::Connected => {}
         }
+        let packet = match &mut self.red {
+            Some(red) => red.sender.add(packet),
+            None => packet,
+        };
         // overflow: drops (counted). The queue to the driver holds 256 packets, five seconds of audio.
         match self.track.write_rtp(packet.with_ssrc(self.ssrc)).now_or_never() {
             Some(Ok(())) => Ok(()),
@@ -238,6 +253,9 @@ impl MediaLeg for WebRtcLeg {
             pending::<()>().await;
         }
         loop {
+            if let Some(packet) = self.red.as_mut().and_then(|red| red.opened.pop_front()) {
+                return LegEvent::Rtp(packet);
+            }
             let event = tokio::select! {
                 changed = self.seen.changed() => match (changed, *self.seen.borrow_and_update()) {
                     (Ok(()), Progress::Connected) => Some(LegEvent::Connected),
@@ -269,6 +287,9 @@ impl MediaLeg for WebRtcLeg {
                 changed = self.reports.changed(), if !self.reports_over => {
                     self.reports_over = changed.is_err();
                     let report = *self.reports.borrow_and_update();
+                    if let (Some(red), Some(report)) = (&mut self.red, &report) {
+                        red.sender.report(report.fraction_lost);
+                    }
                     report.map(LegEvent::Report)
                 }
                 () = self.outbox.drive(self.channel.as_ref()) => None,
@@ -300,6 +321,33 @@ impl Drop for WebRtcLeg {
     fn drop(&mut self) {
         // The task that supervises the session closes the connection.
         Progress::advance(&self.progress, Progress::Ended(LegEnd::Local));
+    }
+}
+
+/// Redundant audio both ways.
+struct Redundancy {
+    /// The payload type of its packets.
+    number: u8,
+    receiver: red::Receiver,
+    sender: red::Sender,
+    /// Frames of packets that came, in their order: at most those of one packet.
+    opened: VecDeque<InPacket>,
+}
+
+impl Redundancy {
+    fn new(number: u8, audio: u8) -> Self {
+        let (receiver, sender) = (red::Receiver::new(number, audio), red::Sender::new(number, audio));
+        Self { number, receiver, sender, opened: VecDeque::new() }
+    }
+
+    /// The first new frame of `packet`; the others wait.
+    fn take(&mut self, packet: InPacket) -> Option<InPacket> {
+        let before = self.receiver.recovered;
+        self.receiver.take(packet, &mut self.opened);
+        if self.receiver.recovered > before {
+            metrics::counter!("antiphon_webrtc_recovered_total").increment(self.receiver.recovered - before);
+        }
+        self.opened.pop_front()
     }
 }
 

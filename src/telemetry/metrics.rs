@@ -209,6 +209,7 @@ pub const METRICS: &[Metric] = &[
         "Times that a browser's media moved to another of its addresses in a call",
     ),
     counter("antiphon_webrtc_packets_lost_total", &["reason"], "RTP packets that could not be sent to a browser"),
+    counter("antiphon_webrtc_recovered_total", &[], "Packets of browsers that were lost and came as copies (RED)"),
     counter("antiphon_webrtc_sends_failed_total", &["reason"], "Datagrams that the system did not take"),
     counter("antiphon_webrtc_tcp_refused_total", &[], "ICE connections over TCP that were refused"),
     // Other gateways.

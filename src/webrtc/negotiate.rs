@@ -8,7 +8,8 @@
 //!   taken out of the answer and the addresses of the shared port put in.
 //! - Our ICE credentials are the stack's own, read from the answer, rather than fixed by us: fixed ones would
 //!   survive an ICE restart, which must change them (RFC 8445 section 9).
-//! - Only Opus and telephone events are registered, so whatever else is offered is declined by the stack.
+//! - Only Opus, its redundant form and telephone events are registered, so whatever else is offered is declined by the
+//!   stack. Redundant packets stand first in the answer: that is what has a browser send them (RFC 3264 section 6.1).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,6 +49,8 @@ use crate::reach::{self, Scope};
 /// The label of the data channel that carries the agent's frames.
 pub(super) const CHANNEL: &str = "agent";
 
+/// RFC 2198 section 5; the stack has no name for it.
+const MIME_TYPE_RED: &str = "audio/red";
 /// A peer that is silent this long is shown as disconnected, and after [`FAILED`] more as lost.
 const DISCONNECTED: Duration = Duration::from_secs(5);
 const FAILED: Duration = Duration::from_secs(7);
@@ -210,7 +213,7 @@ impl Connection {
         }
         let description = self.peer.local_description().await;
         let text = description.map(|description| description.sdp).unwrap_or_default();
-        local(&text, common)
+        local(&text, common, offer.red)
     }
 
     /// Hands the stack those of `candidates` that could reach us; says how many were no candidates at all.
@@ -247,6 +250,7 @@ impl Connection {
         };
         let (payload_type, _) = number(MIME_TYPE_OPUS).ok_or_else(no_opus)?;
         let telephone_event = number(MIME_TYPE_TELEPHONE_EVENT);
+        let red = number(MIME_TYPE_RED).map(|(red, _)| red).filter(|_| offer.red.is_some());
         let arrivals = self.arrivals.take().ok_or_else(no_opus)?;
         Ok(Parts {
             format: MediaFormat {
@@ -256,6 +260,7 @@ impl Connection {
                 opus_fec: offer.opus_fec,
                 continuous: false,
             },
+            red,
             ssrc: self.ssrc,
             connection: self.peer.clone(),
             track: self.track.clone(),
@@ -268,8 +273,8 @@ impl Connection {
     }
 }
 
-/// Reads the stack's answer and puts our addresses in.
-fn local(answer: &str, common: &Common) -> Result<Local, WebRtcError> {
+/// Reads the stack's answer and puts our addresses in; and, with `red`, what redundant packets carry.
+fn local(answer: &str, common: &Common, red: Option<(u8, u8)>) -> Result<Local, WebRtcError> {
     let mut local = Local {
         sdp: String::with_capacity(answer.len() + 128),
         fragment: String::new(),
@@ -297,8 +302,17 @@ fn local(answer: &str, common: &Common) -> Result<Local, WebRtcError> {
         } else if let (Some(value), 1) = (line.strip_prefix("a=mid:"), sections) {
             value.clone_into(&mut local.mid);
         }
-        local.sdp.push_str(line);
+        match red {
+            Some((red, _)) if line.starts_with("m=audio ") => local.sdp.push_str(&preferring(line, red)),
+            _ if line.starts_with("a=fmtp:") => local.sdp.push_str(&of_one_channel(line)),
+            _ => local.sdp.push_str(line),
+        }
         local.sdp.push_str("\r\n");
+        if let Some((red, opus)) = red
+            && line.starts_with(&format!("a=rtpmap:{red} "))
+        {
+            local.sdp.push_str(&format!("a=fmtp:{red} {opus}/{opus}\r\n"));
+        }
     }
     if open {
         push_candidates(&mut local.sdp, common);
@@ -307,6 +321,27 @@ fn local(answer: &str, common: &Common) -> Result<Local, WebRtcError> {
         return Err(WebRtcError::BadOffer("the offer leaves nothing to answer: every section was declined".to_owned()));
     }
     Ok(local)
+}
+
+/// The parameters of a format without those that ask for two channels or announce them (RFC 7587 section 6.1): the stack
+/// gives the peer its own ones back, but what we hear and say is one.
+fn of_one_channel(line: &str) -> String {
+    let Some((format, parameters)) = line.split_once(' ') else { return line.to_owned() };
+    let one = |parameter: &&str| !["stereo=", "sprop-stereo="].iter().any(|two| parameter.trim().starts_with(*two));
+    let parameters: Vec<&str> = parameters.split(';').filter(one).collect();
+    format!("{format} {}", parameters.join(";"))
+}
+
+/// An `m=` line with the format `first` in front of the others, if it has it.
+fn preferring(line: &str, first: u8) -> String {
+    let first = first.to_string();
+    let mut words: Vec<&str> = line.split(' ').collect();
+    // Media, port and protocol; then the formats.
+    if let Some(at) = words.iter().skip(3).position(|word| *word == first) {
+        let word = words.remove(at + 3);
+        words.insert(3, word);
+    }
+    words.join(" ")
 }
 
 fn push_candidates(sdp: &mut String, common: &Common) {
@@ -322,7 +357,9 @@ fn codecs() -> Result<MediaEngine, Error> {
     // One is enough: the stack matches by name, and takes the clock rate of the offer.
     let events =
         RTCRtpCodec { mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(), clock_rate: 48_000, ..RTCRtpCodec::default() };
-    for (payload_type, rtp_codec) in [(111, opus()), (110, events)] {
+    let red =
+        RTCRtpCodec { mime_type: MIME_TYPE_RED.to_owned(), clock_rate: 48_000, channels: 2, ..RTCRtpCodec::default() };
+    for (payload_type, rtp_codec) in [(111, opus()), (63, red), (110, events)] {
         let codec = RTCRtpCodecParameters { rtp_codec, payload_type };
         engine.register_codec(codec, RtpCodecKind::Audio)?;
     }

@@ -5,8 +5,8 @@
 //! # Why
 //! The stack's own errors name its internals, and it stops at the first candidate it cannot read. Here candidates
 //! are taken out and judged one by one: a browser may offer kinds (mDNS names, TCP) that simply do not concern us.
-//! The formats of the audio section are cut down to the one Opus and the one kind of telephone event that will be
-//! agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would answer a browser's
+//! The formats of the audio section are cut down to the one Opus, its redundant form (RFC 2198) and the one kind of telephone
+//! event that will be agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would answer a browser's
 //! telephone events at 8 and at 48 kHz with the same payload type twice.
 
 use std::net::{IpAddr, SocketAddr};
@@ -27,12 +27,16 @@ pub(super) struct Offer {
     pub(super) password: String,
     /// Whether the peer asks for Opus with in-band error correction (RFC 7587 section 6.1).
     pub(super) opus_fec: bool,
+    /// Payload types of redundant packets and of the Opus in them, where the peer offers both.
+    pub(super) red: Option<(u8, u8)>,
     /// Whether there is a section for data channels.
     pub(super) channels: bool,
 }
 
 /// Remote candidates of one generation; a browser has a dozen.
 pub(super) const MAX_CANDIDATES: usize = 64;
+/// Formats of redundant audio that are looked at; browsers offer one.
+const MAX_COPIES: usize = 8;
 /// RFC 7587 section 4.1.
 const OPUS_CLOCK: u32 = 48_000;
 /// No offer for one audio section and one data channel comes near.
@@ -50,6 +54,7 @@ impl Offer {
             fragment: String::new(),
             password: String::new(),
             opus_fec: false,
+            red: None,
             channels: false,
         };
         let mut audio: Option<Audio> = None;
@@ -111,7 +116,17 @@ impl Offer {
         }
         offer.opus_fec = audio.fec.contains(&opus);
         let events = audio.events.iter().max_by_key(|(_, clock)| *clock == OPUS_CLOCK).map(|(number, _)| *number);
-        offer.text = reduced(&offer.text, &[Some(opus), events]);
+        // Of Opus only, whatever number its copies have: `63 111/111`.
+        let copied = |parameters: &str| parameters.split('/').all(|number| number.trim().parse() == Ok(opus));
+        let copies = |number: &u8| audio.copies.iter().any(|(of, parameters)| of == number && copied(parameters));
+        offer.red = audio.red.iter().find(|number| copies(number)).map(|number| (*number, opus));
+        offer.text = reduced(&offer.text, &[Some(opus), offer.red.map(|(red, _)| red), events]);
+        if let Some((red, _)) = offer.red {
+            // The stack knows no such parameters and would take the format for another.
+            let parameters = format!("a=fmtp:{red} ");
+            let kept = offer.text.split_inclusive("\r\n").filter(|line| !line.starts_with(&parameters));
+            offer.text = kept.collect();
+        }
         Ok(offer)
     }
 
@@ -141,6 +156,7 @@ impl Offer {
             fragment: fragment.to_owned(),
             password: password.to_owned(),
             opus_fec: self.opus_fec,
+            red: self.red,
             channels: self.channels,
         }
     }
@@ -154,6 +170,10 @@ struct Audio {
     events: Vec<(u8, u32)>,
     /// Payload types whose `fmtp` asks for in-band error correction.
     fec: Vec<u8>,
+    /// Payload types of redundant audio.
+    red: Vec<u8>,
+    /// Parameters that may say what is copied.
+    copies: Vec<(u8, String)>,
     deaf: bool,
 }
 
@@ -166,15 +186,18 @@ impl Audio {
                     Some(("opus", "48000/2")) => {
                         self.opus.get_or_insert(payload_type);
                     }
+                    Some(("red", "48000/2")) => self.red.push(payload_type),
                     Some(("telephone-event", clock)) => self.events.extend(clock.parse().map(|at| (payload_type, at))),
                     _ => {}
                 }
             }
             "fmtp" => {
-                if let Some((payload_type, parameters)) = payload_type(value)
-                    && parameters.split(';').any(|parameter| parameter.trim() == "useinbandfec=1")
-                {
+                let Some((payload_type, parameters)) = payload_type(value) else { return };
+                if parameters.split(';').any(|parameter| parameter.trim() == "useinbandfec=1") {
                     self.fec.push(payload_type);
+                }
+                if parameters.contains('/') && self.copies.len() < MAX_COPIES {
+                    self.copies.push((payload_type, parameters.to_owned()));
                 }
             }
             "sendonly" | "inactive" => self.deaf = true,
@@ -323,6 +346,24 @@ mod tests {
         assert!(text.contains("m=audio 9 UDP/TLS/RTP/SAVPF 111 110\r\n"), "{text}");
         assert!(!text.contains("126") && !text.contains("PCMA") && !text.contains("fb:8"), "{text}");
         assert!(text.contains("a=rtcp-fb:* nack\r\n") && text.contains("a=rtpmap:110 "), "{text}");
+    }
+
+    #[test]
+    fn redundant_audio_is_taken_where_it_is_of_the_same_opus() {
+        let with = |parameters: &str| {
+            let formats = format!("a=rtpmap:111 opus/48000/2\r\na=rtpmap:63 red/48000/2\r\na=fmtp:63 {parameters}\r\n");
+            let sdp = OFFER.replace("SAVPF 111 0", "SAVPF 111 63").replace("a=rtpmap:111 opus/48000/2\r\n", &formats);
+            Offer::read(&sdp).expect("good")
+        };
+        let offer = with("111/111");
+        assert_eq!(offer.red, Some((63, 111)));
+        assert!(offer.text.contains("SAVPF 111 63\r\n") && offer.text.contains("a=rtpmap:63 red"), "{}", offer.text);
+        assert!(!offer.text.contains("a=fmtp:63"), "{}", offer.text);
+        for other in ["111/0", "8/8", "111/", "x", ""] {
+            let offer = with(other);
+            assert_eq!(offer.red, None, "{other}");
+            assert!(!offer.text.contains(":63 ") && offer.text.contains("SAVPF 111\r\n"), "{}", offer.text);
+        }
     }
 
     #[test]

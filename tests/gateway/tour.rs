@@ -76,6 +76,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_webrtc_packets_lost_total", "a browser that is sent to before it is connected"),
     ("antiphon_webrtc_sends_failed_total", "a network that is not there"),
     ("antiphon_webrtc_moves_total", "a NAT that forgets: webrtc/moving.rs"),
+    ("antiphon_webrtc_recovered_total", "lost packets: webrtc/loss.rs"),
     ("antiphon_webrtc_tcp_refused_total", "ICE over TCP: webrtc/hostile.rs"),
     ("antiphon_records_dropped_total", "a disk that hangs: unit tests of records"),
     ("antiphon_recording_errors_total", "a disk that is full or gone"),

@@ -180,6 +180,27 @@ async fn telephone_events_of_the_browser_reach_the_call() {
     assert_eq!(&packet.payload[..], [5, 0x80 | 10, 3, 32]);
 }
 
+/// What Chromium offers: redundant audio and other codecs; and two channels, as a page may have it do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redundant_audio_is_answered_and_two_channels_are_not() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let offer = peer.offer().await;
+    let (plain, more) = (format!("a=rtpmap:{PEER_OPUS} opus/48000/2\r\n"), format!("{PEER_OPUS}/{PEER_OPUS}"));
+    assert!(offer.contains(&plain), "{offer}");
+    let audio = offer.lines().find(|line| line.starts_with("m=audio")).expect("audio");
+    let offer = offer
+        .replace(audio, &format!("{audio} 63 0"))
+        .replace(&plain, &format!("{plain}a=rtpmap:63 red/48000/2\r\na=fmtp:63 {more}\r\na=rtpmap:0 PCMU/8000\r\n"))
+        .replace("useinbandfec=1", "useinbandfec=1;stereo=1;sprop-stereo=1");
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    let sdp = &answered.sdp;
+    assert!(sdp.contains(&format!(" 63 {PEER_OPUS} ")), "redundant packets first: {sdp}");
+    assert!(sdp.contains("a=rtpmap:63 red/48000/2\r\n") && sdp.contains(&format!("a=fmtp:63 {more}\r\n")), "{sdp}");
+    assert!(!sdp.contains("stereo=1") && !sdp.contains("PCMU"), "{sdp}");
+    assert_eq!(answered.leg.format().payload_type, PEER_OPUS, "what we send is Opus until it gets lost");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn video_is_declined_and_the_call_goes_on() {
     let gateway = gateway(WebRtcConfig::default()).await;

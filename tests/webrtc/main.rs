@@ -3,6 +3,7 @@
 mod calls;
 mod hostile;
 mod interop;
+mod loss;
 mod moving;
 mod support;
 mod whip;
