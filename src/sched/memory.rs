@@ -9,8 +9,10 @@
 //! - **By expected length, not by the longest**: a text may become three times as much speech as it usually does, and
 //!   memory promised for that stands empty. On an engine with the memory of 161 utterances of 8 s, promises at the
 //!   longest speech admit a third of them.
-//! - **Half of what is still expected is counted for live work**: utterances are in different parts of their lives, and
+//! - **A third of what is still expected is counted for live work**: utterances are in different parts of their lives, and
 //!   the one that ends gives back all it held. Batch is opened only where all of it fits: it would be what gives way.
+//!   Simulated with memory for 177 s of speech, 39 turns a second of 1.6 or 5.5 s: 2 of 625 refused where half was
+//!   counted, none at a third, and no gap either way.
 
 use super::rank::{Candidate, Rank};
 use super::step::Stage;
@@ -46,7 +48,7 @@ pub(super) struct Holding {
     pub(super) expected: u64,
     /// Bytes that it takes when it is opened.
     pub(super) initial: u64,
-    /// All of what is expected is promised to it, not half of what is missing.
+    /// All of what is expected is promised to it, not a part of what is missing.
     pub(super) in_full: bool,
     /// Bytes that it holds on the device, or did when it was parked.
     pub(super) holds: u64,
@@ -57,13 +59,13 @@ pub(super) struct Holding {
 }
 
 impl Holding {
-    /// Bytes that are promised to it: what it holds, and all or half of what it is expected to take yet.
+    /// Bytes that are promised to it: what it holds, and all or a third of what it is expected to take yet.
     pub(super) fn claim(&self) -> u64 {
         let holds = self.holds.max(self.initial);
         if self.in_full {
             return holds.max(self.expected);
         }
-        holds.max((holds + self.expected).div_ceil(2))
+        holds + self.expected.saturating_sub(holds).div_ceil(3)
     }
 
     /// Bytes that it is expected to hold at its end.

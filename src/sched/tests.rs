@@ -314,12 +314,12 @@ fn memory_is_taken_when_it_is_used() {
     let now = crate::clock::now();
     let mut sched = growing();
     let (_, slot) = wanting(&mut sched, now, spec(1, Class::Live), 90, 30);
-    assert_eq!((sched.table.reserved(), sched.table.claimed()), (0, 45), "half of what is expected is promised");
+    assert_eq!((sched.table.reserved(), sched.table.claimed()), (0, 30), "a third of what is expected is promised");
     let Plan::Run(flow) = sched.plan(now) else { panic!("there is memory") };
     assert_eq!(sched.table.reserved(), 30);
     sched.record(now, MS, &flow, &[Outcome { memory: 30, done: true, ..Outcome::ready(slot, Stages::NONE) }]);
     assert_eq!(sched.table.reserved(), 0, "it is given back");
-    // A third of what was expected.
+    // So much of what was expected was needed.
     let job = sched.submit(now, spec(2, Class::Live)).expect("there is room");
     sched.sized(job, Need { expected: 90, most: 270 });
     assert_eq!(sched.table.job(job).map(|job| job.memory.expected), Some(30));
