@@ -28,6 +28,7 @@ pub mod audio;
 pub mod audio_file;
 pub mod batch;
 pub mod call;
+pub mod certificate;
 pub mod cli;
 pub mod clock;
 pub mod cluster;

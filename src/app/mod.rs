@@ -23,6 +23,7 @@ use crate::agent::Agents;
 use crate::agent::config::Overload;
 use crate::batch::Jobs;
 use crate::call::Calls;
+use crate::certificate::Certificate;
 use crate::clock;
 use crate::cluster::{Nodes, Sip, Told};
 use crate::config::{self, Config};
@@ -129,7 +130,8 @@ impl App {
         let metrics = telemetry::metrics::recorder();
         let address = config.http.bind;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;
-        let certificate = config.http.tls.as_ref().map(server::Certificate::open).transpose();
+        let open = |tls: &server::config::Tls| Certificate::open("[http] tls", &tls.cert, &tls.key);
+        let certificate = config.http.tls.as_ref().map(open).transpose();
         let certificate = certificate.map_err(StartError::Certificate)?;
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
 

@@ -29,8 +29,9 @@ use tower::ServiceExt;
 
 use super::crowd::{Bounds, Crowd};
 use super::error::ApiError;
+use super::http2;
 use super::stall::{Patient, hurried};
-use super::tls::Certificate;
+use crate::certificate::{self, Certificate};
 use crate::clock::{self, Sparse};
 
 /// A request's head arrives within this, counted from the end of the request before; a TLS handshake, too.
@@ -40,11 +41,11 @@ const SPARE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Spare connections at once.
 const SPARE: usize = 64;
 /// Largest head of a request: its line and its headers, bytes.
-const MAX_HEAD: usize = 16 << 10;
+pub(super) const MAX_HEAD: usize = 16 << 10;
 /// When a client that found no room may come again.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often the files of the certificate are looked at.
-const CERTIFICATE: Duration = Duration::from_secs(5);
+/// What may be spoken behind TLS, the favourite first; an authority's question is answered by the handshake alone.
+const PROTOCOLS: [&[u8]; 3] = [b"h2", b"http/1.1", certificate::CHALLENGE];
 
 /// How the listener treats those who come.
 #[derive(Clone, Debug)]
@@ -59,8 +60,9 @@ pub struct Manners {
 
 /// Serves `router` until `stop` says so, then lets requests that are under way finish for the grace.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, manners: Manners) {
-    let acceptor = match manners.certificate.as_ref().map(Certificate::acceptor).transpose() {
-        Ok(acceptor) => acceptor,
+    let config = manners.certificate.as_ref().map(|certificate| certificate.config(&PROTOCOLS)).transpose();
+    let acceptor = match config {
+        Ok(config) => config.map(TlsAcceptor::from),
         Err(error) => {
             tracing::error!(%error, "HTTPS cannot be served");
             return;
@@ -69,14 +71,16 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     let crowd = Arc::new(Mutex::new(Crowd::new(manners.bounds)));
     let mut spare: VecDeque<AbortHandle> = VecDeque::new();
     let mut connections = JoinSet::new();
-    let mut look = tokio::time::interval(CERTIFICATE);
+    let mut look = tokio::time::interval(certificate::LOOK);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stopped(&mut stop) => break,
             Some(_) = connections.join_next() => continue,
-            _ = look.tick(), if manners.certificate.is_some() => {
-                refresh(manners.certificate.clone()).await;
+            _ = look.tick() => {
+                if let Some(certificate) = manners.certificate.clone() {
+                    connections.spawn(async move { certificate.look().await });
+                }
                 continue;
             }
         };
@@ -121,18 +125,6 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn refresh(certificate: Option<Certificate>) {
-    let Some(certificate) = certificate else { return };
-    // A folder may lie on a disk that takes its time.
-    match tokio::task::spawn_blocking(move || certificate.refresh()).await {
-        Ok(Ok(true)) => tracing::info!("the certificate of HTTPS has changed"),
-        Ok(Err(error)) => {
-            tracing::error!(%error, "the certificate of HTTPS has changed and cannot be used: the old one stays")
-        }
-        Ok(Ok(false)) | Err(_) => {}
-    }
-}
-
 /// A connection's count in the crowd; dropping it counts it out.
 struct Place {
     crowd: Arc<Mutex<Crowd>>,
@@ -169,7 +161,11 @@ impl Connection {
         let Some(acceptor) = acceptor else { return speak(stream, peer, router, stop, full).await };
         let limit = if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => speak(stream, peer, router, stop, full).await,
+            Ok(Ok(stream)) => match stream.get_ref().1.alpn_protocol() {
+                Some(b"h2") => speak_http2(stream, peer, router, stop, full).await,
+                Some(certificate::CHALLENGE) => {}
+                _ => speak(stream, peer, router, stop, full).await,
+            },
             Ok(Err(error)) => ended_badly(peer, &error),
             Err(_) => ended_badly(peer, &"no TLS handshake"),
         }
@@ -207,6 +203,55 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
+/// As [`speak`], where the handshake chose HTTP/2.
+async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    peer: SocketAddr,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+    full: bool,
+) {
+    let streams = http2::Streams::new();
+    let all = streams.clone();
+    let service = service_fn(move |request: axum::http::Request<Incoming>| {
+        let mut request = request.map(hurried);
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let (open, answering) = (all.begin(), answer(router.clone(), request, full));
+        async move { answering.await.map(|response| open.hold(response)) }
+    });
+    let connection = http2::builder(full).serve_connection(TokioIo::new(Patient::new(stream)), service);
+    tokio::pin!(connection);
+    let ending = async {
+        match full {
+            true => tokio::time::sleep(SPARE_TIMEOUT).await,
+            false => match streams.over().await {
+                http2::Over::Idle => {}
+                // What is open is dropped with the connection: nobody waits for it.
+                http2::Over::Abused => return Some("too many requests were taken back"),
+            },
+        }
+        None
+    };
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        abused = ending => {
+            if let Some(why) = abused {
+                return ended_badly(peer, &why);
+            }
+            connection.as_mut().graceful_shutdown();
+            // A peer that reads nothing does not read this either.
+            tokio::time::timeout(SPARE_TIMEOUT, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = outcome {
+        ended_badly(peer, &error);
+    }
+}
+
 async fn answer(router: Router, request: Request<Body>, full: bool) -> Result<Response, std::convert::Infallible> {
     if full && !matches!(request.uri().path(), "/healthz" | "/readyz") {
         return Ok(ApiError::unavailable("there are as many connections as there may be", RETRY).into_response());
@@ -236,12 +281,16 @@ mod tests {
     }
 
     async fn served(all: usize) -> Served {
+        served_with(all, None).await
+    }
+
+    async fn served_with(all: usize, certificate: Option<Certificate>) -> Served {
         let router = Router::new().route("/", get(|| async { "page" })).route("/healthz", get(|| async { "well" }));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let (stop, stopped) = watch::channel(false);
         let bounds = Bounds { all, per_address: 1 };
-        tokio::spawn(serve(listener, router, stopped, Manners { bounds, certificate: None, grace: LIMIT }));
+        tokio::spawn(serve(listener, router, stopped, Manners { bounds, certificate, grace: LIMIT }));
         Served { address, _stop: stop }
     }
 
@@ -294,5 +343,94 @@ mod tests {
         // The rest of the head is not read, so that a reset may overtake the answer.
         let refused = ask(served.address, &head(20 << 10)).await;
         assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{refused}");
+    }
+
+    /// HTTPS with a certificate that `Secure::connect` trusts.
+    struct Secure {
+        served: Served,
+        client: Arc<rustls::ClientConfig>,
+    }
+
+    impl Secure {
+        async fn start() -> Secure {
+            let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("made");
+            let folder = tempfile::tempdir().expect("a folder");
+            let file = folder.path().join("both.pem");
+            std::fs::write(&file, made.cert.pem() + &made.signing_key.serialize_pem()).expect("written");
+            let certificate = Certificate::open("a test", &file, &file).expect("usable");
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(made.cert.der().clone()).expect("a root");
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let client = rustls::ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .expect("versions")
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            Secure { served: served_with(8, Some(certificate)).await, client: Arc::new(client) }
+        }
+
+        async fn connect(&self, protocol: &[u8]) -> tokio_rustls::client::TlsStream<TcpStream> {
+            let mut client = rustls::ClientConfig::clone(&self.client);
+            client.alpn_protocols = vec![protocol.to_vec()];
+            let stream = TcpStream::connect(self.served.address).await.expect("connects");
+            let name = "localhost".try_into().expect("a name");
+            let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+            connector.connect(name, stream).await.expect("TLS")
+        }
+
+        /// A client of HTTP/2; the task ends with its connection.
+        async fn http2(
+            &self,
+        ) -> (h2::client::SendRequest<bytes::Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
+            let stream = self.connect(b"h2").await;
+            let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+            (client, tokio::spawn(connection))
+        }
+    }
+
+    fn asking(header: &str) -> axum::http::Request<()> {
+        axum::http::Request::get("https://localhost/").header("x-long", header).body(()).expect("a request")
+    }
+
+    #[tokio::test]
+    async fn http2_is_spoken_to_who_can_and_http11_to_others() {
+        let secure = Secure::start().await;
+        let (client, _connection) = secure.http2().await;
+        let mut client = client.ready().await.expect("ready");
+        let (answer, _) = client.send_request(asking("short"), true).expect("sent");
+        let (head, mut body) = answer.await.expect("answered").into_parts();
+        assert_eq!(head.status, 200);
+        assert_eq!(body.data().await.expect("a body").expect("read").as_ref(), b"page");
+        // Headers have the same bound.
+        let mut client = client.ready().await.expect("ready");
+        let (answer, _) = client.send_request(asking(&"x".repeat(20 << 10)), true).expect("sent");
+        assert_eq!(answer.await.map(|answer| answer.status().as_u16()).unwrap_or(431), 431);
+        let mut old = secure.connect(b"http/1.1").await;
+        old.write_all(get_of("/").as_bytes()).await.expect("written");
+        let mut answer = Vec::new();
+        old.read_to_end(&mut answer).await.expect("read");
+        assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"page"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_only_takes_requests_back_is_closed_and_another_is_served() {
+        let secure = Secure::start().await;
+        let (mut client, connection) = secure.http2().await;
+        let mut sent = 0;
+        // The end of the connection shows in one of the two.
+        while let Ok(ready) = tokio::time::timeout(LIMIT, client.clone().ready()).await.expect("not stuck") {
+            client = ready;
+            let Ok((answer, _)) = client.send_request(asking("short"), true) else { break };
+            drop(answer);
+            sent += 1;
+            assert!(sent < 100_000, "still served");
+            tokio::task::yield_now().await;
+        }
+        let ended = tokio::time::timeout(LIMIT, connection).await.expect("it ends");
+        assert!(ended.is_ok(), "no panic");
+        let (client, _connection) = secure.http2().await;
+        let mut client = client.ready().await.expect("ready");
+        let (answer, _) = client.send_request(asking("short"), true).expect("sent");
+        assert_eq!(answer.await.expect("answered").status(), 200);
     }
 }

@@ -16,6 +16,7 @@ mod forward;
 mod gauges;
 mod grants;
 mod guard;
+mod http2;
 pub mod jobs;
 mod listen;
 mod media;
@@ -27,7 +28,6 @@ mod sockets;
 pub mod speech;
 mod speech_socket;
 mod stall;
-mod tls;
 mod voices;
 pub mod whip;
 
@@ -45,7 +45,6 @@ use error::ApiError;
 pub use listen::{Manners, serve};
 pub use policy::Policies;
 use serde_json::{Value, json};
-pub use tls::Certificate;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::call::EndReason;

@@ -323,7 +323,7 @@ struct Listeners {
     bound: Bound,
     udp: Option<UdpSocket>,
     tcp: Option<TcpListener>,
-    tls: Option<(TcpListener, tokio_rustls::TlsAcceptor)>,
+    tls: Option<(TcpListener, tls::Tls)>,
 }
 
 impl Listeners {
@@ -341,10 +341,10 @@ impl Listeners {
             listeners.tcp = Some(listener);
         }
         if let Some(tls) = &config.tls {
-            let acceptor = tls::acceptor(&tls.cert, &tls.key)?;
+            let secure = tls::Tls::open(&tls.cert, &tls.key)?;
             let listener = TcpListener::bind(tls.bind).await.map_err(error(tls.bind, "tls"))?;
             listeners.bound.tls = listener.local_addr().ok();
-            listeners.tls = Some((listener, acceptor));
+            listeners.tls = Some((listener, secure));
         }
         Ok(listeners)
     }

@@ -36,7 +36,6 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc::UnboundedReceiver},
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -45,8 +44,10 @@ use super::{
     parked::Parked,
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
     stateless::Stateless,
+    tls::Tls,
 };
 use crate::{
+    certificate,
     clock::{self, Sparse},
     fault,
 };
@@ -245,7 +246,7 @@ impl StackSocket for ScreenedUdp {
 pub(super) struct StreamListener {
     pub(super) listener: TcpListener,
     /// `None`: plain TCP.
-    pub(super) tls: Option<TlsAcceptor>,
+    pub(super) tls: Option<Tls>,
     pub(super) guard: Guard,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) stop: CancellationToken,
@@ -255,10 +256,18 @@ impl StreamListener {
     pub(super) async fn run(self) {
         let slots = Arc::new(Semaphore::new(MAX_STREAMS));
         let peers = Arc::new(Mutex::new(HashMap::new()));
+        let mut look = tokio::time::interval(certificate::LOOK);
         loop {
             let accepted = tokio::select! {
                 () = self.stop.cancelled() => return,
                 accepted = self.listener.accept() => accepted,
+                _ = look.tick() => {
+                    if let Some(tls) = &self.tls {
+                        let certificate = tls.certificate.clone();
+                        tokio::spawn(async move { certificate.look().await });
+                    }
+                    continue;
+                }
             };
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
@@ -288,7 +297,7 @@ impl StreamListener {
                 _slot: slot,
                 _peer: peer,
             };
-            match self.tls.clone() {
+            match self.tls.as_ref().map(|tls| tls.acceptor.clone()) {
                 None => {
                     tokio::spawn(connection.run(stream));
                 }

@@ -1,31 +1,33 @@
 //! Certificates of the TLS listener, and whom TLS trunks are trusted by.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use rustls::{
-    ServerConfig,
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
 };
 use tokio_rustls::TlsAcceptor;
 
 use super::SipError;
-use crate::pem;
+use crate::certificate::Certificate;
 
 /// Where Linux distributions keep the roots they trust.
 const BUNDLES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// An acceptor with the chain of `cert` and the key of `key`, both PEM files.
-pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, SipError> {
-    let refused = |error: String| SipError::Config(format!("[sip] tls: {error}"));
-    let chain = pem::certificates(cert).map_err(refused)?;
-    let private = pem::key(key).map_err(refused)?;
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
-        .map_err(|why| refused(pem::wrong(cert, why)))?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
+/// A certificate that is read again when its files change, and what connections are accepted with.
+pub(super) struct Tls {
+    pub(super) certificate: Certificate,
+    pub(super) acceptor: TlsAcceptor,
+}
+
+impl Tls {
+    /// The chain of `cert` with the key of `key`, both PEM files.
+    pub(super) fn open(cert: &Path, key: &Path) -> Result<Tls, SipError> {
+        let certificate = Certificate::open("[sip] tls", cert, key).map_err(SipError::Config)?;
+        let config = certificate.config(&[]).map_err(|why| SipError::Config(format!("[sip] tls: {why}")))?;
+        Ok(Tls { certificate, acceptor: config.into() })
+    }
 }
 
 /// The authorities that trunks are trusted by, PEM: those of `file`, else of the system. Without any no TLS trunk

@@ -15,6 +15,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("secret", 1),
     ("audio_file", 2),
     ("postgres", 3),
+    ("certificate", 2),
     ("socket", 2),
     ("turn", 2),
     ("text", 3),
