@@ -13,6 +13,8 @@ use crate::telemetry;
 
 /// How often it is looked whether a part is gone.
 const LOOK: Duration = Duration::from_millis(500);
+/// SIGXFSZ of Linux.
+const TOO_LARGE: i32 = 25;
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, drains, and exits; a second signal exits at once.
 pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
@@ -29,6 +31,8 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
         let mut quit = signal(SignalKind::quit()).map_err(Failure::failed)?;
         // Before anything starts: the default of these is to end the process.
         let asked = Asked::listen().map_err(Failure::failed)?;
+        // A file that may not grow any more (`LimitFSIZE`, `ulimit -f`) fails that write, as a full disk does, and no call.
+        let _too_large = signal(SignalKind::from_raw(TOO_LARGE)).map_err(Failure::failed)?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let exporting = traces.map(|traces| {
             tokio::spawn(traces.run(async {

@@ -14,6 +14,7 @@ mod database;
 mod doors;
 mod fallback;
 mod faults;
+mod full_disk;
 mod hears;
 mod hostile;
 mod interop;
