@@ -22,6 +22,7 @@
 //! - [`config`], [`telemetry`]
 //! - [`app`], [`cli`]: the parts put together, and the command line
 
+pub mod acme;
 pub mod agent;
 pub mod app;
 pub mod audio;

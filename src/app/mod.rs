@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 pub use self::reload::{Reloader, Report};
 
 use self::engines::Choice;
+use crate::acme::Keeper;
 use crate::agent::Agents;
 use crate::agent::config::Overload;
 use crate::batch::Jobs;
@@ -133,6 +134,14 @@ impl App {
         let open = |tls: &server::config::Tls| Certificate::open("[http] tls", &tls.cert, &tls.key);
         let certificate = config.http.tls.as_ref().map(open).transpose();
         let certificate = certificate.map_err(StartError::Certificate)?;
+        let keeper = config.http.acme.clone().map(|acme| {
+            if address.port() != 443 {
+                tracing::info!("the authority of [http.acme] connects to port 443, which must lead to {address}");
+            }
+            Keeper::open(acme, config.state.dir.join("acme"), certificate.as_ref().map(Certificate::in_use))
+        });
+        let keeper = keeper.transpose().map_err(StartError::Certificate)?;
+        let certificate = keeper.as_ref().map(|keeper| keeper.certificate().clone()).or(certificate);
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
 
         let nodes = Nodes::new(&config.cluster, http.port()).map_err(StartError::Cluster)?;
@@ -224,6 +233,9 @@ impl App {
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(phrases::render(gateway.engine.clone(), told_phrases, stop.subscribe()));
         tokio::spawn(gateway::answer(gateway.clone(), ringing));
+        if let Some(keeper) = keeper {
+            tokio::spawn(keeper.keep(stop.subscribe()));
+        }
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
         }

@@ -77,8 +77,8 @@ pub struct Config {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
-    /// The folder of voices, of the databases of jobs and records and of the audio of jobs, unless these have paths of their own;
-    /// empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
+    /// The folder of voices, of the databases of jobs and records and of the audio of jobs, unless these have paths of their own,
+    /// and of what `[http.acme]` keeps; empty: `$XDG_STATE_HOME/antiphon`, or `~/.local/state/antiphon`.
     pub dir: PathBuf,
 }
 
@@ -333,12 +333,13 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         let paths = [&self.batch.audio_dir, &self.engine.voices];
         let databases = [&self.batch.database, &self.records.database];
-        // Where nothing is recorded no place is needed.
+        // Where nothing is recorded no place is needed, and account and certificate have no path of their own.
         let recordings = (self.recording.mode != Mode::Off).then_some(&self.recording.dir);
         let placed = paths.into_iter().chain(recordings).all(|path| !path.as_os_str().is_empty());
         // Records wait for a database on disk.
         let spooled = !self.records.database.is_shared() || !self.records.spool.as_os_str().is_empty();
         let placed = placed && spooled && databases.iter().all(|database| !database.is_unset());
+        let placed = placed && (self.http.acme.is_none() || !self.state.dir.as_os_str().is_empty());
         if placed {
             return Ok(self);
         }

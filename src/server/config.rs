@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use sha2::{Digest, Sha256};
 
+use crate::acme::Acme;
 use crate::gateway::dialers::Dialer;
 use crate::secret::{Secret, same};
 use crate::sip::quota::Limits;
@@ -33,6 +34,8 @@ pub struct Http {
     pub connections_per_address: usize,
     /// HTTPS in place of HTTP.
     pub tls: Option<Tls>,
+    /// HTTPS with a certificate that the gateway orders for itself; that of `tls` is shown until it is there.
+    pub acme: Option<Acme>,
 }
 
 /// `[http.tls]`
@@ -55,11 +58,17 @@ impl Default for Http {
             max_connections: 8_192,
             connections_per_address: 256,
             tls: None,
+            acme: None,
         }
     }
 }
 
 impl Http {
+    /// Whether clients come over TLS that the gateway itself ends.
+    pub fn is_secure(&self) -> bool {
+        self.tls.is_some() || self.acme.is_some()
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -70,6 +79,9 @@ impl Http {
         }
         if self.max_connections == 0 || self.connections_per_address == 0 {
             return Err("max_connections and connections_per_address are at least 1".into());
+        }
+        if let Some(acme) = &self.acme {
+            acme.validate().map_err(|error| format!("acme: {error}"))?;
         }
         let bare = |origin: &str| {
             origin.split_once("://").is_some_and(|(scheme, host)| {

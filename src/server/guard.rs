@@ -44,10 +44,12 @@ impl Pages {
     pub(super) fn new(config: &Http) -> Self {
         let open = config.tokens.is_empty() || config.bind.ip().to_canonical().is_loopback();
         let checked = open || !config.hosts.is_empty();
+        // What the certificate is for is a name of the gateway.
+        let names = config.hosts.iter().chain(config.acme.iter().flat_map(|acme| &acme.domains));
         Self {
-            hosts: checked.then(|| config.hosts.iter().map(|name| name.to_ascii_lowercase()).collect()),
+            hosts: checked.then(|| names.map(|name| name.to_ascii_lowercase()).collect()),
             origins: config.cors.iter().map(|origin| origin.to_ascii_lowercase()).collect(),
-            tls: config.tls.is_some(),
+            tls: config.is_secure(),
         }
     }
 

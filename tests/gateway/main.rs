@@ -1,5 +1,6 @@
 //! The whole gateway on loopback, called by the synthetic telephone and browser of the load generator.
 
+mod acme;
 mod agents;
 mod api;
 mod attacked;

@@ -5,14 +5,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use antiphon::call::TurnRequest;
+use antiphon::config::EngineKind;
 use antiphon::fault;
 use antiphon::server::config::Tls;
+use antiphon::sip::TlsConfig;
 use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::sip::{self, Transport};
+use antiphon_loadgen::speak::Idle;
 use tokio::time::timeout;
 
+use super::acme::handshake;
 use super::program::Serve;
 use super::raw::{Raw, sdp};
-use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
+use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn, hear_turn_at_last};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_that_panics_makes_the_gateway_unready_and_calls_go_on() {
@@ -87,41 +92,79 @@ async fn a_dead_name_server_leaves_a_gateway_ready() {
     assert_eq!(program.terminate().await, Some(0));
 }
 
+/// HTTPS and SIP over TLS, with fifty calls whose signalling is on connections of the old certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_certificate_is_taken_up_beside_a_call_that_speaks() {
+async fn another_certificate_is_taken_up_beside_fifty_calls() {
+    const CALLS: usize = 50;
+    const SPEAKING: usize = 4;
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let folder = tempfile::tempdir().expect("a folder");
-    let files = Tls { cert: folder.path().join("cert.pem"), key: folder.path().join("key.pem") };
-    let put = |cert: &str, key: &str| {
+    let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let put = |from: &str, from_key: &str| {
         // The key first: a pair that does not fit is told of and left, until the other half is there.
-        std::fs::copy(data.join(key), &files.key).expect("copied");
-        std::fs::copy(data.join(cert), &files.cert).expect("copied");
+        std::fs::copy(data.join(from_key), &key).expect("copied");
+        std::fs::copy(data.join(from), &cert).expect("copied");
     };
     put("sip/test-only-cert.pem", "sip/test-only-key.pem");
-    let tls = files.clone();
-    let rig = Rig::with(|config| config.http.tls = Some(tls)).await;
+    let rig = Rig::with(|config| {
+        config.engine.kind = EngineKind::Tone;
+        config.http.tls = Some(Tls { cert: cert.clone(), key: key.clone() });
+        config.sip.tls = Some(TlsConfig { bind: ([127, 0, 0, 1], 0).into(), cert: cert.clone(), key: key.clone() });
+    })
+    .await;
+    let sip_tls = rig.app.gateway().sip.as_ref().and_then(|sip| sip.local_tls()).expect("SIP listens");
     // Each question on a connection of its own, which is what a certificate is for.
     let shown = async || {
-        let client = reqwest::Client::builder().danger_accept_invalid_certs(true).tls_info(true).build();
-        let url = format!("https://{}/healthz", rig.app.http());
-        let response = client.expect("a client").get(url).send().await.expect("HTTPS");
-        let info = response.extensions().get::<reqwest::tls::TlsInfo>().expect("TLS");
-        info.peer_certificate().expect("shown").to_vec()
+        let of = async |address| handshake(address, "localhost", &[]).await.expect("TLS").0;
+        [of(rig.app.http()).await, of(sip_tls).await]
     };
     let first = shown().await;
-    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let mut calls = Vec::new();
+    for _ in 0..CALLS {
+        let idle = Idle::KeepAlive(Duration::from_secs(1));
+        let config = sip::Config {
+            transport: Transport::Tls,
+            codecs: vec![Codec::Pcmu],
+            idle,
+            patience: PATIENCE,
+            ..sip::Config::default()
+        };
+        let telephone = sip::Caller::bind(config).await.expect("free ports");
+        calls.push(telephone.call(&format!("sip:silent@{sip_tls}")).await.expect("answered"));
+    }
+    // Some speak all the while; that all of them do is a matter of how fast this computer is.
     let asked = antiphon_loadgen::call::now();
-    rig.handle(&call).await.speak(TurnRequest::new(SENTENCE.repeat(2))).await.expect("taken");
-    let onset = call.onset(asked, PATIENCE).await.expect("speech is heard");
+    for call in &calls[..SPEAKING] {
+        rig.handle(call).await.speak(TurnRequest::new(SENTENCE.repeat(2))).await.expect("taken");
+    }
+    let mut onsets = Vec::new();
+    for call in &calls[..SPEAKING] {
+        onsets.push(call.onset(asked, PATIENCE).await.expect("speech is heard"));
+    }
     put("cluster/node.pem", "cluster/node-key.pem");
     let swapped = async {
-        while shown().await == first {
+        loop {
+            let now = shown().await;
+            if now[0] != first[0] && now[1] != first[1] {
+                return;
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(PATIENCE, swapped).await.expect("the other one is shown");
-    let (_, end) = hear_turn(&call, asked).await;
-    let stalls = gaps(&call.ear().heard(), onset, end);
-    assert!(stalls.is_empty(), "{stalls:?}");
+    timeout(PATIENCE, swapped).await.expect("both show the other one");
+    for (call, onset) in calls[..SPEAKING].iter().zip(onsets) {
+        let (_, end) = hear_turn_at_last(call, asked).await;
+        let stalls = gaps(&call.ear().heard(), onset, end);
+        assert!(stalls.is_empty(), "{stalls:?}");
+    }
+    for call in &calls {
+        // On the connection that it has had all the time.
+        call.hold(true).await.expect("the gateway answers");
+        assert!(call.status().end.is_none());
+    }
+    assert_eq!(rig.app.gateway().calls.count(), CALLS);
+    for call in &calls {
+        call.hang_up().await;
+    }
     rig.app.drain().await;
 }

@@ -19,6 +19,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("socket", 2),
     ("turn", 2),
     ("text", 3),
+    ("acme", 3),
     ("telemetry", 2),
     ("sched", 3),
     ("voice", 3),
