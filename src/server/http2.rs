@@ -39,7 +39,7 @@ const STILL: Duration = Duration::from_secs(300);
 const PING: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(15);
 
-/// How connections are served; `most` requests at a time.
+/// How connections are served; one that found no room has one request at a time.
 pub(super) fn builder(full: bool) -> Builder<TokioExecutor> {
     let mut http = Builder::new(TokioExecutor::new());
     http.timer(TokioTimer::new())
