@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::cost::Costs;
+use super::gather::TOGETHER;
 use super::job::Job;
 use super::step::{EngineLimits, PerStage, Stage, Step};
 use crate::audio::duration_of;
@@ -20,6 +21,10 @@ const FADE: f64 = 0.998;
 const USUAL_RATE: f64 = 15.0;
 /// More streams than any device is asked about.
 const MOST_STREAMS: u32 = 1 << 16;
+/// Wider steps than this save nothing, or never come about because what is urgent does not wait for so many: what a device
+/// sustains is counted in steps of at most so many slots. Simulated with the costs of one H200, steps are 20 to 40 wide
+/// where it makes the most turns.
+const WIDE: u32 = 32;
 
 /// Seconds of audio that a chunk has at least: a frame.
 const SHORTEST_CHUNK: f64 = 0.02;
@@ -60,8 +65,9 @@ pub(super) struct Forecast {
     predicted: f64,
     /// Samples a character stands for.
     samples_per_char: Option<f64>,
-    /// Bytes that are promised for a character.
+    /// Bytes that are promised for a character, and for a live utterance.
     bytes_per_char: Option<f64>,
+    bytes_each: Option<f64>,
 }
 
 impl Forecast {
@@ -81,6 +87,7 @@ impl Forecast {
             predicted: 0.0,
             samples_per_char: None,
             bytes_per_char: None,
+            bytes_each: None,
         }
     }
 
@@ -148,6 +155,18 @@ impl Forecast {
         }
     }
 
+    /// A live utterance is promised `bytes`.
+    pub(super) fn promised(&mut self, bytes: u64) {
+        if bytes > 0 {
+            smooth(&mut self.bytes_each, bytes as f64);
+        }
+    }
+
+    /// Bytes that a live utterance of late is promised; `None` until one was.
+    pub(super) fn bytes_each(&self) -> Option<f64> {
+        self.bytes_each
+    }
+
     /// Seconds of speech that so many characters become.
     pub(super) fn seconds_of(&self, chars: u32) -> f64 {
         let rate = f64::from(crate::audio::RATE);
@@ -181,7 +200,7 @@ impl Forecast {
         if self.seconds == 0.0 {
             return 0.0;
         }
-        let fits = |streams: &u32| self.load(*streams) <= limit;
+        let fits = |streams: &u32| self.full_load(*streams) <= limit;
         let (mut good, mut bad) = (0, 1);
         while bad < MOST_STREAMS && fits(&bad) {
             (good, bad) = (bad, bad * 2);
@@ -192,7 +211,22 @@ impl Forecast {
         }
         // What is left over is part of a stream: the load grows evenly between two widths.
         let streams = good.max(1);
-        f64::from(streams) * limit / self.load(streams).max(f64::MIN_POSITIVE)
+        f64::from(streams) * limit / self.full_load(streams).max(f64::MIN_POSITIVE)
+    }
+
+    /// As [`Self::load`], of a device in full use: new turns begin at most [`TOGETHER`] at a time, no step is wider than
+    /// [`WIDE`], and steps beside others take as much longer as they did of late.
+    fn full_load(&self, streams: u32) -> f64 {
+        let width = |stage: Stage| {
+            let most = if stage == Stage::Prefill { TOGETHER as u32 } else { WIDE };
+            (streams / 2).clamp(1, self.width[stage].clamp(1, most))
+        };
+        let each = |(stage, rounds): (Stage, &f64)| {
+            let width = width(stage);
+            rounds / self.seconds * self.cost(stage, width as usize, 1) / f64::from(width)
+        };
+        let crowded = if self.predicted > 0.0 { (self.took / self.predicted).max(1.0) } else { 1.0 };
+        self.rounds.iter().map(each).sum::<f64>() * f64::from(streams) * crowded
     }
 
     /// How long first audio takes where `streams` streams need it at the same time, in seconds.

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::Scheduler;
 use super::job::Job;
+use super::step::PerStage;
 use super::stream::Stream;
 use super::table::Table;
 use crate::turn::Class;
@@ -32,6 +34,9 @@ pub struct Load {
     pub capacity: u32,
     /// Live streams that the device could keep speaking, by what steps have cost so far; 0 until that is known.
     pub sustainable: f64,
+    /// Live streams that memory has room for at once, by what utterances of late were promised; 0: it is not what limits,
+    /// or that is not known yet.
+    pub memory_streams: f64,
     /// Holding time: how long live streams have had unfinished work so far, all together, in seconds.
     pub holding: f64,
     /// Live jobs in slots.
@@ -105,6 +110,27 @@ pub fn by_suitability(class: Class, last: Option<usize>, mut devices: Vec<(usize
         by_delay.then(work(left).total_cmp(&work(right))).then((last != Some(*a), a).cmp(&(last != Some(*b), b)))
     });
     devices.into_iter().map(|(device, _)| device).collect()
+}
+
+impl Scheduler {
+    /// Numbers for people and metrics.
+    pub fn load(&self, now: Instant) -> Load {
+        let mut load = of(&self.table, now);
+        load.holding += self.holding.as_secs_f64();
+        load.load = self.forecast.load(self.table.live_streams());
+        load.sustainable = self.forecast.sustainable(self.config.load_limit);
+        load.capacity = self.admission(now).capacity();
+        load.memory_streams = self.memory.streams(self.forecast.bytes_each());
+        load.preemptions = self.preemptions;
+        load.recent = self.recent.at(now);
+        load.first_audio = Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0);
+        load
+    }
+
+    /// Predicted seconds of the narrowest step.
+    pub fn step_seconds(&self) -> PerStage<f64> {
+        PerStage::from_fn(|stage| self.forecast.cost(stage, 1, 1))
+    }
 }
 
 /// What the table tells; holding time of streams that still have work only.

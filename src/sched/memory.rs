@@ -107,6 +107,14 @@ impl Memory {
         self.limit
     }
 
+    /// Live streams that may have unfinished work at once as far as memory goes, where each has `bytes` at its end; 0: not
+    /// limited, or not known.
+    pub(super) fn streams(&self, bytes: Option<f64>) -> f64 {
+        // Where memory is taken as it is used, half of what is missing is promised: three quarters over a life.
+        let part = if self.grows { 0.75 } else { 1.0 };
+        bytes.filter(|bytes| *bytes > 0.0).map_or(0.0, |bytes| self.limit as f64 / (part * bytes))
+    }
+
     pub(super) fn grows(&self) -> bool {
         self.grows && self.limit > 0
     }
@@ -224,6 +232,13 @@ pub(super) struct Lack {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_has_room_for_so_many_streams() {
+        assert_eq!(Memory::new(100, false).streams(Some(20.0)), 5.0);
+        assert_eq!(Memory::new(90, true).streams(Some(20.0)), 6.0, "each is promised three quarters on average");
+        assert_eq!((Memory::new(0, true).streams(Some(20.0)), Memory::new(90, true).streams(None)), (0.0, 0.0));
+    }
 
     #[test]
     fn nothing_fits_after_memory_was_lacking_until_some_was_freed() {

@@ -186,6 +186,9 @@ impl Scheduler {
         let (expected, in_full) = (self.memory.expected(need), !state.is_live());
         state.memory = Holding { need, expected, initial, in_full, ..Holding::default() };
         self.forecast.sized(state.memory.claim(), state.spec.chars);
+        if state.is_live() {
+            self.forecast.promised(expected);
+        }
         self.fail_if_too_large(job, initial);
     }
 
@@ -429,24 +432,6 @@ impl Scheduler {
     /// Whether `stream` has work or sound here.
     pub fn knows(&self, stream: StreamId) -> bool {
         self.table.stream(stream).is_some()
-    }
-
-    /// Numbers for people and metrics.
-    pub fn load(&self, now: Instant) -> Load {
-        let mut load = load::of(&self.table, now);
-        load.holding += self.holding.as_secs_f64();
-        load.load = self.forecast.load(self.table.live_streams());
-        load.sustainable = self.forecast.sustainable(self.config.load_limit);
-        load.capacity = self.admission(now).capacity();
-        load.preemptions = self.preemptions;
-        load.recent = self.recent.at(now);
-        load.first_audio = Some(self.forecast.first_audio(1)).filter(|seconds| *seconds > 0.0);
-        load
-    }
-
-    /// Predicted seconds of the narrowest step.
-    pub fn step_seconds(&self) -> PerStage<f64> {
-        PerStage::from_fn(|stage| self.forecast.cost(stage, 1, 1))
     }
 
     /// A stream whose last token went stale was interrupted: what it had produced has been flushed and what is

@@ -171,6 +171,7 @@ fn device_json(status: &DeviceStatus) -> Value {
         "live": status.load.live,
         "capacity": status.load.capacity,
         "sustainableStreams": status.load.sustainable,
+        "memoryStreams": status.load.memory_streams,
         "holdingSeconds": status.load.holding,
         // The former names of these three, for one release.
         "places": status.load.capacity,

@@ -1,17 +1,20 @@
 //! How many calls at a time a gateway should sustain, by what calls cost where there was plenty of everything.
 //!
-//! Each of four things may run out first. What a call takes of each is measured on light loads, and the prediction is
-//! the least of the four loads at which one is used up:
+//! Each of some things may run out first. What a call takes of each is measured on light loads, and the prediction is
+//! the least of the loads at which one is used up:
 //!
 //! - **cpu**: cores of the gateway and of the generator by a straight line over the loads, against what the host's
 //!   cores can bear ([`host_ceiling`]) less what other programs took, but at least half of it;
-//! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core;
+//! - **thread**: the gateway's busiest thread in the same way, against [`THREAD_CEILING`] of a core. A thread that waits
+//!   for its device is as busy as the device, whatever it does itself: that time is taken off it;
 //! - **device**: seconds of speech a second, against what the gateway says its devices could keep up with by what
-//!   their steps have cost. In an open loop (Poisson arrivals) turns also wait for each other: Erlang C with the
-//!   device's time for a turn as service time;
-//! - **capacity**: streams that the gateway admits at once. A turn holds one until its speech is computed, which may be
-//!   long before it is heard; the gateway tells for how long. Engset's formula for a fixed number of callers,
-//!   Erlang's first for an open loop.
+//!   their steps have cost, at the widths of full use. In an open loop (Poisson arrivals) turns also wait for each other:
+//!   Erlang C with the device's time for a turn as service time;
+//! - **first audio** (closed loop): its 95th percentile grows with the square root of the ratio of used to unused device, as on
+//!   one H200 (41, 51, 63, 86 and 125 ms at 48, 100, 200, 300 and 400 calls of 3 s turns);
+//! - **capacity** or **memory**: streams that the gateway admits at once, and those that device memory has room for. A
+//!   turn holds one until its speech is computed, which may be long before it is heard; the gateway tells for how long.
+//!   It takes longer as the device fills. Engset's formula for a fixed number of callers, Erlang's first for an open loop.
 //!
 //! # Why
 //! - **Only light loads are used** (up to half the knee, never the knee itself): a prediction is made to be had
@@ -31,15 +34,19 @@ const FAIR: f64 = 0.5;
 pub const THREAD_CEILING: f64 = 0.8;
 /// As close to the knee as a prediction should be.
 pub const CLOSE: f64 = 0.1;
+/// How much longer turns hold their part of a device that is fuller than this is not known.
+const CROWDED: f64 = 0.8;
 /// Loads beyond this are not told apart.
 const MOST: u64 = 1_000_000;
 /// Share of turns that may be late for the 95th percentile to hold.
 const LATE: f64 = 0.05;
+/// Beyond that much of the device its end is nearer than any limit of first audio.
+const FULL: f64 = 0.95;
 
 /// One thing that may run out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// `cpu`, `thread`, `device` or `capacity`.
+    /// `cpu`, `thread`, `device`, `first audio`, `capacity` or `memory`.
     pub what: &'static str,
     /// Calls at a time that use it up.
     pub calls: f64,
@@ -76,8 +83,10 @@ impl Prediction {
 pub fn predict(report: &Report) -> Option<Prediction> {
     let used = light(report);
     let light = Light::of(&used)?;
+    let device = device(report, &light);
+    let capacity = capacity(report, &light, device.as_ref());
     let mut bounds: Vec<Bound> =
-        [cpu(report, &light), thread(report, &light), device(report, &light), capacity(report, &light)]
+        [cpu(report, &light), thread(report, &light), first_audio(report, &light), device, capacity]
             .into_iter()
             .flatten()
             .collect();
@@ -162,6 +171,11 @@ impl<'a> Light<'a> {
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
+    /// Streams that speak that the devices keep up with, as the gateway tells after the last level.
+    fn sustained(&self) -> Option<f64> {
+        self.used.last().and_then(|l| l.metrics.sustainable()).filter(|c| *c > 0.0 && self.speech > 0.0)
+    }
+
     /// Calls at a time that use up `limit` of something that is used by a base and by each call evenly.
     fn linear(&self, value: impl Fn(&Level) -> Option<f64>, limit: f64) -> Option<(f64, f64)> {
         let points: Vec<(f64, f64)> = self.used.iter().filter_map(|l| Some((f64::from(l.level), value(l)?))).collect();
@@ -196,16 +210,30 @@ fn cpu(report: &Report, light: &Light<'_>) -> Option<Bound> {
 }
 
 fn thread(report: &Report, light: &Light<'_>) -> Option<Bound> {
-    let (calls, each) = light.linear(|l| l.busiest_thread, THREAD_CEILING)?;
-    let basis =
-        format!("the busiest thread takes {:.2} % of a core a call, of {:.0} %", each * 100.0, THREAD_CEILING * 100.0);
+    let devices = ready(report).count().max(1) as f64;
+    let used = |l: &Level| {
+        let computes = l.metrics.stage_seconds.values().sum::<f64>() / l.seconds / devices;
+        // Only a language model has a thread that does little else than wait for its device.
+        let waits = l.metrics.stage_seconds.get("decode").is_some_and(|seconds| *seconds > 0.0);
+        let own = |thread: f64| (thread - computes).max(0.0);
+        match (l.busiest_thread, l.device_thread) {
+            (busiest, Some(device)) => Some(busiest.unwrap_or(0.0).max(own(device))),
+            (Some(busiest), None) if waits && busiest >= 0.9 * computes => Some(own(busiest)),
+            (busiest, None) => busiest,
+        }
+    };
+    let (calls, each) = light.linear(used, THREAD_CEILING)?;
+    let basis = format!(
+        "the busiest thread takes {:.2} % of a core a call, without waiting for devices, of {:.0} %",
+        each * 100.0,
+        THREAD_CEILING * 100.0
+    );
     Some(Bound { what: "thread", calls: light.bear(report, calls), basis })
 }
 
 fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
     let devices = ready(report).count().max(1) as u64;
-    let told = light.used.last().and_then(|l| l.metrics.sustainable()).filter(|c| *c > 0.0);
-    let sustained = match told {
+    let sustained = match light.sustained() {
         Some(sustained) => sustained,
         None => {
             // A gateway that does not tell: as if speech cost the same device time at any load.
@@ -239,13 +267,40 @@ fn device(report: &Report, light: &Light<'_>) -> Option<Bound> {
     Some(Bound { what: "device", calls, basis })
 }
 
-fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
+/// The load at which first audio is as late as it may be, by how it has grown over the light levels. In an open loop what
+/// turns wait for is counted with the device.
+fn first_audio(report: &Report, light: &Light<'_>) -> Option<Bound> {
+    let sustained = light.sustained().filter(|_| !light.open)?;
+    let most = sustained / light.speech;
+    let point = |l: &&Level| {
+        let used = f64::from(l.level) / most;
+        (used < 1.0).then(|| ((used / (1.0 - used)).sqrt(), l.first_audio.p95))
+    };
+    let points: Vec<(f64, f64)> = light.used.iter().filter_map(point).collect();
+    let (base, each) = line(&points).filter(|(_, each)| points.len() > 1 && *each > 0.0)?;
+    let limit = report.limits.first_audio_p95;
+    let root = ((limit - base) / each).max(0.0);
+    let used = root * root / (1.0 + root * root);
+    let basis = format!(
+        "{:.0} ms at an idle device and {:.0} ms at one that is half used, at the 95th percentile, of {:.0} ms",
+        base * 1e3,
+        (base + each) * 1e3,
+        limit * 1e3
+    );
+    (used < FULL).then_some(Bound { what: "first audio", calls: used * most, basis })
+}
+
+fn capacity(report: &Report, light: &Light<'_>, device: Option<&Bound>) -> Option<Bound> {
     // A gateway of the last release says `places`.
     let told = |device: &serde_json::Value| device["capacity"].as_u64().or(device["places"].as_u64());
-    let capacity: u64 = ready(report).filter_map(told).sum();
-    if capacity == 0 {
+    let admitted: u64 = ready(report).filter_map(told).sum();
+    if admitted == 0 {
         return None;
     }
+    // What memory has room for is known by the texts that were spoken.
+    let memory = light.used.last().and_then(|l| l.metrics.memory_streams).filter(|streams| *streams > 0.0);
+    let memory = memory.map(|streams| streams as u64).filter(|streams| *streams < admitted);
+    let (capacity, what) = memory.map_or((admitted, "capacity"), |streams| (streams, "memory"));
     let told: f64 = light.used.iter().filter_map(|l| l.metrics.holding()).sum();
     let heard: f64 = light.used.iter().map(|l| l.service.mean * l.turns as f64).sum();
     let (held, whose) = if told > 0.0 { (told, "until it is computed") } else { (heard, "until it is heard") };
@@ -256,16 +311,20 @@ fn capacity(report: &Report, light: &Light<'_>) -> Option<Bound> {
         return None;
     }
     let fits = |level: u64| {
+        // A device that fills makes less at a time of each stream, which holds its part for longer.
+        let used = device.map_or(0.0, |device| (level as f64 / device.calls).min(CROWDED));
+        let longer = 1.0 / (1.0 - used).sqrt();
         let refused = match light.open {
-            true => erlang_b(capacity, light.turns * held * level as f64),
-            false => engset(capacity, level, occupied),
+            true => erlang_b(capacity, light.turns * held * longer * level as f64),
+            false => engset(capacity, level, (occupied * longer).min(1.0)),
         };
         // Less than one turn of a level where none may be refused.
         let turns = light.turns * light.seconds * level as f64;
         refused * turns <= (report.limits.failures * turns).max(0.5)
     };
-    let basis = format!("{capacity} streams are admitted at once; a turn holds one for {held:.2} s, {whose}");
-    Some(Bound { what: "capacity", calls: greatest(MOST, fits) as f64, basis })
+    let of = if what == "memory" { "have room in device memory" } else { "are admitted" };
+    let basis = format!("{capacity} streams {of} at once; a turn holds one for {held:.2} s, {whose}");
+    Some(Bound { what, calls: greatest(MOST, fits) as f64, basis })
 }
 
 /// The devices that speak.

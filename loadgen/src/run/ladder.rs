@@ -147,6 +147,8 @@ pub async fn climb(
     let warm_up = if rate > 0.0 { Duration::from_secs_f64((1.0 / rate).min(600.0)) } else { Duration::ZERO };
     let mut search = Search::new(options.levels.clone(), options.most, options.find_knee);
     let mut turns: Vec<(u32, Vec<Turn>)> = Vec::new();
+    // A turn and the pause after it, by the level before.
+    let mut cycle = Duration::ZERO;
     while let Some(number) = search.next() {
         let arrivals = match options.open_loop {
             true => {
@@ -160,6 +162,7 @@ pub async fn climb(
             arrivals,
             duration: options.duration + warm_up,
             warm_up,
+            ramp: cycle,
             legs: options.legs.clone(),
             turns: options.open_loop.then(|| options.turns.clone()),
             think: options.think,
@@ -173,6 +176,9 @@ pub async fn climb(
         };
         let (mut level, kept) = load::run(plan.clone(), load, pid, |p| watch(number, p, None)).await;
         level.level = number;
+        if level.turns > 0 {
+            cycle = Duration::from_secs_f64(level.service.mean + f64::midpoint(options.think.0, options.think.1));
+        }
         if level.incomplete {
             report.ended_early = Some(format!("{STOPPED} at level {number}"));
         }

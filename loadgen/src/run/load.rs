@@ -74,6 +74,9 @@ pub struct Load {
     /// So long at the beginning nothing is counted but failures: calls of an open loop have to become as many as
     /// they are going to be.
     pub warm_up: Duration,
+    /// Callers of a closed loop begin spread over so long, but over a quarter of `duration` at least and half of it at most.
+    /// A turn and the pause after it are right: then they ask for as many turns a second as they do later, and not more.
+    pub ramp: Duration,
     /// Kinds of calls and their weights.
     pub legs: Vec<(Leg, f64)>,
     /// Turns of a call; `None`: as many as fit (closed loop only).
@@ -132,7 +135,7 @@ pub async fn run(
     let (events, mut received) = mpsc::channel(1_024);
     let ramp = match load.arrivals {
         // Callers that all began together would also speak together, and be refused as they never are later.
-        Arrivals::Closed(n) if n > 1 => load.duration / 4,
+        Arrivals::Closed(n) if n > 1 => load.ramp.clamp(load.duration / 4, load.duration / 2),
         Arrivals::Closed(_) => Duration::ZERO,
         _ => load.warm_up.min(load.duration / 2),
     };

@@ -170,8 +170,11 @@ pub struct Level {
     pub gateway: Option<Usage>,
     /// What the generator cost.
     pub generator: Option<Usage>,
-    /// Cores that the gateway's busiest thread used.
+    /// Cores that the gateway's busiest thread used, the threads of devices aside.
     pub busiest_thread: Option<f64>,
+    /// Cores that the busiest thread of a device used, waiting for the device included where it does not sleep. `None` in
+    /// reports of the last release, whose `busiest_thread` may be that.
+    pub device_thread: Option<f64>,
     /// Cores that everything else on this computer used.
     pub others: Option<f64>,
     /// What the gateway's own metrics say it did during this level.
@@ -200,6 +203,8 @@ pub struct GatewayMetrics {
     pub sustainable_streams: Option<f64>,
     /// The former name of `sustainable_streams`, for one release.
     pub carries: Option<f64>,
+    /// Live streams that device memory has room for at once, likewise; 0: it is not what limits.
+    pub memory_streams: Option<f64>,
     /// Device memory in use at the end, octets.
     pub gpu_memory: f64,
     /// Device seconds for each second of speech: the engine's own real-time factor.

@@ -5,16 +5,20 @@ use std::collections::BTreeMap;
 use crate::run::report::{GatewayMetrics, Level};
 use crate::turns::exchange::Plan;
 use crate::under_test::gateway::Metrics;
-use crate::under_test::process::{self, Sample};
+use crate::under_test::process::{self, Sample, Thread};
+
+/// What the gateway calls the threads of its devices: `device-0` and so on.
+const DEVICE: &str = "device-";
 
 /// All counters at one instant.
 pub struct Snapshot {
     gateway: Option<Sample>,
     own: Option<Sample>,
-    threads: BTreeMap<u32, f64>,
+    threads: BTreeMap<u32, Thread>,
     host: Option<f64>,
     metrics: Metrics,
     sustainable: Option<f64>,
+    memory_streams: Option<f64>,
     held: Option<f64>,
 }
 
@@ -25,6 +29,7 @@ impl Snapshot {
         let (own, host) = (Sample::own(), process::host_busy());
         let threads = pid.map(process::threads).unwrap_or_default();
         let (mut metrics, mut sustainable, mut held) = (Metrics::default(), None, None);
+        let mut memory_streams = None;
         if let Some(gateway) = &plan.gateway {
             // A gateway without these, or one that is dead by now, tells nothing.
             metrics = gateway.metrics().await.unwrap_or_default();
@@ -35,9 +40,10 @@ impl Snapshot {
             };
             // A gateway of the last release has only the second names.
             sustainable = told("sustainableStreams").or_else(|| told("carries"));
+            memory_streams = told("memoryStreams");
             held = told("holdingSeconds").or_else(|| told("heldSeconds"));
         }
-        Snapshot { gateway, own, threads, host, metrics, sustainable, held }
+        Snapshot { gateway, own, threads, host, metrics, sustainable, memory_streams, held }
     }
 
     /// Writes into `level` what was used since `earlier`; of the level its throughput must be known.
@@ -48,8 +54,12 @@ impl Snapshot {
             let seconds = own.at.saturating_duration_since(start.at).as_secs_f64();
             if seconds > 0.0 {
                 // A thread that has ended is none that runs all the time.
-                let used = self.threads.iter().filter_map(|(id, cpu)| Some((cpu - earlier.threads.get(id)?) / seconds));
-                level.busiest_thread = used.reduce(f64::max);
+                let busiest = |devices: bool| {
+                    let threads = self.threads.iter().filter(|(_, t)| t.name.starts_with(DEVICE) == devices);
+                    let used = threads.filter_map(|(id, t)| Some((t.cpu - earlier.threads.get(id)?.cpu) / seconds));
+                    used.reduce(f64::max)
+                };
+                (level.busiest_thread, level.device_thread) = (busiest(false), busiest(true));
                 let ours = level.gateway.map_or(0.0, |u| u.cores) + level.generator.map_or(0.0, |u| u.cores);
                 // Without the gateway's process its cost would be taken for that of others.
                 level.others = self
@@ -84,6 +94,7 @@ impl Snapshot {
             held_seconds: held,
             sustainable_streams: self.sustainable,
             carries: self.sustainable,
+            memory_streams: self.memory_streams,
             gpu_memory: self.metrics.total("voice_gpu_memory_bytes"),
         }
     }

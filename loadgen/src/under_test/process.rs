@@ -68,13 +68,23 @@ impl Sample {
     }
 }
 
-/// CPU time of each thread of process `pid` so far, seconds, by its id; nothing when it is gone.
-pub fn threads(pid: u32) -> BTreeMap<u32, f64> {
+/// A thread of a process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thread {
+    /// As the process calls it, at most 15 characters.
+    pub name: String,
+    /// CPU time so far, seconds.
+    pub cpu: f64,
+}
+
+/// Each thread of process `pid` by its id; nothing when it is gone.
+pub fn threads(pid: u32) -> BTreeMap<u32, Thread> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
     let thread = |task: std::io::Result<std::fs::DirEntry>| {
         let task = task.ok()?;
         let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
-        Some((task.file_name().to_str()?.parse().ok()?, ticks(&stat, 11..13)? as f64 / TICKS))
+        let name = stat.split_once('(')?.1.rsplit_once(')')?.0.to_owned();
+        Some((task.file_name().to_str()?.parse().ok()?, Thread { name, cpu: ticks(&stat, 11..13)? as f64 / TICKS }))
     };
     tasks.filter_map(thread).collect()
 }
@@ -200,8 +210,9 @@ mod tests {
         let usage = Sample::own().unwrap().since(&before);
         assert!(usage.cores > 0.05 && usage.rss > 1_000_000, "{usage:?} {n}");
         let own = threads(std::process::id());
-        assert!(own.values().sum::<f64>() >= 0.02, "{own:?}");
-        assert!(host_busy().unwrap() >= own.values().sum());
+        let cpu = own.values().map(|thread| thread.cpu).sum::<f64>();
+        assert!(cpu >= 0.02 && own.values().all(|thread| !thread.name.is_empty()), "{own:?}");
+        assert!(host_busy().unwrap() >= cpu);
         assert!(Host::here().cores >= 1);
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Costs {
     pub(super) flow: Vec<(f64, f64)>,
     pub(super) vocode: Vec<(f64, f64)>,
     pub(super) tokens: Hop,
+    /// Utterances of an odd number of tokens are of another voice, which begins with so many.
+    pub(super) other_first: Option<u32>,
     /// Bytes for utterances; 0 is without limit.
     #[serde(default)]
     pub(super) memory: u64,
@@ -235,6 +237,7 @@ impl Engine {
 
 fn next_chunk(costs: &Costs, state: &State, from: u32) -> u32 {
     let Hop { first, hop, most } = costs.tokens;
+    let first = costs.other_first.filter(|_| state.tokens % 2 == 1).unwrap_or(first);
     let mut next = if from == 0 { first } else { hop };
     let mut end = first;
     while from > end && next < most {

@@ -8,6 +8,7 @@ mod engine;
 mod fleet;
 mod load;
 mod policy;
+mod predicted;
 mod property;
 mod rate;
 mod rng;

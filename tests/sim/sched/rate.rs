@@ -1,8 +1,7 @@
 //! How many turns a second a device begins and speaks: open loop, short turns to long ones.
 //!
 //! `TURNS=all cargo test --test sim -- --nocapture turns_a_second` prints the whole table, without `TURNS` a part of it, with
-//! `TURNS=100,150` those rates. A
-//! turn is in time if it was taken on, sounded within [`SOON`] and had no gap.
+//! `TURNS=100,150` those rates, with `TURNS=100x5,75x10` turns of so many seconds. A turn is in time if it was taken on, sounded within [`SOON`] and had no gap.
 
 use std::time::Duration;
 
@@ -56,43 +55,45 @@ fn turns_a_second() {
     );
     let wanted = std::env::var("TURNS").unwrap_or_default();
     let all = wanted == "all";
-    let named: Vec<f64> = wanted.split(',').filter_map(|turns| turns.parse().ok()).collect();
+    let row = |row: &str| match row.split_once('x') {
+        Some((turns, seconds)) => Some((turns.parse().ok()?, seconds.parse().ok()?)),
+        None => Some((row.parse().ok()?, 2.7)),
+    };
+    let named: Vec<(f64, f64)> = wanted.split(',').filter_map(row).collect();
     let lengths: &[f64] = if all { &[2.0, 2.7, 5.0, 10.0] } else { &[2.7] };
     let rates: &[f64] = if all {
         &[10.0, 25.0, 50.0, 75.0, 100.0, 125.0, 150.0, 200.0, 300.0]
     } else {
         &[50.0, 75.0, 100.0, 150.0, 200.0]
     };
-    let rates = if named.is_empty() { rates } else { &named };
-    for &seconds in lengths {
-        for &turns in rates {
-            let (report, measured) = run(&costs, turns, seconds);
-            let ms = |q: f64| report.quantile(q).as_secs_f64() * 1e3;
-            let soon = report.first_audio.iter().filter(|first| **first <= SOON).count();
-            let width = report.widths.map(|(seconds, slots)| (slots / seconds.max(1e-9)).round());
-            let until = report.until_first.map(|sum| sum / report.first_audio.len() as f64 * 1e3);
-            println!(
-                "{turns:>5.0} {seconds:>6.1} {:>7.1} {:>7.1} {:>7.1} {:>6} {:>9} {:>7.1} {:>7.2} {:>7.1}% {:<24} {until:.1?}",
-                ms(0.5),
-                ms(0.95),
-                ms(0.99),
-                report.gapped.len(),
-                format!("{}/{}", report.refused, report.turns),
-                report.live_samples as f64 / f64::from(antiphon::audio::RATE) / MEASURED,
-                report.busy / report.first_audio.len() as f64 * 1e3,
-                soon.saturating_sub(report.gapped.len()) as f64 / measured as f64 * 100.0,
-                format!("{width:.0?}"),
-            );
-            if seconds == 2.7 && named.is_empty() {
-                assert_eq!(report.gapped.len(), 0, "gaps at {turns} turns a second");
-                let refused = f64::from(report.refused) / f64::from(report.turns);
-                // The device makes some 138 such turns a second.
-                let most = if turns <= 100.0 { 0.0 } else { (1.0 - 125.0 / turns).max(0.03) };
-                assert!(refused <= most, "{refused} refused at {turns} turns a second");
-                let most =
-                    [(75.0, 70), (100.0, 100)].iter().find(|(rate, _)| turns <= *rate).map_or(150, |(_, ms)| *ms);
-                assert!(report.quantile(0.95) <= Duration::from_millis(most), "{:?}", report.quantile(0.95));
-            }
+    let table = lengths.iter().flat_map(|seconds| rates.iter().map(move |turns| (*turns, *seconds)));
+    let rows: Vec<(f64, f64)> = if named.is_empty() { table.collect() } else { named.clone() };
+    for (turns, seconds) in rows {
+        let (report, measured) = run(&costs, turns, seconds);
+        let ms = |q: f64| report.quantile(q).as_secs_f64() * 1e3;
+        let soon = report.first_audio.iter().filter(|first| **first <= SOON).count();
+        let width = report.widths.map(|(seconds, slots)| (slots / seconds.max(1e-9)).round());
+        let until = report.until_first.map(|sum| sum / report.first_audio.len() as f64 * 1e3);
+        println!(
+            "{turns:>5.0} {seconds:>6.1} {:>7.1} {:>7.1} {:>7.1} {:>6} {:>9} {:>7.1} {:>7.2} {:>7.1}% {:<24} {until:.1?}",
+            ms(0.5),
+            ms(0.95),
+            ms(0.99),
+            report.gapped.len(),
+            format!("{}/{}", report.refused, report.turns),
+            report.live_samples as f64 / f64::from(antiphon::audio::RATE) / MEASURED,
+            report.busy / report.first_audio.len() as f64 * 1e3,
+            soon.saturating_sub(report.gapped.len()) as f64 / measured as f64 * 100.0,
+            format!("{width:.0?}"),
+        );
+        if seconds == 2.7 && named.is_empty() {
+            assert_eq!(report.gapped.len(), 0, "gaps at {turns} turns a second");
+            let refused = f64::from(report.refused) / f64::from(report.turns);
+            // The device makes some 138 such turns a second.
+            let most = if turns <= 100.0 { 0.0 } else { (1.0 - 125.0 / turns).max(0.03) };
+            assert!(refused <= most, "{refused} refused at {turns} turns a second");
+            let most = [(75.0, 70), (100.0, 100)].iter().find(|(rate, _)| turns <= *rate).map_or(150, |(_, ms)| *ms);
+            assert!(report.quantile(0.95) <= Duration::from_millis(most), "{:?}", report.quantile(0.95));
         }
     }
 }

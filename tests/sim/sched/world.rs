@@ -150,6 +150,8 @@ pub(super) struct World {
     last_batch: Option<Instant>,
     launched: Option<Launched>,
     pub(super) trace: bool,
+    /// Live turns that are over, and when each has been heard out or was refused.
+    pub(super) over: Vec<(u64, Instant)>,
 }
 
 /// A step in flight.
@@ -183,6 +185,7 @@ impl World {
             last_batch: None,
             launched: None,
             trace: false,
+            over: Vec::new(),
         }
     }
 
@@ -348,6 +351,9 @@ impl World {
                     assert!(retry_after >= Duration::from_secs(1));
                     self.report.refused += 1;
                     *self.report.refused_by.entry((tenant, reason.label())).or_default() += 1;
+                    if class == Class::Live {
+                        self.over.push((stream, at + retry_after));
+                    }
                     return;
                 }
             }
@@ -566,6 +572,9 @@ impl World {
             self.listeners.remove(&utterance.stream);
         } else if let Some(listener) = self.listeners.get_mut(&utterance.stream) {
             listener.left = listener.left.saturating_sub(1);
+            if listener.left == 0 && utterance.class == Class::Live {
+                self.over.push((utterance.stream, listener.dry.unwrap_or(self.now).max(self.now)));
+            }
         }
     }
 }

@@ -95,6 +95,74 @@ fn one_thread_runs_out_before_all_cores_do() {
     assert_eq!(predict(&report).unwrap().bound, "thread");
 }
 
+/// Levels as measured on one H200 (turns of 3 s; `tests/gpu/LOG.md`, "New turns begin together"): calls, first audio p95,
+/// cores of the gateway, of the device's thread, share of the time that steps took.
+const H200: [(u32, f64, f64, f64, f64); 4] = [
+    (48, 0.041, 0.97, 0.600, 0.593),
+    (100, 0.051, 1.61, 0.842, 0.829),
+    (300, 0.086, 2.86, 0.995, 0.974),
+    (400, 0.125, 3.37, 0.989, 0.936),
+];
+
+fn h200(threads_told_apart: bool, sustained: f64) -> Report {
+    let level = |(calls, p95, cores, thread, steps): (u32, f64, f64, f64, f64)| {
+        let n = f64::from(calls);
+        let mut level = level(calls, "closed");
+        (level.first_audio.p95, level.turns, level.seconds) = (p95, (2.1 * n) as u64, 9.0);
+        level.speech = Summary { mean: 3.1, ..Summary::default() };
+        (level.gateway, level.generator) = (Some(Usage { cores, rss: 0 }), Some(Usage { cores: 0.0027 * n, rss: 0 }));
+        let (busiest, device) = if threads_told_apart { (0.0008 * n, Some(thread)) } else { (thread, None) };
+        (level.busiest_thread, level.device_thread) = (Some(busiest), device);
+        level.metrics.stage_seconds = [("decode".to_owned(), 3.0), ("flow".to_owned(), steps * 9.0 - 3.0)].into();
+        level.metrics.sustainable_streams = Some(sustained);
+        level.metrics.holding_seconds = Some(1.31 * n);
+        level
+    };
+    let mut levels: Vec<Level> = H200.map(level).into();
+    levels[3].broken.push("18 refused".into());
+    let host = Host { cores: 16, ..Host::default() };
+    let knee = Some(Knee { level: 300, broken_at: Some(400) });
+    Report { host, levels, knee, devices: json!([{ "state": "ready", "capacity": 255 }]), ..Report::default() }
+}
+
+#[test]
+fn a_thread_that_waits_for_its_device_is_not_what_runs_out() {
+    for told_apart in [false, true] {
+        let report = h200(told_apart, 290.0);
+        assert!(bound(&report, "thread") > 900.0, "{:?}", predict(&report));
+        let predicted = predict(&report).unwrap();
+        assert_eq!((predicted.bound, predicted.from.as_slice()), ("device", &[48, 100][..]), "{predicted:?}");
+    }
+    // A thread that does work of its own still is one.
+    let mut report = h200(true, 290.0);
+    report.levels.iter_mut().for_each(|l| l.busiest_thread = Some(0.004 * f64::from(l.level)));
+    assert!((bound(&report, "thread") - 200.0).abs() < 1e-6);
+}
+
+#[test]
+fn first_audio_runs_out_before_the_device_where_it_may_not_be_late() {
+    let mut report = h200(true, 330.0);
+    assert!(predict(&report).unwrap().bounds.iter().all(|b| b.what != "first audio"), "two seconds are no limit");
+    report.limits.first_audio_p95 = 0.1;
+    let predicted = predict(&report).unwrap();
+    // Measured: 86 ms at 300 calls and 125 at 400.
+    assert_eq!(predicted.bound, "first audio");
+    assert!((280.0..380.0).contains(&predicted.capacity), "{predicted:?}");
+}
+
+#[test]
+fn memory_runs_out_where_it_has_room_for_fewer_than_are_admitted() {
+    let mut report = report("closed", &[4, 8, 16, 48, 49], FAR);
+    report.devices = json!([{ "state": "ready", "capacity": 100 }]);
+    let with = |report: &mut Report, streams: f64| {
+        report.levels.iter_mut().for_each(|l| l.metrics.memory_streams = Some(streams));
+        predict(report).unwrap().bounds.into_iter().find(|b| b.what == "memory" || b.what == "capacity").unwrap()
+    };
+    let memory = with(&mut report, 8.4);
+    assert!(memory.what == "memory" && (20.0..32.0).contains(&memory.calls), "as eight that are admitted: {memory:?}");
+    assert_eq!((with(&mut report, 200.0).what, with(&mut report, 0.0).what), ("capacity", "capacity"));
+}
+
 #[test]
 fn calls_by_chance_crowd_and_so_fewer_are_borne() {
     let closed = bound(&report("closed", &[4, 8, 16, 48, 49], FAR), "cpu");
