@@ -1,7 +1,8 @@
 //! The load generator's prediction against the scheduler itself: calls on simulated devices, light levels, what the
 //! gateway would tell of itself, and the knee that comes of it.
 //!
-//! `PREDICT=all cargo test --test sim -- --nocapture the_knee_is_where` runs every set-up.
+//! `PREDICT=all cargo test --test sim -- --nocapture the_knee_is_where` runs every set-up, `PREDICT="one H100"` one of them. The
+//! first two and that of two H200 hold; for the others see `tests/bench/README.md`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
