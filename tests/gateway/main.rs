@@ -19,6 +19,7 @@ mod full_disk;
 mod hears;
 mod hostile;
 mod interop;
+mod killed;
 mod late;
 mod llm;
 mod loadgen;
