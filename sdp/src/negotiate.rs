@@ -415,12 +415,15 @@ impl Negotiator {
     }
 
     /// The longest packet that is no longer than the peer wishes and can take (RFC 4566 section 6), of those that we
-    /// make: Opus in frames of 20 ms only.
+    /// make: Opus in whole frames of 20 ms only, and so never shorter.
     fn ptime(&self, theirs: &Media, codec: Codec) -> u16 {
         let wished = theirs.ptime.filter(|ms| *ms > 0).unwrap_or(self.policy.ptime);
         let most = theirs.maxptime.filter(|ms| *ms > 0).unwrap_or(u16::MAX);
-        let fitting = PTIMES.into_iter().find(|ms| *ms <= wished.min(most)).unwrap_or(10);
-        if codec == Codec::Opus { 20 } else { fitting }
+        let (made, shortest) = match codec {
+            Codec::Opus => (&[60, 40][..], 20),
+            _ => (&PTIMES[..], 10),
+        };
+        made.iter().copied().find(|ms| *ms <= wished.min(most)).unwrap_or(shortest)
     }
 
     fn previous_proto(&self) -> String {

@@ -35,7 +35,13 @@ use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
 pub use self::fuzz::fuzz;
 pub(crate) use self::seam::{Control, Parts, Signal};
-use self::{counters::Counters, latch::Latch, packets::Packets, ports::PortPair, srtp::Protection};
+use self::{
+    counters::Counters,
+    latch::Latch,
+    packets::{Length, Packets},
+    ports::PortPair,
+    srtp::Protection,
+};
 use super::{
     decode::COMFORT_NOISE,
     leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
@@ -97,7 +103,7 @@ impl SipLeg {
         let cname = format!("{:016x}", rand::random::<u64>());
         Ok(SipLeg {
             format: format(&agreed),
-            packets: tens(&agreed).map(|tens| Packets::new(Some(tens))),
+            packets: length(&agreed).map(|length| Packets::new(Some(length))),
             latch: Latch::new(peer, agreed.remote_rtp),
             rtcp_source: None,
             rtcp: Rtcp::new(now, ssrc, cname, codec(agreed.codec).clock_rate()),
@@ -195,7 +201,7 @@ impl SipLeg {
         // As with RTP: a new description may move it.
         self.rtcp_source = None;
         let format = format(&agreed);
-        match (&mut self.packets, tens(&agreed)) {
+        match (&mut self.packets, length(&agreed)) {
             (Some(packets), tens) => packets.set(clock::now(), tens),
             (packets, Some(tens)) => *packets = Some(Packets::new(Some(tens))),
             (None, None) => {}
@@ -567,10 +573,13 @@ fn format(agreed: &Agreed) -> MediaFormat {
     }
 }
 
-/// How many times 10 ms the peer wants in a packet; `None`: as much as a frame has, or its codec cannot be cut.
-fn tens(agreed: &Agreed) -> Option<usize> {
-    let cut = agreed.codec != sdp::Codec::Opus && agreed.ptime != 20;
-    cut.then_some(usize::from(agreed.ptime / 10))
+/// What the peer wants in a packet; `None`: as much as a frame has.
+fn length(agreed: &Agreed) -> Option<Length> {
+    match agreed.codec {
+        _ if agreed.ptime == 20 => None,
+        sdp::Codec::Opus => Some(Length::Frames(usize::from(agreed.ptime / 20).clamp(1, 3))),
+        _ => Some(Length::Tens(usize::from(agreed.ptime / 10))),
+    }
 }
 
 /// The codec of the description as the media side names it.
