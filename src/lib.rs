@@ -36,6 +36,7 @@ pub mod cluster;
 pub mod config;
 pub mod fault;
 pub mod gateway;
+pub mod handover;
 pub mod hear;
 pub mod media;
 pub mod node;

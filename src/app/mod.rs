@@ -5,6 +5,7 @@ pub mod bench;
 pub mod descriptors;
 mod ears;
 pub mod engines;
+mod handover;
 mod phrases;
 mod reload;
 
@@ -13,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{Reloader, Report};
 
@@ -31,11 +32,12 @@ use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
 use crate::gateway::tenants::Tenants;
 use crate::gateway::{self, Gateway, Room};
+use crate::handover::{Name, Place, from_systemd, listener};
 use crate::recording::Recordings;
 use crate::records::{self, RecordError, Records};
 use crate::server;
-use crate::sip::{Addresses, Endpoint};
-use crate::synth::device::{Engine, Recovery};
+use crate::sip::{Addresses, Beside, Endpoint};
+use crate::synth::device::{Engine, Phase, Recovery};
 use crate::telemetry;
 use crate::voice::api::Service;
 use crate::voice::enrol::{Enroller, Options};
@@ -87,9 +89,28 @@ pub enum StartError {
     /// Calls cannot be recorded.
     #[error("[records] {0}")]
     Records(#[from] crate::records::RecordError),
+    /// What systemd passes cannot be used.
+    #[error("{0}")]
+    Systemd(String),
+    /// The gateway that runs here keeps its place.
+    #[error("the place of the gateway that runs here cannot be taken: {0}")]
+    Handover(String),
     /// What was to recognise callers is not there.
     #[error("{0}")]
     Recognizer(String),
+}
+
+/// Where the place of a gateway comes from, and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Succession {
+    /// Its sockets are its own, and nobody takes them over.
+    None,
+    /// It uses what systemd passes, and another may take its place. With `takeover` it takes the place of the one that runs
+    /// with its state directory, if one does.
+    Serve {
+        /// As said.
+        takeover: bool,
+    },
 }
 
 /// A running gateway.
@@ -102,6 +123,8 @@ pub struct App {
     /// The word to other gateways.
     kept: Option<tokio::task::JoinHandle<()>>,
     reloader: Arc<Reloader>,
+    /// Another gateway has the place, and no call is left here.
+    left: CancellationToken,
 }
 
 impl App {
@@ -110,9 +133,17 @@ impl App {
     /// # Errors
     /// The first part that cannot start; what was started is stopped again by being dropped.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_in_place(config, Succession::None).await
+    }
+
+    /// As [`App::start`], with sockets of others as `succession` says.
+    ///
+    /// # Errors
+    /// As there; what is passed does not fit, or the gateway that runs does not give its place.
+    pub async fn start_in_place(config: Config, succession: Succession) -> Result<Self, StartError> {
         let config = config.with_state_dir(config::variables())?;
         let choice = engines::choose(&config.engine)?;
-        Self::start_with(config, choice).await
+        Self::start_all(config, choice, succession).await
     }
 
     /// As [`App::start`], with voices that were chosen elsewhere.
@@ -120,6 +151,10 @@ impl App {
     /// # Errors
     /// As there.
     pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
+        Self::start_all(config, choice, Succession::None).await
+    }
+
+    async fn start_all(config: Config, mut choice: Choice, succession: Succession) -> Result<Self, StartError> {
         let mut config = config.with_state_dir(config::variables())?;
         tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database);
         let paths = [("batch.sqlite", config.batch.database.path()), ("voices", Some(&*config.engine.voices))];
@@ -129,8 +164,28 @@ impl App {
             }
         }
         let metrics = telemetry::metrics::recorder();
+        let mut passed = match succession {
+            Succession::Serve { .. } => from_systemd().map_err(StartError::Systemd)?,
+            Succession::None => Vec::new(),
+        };
+        let (mut started, mut predecessor) = (None, None);
+        if succession == (Succession::Serve { takeover: true }) {
+            // Voices first: until they speak the other one goes on as ever.
+            let engine = start_engine(&config, &mut choice)?;
+            engine.ready().await;
+            let speaks = engine.status().iter().any(|device| device.phase == Phase::Ready);
+            started = Some(engine);
+            if let Some((other, sockets)) = handover::Predecessor::ask(&config.state.dir).await? {
+                if !speaks {
+                    return Err(StartError::Handover("no voice of this one speaks; its log says why".into()));
+                }
+                tracing::info!("this gateway takes the place of the one that runs");
+                // Those of systemd would be the same ones.
+                (predecessor, passed) = (Some(other), sockets);
+            }
+        }
+        let place = Place::new(passed, predecessor.is_none(), succession != Succession::None);
         let address = config.http.bind;
-        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Http { address, source })?;
         let open = |tls: &server::config::Tls| Certificate::open("[http] tls", &tls.cert, &tls.key);
         let certificate = config.http.tls.as_ref().map(open).transpose();
         let certificate = certificate.map_err(StartError::Certificate)?;
@@ -142,6 +197,8 @@ impl App {
         });
         let keeper = keeper.transpose().map_err(StartError::Certificate)?;
         let certificate = keeper.as_ref().map(|keeper| keeper.certificate().clone()).or(certificate);
+        let listener =
+            place.listener(Name::Http, address, listener).map_err(|source| StartError::Http { address, source })?;
         let http = listener.local_addr().map_err(|source| StartError::Http { address, source })?;
 
         let nodes = Nodes::new(&config.cluster, http.port()).map_err(StartError::Cluster)?;
@@ -149,17 +206,10 @@ impl App {
         let node = nodes.as_ref().map(|nodes| nodes.name().clone());
         (config.webrtc.node, config.batch.node) = (node.clone(), node);
 
-        for reason in &choice.reasons {
-            tracing::info!("{reason}");
-        }
-        let worker = |address: &String| config.cluster.worker(address);
-        let workers = config.engine.workers.iter().map(worker).collect::<Result<Vec<_>, _>>();
-        let workers = workers.map_err(StartError::Worker)?;
-        for worker in &workers {
-            tracing::info!("the worker {} speaks where it can be reached", worker.address);
-        }
-        let recovery = Recovery::default();
-        let engine = Engine::start_with_workers(workers, choice.loaders, config.scheduler.clone(), recovery)?;
+        let engine = match started {
+            Some(engine) => engine,
+            None => start_engine(&config, &mut choice)?,
+        };
         engine.keep_phrases(&config.engine.phrases);
         let (tell_phrases, told_phrases) = watch::channel(phrases::of(&config));
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
@@ -175,7 +225,7 @@ impl App {
         let ears = ears::choose(&config.recognizer, &config.turns).await.map_err(StartError::Recognizer)?;
         let calls =
             Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
-        let records = Records::start(config.records.clone())?;
+        let records = Records::start_beside(config.records.clone(), predecessor.is_some())?;
         records.count(engine.meter());
         if let Some(fallback) = &fallback {
             records.count(fallback.meter());
@@ -198,15 +248,25 @@ impl App {
         }
         let agents = Agents::new(config.agent.clone());
         agents.read_with(config.lexicon.said.clone());
-        let webrtc = crate::webrtc::Gateway::start(config.webrtc.clone()).await?;
+        let webrtc = crate::webrtc::Gateway::start_at(config.webrtc.clone(), &place).await?;
         let room = Room::new(calls.clone(), engine.clone(), fallback.clone(), nodes.clone());
         let (incoming, ringing) = mpsc::channel(RINGING);
         let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
             let neighbours = Some(Arc::new(room.clone()) as _);
-            Some(Arc::new(Endpoint::start_among(config.sip.clone(), config.rtp, incoming, neighbours).await?))
+            let beside = Beside { place: place.clone(), neighbours };
+            Some(Arc::new(Endpoint::start_beside(config.sip.clone(), config.rtp, incoming, beside).await?))
         } else {
             None
         };
+        if let Some(name) = place.unused().first() {
+            let (name, key) = (name.as_str(), name.key());
+            let message = format!("a socket `{name}` is passed, which this configuration does not use: set {key}");
+            return Err(if predecessor.is_some() {
+                StartError::Handover(message)
+            } else {
+                StartError::Systemd(message)
+            });
+        }
 
         let jobs = Jobs::new(config.batch.clone(), engine.clone());
         let gateway = Gateway {
@@ -227,6 +287,7 @@ impl App {
             tenants,
             room,
             nodes,
+            place: place.clone(),
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
@@ -249,7 +310,8 @@ impl App {
                 Told { sip: Sip { udp, tcp, tls }, load: room.load() }
             };
             let trunks = config.sip.trunk.iter().filter(|trunk| trunk.register).map(|trunk| trunk.name.clone());
-            tokio::spawn(nodes.keep(tell, trunks.collect(), stop.subscribe()))
+            let (place, stop, trunks) = (place.clone(), stop.subscribe(), trunks.collect());
+            tokio::spawn(tell_others(nodes, tell, trunks, place, stop))
         });
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
@@ -258,9 +320,18 @@ impl App {
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
         let tls = certificate.is_some();
-        let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE };
-        let served = tokio::spawn(server::serve(listener, router, stopped, manners));
-        Ok(Self { gateway, http, tls, stop, served, kept, reloader })
+        let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE, place: place.clone() };
+        let served = tokio::spawn(server::serve(listener, router.clone(), stopped, manners));
+        let follows = predecessor.is_some();
+        if let Some(predecessor) = predecessor {
+            predecessor.relieve(&place).await?;
+        }
+        let left = CancellationToken::new();
+        if succession != Succession::None && !config.state.dir.as_os_str().is_empty() {
+            let (dir, gateway, stop) = (config.state.dir.clone(), gateway.clone(), stop.subscribe());
+            tokio::spawn(handover::Offer { dir, gateway, router, stop, follows, left: left.clone() }.stand());
+        }
+        Ok(Self { gateway, http, tls, stop, served, kept, reloader, left })
     }
 
     /// The parts, for the command line and tests.
@@ -288,8 +359,14 @@ impl App {
         self.gateway.ready().await;
     }
 
+    /// Waits until another gateway has taken the place of this one and the last call here has ended.
+    pub async fn left(&self) {
+        self.left.cancelled().await;
+    }
+
     /// Refuses new calls, lets turns end, closes legs and stops; calls that still live after the grace are cut.
     pub async fn drain(self) {
+        self.gateway.place.close();
         let cut = self.gateway.close().await;
         if cut > 0 {
             tracing::warn!(calls = cut, "cut off at the end of the grace");
@@ -303,6 +380,48 @@ impl App {
         let joined = tokio::task::spawn_blocking(move || self.gateway.shutdown());
         let _ = joined.await;
     }
+}
+
+/// Tells other gateways of this one while it has the place: who has it goes by the name of the node.
+async fn tell_others(
+    nodes: Nodes,
+    tell: impl Fn() -> Told + Clone + Send,
+    trunks: Vec<String>,
+    place: Place,
+    mut stop: watch::Receiver<bool>,
+) {
+    loop {
+        tokio::select! {
+            // An error says that the application was dropped without being drained.
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = place.until(true) => {}
+        }
+        let (end, ended) = watch::channel(false);
+        let keeping = nodes.clone().keep(tell.clone(), trunks.clone(), ended);
+        let mut keeping = std::pin::pin!(keeping);
+        tokio::select! {
+            () = &mut keeping => return,
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = place.until(false) => {}
+        }
+        end.send_replace(true);
+        keeping.await;
+    }
+}
+
+/// Starts what speaks, here and on other machines. Takes the loaders of `choice`.
+fn start_engine(config: &Config, choice: &mut Choice) -> Result<Engine, StartError> {
+    for reason in &choice.reasons {
+        tracing::info!("{reason}");
+    }
+    let worker = |address: &String| config.cluster.worker(address);
+    let workers = config.engine.workers.iter().map(worker).collect::<Result<Vec<_>, _>>();
+    let workers = workers.map_err(StartError::Worker)?;
+    for worker in &workers {
+        tracing::info!("the worker {} speaks where it can be reached", worker.address);
+    }
+    let loaders = std::mem::take(&mut choice.loaders);
+    Ok(Engine::start_with_workers(workers, loaders, config.scheduler.clone(), Recovery::default())?)
 }
 
 /// Enrolment works where the checkpoint has the networks for it; listing and removing work anyway.

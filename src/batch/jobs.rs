@@ -10,6 +10,7 @@
 //! at once, by the thread of jobs, and again whenever it was away.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Batch, BatchError, Config};
@@ -24,6 +25,8 @@ struct Inner {
     config: Config,
     engine: Engine,
     open: Mutex<Option<Batch>>,
+    /// Another process does the work.
+    parked: AtomicBool,
     /// Why the database could not be opened the last time.
     fault: Mutex<Option<String>>,
 }
@@ -41,7 +44,8 @@ impl Jobs {
     /// Goes on with unfinished jobs where there is a database that can be used.
     pub fn new(config: Config, engine: Engine) -> Self {
         let exists = config.database.path().is_none_or(Path::exists);
-        let jobs = Self(Arc::new(Inner { config, engine, open: Mutex::default(), fault: Mutex::default() }));
+        let (open, parked, fault) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        let jobs = Self(Arc::new(Inner { config, engine, open, parked, fault }));
         if exists {
             // Told by the log and by `fault`.
             let _ = jobs.batch();
@@ -83,6 +87,9 @@ impl Jobs {
         if let Some(batch) = &*open {
             return Ok(batch.clone());
         }
+        if self.0.parked.load(Ordering::Acquire) {
+            return Err(BatchError::Parked);
+        }
         let outcome = self.open();
         let reason = outcome.as_ref().err().map(ToString::to_string);
         let mut fault = self.0.fault.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,6 +118,22 @@ impl Jobs {
     /// The open database, if any.
     pub fn opened(&self) -> Option<Batch> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// As [`Jobs::shutdown`], and opens nothing until [`Jobs::resume`]: another process does the work. Blocks.
+    pub fn park(&self) {
+        // Before: who asks meanwhile would open the database again.
+        self.0.parked.store(true, Ordering::Release);
+        self.shutdown();
+    }
+
+    /// Goes on after [`Jobs::park`]. Blocks for milliseconds.
+    pub fn resume(&self) {
+        self.0.parked.store(false, Ordering::Release);
+        if self.0.config.database.path().is_none_or(Path::exists) {
+            // Told by the log and by `fault`.
+            let _ = self.batch();
+        }
     }
 
     /// Stops handing out work; unfinished jobs go on after the next start. Blocks.
@@ -150,6 +173,20 @@ mod tests {
     use super::super::tests::{config, engine, spec};
     use super::*;
     use crate::audio_file::Format;
+
+    #[test]
+    fn parked_work_is_opened_by_nobody_until_it_is_resumed() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let jobs = Jobs::new(config(folder.path()), engine());
+        let job = jobs.batch().expect("opened").submit(spec(&["Hello."], Format::Wav)).expect("taken");
+        jobs.park();
+        assert!(matches!(jobs.batch(), Err(BatchError::Parked)));
+        jobs.retry();
+        assert!(jobs.opened().is_none() && jobs.fault().is_none());
+        jobs.resume();
+        assert_eq!(jobs.opened().expect("open").job(&job.id).expect("still there").total, 1);
+        jobs.shutdown();
+    }
 
     #[test]
     fn a_damaged_database_is_put_aside_and_a_locked_one_waited_for() {

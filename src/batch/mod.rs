@@ -255,6 +255,9 @@ pub enum BatchError {
     /// The audio is not complete yet.
     #[error("{0} is not finished yet")]
     Unfinished(String),
+    /// Another process does the work from now on.
+    #[error("another gateway takes the place of this one and does the batch work: try again")]
+    Parked,
     /// The database failed.
     #[error("job database: {0}")]
     Database(#[from] rusqlite::Error),

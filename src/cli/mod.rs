@@ -44,7 +44,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Run the gateway.
-    Serve(ConfigFile),
+    Serve(ServeArgs),
     /// Place one SIP and one WebRTC call to a gateway of its own, have both hear speech, and report.
     #[cfg(feature = "demo")]
     Demo(demo::Args),
@@ -86,6 +86,16 @@ struct ConfigFile {
     config: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Take the place of the gateway that runs with the same state directory: its sockets and all new calls. It keeps the calls
+    /// that it has and ends with the last of them. Where none runs, this is a start as any other.
+    #[arg(long)]
+    takeover: bool,
+}
+
 /// How a command ended when it did not succeed.
 pub(crate) struct Failure {
     code: u8,
@@ -124,7 +134,7 @@ pub fn main() -> ExitCode {
     // The TLS stack wants one provider for the process; a second call only says that it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match args.command {
-        Command::Serve(file) => serve::run(file.config.as_deref()),
+        Command::Serve(args) => serve::run(args.file.config.as_deref(), args.takeover),
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
         Command::Say(args) => say::run(args),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Failure, notify};
-use crate::app::{App, Reloader, StartError, descriptors};
+use crate::app::{App, Reloader, StartError, Succession, descriptors};
 use crate::gateway::{Fault, Gateway};
 use crate::telemetry;
 
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const TOO_LARGE: i32 = 25;
 
 /// Serves until SIGTERM, SIGINT or SIGQUIT, drains, and exits; a second signal exits at once.
-pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
+pub(super) fn run(file: Option<&Path>, takeover: bool) -> Result<(), Failure> {
     let mut config = super::load(file)?;
     config.check_exposure()?;
     let log_level = config.log.level.clone();
@@ -40,7 +40,8 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
                 let _ = stopped.await;
             }))
         });
-        let app = App::start(config).await.map_err(failure)?;
+        let app = App::start_in_place(config, Succession::Serve { takeover }).await.map_err(failure)?;
+        telemetry::gpu::watch();
         announce(&app);
         notify::ready(&app);
         let level = log_level.clone();
@@ -50,6 +51,7 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
+            () = app.left() => {}
             fault = fatal(app.gateway().clone()) => lost = Some(fault),
         }
         asked.abort();

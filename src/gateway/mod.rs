@@ -30,6 +30,7 @@ use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::{Jobs, JobsFault};
 use crate::call::Calls;
 use crate::cluster::Nodes;
+use crate::handover::Place;
 use crate::recording::Recordings;
 use crate::records::Records;
 use crate::sip::Endpoint;
@@ -86,6 +87,8 @@ pub struct Gateway {
     pub room: Room,
     /// The other gateways behind the same number, where there are some.
     pub nodes: Option<Nodes>,
+    /// Whether this process takes what comes, and the gateway before it.
+    pub place: Place,
     /// The agent of calls that name none.
     pub default_agent: Arc<str>,
     /// How long a drain lets turns end.

@@ -155,7 +155,16 @@ impl Records {
     /// # Errors
     /// The database is there and cannot be used, or there is no thread.
     pub fn start(config: Config) -> Result<Self, RecordError> {
+        Self::start_beside(config, false)
+    }
+
+    /// As [`Records::start`]; `others`: another process still has calls whose records are open, and closes them itself.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_beside(config: Config, others: bool) -> Result<Self, RecordError> {
         if config.enabled
+            && !others
             && let Some(path) = config.database.path().filter(|path| path.exists())
         {
             let closed = Store::open(path)?.close_open(clock::wall(), config.webhook.is_some())?;

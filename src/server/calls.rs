@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::{Body, Parameters, check_limit};
-use super::forward;
 use super::speech::{own_voice, speed_of, volume_of};
+use super::{forward, handed};
 use crate::call::handle::Style;
 use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
@@ -88,6 +88,7 @@ async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
     Parameters(page): Parameters<Page>,
+    headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
     check_limit(page.limit, MAX_PAGE)?;
     let mut calls = gateway.calls.list();
@@ -107,6 +108,9 @@ async fn list(
     if let Some(nodes) = gateway.nodes.as_ref().filter(|_| !caller.passed_on) {
         add_others(nodes, &caller, &mut all).await;
     }
+    if let Some(mut told) = handed::part(&gateway, &headers, "/v1/calls").await {
+        append(&mut all, &mut told);
+    }
     cut(&mut all, &page)?;
     Ok(Json(all))
 }
@@ -119,13 +123,18 @@ async fn add_others(nodes: &Nodes, caller: &Caller, all: &mut Value) {
             unreached.push(name);
             continue;
         };
-        for list in ["calls", "half_open"] {
-            if let (Some(all), Some(more)) = (all[list].as_array_mut(), told[list].as_array_mut()) {
-                all.append(more);
-            }
-        }
+        append(all, &mut told);
     }
     all["unreached"] = json!(unreached);
+}
+
+/// Adds the calls that another gateway has told of.
+fn append(all: &mut Value, told: &mut Value) {
+    for list in ["calls", "half_open"] {
+        if let (Some(all), Some(more)) = (all[list].as_array_mut(), told[list].as_array_mut()) {
+            all.append(more);
+        }
+    }
 }
 
 /// A call's place in the list: it keeps it, also when the call is over.

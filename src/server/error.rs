@@ -222,7 +222,7 @@ impl From<BatchError> for ApiError {
         let message = error.to_string();
         match error {
             BatchError::Input(_) => ApiError::bad_request("invalid_job", message),
-            BatchError::Full(_) => ApiError::unavailable(message, JOBS_RETRY),
+            BatchError::Full(_) | BatchError::Parked => ApiError::unavailable(message, JOBS_RETRY),
             BatchError::UsedUp { retry_after, .. } => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "tenant_full", message).retry_after(retry_after)
             }

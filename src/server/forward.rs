@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use metrics::counter;
 use serde_json::Value;
@@ -127,7 +128,7 @@ pub(super) fn said(caller: &Caller) -> cluster::Caller {
 }
 
 /// The id that a request is about: in its path, or, of the JSON offers, in its body, which is read for that.
-async fn named(matched: &str, request: Request) -> Result<(Request, Option<String>), ApiError> {
+pub(super) async fn named(matched: &str, request: Request) -> Result<(Request, Option<String>), ApiError> {
     if matched == "/api/offer" {
         let (parts, body) = request.into_parts();
         let bytes = whole(body).await?;
@@ -140,14 +141,14 @@ async fn named(matched: &str, request: Request) -> Result<(Request, Option<Strin
     Ok((request, id))
 }
 
-async fn whole(body: Body) -> Result<Bytes, ApiError> {
+pub(super) async fn whole(body: Body) -> Result<Bytes, ApiError> {
     axum::body::to_bytes(body, MAX_BODY).await.map_err(|_| {
         let message = format!("the body could not be read, or is larger than {MAX_BODY} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     })
 }
 
-fn begins_a_call(method: &Method, matched: &str) -> bool {
+pub(super) fn begins_a_call(method: &Method, matched: &str) -> bool {
     *method == Method::POST && matches!(matched, "/v1/calls" | "/v1/webrtc" | "/whip" | "/api/offer")
 }
 
@@ -210,7 +211,7 @@ enum Judged<'a> {
 }
 
 /// Why a request was not answered by another gateway.
-enum Failed {
+pub(super) enum Failed {
     /// There was no connection: nothing has happened.
     Unreached(String),
     /// It did not answer in time, or broke off.
@@ -275,6 +276,16 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
     if has_body {
         asked = asked.body(reqwest::Body::wrap_stream(body.into_data_stream()));
     }
+    relay(asked, limit, upgrade).await
+}
+
+/// The answer to `asked`, whose first byte comes within `limit`; where both sides switch protocols, `upgrade` is the
+/// client's side of that.
+pub(super) async fn relay(
+    asked: reqwest::RequestBuilder,
+    limit: Duration,
+    upgrade: Option<OnUpgrade>,
+) -> Result<Response, Failed> {
     let response = match tokio::time::timeout(limit, asked.send()).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) if error.is_connect() => return Err(Failed::Unreached(cause(&error))),

@@ -21,18 +21,20 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use super::crowd::{Bounds, Crowd};
 use super::error::ApiError;
+use super::handed;
 use super::http2;
 use super::stall::{Patient, hurried};
 use crate::certificate::{self, Certificate};
 use crate::clock::{self, Sparse};
+use crate::handover::Place;
 
 /// A request's head arrives within this, counted from the end of the request before; a TLS handshake, too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
@@ -48,7 +50,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const PROTOCOLS: [&[u8]; 3] = [b"h2", b"http/1.1", certificate::CHALLENGE];
 
 /// How the listener treats those who come.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Manners {
     /// How many may.
     pub bounds: Bounds,
@@ -56,6 +58,9 @@ pub struct Manners {
     pub certificate: Option<Certificate>,
     /// How long requests that are under way may take at the end.
     pub grace: Duration,
+    /// Connections are accepted while it is held. When it is lent, those that are there end with the answer under way, so that
+    /// their clients come again and reach the gateway that has it; sockets and event streams stay.
+    pub place: Place,
 }
 
 /// Serves `router` until `stop` says so, then lets requests that are under way finish for the grace.
@@ -74,7 +79,7 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     let mut look = tokio::time::interval(certificate::LOOK);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = manners.place.accept(&listener) => accepted,
             () = stopped(&mut stop) => break,
             Some(_) = connections.join_next() => continue,
             _ = look.tick() => {
@@ -86,9 +91,10 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
         };
         match accepted {
             Ok((stream, peer)) => {
-                let place = Place::take(&crowd, peer.ip());
+                let place = Counted::take(&crowd, peer.ip());
                 let full = place.is_none();
-                let connection = Connection { stream, peer, router: router.clone(), stop: stop.clone(), full };
+                let (router, stop, lent) = (router.clone(), stop.clone(), manners.place.clone());
+                let connection = Connection { stream, peer, router, stop, lent, full };
                 let acceptor = acceptor.clone();
                 let task = connections.spawn(async move {
                     let _place = place;
@@ -120,25 +126,44 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     let _ = tokio::time::timeout(manners.grace, finished).await;
 }
 
+/// Serves what another gateway passes on to this one, until `stop` says so.
+pub async fn serve_passed(listener: UnixListener, router: Router, mut stop: watch::Receiver<bool>) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stopped(&mut stop) => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(speak(stream, None, router.clone(), stop.clone(), None, false));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection of the other gateway was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
 /// Waits for the word to stop; a sender that is gone means the same.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// A connection's count in the crowd; dropping it counts it out.
-struct Place {
+struct Counted {
     crowd: Arc<Mutex<Crowd>>,
     peer: IpAddr,
 }
 
-impl Place {
+impl Counted {
     fn take(crowd: &Arc<Mutex<Crowd>>, peer: IpAddr) -> Option<Self> {
         let room = crowd.lock().unwrap_or_else(PoisonError::into_inner).enter(peer);
         room.then(|| Self { crowd: crowd.clone(), peer })
     }
 }
 
-impl Drop for Place {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.crowd.lock().unwrap_or_else(PoisonError::into_inner).leave(self.peer);
     }
@@ -149,6 +174,7 @@ struct Connection {
     peer: SocketAddr,
     router: Router,
     stop: watch::Receiver<bool>,
+    lent: Place,
     /// There is no room for it: it gets a word and goes.
     full: bool,
 }
@@ -157,14 +183,14 @@ impl Connection {
     async fn serve(self, acceptor: Option<TlsAcceptor>) {
         // Text in and events out are small and urgent: never wait for a full segment.
         let _ = self.stream.set_nodelay(true);
-        let Self { stream, peer, router, stop, full } = self;
-        let Some(acceptor) = acceptor else { return speak(stream, peer, router, stop, full).await };
+        let Self { stream, peer, router, stop, lent, full } = self;
+        let Some(acceptor) = acceptor else { return speak(stream, Some(peer), router, stop, Some(lent), full).await };
         let limit = if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => match stream.get_ref().1.alpn_protocol() {
                 Some(b"h2") => speak_http2(stream, peer, router, stop, full).await,
                 Some(certificate::CHALLENGE) => {}
-                _ => speak(stream, peer, router, stop, full).await,
+                _ => speak(stream, Some(peer), router, stop, Some(lent), full).await,
             },
             Ok(Err(error)) => ended_badly(peer, &error),
             Err(_) => ended_badly(peer, &"no TLS handshake"),
@@ -172,15 +198,30 @@ impl Connection {
     }
 }
 
+/// HTTP on one connection, until `stop`, or the place is `lent`, and the answer under way. `peer` is `None` where another
+/// gateway passes requests on and says of each whose it is.
 async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    peer: SocketAddr,
+    peer: Option<SocketAddr>,
     router: Router,
     mut stop: watch::Receiver<bool>,
+    lent: Option<Place>,
     full: bool,
 ) {
+    let asked = Arc::new(Notify::new());
+    let leaves = {
+        let asked = asked.clone();
+        async move {
+            let Some(place) = lent else { return std::future::pending().await };
+            place.until(false).await;
+            // Who has connected a moment ago is still answered.
+            let _ = tokio::time::timeout(SPARE_TIMEOUT, asked.notified()).await;
+        }
+    };
     let service = service_fn(move |request: axum::http::Request<Incoming>| {
+        asked.notify_one();
         let mut request = request.map(hurried);
+        let peer = peer.unwrap_or_else(|| handed::peer(request.headers_mut()));
         request.extensions_mut().insert(ConnectInfo(peer));
         answer(router.clone(), request, full)
     });
@@ -197,8 +238,12 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        () = leaves => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
     };
-    if let Err(error) = outcome {
+    if let (Err(error), Some(peer)) = (outcome, peer) {
         ended_badly(peer, &error);
     }
 }
@@ -290,7 +335,8 @@ mod tests {
         let address = listener.local_addr().expect("bound");
         let (stop, stopped) = watch::channel(false);
         let bounds = Bounds { all, per_address: 1 };
-        tokio::spawn(serve(listener, router, stopped, Manners { bounds, certificate, grace: LIMIT }));
+        let manners = Manners { bounds, certificate, grace: LIMIT, place: Place::default() };
+        tokio::spawn(serve(listener, router, stopped, manners));
         Served { address, _stop: stop }
     }
 

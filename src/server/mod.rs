@@ -16,6 +16,7 @@ mod forward;
 mod gauges;
 mod grants;
 mod guard;
+mod handed;
 mod http2;
 pub mod jobs;
 mod listen;
@@ -42,7 +43,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 pub use crowd::Bounds;
 use error::ApiError;
-pub use listen::{Manners, serve};
+pub use listen::{Manners, serve, serve_passed};
 pub use policy::Policies;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, CorsLayer};
@@ -90,6 +91,8 @@ pub trait Configuration: Send + Sync {
 /// All routes, for whom `policies` say.
 pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Configuration>) -> Router {
     let passing = middleware::from_fn_with_state(gateway.clone(), forward::route);
+    // Outside the check of tokens: the gateway before this one checks for itself.
+    let before = middleware::from_fn_with_state(gateway.clone(), handed::route);
     let router = Router::new()
         .merge(admin::router())
         .merge(console::router())
@@ -116,7 +119,8 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .layer(Extension(policies.grants.clone()))
         .layer(Extension(configuration))
         .layer(passing)
-        .layer(middleware::from_fn_with_state(policies.clone(), auth::require));
+        .layer(middleware::from_fn_with_state(policies.clone(), auth::require))
+        .layer(before);
     let origins = policies.clone();
     let origins =
         AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| origins.get().pages.allows(origin)));

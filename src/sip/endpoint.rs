@@ -56,6 +56,7 @@ use super::{
 };
 use crate::{
     clock, fault,
+    handover::{self, Kind, Name, Place},
     media::sip::{SipLeg, ports::PortPool},
 };
 
@@ -67,6 +68,15 @@ const LOOK: Duration = Duration::from_millis(250);
 const GRACE: Duration = Duration::from_secs(5);
 /// `User-Agent` and `Server`.
 const AGENT: &str = concat!("antiphon/", env!("CARGO_PKG_VERSION"));
+
+/// Who else there is.
+#[derive(Clone, Default)]
+pub struct Beside {
+    /// Where listeners come from, and the gateway before or after this one.
+    pub place: Place,
+    /// Other gateways of the cluster.
+    pub neighbours: Option<Arc<dyn Neighbours>>,
+}
 
 /// The gateway's SIP side: listeners, registrations and the table of calls. Cheap to clone; when the last
 /// clone is dropped, calls end and listeners close.
@@ -88,20 +98,21 @@ impl Endpoint {
         rtp: RtpConfig,
         incoming: mpsc::Sender<IncomingCall>,
     ) -> Result<Endpoint, SipError> {
-        Self::start_among(config, rtp, incoming, None).await
+        Self::start_beside(config, rtp, incoming, Beside::default()).await
     }
 
-    /// As [`Endpoint::start`], among other gateways.
+    /// As [`Endpoint::start`], beside other gateways.
     ///
     /// # Errors
     /// As there.
-    pub async fn start_among(
+    pub async fn start_beside(
         config: SipConfig,
         rtp: RtpConfig,
         incoming: mpsc::Sender<IncomingCall>,
-        neighbours: Option<Arc<dyn Neighbours>>,
+        beside: Beside,
     ) -> Result<Endpoint, SipError> {
-        let listeners = Listeners::open(&config).await?;
+        let Beside { place, neighbours } = beside;
+        let listeners = Listeners::open(&config, &place)?;
         let bound = listeners.bound;
         let first = bound.udp.or(bound.tcp).or(bound.tls);
         let media_bind = first
@@ -169,6 +180,7 @@ impl Endpoint {
             invites: Mutex::default(),
             draining: AtomicBool::new(false),
             neighbours,
+            place,
             broken: Arc::new(AtomicBool::new(false)),
             closed: closed.clone(),
             config,
@@ -290,6 +302,16 @@ impl Endpoint {
         self.shared.draining.store(true, Ordering::Relaxed);
     }
 
+    /// Call-IDs of the calls that are up or being set up here.
+    pub fn call_ids(&self) -> Vec<String> {
+        let dialogs = &self.shared.dialogs;
+        let known = dialogs.all_dialog_ids().into_iter().filter_map(|id| dialogs.get_dialog_with(&id));
+        let mut ids: Vec<String> = known.map(|dialog| dialog.id().call_id).collect();
+        // Those that have no dialog yet.
+        ids.extend(lock(&self.shared.invites).iter().filter_map(|key| key.lines().next()).map(str::to_owned));
+        ids
+    }
+
     /// Ends every call with BYE, unregisters, closes the listeners.
     pub async fn shutdown(&self) {
         self.drain();
@@ -327,22 +349,24 @@ struct Listeners {
 }
 
 impl Listeners {
-    async fn open(config: &SipConfig) -> Result<Listeners, SipError> {
+    fn open(config: &SipConfig, place: &Place) -> Result<Listeners, SipError> {
         let error = |address, transport| move |source| SipError::Listen { address, transport, source };
         let mut listeners = Listeners { bound: Bound::default(), udp: None, tcp: None, tls: None };
         if let Some(address) = config.udp {
-            let socket = UdpSocket::bind(address).await.map_err(error(address, "udp"))?;
+            let socket = place.datagrams(Name::SipUdp, address, handover::datagrams).and_then(UdpSocket::from_std);
+            let socket = socket.map_err(error(address, "udp"))?;
             listeners.bound.udp = socket.local_addr().ok();
             listeners.udp = Some(socket);
         }
         if let Some(address) = config.tcp {
-            let listener = TcpListener::bind(address).await.map_err(error(address, "tcp"))?;
+            let listener = place.listener(Name::SipTcp, address, handover::listener).map_err(error(address, "tcp"))?;
             listeners.bound.tcp = listener.local_addr().ok();
             listeners.tcp = Some(listener);
         }
         if let Some(tls) = &config.tls {
             let secure = tls::Tls::open(&tls.cert, &tls.key)?;
-            let listener = TcpListener::bind(tls.bind).await.map_err(error(tls.bind, "tls"))?;
+            let listener = place.listener(Name::SipTls, tls.bind, handover::listener);
+            let listener = listener.map_err(error(tls.bind, "tls"))?;
             listeners.bound.tls = listener.local_addr().ok();
             listeners.tls = Some((listener, secure));
         }
@@ -371,7 +395,9 @@ impl Listeners {
         if let Some(socket) = self.udp {
             let buffer = Mutex::new(vec![0; MAX_MESSAGE]);
             let away = Mutex::new(None);
-            let socket = Arc::new(ScreenedUdp { socket, guard: guard.clone(), parked, buffer, away });
+            let (guard, place) = (guard.clone(), shared.place.clone());
+            let arrived = tokio::sync::Mutex::new(place.arrived(Kind::Sip));
+            let socket = Arc::new(ScreenedUdp { socket, guard, place, arrived, parked, buffer, away });
             // Tracked, so that it ends with the endpoint.
             shared.tasks.spawn(watch_socket(shared.clone(), Arc::downgrade(&socket)));
             let external = public(self.bound.udp);
@@ -406,6 +432,7 @@ impl Listeners {
                 guard: guard.clone(),
                 stack: stack.inner.clone(),
                 stop: shared.closed.clone(),
+                place: shared.place.clone(),
             };
             let vital = Vital { shared: shared.clone(), task: "listener" };
             tokio::spawn(async move {

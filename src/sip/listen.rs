@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{
+    bridge,
     door::Door,
     parked::Parked,
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
@@ -50,6 +51,7 @@ use crate::{
     certificate,
     clock::{self, Sparse},
     fault,
+    handover::{Arrived, Place},
 };
 
 /// Stream connections in all, and of one address.
@@ -68,6 +70,9 @@ const MAX_UNSENT: usize = 32;
 pub(super) struct ScreenedUdp {
     pub(super) socket: UdpSocket,
     pub(super) guard: Guard,
+    pub(super) place: Place,
+    /// What the gateway that took this one's place passes on. Only the stack's one reader locks it.
+    pub(super) arrived: tokio::sync::Mutex<Arrived>,
     pub(super) parked: Parked,
     /// As long as a datagram can be; the stack's is shorter.
     pub(super) buffer: Mutex<Vec<u8>>,
@@ -147,9 +152,21 @@ impl ScreenedUdp {
     /// The next datagram that passes. Cancel safe: nothing waits between receiving and returning.
     async fn next(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let _waiting = Waiting::begin(&self.away);
+        let mut arrived = self.arrived.lock().await;
         loop {
-            self.socket.readable().await?;
-            if let Some(passed) = self.take(buffer)? {
+            let held = self.place.is_held();
+            let passed = tokio::select! {
+                ready = self.socket.readable(), if held => {
+                    ready?;
+                    self.take(buffer)?
+                }
+                Some(datagram) = arrived.recv() => {
+                    let _watch = OnPanic(&self.guard.broken);
+                    self.judged(&datagram.bytes, datagram.from, buffer)
+                }
+                () = self.place.until(!held) => None,
+            };
+            if let Some(passed) = passed {
                 return Ok(passed);
             }
         }
@@ -163,6 +180,10 @@ impl ScreenedUdp {
 
     /// Takes one datagram. `None`: there is none, or it goes no further.
     fn take(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        if !self.place.is_held() {
+            // Another process reads it from now on.
+            return Ok(None);
+        }
         let _watch = OnPanic(&self.guard.broken);
         let mut own = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let (length, from) = match self.socket.try_recv_from(&mut own) {
@@ -192,21 +213,30 @@ impl ScreenedUdp {
             }
             return Ok(None);
         }
+        if bridge::passes(&self.place, from, datagram) {
+            count("passed_on");
+            return Ok(None);
+        }
+        Ok(self.judged(datagram, from, buffer))
+    }
+
+    /// What the stack gets of a datagram, if anything.
+    fn judged(&self, datagram: &[u8], from: SocketAddr, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
         match self.guard.judge(datagram, from, Transport::Udp) {
             Verdict::Pass { verbatim: true, .. } if datagram.len() <= buffer.len() => {
                 buffer[..datagram.len()].copy_from_slice(datagram);
-                Ok(Some((datagram.len(), from)))
+                Some((datagram.len(), from))
             }
-            Verdict::Pass { message, .. } => Ok(self.parked.park(*message, from).map(|stub| {
+            Verdict::Pass { message, .. } => self.parked.park(*message, from).map(|stub| {
                 buffer[..stub.len()].copy_from_slice(&stub);
                 (stub.len(), from)
-            })),
+            }),
             Verdict::Answer(answer) => {
                 // overflow: drops: the peer sends its request again
                 self.socket.try_send_to(&answer, from).ok();
-                Ok(None)
+                None
             }
-            Verdict::Ignore(_) => Ok(None),
+            Verdict::Ignore(_) => None,
         }
     }
 }
@@ -250,6 +280,7 @@ pub(super) struct StreamListener {
     pub(super) guard: Guard,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) stop: CancellationToken,
+    pub(super) place: Place,
 }
 
 impl StreamListener {
@@ -260,7 +291,7 @@ impl StreamListener {
         loop {
             let accepted = tokio::select! {
                 () = self.stop.cancelled() => return,
-                accepted = self.listener.accept() => accepted,
+                accepted = self.place.accept(&self.listener) => accepted,
                 _ = look.tick() => {
                     if let Some(tls) = &self.tls {
                         let certificate = tls.certificate.clone();

@@ -10,6 +10,7 @@
 //!   `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
 //! - `listen`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
+//! - `bridge`: what belongs to the gateway whose place this one took
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
 //! - `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
@@ -37,6 +38,7 @@
 
 mod auth;
 mod body;
+mod bridge;
 mod bye;
 mod challenge;
 pub mod config;
@@ -77,7 +79,7 @@ pub use self::{
         TargetConfig, TlsConfig, TrunkConfig, User,
     },
     dialplan::DialRequest,
-    endpoint::Endpoint,
+    endpoint::{Beside, Endpoint},
     explain::{Explanation, addresses, explain, probe},
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Neighbours},

@@ -40,7 +40,10 @@ use super::{
     reliable::Pending,
     targets::{TargetStatus, Targets},
 };
-use crate::media::sip::{SipLeg, latch::Peer, ports::PortPool};
+use crate::{
+    handover::Place,
+    media::sip::{SipLeg, latch::Peer, ports::PortPool},
+};
 
 /// When a caller may come again where this endpoint is going down, and another takes its place.
 pub(super) const RESTART: Duration = Duration::from_secs(30);
@@ -80,6 +83,8 @@ pub(super) struct Shared {
     pub(super) draining: AtomicBool,
     /// Other gateways, where there may be some.
     pub(super) neighbours: Option<Arc<dyn Neighbours>>,
+    /// Whether this process takes what comes, and the gateway before it.
+    pub(super) place: Place,
     /// A task that must live as long as the endpoint has ended.
     pub(super) broken: Arc<AtomicBool>,
     /// Sockets close.

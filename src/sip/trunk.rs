@@ -46,6 +46,11 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     let mut registration = Registration::new(shared.stack.clone(), credential(&config));
     let mut failures = 0;
     loop {
+        // Both gateways are known by one address: the registration is kept by the one that takes the calls.
+        tokio::select! {
+            () = shared.stop.cancelled() => break,
+            () = shared.place.until(true) => {}
+        }
         let mut known = None;
         for (name, ..) in config.hosts() {
             let addresses = look_up(&name).await;
@@ -94,9 +99,11 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             () = shared.stop.cancelled() => break,
             () = sleep(wait) => {}
             () = changed(&shared, &config, ours), if config.register => {}
+            () = shared.place.until(false) => {}
         }
     }
-    if shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
+    // Where another gateway has taken this one's place, the registration is that one's.
+    if shared.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
         timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
     }
 }
@@ -112,6 +119,10 @@ async fn changed(shared: &Shared, config: &TrunkConfig, ours: bool) {
 pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
     let Some(config) = shared.config.trunk.get(index).cloned() else { return };
     loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = shared.place.until(true) => {}
+        }
         let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
         let asked = hosts.iter().map(|host| timeout(ANSWER, ask(&shared, &config, host)));
         let answers = tokio::select! {

@@ -83,6 +83,19 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_stand_in_total", &[], "Old name of antiphon_fallback_total, for one release"),
     // Devices.
     gauge("voice_gpu_memory_bytes", &["device", "part"], "Device memory; the parts add up"),
+    gauge(
+        "antiphon_gpu_utilization_ratio",
+        &["gpu"],
+        "Share of the time in which a GPU ran anything, as its driver says",
+    ),
+    gauge("antiphon_gpu_clock_hertz", &["gpu", "part"], "Clock of a GPU's processors and of its memory"),
+    gauge("antiphon_gpu_temperature_celsius", &["gpu"], "Temperature of a GPU"),
+    gauge("antiphon_gpu_power_watts", &["gpu"], "Power that a GPU draws"),
+    counter(
+        "antiphon_gpu_errors_total",
+        &["gpu", "kind"],
+        "Memory errors of a GPU, corrected or not, and its Xid errors",
+    ),
     gauge("antiphon_device_up", &["device"], "Whether a speech device works"),
     counter("antiphon_device_failures_total", &["device"], "Times a speech device failed and was loaded again"),
     gauge("antiphon_worker_up", &["worker"], "Whether a worker on another machine can be used"),
@@ -105,6 +118,12 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_stream_capacity", &["state"], "Calls in progress, and how many more could be taken, for scaling"),
     gauge("antiphon_calls", &["leg"], "Calls in progress"),
     counter("antiphon_calls_ended_total", &["leg", "reason"], "Calls that ended"),
+    gauge("antiphon_handover_calls", &[], "Calls that the gateway whose place this one took still has"),
+    counter(
+        "antiphon_handover_datagrams_total",
+        &["outcome"],
+        "Datagrams of calls that were sent on between a gateway and the one that took its place",
+    ),
     counter("antiphon_turns_total", &["leg", "how"], "Turns that ended"),
     counter("antiphon_interruptions_total", &["cause"], "Times that speech was cut off"),
     histogram(
@@ -231,10 +250,11 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "stage", &["prefill", "decode", "flow", "vocode"]),
     ("", "outcome", &["done", "cancelled", "refused", "failed"]),
     ("antiphon_webhooks_total", "outcome", &["delivered", "failed", "given_up"]),
+    ("antiphon_handover_datagrams_total", "outcome", &["passed", "arrived", "dropped"]),
     ("antiphon_passed_on_total", "outcome", &["answered", "unreached", "failed"]),
     ("antiphon_stream_capacity", "state", &["used", "free"]),
     ("antiphon_trunk_checks_total", "outcome", &["answered", "failed"]),
-    ("antiphon_sip_messages_total", "outcome", &["passed", "answered", "ignored", "refused", "overload"]),
+    ("antiphon_sip_messages_total", "outcome", &["passed", "passed_on", "answered", "ignored", "refused", "overload"]),
     ("", "how", &["done", "interrupted", "cancelled", "refused", "failed", "call_ended"]),
     ("", "phase", &["end_of_turn", "agent", "queue", "first_audio", "egress", "mouth_to_ear"]),
     ("", "cause", &["speech", "dtmf", "agent", "preempted"]),
@@ -436,7 +456,7 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["agent", "device", "end", "part", "reason", "trunk", "worker"]
+            let open = ["agent", "device", "end", "gpu", "part", "reason", "trunk", "worker"]
                 .iter()
                 .any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);

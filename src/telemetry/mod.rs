@@ -1,5 +1,6 @@
 //! What operators see: logs, metrics and traces.
 
+pub mod gpu;
 mod lines;
 pub mod metrics;
 pub mod otlp;

@@ -26,6 +26,7 @@ use super::offer::{MAX_CANDIDATES, Offer};
 use super::socket::{Port, Seat, advertised};
 use super::trickle::{Fragment, restart_answer};
 use super::{IceServer, WebRtcConfig, WebRtcError};
+use crate::handover::Place;
 use crate::media::leg::LegEnd;
 use crate::media::webrtc::{Driver, Progress, WebRtcLeg};
 use crate::node::fresh_id;
@@ -119,6 +120,14 @@ impl Gateway {
     /// # Errors
     /// The port is taken, or the configuration asks for what is not there.
     pub async fn start(config: WebRtcConfig) -> Result<Self, WebRtcError> {
+        Self::start_at(config, &Place::default()).await
+    }
+
+    /// As [`Gateway::start`], with the sockets of `place` where it has some, and beside the gateway before or after this one.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start_at(config: WebRtcConfig, place: &Place) -> Result<Self, WebRtcError> {
         if config.max_sessions == 0 || config.connect_timeout_s == 0 {
             let message = "[webrtc] max_sessions and connect_timeout_s must be at least 1";
             return Err(WebRtcError::Config(message.to_owned()));
@@ -133,7 +142,7 @@ impl Gateway {
         let crypto = default_provider().map_err(|error| Error::Crypto(error.to_string()))?;
         let certificate = certificate(&*crypto)?;
         let bind = |source| WebRtcError::Bind { port: config.bind_port, source };
-        let port = Port::bind(address, config.tcp, crypto.clone()).map_err(bind)?;
+        let port = Port::bind(address, config.tcp, crypto.clone(), place).map_err(bind)?;
         let local = port.local_addr();
         let advertised = advertised(local, config.public_ip).map_err(bind)?;
         tracing::info!(%local, ?advertised, "WebRTC port open");

@@ -24,6 +24,7 @@ use std::time::Instant;
 use ::webrtc::peer_connection::crypto::RTCCryptoProvider;
 use ::webrtc::runtime::{AsyncTcpListener, AsyncUdpSocket, BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use bytes::Bytes;
+use dtls_repeats::Repeats;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -33,6 +34,7 @@ use super::demux::{Demux, Dropped, Key, Stranger};
 use super::path::{Kind, Path};
 use super::{stun, tcp};
 use crate::clock::{self, Sparse};
+use crate::handover::{self, Arrived, Name, Place};
 
 /// Datagrams a session's driver may be behind: five seconds of audio. More are dropped, counted.
 const QUEUE: usize = 256;
@@ -54,6 +56,7 @@ struct Shared {
     demux: Mutex<Demux<Inbox>>,
     next: AtomicU64,
     told: Sparse,
+    place: Place,
 }
 
 /// Where the reader puts a session's datagrams: a queue for each family its agent knows.
@@ -70,21 +73,29 @@ struct Datagram {
 }
 
 impl Port {
-    /// Binds `address` and starts to read; with `tcp`, listens on the same number too.
+    /// Binds `address` and starts to read, as soon as `place` is held; with `tcp`, listens on the same number too.
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub(super) fn bind(address: SocketAddr, tcp: bool, crypto: Arc<dyn RTCCryptoProvider>) -> io::Result<Self> {
-        let (socket, listener) = bind(address, tcp)?;
+    pub(super) fn bind(
+        address: SocketAddr,
+        tcp: bool,
+        crypto: Arc<dyn RTCCryptoProvider>,
+        place: &Place,
+    ) -> io::Result<Self> {
+        let (socket, listener) = bind(address, tcp, place)?;
         let local = socket.local_addr()?;
         let reading = tokio::net::UdpSocket::from_std(socket.try_clone()?)?;
         let state = UdpSocketState::new(UdpSockRef::from(&reading))?;
         let demux = Mutex::new(Demux::new(crypto));
-        let shared = Arc::new(Shared { socket, local, demux, next: AtomicU64::new(0), told: Sparse::new() });
-        let reader = tokio::spawn(read(reading, state, shared.clone()));
+        let (next, told, place) = (AtomicU64::new(0), Sparse::new(), place.clone());
+        let shared = Arc::new(Shared { socket, local, demux, next, told, place: place.clone() });
+        let reader = tokio::spawn(read(reading, state, shared.clone(), place.arrived(handover::Kind::WebRtc)));
         let acceptor = listener.map(|listener| {
             let shared = shared.clone();
-            tcp::accept(listener, move |check| shared.lock().claim(check).ok().map(|inbox| inbox.connections.clone()))
+            tcp::accept(listener, place, move |check| {
+                shared.lock().claim(check).ok().map(|inbox| inbox.connections.clone())
+            })
         });
         Ok(Self { shared, reader, acceptor })
     }
@@ -150,8 +161,11 @@ impl Shared {
                     let _ = self.socket.send_to(&check, mapped(source, self.local));
                     Dropped::Stranger.label()
                 }
+                // It may be of a session of the gateway whose place this one took.
+                Stranger::Unknown if self.place.pass(handover::Kind::WebRtc, source, datagram) => return,
                 Stranger::Unknown => Dropped::Stranger.label(),
             },
+            Err(Dropped::NoSession) if self.place.pass(handover::Kind::WebRtc, source, datagram) => return,
             Err(reason) => reason.label(),
         };
         // Writing a line may take a while.
@@ -246,7 +260,8 @@ impl Seat {
             queue.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "a session has one socket a family"))?;
         let inlet = Mutex::new(Inlet { queue, alerting: false });
         let (shared, path, alert) = (self.shared.clone(), self.path.clone(), self.alert.clone());
-        Ok(Arc::new(Virtual { local, key: self.key, shared, path, inlet, alert }))
+        let repeats = Mutex::default();
+        Ok(Arc::new(Virtual { local, key: self.key, shared, path, inlet, alert, repeats }))
     }
 
     /// The TCP listener that the session's agent believes it bound at `local`.
@@ -278,6 +293,8 @@ struct Virtual {
     /// Only the driver locks it.
     inlet: Mutex<Inlet>,
     alert: Arc<Notify>,
+    /// What the DTLS stack has answered. Only the driver locks it.
+    repeats: Mutex<Repeats>,
 }
 
 struct Inlet {
@@ -298,6 +315,9 @@ impl AsyncUdpSocket for Virtual {
     }
 
     fn poll_send(&self, _: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<usize>> {
+        if Repeats::concerns(transmit.contents) {
+            lock(&self.repeats).sent(transmit.contents);
+        }
         let kind = stun::outgoing(transmit.contents);
         if let Kind::Check { transaction, .. } = kind {
             self.shared.lock().expect(self.key, transaction);
@@ -328,6 +348,9 @@ impl AsyncUdpSocket for Virtual {
                 // The session's seat is gone; its end arrives by another way.
                 return Poll::Pending;
             };
+            if Repeats::concerns(&datagram.bytes) && lock(&self.repeats).is_repeat(&datagram.bytes) {
+                continue;
+            }
             // Longer than any path carries, so nothing that ICE, DTLS or SRTP sent.
             let Some(space) = buf.get_mut(..datagram.bytes.len()) else { continue };
             space.copy_from_slice(&datagram.bytes);
@@ -341,17 +364,25 @@ impl AsyncUdpSocket for Virtual {
     }
 }
 
-fn bind(address: SocketAddr, tcp: bool) -> io::Result<(UdpSocket, Option<tokio::net::TcpListener>)> {
+fn bind(address: SocketAddr, tcp: bool, place: &Place) -> io::Result<(UdpSocket, Option<tokio::net::TcpListener>)> {
+    if place.has(Name::WebRtcUdp) || !tcp {
+        let socket = place.datagrams(Name::WebRtcUdp, address, bind_udp)?;
+        let local = socket.local_addr()?;
+        let listener = tcp.then(|| place.listener(Name::WebRtcTcp, local, tcp::bind)).transpose()?;
+        return Ok((socket, listener));
+    }
     // A free UDP port may be taken in TCP: then the kernel is asked for another.
-    let attempts = if tcp && address.port() == 0 { 8 } else { 1 };
+    let attempts = if address.port() == 0 { 8 } else { 1 };
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..attempts {
         let socket = bind_udp(address)?;
-        if !tcp {
-            return Ok((socket, None));
-        }
-        match tcp::bind(socket.local_addr()?) {
-            Ok(listener) => return Ok((socket, Some(listener))),
+        let local = socket.local_addr()?;
+        match tcp::bind(local) {
+            Ok(listener) => {
+                let socket = place.datagrams(Name::WebRtcUdp, local, |_| Ok(socket))?;
+                let listener = place.listener(Name::WebRtcTcp, local, |_| Ok(listener))?;
+                return Ok((socket, Some(listener)));
+            }
             Err(error) => last = error,
         }
     }
@@ -371,16 +402,30 @@ fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(socket))
 }
 
-/// Reads until aborted.
-async fn read(socket: tokio::net::UdpSocket, state: UdpSocketState, shared: Arc<Shared>) {
+/// Reads until aborted: the port, while the place is this process's, and what the next one passes on.
+async fn read(socket: tokio::net::UdpSocket, state: UdpSocketState, shared: Arc<Shared>, mut arrived: Arrived) {
     let size = if state.gro_segments() > 1 { COALESCED } else { 2048 };
     let mut storage: Vec<Vec<u8>> = (0..BATCH_SIZE).map(|_| vec![0; size]).collect();
     let mut metas = [RecvMeta::default(); BATCH_SIZE];
     let mut failures = Failures::default();
     loop {
         let mut bufs: Vec<IoSliceMut<'_>> = storage.iter_mut().map(|buf| IoSliceMut::new(buf)).collect();
-        let received =
-            socket.async_io(Interest::READABLE, || state.recv(UdpSockRef::from(&socket), &mut bufs, &mut metas)).await;
+        let held = shared.place.is_held();
+        let receive = socket.async_io(Interest::READABLE, || {
+            // Another process reads it from the moment on that this one does not hold the place.
+            if !shared.place.is_held() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            state.recv(UdpSockRef::from(&socket), &mut bufs, &mut metas)
+        });
+        let received = tokio::select! {
+            received = receive, if held => received,
+            Some(datagram) = arrived.recv() => {
+                shared.deliver(datagram.from, &datagram.bytes);
+                continue;
+            }
+            () = shared.place.until(!held) => continue,
+        };
         drop(bufs);
         let count = match received {
             Ok(count) => count,

@@ -23,6 +23,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
+use crate::handover::Place;
+
 /// How long a connection may take to prove whose it is.
 const PROOF: Duration = Duration::from_secs(5);
 /// Connections that have not.
@@ -58,7 +60,7 @@ pub(super) struct Inlet {
 ///
 /// # Errors
 /// It cannot be bound.
-pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub(super) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(!address.ip().is_unspecified())?;
@@ -68,19 +70,19 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    Ok(socket.into())
 }
 
-/// Accepts until aborted. `owner` says whose check a datagram is.
-pub(super) fn accept<F>(listener: TcpListener, owner: F) -> JoinHandle<()>
+/// Accepts until aborted, while `place` is held. `owner` says whose check a datagram is.
+pub(super) fn accept<F>(listener: TcpListener, place: Place, owner: F) -> JoinHandle<()>
 where
     F: Fn(&[u8]) -> Option<Inlet> + Clone + Send + Sync + 'static,
 {
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     tokio::spawn(async move {
         loop {
-            let Ok(place) = strangers.clone().acquire_owned().await else { return };
-            let (stream, peer) = match listener.accept().await {
+            let Ok(room) = strangers.clone().acquire_owned().await else { return };
+            let (stream, peer) = match place.accept(&listener).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of descriptors, mostly: some are given back before long.
@@ -91,7 +93,7 @@ where
             };
             let owner = owner.clone();
             tokio::spawn(async move {
-                let _place = place;
+                let _room = room;
                 let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                 let proof = tokio::time::timeout(PROOF, prove(stream, peer, owner)).await;
                 if !matches!(proof, Ok(Ok(()))) {

@@ -16,6 +16,7 @@ mod doors;
 mod fallback;
 mod faults;
 mod full_disk;
+mod handover;
 mod hears;
 mod hostile;
 mod interop;

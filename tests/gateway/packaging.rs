@@ -82,6 +82,7 @@ fn the_debian_package_has_the_program_its_unit_and_its_configuration() {
     for file in [
         "./usr/bin/antiphon",
         "./lib/systemd/system/antiphon.service",
+        "./lib/systemd/system/antiphon@.service",
         "./etc/antiphon/gateway.toml",
         "./usr/share/doc/antiphon/HANDBOOK.md",
         "./usr/share/doc/antiphon/FAULTS.md",

@@ -44,6 +44,11 @@ impl Serve {
         Serve { child, http: format!("http://{http}"), sip }
     }
 
+    /// A program that was started in another way.
+    pub(crate) fn of(child: Child, http: SocketAddr, sip: SocketAddr) -> Serve {
+        Serve { child, http: format!("http://{http}"), sip }
+    }
+
     /// Waits until it takes calls.
     pub(crate) async fn ready(&self) {
         until(&format!("{}/readyz", self.http), |body| body["ready"] == true).await;

@@ -46,6 +46,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("voice_gpu_memory_bytes", "a GPU"),
     ("antiphon_scheduler_queue_depth", "more work than the device takes at once"),
     ("antiphon_worker_up", "a worker: gateway/workers.rs"),
+    ("antiphon_handover_calls", "an upgrade under live calls: gateway/handover.rs"),
+    ("antiphon_handover_datagrams_total", "the same"),
     ("antiphon_worker_handovers_total", "a worker that is lost: gateway/workers.rs"),
     ("antiphon_cluster_nodes", "other gateways: gateway/nodes.rs"),
     ("antiphon_registry_up", "other gateways: gateway/nodes.rs"),

@@ -14,6 +14,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("reach", 1),
     ("secret", 1),
     ("audio_file", 2),
+    ("handover", 2),
     ("postgres", 3),
     ("certificate", 2),
     ("socket", 2),

@@ -4,6 +4,7 @@ mod calls;
 mod hostile;
 mod interop;
 mod loss;
+mod lossy;
 mod moving;
 mod support;
 mod whip;

@@ -5,6 +5,7 @@
 //! telephone events, as browsers' have. Ending the call sends DELETE and closes the connection.
 
 pub mod peer;
+mod runtime;
 mod task;
 
 use std::net::{IpAddr, Ipv4Addr};

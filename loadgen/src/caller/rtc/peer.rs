@@ -28,6 +28,7 @@ use webrtc::peer_connection::{
 use webrtc::rtp_transceiver::{RTCRtpTransceiverDirection, RTCRtpTransceiverInit};
 use webrtc::runtime::TokioRuntime;
 
+use super::runtime::Sparing;
 use crate::caller::call::CallError;
 use crate::wire::rtp;
 
@@ -134,7 +135,7 @@ impl Peer {
             .with_media_engine(engine)
             .with_setting_engine(settings.build())
             .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
-            .with_runtime(Arc::new(TokioRuntime))
+            .with_runtime(Arc::new(Sparing(TokioRuntime)))
             .with_handler(Arc::new(Events { state, gathered, tracks, channels }))
             .with_udp_addrs(udp)
             .with_tcp_addrs(tcp)

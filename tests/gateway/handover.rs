@@ -1,0 +1,278 @@
+//! An upgrade under live calls: a second process takes the sockets and the new calls, the first keeps its own; and sockets from
+//! systemd.
+
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use antiphon_loadgen::call::{Call, End, now};
+use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::{rtc, sip};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::program::Serve;
+use super::support::{PATIENCE, SENTENCE, gaps};
+
+/// From as many ports, as telephones are.
+const TELEPHONES: usize = 4;
+
+async fn telephone(to: &str) -> Call {
+    let config = sip::Config { codecs: vec![Codec::Pcmu], ..sip::Config::default() };
+    let caller = sip::Caller::bind(config).await.expect("free ports");
+    caller.call(to).await.expect("answered")
+}
+
+async fn browser(http: &str) -> Call {
+    let config = rtc::Config { agent: Some("silent".into()), ..rtc::Config::new(http) };
+    rtc::Caller::connect(config).await.expect("answered")
+}
+
+/// Asks whoever has the place: a connection that is there stays with the process that accepted it, so each question has its
+/// own.
+#[derive(Clone)]
+struct Asker {
+    http: String,
+    client: reqwest::Client,
+}
+
+impl Asker {
+    fn new(http: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client");
+        Self { http: http.to_owned(), client }
+    }
+
+    async fn json(&self, path: &str) -> Value {
+        let answer = self.client.get(format!("{}{path}", self.http)).send().await.expect("somebody always answers");
+        answer.json().await.expect("JSON")
+    }
+
+    /// Has the agent's side of `id` say `text`; whichever process has the call.
+    async fn speak(&self, id: &str, text: &str) -> Instant {
+        let asked = now();
+        let turn = self.client.post(format!("{}/v1/calls/{id}/turns", self.http)).json(&json!({ "text": text }));
+        let answer = turn.send().await.expect("answered");
+        assert_eq!(answer.status(), 202, "{}", answer.text().await.unwrap_or_default());
+        asked
+    }
+
+    /// A metric of the process that has the place.
+    async fn metric(&self, name: &str) -> f64 {
+        let text = self.client.get(format!("{}/metrics", self.http)).send().await.expect("answered").text().await;
+        let text = text.expect("text");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("{name} is not there"))
+    }
+
+    /// Waits until the process that has the place says that the one before it has `calls`.
+    async fn handed_over(&self, calls: impl Fn(f64) -> bool) {
+        let waited = async {
+            while !calls(self.metric("antiphon_handover_calls").await) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, waited).await.expect("the place changes hands");
+    }
+
+    /// The ids of all calls, whichever process has them, when they are `count`: a call is one once it is acknowledged.
+    async fn calls(&self, count: usize) -> Vec<String> {
+        let counted = async {
+            loop {
+                let calls = self.json("/v1/calls").await;
+                let calls = calls["calls"].as_array().cloned().unwrap_or_default();
+                if calls.len() == count {
+                    return calls.iter().filter_map(|call| call["id"].as_str().map(str::to_owned)).collect();
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, counted).await.expect("so many calls are up")
+    }
+}
+
+fn first(folder: &Path, state: &Path) -> Serve {
+    Serve::start(folder, state, |command| {
+        command.env("ANTIPHON_ENGINE__KIND", "tone").env("ANTIPHON_SIP__TCP", "127.0.0.1:0");
+    })
+}
+
+fn successor(folder: &Path, state: &Path, of: &Serve) -> Serve {
+    let (http, sip) = (of.http.clone(), of.sip);
+    let mut second = Serve::start(folder, state, |command| {
+        command
+            .arg("--takeover")
+            .env("ANTIPHON_ENGINE__KIND", "tone")
+            .env("ANTIPHON_SIP__TCP", "127.0.0.1:0")
+            .env("ANTIPHON_HTTP__BIND", http.trim_start_matches("http://"))
+            .env("ANTIPHON_SIP__UDP", sip.to_string());
+    });
+    (second.http, second.sip) = (http, sip);
+    second
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_process_takes_the_place_of_the_first_and_no_call_is_lost() {
+    let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let mut first = first(folder.path(), state.path());
+    first.ready().await;
+    let (asker, to) = (Asker::new(&first.http), format!("sip:silent@{}", first.sip));
+    let mut before = Vec::new();
+    for _ in 0..TELEPHONES {
+        before.push(telephone(&to).await);
+    }
+    before.push(browser(&first.http).await);
+    let ids = asker.calls(before.len()).await;
+    // They listen to something while the place changes hands.
+    let long = SENTENCE.repeat(3);
+    let mut asked = now();
+    for id in &ids {
+        asked = asker.speak(id, &long).await;
+    }
+    let mut onsets = Vec::new();
+    for call in &before {
+        onsets.push(call.onset(asked - Duration::from_secs(5), PATIENCE).await.expect("speech is heard"));
+    }
+
+    // Calls come in all the time, each of which is answered.
+    let stop = Arc::new(AtomicBool::new(false));
+    let coming = {
+        let (stop, to, http) = (stop.clone(), to.clone(), first.http.clone());
+        tokio::spawn(async move {
+            let mut answered = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let call = if answered % 3 == 2 { browser(&http).await } else { telephone(&to).await };
+                assert_eq!(call.hang_up().await, End::Local);
+                answered += 1;
+            }
+            answered
+        })
+    };
+    let mut second = successor(folder.path(), state.path(), &first);
+    asker.handed_over(|calls| calls >= before.len() as f64).await;
+    stop.store(true, Ordering::Relaxed);
+    assert!(coming.await.expect("every call is answered") > 0);
+
+    let mut after = vec![telephone(&to).await, browser(&first.http).await];
+    for (call, onset) in before.iter().zip(&onsets) {
+        let end = call.silence(*onset, Duration::from_millis(1_500), PATIENCE).await.expect("the turn ends");
+        let stalls = gaps(&call.ear().heard(), *onset, end);
+        assert!(stalls.is_empty(), "{:?}: {stalls:?}", call.leg());
+    }
+    let all = asker.calls(before.len() + after.len()).await;
+    assert!(ids.iter().all(|id| all.contains(id)), "the calls of both: {all:?}");
+    // Every call is reached over HTTP by its id, and over its own leg.
+    let asked = asker.speak(&ids[0], "Still here.").await;
+    for id in all.iter().filter(|id| **id != ids[0]) {
+        asker.speak(id, "Still here.").await;
+    }
+    for call in before.iter().chain(&after) {
+        assert!(call.onset(asked, PATIENCE).await.is_some(), "{:?} is spoken to", call.leg());
+    }
+    for call in &before {
+        // A BYE of a telephone, and for the browser DELETE: both reach the second process first.
+        assert_eq!(call.hang_up().await, End::Local, "{:?}", call.leg());
+    }
+    assert_eq!(first.ended().await, Some(0), "the first ends with its last call");
+    asker.handed_over(|calls| calls == 0.0).await;
+    let asked = now();
+    for id in asker.calls(after.len()).await {
+        asker.speak(&id, "Only these.").await;
+    }
+    for call in after.drain(..) {
+        assert!(call.onset(asked, PATIENCE).await.is_some(), "{:?} goes on", call.leg());
+        assert_eq!(call.hang_up().await, End::Local);
+    }
+    // Each call's record was closed by the process that had the call, as its caller ended it.
+    let closed = async {
+        loop {
+            let body = asker.json("/v1/records?limit=100").await;
+            let all = body["records"].as_array().cloned().unwrap_or_default();
+            let ours: Vec<_> = all.iter().filter(|record| ids.iter().any(|id| record["id"] == **id)).collect();
+            if ours.len() == ids.len() && ours.iter().all(|record| !record["endedMs"].is_null()) {
+                assert!(ours.iter().all(|record| record["cause"] == "remote"), "{ours:#?}");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, closed).await.expect("every call has its record");
+    assert_eq!(second.terminate().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_dies_gives_the_place_back() {
+    let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let mut first = first(folder.path(), state.path());
+    first.ready().await;
+    let (asker, to) = (Asker::new(&first.http), format!("sip:silent@{}", first.sip));
+    let call = telephone(&to).await;
+    let id = asker.calls(1).await.remove(0);
+    let mut second = successor(folder.path(), state.path(), &first);
+    asker.handed_over(|calls| calls >= 1.0).await;
+    // A third is told why not, and changes nothing.
+    let mut third = successor(folder.path(), state.path(), &first);
+    assert_eq!(third.ended().await, Some(1), "the second has still to wait for the first");
+    second.signal("KILL");
+    second.ended().await;
+    // Of the first again: who connected to the second meanwhile was refused.
+    first.ready().await;
+    let again = telephone(&to).await;
+    asker.calls(2).await;
+    let asked = asker.speak(&id, "Still here.").await;
+    assert!(call.onset(asked, PATIENCE).await.is_some(), "the call of the first goes on");
+    for call in [call, again] {
+        assert_eq!(call.hang_up().await, End::Local);
+    }
+    assert_eq!(first.terminate().await, Some(0));
+}
+
+/// `antiphon serve` with two sockets, as systemd starts it: they are descriptors 3 and 4, and variables say so.
+fn activated(folder: &Path, names: &str, http: TcpListener, sip: UdpSocket) -> Serve {
+    let addresses: (SocketAddr, SocketAddr) = (http.local_addr().expect("bound"), sip.local_addr().expect("bound"));
+    let mut command = Command::new("sh");
+    // The shell keeps its number when it becomes the program.
+    command
+        .args(["-c", "export LISTEN_PID=$$; exec \"$0\" serve 3<&0 4<&1 </dev/null >/dev/null"])
+        .arg(env!("CARGO_BIN_EXE_antiphon"))
+        .current_dir(folder)
+        .env("XDG_STATE_HOME", folder)
+        .env("LISTEN_FDS", "2")
+        .env("LISTEN_FDNAMES", names)
+        .env("ANTIPHON_ENGINE__KIND", "tone")
+        .env("ANTIPHON_HTTP__BIND", addresses.0.to_string())
+        .env("ANTIPHON_SIP__UDP", addresses.1.to_string())
+        .env("ANTIPHON_SIP__TCP", "off")
+        .stdin(Stdio::from(OwnedFd::from(http)))
+        .stdout(Stdio::from(OwnedFd::from(sip)))
+        .stderr(Stdio::null());
+    Serve::of(command.spawn().expect("a shell"), addresses.0, addresses.1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sockets_from_systemd_are_used_by_their_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sockets = || {
+        let http = TcpListener::bind("127.0.0.1:0").expect("a port");
+        (http, UdpSocket::bind("127.0.0.1:0").expect("a port"))
+    };
+    let (http, sip) = sockets();
+    // Who comes before the program does waits.
+    let address = http.local_addr().expect("bound");
+    let early = tokio::net::TcpStream::connect(address).await.expect("it waits");
+    let mut program = activated(folder.path(), "http:sip-udp", http, sip);
+    program.ready().await;
+    early.writable().await.expect("still there");
+    let call = telephone(&format!("sip:demo@{}", program.sip)).await;
+    assert!(call.onset(call.setup().asked, PATIENCE).await.is_some(), "the agent greets");
+    assert_eq!(call.hang_up().await, End::Local);
+    assert_eq!(program.terminate().await, Some(0));
+
+    let (http, sip) = sockets();
+    let mut program = activated(folder.path(), "http:antiphon.socket", http, sip);
+    assert_eq!(program.ended().await, Some(1), "a name that no socket has");
+}

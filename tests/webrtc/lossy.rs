@@ -1,0 +1,98 @@
+//! Handshakes that lose a flight: the call comes about all the same. What is lost is chosen so that the peer repeats its own
+//! flight before ours, which stopped the DTLS stack's timer for good (see the crate `dtls-repeats`).
+
+use std::net::SocketAddr;
+
+use antiphon::media::leg::LegEvent;
+use antiphon::webrtc::WebRtcConfig;
+use tokio::net::UdpSocket;
+use tokio::task::JoinHandle;
+use webrtc::peer_connection::RTCPeerConnectionState;
+
+use crate::support::{Audio, Peer, echo, gateway};
+
+const CLIENT_HELLO: u8 = 1;
+const SERVER_HELLO: u8 = 2;
+
+/// Types of the handshake messages that begin the records of a datagram; none where it is encrypted or something else.
+fn messages(mut datagram: &[u8]) -> Vec<u8> {
+    let mut found = Vec::new();
+    while let Some((&[content_type, _, _, e0, e1, .., l0, l1], after)) = datagram.split_first_chunk::<13>() {
+        let Some((content, next)) = after.split_at_checked(usize::from(u16::from_be_bytes([l0, l1]))) else { break };
+        if (content_type, e0, e1) == (22, 0, 0) {
+            found.extend(content.first());
+        }
+        datagram = next;
+    }
+    found
+}
+
+/// Passes datagrams between a peer and `gateway`, but for those of which `lose(to_gateway, datagram)` says otherwise.
+async fn relay(
+    gateway: SocketAddr,
+    mut lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static,
+) -> (SocketAddr, JoinHandle<()>) {
+    let front = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+    let back = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+    let address = front.local_addr().expect("bound");
+    let relaying = tokio::spawn(async move {
+        let (mut here, mut there, mut peer) = (vec![0; 2_048], vec![0; 2_048], None);
+        loop {
+            tokio::select! {
+                Ok((length, from)) = front.recv_from(&mut here) => {
+                    peer = Some(from);
+                    if !lose(true, &here[..length]) {
+                        let _ = back.send_to(&here[..length], gateway).await;
+                    }
+                }
+                Ok((length, _)) = back.recv_from(&mut there) => if let Some(peer) = peer && !lose(false, &there[..length]) {
+                    let _ = front.send_to(&there[..length], peer).await;
+                }
+            }
+        }
+    });
+    (address, relaying)
+}
+
+/// A call through a relay that loses what `lose` says: it is connected.
+async fn connects(lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static) {
+    let gateway = gateway(WebRtcConfig { connect_timeout_s: 60, ..WebRtcConfig::default() }).await;
+    let (relayed, relaying) = relay(gateway.local_addr(), lose).await;
+    let mut peer = Peer::new(Audio::SendRecv, None).await;
+    // Neither learns of the other's own address, so that everything passes through the relay.
+    let offer: String =
+        peer.offer().await.split_inclusive('\n').filter(|line| !line.contains("a=candidate:")).collect();
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    let mut call = echo(answered.leg);
+    let port = format!(" {} typ host", gateway.local_addr().port());
+    assert!(answered.sdp.contains(&port) && answered.sdp.contains("a=setup:active"), "{}", answered.sdp);
+    peer.accept(&answered.sdp.replace(&port, &format!(" {} typ host", relayed.port()))).await;
+    call.next(|event| matches!(event, LegEvent::Connected)).await;
+    peer.state(RTCPeerConnectionState::Connected).await;
+    assert!(gateway.delete(&answered.id).await);
+    peer.close().await;
+    relaying.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_last_flight_of_ours_is_sent_again_though_the_peer_repeats_its_own_first() {
+    let mut hellos = 0;
+    connects(move |to_gateway, datagram| {
+        hellos += i32::from(to_gateway && messages(datagram).contains(&SERVER_HELLO));
+        // Certificate, keys and all, until the peer repeats its flight.
+        !to_gateway && hellos == 1 && matches!(datagram.first(), Some(20..=22))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_flight_of_the_synthetic_browser_is_sent_again_though_we_repeat_ours_first() {
+    let (mut answered, mut repeated) = (false, false);
+    connects(move |to_gateway, datagram| {
+        let messages = messages(datagram);
+        answered |= to_gateway && messages.contains(&SERVER_HELLO);
+        repeated |= !to_gateway && answered && messages.contains(&CLIENT_HELLO);
+        to_gateway && answered && !repeated && matches!(datagram.first(), Some(20..=22))
+    })
+    .await;
+}
