@@ -200,9 +200,9 @@ impl Inbox {
     }
 }
 
-fn lock(path: &Mutex<Path>) -> MutexGuard<'_, Path> {
-    // It is whole between calls, so a panic elsewhere does not spoil it.
-    path.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What they guard is whole between calls, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A session's share of the port. Dropping it forgets the session's addresses.
