@@ -113,15 +113,13 @@ impl Store {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(RecordError::Folder)?;
         }
-        let db = Connection::open(path)?;
+        let mut db = Connection::open(path)?;
         db.busy_timeout(Duration::from_secs(5))?;
         db.pragma_update(None, "journal_mode", "WAL")?;
         // With FULL a record survives the loss of power too, not only of the process.
         db.pragma_update(None, "synchronous", "FULL")?;
-        let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
-        match version {
-            0 => Self::change(&db, &[SCHEMA, usage::SCHEMA])?,
-            1 => Self::change(&db, &[usage::SCHEMA])?,
+        match Self::version(&db)? {
+            0 | 1 => Self::change(&mut db)?,
             VERSION => {}
             newer => {
                 let path = path.display();
@@ -133,10 +131,21 @@ impl Store {
         Ok(Self { db })
     }
 
+    fn version(db: &Connection) -> rusqlite::Result<i64> {
+        db.pragma_query_value(None, "user_version", |row| row.get(0))
+    }
+
     /// Brings the tables to this version.
-    fn change(db: &Connection, changes: &[&str]) -> rusqlite::Result<()> {
-        let changes = changes.concat();
-        db.execute_batch(&format!("BEGIN IMMEDIATE;{changes}PRAGMA user_version = {VERSION};COMMIT;"))
+    fn change(db: &mut Connection) -> rusqlite::Result<()> {
+        let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        // Another process may have done it meanwhile: from here on nobody else writes.
+        match Self::version(&transaction)? {
+            0 => transaction.execute_batch(&[SCHEMA, usage::SCHEMA].concat())?,
+            1 => transaction.execute_batch(usage::SCHEMA)?,
+            _ => return Ok(()),
+        }
+        transaction.pragma_update(None, "user_version", VERSION)?;
+        transaction.commit()
     }
 
     /// Writes records in one transaction. `hook`: those that have ended are due for delivery.

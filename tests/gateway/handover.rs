@@ -69,6 +69,16 @@ impl Asker {
         value.unwrap_or_else(|| panic!("{name} is not there"))
     }
 
+    /// Waits until so many calls are written down: then the database is made, too.
+    async fn recorded(&self, count: usize) {
+        let written = async {
+            while self.json("/v1/records?limit=100").await["records"].as_array().is_none_or(|all| all.len() < count) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, written).await.expect("they are written");
+    }
+
     /// Waits until the process that has the place says that the one before it has `calls`.
     async fn handed_over(&self, calls: impl Fn(f64) -> bool) {
         let waited = async {
@@ -127,6 +137,7 @@ async fn a_second_process_takes_the_place_of_the_first_and_no_call_is_lost() {
     }
     before.push(browser(&first.http).await);
     let ids = asker.calls(before.len()).await;
+    asker.recorded(ids.len()).await;
     // They listen to something while the place changes hands.
     let long = SENTENCE.repeat(3);
     let mut asked = now();
@@ -212,6 +223,7 @@ async fn a_successor_that_dies_gives_the_place_back() {
     let (asker, to) = (Asker::new(&first.http), format!("sip:silent@{}", first.sip));
     let call = telephone(&to).await;
     let id = asker.calls(1).await.remove(0);
+    asker.recorded(1).await;
     let mut second = successor(folder.path(), state.path(), &first);
     asker.handed_over(|calls| calls >= 1.0).await;
     // A third is told why not, and changes nothing.
