@@ -9,6 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use antiphon::certificate::{CHALLENGE, Certificate};
 use antiphon::clock;
+use antiphon::handover::Place;
 use antiphon::server::{self, Bounds, Manners};
 use axum::Router;
 use axum::body::Bytes;
@@ -119,7 +120,8 @@ impl Authority {
         let certificate = Certificate::open("its own", &file, &file).expect("usable");
         let bounds = Bounds { all: 64, per_address: 64 };
         let (stop, stopped) = watch::channel(false);
-        let manners = Manners { bounds, certificate: Some(certificate), grace: Duration::ZERO };
+        let manners =
+            Manners { bounds, certificate: Some(certificate), grace: Duration::ZERO, place: Place::default() };
         tokio::spawn(server::serve(listener, router, stopped, manners));
         Authority { directory: format!("{base}/directory"), roots, state, _stop: stop }
     }
