@@ -111,10 +111,7 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
 
 fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if whisper::selftest::is_kit(kit) {
-        if device != "cpu" {
-            return Err(Failure::failed(format!("device `{device}`: Whisper computes on the CPU only")));
-        }
-        let report = whisper::selftest::run(kit).map_err(Failure::failed)?;
+        let report = whisper_selftest(kit, device, dtype)?;
         println!("{report}");
         return Ok(if report.passed() { cli::DONE } else { cli::FAILED });
     }
@@ -132,16 +129,36 @@ fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Fail
     Ok(code.max(engine_selftest(kit, device, dtype)?))
 }
 
+fn whisper_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<whisper::selftest::Report, Failure> {
+    use whisper::gpu::{Elt, Own, seat};
+    use whisper::selftest::{Tolerances, run, run_on};
+    if device == "cpu" {
+        return run(kit).map_err(Failure::failed);
+    }
+    let (elt, tolerances) =
+        if dtype == "f32" { (Elt::F32, Tolerances::EXACT) } else { (Elt::F16, Tolerances::WORKING) };
+    let own = Own { ordinal: ordinal(device)?, hardware: Hardware::default() };
+    let seat = seat(kit, elt).map_err(Failure::failed)?;
+    let loaded = whisper::Whisper::on_gpu(kit, seat, Some(own)).map_err(Failure::failed)?;
+    run_on(&loaded, kit, tolerances).map_err(Failure::failed)
+}
+
+/// The number of a GPU that can be tried.
+fn ordinal(device: &str) -> Result<u32, Failure> {
+    let Some(ordinal) = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok()) else {
+        return Err(Failure::failed(format!("device `{device}`: expected cpu or cuda:N")));
+    };
+    match gpu::absent() {
+        Some(why) => Err(Failure::unavailable(why)),
+        None => Ok(ordinal),
+    }
+}
+
 fn engine_selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {
     if device == "cpu" {
         return Ok(cli::selftest(kit));
     }
-    let Some(ordinal) = device.strip_prefix("cuda:").and_then(|n| n.parse::<u32>().ok()) else {
-        return Err(Failure::failed(format!("device `{device}`: expected cpu or cuda:N")));
-    };
-    if let Some(why) = gpu::absent() {
-        return Err(Failure::unavailable(why));
-    }
+    let ordinal = ordinal(device)?;
     let (precision, limits) = if dtype == "f32" {
         (Precision::EXACT, &[][..])
     } else {

@@ -1,17 +1,23 @@
 //! Whisper on threads of its own, so that neither media nor signalling ever wait for a network.
 //!
 //! Owns the queue of recognitions: bounded, those that somebody waits for first. Each worker computes on a thread
-//! pool of its own size, since the matrix products would otherwise take every core.
+//! pool of its own size, since the matrix products would otherwise take every core; or on a GPU, whose steps they share.
+//!
+//! # Failures
+//! A recognition whose GPU fails under it, or is not there, is done again on the CPU, one at a time ([`Spare`]): calls
+//! hear on, later than usual. It goes back to the GPU as soon as that is there.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
 
-use super::whisper::{LoadError, Options, Suppressed, Whisper};
+use super::whisper::gpu::{Own, Seat, TEXTS};
+use super::whisper::{HearError, LoadError, Options, Stop, Suppressed, Transcript, Whisper};
 use super::{Answer, Recogniser, Request, Trouble, Words};
 use crate::audio::from_i16;
 
@@ -68,26 +74,139 @@ impl Pool {
         if let Some(language) = language.filter(|language| !whisper.knows(language)) {
             return Err(PoolError::Language(language.into()));
         }
-        let threads = match threads {
-            0 => thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1),
-            threads => threads,
-        };
-        let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new() });
-        let mut pool = Self { shared, workers: Vec::new() };
+        let mut pool = Self::empty();
+        let threads = threads_of(threads);
         for number in 0..threads.div_ceil(THREADS) {
-            let width = (threads - number * THREADS).min(THREADS);
-            let cores =
-                rayon::ThreadPoolBuilder::new().num_threads(width).thread_name(move |n| format!("hear-{number}-{n}"));
-            let cores = cores.build().map_err(|e| PoolError::Threads(e.to_string()))?;
-            let (shared, whisper) = (pool.shared.clone(), whisper.clone());
-            let worker = thread::Builder::new().name(format!("hear-{number}")).spawn(move || {
-                while let Some(job) = shared.next() {
-                    work(&whisper, &cores, job);
-                }
-            });
-            pool.workers.push(worker.map_err(|e| PoolError::Threads(e.to_string()))?);
+            let cores = cores(number, (threads - number * THREADS).min(THREADS))?;
+            pool.add(number, Hearer::Cpu(whisper.clone(), cores))?;
         }
         Ok(pool)
+    }
+
+    /// As [`Self::start`], on a GPU: in `seat`, onto which a voice loads the checkpoint, or which is `own`, and is loaded
+    /// now. `threads`: of the CPU, while the GPU is not there.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; or its own device cannot be used.
+    pub fn start_on(
+        seat: Seat,
+        own: Option<Own>,
+        model: &Path,
+        language: Option<&str>,
+        threads: usize,
+    ) -> Result<Self, PoolError> {
+        let whisper = Arc::new(Whisper::on_gpu(model, seat, own)?);
+        if let Some(language) = language.filter(|language| !whisper.knows(language)) {
+            return Err(PoolError::Language(language.into()));
+        }
+        let spare = Arc::new(Spare::new(model, threads_of(threads)));
+        let mut pool = Self::empty();
+        // They wait for the device most of the time.
+        for number in 0..TEXTS {
+            pool.add(number, Hearer::Gpu(whisper.clone(), spare.clone()))?;
+        }
+        Ok(pool)
+    }
+
+    fn empty() -> Self {
+        let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new() });
+        Self { shared, workers: Vec::new() }
+    }
+
+    fn add(&mut self, number: usize, hearer: Hearer) -> Result<(), PoolError> {
+        let shared = self.shared.clone();
+        let worker = thread::Builder::new().name(format!("hear-{number}")).spawn(move || {
+            while let Some(job) = shared.next() {
+                work(&hearer, job);
+            }
+        });
+        self.workers.push(worker.map_err(|e| PoolError::Threads(e.to_string()))?);
+        Ok(())
+    }
+}
+
+fn threads_of(threads: usize) -> usize {
+    match threads {
+        0 => thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1),
+        threads => threads,
+    }
+}
+
+/// Threads for the products of worker `number`.
+fn cores(number: usize, width: usize) -> Result<rayon::ThreadPool, PoolError> {
+    let cores = rayon::ThreadPoolBuilder::new().num_threads(width).thread_name(move |n| format!("hear-{number}-{n}"));
+    cores.build().map_err(|e| PoolError::Threads(e.to_string()))
+}
+
+/// Where a worker computes.
+enum Hearer {
+    Cpu(Arc<Whisper>, rayon::ThreadPool),
+    Gpu(Arc<Whisper>, Arc<Spare>),
+}
+
+impl Hearer {
+    fn knows(&self, language: &str) -> bool {
+        let (Hearer::Cpu(whisper, _) | Hearer::Gpu(whisper, _)) = self;
+        whisper.knows(language)
+    }
+
+    fn transcribe(&self, samples: &[f32], options: &Options, stop: &Stop) -> Result<Option<Transcript>, HearError> {
+        match self {
+            Hearer::Cpu(whisper, cores) => cores.install(|| whisper.transcribe(samples, options, stop)),
+            Hearer::Gpu(whisper, spare) => match whisper.transcribe(samples, options, stop) {
+                Err(HearError::Lost(reason)) => spare.transcribe(&reason, samples, options, stop),
+                result => {
+                    spare.rest();
+                    result
+                }
+            },
+        }
+    }
+}
+
+/// The CPU, for what the GPU could not do. Its weights are read when they are needed first.
+struct Spare {
+    model: PathBuf,
+    threads: usize,
+    loaded: OnceLock<Result<(Whisper, rayon::ThreadPool), String>>,
+    /// One at a time, with all threads: so the first answers come soonest.
+    turn: Mutex<()>,
+    /// It did the last recognition.
+    serves: AtomicBool,
+}
+
+impl Spare {
+    fn new(model: &Path, threads: usize) -> Self {
+        let (loaded, turn) = (OnceLock::new(), Mutex::default());
+        Self { model: model.to_owned(), threads, loaded, turn, serves: AtomicBool::new(false) }
+    }
+
+    fn transcribe(
+        &self,
+        reason: &str,
+        samples: &[f32],
+        options: &Options,
+        stop: &Stop,
+    ) -> Result<Option<Transcript>, HearError> {
+        if !self.serves.swap(true, Ordering::Relaxed) {
+            tracing::warn!("Whisper recognises on the CPU: {reason}");
+        }
+        let load = || {
+            let whisper = Whisper::load(&self.model).map_err(|e| e.to_string())?;
+            Ok((whisper, cores(0, self.threads).map_err(|e| e.to_string())?))
+        };
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.loaded.get_or_init(load) {
+            Ok((whisper, cores)) => cores.install(|| whisper.transcribe(samples, options, stop)),
+            Err(why) => Err(HearError::Lost(format!("{reason}; and the CPU: {why}"))),
+        }
+    }
+
+    /// The GPU works.
+    fn rest(&self) {
+        if self.serves.swap(false, Ordering::Relaxed) {
+            tracing::info!("Whisper recognises on the GPU again");
+        }
     }
 }
 
@@ -173,13 +292,13 @@ impl Job {
     }
 }
 
-fn work(whisper: &Whisper, cores: &rayon::ThreadPool, job: Job) {
+fn work(hearer: &Hearer, job: Job) {
     let Job { request, answer } = job;
     let samples: Vec<f32> = request.pcm.iter().map(|sample| from_i16(*sample)).collect();
     // An agent may name a language that the model does not know: then it listens for those it does.
-    let language = request.language.clone().filter(|language| whisper.knows(language));
+    let language = request.language.clone().filter(|language| hearer.knows(language));
     let options = Options { language, ..Options::default() };
-    let compute = || cores.install(|| whisper.transcribe(&samples, &options, &request.stop));
+    let compute = || hearer.transcribe(&samples, &options, &request.stop);
     let result = match catch_unwind(AssertUnwindSafe(compute)) {
         Ok(Ok(Some(transcript))) => {
             if let Some(reason) = transcript.suppressed {
@@ -236,6 +355,19 @@ mod tests {
         assert!(shared.next().expect("the last").request.urgent);
         assert!(shared.lock().urgent.is_empty() && shared.lock().idle.iter().all(Job::is_over));
         drop(last);
+    }
+
+    /// Without a voice nobody loads the checkpoint into a seat.
+    #[tokio::test]
+    async fn the_cpu_recognises_while_no_gpu_is_there_and_gives_the_same_words() {
+        use super::super::whisper::gpu::{Elt, seat};
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper");
+        let seat = seat(&model, Elt::F16).expect("a checkpoint");
+        let pool = Pool::start_on(seat, None, &model, Some("en"), 1).expect("it starts");
+        let sound = Request { pcm: (0..16_000).map(|n| (n % 97) * 300).collect(), ..request(true) };
+        let words = pool.recognise(sound.clone()).await.expect("an answer").expect("not stopped");
+        let cpu = Pool::start(&model, Some("en"), 1).expect("it loads");
+        assert_eq!(words, cpu.recognise(sound).await.expect("an answer").expect("not stopped"));
     }
 
     #[tokio::test]

@@ -8,12 +8,15 @@ pub mod cosyvoice;
 pub mod device;
 pub mod espeak;
 pub mod identity;
+mod precedence;
 pub mod tone;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::cosyvoice::bistream::Order as TextOrder;
 pub use self::identity::Identity;
+pub use self::precedence::Precedence;
 pub use crate::sched::{EngineLimits, Need, Outcome, PerStage, Slot, Stage, Stages, Step};
 use crate::turn::{Utterance, UtteranceId};
 
@@ -182,6 +185,11 @@ pub trait Synthesizer: Send {
 
     /// Looks for voices added to or removed from the voices folder since the last call.
     fn refresh_voices(&mut self) {}
+
+    /// Who else computes on the device: is told when its work has to give way.
+    fn precedence(&self) -> Option<Arc<Precedence>> {
+        None
+    }
 }
 
 /// Why speech could not be made.

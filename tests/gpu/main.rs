@@ -4,6 +4,7 @@
 mod behind;
 mod failures;
 mod full_size;
+mod hear;
 mod invariant;
 #[path = "../cosyvoice/rows.rs"]
 mod rows;

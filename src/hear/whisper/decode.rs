@@ -8,7 +8,7 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::network::Cache;
+use super::engine::Text;
 use super::quality::{self, Limits, Suppressed};
 use super::rules::{Rules, drawn, likeliest, log_sum_exp};
 use super::stop::Stop;
@@ -85,8 +85,10 @@ struct Draft {
 }
 
 /// The beginning of a window's texts: behind the prompt.
-struct Opening {
-    cache: Cache,
+struct Opening<'a> {
+    text: Box<dyn Text + 'a>,
+    /// Tokens of the prompt.
+    length: usize,
     scores: Vec<f32>,
     no_speech: f32,
     language: Option<(String, u32)>,
@@ -109,11 +111,13 @@ impl Whisper {
         let (mut probability, window) = (0.0, self.config.window);
         while at < samples.len() {
             let piece = &samples[at..samples.len().min(at + window)];
-            let Some(states) = self.listen(piece, stop)? else { return Ok(None) };
+            let Some(text) = self.listen(piece, stop)? else { return Ok(None) };
             // Only times tell where the next window has to begin.
             let timestamps = options.timestamps || at + window < samples.len();
-            let Some(opening) = self.open(&states, language.take(), timestamps, stop)? else { return Ok(None) };
-            let Some(draft) = self.settle(&opening, piece.len(), timestamps, options, stop)? else { return Ok(None) };
+            let Some(mut opening) = self.open(text, language.take(), timestamps, stop)? else { return Ok(None) };
+            let Some(draft) = self.settle(&mut opening, piece.len(), timestamps, options, stop)? else {
+                return Ok(None);
+            };
             let offset = at as f64 / RATE as f64;
             let (mut segments, step) = self.segments(&draft.tokens, piece.len(), offset);
             whole.no_speech = opening.no_speech;
@@ -136,15 +140,14 @@ impl Whisper {
     }
 
     /// Reads the prompt, finding out the language where it is not given and there are several.
-    fn open(
+    fn open<'a>(
         &self,
-        states: &candle_core::Tensor,
+        mut text: Box<dyn Text + 'a>,
         language: Option<(String, u32)>,
         timestamps: bool,
         stop: &Stop,
-    ) -> Result<Option<Opening>, HearError> {
-        let mut cache = self.decoder.begin(states)?;
-        let scores = self.decoder.next(&[self.tokens.start], &mut cache)?;
+    ) -> Result<Option<Opening<'a>>, HearError> {
+        let scores = text.next(&[self.tokens.start])?;
         if stop.is_set() {
             return Ok(None);
         }
@@ -157,20 +160,20 @@ impl Whisper {
             likeliest.map(|(code, id)| (code.clone(), *id))
         });
         let prompt = self.tokens.prompt(language.as_ref().map(|(_, id)| *id), timestamps);
-        let scores = if prompt.is_empty() { scores } else { self.decoder.next(&prompt, &mut cache)? };
-        Ok(Some(Opening { cache, scores, no_speech, language }))
+        let scores = if prompt.is_empty() { scores } else { text.next(&prompt)? };
+        Ok(Some(Opening { length: text.len(), text, scores, no_speech, language }))
     }
 
     /// The first text that is not doubtful, else the last; `None` when stopped.
     fn settle(
         &self,
-        opening: &Opening,
+        opening: &mut Opening<'_>,
         samples: usize,
         timestamps: bool,
         options: &Options,
         stop: &Stop,
     ) -> Result<Option<Draft>, HearError> {
-        let room = self.config.sizes.max_target_positions.saturating_sub(opening.cache.len());
+        let room = self.config.sizes.max_target_positions.saturating_sub(opening.length);
         // The reference's limit, and what can be said in the time.
         let most =
             (self.config.sizes.max_target_positions / 2).min(SPARE_TOKENS + samples * TOKENS_A_SECOND / RATE).min(room);
@@ -199,13 +202,14 @@ impl Whisper {
     /// Writes one text; `None` when stopped.
     fn write(
         &self,
-        opening: &Opening,
+        opening: &mut Opening<'_>,
         rules: &Rules<'_>,
         most: usize,
         choose: &mut dyn FnMut(&[f32]) -> (u32, f32),
         stop: &Stop,
     ) -> Result<Option<Draft>, HearError> {
-        let (mut cache, mut scores) = (opening.cache.clone(), opening.scores.clone());
+        let mut scores = opening.scores.clone();
+        opening.text.rewind(opening.length)?;
         let (mut tokens, mut sum, mut repeats) = (Vec::new(), 0.0, false);
         while tokens.len() < most && !repeats {
             rules.apply(&mut scores, &tokens);
@@ -220,7 +224,7 @@ impl Whisper {
                 return Ok(None);
             }
             if tokens.len() < most {
-                scores = self.decoder.next(&[token], &mut cache)?;
+                scores = opening.text.next(&[token])?;
             }
         }
         let probability = sum / (tokens.len() as f32 + 1.0);

@@ -151,7 +151,6 @@ pub(super) struct Attention {
 }
 
 /// Keys and values as `[heads, positions, width / heads]`.
-#[derive(Clone)]
 pub(super) struct Memory {
     pub(super) keys: Tensor,
     pub(super) values: Tensor,

@@ -1,7 +1,8 @@
-//! Whisper on the CPU, as the reference computes it: sound to text.
+//! Whisper as the reference computes it, on the CPU or a GPU: sound to text.
 //!
 //! Reads the directory of a Hugging Face checkpoint (`openai/whisper-*`, tiny to large-v3-turbo). One [`Whisper`]
-//! serves all calls; what a recognition needs besides the weights lives as long as the recognition.
+//! serves all calls; what a recognition needs besides the weights lives as long as the recognition. [`decode`] is the same
+//! for both kinds of [`engine`]: [`network`] on the CPU, and [`steps`], which many recognitions share, on [`gpu`].
 //!
 //! Contract: the numbers are those of `transformers` within the tolerances of [`selftest`]; a text that the model
 //! made up is dropped ([`Suppressed`]) and never given out as speech.
@@ -9,12 +10,15 @@
 pub mod config;
 pub mod convert;
 mod decode;
+mod engine;
 mod features;
+pub mod gpu;
 mod layers;
 mod network;
 mod quality;
 mod rules;
 pub mod selftest;
+mod steps;
 mod stop;
 #[cfg(test)]
 mod tests;
@@ -23,19 +27,16 @@ pub mod verify;
 
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
-
 pub use config::{LoadError, RATE, is_checkpoint};
 pub use decode::{Options, Segment, Transcript};
 pub use quality::{Limits, Suppressed};
 pub use stop::Stop;
 
 use config::Config;
+use engine::{Engine, Text};
 use layers::Weights;
-use network::{Decoder, Encoder};
+use network::Cpu;
 use tokens::Tokens;
-
-use crate::voice::features::Matrix;
 
 /// Why a recognition failed.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,9 @@ pub enum HearError {
     /// The device failed.
     #[error("device: {0}")]
     Device(#[from] candle_core::Error),
+    /// The GPU failed, or is not there any more: what was begun on it is lost.
+    #[error("the GPU: {0}")]
+    Lost(String),
     /// The model does not know the language.
     #[error("the model does not know the language `{0}`")]
     Language(String),
@@ -56,8 +60,7 @@ pub enum HearError {
 pub struct Whisper {
     config: Config,
     tokens: Tokens,
-    encoder: Encoder,
-    decoder: Decoder,
+    engine: Box<dyn Engine>,
 }
 
 impl Whisper {
@@ -69,9 +72,8 @@ impl Whisper {
         let config = Config::load(dir)?;
         let tokens = Tokens::load(dir, &config)?;
         let mut weights = Weights::read(&dir.join(verify::WEIGHTS))?;
-        let encoder = Encoder::load(&mut weights, &config.sizes)?;
-        let decoder = Decoder::load(&mut weights, &config.sizes)?;
-        Ok(Self { config, tokens, encoder, decoder })
+        let engine = Box::new(Cpu::load(&mut weights, &config.sizes)?);
+        Ok(Self { config, tokens, engine })
     }
 
     /// Whether it can be told to expect this language (a BCP 47 tag). A model of one language knows English.
@@ -87,10 +89,10 @@ impl Whisper {
         self.tokens.languages.is_empty().then_some("en")
     }
 
-    /// What the encoder makes of one window; `None` when stopped.
-    fn listen(&self, samples: &[f32], stop: &Stop) -> Result<Option<Tensor>, HearError> {
+    /// A text about one window, still empty; `None` when stopped.
+    fn listen(&self, samples: &[f32], stop: &Stop) -> Result<Option<Box<dyn Text + '_>>, HearError> {
         let features = features::log_mel(samples, self.config.sizes.num_mel_bins, self.config.window)?;
-        Ok(self.encoder.forward(&tensor(features)?, stop)?)
+        self.engine.hear(features, stop)
     }
 }
 
@@ -98,8 +100,4 @@ impl std::fmt::Debug for Whisper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Whisper").field("sizes", &self.config.sizes).finish_non_exhaustive()
     }
-}
-
-fn tensor(matrix: Matrix) -> candle_core::Result<Tensor> {
-    Tensor::from_vec(matrix.data, (matrix.rows, matrix.cols), &Device::Cpu)
 }

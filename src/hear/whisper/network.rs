@@ -1,15 +1,86 @@
-//! Encoder and decoder of Whisper: features to states, states and text to scores.
+//! Encoder and decoder of Whisper on the CPU: features to states, states and text to scores.
 //!
 //! Owns the weights; all that one recognition needs besides is in its [`Cache`].
 
 use candle_core::{Device, IndexOp, Result, Tensor};
 
+use super::HearError;
 use super::config::{LoadError, Sizes};
+use super::engine::{Engine, Text};
 use super::layers::{Attention, Conv, FeedForward, Memory, Norm, Weights, gelu};
 use super::stop::Stop;
+use crate::voice::features::Matrix;
+
+/// Both parts, in memory.
+pub(super) struct Cpu {
+    encoder: Encoder,
+    decoder: Decoder,
+}
+
+impl Cpu {
+    pub(super) fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
+        Ok(Self { encoder: Encoder::load(weights, sizes)?, decoder: Decoder::load(weights, sizes)? })
+    }
+
+    fn states(&self, features: Matrix, stop: &Stop) -> Result<Option<Tensor>> {
+        let features = Tensor::from_vec(features.data, (features.rows, features.cols), &Device::Cpu)?;
+        self.encoder.forward(&features, stop)
+    }
+
+    fn text(&self, states: &Tensor) -> Result<CpuText<'_>> {
+        Ok(CpuText { decoder: &self.decoder, cache: self.decoder.begin(states)? })
+    }
+}
+
+impl Engine for Cpu {
+    fn hear<'a>(&'a self, features: Matrix, stop: &Stop) -> std::result::Result<Option<Box<dyn Text + 'a>>, HearError> {
+        let Some(states) = self.states(features, stop)? else { return Ok(None) };
+        Ok(Some(Box::new(self.text(&states)?)))
+    }
+
+    fn states(&self, features: Matrix, stop: &Stop) -> std::result::Result<Option<Vec<f32>>, HearError> {
+        let Some(states) = self.states(features, stop)? else { return Ok(None) };
+        Ok(Some(states.flatten_all()?.to_vec1()?))
+    }
+
+    fn about<'a>(&'a self, states: &[f32]) -> std::result::Result<Box<dyn Text + 'a>, HearError> {
+        let width = self.decoder.tokens.dim(1)?;
+        let states = Tensor::from_slice(states, (states.len() / width, width), &Device::Cpu)?;
+        Ok(Box::new(self.text(&states)?))
+    }
+}
+
+struct CpuText<'a> {
+    decoder: &'a Decoder,
+    cache: Cache,
+}
+
+impl Text for CpuText<'_> {
+    fn len(&self) -> usize {
+        self.cache.length
+    }
+
+    fn rewind(&mut self, length: usize) -> std::result::Result<(), HearError> {
+        Ok(self.cache.rewind(length)?)
+    }
+
+    fn next(&mut self, tokens: &[u32]) -> std::result::Result<Vec<f32>, HearError> {
+        Ok(self.decoder.next(tokens, &mut self.cache)?)
+    }
+
+    fn each(&mut self, tokens: &[u32]) -> std::result::Result<Vec<f32>, HearError> {
+        Ok(self.decoder.forward(tokens, &mut self.cache, None)?.flatten_all()?.to_vec1()?)
+    }
+
+    fn watched(&mut self, tokens: &[u32]) -> std::result::Result<(Vec<f32>, Option<Vec<Tensor>>), HearError> {
+        let mut seen = Vec::new();
+        let scores = self.decoder.forward(tokens, &mut self.cache, Some(&mut seen))?;
+        Ok((scores.flatten_all()?.to_vec1()?, Some(seen)))
+    }
+}
 
 /// The part that hears.
-pub(super) struct Encoder {
+struct Encoder {
     conv1: Conv,
     conv2: Conv,
     positions: Tensor,
@@ -25,7 +96,7 @@ struct EncoderLayer {
 }
 
 impl Encoder {
-    pub(super) fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
+    fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
         let (root, width) = ("model.encoder", sizes.d_model);
         let layers = (0..sizes.encoder_layers).map(|n| {
             let name = format!("{root}.layers.{n}");
@@ -52,7 +123,7 @@ impl Encoder {
     }
 
     /// States `[positions, width]` of features `[frames, bands]`; `None` when `stop` was set meanwhile.
-    pub(super) fn forward(&self, features: &Tensor, stop: &Stop) -> Result<Option<Tensor>> {
+    fn forward(&self, features: &Tensor, stop: &Stop) -> Result<Option<Tensor>> {
         let x = gelu(&self.conv1.forward(features)?)?;
         let x = gelu(&self.conv2.forward(&x)?)?;
         let mut x = (x + &self.positions)?;
@@ -70,7 +141,7 @@ impl Encoder {
 }
 
 /// The part that writes.
-pub(super) struct Decoder {
+struct Decoder {
     /// `[vocabulary, width]`; also the last layer.
     tokens: Tensor,
     positions: Tensor,
@@ -88,23 +159,34 @@ struct DecoderLayer {
     forward: FeedForward,
 }
 
-/// What the decoder remembers of one window: what was heard, and the text so far. Clones share their tensors.
-#[derive(Clone)]
-pub(super) struct Cache {
+/// What the decoder remembers of one window: what was heard, and the text so far.
+struct Cache {
     text: Vec<Option<Memory>>,
     heard: Vec<Memory>,
     length: usize,
 }
 
 impl Cache {
-    /// Tokens it has seen.
-    pub(super) fn len(&self) -> usize {
-        self.length
+    /// Forgets all but the first `length` tokens.
+    fn rewind(&mut self, length: usize) -> Result<()> {
+        if length >= self.length {
+            return Ok(());
+        }
+        for text in &mut self.text {
+            *text = match text.take() {
+                Some(old) if length > 0 => {
+                    Some(Memory { keys: old.keys.narrow(1, 0, length)?, values: old.values.narrow(1, 0, length)? })
+                }
+                _ => None,
+            };
+        }
+        self.length = length;
+        Ok(())
     }
 }
 
 impl Decoder {
-    pub(super) fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
+    fn load(weights: &mut Weights, sizes: &Sizes) -> std::result::Result<Self, LoadError> {
         let (root, width, heads) = ("model.decoder", sizes.d_model, sizes.decoder_attention_heads);
         let layers = (0..sizes.decoder_layers).map(|n| {
             let name = format!("{root}.layers.{n}");
@@ -128,19 +210,14 @@ impl Decoder {
     }
 
     /// Begins a text about what was heard: `states` of the encoder.
-    pub(super) fn begin(&self, states: &Tensor) -> Result<Cache> {
+    fn begin(&self, states: &Tensor) -> Result<Cache> {
         let heard = self.layers.iter().map(|layer| layer.heard.memory(states)).collect::<Result<_>>()?;
-        Ok(Cache { text: vec![None; self.layers.len()], heard, length: 0 })
+        Ok(Cache { text: self.layers.iter().map(|_| None).collect(), heard, length: 0 })
     }
 
     /// Scores `[tokens, vocabulary]` of what follows each of the next `tokens`. Puts the weights of each layer over
     /// what was heard into `seen`.
-    pub(super) fn forward(
-        &self,
-        tokens: &[u32],
-        cache: &mut Cache,
-        mut seen: Option<&mut Vec<Tensor>>,
-    ) -> Result<Tensor> {
+    fn forward(&self, tokens: &[u32], cache: &mut Cache, mut seen: Option<&mut Vec<Tensor>>) -> Result<Tensor> {
         let (count, before) = (tokens.len(), cache.length);
         if before + count > self.positions.dim(0)? {
             candle_core::bail!("a text of {} tokens is longer than the model's positions", before + count);
@@ -177,7 +254,7 @@ impl Decoder {
     }
 
     /// As [`Decoder::forward`], the scores behind the last of `tokens` alone.
-    pub(super) fn next(&self, tokens: &[u32], cache: &mut Cache) -> Result<Vec<f32>> {
+    fn next(&self, tokens: &[u32], cache: &mut Cache) -> Result<Vec<f32>> {
         let scores = self.forward(tokens, cache, None)?;
         scores.i(scores.dim(0)? - 1)?.to_vec1()
     }

@@ -19,6 +19,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::gpu::whisper::Seat;
 use crate::synth::{EngineLimits, Slot, SynthError};
 
 /// A voice as the flow needs it, and what makes the language model speak like it.
@@ -490,4 +491,6 @@ pub struct Options {
     pub memory: Option<u64>,
     /// See [`Hardware`].
     pub hardware: Hardware,
+    /// A recogniser that is loaded beside the voice, onto the GPU.
+    pub seat: Option<Seat>,
 }

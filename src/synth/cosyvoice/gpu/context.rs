@@ -3,6 +3,8 @@
 //! Owns them. Every wait for the device is made here and is bounded: a device that has nothing to say for [`PATIENCE`]
 //! is lost, as is one whose driver reports an error. A lost context takes no more work.
 //!
+//! [`Context::beside`] is one more stream in it, for another thread: whatever loses one of them loses both.
+//!
 //! Work goes to [`Lane::Front`] unless [`Context::behind`] says otherwise. Blocks of its launches go before those of
 //! [`Lane::Back`] wherever a multiprocessor has room; nothing else orders the two, so whoever uses both waits.
 //!
@@ -18,7 +20,7 @@
 //!   would block in the driver, where no deadline reaches.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
@@ -82,6 +84,8 @@ pub(super) struct Context {
     recording: AtomicBool,
     /// [`PATIENCE`] in milliseconds, unless a test is in a hurry.
     patience: AtomicU64,
+    /// Whose context it is, where this one only has a stream in it.
+    owner: Option<Arc<Context>>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; what changes here is atomic.
@@ -185,6 +189,30 @@ impl Context {
             waiting: Default::default(),
             recording: AtomicBool::new(false),
             patience: AtomicU64::new(PATIENCE.as_millis() as u64),
+            owner: None,
+        })
+    }
+
+    /// One stream in this context, both lanes of what is returned, for work of another thread. Its blocks go behind those
+    /// of [`Lane::Front`] and before those of [`Lane::Back`] wherever a multiprocessor has room.
+    pub(super) fn beside(self: &Arc<Self>) -> Result<Self, GpuError> {
+        use cu::stream::{StreamKind, create_with_priority, get_priority_range};
+        self.bind()?;
+        let stream = get_priority_range()
+            .and_then(|(least, greatest)| create_with_priority(StreamKind::NonBlocking, (least + greatest) / 2))
+            .map_err(refused("create a stream"))?;
+        Ok(Self {
+            ordinal: self.ordinal,
+            device: self.device,
+            raw: self.raw,
+            streams: [stream; 2],
+            behind: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            hung: AtomicPtr::default(),
+            waiting: Default::default(),
+            recording: AtomicBool::new(false),
+            patience: AtomicU64::new(PATIENCE.as_millis() as u64),
+            owner: Some(self.clone()),
         })
     }
 
@@ -218,11 +246,14 @@ impl Context {
 
     /// Whether it is of no more use.
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.lost.load(Ordering::Relaxed) || self.owner.as_ref().is_some_and(|owner| owner.is_lost())
     }
 
     fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
+        if let Some(owner) = &self.owner {
+            owner.lose();
+        }
         LOST_BEFORE.store(true, Ordering::Relaxed);
     }
 
@@ -287,7 +318,7 @@ impl Context {
             // Asked after the clock was read: a process that was paused in between is not the device's fault.
             sys::CUresult::CUDA_ERROR_NOT_READY if late => {
                 self.lose();
-                self.hung.store(stream, Ordering::Relaxed);
+                self.owner.as_deref().unwrap_or(self).hung.store(stream, Ordering::Relaxed);
                 let reason = format!("no answer for {} s: a kernel does not end", patience.as_secs_f32());
                 Err(GpuError::Driver { what: WHAT, reason })
             }
@@ -324,6 +355,16 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            // In a lost context the stream goes with it.
+            if self.bind().is_ok() {
+                // SAFETY: created by `beside`, destroyed only here.
+                let _ = unsafe { cu::stream::destroy(self.streams[0]) };
+            }
+            // SAFETY: null leaves this thread without a context: this may be the last that holds it.
+            let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
+            return;
+        }
         // SAFETY: null leaves the thread without a context, so that none is current that is gone.
         let _ = unsafe { cu::ctx::set_current(std::ptr::null_mut()) };
         let hung = Some(self.hung.load(Ordering::Relaxed)).filter(|stream| !stream.is_null());

@@ -170,9 +170,12 @@ pub(super) struct Device {
     /// How many there are: block shapes are chosen so that each has something to do.
     pub(super) multiprocessors: usize,
     trace: Trace,
-    pub(super) ledger: Ledger,
+    /// One with all that is beside it.
+    pub(super) ledger: Arc<Ledger>,
+    /// What all its memory is booked under; `None`: each piece by its name.
+    books: Option<Part>,
     #[cfg(feature = "fault-injection")]
-    pub(super) faults: Faults,
+    pub(super) faults: Arc<Faults>,
 }
 
 /// A kernel of a loaded module, and its name.
@@ -222,12 +225,31 @@ impl Device {
             hopper: asked.hopper(),
             target: asked,
             trace: Trace::default(),
-            ledger: Ledger::default(),
+            ledger: Arc::default(),
+            books: None,
             #[cfg(feature = "fault-injection")]
-            faults: Faults::default(),
+            faults: Arc::default(),
         };
         this.settle(Part::Context)?;
         Ok(Arc::new(this))
+    }
+
+    /// The same device for another thread: a stream of its own in the same context ([`Context::beside`]), its memory in
+    /// the same books, under `part`.
+    pub(super) fn beside(&self, part: Part) -> Result<Arc<Self>, GpuError> {
+        Ok(Arc::new(Self {
+            context: Arc::new(self.context.beside()?),
+            name: self.name.clone(),
+            target: self.target.clone(),
+            kept: self.kept.clone(),
+            identity: self.identity.clone(),
+            trace: Trace::default(),
+            ledger: self.ledger.clone(),
+            books: Some(part),
+            #[cfg(feature = "fault-injection")]
+            faults: self.faults.clone(),
+            ..*self
+        }))
     }
 
     /// What was found out before, under a name made of `what` and of [`Self::identity`].
@@ -316,7 +338,7 @@ impl Device {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => short(),
             _ => self.context.failed("allocate memory")(e),
         })?;
-        let part = Part::of(what);
+        let part = self.books.unwrap_or_else(|| Part::of(what));
         self.ledger.add(part, bytes as u64);
         Ok(Buf { ptr, bytes, part, device: self.clone() })
     }

@@ -33,6 +33,8 @@ pub enum Part {
     Voices,
     /// Activations, scores, staging, cuBLASLt's workspace.
     Workspace,
+    /// All of a recogniser that is loaded beside the voice.
+    Recogniser,
     /// Code of the kernels, and what the driver adds by rounding.
     Code,
     /// Recorded graphs and what the libraries took while they were recorded.
@@ -41,12 +43,13 @@ pub enum Part {
 
 impl Part {
     /// Every part, in the order of a table.
-    pub const ALL: [Part; 11] = [
+    pub const ALL: [Part; 12] = [
         Part::Context,
         Part::Code,
         Part::Graphs,
         Part::Weights,
         Part::Workspace,
+        Part::Recogniser,
         Part::LlmSlots,
         Part::FlowSlots,
         Part::VocoderSlots,
@@ -67,6 +70,7 @@ impl Part {
             Part::VocoderSlots => "vocoder_slots",
             Part::Voices => "voices",
             Part::Workspace => "workspace",
+            Part::Recogniser => "recogniser",
             Part::Code => "code",
             Part::Graphs => "graphs",
         }

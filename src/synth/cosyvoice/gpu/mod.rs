@@ -7,7 +7,8 @@
 //! with Rust, [`gemm`] products and convolutions, [`lt`] the flow's large products, [`tuned`] what was found fastest,
 //! [`llm`], [`flow`] and [`hift`] one network each, [`solver`] streams through the flow, [`flight`] calls of the last two
 //! behind others, [`slabs`] the flow's memory, [`slots`] what the host knows of each utterance and [`voices`] of each voice,
-//! [`ledger`] who holds the device's memory, `faults` what tests make go wrong.
+//! [`ledger`] who holds the device's memory, `faults` what tests make go wrong. [`whisper`] is a recogniser that may be
+//! loaded beside the voice.
 //!
 //! A step copies to the host drawn ids and samples, nothing else.
 //!
@@ -60,6 +61,7 @@ mod tuned;
 mod units;
 mod voices;
 mod weights;
+pub mod whisper;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -83,6 +85,7 @@ pub use self::units::{ARCHITECTURES, compile_all};
 use self::voices::Voices;
 use self::weights::Packer;
 pub use self::weights::{Random, Source};
+use self::whisper::seat::Seated;
 use super::backend::{
     Backend, BackendCaps, Decoded, End, Extent, FlowPrompt, Flowed, Options, Prefilled, SlotRequest, Stretch, Vocoded,
     VoiceHandle,
@@ -129,6 +132,8 @@ impl Default for Precision {
 
 /// CosyVoice3 on one CUDA device.
 pub struct GpuBackend {
+    /// Leaves first.
+    _seated: Option<Seated>,
     device: Arc<Device>,
     config: Config,
     caps: BackendCaps,
@@ -160,6 +165,8 @@ impl GpuBackend {
         precision: Precision,
     ) -> Result<Self, GpuError> {
         let device = Device::open(ordinal, &options.hardware)?;
+        // Before memory is counted: what is left is the voice's.
+        let seated = options.seat.as_ref().map(|seat| seat.settle(&device));
         let free = device.room()?;
         let slots = options.slots.unwrap_or_else(|| slots_for(free)).clamp(1, 1024);
         // One slot more than callers see: for looking into the networks.
@@ -204,7 +211,7 @@ impl GpuBackend {
             slots: BTreeMap::new(),
             flight: None,
         };
-        let mut backend = Self { device, config, caps, llm, acoustic };
+        let mut backend = Self { _seated: seated, device, config, caps, llm, acoustic };
         backend.warm_up()?;
         backend.device.settle(Part::Graphs)?;
         Ok(backend)

@@ -3,7 +3,7 @@
 use super::compiler::{Source, Unit};
 use super::device::GpuError;
 use super::mirror::checks;
-use super::{Precision, flow, gemm, hift, libraries, llm};
+use super::{Precision, flow, gemm, hift, libraries, llm, whisper};
 use crate::synth::cosyvoice::config::Config;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
@@ -43,6 +43,10 @@ pub(super) static HIFT: Source = Source {
     checks: || checks(&[hift::Voc::LAYOUT]),
 };
 
+/// The recogniser.
+pub(super) static WHISPER: Source =
+    Source { name: "whisper.cu", parts: &[COMMON, include_str!("kernels/whisper.cu")], checks: String::new };
+
 /// Architectures that kernels are compiled for here, and the shared memory of a block there in KiB.
 pub const ARCHITECTURES: [(&str, u32); 6] =
     [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
@@ -55,13 +59,14 @@ pub const ARCHITECTURES: [(&str, u32); 6] =
 pub fn compile_all(config: &Config, arch: &str, shared_kib: u32) -> Option<Result<(), GpuError>> {
     libraries::open_compiler().then(|| {
         let (llm, flow, hift) = (llm::defines(&config.llm), flow::defines(&config.flow), hift::defines(config, 0));
-        let gemm = gemm::defines(shared_kib << 10);
+        let (gemm, heads) = (gemm::defines(shared_kib << 10), whisper::defines(64, 64));
         for Precision { llm: l, flow: f, hift: h } in [Precision::default(), Precision::EXACT] {
             let mut units = vec![
                 Unit { source: &LLM, elt: l, defines: &llm },
                 Unit { source: &WIDE, elt: l, defines: &[] },
                 Unit { source: &FLOW, elt: f, defines: &flow },
                 Unit { source: &HIFT, elt: h, defines: &hift },
+                Unit { source: &WHISPER, elt: f, defines: &heads },
             ];
             let mut elts = vec![l, f, h];
             elts.dedup();
