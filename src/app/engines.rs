@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::config::{Engine as EngineConfig, EngineKind};
 use crate::synth::cosyvoice::backend::{FinalChunk, Hardware, MemoryLimit, Options, TakenFor};
+use crate::synth::cosyvoice::gpu::whisper::Seat;
 use crate::synth::cosyvoice::gpu::{self, Precision};
 use crate::synth::cosyvoice::{CosyVoice, Settings};
 use crate::synth::device::Loader;
@@ -40,12 +41,25 @@ pub fn choose(config: &EngineConfig) -> Result<Choice, SynthError> {
 /// # Errors
 /// What was asked for by name is not there.
 pub fn choose_with(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthError> {
+    choose_beside(config, tokens, &mut None)
+}
+
+/// As [`choose_with`]; a recogniser that wants a GPU sits beside the first voice that speaks on it, or on any where it names
+/// none, and is taken out of `seat` then.
+///
+/// # Errors
+/// What was asked for by name is not there.
+pub(super) fn choose_beside(
+    config: &EngineConfig,
+    tokens: Option<u32>,
+    seat: &mut Option<(Seat, Option<u32>)>,
+) -> Result<Choice, SynthError> {
     match config.kind {
         EngineKind::Tone => Ok(tone("[engine] kind = \"tone\"".into())),
         EngineKind::Espeak => spoken(config),
-        EngineKind::Cosyvoice3 => neural(config, tokens),
+        EngineKind::Cosyvoice3 => neural(config, tokens, seat),
         EngineKind::Auto => match &config.model {
-            Some(_) => neural(config, tokens),
+            Some(_) => neural(config, tokens, seat),
             None => match spoken(config) {
                 Ok(choice) => Ok(choice),
                 Err(error) => Ok(tone(format!("no voice but the placeholder tone: {error}"))),
@@ -70,7 +84,11 @@ fn spoken(config: &EngineConfig) -> Result<Choice, SynthError> {
     Ok(Choice { loaders: vec![loader], fallback: None, reasons: vec!["espeak-ng speaks".into()] })
 }
 
-fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthError> {
+fn neural(
+    config: &EngineConfig,
+    tokens: Option<u32>,
+    seat: &mut Option<(Seat, Option<u32>)>,
+) -> Result<Choice, SynthError> {
     let Some(model) = config.model.clone() else {
         return Err(SynthError::Input("CosyVoice3 needs [engine] model, the checkpoint directory".into()));
     };
@@ -110,8 +128,16 @@ fn neural(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice, SynthErr
         ..Settings::default()
     };
     let precision = if config.dtype == "f32" { Precision::EXACT } else { Precision::default() };
-    let loaders = devices.into_iter().map(|device| {
-        let (model, options, settings) = (model.clone(), options.clone(), settings.clone());
+    let wanted = |device: &Device| match (&seat, device) {
+        (Some((_, named)), Device::Cuda(ordinal)) => named.is_none_or(|named| named == *ordinal),
+        _ => false,
+    };
+    let beside = devices.iter().position(wanted);
+    let mut sits = beside.and_then(|at| Some((at, seat.take()?.0)));
+    let loaders = devices.into_iter().enumerate().map(|(at, device)| {
+        let (model, settings) = (model.clone(), settings.clone());
+        let seat = sits.take_if(|(beside, _)| *beside == at).map(|(_, seat)| seat);
+        let options = Options { seat, ..options.clone() };
         let loader: Loader = Box::new(move || match device {
             Device::Cpu => {
                 let mut voice = CosyVoice::load_cpu(&model, options.clone(), settings.clone())?;

@@ -142,8 +142,11 @@ impl App {
     /// As there; what is passed does not fit, or the gateway that runs does not give its place.
     pub async fn start_in_place(config: Config, succession: Succession) -> Result<Self, StartError> {
         let config = config.with_state_dir(config::variables())?;
-        let choice = engines::choose(&config.engine)?;
-        Self::start_all(config, choice, succession).await
+        let seat = ears::seat(&config.recognizer).map_err(StartError::Recognizer)?;
+        let (mut left, hardware) = (seat.clone(), engines::hardware(&config.engine)?);
+        let choice = engines::choose_beside(&config.engine, None, &mut left)?;
+        let place = ears::place(seat.map(|(seat, _)| seat), left, hardware);
+        Self::start_all(config, choice, place, succession).await
     }
 
     /// As [`App::start`], with voices that were chosen elsewhere.
@@ -151,10 +154,15 @@ impl App {
     /// # Errors
     /// As there.
     pub async fn start_with(config: Config, choice: Choice) -> Result<Self, StartError> {
-        Self::start_all(config, choice, Succession::None).await
+        Self::start_all(config, choice, ears::Place::Cpu, Succession::None).await
     }
 
-    async fn start_all(config: Config, mut choice: Choice, succession: Succession) -> Result<Self, StartError> {
+    async fn start_all(
+        config: Config,
+        mut choice: Choice,
+        place: ears::Place,
+        succession: Succession,
+    ) -> Result<Self, StartError> {
         let mut config = config.with_state_dir(config::variables())?;
         tracing::info!("voices: {}; jobs: {}", config.engine.voices.display(), config.batch.database);
         let paths = [("batch.sqlite", config.batch.database.path()), ("voices", Some(&*config.engine.voices))];
@@ -222,7 +230,7 @@ impl App {
                 "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
             );
         }
-        let ears = ears::choose(&config.recognizer, &config.turns).await.map_err(StartError::Recognizer)?;
+        let ears = ears::choose(&config.recognizer, &config.turns, place).await.map_err(StartError::Recognizer)?;
         let calls =
             Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
         let records = Records::start_beside(config.records.clone(), predecessor.is_some())?;

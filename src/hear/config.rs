@@ -17,6 +17,9 @@ pub struct Recognizer {
     pub kind: Kind,
     /// `whisper`: the checkpoint directory. Services: the name of their model.
     pub model: Option<String>,
+    /// Where `whisper` computes: `auto` (on the GPU that speaks, else on one that can be used, else on the CPU), `cpu` or
+    /// `cuda:0`.
+    pub device: String,
     /// BCP 47 tag of what callers speak; absent: it is found out, where the recogniser can.
     pub language: Option<String>,
     /// Address of the service.
@@ -27,7 +30,7 @@ pub struct Recognizer {
     pub fallback: Option<Fallback>,
     /// What a minute of sound costs, for `antiphon_recognizer_cost_micros_total`.
     pub price: f64,
-    /// Threads of `whisper`; 0: half the cores.
+    /// Threads of `whisper` on the CPU; 0: half the cores.
     pub threads: usize,
     /// A service that has not answered by then has failed.
     pub timeout_ms: u64,
@@ -40,6 +43,7 @@ impl Default for Recognizer {
         Self {
             kind: Kind::Auto,
             model: None,
+            device: "auto".into(),
             language: None,
             url: None,
             token: None,
@@ -61,7 +65,7 @@ pub enum Kind {
     /// `whisper` where `model` is set, `http` where `url` is, else nothing.
     #[default]
     Auto,
-    /// A Whisper checkpoint, on this machine's processor.
+    /// A Whisper checkpoint, on this machine's GPU or processor.
     Whisper,
     /// A server with `POST /v1/audio/transcriptions`.
     Http,
@@ -136,6 +140,18 @@ impl Recognizer {
         }
     }
 
+    /// The GPU that `device` names.
+    ///
+    /// # Errors
+    /// It names nothing.
+    pub fn ordinal(&self) -> Result<Option<u32>, String> {
+        if ["auto", "cpu"].contains(&self.device.as_str()) {
+            return Ok(None);
+        }
+        let ordinal = self.device.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+        ordinal.map(Some).ok_or(format!("device = \"{}\": expected \"auto\", \"cpu\" or \"cuda:0\"", self.device))
+    }
+
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -191,6 +207,7 @@ impl Recognizer {
                 return Err("fallback.kind: expected \"http\", as the first service is".into());
             }
         }
+        self.ordinal()?;
         if !(100..=60_000).contains(&self.timeout_ms) {
             return Err(format!("timeout_ms = {}: expected 100 to 60000", self.timeout_ms));
         }
@@ -280,6 +297,12 @@ mod tests {
         assert!(with(None, Some("ftp://a/")).validate().is_err());
         assert!(with(None, Some("http://a/")).validate().is_ok());
         assert!(Recognizer { kind: Kind::Whisper, ..Recognizer::default() }.validate().is_err());
+        let on = |device: &str| Recognizer { device: device.into(), ..with(Some("whisper-tiny.en"), None) };
+        assert_eq!(
+            [on("auto").ordinal(), on("cpu").ordinal(), on("cuda:1").ordinal()],
+            [Ok(None), Ok(None), Ok(Some(1))]
+        );
+        assert!(on("gpu").validate().expect_err("no device").contains("gpu") && on("cuda:0").validate().is_ok());
         let streams = |more: &str| -> Result<Recognizer, String> {
             let config: Recognizer = toml::from_str(more).map_err(|error| error.message().to_owned())?;
             config.validate().map(|()| config)

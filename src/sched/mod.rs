@@ -118,6 +118,8 @@ pub struct Scheduler {
     critical: Duration,
     /// Live turns that began of late.
     arrivals: Arrivals,
+    /// A listener in silence waits, or one who is about to hear a gap.
+    urgent: bool,
 }
 
 impl Scheduler {
@@ -140,6 +142,7 @@ impl Scheduler {
             preemptions: 0,
             critical: Duration::ZERO,
             arrivals: Arrivals::default(),
+            urgent: false,
         }
     }
 
@@ -169,6 +172,12 @@ impl Scheduler {
         let id = self.table.add(now, spec, tenant, deadline, || self.tenants.permit(tenant));
         self.tenants.job_added(tenant, chars);
         Ok(id)
+    }
+
+    /// Whether what was planned last, or could be, is first audio or fills a gap that is about to be heard: what else
+    /// computes on the device gives way to that.
+    pub fn is_urgent(&self) -> bool {
+        self.urgent
     }
 
     /// Whether one more live stream would be taken on, of whatever tenant.
@@ -247,6 +256,7 @@ impl Scheduler {
         }
         self.critical = rank::rest(&mut self.table, now, &self.config, &self.forecast, &self.memory);
         let mut candidates = self.ranking().candidates(now);
+        self.urgent = self.inflight.is_urgent() || candidates.first().is_some_and(|c| c.rank <= Rank::First);
         if self.memory.grows()
             && let Some(lack) = self.memory.gate(&self.table, &mut candidates)
         {

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::gpu::whisper::Seat;
-use crate::synth::{EngineLimits, Slot, SynthError};
+use crate::synth::{EngineLimits, Precedence, Slot, SynthError};
 
 /// A voice as the flow needs it, and what makes the language model speak like it.
 #[derive(Clone, Debug, PartialEq)]
@@ -357,6 +357,11 @@ pub trait Backend: Send {
     /// It does not.
     fn sync(&mut self) -> Result<(), SynthError> {
         Ok(())
+    }
+
+    /// See [`crate::synth::Synthesizer::precedence`].
+    fn precedence(&self) -> Option<Arc<Precedence>> {
+        None
     }
 }
 

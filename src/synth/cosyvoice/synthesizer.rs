@@ -29,8 +29,8 @@ use super::text::{Thinner, Tokenizer};
 use super::voices::{Folders, SPK2INFO, spk2info};
 use crate::clock;
 use crate::synth::{
-    Caps, Identity, Memory, Need, PerStage, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder,
-    VoiceInfo,
+    Caps, Identity, Memory, Need, PerStage, Precedence, Progress, Slot, Stage, Stages, Step, SynthError, Synthesizer,
+    TextOrder, VoiceInfo,
 };
 use crate::turn::{Class, StreamId, Utterance, UtteranceId};
 use crate::voice::enrol::LOUDNESS;
@@ -415,6 +415,10 @@ struct Made {
 impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn precedence(&self) -> Option<Arc<Precedence>> {
+        self.backend.precedence()
     }
 
     fn voices(&self) -> Vec<VoiceInfo> {

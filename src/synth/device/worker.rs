@@ -24,7 +24,9 @@ use crate::clock;
 use crate::sched::{
     Config, JobEnd, JobId, JobSpec, OpenError, Plan, Quotas, Refused, RefusedReason, Scheduler, StreamNote,
 };
-use crate::synth::{Caps, EngineLimits, Identity, Memory, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::synth::{
+    Caps, EngineLimits, Identity, Memory, Precedence, Progress, Slot, Step, SynthError, Synthesizer, VoiceInfo,
+};
 use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
 
 /// How often gauges are brought up to date.
@@ -186,8 +188,9 @@ pub(super) fn run(
                 began = Some(clock::now());
                 up(shared, index, true);
                 phase.send_replace(Phase::Ready);
-                let mut worker =
-                    Worker { shared, synth: &mut **synth, gauges: clock::now(), preemptions: 0, launched: None };
+                let precedence = synth.precedence();
+                let (synth, gauges) = (&mut **synth, clock::now());
+                let mut worker = Worker { shared, synth, precedence, gauges, preemptions: 0, launched: None };
                 guarded(|| worker.work())
             }
             Err(SynthError::Unusable(reason)) => Err(SynthError::Unusable(std::mem::take(reason))),
@@ -307,6 +310,7 @@ fn load(shared: &Shared, loader: &Loader, config: &Config) -> Result<Box<dyn Syn
 struct Worker<'a> {
     shared: &'a Shared,
     synth: &'a mut dyn Synthesizer,
+    precedence: Option<Arc<Precedence>>,
     gauges: Instant,
     preemptions: u64,
     launched: Option<Launched>,
@@ -364,6 +368,9 @@ impl Worker<'_> {
             let now = clock::now();
             let Some(sched) = &mut state.sched else { return Ok(()) };
             let plan = sched.plan(now);
+            if let Some(precedence) = &self.precedence {
+                precedence.set(sched.is_urgent());
+            }
             self.measure(&mut state, now);
             match plan {
                 Plan::Open { slot, job } => self.open(state, slot, job)?,

@@ -93,7 +93,7 @@ use super::backend::{
 use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::cpu;
-use crate::synth::{EngineLimits, Memory, PerStage, Slot, Stage, SynthError};
+use crate::synth::{EngineLimits, Memory, PerStage, Precedence, Slot, Stage, SynthError};
 
 /// Utterances open at once at most, unless told otherwise, and at least.
 const SLOTS: std::ops::RangeInclusive<u64> = 8..=256;
@@ -132,8 +132,8 @@ impl Default for Precision {
 
 /// CosyVoice3 on one CUDA device.
 pub struct GpuBackend {
-    /// Leaves first.
-    _seated: Option<Seated>,
+    /// Who computes beside it; leaves first.
+    seated: Option<Seated>,
     device: Arc<Device>,
     config: Config,
     caps: BackendCaps,
@@ -211,7 +211,7 @@ impl GpuBackend {
             slots: BTreeMap::new(),
             flight: None,
         };
-        let mut backend = Self { _seated: seated, device, config, caps, llm, acoustic };
+        let mut backend = Self { seated, device, config, caps, llm, acoustic };
         backend.warm_up()?;
         backend.device.settle(Part::Graphs)?;
         Ok(backend)
@@ -576,6 +576,10 @@ impl Backend for GpuBackend {
     fn sync(&mut self) -> Result<(), SynthError> {
         self.acoustic.catch_up()?;
         Ok(self.device.sync()?)
+    }
+
+    fn precedence(&self) -> Option<Arc<Precedence>> {
+        self.seated.as_ref().map(Seated::precedence)
     }
 }
 

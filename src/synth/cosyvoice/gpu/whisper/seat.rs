@@ -114,6 +114,12 @@ impl Seat {
 /// Clears the seat when the voice goes.
 pub(in super::super) struct Seated(Seat);
 
+impl Seated {
+    pub(in super::super) fn precedence(&self) -> Arc<Precedence> {
+        self.0.precedence().clone()
+    }
+}
+
 impl Drop for Seated {
     fn drop(&mut self) {
         *self.0.whisper() = None;
