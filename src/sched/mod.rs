@@ -174,12 +174,6 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Whether what was planned last, or could be, is first audio or fills a gap that is about to be heard: what else
-    /// computes on the device gives way to that.
-    pub fn is_urgent(&self) -> bool {
-        self.urgent
-    }
-
     /// Whether one more live stream would be taken on, of whatever tenant.
     ///
     /// # Errors
