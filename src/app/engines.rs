@@ -49,7 +49,7 @@ pub fn choose_with(config: &EngineConfig, tokens: Option<u32>) -> Result<Choice,
 ///
 /// # Errors
 /// What was asked for by name is not there.
-pub(super) fn choose_beside(
+pub fn choose_beside(
     config: &EngineConfig,
     tokens: Option<u32>,
     seat: &mut Option<(Seat, Option<u32>)>,

@@ -10,6 +10,7 @@ use crate::app::bench::{self, Level, Plan, Rate};
 use crate::app::engines;
 use crate::call::bench::EgressPacing;
 use crate::config::EngineKind;
+use crate::hear::whisper::rehearsal;
 use crate::media;
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::random;
@@ -78,6 +79,9 @@ pub(super) struct Args {
     /// Measure voice enrolment instead.
     #[arg(long)]
     enrol: bool,
+    /// Have so many recognitions begin a second beside the voice, on its GPU: of Whisper tiny.en, with random weights.
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    hear: Option<f64>,
     /// Write the results to a file, too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -153,7 +157,12 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         config.engine.model = Some(dir);
     }
     let tokens = forced.map(|seconds| (seconds * TOKENS).round() as u32);
-    let choice = engines::choose_with(&config.engine, tokens).map_err(Failure::unavailable)?;
+    let seat = args.hear.map(|_| rehearsal::seat());
+    let mut left = seat.clone().map(|seat| (seat, None));
+    let choice = engines::choose_beside(&config.engine, tokens, &mut left).map_err(Failure::unavailable)?;
+    if left.is_some() {
+        return Err(Failure::unavailable("--hear needs a voice that speaks on a GPU"));
+    }
     for reason in &choice.reasons {
         eprintln!("{reason}");
     }
@@ -168,7 +177,32 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         seed: 1,
     };
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
-    let results = super::block_on(async {
+    let measure = || measure(args, &engine, &plan, forced);
+    let results = match seat.zip(args.hear) {
+        None => measure(),
+        Some((seat, rate)) => {
+            super::block_on(async {
+                engine.ready().await;
+                Ok(())
+            })?;
+            let (results, hearing) = rehearsal::beside(seat, rate, measure).map_err(Failure::failed)?;
+            println!(
+                "{} recognitions, {} failed: p50 {:.1} ms, p95 {:.1} ms",
+                hearing.recognitions,
+                hearing.failed,
+                hearing.p50 * 1e3,
+                hearing.p95 * 1e3
+            );
+            results.map(|results| json!({ "hearing": hearing, "speaking": results }))
+        }
+    };
+    // A device thread that still computes while the process ends would have its driver taken away under it.
+    engine.shutdown();
+    results
+}
+
+fn measure(args: &Args, engine: &Engine, plan: &Plan, forced: Option<f64>) -> Result<Value, Failure> {
+    super::block_on(async {
         engine.ready().await;
         let mut devices = Vec::new();
         for device in engine.status() {
@@ -181,7 +215,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         }
         if !args.turn_rates.is_empty() {
             println!("{}", Rate::header());
-            let rates = bench::rates(&engine, &plan, &args.turn_rates, |rate| println!("{rate}")).await;
+            let rates = bench::rates(engine, plan, &args.turn_rates, |rate| println!("{rate}")).await;
             for rate in &rates {
                 println!("share of time at {} turns a second:", rate.rate);
                 rate.shares.iter().filter(|share| share.share >= 0.001).for_each(|share| println!("{share}"));
@@ -190,7 +224,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         }
         println!("{}", Level::header());
         if args.side_by_side {
-            let report = bench::side_by_side(&engine, &plan, |level| println!("{level}")).await;
+            let report = bench::side_by_side(engine, plan, |level| println!("{level}")).await;
             let pairs = report.pairs.iter().flat_map(|pair| [&pair.live, &pair.both]);
             print_shares(std::iter::once(&report.batch_alone).chain(pairs));
             for pair in &report.pairs {
@@ -203,14 +237,11 @@ fn engine(args: &Args) -> Result<Value, Failure> {
             }
             return Ok(json!({ "devices": devices, "arrivals": plan.arrivals, "sideBySide": report }));
         }
-        let levels = bench::run(&engine, &plan, |level| println!("{level}")).await;
+        let levels = bench::run(engine, plan, |level| println!("{level}")).await;
         print_shares(&levels);
         print_devices(&devices, &levels);
         Ok(json!({ "devices": devices, "paced": plan.paced, "arrivals": plan.arrivals, "levels": levels }))
-    });
-    // A device thread that still computes while the process ends would have its driver taken away under it.
-    engine.shutdown();
-    results
+    })
 }
 
 /// Where the devices' time went, level by level.

@@ -5,9 +5,10 @@ use std::sync::Mutex;
 
 use antiphon::clock;
 use antiphon::hear::whisper::gpu::{Elt, GpuError, Own, seat};
+use antiphon::hear::whisper::rehearsal::{Random, TINY};
 use antiphon::hear::whisper::selftest::{self, Tolerances};
 use antiphon::hear::whisper::{Options, Stop, Whisper};
-use antiphon::synth::cosyvoice::gpu::whisper::{self as network, Place, ROWS, Sizes, Stack, Tensors, Word};
+use antiphon::synth::cosyvoice::gpu::whisper::{self as network, Place, ROWS, Sizes, Stack, Word};
 
 use super::{device, hardware, variable};
 
@@ -94,17 +95,7 @@ fn sizes_that_the_kernels_do_not_run_are_refused_and_wrong_words_harm_nobody() {
     assert!(scores[0].len() == 1_000 && scores[0].iter().all(|score| score.is_finite()));
 }
 
-/// Sizes of the published checkpoints.
-const TINY: Sizes = Sizes {
-    width: 384,
-    bands: 80,
-    frames: 3_000,
-    text: 448,
-    vocabulary: 51_864,
-    encoder: Stack { layers: 4, heads: 6, inner: 1_536 },
-    decoder: Stack { layers: 4, heads: 6, inner: 1_536 },
-    token_scale: 1.0,
-};
+/// Sizes of `openai/whisper-large-v3-turbo`.
 const TURBO: Sizes = Sizes {
     width: 1_280,
     bands: 128,
@@ -113,22 +104,6 @@ const TURBO: Sizes = Sizes {
     decoder: Stack { layers: 4, heads: 20, inner: 5_120 },
     ..TINY
 };
-
-/// Weights of some size: only speed matters.
-struct Random(u64);
-
-impl Tensors for Random {
-    fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, GpuError> {
-        let norm = name.contains("norm.weight");
-        let fan: usize = shape.iter().skip(1).product::<usize>().max(1);
-        let scale = if shape.len() == 1 { 0.02 } else { 1.0 / (fan as f32).sqrt() };
-        let mut next = || {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        Ok((0..shape.iter().product()).map(|_| next() * scale + if norm { 1.0 } else { 0.0 }).collect())
-    }
-}
 
 /// Milliseconds of the fastest of some runs.
 fn best(mut run: impl FnMut()) -> f64 {

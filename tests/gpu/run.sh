@@ -5,7 +5,7 @@
 #   ./run.sh all [OUT]            there, in DIR: parity, failures, comparison with the CPU, memory, cost of every stage
 #                                 and kernel, then the engine as a whole
 #   ./run.sh PART [OUT]           there: one of parity, failures, compare, memory, costs, bench, rate, gpus, calls,
-#                                 text, small
+#                                 text, small, hear
 #
 # DIR is about 20 MB and needs only the NVIDIA driver, NVRTC and cuBLASLt of CUDA 13. Random weights of full size are
 # made there, in the system's temporary folder (3.4 GB).
@@ -25,6 +25,7 @@ build() {
     strip -o "$dir/antiphon-loadgen" target/release/antiphon-loadgen
     xz -1 -f "$dir/gpu" "$dir/antiphon" "$dir/antiphon-loadgen"
     cp -r tests/data/golden/cosyvoice3 "$dir/tests/data/golden/"
+    cp -r tests/data/whisper "$dir/tests/data/"
     cp tests/gpu/run.sh "$dir/"
 }
 
@@ -108,6 +109,15 @@ text() {
     ./gpu --nocapture --ignored text_rates
 }
 
+# Whisper: what a window and a token cost; and a hundred callers who talk, without and with forty recognitions a second
+# beside them: two or three a turn, as of a hundred callers who speak and listen by turns.
+hear() {
+    ./gpu --nocapture --ignored whisper_costs
+    run="./antiphon bench --engine cosyvoice3 --device cuda:0 --model random-full --speech-seconds 8 --voice random-k10"
+    $run --seconds 15 --concurrency 50,100 --json "$1/deaf.json"
+    $run --seconds 15 --concurrency 50,100 --hear 40 --json "$1/hearing.json"
+}
+
 # A card held to less memory: utterances of 8 s at once, whose text has some 80 ids, in a voice of 30 s.
 small() {
     weights
@@ -146,6 +156,7 @@ bench) unpack; bench "${2:-.}" ;;
 calls) unpack; calls "${2:-.}" ;;
 text) unpack; text ;;
 small) unpack; small "${2:-.}" ;;
+hear) unpack; hear "${2:-.}" ;;
 all) unpack; all "${2:-.}" ;;
 *) sed -n '2,11p' "$0"; exit 64 ;;
 esac

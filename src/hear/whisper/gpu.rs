@@ -85,12 +85,17 @@ impl Whisper {
         if let Some(own) = &own {
             seat.open(own.ordinal, &own.hardware).map_err(|e| device(e.to_string()))?;
         }
-        let precedence = if own.is_some() { None } else { Some(seat.precedence().clone()) };
-        let generation = seat.generation();
-        let machine = OnSeat { seat, generation, texts: TEXTS, own: own.map(Arc::new), tried: clock::now() };
-        let steps = Steps::start(Box::new(machine), precedence).map_err(|e| device(e.to_string()))?;
+        let steps = steps(seat, own).map_err(|e| device(e.to_string()))?;
         Ok(Self { config, tokens, engine: Box::new(steps) })
     }
+}
+
+/// Who runs the steps of what sits there; on its own device nobody goes before it.
+pub(super) fn steps(seat: Seat, own: Option<Own>) -> std::io::Result<Steps> {
+    let precedence = if own.is_some() { None } else { Some(seat.precedence().clone()) };
+    let generation = seat.generation();
+    let machine = OnSeat { seat, generation, texts: TEXTS, own: own.map(Arc::new), tried: clock::now() };
+    Steps::start(Box::new(machine), precedence)
 }
 
 /// What sits there, as a machine.

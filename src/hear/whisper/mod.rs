@@ -16,6 +16,7 @@ pub mod gpu;
 mod layers;
 mod network;
 mod quality;
+pub mod rehearsal;
 mod rules;
 pub mod selftest;
 mod steps;
