@@ -17,8 +17,8 @@ pub struct Recognizer {
     pub kind: Kind,
     /// `whisper`: the checkpoint directory. Services: the name of their model.
     pub model: Option<String>,
-    /// Where `whisper` computes: `auto` (on the GPU that speaks, else on one that can be used, else on the CPU), `cpu` or
-    /// `cuda:0`.
+    /// Where `whisper` computes: `cpu`, `cuda:0`, or `auto` (on the GPU that speaks, else on one that can be used, else on
+    /// the CPU).
     pub device: String,
     /// BCP 47 tag of what callers speak; absent: it is found out, where the recogniser can.
     pub language: Option<String>,
@@ -43,7 +43,8 @@ impl Default for Recognizer {
         Self {
             kind: Kind::Auto,
             model: None,
-            device: "auto".into(),
+            // Of the GPU, speech has the first claim: sharing it is asked for.
+            device: "cpu".into(),
             language: None,
             url: None,
             token: None,
