@@ -88,7 +88,7 @@ pub fn beside<T>(seat: Seat, rate: f64, work: impl FnOnce() -> T) -> std::io::Re
         while !over.load(Ordering::Relaxed) {
             let due = due(start, number.fetch_add(1, Ordering::Relaxed), rate);
             while !over.load(Ordering::Relaxed) && clock::now() < due {
-                std::thread::sleep(due.saturating_duration_since(clock::now()).min(Duration::from_millis(50)));
+                std::thread::park_timeout(due.saturating_duration_since(clock::now()).min(Duration::from_millis(50)));
             }
             if over.load(Ordering::Relaxed) {
                 break;
