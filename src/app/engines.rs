@@ -128,11 +128,11 @@ fn neural(
         ..Settings::default()
     };
     let precision = if config.dtype == "f32" { Precision::EXACT } else { Precision::default() };
-    let wanted = |device: &Device| match (&seat, device) {
+    let takes = |device: &Device| match (&seat, device) {
         (Some((_, named)), Device::Cuda(ordinal)) => named.is_none_or(|named| named == *ordinal),
         _ => false,
     };
-    let beside = devices.iter().position(wanted);
+    let beside = devices.iter().position(takes);
     let mut sits = beside.and_then(|at| Some((at, seat.take()?.0)));
     let loaders = devices.into_iter().enumerate().map(|(at, device)| {
         let (model, settings) = (model.clone(), settings.clone());
