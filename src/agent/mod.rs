@@ -28,7 +28,7 @@ use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
 use crate::call::{CallHandle, CallId, EndReason, Messages};
-use crate::text::Lexicon;
+use crate::text::{CurrentLexicon, Lexicon};
 
 /// The agents of a gateway. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub struct Agents(Arc<Inner>);
 struct Inner {
     configured: RwLock<BTreeMap<String, Agent>>,
     /// Words for all: built-in agents and texts of no agent are read with them.
-    lexicon: RwLock<Lexicon>,
+    lexicon: CurrentLexicon,
     attachable: DashMap<CallId, mpsc::Sender<Link>>,
     /// For agents that are models; made when the first is needed, `None` where TLS cannot be set up.
     web: OnceLock<Option<Web>>,
@@ -49,7 +49,7 @@ impl Agents {
     pub fn new(configured: BTreeMap<String, Agent>) -> Self {
         Self(Arc::new(Inner {
             configured: RwLock::new(configured),
-            lexicon: RwLock::default(),
+            lexicon: CurrentLexicon::default(),
             attachable: DashMap::new(),
             web: OnceLock::new(),
         }))
@@ -69,12 +69,17 @@ impl Agents {
 
     /// Words that are said otherwise than they are written, in texts of no agent in particular.
     pub fn lexicon(&self) -> Lexicon {
-        self.0.lexicon.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lexicon.get()
+    }
+
+    /// The same, as they will be after any [`Agents::read_with`].
+    pub fn current_lexicon(&self) -> CurrentLexicon {
+        self.0.lexicon.clone()
     }
 
     /// Takes up other words; turns that are spoken keep theirs.
     pub fn read_with(&self, lexicon: Lexicon) {
-        *self.0.lexicon.write().unwrap_or_else(PoisonError::into_inner) = lexicon;
+        self.0.lexicon.set(lexicon);
     }
 
     /// Takes up other agents; calls that are live keep theirs.

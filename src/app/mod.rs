@@ -276,6 +276,7 @@ impl App {
             });
         }
 
+        config.batch.lexicon = agents.current_lexicon();
         let jobs = Jobs::new(config.batch.clone(), engine.clone());
         let gateway = Gateway {
             jobs,

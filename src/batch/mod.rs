@@ -43,6 +43,7 @@ use crate::clock;
 use crate::node::{NodeName, fresh_id};
 use crate::postgres::{self, Database, Health};
 use crate::synth::device::Engine;
+use crate::text::{CurrentLexicon, Lexicon};
 
 /// Most jobs that are listed at once.
 pub const PAGE: u32 = 1_000;
@@ -73,6 +74,9 @@ pub struct Config {
     /// What ids of jobs begin with, where there are other machines.
     #[serde(skip)]
     pub node: Option<NodeName>,
+    /// Words that are said otherwise than they are written.
+    #[serde(skip)]
+    pub lexicon: CurrentLexicon,
 }
 
 impl Default for Config {
@@ -88,6 +92,7 @@ impl Default for Config {
             max_audio_mib: 50 << 10,
             lease_s: 30,
             node: None,
+            lexicon: CurrentLexicon::default(),
         }
     }
 }
@@ -360,7 +365,7 @@ impl Batch {
         if !(0.25..=4.0).contains(&spec.speed) {
             return Err(BatchError::Input(format!("speed {} is outside 0.25 to 4.0", spec.speed)));
         }
-        let items: Vec<Vec<String>> = spec.items.iter().map(|item| split(&item.input)).collect();
+        let items: Vec<Vec<String>> = spec.items.iter().map(|item| split(&item.input, &config.lexicon.get())).collect();
         if let Some(empty) = items.iter().position(Vec::is_empty) {
             return Err(BatchError::Input(format!("text {empty} has nothing to say")));
         }
@@ -523,9 +528,9 @@ impl Drop for Inner {
 }
 
 /// Sentences, joined or cut to lengths that suit a voice.
-fn split(text: &str) -> Vec<String> {
+fn split(text: &str, lexicon: &Lexicon) -> Vec<String> {
     let mut parts = Vec::new();
-    Segmenter::new(SegmentConfig::default()).whole(text, &mut parts);
+    Segmenter::new(SegmentConfig::default()).reading(lexicon.clone()).whole(text, &mut parts);
     parts.retain(|part| !part.trim().is_empty());
     parts
 }

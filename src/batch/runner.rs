@@ -15,7 +15,7 @@ use super::{BatchError, Config, HOUSEKEEPING, audio};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, Phase, StreamNote};
-use crate::text::Normalise;
+use crate::text::{How, Normalise, read_given};
 use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
@@ -307,7 +307,9 @@ impl Runner {
                 }
                 Err(error) => return self.stall_of_database(now, &error),
             };
-            let reading = crate::text::read(&work.text, work.language.as_deref(), Normalise::On);
+            let lexicon = self.config.lexicon.get();
+            let how = How { language: work.language.as_deref(), normalise: Normalise::On, lexicon: &lexicon };
+            let reading = read_given("", &work.text, &[], how);
             let utterance = Utterance {
                 voice: work.voice.clone(),
                 language: reading.language,
@@ -315,6 +317,7 @@ impl Runner {
                 seed: work.seed,
                 speed: work.speed,
                 tenant: work.tenant.as_str().into(),
+                sounds: reading.sounds,
                 ..Utterance::plain(stream, Class::Batch, reading.spoken.text)
             };
             let id = utterance.id;

@@ -409,3 +409,19 @@ async fn finished_jobs_are_forgotten_when_there_is_too_much_audio() {
     assert!(!folder.path().join("audio").join(&job.id).exists());
     batch.shutdown();
 }
+
+#[tokio::test]
+async fn words_of_the_lexicon_are_said_as_it_says_and_not_cut() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let config = config(folder.path());
+    let batch = Batch::open(config.clone(), engine()).expect("opens");
+    let entries = toml::from_str("Siobhan = 'shivawn'\n'Yahoo! Search' = 'the search'").expect("entries");
+    config.lexicon.set(Lexicon::new(&entries, &crate::text::Entries::new()).expect("a lexicon"));
+    let texts = ["Siobhan found it with Yahoo! Search today.", "shivawn found it with the search today."];
+    let job = batch.submit(JobSpec { language: Some("en".into()), ..spec(&texts, Format::Pcm) }).expect("taken");
+    assert_eq!(job.total, 2, "an entry is not cut");
+    assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    let [entry, spelled] = [0, 1].map(|item| bytes(&batch, &job.id, Some(item)));
+    assert!(!entry.is_empty() && entry == spelled);
+    batch.shutdown();
+}

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::Deserialize;
 use unicode_segmentation::UnicodeSegmentation;
@@ -78,6 +78,28 @@ impl std::fmt::Debug for Lexicon {
 impl PartialEq for Lexicon {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || (self.is_empty() && other.is_empty())
+    }
+}
+
+/// A lexicon that may be replaced while it is used; clones follow.
+#[derive(Clone, Debug, Default)]
+pub struct Current(Arc<RwLock<Lexicon>>);
+
+impl Current {
+    /// What it is now.
+    pub fn get(&self) -> Lexicon {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes up other words.
+    pub fn set(&self, lexicon: Lexicon) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = lexicon;
+    }
+}
+
+impl PartialEq for Current {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.get() == other.get()
     }
 }
 
