@@ -4,8 +4,12 @@
 //! Where a voice tells when each word ends ([`WordEnd`]), those count that have ended. Where it does not, the position
 //! inside an utterance is a share of its text. Characters are
 //! weighted by how long they usually take (an ideograph is a syllable, a full stop is a pause), which halves
-//! the error of counting them. At the boundaries of utterances nothing is estimated.
+//! the error of counting them. At the boundaries of utterances nothing is estimated. Of an utterance that is there whole,
+//! pauses in its sound say more ([`align`]).
 
+mod align;
+
+pub(super) use self::align::Envelope;
 use super::event::Precision;
 use crate::audio::RATE;
 use crate::turn::WordEnd;
@@ -79,6 +83,11 @@ pub(super) fn prefix<'a>(
         }
     }
     (text[..end].trim_end(), precision)
+}
+
+/// When each word of `text` ends in the sound of `envelope`, as far as pauses tell.
+pub(super) fn aligned(text: &str, envelope: &Envelope) -> Option<Vec<WordEnd>> {
+    align::words(text, envelope)
 }
 
 /// Words of `text`; where a script has no spaces, its characters.

@@ -1,5 +1,6 @@
 //! One utterance of a turn: its text, and the speech that is made of it until it leaves.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,10 +10,10 @@ use tokio::sync::oneshot;
 
 use crate::audio::FRAME_SAMPLES;
 use crate::call::event::Precision;
-use crate::call::heard::{self, Pace};
+use crate::call::heard::{self, Envelope, Pace};
 use crate::media::playout::Playout;
 use crate::text::{Reading, Span, Spoken};
-use crate::turn::{UtteranceId, WordTimes};
+use crate::turn::{UtteranceId, WordEnd, WordTimes};
 use crate::voice::loudness::Leveller;
 
 /// One utterance of a turn, or recorded audio.
@@ -47,6 +48,9 @@ pub(super) struct Part {
     pub(super) rate: f32,
     /// When each word sounds, where the voice tells.
     pub(super) words: WordTimes,
+    /// How loud it is, and where its words are by that, once all of it is there.
+    pub(super) envelope: Envelope,
+    pub(super) aligned: OnceCell<Option<Vec<WordEnd>>>,
 }
 
 /// The text of a part on its way to a voice that takes it as it is written.
@@ -182,7 +186,18 @@ impl Part {
     /// What of [`Self::said`] `sent` samples of it carried.
     pub(super) fn heard_of_said(&self, sent: u64, pace: &Pace) -> (&str, Precision) {
         let total = (self.state == PartState::Ended).then_some(self.received);
-        heard::prefix(&self.reading.spoken.text, sent, total, self.words.known(), pace)
+        let said = &self.reading.spoken.text;
+        let Some(aligned) = total.filter(|_| self.words.known().is_none()).and_then(|_| self.align()) else {
+            return heard::prefix(said, sent, total, self.words.known(), pace);
+        };
+        let (heard, precision) = heard::prefix(said, sent, total, Some(aligned), pace);
+        // Better than a share of the time, and no certainty either.
+        (heard, if precision == Precision::Word { Precision::Proportional } else { precision })
+    }
+
+    /// Where its words are by its pauses; it is there whole.
+    fn align(&self) -> Option<&[WordEnd]> {
+        self.aligned.get_or_init(|| heard::aligned(&self.reading.spoken.text, &self.envelope)).as_deref()
     }
 
     /// The part of what was written that `sent` samples of its speech carried.
@@ -210,11 +225,14 @@ impl Part {
             level: Leveller::new(1.0),
             rate: 1.0,
             words: WordTimes::default(),
+            envelope: Envelope::default(),
+            aligned: OnceCell::new(),
         }
     }
 
     pub(super) fn receive(&mut self, mut pcm: Vec<f32>) {
         self.level.process(&mut pcm);
+        self.envelope.push(&pcm);
         self.received += pcm.len() as u64;
         if let Audio::Buffer(buffer) = &mut self.audio {
             buffer.push(pcm);
