@@ -7,6 +7,7 @@ use base64::Engine as _;
 use hmac::{Hmac, Mac};
 use serde::Deserialize;
 
+use super::relay::Server;
 use crate::node::NodeName;
 use crate::secret::Secret;
 
@@ -22,6 +23,8 @@ pub struct WebRtcConfig {
     pub public_ip: Option<IpAddr>,
     /// STUN and TURN servers that browsers are told about.
     pub ice_servers: Vec<IceServer>,
+    /// A TURN server that the gateway itself has browsers reach it by, where nothing reaches its own port.
+    pub turn: Option<IceServer>,
     /// Whether the same port number also listens for ICE over TCP, for browsers that may send no UDP.
     pub tcp: bool,
     /// Sessions at the same time; more are refused with 503.
@@ -40,6 +43,7 @@ impl Default for WebRtcConfig {
             bind_ip: None,
             public_ip: None,
             ice_servers: Vec::new(),
+            turn: None,
             tcp: false,
             max_sessions: 1000,
             connect_timeout_s: 20,
@@ -56,6 +60,19 @@ impl WebRtcConfig {
             (None, Some(IpAddr::V4(_))) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             (None, Some(IpAddr::V6(_))) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
             (None, None) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        }
+    }
+
+    /// The gateway's own relay.
+    ///
+    /// # Errors
+    /// What to change.
+    pub(super) fn relay(&self) -> Result<Option<(Server, IceServer)>, String> {
+        let Some(turn) = &self.turn else { return Ok(None) };
+        match &turn.urls[..] {
+            [url] if turn.login.is_some() => Ok(Some((Server::parse(url)?, turn.clone()))),
+            [_] => Err("needs `username` and `credential`, or `secret`".to_owned()),
+            _ => Err("`urls` names one server".to_owned()),
         }
     }
 
@@ -172,6 +189,21 @@ mod tests {
         let text = "[[ice_servers]]\nurls = ['turn:t']\nusername = 'u'\ncredential = 'hidden'";
         let config: WebRtcConfig = toml::from_str(text).expect("valid");
         assert!(!format!("{config:?}").contains("hidden"));
+    }
+
+    #[test]
+    fn the_gateways_own_relay_is_one_server_with_a_login() {
+        let relay = |turn: &str| toml::from_str::<WebRtcConfig>(&format!("turn = {turn}")).expect("valid").relay();
+        let good = relay("{ urls = ['turn:t:1'], username = 'u', credential = 'c' }").expect("good").expect("there");
+        assert_eq!(good.0.url(), "turn:t:1?transport=udp");
+        for (turn, word) in [
+            ("{ urls = ['turn:t'] }", "needs `username`"),
+            ("{ urls = ['turn:t', 'turn:u'], username = 'u', credential = 'c' }", "one server"),
+            ("{ urls = ['turns:t'], username = 'u', credential = 'c' }", "turn:host:port"),
+        ] {
+            let error = relay(turn).expect_err(turn);
+            assert!(error.contains(word), "{turn}: {error}");
+        }
     }
 
     fn server(text: &str) -> Result<IceServer, toml::de::Error> {

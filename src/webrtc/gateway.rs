@@ -139,6 +139,7 @@ impl Gateway {
             let message = "[webrtc] public_ip is of another family than bind_ip: set bind_ip = \"::\" for both";
             return Err(WebRtcError::Config(message.to_owned()));
         }
+        let relay = config.relay().map_err(|error| WebRtcError::Config(format!("[webrtc] turn: {error}")))?;
         let crypto = default_provider().map_err(|error| Error::Crypto(error.to_string()))?;
         let certificate = certificate(&*crypto)?;
         let bind = |source| WebRtcError::Bind { port: config.bind_port, source };
@@ -147,7 +148,7 @@ impl Gateway {
         let advertised = advertised(local, config.public_ip).map_err(bind)?;
         tracing::info!(%local, ?advertised, "WebRTC port open");
         Ok(Self(Arc::new(Inner {
-            common: Common { crypto, certificate, local, advertised, tcp: config.tcp },
+            common: Common { crypto, certificate, local, advertised, tcp: config.tcp, relay },
             port,
             runtime: Handle::current(),
             room: Arc::new(Semaphore::new(config.max_sessions)),
@@ -204,7 +205,8 @@ impl Gateway {
                 negotiated.candidates = offer.candidates.len();
                 negotiated.offer = Some(offer);
                 negotiated.generation += 1;
-                let fragment = restart_answer(&local.fragment, &local.password, &local.mid, self.0.common.candidates());
+                let fragment =
+                    restart_answer(&local.fragment, &local.password, &local.mid, local.candidates.into_iter());
                 Ok(Patched::Restarted { fragment, etag: etag(id, negotiated.generation) })
             }
             _ => {
@@ -304,7 +306,7 @@ impl Inner {
         owner: Arc<str>,
         place: OwnedSemaphorePermit,
     ) -> Result<Answered, WebRtcError> {
-        let seat = Arc::new(self.port.open());
+        let seat = Arc::new(self.port.open(self.common.relay.as_ref().map(|(server, _)| server)));
         let connection = Connection::build(&self.common, seat.clone()).await?;
         let session = Arc::new(Session {
             id: SessionId(fresh_id(self.config.node.as_ref()).into()),

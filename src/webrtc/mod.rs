@@ -12,6 +12,7 @@ mod gateway;
 mod negotiate;
 mod offer;
 mod path;
+mod relay;
 mod runtime;
 mod socket;
 mod stun;

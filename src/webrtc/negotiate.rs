@@ -23,8 +23,8 @@ use ::webrtc::media_stream::track_remote::TrackRemote;
 use ::webrtc::peer_connection::crypto::RTCCryptoProvider;
 use ::webrtc::peer_connection::{
     MediaEngine, PeerConnection, PeerConnectionBuilder, PeerConnectionEventHandler, RTCBundlePolicy, RTCCertificate,
-    RTCConfigurationBuilder, RTCIceCandidateInit, RTCIceGatheringState, RTCPeerConnectionState, RTCSessionDescription,
-    Registry, SettingEngineBuilder, configure_rtcp_reports,
+    RTCConfigurationBuilder, RTCIceCandidateInit, RTCIceGatheringState, RTCIceServer, RTCPeerConnectionState,
+    RTCSessionDescription, Registry, SettingEngineBuilder, configure_rtcp_reports,
 };
 use ::webrtc::rtp_transceiver::RtpSender;
 use rtc::ice::mdns::MulticastDnsMode;
@@ -37,11 +37,13 @@ use rtc::rtp_transceiver::rtp_sender::{
 };
 use tokio::sync::{Notify, mpsc, watch};
 
-use super::WebRtcError;
 use super::offer::{Candidate, Offer, judge};
+use super::relay::Server;
 use super::runtime::SessionRuntime;
 use super::socket::Seat;
 use super::trickle::candidate_lines;
+use super::{IceServer, WebRtcError};
+use crate::clock;
 use crate::media::leg::{Codec, LegEnd, MediaFormat};
 use crate::media::webrtc::{Arrival, Driver, Parts, Progress, Reports};
 use crate::reach::{self, Scope};
@@ -57,6 +59,8 @@ const FAILED: Duration = Duration::from_secs(7);
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Gathering only lists sockets that exist, so this is for a driver that does not run at all.
 const GATHERING: Duration = Duration::from_secs(5);
+/// How long an answer waits for the TURN server: two round trips, and one more for a packet that is lost.
+const RELAYING: Duration = Duration::from_secs(2);
 /// One message of text; RFC 8831 section 6.6 has senders keep to 16 kB anyway.
 const MESSAGE_BYTES: u32 = 64 * 1024;
 const RECEIVE_BYTES: u32 = 256 * 1024;
@@ -80,6 +84,8 @@ pub(super) struct Common {
     pub(super) advertised: Vec<std::net::SocketAddr>,
     /// Whether they are listening for TCP too.
     pub(super) tcp: bool,
+    /// The TURN server by which they are reached as well, and the login there.
+    pub(super) relay: Option<(Server, IceServer)>,
 }
 
 impl Common {
@@ -90,7 +96,7 @@ impl Common {
     }
 
     /// Our candidates, as lines of SDP.
-    pub(super) fn candidates(&self) -> impl Iterator<Item = String> {
+    fn candidates(&self) -> impl Iterator<Item = String> {
         candidate_lines(&self.advertised, self.tcp)
     }
 }
@@ -119,6 +125,8 @@ pub(super) struct Local {
     pub(super) password: String,
     /// `mid` of the first section.
     pub(super) mid: String,
+    /// Our candidates, as lines of SDP.
+    pub(super) candidates: Vec<String>,
 }
 
 impl Connection {
@@ -148,6 +156,7 @@ impl Connection {
             .build();
         let configuration = RTCConfigurationBuilder::new()
             .with_bundle_policy(RTCBundlePolicy::MaxBundle)
+            .with_ice_servers(servers(common))
             .with_certificates(vec![common.certificate.clone()])
             .build();
         let interceptors =
@@ -208,7 +217,12 @@ impl Connection {
         self.peer.set_local_description(answer).await.map_err(refused)?;
         self.add_candidates(common, &offer.candidates).await;
         // The agent takes a check only once it has listed its sockets, which is the driver's next turn.
-        if tokio::time::timeout(GATHERING, self.events.gathered.notified()).await.is_err() {
+        let patience = if common.relay.is_some() { RELAYING } else { GATHERING };
+        let gathered = tokio::time::timeout(patience, self.events.gathered.notified()).await.is_ok();
+        if !gathered && common.relay.is_some() {
+            // The sockets were listed first. Browsers that reach the port are served without the relay.
+            tracing::warn!("the TURN server of [webrtc] turn does not answer");
+        } else if !gathered {
             return Err(WebRtcError::Stack(Error::Other("ICE gathering did not end".to_owned())));
         }
         let description = self.peer.local_description().await;
@@ -280,13 +294,21 @@ fn local(answer: &str, common: &Common, red: Option<(u8, u8)>) -> Result<Local, 
         fragment: String::new(),
         password: String::new(),
         mid: "0".to_owned(),
+        candidates: common.candidates().collect(),
     };
+    // Listed before the first section that shows them: what the stack was given by a TURN server is as good as ours.
+    let relayed = answer.lines().map(str::trim_end).filter_map(relayed);
+    for line in relayed {
+        if !local.candidates.contains(&line) {
+            local.candidates.push(line);
+        }
+    }
     let mut sections = 0;
     let mut open = false;
     for line in answer.lines().map(str::trim_end) {
         if let Some(section) = line.strip_prefix("m=") {
             if open {
-                push_candidates(&mut local.sdp, common);
+                push_candidates(&mut local.sdp, &local.candidates);
             }
             sections += 1;
             // A declined section has port 0 and no transport.
@@ -315,7 +337,7 @@ fn local(answer: &str, common: &Common, red: Option<(u8, u8)>) -> Result<Local, 
         }
     }
     if open {
-        push_candidates(&mut local.sdp, common);
+        push_candidates(&mut local.sdp, &local.candidates);
     }
     if local.fragment.is_empty() || local.password.is_empty() {
         return Err(WebRtcError::BadOffer("the offer leaves nothing to answer: every section was declined".to_owned()));
@@ -344,9 +366,22 @@ fn preferring(line: &str, first: u8) -> String {
     words.join(" ")
 }
 
-fn push_candidates(sdp: &mut String, common: &Common) {
-    for line in common.candidates() {
-        sdp.push_str(&line);
+/// A candidate at a TURN server, without the address that it stands for: that never leaves this process.
+fn relayed(line: &str) -> Option<String> {
+    let (candidate, _) = line.strip_prefix("a=candidate:")?.split_once(" typ relay")?;
+    Some(format!("a=candidate:{candidate} typ relay raddr 0.0.0.0 rport 0"))
+}
+
+/// What the stack is to gather from.
+fn servers(common: &Common) -> Vec<RTCIceServer> {
+    let Some((server, login)) = &common.relay else { return Vec::new() };
+    let (username, credential) = login.credentials(clock::wall()).unwrap_or_default();
+    vec![RTCIceServer { urls: vec![server.url()], username, credential }]
+}
+
+fn push_candidates(sdp: &mut String, candidates: &[String]) {
+    for line in candidates {
+        sdp.push_str(line);
         sdp.push_str("\r\n");
     }
     sdp.push_str("a=end-of-candidates\r\n");

@@ -70,7 +70,12 @@ impl Runtime for SessionRuntime {
     }
 
     fn resolve_host<'a>(&'a self, host: &'a str) -> Boxed<'a, io::Result<Vec<SocketAddr>>> {
-        self.tokio.resolve_host(host)
+        // The one name that the stack is given is that of the TURN server.
+        Box::pin(async move {
+            let found = self.tokio.resolve_host(host).await?;
+            self.seat.resolved(&found);
+            Ok(found)
+        })
     }
 
     fn now(&self) -> Instant {

@@ -32,6 +32,7 @@ use tokio::task::JoinHandle;
 
 use super::demux::{Demux, Dropped, Key, Stranger};
 use super::path::{Kind, Path};
+use super::relay::{Relay, Server};
 use super::{stun, tcp};
 use crate::clock::{self, Sparse};
 use crate::handover::{self, Arrived, Name, Place};
@@ -105,8 +106,8 @@ impl Port {
         self.shared.local
     }
 
-    /// A session's share of the port.
-    pub(super) fn open(&self) -> Seat {
+    /// A session's share of the port, and of the TURN server where there is one. Must run on the control runtime.
+    pub(super) fn open(&self, server: Option<&Server>) -> Seat {
         let key = Key(self.shared.next.fetch_add(1, Ordering::Relaxed));
         // overflow: drops (counted), by the reader
         let (v4, read_v4) = mpsc::channel(QUEUE);
@@ -116,13 +117,23 @@ impl Port {
         let (tcp_v6, accept_v6) = mpsc::channel(tcp::PER_SESSION);
         let places = Arc::new(Semaphore::new(tcp::PER_SESSION));
         let connections = tcp::Inlet { v4: tcp_v4, v6: tcp_v6, places };
+        let relay = server.map(|server| {
+            let (v4, v6) = (v4.clone(), v6.clone());
+            Arc::new(Relay::start(server, move |source, datagram| {
+                let queue = if source.is_ipv4() { &v4 } else { &v6 };
+                // overflow: drops (counted)
+                if queue.try_send(Datagram { source, bytes: Bytes::copy_from_slice(datagram) }).is_err() {
+                    metrics::counter!("antiphon_webrtc_datagrams_dropped_total", "reason" => "queue_full").increment(1);
+                }
+            }))
+        });
         let path = Arc::new(Mutex::new(Path::default()));
         self.shared.lock().insert(key, Inbox { v4, v6, connections, path: path.clone() });
         let queues = Mutex::new(Queues {
             v4: Family { datagrams: Some(read_v4), connections: Some(accept_v4) },
             v6: Family { datagrams: Some(read_v6), connections: Some(accept_v6) },
         });
-        Seat { key, shared: self.shared.clone(), queues, path, alert: Arc::new(Notify::new()) }
+        Seat { key, shared: self.shared.clone(), queues, path, relay, alert: Arc::new(Notify::new()) }
     }
 
     /// Stops reading. Sessions that are still open can send but not receive.
@@ -211,6 +222,7 @@ pub(super) struct Seat {
     shared: Arc<Shared>,
     queues: Mutex<Queues>,
     path: Arc<Mutex<Path>>,
+    relay: Option<Arc<Relay>>,
     alert: Arc<Notify>,
 }
 
@@ -239,6 +251,13 @@ impl Seat {
         }
     }
 
+    /// The TURN server has these addresses.
+    pub(super) fn resolved(&self, addresses: &[SocketAddr]) {
+        if let Some(relay) = &self.relay {
+            relay.resolved(addresses);
+        }
+    }
+
     /// Waits until the connection has dealt with a DTLS alert, or a TCP connection ended: the peer may have closed.
     pub(super) async fn alerted(&self) {
         self.alert.notified().await;
@@ -260,8 +279,8 @@ impl Seat {
             queue.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "a session has one socket a family"))?;
         let inlet = Mutex::new(Inlet { queue, alerting: false });
         let (shared, path, alert) = (self.shared.clone(), self.path.clone(), self.alert.clone());
-        let repeats = Mutex::default();
-        Ok(Arc::new(Virtual { local, key: self.key, shared, path, inlet, alert, repeats }))
+        let (repeats, relay) = (Mutex::default(), self.relay.clone());
+        Ok(Arc::new(Virtual { local, key: self.key, shared, path, relay, inlet, alert, repeats }))
     }
 
     /// The TCP listener that the session's agent believes it bound at `local`.
@@ -290,6 +309,7 @@ struct Virtual {
     key: Key,
     shared: Arc<Shared>,
     path: Arc<Mutex<Path>>,
+    relay: Option<Arc<Relay>>,
     /// Only the driver locks it.
     inlet: Mutex<Inlet>,
     alert: Arc<Notify>,
@@ -315,6 +335,9 @@ impl AsyncUdpSocket for Virtual {
     }
 
     fn poll_send(&self, _: &mut Context<'_>, transmit: &Transmit<'_>) -> Poll<io::Result<usize>> {
+        if self.relay.as_ref().is_some_and(|relay| relay.take(transmit.destination, transmit.contents)) {
+            return Poll::Ready(Ok(transmit.contents.len()));
+        }
         if Repeats::concerns(transmit.contents) {
             lock(&self.repeats).sent(transmit.contents);
         }

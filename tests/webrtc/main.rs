@@ -6,5 +6,6 @@ mod interop;
 mod loss;
 mod lossy;
 mod moving;
+mod relayed;
 mod support;
 mod whip;
