@@ -1,6 +1,7 @@
 //! Gateways on one PostgreSQL, a real one: a job and a record are answered for by whichever lives, and while the database is
 //! away calls go on.
 
+use std::path::Path;
 use std::time::Duration;
 
 use antiphon::config::{Config, EngineKind};
@@ -12,18 +13,15 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::metrics::scrape;
+use super::nodes::{Redis, knows};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
-/// A gateway with its jobs and records at `url`, and the audio of its jobs in `audio`.
-async fn gateway(url: &str, audio: &std::path::Path, change: impl FnOnce(&mut Config)) -> Rig {
+/// Puts jobs and records at `url`, and the audio of jobs in `audio`.
+fn share(config: &mut Config, url: &str, audio: &Path) {
     let database = Database::Postgres(Address::new(Secret::new(url)).expect("an address"));
-    Rig::with(|config| {
-        config.engine.kind = EngineKind::Tone;
-        (config.batch.database, config.records.database) = (database.clone(), database);
-        config.batch.audio_dir = audio.to_owned();
-        change(config);
-    })
-    .await
+    config.engine.kind = EngineKind::Tone;
+    (config.batch.database, config.records.database) = (database.clone(), database);
+    config.batch.audio_dir = audio.to_owned();
 }
 
 /// Waits until `path` says what is wanted.
@@ -48,8 +46,8 @@ fn parts(said: &Value) -> Vec<&str> {
 async fn jobs_and_records_outlive_their_gateway_and_calls_the_database() {
     let Some(mut server) = Postgres::start() else { return };
     let audio = tempfile::tempdir().expect("a folder");
-    let a = gateway(&server.url(), audio.path(), |_| {}).await;
-    let b = gateway(&server.url(), audio.path(), |_| {}).await;
+    let a = Rig::with(|config| share(config, &server.url(), audio.path())).await;
+    let b = Rig::with(|config| share(config, &server.url(), audio.path())).await;
     let call = b.telephone("silent", Codec::Pcmu).await;
     let id = call.id().expect("named").to_owned();
     call.hang_up().await;
@@ -83,5 +81,28 @@ async fn jobs_and_records_outlive_their_gateway_and_calls_the_database() {
     until(&a, "/readyz", |_, said| parts(said).is_empty()).await;
     until(&a, &format!("/v1/records/{id}"), |status, said| status == 200 && said["state"] == "ended").await;
     assert_eq!(a.get(&job).await.1["state"], "done");
+    a.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_what_a_gateway_left_is_answered_for_by_another() {
+    let (Some(server), Some(redis)) = (Postgres::start(), Redis::start()) else { return };
+    let audio = tempfile::tempdir().expect("a folder");
+    let a = redis.gateway("a", |config| share(config, &server.url(), audio.path())).await;
+    let b = redis.gateway("b", |config| share(config, &server.url(), audio.path())).await;
+    knows(&a, &["b"]).await;
+    knows(&b, &["a"]).await;
+    let call = b.telephone("silent", Codec::Pcmu).await;
+    let record = format!("/v1/records/{}", call.id().expect("named"));
+    call.hang_up().await;
+    until(&a, &record, |status, said| status == 200 && said["state"] == "ended").await;
+    let (status, job) = b.post("/v1/audio/speech/batch", json!({ "input": SENTENCE })).await;
+    assert_eq!(status, 202, "{job}");
+    let job = format!("/v1/jobs/{}", job["id"].as_str().expect("an id"));
+    assert!(job.starts_with("/v1/jobs/b."), "{job}");
+    b.app.drain().await;
+    knows(&a, &[]).await;
+    until(&a, &job, |_, said| said["state"] == "done").await;
+    assert_eq!(a.get(&record).await.0, 200);
     a.app.drain().await;
 }

@@ -25,7 +25,7 @@ use super::tour::offer;
 const TOKEN: &str = "between-these-gateways";
 
 /// A Redis of the test's own, in memory.
-struct Redis {
+pub(crate) struct Redis {
     process: Option<Child>,
     folder: tempfile::TempDir,
     port: u16,
@@ -33,7 +33,7 @@ struct Redis {
 
 impl Redis {
     /// `None`: the program is not here, and the test is skipped.
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         if !antiphon_skip::has_program("redis-server", "redis-server") {
             return None;
         }
@@ -70,7 +70,7 @@ impl Redis {
     }
 
     /// The gateway of this name.
-    async fn gateway(&self, name: &str, change: impl FnOnce(&mut Config)) -> Rig {
+    pub(crate) async fn gateway(&self, name: &str, change: impl FnOnce(&mut Config)) -> Rig {
         let url = self.url();
         Rig::with(|config| {
             config.engine.kind = EngineKind::Tone;
@@ -102,7 +102,7 @@ async fn until(rig: &Rig, wanted: impl Fn(&Value) -> bool) {
 }
 
 /// Waits until a gateway knows these others.
-async fn knows(rig: &Rig, others: &[&str]) {
+pub(crate) async fn knows(rig: &Rig, others: &[&str]) {
     until(rig, |said| said["cluster"]["others"] == json!(others) && said["cluster"]["registry"] == true).await;
 }
 
