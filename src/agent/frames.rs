@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{BargeInOutcome, Interruptible, Precision, TurnId};
+use crate::call::bridge::WaitTone;
+use crate::call::{BargeInOutcome, BridgeMode, Interruptible, Precision, Speaker, TurnId};
 use crate::hear::Expect;
 use crate::turn::{Markup, Streaming};
 
@@ -110,6 +111,27 @@ pub enum ToAgent {
     BargeInResolved {
         /// What became of it.
         outcome: BargeInOutcome,
+    },
+    /// What becomes of a bridge to a human.
+    Bridge {
+        /// `trying`, `ringing`, `earlyMedia`, `answered`, `connected`, `ended`, or why nobody came: `busy`, `noAnswer`,
+        /// `refused`, `cancelled`, `failed`.
+        state: &'static str,
+        /// The human's call.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        call_sid: Option<String>,
+        /// More about it: `mode`, `status`, `reason`.
+        #[serde(flatten)]
+        details: BTreeMap<String, serde_json::Value>,
+    },
+    /// What was said on a bridged call, where the agent listens. It is no prompt: nobody waits for an answer.
+    Overheard {
+        /// `caller` or `human`.
+        speaker: Speaker,
+        /// Recognised text.
+        voice_prompt: String,
+        /// BCP 47 language.
+        lang: String,
     },
     /// The peer put the call on hold.
     Hold {},
@@ -221,6 +243,29 @@ pub enum FromAgent {
         #[serde(default)]
         mode: Option<String>,
     },
+    /// Call a human and join them with the caller, or (without `to`) do something else on a call that is bridged.
+    Bridge {
+        /// A SIP URI or number.
+        #[serde(default)]
+        to: Option<String>,
+        /// `leave`, `listen`, `whisper` or `join`.
+        #[serde(default)]
+        mode: BridgeMode,
+        /// Who calls.
+        #[serde(default)]
+        from: Option<String>,
+        /// Through which trunk.
+        #[serde(default)]
+        trunk: Option<String>,
+        /// `ringback` or `none`: what the caller hears until somebody picks up.
+        #[serde(default)]
+        wait: WaitTone,
+        /// How long it may ring, in seconds.
+        #[serde(default)]
+        ring_timeout_s: Option<u64>,
+    },
+    /// End the bridge, or give it up while it rings: the caller is back with the agent.
+    EndBridge {},
     /// Put the caller on hold.
     Hold {},
     /// Take the caller off hold.

@@ -19,6 +19,7 @@ use std::future::Future;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dashmap::DashMap;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
 use builtin::Builtin;
@@ -27,7 +28,7 @@ use llm::web::Web;
 use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
-use crate::call::{CallHandle, CallId, EndReason, Messages};
+use crate::call::{BridgeState, CallEvent, CallHandle, CallId, EndReason, Messages};
 use crate::text::{CurrentLexicon, Lexicon};
 
 /// The agents of a gateway. Cheap to clone.
@@ -159,18 +160,7 @@ impl Conversation {
                 tracing::warn!(call = %self.relay.handle().id(), %error, "the greeting was not spoken");
             }
         }
-        let mut end = match (self.agent.llm.clone(), self.agent.media.clone(), Builtin::at(&self.agent.url)) {
-            (Some(llm), ..) => self.serve_llm(llm.into()).await,
-            (None, Some(url), _) => self.serve_media(&url).await,
-            (None, None, Some(builtin)) => self.serve_builtin(builtin).await,
-            (None, None, None) => match client::dial(&self.agent).await {
-                Ok(link) => self.serve_link(link).await,
-                Err(error) => {
-                    tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
-                    RelayEnd::LinkClosed
-                }
-            },
-        };
+        let mut end = self.serve_configured().await;
         let mut was_attached = false;
         loop {
             end = match end {
@@ -184,9 +174,47 @@ impl Conversation {
                     Ok(link) => RelayEnd::Replaced(link),
                     // An agent that attached by itself may leave and come back; the call waits.
                     Err(_) if was_attached => self.serve_builtin(Builtin::Silent).await,
+                    // The caller speaks with a human and misses nobody; the agent is called again when that is over.
+                    Err(_) if self.relay.handle().info().bridged_with.is_some() => match self.bridge_over().await {
+                        Some(end) => end,
+                        None => self.serve_configured().await,
+                    },
                     Err(_) => return self.apologise().await,
                 },
             };
+        }
+    }
+
+    /// The agent that the configuration names, to its end.
+    async fn serve_configured(&mut self) -> RelayEnd {
+        match (self.agent.llm.clone(), self.agent.media.clone(), Builtin::at(&self.agent.url)) {
+            (Some(llm), ..) => self.serve_llm(llm.into()).await,
+            (None, Some(url), _) => self.serve_media(&url).await,
+            (None, None, Some(builtin)) => self.serve_builtin(builtin).await,
+            (None, None, None) => match client::dial(&self.agent).await {
+                Ok(link) => self.serve_link(link).await,
+                Err(error) => {
+                    tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
+                    RelayEnd::LinkClosed
+                }
+            },
+        }
+    }
+
+    /// Waits for the end of the bridge (`None`), of the call, or for an agent that attaches.
+    async fn bridge_over(&mut self) -> Option<RelayEnd> {
+        loop {
+            tokio::select! {
+                event = self.events.recv() => match event {
+                    Ok(CallEvent::Bridge { state: BridgeState::Ended(_), .. }) => return None,
+                    Ok(CallEvent::Ended(_)) | Err(RecvError::Closed) => return Some(RelayEnd::CallEnded),
+                    Ok(_) => {}
+                    // What was lost may have been the end of it.
+                    Err(RecvError::Lagged(_)) if self.relay.handle().info().bridged_with.is_none() => return None,
+                    Err(RecvError::Lagged(_)) => {}
+                },
+                Some(link) = self.attached.recv() => return Some(RelayEnd::Replaced(link)),
+            }
         }
     }
 

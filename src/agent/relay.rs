@@ -14,7 +14,9 @@ use super::apology::Apology;
 use super::config::Agent;
 use super::frames::{FromAgent, Permission, ToAgent, parse, print};
 use crate::call::handle::Style;
-use crate::call::{CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId};
+use crate::call::{
+    BridgeRequest, CallEvent, CallHandle, Direction, EndReason, PlayRequest, SpeakError, TextDelta, TurnId,
+};
 use crate::clock::{self, Sparse};
 use crate::hear::Phase;
 use crate::hear::ear::Listen;
@@ -253,6 +255,14 @@ impl Relay {
                 Some("attended") => self.handle.transfer(to, true),
                 Some(other) => Err(SpeakError::Invalid(format!("transfer mode `{other}`: expected blind or attended"))),
             },
+            FromAgent::Bridge { ring_timeout_s: Some(seconds), .. } if !(1..=600).contains(&seconds) => {
+                Err(SpeakError::Invalid(format!("ringTimeoutS is {seconds}: expected 1 to 600")))
+            }
+            FromAgent::Bridge { to: Some(to), mode, from, trunk, wait, ring_timeout_s } => {
+                self.handle.bridge(BridgeRequest { to, from, trunk, mode, wait, ring_timeout_s })
+            }
+            FromAgent::Bridge { to: None, mode, .. } => self.handle.set_bridge_mode(mode),
+            FromAgent::EndBridge {} => self.handle.end_bridge(),
             FromAgent::Hold {} => self.handle.hold(),
             FromAgent::Resume {} => self.handle.resume(),
             FromAgent::BargeInConfirm {} => self.handle.resolve_barge_in(true),
@@ -351,6 +361,19 @@ impl Relay {
             CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
             CallEvent::TransferFailed(reason) => {
                 Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
+            }
+            CallEvent::Bridge { with, state } => {
+                let details = match state.describe() {
+                    Value::Object(map) => {
+                        map.into_iter().filter(|(key, value)| key != "state" && !value.is_null()).collect()
+                    }
+                    _ => BTreeMap::new(),
+                };
+                let call_sid = with.as_ref().map(ToString::to_string);
+                Some(ToAgent::Bridge { state: state.label(), call_sid, details })
+            }
+            CallEvent::Overheard { speaker, text, lang } => {
+                Some(ToAgent::Overheard { speaker: *speaker, voice_prompt: text.clone(), lang: self.spoken(lang) })
             }
             CallEvent::Dialling(_)
             | CallEvent::Handoff(_)

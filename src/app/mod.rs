@@ -306,6 +306,7 @@ impl App {
         if let Some(keeper) = keeper {
             tokio::spawn(keeper.keep(stop.subscribe()));
         }
+        tokio::spawn(gateway::bridge::serve(gateway.clone(), stop.subscribe()));
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
         }

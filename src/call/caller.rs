@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::bridge::{LinkSender, Piece};
 use super::info::{MediaFrame, TapDirection, TapSender};
 use crate::audio::{from_i16, to_i16};
 use crate::hear::Feed;
@@ -43,6 +44,9 @@ pub(super) enum Signal {
 }
 
 /// The incoming stream of one caller.
+///
+/// Why this struct is large: one stream is listened to for five purposes (voice, keys, words, who answered, another call), and
+/// each is fed from the same frames.
 #[derive(Debug)]
 pub(super) struct CallerInput {
     inbound: Inbound,
@@ -57,6 +61,8 @@ pub(super) struct CallerInput {
     position: Duration,
     /// Where the sound is recognised, if it is.
     feed: Option<Feed>,
+    /// The call that hears this one, while they are bridged.
+    link: Option<LinkSender>,
     /// Finds out who answered, while that is asked.
     answer: Option<Detector>,
     found: Option<Finding>,
@@ -82,6 +88,7 @@ impl CallerInput {
             tap: None,
             position: Duration::ZERO,
             feed: None,
+            link: None,
             answer: None,
             found: None,
             silent_at: None,
@@ -99,6 +106,11 @@ impl CallerInput {
     /// Where the sound is recognised.
     pub(super) fn feed(&self) -> Option<&Feed> {
         self.feed.as_ref()
+    }
+
+    /// What the caller says goes to another call from now on (`None`: no more).
+    pub(super) fn join(&mut self, link: Option<LinkSender>) {
+        self.link = link;
     }
 
     /// Finds out from now on who answered.
@@ -169,6 +181,9 @@ impl CallerInput {
                     if self.keyed.is_some_and(|until| now < until) {
                         frame.fill(0);
                     }
+                    if let Some(link) = &self.link {
+                        link.send(Piece::Heard(Box::new(frame)));
+                    }
                     if tap.is_heard() {
                         self.tap(&frame, at, tap);
                     }
@@ -193,6 +208,9 @@ impl CallerInput {
                     changed
                 }
                 Heard::Silence(length) => {
+                    if let Some(link) = &self.link {
+                        link.send(Piece::Silence(length));
+                    }
                     self.position += length;
                     let changed = self.vad.silence(length);
                     echo.silence(now, length);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::TurnId;
+use super::bridge::{BridgeState, Speaker};
+use super::{CallId, TurnId};
 use crate::hear::TurnEvent;
 use crate::media::answer::Answerer;
 use crate::media::leg::LegEnd;
@@ -246,6 +247,22 @@ pub enum CallEvent {
     Transferred(Result<(), String>),
     /// A transfer that the peer had taken on came to nothing; the call goes on.
     TransferFailed(String),
+    /// What becomes of a bridge to a human.
+    Bridge {
+        /// The other call; `None`: none was placed.
+        with: Option<CallId>,
+        /// How far it is.
+        state: BridgeState,
+    },
+    /// What was said on a bridged call, where the agent listens. Nobody waits for an answer.
+    Overheard {
+        /// Who said it.
+        speaker: Speaker,
+        /// The words.
+        text: String,
+        /// BCP 47 language; empty where it is not known.
+        lang: String,
+    },
     /// The call is over; nothing follows.
     Ended(EndReason),
 }

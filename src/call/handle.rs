@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use super::bridge::{BridgeMode, BridgeRequest, Link, WaitTone};
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
-use super::{BargeInOutcome, CallEvent, CallId, EndReason, Messages, TurnId};
+use super::{BargeInOutcome, CallEvent, CallId, Dialling, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
 use crate::text::{Lexicon, Normalise};
 use crate::turn::{Markup, Streaming};
@@ -177,6 +178,11 @@ pub enum SpeakError {
     /// Nothing in it can be spoken.
     #[error("the text contains nothing to speak")]
     Empty,
+    /// The peer speaks with a human, and the agent is not to be heard.
+    #[error(
+        "the call is bridged: its agent speaks in the modes `whisper` and `join` only, or when the bridge has ended"
+    )]
+    Bridged,
     /// The request is wrong; the message says what to change.
     #[error("{0}")]
     Invalid(String),
@@ -473,7 +479,7 @@ impl CallHandle {
         if self.shared.backlog.take(bytes) { Ok(()) } else { Err(SpeakError::Busy) }
     }
 
-    fn send(&self, command: Command) -> Result<(), SpeakError> {
+    pub(super) fn send(&self, command: Command) -> Result<(), SpeakError> {
         // overflow: refused
         self.commands.try_send(command).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SpeakError::Busy,
@@ -545,6 +551,25 @@ pub enum Command {
         /// Whether we speak to them first.
         attended: bool,
     },
+    /// Call a human and join them with the peer.
+    Bridge(BridgeRequest),
+    /// Nobody is called, for this reason.
+    BridgeRefused(String),
+    /// How far that call is.
+    Bridging {
+        /// Which; `None`: none was placed.
+        with: Option<CallId>,
+        /// How far.
+        state: Dialling,
+        /// What the peer hears meanwhile.
+        wait: WaitTone,
+    },
+    /// This call is one of two from now on.
+    Join(Box<Link>),
+    /// The agent does something else meanwhile.
+    BridgeMode(BridgeMode),
+    /// The bridge is not wanted any more.
+    EndBridge,
     /// Send digits.
     Digits(String),
     /// Find out who answered; with `hold` nothing is said before that is known, and to a machine only after its beep.

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::sync::{Notify, broadcast};
 
+use super::bridge::{BridgeMode, Bridging};
 use super::handle::CallMeta;
 use super::messages::{self, Messages};
 use super::settings::CallConfig;
-use super::{CallEvent, EndReason};
+use super::{CallEvent, CallId, EndReason};
 use crate::media::leg::{Arrivals, Codec};
 use crate::media::quality;
 
@@ -87,6 +88,10 @@ pub struct CallInfo {
     pub received_mos: Option<f64>,
     /// Frames that slow media taps have lost.
     pub tap_dropped: u64,
+    /// The call that it is joined with, if it is.
+    pub bridged_with: Option<CallId>,
+    /// What its agent does meanwhile.
+    pub bridge_mode: Option<BridgeMode>,
 }
 
 /// 20 ms of one direction of a call.
@@ -305,6 +310,7 @@ pub(super) struct Shared {
     /// Text of the peer, until its one reader takes it. Locked once, as above.
     messages: Mutex<Option<Messages>>,
     ending: Ending,
+    pub(super) bridging: Bridging,
 }
 
 /// How a call ends: asked for by handles, carried out by its task.
@@ -343,6 +349,7 @@ impl Shared {
             first_listener: Mutex::new(Some(first)),
             messages: Mutex::new(Some(messages)),
             ending: Ending::default(),
+            bridging: Bridging::default(),
         };
         (shared, Tellers { events, deliver })
     }
@@ -407,6 +414,7 @@ impl Shared {
         let duration = ended.map_or_else(|| crate::clock::now() - self.started, |(_, after)| *after);
         let micros = |value: &AtomicU64| Some(value.load(Relaxed)).filter(|us| *us > 0).map(|us| us as f64 / 1_000.0);
         let (mos, received_mos) = stats.scores();
+        let (bridged_with, bridge_mode) = self.bridging.with().unzip();
         CallInfo {
             meta: self.meta.clone(),
             leg: self.leg,
@@ -443,6 +451,8 @@ impl Shared {
             received_jitter_ms: micros(&stats.received_jitter_us),
             received_mos,
             tap_dropped: self.tap_dropped.load(Relaxed),
+            bridged_with,
+            bridge_mode,
         }
     }
 }

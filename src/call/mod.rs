@@ -16,6 +16,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+pub mod bridge;
 mod caller;
 pub mod event;
 pub mod handle;
@@ -32,6 +33,7 @@ pub mod speech;
 mod task;
 mod witness;
 
+pub use bridge::{BridgeMode, BridgeRequest, BridgeState, Speaker};
 pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, Stages, TurnHow};
 pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};

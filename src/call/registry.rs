@@ -6,6 +6,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::{Notify, Semaphore, broadcast, mpsc, watch};
 
+use super::bridge::BridgeRequest;
 use super::handle::{CallHandle, CallMeta};
 use super::info::{CallInfo, Shared};
 use super::settings::CallConfig;
@@ -19,6 +20,8 @@ use crate::media::shard::{ShardError, Shards};
 
 /// Commands that may wait for a call's task.
 const COMMANDS: usize = 256;
+/// Bridges that may wait to be dialled.
+const BRIDGES: usize = 64;
 /// Events of all calls that a slow listener may be behind before it loses the oldest.
 const ALL_EVENTS: usize = 4_096;
 
@@ -41,6 +44,8 @@ struct Inner {
     events: broadcast::Sender<(CallId, CallEvent)>,
     /// Set before the first call, if at all.
     witness: OnceLock<Arc<dyn Witness>>,
+    /// Who dials for calls that ask for a bridge. Set as above.
+    bridges: OnceLock<mpsc::Sender<(CallId, BridgeRequest)>>,
 }
 
 /// Whether new calls are taken.
@@ -112,6 +117,7 @@ impl Calls {
             door: watch::Sender::new(Door::Open(0)),
             events: broadcast::channel(ALL_EVENTS).0,
             witness: OnceLock::new(),
+            bridges: OnceLock::new(),
         })))
     }
 
@@ -152,7 +158,11 @@ impl Calls {
         };
         // Made here and moved, so that a call that never starts, panics or ends leaves the registry alike.
         let listed = Listed { calls: self.clone(), shared: shared.clone() };
-        let told = Told { all: inner.events.clone(), witness: inner.witness.get().cloned() };
+        let told = Told {
+            all: inner.events.clone(),
+            witness: inner.witness.get().cloned(),
+            bridges: inner.bridges.get().cloned(),
+        };
         if let Some(witness) = &told.witness {
             witness.begun(&handle.info());
         }
@@ -243,6 +253,12 @@ impl Calls {
     /// Has `witness` told of every call from now on. There is one: a second is ignored.
     pub fn observe(&self, witness: Arc<dyn Witness>) {
         let _ = self.0.witness.set(witness);
+    }
+
+    /// What calls ask for from now on that want to be joined with a human. There is one taker: `None` for a second.
+    pub fn bridges(&self) -> Option<mpsc::Receiver<(CallId, BridgeRequest)>> {
+        let (ask, asked) = mpsc::channel(BRIDGES);
+        self.0.bridges.set(ask).ok().map(|()| asked)
     }
 
     /// Tells of an outbound call that is not live yet.

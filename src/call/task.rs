@@ -9,11 +9,12 @@ use rand::Rng as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant as Alarm, sleep_until, timeout};
 
+use super::bridge::{BridgeRequest, BridgeState, Piece};
 use super::handle::Command;
 use super::info::{Shared, Tellers};
 use super::machine::{Action, Machine};
 use super::speech::Speech;
-use super::{CallEvent, CallId, EndReason, Witness};
+use super::{CallEvent, CallId, Dialling, EndReason, Witness};
 use crate::clock;
 use crate::hear::{Ears, HearEvent};
 use crate::media::leg::{LegEvent, MediaLeg};
@@ -32,6 +33,8 @@ pub(super) struct CallTask<L> {
     speech: Arc<dyn Speech>,
     ears: Option<Ears>,
     inbox: mpsc::Receiver<Command>,
+    /// What the other call of a bridge sends.
+    link: Option<mpsc::Receiver<Piece>>,
     tellers: Tellers,
     told: Told,
 }
@@ -40,6 +43,8 @@ pub(super) struct CallTask<L> {
 pub(super) struct Told {
     pub(super) all: broadcast::Sender<(CallId, CallEvent)>,
     pub(super) witness: Option<Arc<dyn Witness>>,
+    /// Who dials for calls.
+    pub(super) bridges: Option<mpsc::Sender<(CallId, BridgeRequest)>>,
 }
 
 impl<L: MediaLeg> CallTask<L> {
@@ -51,7 +56,7 @@ impl<L: MediaLeg> CallTask<L> {
         tellers: Tellers,
         told: Told,
     ) -> Self {
-        Self { shared, leg, speech, ears, inbox, tellers, told }
+        Self { shared, leg, speech, ears, inbox, link: None, tellers, told }
     }
 
     /// Runs the call to its end.
@@ -119,7 +124,20 @@ impl<L: MediaLeg> CallTask<L> {
                 }
                 Some(event) = speech.recv() => machine.handle_speech(clock::now(), event),
                 Some(event) = next(&mut heard) => machine.handle_heard(clock::now(), event),
-                Some(command) = self.inbox.recv() => machine.handle_command(clock::now(), command),
+                piece = next_piece(&mut self.link) => {
+                    if piece.is_none() {
+                        self.link = None;
+                    }
+                    machine.handle_piece(clock::now(), piece);
+                }
+                Some(mut command) = self.inbox.recv() => {
+                    if let Command::Join(link) = &mut command {
+                        // The way in is the task's to read, the way out the machine's to fill.
+                        let (_, none) = mpsc::channel(1);
+                        self.link = Some(std::mem::replace(&mut link.from, none));
+                    }
+                    machine.handle_command(clock::now(), command);
+                }
             }
         }
     }
@@ -153,6 +171,8 @@ impl<L: MediaLeg> CallTask<L> {
                     machine.handle_leg(clock::now(), LegEvent::TransferAnswered(Err(reason)));
                 }
             }
+            Action::Bridge(request) => self.dial(request),
+            Action::Unlink => self.link = None,
             Action::End(reason) => {
                 // A peer that does not answer must not keep the call.
                 let _ = timeout(GOODBYE, self.leg.hang_up()).await;
@@ -160,6 +180,19 @@ impl<L: MediaLeg> CallTask<L> {
             }
         }
         None
+    }
+
+    /// Has a human called; what comes of it arrives as commands.
+    fn dial(&self, request: BridgeRequest) {
+        let asked = match &self.told.bridges {
+            // overflow: refused
+            Some(bridges) => bridges.try_send((self.shared.meta.id.clone(), request)).is_ok(),
+            None => false,
+        };
+        if !asked {
+            let state = Dialling::Failed { reason: "this gateway places no calls now".into() };
+            self.tell(CallEvent::Bridge { with: None, state: BridgeState::Dialling(state) });
+        }
     }
 
     fn count_arrivals(&self) {
@@ -191,6 +224,14 @@ impl<L: MediaLeg> CallTask<L> {
         }
         // overflow: as above
         let _ = self.told.all.send((self.shared.meta.id.clone(), event.clone()));
+    }
+}
+
+/// The next piece of the other call, `None` once when it is gone; never where there is none.
+async fn next_piece(link: &mut Option<mpsc::Receiver<Piece>>) -> Option<Piece> {
+    match link {
+        Some(link) => link.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -39,6 +39,9 @@ pub enum GatewayError {
         /// When another try is worth while.
         retry_after: Duration,
     },
+    /// The call has a bridge, or one is being dialled.
+    #[error("the call is bridged already, or somebody is being called for it: end that first")]
+    Bridged,
     /// The peer was not reached, or refused.
     #[error(transparent)]
     Dial(#[from] DialError),
@@ -52,9 +55,11 @@ impl GatewayError {
             GatewayError::Refused(refused) => Some(refused.retry_after),
             GatewayError::TenantFull { retry_after, .. } => Some(*retry_after),
             GatewayError::NoSip => Some(Duration::from_secs(60)),
-            GatewayError::NoAgent(_) | GatewayError::Forbidden(_) | GatewayError::Cancelled | GatewayError::Dial(_) => {
-                None
-            }
+            GatewayError::NoAgent(_)
+            | GatewayError::Forbidden(_)
+            | GatewayError::Cancelled
+            | GatewayError::Bridged
+            | GatewayError::Dial(_) => None,
         }
     }
 }

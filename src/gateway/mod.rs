@@ -7,6 +7,7 @@
 //! Also here, because this is where both the calls and the engine are known: the engine as what calls speak with
 //! (`speech`), and the speech of requests that are no calls ([`speaker`]).
 
+pub mod bridge;
 pub mod dialers;
 mod error;
 pub mod outgoing;

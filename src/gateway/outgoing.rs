@@ -13,6 +13,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::bridge::Bridge;
 use super::dialers::{self, Dialer};
 use super::{Admission, CallRequest, Detection, Gateway, GatewayError};
 use crate::call::{CallHandle, CallId, CallMeta, Dialling, Direction, EndReason};
@@ -34,6 +35,8 @@ struct Ringing {
     state: Mutex<Dialling>,
     /// Ends it.
     cancel: CancellationToken,
+    /// The call that waits for it, where it is to be joined with one.
+    bridge: Option<Bridge>,
 }
 
 /// What is shown of a call that rings, in the shape of a live one as far as it goes.
@@ -122,6 +125,14 @@ impl Placed {
     }
 }
 
+/// What an outbound call is for.
+pub(super) enum Purpose {
+    /// Its agent, and whether it is found out who answers.
+    Agent(Detection),
+    /// The caller of another call.
+    Bridge(Bridge),
+}
+
 impl Gateway {
     /// Places a call to a telephone, to be connected to an agent (`None`: the default one), for a token with limits of its
     /// own or without any. Returns at once; what comes of it is told as [`crate::call::CallEvent::Dialling`].
@@ -136,22 +147,42 @@ impl Gateway {
         detection: Detection,
         dialer: Option<&Dialer>,
     ) -> Result<Placed, GatewayError> {
+        self.place_for(Purpose::Agent(detection), request, agent, tenant, dialer)
+    }
+
+    /// As [`Gateway::place`], for whatever purpose.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn place_for(
+        &self,
+        purpose: Purpose,
+        request: DialRequest,
+        agent: Option<String>,
+        tenant: Arc<str>,
+        dialer: Option<&Dialer>,
+    ) -> Result<Placed, GatewayError> {
         let Some(sip) = &self.sip else { return Err(GatewayError::NoSip) };
-        let admission = self.admit(CallRequest {
+        let (detection, bridge) = match purpose {
+            Purpose::Agent(detection) => (detection, None),
+            Purpose::Bridge(bridge) => (Detection::Off, Some(bridge)),
+        };
+        let asked = CallRequest {
             direction: Direction::Outbound,
             from: request.from.clone().unwrap_or_default(),
             to: request.to.clone(),
             agent,
             headers: request.headers.clone(),
             tenant,
-        })?;
-        let admission = admission.detecting(detection);
+        };
+        let admission = self.admit_to(asked, bridge.is_none())?.detecting(detection);
         let trunk = sip.check(&request)?;
         self.tenants.may_dial(&admission.meta().tenant, trunk.as_deref())?;
         // Last, so that a mistake does not count as a call.
         let lease = dialer.map(|dialer| self.dialers.begin(dialer)).transpose()?;
         let (told, answer) = oneshot::channel();
-        let cancel = CancellationToken::new();
+        let bridge = bridge.map(Bridge::begin);
+        let cancel = bridge.as_ref().map_or_else(CancellationToken::new, |bridge| bridge.claim.given_up().clone());
         let id = admission.id().clone();
         let ringing = Arc::new(Ringing {
             meta: admission.meta().clone(),
@@ -160,6 +191,7 @@ impl Gateway {
             trunk,
             state: Mutex::new(Dialling::Trying),
             cancel: cancel.clone(),
+            bridge,
         });
         self.outgoing.0.insert(id.clone(), ringing.clone());
         let (gateway, sip) = (self.clone(), sip.clone());
@@ -182,6 +214,9 @@ impl Gateway {
             }
             if let (Ok(call), Some(lease)) = (&outcome, lease) {
                 tokio::spawn(dialers::watch(call.clone(), lease));
+            }
+            if let (Ok(call), Some(bridge)) = (&outcome, &ringing.bridge) {
+                bridge.join(call);
             }
             // Its result is not needed.
             let _ = told.send(outcome);
@@ -219,6 +254,9 @@ impl Gateway {
                     answer = &mut dial => break answer.map_err(GatewayError::Dial),
                     () = ringing.cancel.cancelled() => break Err(GatewayError::Cancelled),
                     () = over(live.as_ref()) => break Err(GatewayError::Cancelled),
+                    () = over(ringing.bridge.as_ref().map(|bridge| bridge.claim.call())) => {
+                        break Err(GatewayError::Cancelled);
+                    }
                 }
             }
         };
@@ -236,6 +274,14 @@ impl Gateway {
             }
         });
         match begun {
+            Ok(call) if ringing.bridge.is_some() => {
+                admission.leave(&call);
+                if ringing.cancel.is_cancelled() {
+                    call.hang_up(EndReason::HungUp);
+                    return Err(GatewayError::Cancelled);
+                }
+                Ok(call)
+            }
             Ok(call) => {
                 admission.serve(&call);
                 // Given up at the moment of the answer.
@@ -256,6 +302,9 @@ impl Gateway {
 
     fn dialling(&self, ringing: &Ringing, state: Dialling) {
         *ringing.state.lock().unwrap_or_else(PoisonError::into_inner) = state.clone();
+        if let Some(bridge) = &ringing.bridge {
+            bridge.tell(&ringing.meta.id, state.clone());
+        }
         self.calls.dialling(&ringing.meta, ringing.trunk.as_deref(), state);
     }
 }

@@ -76,13 +76,23 @@ impl Gateway {
     /// # Errors
     /// No such agent, draining, full, or no device has room.
     pub fn admit(&self, request: CallRequest) -> Result<Admission, GatewayError> {
+        self.admit_to(request, true)
+    }
+
+    /// As [`Gateway::admit`]; a call that nobody here `speaks` on needs no device.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn admit_to(&self, request: CallRequest, speaks: bool) -> Result<Admission, GatewayError> {
         let CallRequest { direction, from, to, agent, headers, tenant } = request;
         let name = agent.unwrap_or_else(|| self.default_agent.to_string());
         let Some(agent) = self.agents.find(&name) else { return Err(GatewayError::NoAgent(name)) };
         // What a token's bearer asked for is the bearer's; what comes in is the agent's owner's.
         let tenant = if tenant.is_empty() { agent.tenant.as_deref().unwrap_or_default().into() } else { tenant };
         self.calls.has_room()?;
-        self.has_room_for(&agent)?;
+        if speaks {
+            self.has_room_for(&agent)?;
+        }
         let lease = self.tenants.enter(&tenant)?;
         let id = CallId::of(self.nodes.as_ref().map(Nodes::name));
         let arriving = self.calls.announce(id.clone());
@@ -194,6 +204,15 @@ impl Admission {
             }
             None => gateway.calls.start(meta.clone(), leg)?,
         })
+    }
+
+    /// Leaves a call that has begun without an agent.
+    pub(super) fn leave(self, handle: &CallHandle) {
+        let (ending, lease) = (handle.clone(), self.lease);
+        tokio::spawn(async move {
+            ending.ended().await;
+            drop(lease);
+        });
     }
 
     /// Hands a call that has begun to its agent: the other half.

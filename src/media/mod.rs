@@ -7,6 +7,7 @@
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
 //! - [`noise`]: what silence is filled with
+//! - [`relay`]: sound of one leg on its way to another; [`ringback`]: what is heard until it is there
 //! - [`quality`]: how good a call can have sounded
 //! - [`shard`]: the threads on which calls live
 //! - [`bench`]: what encoding costs
@@ -24,7 +25,9 @@ pub mod noise;
 pub mod playout;
 pub mod quality;
 pub mod red;
+pub mod relay;
 pub mod resample;
+pub mod ringback;
 pub mod rtcp;
 pub mod shard;
 pub mod sip;

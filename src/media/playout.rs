@@ -105,6 +105,8 @@ pub struct Playout {
     payload_type: u8,
     clock_rate: u32,
     continuous: bool,
+    /// As if continuous, for as long as something else fills silence.
+    filled: bool,
     event_type: Option<u8>,
     /// Extended sequence number of the next packet.
     sequence: u64,
@@ -163,6 +165,7 @@ impl Playout {
             payload_type: 0,
             clock_rate: 8_000,
             continuous: false,
+            filled: false,
             event_type: None,
             // One round ahead, so that acknowledgements of the first packets stay positive.
             sequence: u64::from(sequence) + (1 << 16),
@@ -209,7 +212,7 @@ impl Playout {
         self.started = true;
         self.ready_since = Some(now);
         self.origin.get_or_insert((now, self.event_timestamp));
-        if self.continuous && self.spurt.is_none() {
+        if self.never_stops() && self.spurt.is_none() {
             self.begin_spurt(now);
         }
     }
@@ -261,7 +264,17 @@ impl Playout {
         self.dry_since = None;
         self.ready_since = Some(now);
         self.spurt = None;
-        if !muted && self.started && self.continuous {
+        if !muted && self.started && self.never_stops() {
+            self.begin_spurt(now);
+        }
+    }
+
+    /// Has every slot carry something (`true`), whatever was agreed: the caller of [`Playout::poll`] fills silence with
+    /// sound.
+    pub fn fill(&mut self, now: Instant, filled: bool) {
+        self.filled = filled;
+        self.ready_since = Some(now);
+        if filled && self.started && !self.muted && self.spurt.is_none() {
             self.begin_spurt(now);
         }
     }
@@ -282,7 +295,7 @@ impl Playout {
             let mut spurt = self.spurt?;
             let due = spurt.due();
             let late = now.checked_duration_since(due)?;
-            if !speech && self.tones.is_idle() && !self.continuous {
+            if !speech && self.tones.is_idle() && !self.never_stops() {
                 self.spurt = None;
                 self.silent = true;
                 if self.expecting && !self.paused {
@@ -302,7 +315,7 @@ impl Playout {
             self.spurt = Some(Spurt { slots: spurt.slots + 1, ..spurt });
             match self.tones.pop() {
                 Some(dtmf::Slot::Event { first, payload }) => return Some(self.event(first, payload, timestamp, late)),
-                Some(dtmf::Slot::Quiet) if !self.continuous => {
+                Some(dtmf::Slot::Quiet) if !self.never_stops() => {
                     self.discontinuity = true;
                     continue;
                 }
@@ -371,6 +384,10 @@ impl Playout {
     /// Closes the account of `utterance`.
     pub fn forget(&mut self, utterance: UtteranceId) {
         self.sent.remove(&utterance);
+    }
+
+    fn never_stops(&self) -> bool {
+        self.continuous || self.filled
     }
 
     fn begin_spurt(&mut self, now: Instant) {

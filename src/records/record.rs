@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::call::{CallEvent, CallInfo, CallMeta, Dialling, Direction, EndReason, TurnId};
+use crate::call::{
+    BridgeMode, BridgeState, CallEvent, CallId, CallInfo, CallMeta, Dialling, Direction, EndReason, TurnId,
+};
 
 /// Turns, and words of the caller, that one record keeps; of longer calls the latest.
 const KEPT: usize = 500;
@@ -40,6 +42,8 @@ pub(super) struct Record {
     /// The final SIP status of an outbound call.
     pub(super) sip: Option<Sip>,
     pub(super) handoff_data: Option<String>,
+    /// Humans who were called for the caller; of a human's own call: the caller's.
+    pub(super) bridges: VecDeque<Bridge>,
     pub(super) turns: VecDeque<Turn>,
     pub(super) prompts: VecDeque<Prompt>,
     /// Keys of the caller, by count: they may be a secret.
@@ -79,6 +83,21 @@ impl Identity {
         let some = [&asserted, &diverted_from, &verstat, &attestation].iter().any(|found| found.is_some());
         some.then_some(Self { asserted, diverted_from, verstat, attestation })
     }
+}
+
+/// One bridge to another call.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Bridge {
+    /// The other call; `None`: none was placed.
+    pub(super) call: Option<String>,
+    /// `connected`, `ended`, or why nobody came.
+    pub(super) state: &'static str,
+    /// What the agent did meanwhile, at last.
+    pub(super) mode: Option<BridgeMode>,
+    /// When they were joined, or it was certain that they would not be.
+    pub(super) at_ms: u64,
+    pub(super) ended_ms: Option<u64>,
 }
 
 /// One turn of the agent.
@@ -164,6 +183,7 @@ impl Draft {
             identity: Identity::of(meta),
             sip: None,
             handoff_data: None,
+            bridges: VecDeque::new(),
             turns: VecDeque::new(),
             prompts: VecDeque::new(),
             digits: 0,
@@ -256,10 +276,36 @@ impl Draft {
                 });
             }
             CallEvent::Digit(_) => record.digits += 1,
+            CallEvent::Bridge { with, state } => self.bridged(with.as_ref(), state, now),
             CallEvent::Handoff(data) => record.handoff_data = Some(data.clone()),
             _ => {}
         }
         false
+    }
+
+    fn bridged(&mut self, with: Option<&CallId>, state: &BridgeState, now: Duration) {
+        let record = &mut self.0;
+        let call = with.map(ToString::to_string);
+        let open = record.bridges.back_mut().filter(|last| last.call == call && last.ended_ms.is_none());
+        let mode = match state {
+            BridgeState::Dialling(dialling) if !dialling.is_over() => return,
+            BridgeState::Ended(_) => {
+                if let Some(last) = open {
+                    (last.state, last.ended_ms) = (state.label(), Some(ms(now)));
+                }
+                return;
+            }
+            BridgeState::Dialling(_) => None,
+            BridgeState::Connected(mode) => Some(*mode),
+        };
+        match (open, mode) {
+            (Some(last), Some(_)) => last.mode = mode,
+            (_, mode) => {
+                record.omitted += make_room(&mut record.bridges);
+                let ended_ms = mode.is_none().then(|| ms(now));
+                record.bridges.push_back(Bridge { call, state: state.label(), mode, at_ms: ms(now), ended_ms });
+            }
+        }
     }
 
     pub(super) fn ended(&mut self, call: &CallInfo, now: Duration) {
@@ -294,6 +340,10 @@ impl Draft {
 
     fn close(&mut self, cause: String, now: Duration) {
         let record = &mut self.0;
+        // One that lasted until the call's end.
+        if let Some(last) = record.bridges.back_mut().filter(|last| last.ended_ms.is_none()) {
+            (last.state, last.ended_ms) = ("ended", Some(ms(now)));
+        }
         record.state = "ended";
         record.ended_ms = Some(ms(now));
         record.duration_ms = Some(ms(now).saturating_sub(record.started_ms));

@@ -16,8 +16,9 @@ use super::error::ApiError;
 use super::extract::{Body, Parameters, check_limit};
 use super::speech::{own_voice, speed_of, volume_of};
 use super::{forward, handed};
+use crate::call::bridge::WaitTone;
 use crate::call::handle::Style;
-use crate::call::{CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
+use crate::call::{BridgeMode, BridgeRequest, CallHandle, CallId, EndReason, Interruptible, TurnId, TurnRequest};
 use crate::clock;
 use crate::cluster::Nodes;
 use crate::gateway::outgoing::RingingInfo;
@@ -35,6 +36,7 @@ pub fn router() -> Router<Gateway> {
         .route("/v1/calls/{id}/hold", post(hold))
         .route("/v1/calls/{id}/resume", post(resume))
         .route("/v1/calls/{id}/transfer", post(transfer))
+        .route("/v1/calls/{id}/bridge", post(bridge).delete(end_bridge))
         .route("/v1/calls/{id}/dtmf", post(dtmf))
 }
 
@@ -212,6 +214,16 @@ struct Waiting {
 /// Longest that a call may ring.
 const MAX_RING_S: u64 = 600;
 
+fn check_ring_timeout(seconds: Option<u64>) -> Result<(), ApiError> {
+    match seconds.filter(|seconds| !(1..=MAX_RING_S).contains(seconds)) {
+        Some(seconds) => {
+            let message = format!("ringTimeoutS is {seconds}: expected 1 to {MAX_RING_S}");
+            Err(ApiError::bad_request("invalid_request", message).param("ringTimeoutS"))
+        }
+        None => Ok(()),
+    }
+}
+
 async fn place(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -228,10 +240,7 @@ async fn place(
             );
         }
     };
-    if let Some(seconds) = ring_timeout_s.filter(|seconds| !(1..=MAX_RING_S).contains(seconds)) {
-        let message = format!("ringTimeoutS is {seconds}: expected 1 to {MAX_RING_S}");
-        return Err(ApiError::bad_request("invalid_request", message).param("ringTimeoutS"));
-    }
+    check_ring_timeout(ring_timeout_s)?;
     may_use(&gateway, &caller, agent.as_deref())?;
     let request = DialRequest { to, from, trunk, headers, timeout: ring_timeout_s.map(Duration::from_secs) };
     let placed = gateway.place(request, agent, caller.tenant, machine_detection, caller.dialer.as_deref())?;
@@ -374,6 +383,54 @@ async fn transfer(
         drop(gateway.dialers.begin(dialer)?);
     }
     call.transfer(body.to, body.mode == TransferMode::Attended)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Bridge {
+    /// Whom to call; without it the mode of the bridge is changed.
+    to: Option<String>,
+    from: Option<String>,
+    trunk: Option<String>,
+    mode: Option<BridgeMode>,
+    #[serde(default)]
+    wait: WaitTone,
+    ring_timeout_s: Option<u64>,
+}
+
+/// Joins the peer of a call with a human who is called for it, or changes what the agent does meanwhile.
+async fn bridge(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Body(body): Body<Bridge>,
+) -> Result<Response, ApiError> {
+    let call = find(&gateway, &caller, &id).await?;
+    let Bridge { to, from, trunk, mode, wait, ring_timeout_s } = body;
+    check_ring_timeout(ring_timeout_s)?;
+    let Some(to) = to else {
+        let Some(mode) = mode else {
+            let message = "either `to` (whom to call) or `mode` (of a call that is bridged) is needed";
+            return Err(ApiError::bad_request("invalid_request", message).param("to"));
+        };
+        call.set_bridge_mode(mode)?;
+        return Ok(StatusCode::ACCEPTED.into_response());
+    };
+    let mode = mode.unwrap_or_default();
+    let request = BridgeRequest { to, from, trunk, mode, wait, ring_timeout_s };
+    let human = gateway.bridge(&call, request, caller.dialer.as_deref())?;
+    let location = format!("/v1/calls/{human}");
+    Ok((StatusCode::CREATED, [("Location", location)], Json(json!({ "id": human }))).into_response())
+}
+
+/// The peer is with its agent again; the human's call ends.
+async fn end_bridge(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    find(&gateway, &caller, &id).await?.end_bridge()?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -159,6 +159,7 @@ impl From<GatewayError> for ApiError {
             (GatewayError::TenantFull { retry_after, .. }, _) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "tenant_full", message).retry_after(retry_after)
             }
+            (GatewayError::Bridged, _) => ApiError::new(StatusCode::CONFLICT, "call_bridged", message),
             (GatewayError::Forbidden(_), None) => ApiError::new(StatusCode::FORBIDDEN, "not_allowed", message),
             (_, Some(after)) => ApiError::unavailable(message, after),
             (GatewayError::NoAgent(name), None) => ApiError::not_found("agent", &name).param("agent"),
@@ -200,6 +201,7 @@ impl From<SpeakError> for ApiError {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "call_busy", message).retry_after(QUEUE_RETRY)
             }
             SpeakError::Refused { retry_after, .. } => ApiError::unavailable(message, retry_after),
+            SpeakError::Bridged => ApiError::new(StatusCode::CONFLICT, "call_bridged", message),
             SpeakError::Empty => ApiError::bad_request("nothing_to_speak", message).param("text"),
             SpeakError::Invalid(_) => ApiError::bad_request("invalid_request", message),
         }

@@ -210,6 +210,15 @@ pub fn describe(id: &CallId, event: &CallEvent) -> Value {
         CallEvent::TransferAccepted => json!({ "event": "transferAccepted" }),
         CallEvent::TransferFailed(reason) => json!({ "event": "transferFailed", "error": reason }),
         CallEvent::Transferred(outcome) => json!({ "event": "transferred", "error": outcome.as_ref().err() }),
+        CallEvent::Bridge { with, state } => {
+            let mut event = state.describe();
+            event["event"] = json!("bridge");
+            event["with"] = json!(with);
+            event
+        }
+        CallEvent::Overheard { speaker, text, lang } => {
+            json!({ "event": "overheard", "speaker": speaker, "text": text, "lang": lang })
+        }
         CallEvent::Ended(reason) => json!({ "event": "ended", "reason": reason }),
     };
     value["callId"] = json!(id);

@@ -76,6 +76,8 @@ pub const ROUTES: &[Route] = &[
     http("POST", "/v1/calls/{id}/hold", CALLS),
     http("POST", "/v1/calls/{id}/resume", CALLS),
     http("POST", "/v1/calls/{id}/transfer", CALLS),
+    http("POST", "/v1/calls/{id}/bridge", CALLS),
+    http("DELETE", "/v1/calls/{id}/bridge", CALLS),
     http("POST", "/v1/calls/{id}/dtmf", CALLS),
     http("GET", "/v1/calls/{id}/recording", CALLS),
     http("POST", "/v1/calls/{id}/recording", CALLS),

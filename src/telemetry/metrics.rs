@@ -146,6 +146,9 @@ pub const METRICS: &[Metric] = &[
         GAPS,
         "Silence inside a turn because the agent had not written on: no underrun",
     ),
+    gauge("antiphon_bridges", &[], "Callers who speak with a human who was called for them"),
+    counter("antiphon_bridges_total", &["outcome"], "Humans called for a caller, by what came of it"),
+    counter("antiphon_bridge_dropped_total", &[], "Pieces of sound that a bridged call was too slow to take"),
     counter("antiphon_tap_dropped_total", &[], "Media frames that slow readers of /v1/calls/{id}/media lost"),
     // Language models.
     counter("antiphon_llm_requests_total", &["agent", "outcome"], "Requests to language models that ended"),
@@ -249,6 +252,7 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("", "class", &["live", "batch"]),
     ("", "stage", &["prefill", "decode", "flow", "vocode"]),
     ("", "outcome", &["done", "cancelled", "refused", "failed"]),
+    ("antiphon_bridges_total", "outcome", &["connected", "busy", "no_answer", "refused", "cancelled", "failed"]),
     ("antiphon_webhooks_total", "outcome", &["delivered", "failed", "given_up"]),
     ("antiphon_handover_datagrams_total", "outcome", &["passed", "arrived", "dropped"]),
     ("antiphon_passed_on_total", "outcome", &["answered", "unreached", "failed"]),

@@ -4,6 +4,7 @@ mod acme;
 mod agents;
 mod api;
 mod attacked;
+mod bridges;
 mod calls;
 mod cancel;
 mod chromium;

@@ -30,12 +30,26 @@ use super::program::Serve;
 use super::support::{PATIENCE, SENTENCE, hear_turn};
 
 /// Operations that succeed in another test: method, path, file of this suite, test.
-const ELSEWHERE: &[(&str, &str, &str, &str)] = &[(
-    "post",
-    "/v1/audio/voices",
-    "gateway/voices.rs",
-    "a_recording_becomes_a_voice_on_live_calls_and_nobody_else_notices",
-)];
+const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
+    (
+        "post",
+        "/v1/audio/voices",
+        "gateway/voices.rs",
+        "a_recording_becomes_a_voice_on_live_calls_and_nobody_else_notices",
+    ),
+    (
+        "post",
+        "/v1/calls/{id}/bridge",
+        "gateway/bridges.rs",
+        "a_caller_speaks_with_a_human_the_agent_whispers_and_comes_back",
+    ),
+    (
+        "delete",
+        "/v1/calls/{id}/bridge",
+        "gateway/bridges.rs",
+        "nobody_who_comes_leaves_the_caller_with_the_agent_who_is_told_why",
+    ),
+];
 
 /// Metrics that stay zero or absent on this tour, and what would have to happen.
 const ZERO_HERE: &[(&str, &str)] = &[
@@ -63,6 +77,9 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_preemptions_total", "live work that finds no memory but that of batch: sim/sched"),
     ("antiphon_underruns_total", "a device that is too slow: sim"),
     ("antiphon_underrun_seconds", "a device that is too slow: sim"),
+    ("antiphon_bridges", "a caller who speaks with a human at the moment of the scrape: gateway/bridges.rs"),
+    ("antiphon_bridges_total", "a human who is called for a caller: gateway/bridges.rs"),
+    ("antiphon_bridge_dropped_total", "a machine that is too busy to send"),
     ("antiphon_tap_dropped_total", "a reader of /media that stops reading"),
     ("antiphon_pacing_stalls_total", "a machine that is too busy to send"),
     ("antiphon_rtp_discarded_total", "packets that are none: gateway/hostile.rs"),

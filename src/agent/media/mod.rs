@@ -20,7 +20,7 @@ use self::frames::{Form, Framing, Order};
 use super::client::{self, Closing, DialError, Dialled};
 use super::config::Agent;
 use super::relay::{LINK_FRAMES, Link, RETRY, Relay, RelayEnd};
-use crate::call::{CallEvent, CallHandle, EndReason, Interruptible, SpeakError, TapDirection};
+use crate::call::{BridgeState, CallEvent, CallHandle, EndReason, Interruptible, SpeakError, TapDirection};
 use crate::clock::{self, Sparse};
 
 /// Failures in a row after which the bot is given up.
@@ -138,6 +138,8 @@ impl Stream {
         out.extend(self.keys.drain(..).map(|digit| framing.dtmf(digit)));
         // What the call has no room for now. Until it is taken nothing more is read.
         let mut kept: VecDeque<Step> = VecDeque::new();
+        // On a bridged call that the bot has left it hears nothing.
+        let mut away = self.handle.info().bridge_mode.is_some_and(|mode| !mode.hears());
         loop {
             tokio::select! {
                 room = link.to.reserve(), if !out.is_empty() => match (room, out.pop_front()) {
@@ -146,13 +148,16 @@ impl Stream {
                 },
                 // Not while other frames wait: a slow bot loses sound.
                 frame = tap.recv(), if out.is_empty() => match frame {
-                    Some(frame) if frame.direction == TapDirection::Inbound => out.extend(framing.media(&frame)),
+                    Some(frame) if frame.direction == TapDirection::Inbound && !away => out.extend(framing.media(&frame)),
                     Some(_) => {}
                     None => return self.end(&link, &mut framing, out),
                 },
                 event = events.recv() => match event {
                     Ok(CallEvent::Ended(_)) | Err(broadcast::error::RecvError::Closed) => {
                         return self.end(&link, &mut framing, out);
+                    }
+                    Ok(CallEvent::Bridge { state, .. }) => {
+                        away = matches!(state, BridgeState::Connected(mode) if !mode.hears());
                     }
                     Ok(CallEvent::Digit(digit)) => out.push_back(framing.dtmf(digit)),
                     Ok(CallEvent::Mark { name, .. }) => out.push_back(framing.mark(&name)),

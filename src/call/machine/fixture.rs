@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::mpsc;
+
+use super::Machine;
 use super::outbox::Outbox;
 use super::speaking::Speaking;
+use crate::call::handle::Command;
 use crate::call::info::Shared;
-use crate::call::{CallConfig, CallId, CallMeta, Direction, Refusal, Speech, StreamState};
+use crate::call::{CallConfig, CallHandle, CallId, CallMeta, Direction, Refusal, Speech, StreamState};
 use crate::media::leg::{Codec, MediaFormat};
 use crate::media::playout::Playout;
 use crate::turn::{SpeechSink, StreamId, Utterance};
@@ -19,8 +23,8 @@ pub(super) fn playout() -> Playout {
     Playout::new(&format(Codec::Pcmu), 0, 0)
 }
 
-pub(super) fn outbox(now: Instant) -> Outbox {
-    let meta = CallMeta {
+fn meta() -> CallMeta {
+    CallMeta {
         id: CallId::random(),
         direction: Direction::Inbound,
         from: "caller".into(),
@@ -28,8 +32,11 @@ pub(super) fn outbox(now: Instant) -> Outbox {
         agent: "test".into(),
         headers: Default::default(),
         tenant: "".into(),
-    };
-    let (shared, _) = Shared::new(meta, Arc::new(CallConfig::default()), "test", Codec::Pcmu, now, Duration::ZERO);
+    }
+}
+
+pub(super) fn outbox(now: Instant) -> Outbox {
+    let (shared, _) = Shared::new(meta(), Arc::new(CallConfig::default()), "test", Codec::Pcmu, now, Duration::ZERO);
     Outbox::new(Arc::new(shared))
 }
 
@@ -42,6 +49,14 @@ impl Speech for Mute {
     }
 
     fn note(&self, _stream: StreamId, _note: StreamState) {}
+}
+
+/// A call on a leg with `format`, of its own; what its handle sends.
+pub(super) fn machine(now: Instant, format: &MediaFormat) -> (Machine, CallHandle, mpsc::Receiver<Command>) {
+    let (meta, config) = (meta(), CallConfig::default());
+    let (machine, handle, inbox, _) =
+        Machine::detached(meta, config, ("test", format), Arc::new(Mute), now).expect("a codec");
+    (machine, handle, inbox)
 }
 
 pub(super) fn speaking(now: Instant, out: &Outbox) -> Speaking {

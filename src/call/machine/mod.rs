@@ -12,6 +12,7 @@
 //!   the agent), [`speculation`] (answers made before it is certain that the caller has finished) and [`latency`] (what
 //!   the caller waited for)
 //! - [`super::caller`]: what the caller says and presses; [`hearing`]: what a recogniser made of it
+//! - [`bridge`]: what is different while the peer speaks with a human
 //! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
 //! - [`outbox`]: actions, events and figures on their way out
 //!
@@ -19,6 +20,7 @@
 //! The engine is called directly ([`Speech`] never waits), because its refusal has to be known at once; packets
 //! and signalling are actions, because sending them may wait.
 
+mod bridge;
 #[cfg(test)]
 mod fixture;
 mod hearing;
@@ -46,12 +48,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use self::bridge::Bridge;
 use self::hearing::{Hearing, Weight};
 use self::intake::Intake;
 use self::lifetime::Lifetime;
 use self::outbox::Outbox;
 use self::speaking::{Speaking, Step};
 use self::transfer::Transfer;
+use super::bridge::BridgeRequest;
 use super::caller::{CallerInput, Signal};
 use super::event::{BargeInOutcome, Cause};
 use super::handle::{CallHandle, CallMeta, Command};
@@ -92,11 +96,17 @@ pub enum Action {
         /// Whether we speak to them first.
         attended: bool,
     },
+    /// Call a human, to be joined with the peer.
+    Bridge(BridgeRequest),
+    /// Listen to the other call no more.
+    Unlink,
     /// End the call.
     End(EndReason),
 }
 
 /// The state of one call.
+///
+/// Why this struct is large: each of its parts is a type of its own; here is a method for each thing that happens to them.
 pub struct Machine {
     out: Outbox,
     speaking: Speaking,
@@ -104,6 +114,7 @@ pub struct Machine {
     caller: CallerInput,
     hearing: Hearing,
     transfer: Transfer,
+    bridge: Bridge,
     lifetime: Lifetime,
 }
 
@@ -124,6 +135,7 @@ impl Machine {
             caller: CallerInput::new(format, &shared.config.vad)?,
             hearing: Hearing::default(),
             transfer: Transfer::default(),
+            bridge: Bridge::default(),
             lifetime: Lifetime::new(now),
             out: Outbox::new(shared),
         })
@@ -162,14 +174,18 @@ impl Machine {
         self.lifetime.active(now);
         if let HearEvent::Turn(turn) = &event {
             self.caller.understood(&turn.text);
-            self.weigh(now, turn);
-            if turn.phase == Phase::EndOfTurn && !turn.text.is_empty() && !self.hearing.is_aside() {
+            // On a bridged call nobody speaks to the agent.
+            let addressed = !self.bridge.is_up();
+            if addressed {
+                self.weigh(now, turn);
+            }
+            if addressed && turn.phase == Phase::EndOfTurn && !turn.text.is_empty() && !self.hearing.is_aside() {
                 self.speaking.latency.asked(now, self.lifetime.media_start() + turn.end);
             }
         }
         if let Some(apology) = self.hearing.take(now, event, &mut self.speaking, &mut self.out) {
             // Refused where too much waits already, or the call is ending: then there is nothing to say either.
-            if self.out.shared.backlog.take(apology.text.len()) {
+            if !self.bridge.is_up() && self.out.shared.backlog.take(apology.text.len()) {
                 let _ = self.intake.turn(now, apology, &mut self.speaking, &mut self.out);
             }
         }
@@ -234,6 +250,7 @@ impl Machine {
     /// Takes what a handle asks for.
     pub fn handle_command(&mut self, now: Instant, command: Command) {
         self.lifetime.active(now);
+        let Some(command) = self.bridge_command(now, command) else { return };
         let (speaking, out) = (&mut self.speaking, &mut self.out);
         match command {
             Command::Speak { turn, reply } => {
@@ -282,6 +299,13 @@ impl Machine {
                 }
             }
             Command::Finish(reason) => self.intake.end(reason, speaking, out),
+            // Taken by the bridge.
+            Command::Bridge(_)
+            | Command::BridgeRefused(_)
+            | Command::Bridging { .. }
+            | Command::Join(_)
+            | Command::BridgeMode(_)
+            | Command::EndBridge => {}
         }
     }
 
@@ -295,7 +319,12 @@ impl Machine {
         loop {
             if let Some(action) = self.out.pop() {
                 return Some(match action {
-                    Action::Event(event) if self.lifetime.is_early() && is_of_caller(&event) => Action::Watched(event),
+                    Action::Event(event)
+                        if is_of_caller(&event) && (self.lifetime.is_early() || self.bridge.is_up()) =>
+                    {
+                        self.overhear(&event);
+                        Action::Watched(event)
+                    }
                     action => action,
                 });
             }
@@ -345,6 +374,7 @@ impl Machine {
         if !self.lifetime.end() {
             return;
         }
+        self.bridge.over(reason);
         self.speaking.close(&mut self.out);
         self.out.meters.ended(reason);
         self.out.event(CallEvent::Ended(reason));
@@ -376,6 +406,7 @@ impl Machine {
         self.lifetime.active(now);
         match signal {
             Signal::Digit(digit) => {
+                self.bridge.pass_digit(digit);
                 self.out.event(CallEvent::Digit(digit));
                 self.barge_in(now, Cause::Dtmf);
             }
@@ -418,6 +449,10 @@ impl Machine {
     }
 
     fn barge_in(&mut self, now: Instant, cause: Cause) {
+        // Who speaks to a human does not interrupt what the agent says to them.
+        if self.bridge.is_up() {
+            return;
+        }
         let hears = self.caller.feed().is_some();
         if self.speaking.barge_in(now, cause, hears, &mut self.out) {
             self.interrupt(now, cause);

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::outbox::Outbox;
 use crate::audio::{FRAME_SAMPLES, RATE};
+use crate::call::bridge::{LinkSender, Piece};
 use crate::call::caller::converted;
 use crate::call::info::{MediaFrame, TapDirection, TapSender};
 use crate::media::decode;
@@ -17,7 +18,9 @@ use crate::media::encode::{CodecError, Encoder, OpusSettings};
 use crate::media::leg::{MediaFormat, OutPacket, PeerReport};
 use crate::media::noise::Bed;
 use crate::media::playout::{Body, Departure, Frame, Playout, Tapped};
+use crate::media::relay::{Relay, Sound};
 use crate::media::resample::Converter;
+use crate::media::ringback::Ringback;
 use crate::turn::UtteranceId;
 
 /// How long sound takes to fall to silence: 5 ms.
@@ -41,8 +44,55 @@ pub(super) struct Output {
     pub(super) echo: EchoGuard,
     /// What silence is filled with; `None`: it is digital.
     bed: Option<Bed>,
+    /// What the caller hears of another call, while they are bridged.
+    mix: Option<Mix>,
+    /// What silence is filled with while that call rings.
+    tone: Option<Ringback>,
     /// The timestamp of the last packet, and the RTP time that had passed until then.
     clock: Option<(u32, Duration)>,
+}
+
+/// What a bridged call sends: the other call's sound, and speech of its own where that is to be heard.
+#[derive(Debug)]
+pub(super) struct Mix {
+    pub(super) voice: Relay,
+    /// What the agent of the other call says to this peer.
+    pub(super) whisper: Relay,
+    /// Speech of this call is heard by its own peer.
+    pub(super) to_peer: bool,
+    /// It is heard by the other call's peer.
+    pub(super) to_other: Option<LinkSender>,
+}
+
+impl Mix {
+    /// Nothing has come yet.
+    pub(super) fn new(to_peer: bool, to_other: Option<LinkSender>) -> Result<Self, CodecError> {
+        Ok(Self { voice: Relay::new()?, whisper: Relay::new()?, to_peer, to_other })
+    }
+
+    /// The next 20 ms, with `own` speech in it or passed on.
+    fn next(&mut self, own: Option<&[f32]>) -> Sound {
+        let mut sound = self.voice.pop().unwrap_or([0.0; FRAME_SAMPLES]);
+        let mut add = |more: &[f32]| {
+            for (to, from) in sound.iter_mut().zip(more) {
+                *to = (*to + from).clamp(-1.0, 1.0);
+            }
+        };
+        if let Some(whisper) = self.whisper.pop() {
+            add(&whisper);
+        }
+        let Some(own) = own else { return sound };
+        if self.to_peer {
+            add(own);
+        }
+        if let Some(other) = &self.to_other {
+            let mut whole = [0.0; FRAME_SAMPLES];
+            let length = own.len().min(FRAME_SAMPLES);
+            whole[..length].copy_from_slice(&own[..length]);
+            other.send(Piece::Whisper(Box::new(whole)));
+        }
+        sound
+    }
 }
 
 /// A frame of speech that left.
@@ -69,6 +119,8 @@ impl Output {
             wide: None,
             echo: EchoGuard::default(),
             bed: None,
+            mix: None,
+            tone: None,
             clock: None,
         })
     }
@@ -80,6 +132,27 @@ impl Output {
 
     pub(super) fn format(&self) -> &MediaFormat {
         &self.format
+    }
+
+    /// Sends what `mix` gives from now on, or what this call says alone again. No speech may wait: it would be encoded for
+    /// the other case.
+    pub(super) fn bridge(&mut self, now: Instant, mix: Option<Mix>) {
+        self.mix = mix;
+        self.tone = None;
+        self.playout.fill(now, self.mix.is_some());
+    }
+
+    /// What is mixed, while this call is bridged.
+    pub(super) fn mix(&mut self) -> Option<&mut Mix> {
+        self.mix.as_mut()
+    }
+
+    /// Fills silence with the ringing tone from now on (`true`), or no more.
+    pub(super) fn ring(&mut self, now: Instant, rings: bool) {
+        if self.tone.is_some() != rings {
+            self.tone = rings.then(Ringback::default);
+            self.playout.fill(now, rings || self.mix.is_some());
+        }
     }
 
     /// The peer agreed to another format, which `encoder` is for: frames that wait are encoded anew.
@@ -116,7 +189,7 @@ impl Output {
     /// milliseconds. A continuous stream does so by itself.
     pub(super) fn push_tail(&mut self, now: Instant, out: &mut Outbox) {
         self.tail_due = false;
-        if !self.format.continuous {
+        if !self.format.continuous && self.mix.is_none() {
             self.encode(now, &[0.0; FRAME_SAMPLES], None, out);
         }
     }
@@ -138,7 +211,7 @@ impl Output {
             }
             keep
         });
-        let Some(pcm) = cut else { return };
+        let Some(pcm) = cut.filter(|_| self.mix.is_none()) else { return };
         if let Err(error) = self.encoder.forget_unsent() {
             tracing::warn!(%error, "the encoder builds on frames that were not sent");
         }
@@ -164,26 +237,41 @@ impl Output {
         let position = self.position(departure.timestamp);
         let payload = match departure.body {
             Body::Event(payload) => payload,
-            Body::Silence => match self.silence() {
-                Ok(payload) => payload,
-                Err(error) => {
-                    out.error(format!("silence could not be encoded: {error}"));
-                    return (None, None);
+            Body::Silence => {
+                let at = connected.map(|since| (now.saturating_duration_since(since), position));
+                match self.silence(now, None, at) {
+                    Ok(payload) => payload,
+                    Err(error) => {
+                        out.error(format!("silence could not be encoded: {error}"));
+                        return (None, None);
+                    }
                 }
-            },
+            }
             Body::Speech(frame) => {
+                let mut own = None;
                 if let Some(utterance) = frame.owner {
-                    if let Some((_, pcm)) = self.prepared.pop_front() {
+                    own = self.prepared.pop_front().map(|(_, pcm)| pcm);
+                    if let Some(pcm) = own.as_ref().filter(|_| self.mix.is_none()) {
                         self.echo.sent(now, echo::energy(pcm.iter().copied()));
                     }
                     let (anchored, underrun) = (departure.anchored, departure.underrun);
                     spoken = Some(Spoken { utterance, anchored, underrun });
                 }
-                if let (Some(Tapped { narrow: pcm, wide }), Some(connected)) = (frame.tap, connected) {
-                    let at = now.saturating_duration_since(connected);
-                    self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, position, pcm, wide });
+                // Nothing was encoded when it was prepared: it leaves in a mix.
+                let mixed = self.mix.is_some() && frame.payload.is_empty();
+                let at = connected.map(|since| (now.saturating_duration_since(since), position));
+                if mixed {
+                    match self.silence(now, own.as_deref(), at) {
+                        Ok(payload) => payload,
+                        Err(error) => {
+                            out.error(format!("a frame could not be encoded: {error}"));
+                            return (None, spoken);
+                        }
+                    }
+                } else {
+                    self.tell(frame.tap, at);
+                    frame.payload
                 }
-                frame.payload
             }
         };
         let packet = OutPacket {
@@ -196,10 +284,36 @@ impl Output {
         (Some(packet), spoken)
     }
 
-    fn silence(&mut self) -> Result<Bytes, CodecError> {
-        match &mut self.bed {
-            Some(bed) => self.encoder.encode(&bed.frame()),
-            None => self.encoder.silence(),
+    /// What leaves where this call has nothing of its own to send its peer, and `own` where that goes to the other call:
+    /// the other call's sound, a tone, noise, or nothing. Listeners get what is no silence.
+    fn silence(
+        &mut self,
+        now: Instant,
+        own: Option<&[f32]>,
+        at: Option<(Duration, Duration)>,
+    ) -> Result<Bytes, CodecError> {
+        let sound = match (&mut self.mix, &mut self.tone) {
+            (Some(mix), _) => mix.next(own),
+            (None, Some(tone)) => tone.frame(),
+            (None, None) => {
+                return match &mut self.bed {
+                    Some(bed) => self.encoder.encode(&bed.frame()),
+                    None => self.encoder.silence(),
+                };
+            }
+        };
+        self.echo.sent(now, echo::energy(sound.iter().copied()));
+        if self.tap.is_heard() {
+            let tapped = self.tapped(&sound);
+            self.tell(tapped, at);
+        }
+        self.encoder.encode(&sound)
+    }
+
+    /// Gives listeners what leaves `at` so long after the first sound, at its place in the stream.
+    fn tell(&self, tapped: Option<Tapped>, at: Option<(Duration, Duration)>) {
+        if let (Some(Tapped { narrow: pcm, wide }), Some((at, position))) = (tapped, at) {
+            self.tap.send(MediaFrame { direction: TapDirection::Outbound, at, position, pcm, wide });
         }
     }
 
@@ -215,6 +329,12 @@ impl Output {
     }
 
     fn encode(&mut self, now: Instant, pcm: &[f32], owner: Option<UtteranceId>, out: &mut Outbox) {
+        if self.mix.is_some() {
+            // What it is mixed with is not there yet: it is encoded when it leaves.
+            return self
+                .playout
+                .push(now, Frame { payload: Bytes::new(), owner, samples: pcm.len() as u32, tap: None });
+        }
         let payload = match self.encoder.encode(pcm) {
             Ok(payload) => payload,
             Err(error) => return out.error(format!("a frame could not be encoded: {error}")),

@@ -1,0 +1,583 @@
+//! What is different on a call whose peer speaks with a human.
+//!
+//! Owns where the bridge stands and the way to the other call. What is mixed is the business of [`super::output`].
+
+use std::time::Instant;
+
+use metrics::{Gauge, counter, gauge};
+
+use super::output::Mix;
+use super::{Action, Machine};
+use crate::call::bridge::{BridgeMode, LinkSender, Piece, Role, Speaker, WaitTone};
+use crate::call::handle::{Command, SpeakError};
+use crate::call::{BridgeState, CallEvent, CallId, Cause, Dialling, EndReason};
+
+/// Where the bridge of a call stands.
+#[derive(Debug, Default)]
+pub(super) struct Bridge(Option<Joined>);
+
+/// A bridge that is there.
+#[derive(Debug)]
+struct Joined {
+    role: Role,
+    with: CallId,
+    to: LinkSender,
+    /// The agent was told that it is not heard.
+    told: bool,
+    _counted: Option<Counted>,
+}
+
+/// A bridge in `antiphon_bridges`, for as long as it is there.
+struct Counted(Gauge);
+
+impl Counted {
+    fn new() -> Self {
+        let gauge = gauge!("antiphon_bridges");
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Counted")
+    }
+}
+
+impl Bridge {
+    /// Whether the peer speaks with somebody.
+    pub(super) fn is_up(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the agent does meanwhile, on the call that has one.
+    fn mode(&self) -> Option<BridgeMode> {
+        match self.0.as_ref()?.role {
+            Role::Caller(mode) => Some(mode),
+            Role::Human => None,
+        }
+    }
+
+    /// Whether what the agent says is refused.
+    fn silences(&self) -> bool {
+        self.mode().is_some_and(|mode| !mode.speaks())
+    }
+
+    /// A key of the peer is for the other side.
+    pub(super) fn pass_digit(&self, digit: char) {
+        if let Some(joined) = &self.0 {
+            joined.to.send(Piece::Digit(digit));
+        }
+    }
+
+    /// This call is over.
+    pub(super) fn over(&mut self, reason: EndReason) {
+        if let Some(joined) = self.0.take() {
+            joined.to.send(Piece::Over(reason));
+        }
+    }
+}
+
+impl Machine {
+    /// Takes commands about bridges, and those that a bridge refuses; gives back the others.
+    pub(super) fn bridge_command(&mut self, now: Instant, command: Command) -> Option<Command> {
+        match command {
+            Command::Bridge(request) => self.out.push(Action::Bridge(request)),
+            Command::BridgeRefused(reason) => {
+                count("failed");
+                let state = BridgeState::Dialling(Dialling::Failed { reason });
+                self.out.event(CallEvent::Bridge { with: None, state });
+            }
+            Command::Bridging { with, state, wait } => self.dialled(now, with, state, wait),
+            Command::Join(link) => self.join(now, link.role, link.with, link.to),
+            Command::BridgeMode(mode) => self.set_mode(now, mode),
+            Command::EndBridge => match self.bridge.0.as_ref().map(|joined| joined.role) {
+                Some(Role::Caller(_)) => self.unbridge(now, None),
+                Some(Role::Human) => self.finish(EndReason::HungUp),
+                None => {}
+            },
+            // A drain lets what is queued be said: people who speak with each other have all of its grace.
+            Command::Finish(EndReason::Drained) if self.bridge.is_up() => {}
+            Command::Speak { turn, reply } if self.bridge.silences() => {
+                self.out.shared.backlog.give_back(turn.text.len());
+                // A requester that is gone needs no answer.
+                let _ = reply.send(Err(SpeakError::Bridged));
+            }
+            Command::Play { reply, .. } | Command::Await { reply, .. } if self.bridge.silences() => {
+                let _ = reply.send(Err(SpeakError::Bridged));
+            }
+            Command::Text(delta) if self.bridge.silences() => {
+                self.out.shared.backlog.give_back(delta.token.len());
+                self.tell_silenced();
+            }
+            Command::Audio { .. } if self.bridge.silences() => self.tell_silenced(),
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Takes what the other call sends; `None`: it is gone.
+    pub fn handle_piece(&mut self, now: Instant, piece: Option<Piece>) {
+        let Some(joined) = &self.bridge.0 else { return };
+        let role = joined.role;
+        self.lifetime.active(now);
+        let reason = match piece {
+            Some(Piece::Over(reason)) => Some(reason),
+            None => None,
+            Some(piece) => return self.take_piece(now, piece),
+        };
+        match role {
+            Role::Caller(_) => self.unbridge(now, reason),
+            // Whoever it was called for is gone, or the bridge was ended.
+            Role::Human => self.finish(EndReason::HungUp),
+        }
+    }
+
+    fn take_piece(&mut self, now: Instant, piece: Piece) {
+        match piece {
+            Piece::Digit(digit) => return self.speaking.dial(now, digit.encode_utf8(&mut [0; 4])),
+            Piece::Said { text, lang } => {
+                if self.bridge.mode().is_some_and(BridgeMode::hears) {
+                    self.out.event(CallEvent::Overheard { speaker: Speaker::Human, text, lang });
+                }
+                return;
+            }
+            _ => {}
+        }
+        let Some(mix) = self.speaking.output.mix() else { return };
+        match piece {
+            Piece::Heard(frame) => mix.voice.push_heard(&frame),
+            Piece::Silence(_) => mix.voice.silence(),
+            Piece::Whisper(sound) => mix.whisper.push(*sound),
+            Piece::Digit(_) | Piece::Said { .. } | Piece::Over(_) => {}
+        }
+    }
+
+    /// What the peer of a bridged call does is not told to its agent; what it says is, where the agent listens.
+    pub(super) fn overhear(&mut self, event: &CallEvent) {
+        let CallEvent::Prompt { text, lang, last: true, .. } = event else { return };
+        let Some(joined) = &self.bridge.0 else { return };
+        let (text, lang) = (text.clone(), lang.clone());
+        match joined.role {
+            Role::Human => joined.to.send(Piece::Said { text, lang }),
+            Role::Caller(mode) if mode.hears() => {
+                self.out.event(CallEvent::Overheard { speaker: Speaker::Caller, text, lang });
+            }
+            Role::Caller(_) => {}
+        }
+    }
+
+    /// The human's telephone rings, or will not be picked up.
+    fn dialled(&mut self, now: Instant, with: Option<CallId>, state: Dialling, wait: WaitTone) {
+        if self.bridge.is_up() {
+            return;
+        }
+        if state.is_over() {
+            // Before the agent hears of it: it may ask for another at once.
+            self.out.shared.bridging.give_back();
+            count(match &state {
+                Dialling::NoAnswer { .. } => "no_answer",
+                other => other.label(),
+            });
+        }
+        self.speaking.output.ring(now, wait == WaitTone::Ringback && !state.is_over());
+        self.out.event(CallEvent::Bridge { with, state: BridgeState::Dialling(state) });
+    }
+
+    fn join(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender) {
+        let caller = matches!(role, Role::Caller(_));
+        if self.lifetime.has_ended() {
+            return;
+        }
+        if !self.set_mix(now, role, &to) {
+            // Dropping the way to the other call ends the bridge.
+            return self.out.push(Action::Unlink);
+        }
+        self.caller.join(Some(to.clone()));
+        let counted = caller.then(Counted::new);
+        self.bridge.0 = Some(Joined { role, with: with.clone(), to, told: false, _counted: counted });
+        if caller {
+            count("connected");
+        }
+        self.tell_mode(with, role);
+    }
+
+    fn set_mode(&mut self, now: Instant, mode: BridgeMode) {
+        let Some(joined) = &mut self.bridge.0 else {
+            return self.out.error("the call is not bridged: there is no mode to change".into());
+        };
+        if joined.role == Role::Human {
+            return self.out.error("the mode of a bridge is set on the caller's call".into());
+        }
+        (joined.role, joined.told) = (Role::Caller(mode), false);
+        let (with, to) = (joined.with.clone(), joined.to.clone());
+        if self.set_mix(now, Role::Caller(mode), &to) {
+            self.tell_mode(with, Role::Caller(mode));
+        }
+    }
+
+    /// Cuts off what the call says, and mixes from now on as `role` has it; `false`: it cannot be done.
+    fn set_mix(&mut self, now: Instant, role: Role, to: &LinkSender) -> bool {
+        let (to_peer, to_other) = match role {
+            Role::Human => (true, None),
+            Role::Caller(mode) => (mode == BridgeMode::Join, mode.speaks().then(|| to.clone())),
+        };
+        self.cut_all(now);
+        if let Some(mix) = self.speaking.output.mix() {
+            // What has come of the other call stays.
+            (mix.to_peer, mix.to_other) = (to_peer, to_other);
+            return true;
+        }
+        match Mix::new(to_peer, to_other) {
+            Ok(mix) => self.speaking.output.bridge(now, Some(mix)),
+            Err(error) => {
+                self.out.error(format!("the calls cannot be joined: {error}"));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The bridge is over and the peer with its agent again.
+    fn unbridge(&mut self, now: Instant, reason: Option<EndReason>) {
+        let Some(joined) = self.bridge.0.take() else { return };
+        self.cut_all(now);
+        self.caller.join(None);
+        self.speaking.output.bridge(now, None);
+        self.out.push(Action::Unlink);
+        self.out.shared.bridging.set(None);
+        // Before the agent hears of it: it may ask for another at once.
+        self.out.shared.bridging.give_back();
+        self.out.event(CallEvent::Bridge { with: Some(joined.with), state: BridgeState::Ended(reason) });
+    }
+
+    fn cut_all(&mut self, now: Instant) {
+        let cut = self.speaking.cancel(now, Cause::Agent, |_| false, &mut self.out);
+        self.intake.cut_off(now, cut);
+    }
+
+    fn tell_mode(&mut self, with: CallId, role: Role) {
+        let mode = match role {
+            Role::Caller(mode) => mode,
+            Role::Human => BridgeMode::Leave,
+        };
+        self.out.shared.bridging.set(Some((with.clone(), mode)));
+        self.out.event(CallEvent::Bridge { with: Some(with), state: BridgeState::Connected(mode) });
+    }
+
+    /// Tells once that what is streamed into a bridged call is not heard.
+    fn tell_silenced(&mut self) {
+        if let Some(joined) = &mut self.bridge.0
+            && !std::mem::replace(&mut joined.told, true)
+        {
+            self.out.error(SpeakError::Bridged.to_string());
+        }
+    }
+}
+
+fn count(outcome: &'static str) {
+    counter!("antiphon_bridges_total", "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::audio::FRAME;
+    use crate::call::CallHandle;
+    use crate::call::bridge::Link;
+    use crate::call::machine::fixture;
+    use crate::clock;
+    use crate::hear::{HearEvent, Phase, TurnEvent};
+    use crate::media::decode;
+    use crate::media::leg::{Codec, InPacket, LegEvent, MediaFormat};
+
+    /// One call of two, and what leaves of it.
+    struct Party {
+        machine: Machine,
+        handle: CallHandle,
+        inbox: mpsc::Receiver<Command>,
+        link: Option<mpsc::Receiver<Piece>>,
+        events: Vec<CallEvent>,
+        watched: Vec<CallEvent>,
+        /// Loudest sample of each packet of sound, and telephone events.
+        sent: Vec<i16>,
+        keys: usize,
+        ended: Option<EndReason>,
+        sequence: u16,
+    }
+
+    impl Party {
+        fn new(now: Instant) -> Self {
+            let telephone_event = Some((101, 8_000));
+            let format = MediaFormat { telephone_event, continuous: true, ..fixture::format(Codec::Pcmu) };
+            let (mut machine, handle, inbox) = fixture::machine(now, &format);
+            machine.handle_leg(now, LegEvent::Connected);
+            Self {
+                machine,
+                handle,
+                inbox,
+                link: None,
+                events: Vec::new(),
+                watched: Vec::new(),
+                sent: Vec::new(),
+                keys: 0,
+                ended: None,
+                sequence: 0,
+            }
+        }
+
+        fn join(&mut self, now: Instant, mut link: Link) {
+            let (_, none) = mpsc::channel(1);
+            self.link = Some(std::mem::replace(&mut link.from, none));
+            self.machine.handle_command(now, Command::Join(Box::new(link)));
+        }
+
+        /// 20 ms of sound (`byte` in mu-law) from the peer.
+        fn hears(&mut self, now: Instant, byte: u8) {
+            let timestamp = u32::from(self.sequence) * 160;
+            let (sequence, payload) = (self.sequence, Bytes::from(vec![byte; 160]));
+            self.sequence += 1;
+            let packet =
+                InPacket { payload_type: 0, marker: false, sequence, timestamp, ssrc: 1, arrived: now, payload };
+            self.machine.handle_leg(now, LegEvent::Rtp(packet));
+        }
+
+        fn step(&mut self, now: Instant) {
+            while let Ok(command) = self.inbox.try_recv() {
+                self.machine.handle_command(now, command);
+            }
+            while let Some(link) = &mut self.link {
+                let piece = match link.try_recv() {
+                    Ok(piece) => Some(piece),
+                    Err(mpsc::error::TryRecvError::Empty) => break,
+                    Err(mpsc::error::TryRecvError::Disconnected) => {
+                        self.link = None;
+                        None
+                    }
+                };
+                self.machine.handle_piece(now, piece);
+            }
+            while let Some(action) = self.machine.poll(now) {
+                match action {
+                    Action::Send(packet) if packet.payload_type == 101 => self.keys += 1,
+                    Action::Send(packet) => {
+                        let loudest = packet.payload.iter().map(|byte| decode::mu_law(*byte).saturating_abs()).max();
+                        self.sent.push(loudest.unwrap_or(0));
+                    }
+                    Action::Event(event) => self.events.push(event),
+                    Action::Watched(event) => self.watched.push(event),
+                    Action::Unlink => self.link = None,
+                    Action::End(reason) => self.ended = Some(reason),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// A caller and a human who have been joined, and the time.
+    fn joined(mode: BridgeMode) -> (Party, Party, Instant) {
+        let now = clock::now();
+        let (mut caller, mut human) = (Party::new(now), Party::new(now));
+        let (one, other) = Link::pair(caller.handle.id().clone(), human.handle.id().clone(), mode);
+        human.join(now, other);
+        caller.join(now, one);
+        (caller, human, now)
+    }
+
+    /// 20 ms at a time, `each` before both.
+    fn run(
+        (caller, human): (&mut Party, &mut Party),
+        now: &mut Instant,
+        frames: usize,
+        mut each: impl FnMut(&mut Party, &mut Party, Instant),
+    ) {
+        for _ in 0..frames {
+            *now += FRAME;
+            each(caller, human, *now);
+            caller.step(*now);
+            human.step(*now);
+        }
+    }
+
+    fn connected(events: &[CallEvent]) -> Vec<BridgeMode> {
+        let mode = |event: &CallEvent| match event {
+            CallEvent::Bridge { state: BridgeState::Connected(mode), .. } => Some(*mode),
+            _ => None,
+        };
+        events.iter().filter_map(mode).collect()
+    }
+
+    #[test]
+    fn each_hears_the_other_and_keys_pass() {
+        let (mut caller, mut human, mut now) = joined(BridgeMode::Leave);
+        // Loud from the caller, softer from the human.
+        run((&mut caller, &mut human), &mut now, 100, |caller, human, now| {
+            caller.hears(now, 0x90);
+            human.hears(now, 0xb0);
+        });
+        assert_eq!(connected(&caller.events), [BridgeMode::Leave]);
+        assert_eq!(caller.handle.info().bridged_with.as_ref(), Some(human.handle.id()));
+        for (sent, byte) in [(&human.sent, 0x90), (&caller.sent, 0xb0)] {
+            assert!(sent.len() >= 100);
+            let (settled, level) = (&sent[20..], decode::mu_law(byte).saturating_abs());
+            let near = |loudest: &i16| (level / 10 * 8..level / 10 * 12).contains(loudest);
+            assert!(settled.iter().all(near), "{level}: {settled:?}");
+        }
+        caller.machine.handle_leg(now, LegEvent::Digit('7'));
+        run((&mut caller, &mut human), &mut now, 20, |_, _, _| {});
+        assert!(human.keys >= 3, "packets of the key: {}", human.keys);
+        assert!(!caller.events.contains(&CallEvent::Digit('7')), "it is none of the agent's business");
+        assert!(caller.watched.contains(&CallEvent::Digit('7')));
+    }
+
+    #[test]
+    fn an_agent_that_has_left_is_silent_and_its_text_is_refused() {
+        let (mut caller, mut human, mut now) = joined(BridgeMode::Leave);
+        caller.step(now);
+        for _ in 0..3 {
+            caller
+                .handle
+                .push_text(crate::call::TextDelta {
+                    id: None,
+                    token: "Hello. ".into(),
+                    last: false,
+                    style: Default::default(),
+                })
+                .expect("taken");
+        }
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        let errors = caller.events.iter().filter(|event| matches!(event, CallEvent::Error(_))).count();
+        assert_eq!((errors, caller.handle.info().backlog_bytes), (1, 0), "told once, and forgotten");
+        assert!(!caller.events.iter().any(|event| matches!(event, CallEvent::TurnStarted { .. })));
+    }
+
+    #[test]
+    fn streamed_sound_is_whispered_to_the_human_or_heard_by_both() {
+        for (mode, caller_hears) in [(BridgeMode::Whisper, false), (BridgeMode::Join, true)] {
+            let (mut caller, mut human, mut now) = joined(mode);
+            caller.step(now);
+            run((&mut caller, &mut human), &mut now, 1, |_, _, _| {});
+            let (from, to) = (caller.sent.len(), human.sent.len());
+            caller.handle.inject_audio(vec![8_000; 24_000], 24_000, None).expect("taken");
+            run((&mut caller, &mut human), &mut now, 60, |_, _, _| {});
+            let loud = |sent: &[i16]| sent.iter().filter(|loudest| **loudest > 5_000).count();
+            assert!(loud(&human.sent[to..]) >= 48, "{mode:?}: {:?}", &human.sent[to..]);
+            let heard = loud(&caller.sent[from..]);
+            assert_eq!(heard >= 48, caller_hears, "{mode:?}: {heard}");
+            assert!(caller_hears || heard == 0, "{mode:?}: {heard}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_told_to_an_agent_that_listens_and_to_no_other() {
+        let said = |words: &str| {
+            let (start, end) = (Duration::from_secs(1), Duration::from_secs(2));
+            let (text, language) = (words.to_owned(), "en".to_owned());
+            HearEvent::Turn(TurnEvent {
+                phase: Phase::EndOfTurn,
+                text,
+                language,
+                start,
+                end,
+                confidence: 0.9,
+                eager: 0,
+            })
+        };
+        for (mode, hears) in [(BridgeMode::Leave, false), (BridgeMode::Listen, true)] {
+            let (mut caller, mut human, mut now) = joined(mode);
+            caller.step(now);
+            human.step(now);
+            caller.machine.handle_heard(now, said("My name is Ada."));
+            human.machine.handle_heard(now, said("Hello Ada."));
+            run((&mut caller, &mut human), &mut now, 3, |_, _, _| {});
+            // The human's words come by way of its own call.
+            run((&mut caller, &mut human), &mut now, 3, |_, _, _| {});
+            let overheard: Vec<_> = caller
+                .events
+                .iter()
+                .filter_map(|event| match event {
+                    CallEvent::Overheard { speaker, text, .. } => Some((*speaker, text.as_str())),
+                    _ => None,
+                })
+                .collect();
+            let all = [(Speaker::Caller, "My name is Ada."), (Speaker::Human, "Hello Ada.")];
+            assert_eq!(overheard, if hears { &all[..] } else { &[] }, "{mode:?}");
+            assert!(!caller.events.iter().any(|event| matches!(event, CallEvent::Prompt { .. })), "nobody asks it");
+            let kept = |event: &&CallEvent| matches!(event, CallEvent::Prompt { .. });
+            assert_eq!(caller.watched.iter().filter(kept).count(), 1, "the record has it");
+        }
+    }
+
+    #[test]
+    fn the_caller_is_back_with_the_agent_when_the_human_goes_and_the_human_goes_with_the_bridge() {
+        // The human hangs up.
+        let (mut caller, mut human, mut now) = joined(BridgeMode::Whisper);
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        human.machine.handle_leg(now, LegEvent::Closed(crate::media::leg::LegEnd::Remote));
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        assert_eq!((human.ended, caller.ended), (Some(EndReason::Remote), None));
+        let last = caller.events.iter().rev().find(|event| matches!(event, CallEvent::Bridge { .. }));
+        assert!(
+            matches!(last, Some(CallEvent::Bridge { state: BridgeState::Ended(Some(EndReason::Remote)), .. })),
+            "{last:?}"
+        );
+        assert_eq!(caller.handle.info().bridged_with, None);
+        caller.handle.inject_audio(vec![8_000; 12_000], 24_000, None).expect("taken");
+        let from = caller.sent.len();
+        run((&mut caller, &mut human), &mut now, 30, |_, _, _| {});
+        assert!(caller.sent[from..].iter().filter(|loudest| **loudest > 5_000).count() >= 24, "it is heard again");
+        // The agent ends it.
+        let (mut caller, mut human, mut now) = joined(BridgeMode::Leave);
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        caller.handle.end_bridge().expect("there is one");
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        assert_eq!((human.ended, caller.ended), (Some(EndReason::HungUp), None));
+        // The caller hangs up.
+        let (mut caller, mut human, mut now) = joined(BridgeMode::Leave);
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        caller.machine.handle_leg(now, LegEvent::Closed(crate::media::leg::LegEnd::Remote));
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        assert_eq!((human.ended, caller.ended), (Some(EndReason::HungUp), Some(EndReason::Remote)));
+    }
+
+    #[test]
+    fn while_it_rings_the_caller_hears_the_tone_or_the_agent_and_busy_ends_it() {
+        let now = clock::now();
+        let mut caller = Party::new(now);
+        let news = |state| Command::Bridging { with: None, state, wait: WaitTone::Ringback };
+        caller.machine.handle_command(now, news(Dialling::Ringing { status: 180 }));
+        let mut at = now;
+        for _ in 0..40 {
+            at += FRAME;
+            caller.step(at);
+        }
+        assert!(caller.sent[5..].iter().all(|loudest| *loudest > 1_000), "{:?}", caller.sent);
+        caller.machine.handle_command(at, news(Dialling::Busy { status: 486 }));
+        let from = caller.sent.len();
+        for _ in 0..10 {
+            at += FRAME;
+            caller.step(at);
+        }
+        assert!(caller.sent[from + 1..].iter().all(|loudest| *loudest < 20), "{:?}", &caller.sent[from..]);
+        let told: Vec<_> = caller
+            .events
+            .iter()
+            .filter_map(|event| match event {
+                CallEvent::Bridge { state, .. } => Some(state.label()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, ["ringing", "busy"]);
+    }
+}
