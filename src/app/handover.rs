@@ -2,7 +2,7 @@
 //! [`crate::handover`].
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::StartError;
 use crate::gateway::Gateway;
-use crate::handover::{self, Name, Place, Word};
+use crate::handover::{self, Name, Passed, Place, Word};
 use crate::server;
 use crate::synth::device::Phase;
 
@@ -55,7 +55,7 @@ impl Predecessor {
     ///
     /// # Errors
     /// It does not give its place.
-    pub(super) async fn ask(dir: &Path) -> Result<Option<(Self, Vec<(Name, OwnedFd)>)>, StartError> {
+    pub(super) async fn ask(dir: &Path) -> Result<Option<(Self, Passed)>, StartError> {
         let path = dir.join(NAME);
         // Waits for the other process.
         let asked = tokio::task::spawn_blocking(move || ask(&path)).await;
@@ -90,7 +90,7 @@ impl Predecessor {
     }
 }
 
-fn ask(path: &Path) -> io::Result<Option<(Predecessor, Vec<(Name, OwnedFd)>)>> {
+fn ask(path: &Path) -> io::Result<Option<(Predecessor, Passed)>> {
     let Ok(stream) = StdStream::connect(path) else { return Ok(None) };
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;

@@ -145,8 +145,8 @@ impl App {
         let seat = ears::seat(&config.recognizer).map_err(StartError::Recognizer)?;
         let (mut left, hardware) = (seat.clone(), engines::hardware(&config.engine)?);
         let choice = engines::choose_beside(&config.engine, None, &mut left)?;
-        let place = ears::place(seat.map(|(seat, _)| seat), left, hardware);
-        Self::start_all(config, choice, place, succession).await
+        let hearing = ears::place(seat.map(|(seat, _)| seat), left, hardware);
+        Self::start_all(config, choice, hearing, succession).await
     }
 
     /// As [`App::start`], with voices that were chosen elsewhere.
@@ -160,7 +160,7 @@ impl App {
     async fn start_all(
         config: Config,
         mut choice: Choice,
-        place: ears::Place,
+        hearing: ears::Place,
         succession: Succession,
     ) -> Result<Self, StartError> {
         let mut config = config.with_state_dir(config::variables())?;
@@ -173,7 +173,10 @@ impl App {
         }
         let metrics = telemetry::metrics::recorder();
         let mut passed = match succession {
-            Succession::Serve { .. } => from_systemd().map_err(StartError::Systemd)?,
+            Succession::Serve { .. } => {
+                let names = config::variables().find(|(name, _)| name == "LISTEN_FDNAMES");
+                from_systemd(&names.unwrap_or_default().1).map_err(StartError::Systemd)?
+            }
             Succession::None => Vec::new(),
         };
         let (mut started, mut predecessor) = (None, None);
@@ -230,7 +233,7 @@ impl App {
                 "overload = \"default_voice\" has no effect: the default voice is all that speaks, or is missing"
             );
         }
-        let ears = ears::choose(&config.recognizer, &config.turns, place).await.map_err(StartError::Recognizer)?;
+        let ears = ears::choose(&config.recognizer, &config.turns, hearing).await.map_err(StartError::Recognizer)?;
         let calls =
             Calls::with_ears(config.call.clone(), Arc::new(engine.clone()), ears).map_err(StartError::Threads)?;
         let records = Records::start_beside(config.records.clone(), predecessor.is_some())?;

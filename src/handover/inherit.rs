@@ -1,6 +1,5 @@
 //! Listening sockets that somebody else has opened: by name, and bound where the configuration says.
 
-use std::env;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -119,14 +118,17 @@ pub fn datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The sockets that systemd passes (sd_listen_fds(3)), by `FileDescriptorName=`; none where it passes none.
+/// Sockets that another process opened, with what each is for.
+pub type Passed = Vec<(Name, OwnedFd)>;
+
+/// The sockets that systemd passes (sd_listen_fds(3)); none where it passes none. `names`: `LISTEN_FDNAMES`, which has each
+/// one's `FileDescriptorName=`.
 ///
 /// # Errors
 /// One has a name that no socket of a gateway has, or two have the same.
-pub fn from_systemd() -> Result<Vec<(Name, OwnedFd)>, String> {
+pub fn from_systemd(names: &str) -> Result<Passed, String> {
     let mut passed = listenfd::ListenFd::from_env();
-    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
-    let names = if passed.len() == 0 { Vec::new() } else { by_name(&names, passed.len())? };
+    let names = if passed.len() == 0 { Vec::new() } else { by_name(names, passed.len())? };
     let mut sockets = Vec::new();
     for (index, name) in names.into_iter().enumerate() {
         let wrong = |error: io::Error| format!("the socket `{}` from systemd: {error}", name.as_str());
@@ -187,7 +189,7 @@ mod tests {
         assert!(fits.nonblocking().expect("known"));
         assert!(fitting(Name::WebRtcUdp, udp().into(), any).is_ok(), "any port");
         let other: SocketAddr = "127.0.0.2:0".parse().expect("an address");
-        let error = fitting(Name::SipUdp, udp().into(), other).err().expect("elsewhere").to_string();
+        let error = fitting(Name::SipUdp, udp().into(), other).expect_err("elsewhere").to_string();
         assert!(error.contains("[sip] udp"), "{error}");
         assert!(fitting(Name::Http, udp().into(), any).is_err(), "of another kind");
         let listener = listener(any).expect("a port");

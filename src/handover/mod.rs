@@ -31,6 +31,6 @@ mod place;
 mod words;
 
 pub use self::fds::{receive, send};
-pub use self::inherit::{Name, datagrams, from_systemd, listener};
+pub use self::inherit::{Name, Passed, datagrams, from_systemd, listener};
 pub use self::place::{Arrived, Datagram, Kind, Place};
 pub use self::words::{Word, read, write};

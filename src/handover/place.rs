@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use metrics::{counter, gauge};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
-use super::inherit::{Name, fitting};
+use super::inherit::{Name, Passed, fitting};
 use super::words::Word;
 
 /// Datagrams that may wait on their way: some hundred milliseconds of a thousand calls.
@@ -57,9 +57,9 @@ struct Inner {
 #[derive(Default)]
 struct Sockets {
     /// Passed to this process, and not used yet.
-    inherited: Vec<(Name, OwnedFd)>,
+    inherited: Passed,
     /// Duplicates of those that it uses; `None`: it never passes them on.
-    kept: Option<Vec<(Name, OwnedFd)>>,
+    kept: Option<Passed>,
 }
 
 /// The process whose place this one took.
@@ -91,7 +91,7 @@ impl Default for Place {
 
 impl Place {
     /// With sockets that were passed to it. `held`: it reads at once. `passes_on`: it keeps what it needs to pass them on.
-    pub fn new(inherited: Vec<(Name, OwnedFd)>, held: bool, passes_on: bool) -> Self {
+    pub fn new(inherited: Passed, held: bool, passes_on: bool) -> Self {
         Self(Arc::new(Inner {
             held: watch::Sender::new(held),
             sockets: Mutex::new(Sockets { inherited, kept: passes_on.then(Vec::new) }),
@@ -166,7 +166,7 @@ impl Place {
     ///
     /// # Errors
     /// There are no more descriptors, or this process passes nothing on (any more).
-    pub fn duplicates(&self) -> io::Result<Vec<(Name, OwnedFd)>> {
+    pub fn duplicates(&self) -> io::Result<Passed> {
         let sockets = lock(&self.0.sockets);
         let kept = sockets.kept.as_ref().ok_or_else(|| io::Error::other("the gateway is being stopped"))?;
         kept.iter().map(|(name, socket)| Ok((*name, socket.try_clone()?))).collect()

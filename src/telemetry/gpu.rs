@@ -128,7 +128,7 @@ fn run(nvml: &Nvml) {
                     events = None;
                 }
             },
-            None => std::thread::sleep(LOOK),
+            None => std::thread::park_timeout(LOOK),
         }
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn without_a_driver_there_is_a_reason_and_no_metric() {
         let library = std::ffi::OsStr::new("/no/such/libnvidia-ml.so");
-        let error = Nvml::builder().lib_path(library).init().err().expect("no such library");
+        let error = Nvml::builder().lib_path(library).init().expect_err("no such library");
         assert!(absent(&error).contains("no NVIDIA driver"), "{error}");
         assert_eq!(shown(&Reading::default()), "", "what a GPU does not say is not shown");
     }
