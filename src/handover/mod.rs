@@ -1,6 +1,6 @@
 //! Sockets that come from another process: from the gateway whose place this one takes, or from systemd.
 //!
-//! An upgrade under live calls goes so (the choreography is in `app/handover.rs`):
+//! An upgrade under live calls goes so (who says what when: `app/handover.rs`):
 //!
 //! 1. The new process loads its voices, then asks the old one, over a Unix socket in the state directory, for its place.
 //!    The old one parks batch work and passes duplicates of its listening sockets (SCM_RIGHTS).

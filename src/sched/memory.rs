@@ -110,8 +110,8 @@ impl Memory {
     /// Live streams that may have unfinished work at once as far as memory goes, where each has `bytes` at its end; 0: not
     /// limited, or not known.
     pub(super) fn streams(&self, bytes: Option<f64>) -> f64 {
-        // Where memory is taken as it is used, half of what is missing is promised: three quarters over a life.
-        let part = if self.grows { 0.75 } else { 1.0 };
+        // Where memory is taken as it is used, a third of what is missing is promised: two thirds over a life.
+        let part = if self.grows { 2.0 / 3.0 } else { 1.0 };
         bytes.filter(|bytes| *bytes > 0.0).map_or(0.0, |bytes| self.limit as f64 / (part * bytes))
     }
 
@@ -155,9 +155,11 @@ impl Memory {
         *mean += WEIGHT * (new - *mean);
     }
 
-    /// Whether `needed` bytes more than `claimed` can be promised.
+    /// Whether `needed` bytes more than `claimed` can be promised. Where nothing is claimed, nothing can be given back
+    /// either that would be worth waiting for.
     pub(super) fn has(&self, claimed: u64, needed: u64) -> bool {
-        !self.short && (self.limit == 0 || claimed + needed <= self.limit)
+        let waits = self.short && claimed > 0;
+        !waits && (self.limit == 0 || claimed + needed <= self.limit)
     }
 
     pub(super) fn fits(&self, table: &Table, needed: u64) -> bool {
@@ -236,7 +238,7 @@ mod tests {
     #[test]
     fn memory_has_room_for_so_many_streams() {
         assert_eq!(Memory::new(100, false).streams(Some(20.0)), 5.0);
-        assert_eq!(Memory::new(90, true).streams(Some(20.0)), 6.0, "each is promised three quarters on average");
+        assert_eq!(Memory::new(80, true).streams(Some(20.0)), 6.0, "each is promised two thirds on average");
         assert_eq!((Memory::new(0, true).streams(Some(20.0)), Memory::new(90, true).streams(None)), (0.0, 0.0));
     }
 
@@ -245,9 +247,10 @@ mod tests {
         let mut memory = Memory::new(100, false);
         assert!(memory.has(40, 60) && !memory.has(41, 60));
         memory.ran_short();
-        assert!(!memory.has(0, 1));
+        assert!(!memory.has(1, 1));
+        assert!(memory.has(0, 1), "nobody would give any back");
         memory.freed();
-        assert!(memory.has(0, 1));
+        assert!(memory.has(1, 1));
         assert!(Memory::new(0, false).has(u64::MAX / 2, 1), "not limited");
     }
 
