@@ -16,6 +16,9 @@ use crate::hear::config::Kind;
 use crate::synth::device::Engine;
 use crate::turn::{Class, SpeechEvent, Utterance, UtteranceEnd};
 
+/// From when the engine is ready to the first phrase: a start takes what processor there is, and calls that waited for it
+/// come first.
+const FIRST: Duration = Duration::from_secs(1);
 /// How often it is looked whether all are kept. What is kept costs nothing.
 const AGAIN: Duration = Duration::from_secs(60);
 /// The same while a model's files are still being read.
@@ -55,6 +58,10 @@ pub(super) async fn render(
     mut stop: watch::Receiver<bool>,
 ) {
     engine.ready().await;
+    tokio::select! {
+        () = tokio::time::sleep(FIRST) => {}
+        _ = stop.changed() => return,
+    }
     loop {
         let now = phrases.borrow_and_update().clone();
         let again = tokio::select! {
