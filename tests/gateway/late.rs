@@ -45,9 +45,11 @@ impl Ear {
         audible
     }
 
-    /// Reads on until something is audible.
+    /// Reads on until something is audible. What is silent before is not judged: a voice's first pieces may come in the
+    /// middle of a start.
     async fn onset(&mut self) {
         for _ in 0..500 {
+            self.last = None;
             if self.hear(1).await == 1 {
                 return;
             }
@@ -81,6 +83,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
 
     ask("turns", json!({ "text": SENTENCE.repeat(8) })).await;
     ear.onset().await;
+    let underruns = handle.info().underruns;
     // A transfer that is taken on late, and then comes to nothing.
     ask("transfer", json!({ "to": "sip:other@127.0.0.1:9" })).await;
     let refer = telephone.next("REFER").await;
@@ -109,7 +112,7 @@ async fn the_call_speaks_on_while_the_peer_makes_up_its_mind() {
     telephone.answer_with(&resumed, "200 OK", "Content-Type: application/sdp\r\n", &sdp(port, "")).await;
     telephone.expect("ACK").await;
     assert!(ear.hear(25).await > 12);
-    assert_eq!(handle.info().underruns, 0);
+    assert_eq!(handle.info().underruns, underruns);
 
     // A transfer that arrives ends the call; its NOTIFY overtakes the answer.
     ask("transfer", json!({ "to": "sip:other@127.0.0.1:9" })).await;
