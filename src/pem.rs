@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -14,6 +15,18 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String>
     let all: Vec<_> =
         CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(|why| wrong(path, why))?;
     if all.is_empty() { Err(wrong(path, "no certificate in it")) } else { Ok(all) }
+}
+
+/// The authorities of a file, by which others' certificates are judged.
+///
+/// # Errors
+/// As [`certificates`].
+pub fn authorities(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(path)? {
+        roots.add(authority).map_err(|why| wrong(path, why))?;
+    }
+    Ok(roots)
 }
 
 /// The private key of a file.

@@ -7,8 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rustls::ClientConfig;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
-use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Socket;
@@ -29,11 +29,7 @@ pub(super) fn client(authorities: Option<&Path>) -> Result<Arc<ClientConfig>, St
         let judged = versions.with_platform_verifier().map_err(|error| error.to_string())?;
         return Ok(Arc::new(judged.with_no_client_auth()));
     };
-    let mut roots = RootCertStore::empty();
-    for authority in pem::certificates(path)? {
-        roots.add(authority).map_err(|why| pem::wrong(path, why))?;
-    }
-    Ok(Arc::new(versions.with_root_certificates(roots).with_no_client_auth()))
+    Ok(Arc::new(versions.with_root_certificates(pem::authorities(path)?).with_no_client_auth()))
 }
 
 /// Makes TLS for `tokio-postgres`.

@@ -3,3 +3,21 @@
 mod kill;
 mod records;
 mod shared;
+
+use std::time::Duration;
+
+/// How long a test waits for what is to come.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What `look` finds in the end.
+async fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never: {what}"))
+}

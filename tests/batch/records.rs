@@ -16,7 +16,7 @@ use antiphon::synth::device::Meter;
 use antiphon::turn::Class;
 use antiphon_skip::postgres::Postgres;
 
-const LIMIT: Duration = Duration::from_secs(120);
+use super::found;
 
 /// The records of a gateway, which is taken for dead after `lease_s`.
 fn records(url: &str, folder: &Path, lease_s: u32) -> Records {
@@ -45,18 +45,6 @@ fn placed(records: &Records, id: &str) {
 
 fn over(records: &Records, id: &str) {
     records.dialling(&meta(id), Some("carrier"), &Dialling::Busy { status: 486 });
-}
-
-async fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never: {what}"))
 }
 
 /// Waits for the record of a call to say this of `cause`.

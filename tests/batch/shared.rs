@@ -19,8 +19,9 @@ use antiphon::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, 
 use antiphon::turn::Utterance;
 use antiphon_skip::postgres::Postgres;
 
+use super::found;
+
 const SENTENCES: usize = 40;
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A gate before the device: nothing is spoken while it is closed.
 #[derive(Clone, Default)]
@@ -114,18 +115,6 @@ fn spec(job: usize) -> JobSpec {
         tenant: format!("tenant {}", job % 2),
         priority: 0,
     }
-}
-
-async fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never: {what}"))
 }
 
 /// Waits for a job to be over, whatever the database does meanwhile.

@@ -178,7 +178,18 @@ impl Context {
             let _ = AbandonedContext { raw, hung: None }.release();
             refused("create a stream")(e)
         })?;
-        Ok(Self {
+        Ok(Self::of(ordinal, device, raw, streams, None))
+    }
+
+    /// `owner`: whose context it is, if it is shared.
+    fn of(
+        ordinal: u32,
+        device: sys::CUdevice,
+        raw: sys::CUcontext,
+        streams: [sys::CUstream; 2],
+        owner: Option<Arc<Self>>,
+    ) -> Self {
+        Self {
             ordinal,
             device,
             raw,
@@ -189,8 +200,8 @@ impl Context {
             waiting: Default::default(),
             recording: AtomicBool::new(false),
             patience: AtomicU64::new(PATIENCE.as_millis() as u64),
-            owner: None,
-        })
+            owner,
+        }
     }
 
     /// One stream in this context, both lanes of what is returned, for work of another thread. Its blocks go behind those
@@ -201,19 +212,7 @@ impl Context {
         let stream = get_priority_range()
             .and_then(|(least, greatest)| create_with_priority(StreamKind::NonBlocking, (least + greatest) / 2))
             .map_err(refused("create a stream"))?;
-        Ok(Self {
-            ordinal: self.ordinal,
-            device: self.device,
-            raw: self.raw,
-            streams: [stream; 2],
-            behind: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
-            hung: AtomicPtr::default(),
-            waiting: Default::default(),
-            recording: AtomicBool::new(false),
-            patience: AtomicU64::new(PATIENCE.as_millis() as u64),
-            owner: Some(self.clone()),
-        })
+        Ok(Self::of(self.ordinal, self.device, self.raw, [stream; 2], Some(self.clone())))
     }
 
     /// The device's name.

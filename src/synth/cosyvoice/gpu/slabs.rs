@@ -65,9 +65,9 @@ pub(super) fn pack(blocks: usize, steps: usize) -> Vec<Place> {
     (0..blocks).map(place).collect()
 }
 
-/// Slabs that the last `blocks` of an utterance take.
-pub(super) fn packed(blocks: usize, steps: usize) -> usize {
-    pack(blocks, steps).iter().map(|place| place.slab as usize + 1).max().unwrap_or(0)
+/// Slabs that `places` of [`pack`] take.
+pub(super) fn slabs_of(places: &[Place]) -> usize {
+    places.iter().map(|place| place.slab as usize + 1).max().unwrap_or(0)
 }
 
 /// All slabs of a device.
@@ -160,7 +160,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!([1, 2, 4, 5, 7, 10].map(|blocks| packed(blocks, 10)), [1, 1, 1, 2, 3, 6]);
-        assert_eq!(packed(4, 1), 4, "with a single step each is a slab");
+        assert_eq!([1, 2, 4, 5, 7, 10].map(|blocks| slabs_of(&pack(blocks, 10))), [1, 1, 1, 2, 3, 6]);
+        assert_eq!(slabs_of(&pack(4, 1)), 4, "with a single step each is a slab");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::{Buf, Device};
-use super::slabs::{Place, Pool, Slab, pack, packed};
+use super::slabs::{Place, Pool, Slab, pack, slabs_of};
 use crate::synth::SynthError;
 use crate::synth::cosyvoice::backend::{Embed, End, FinalChunk, SlotRequest, Stretch, VoiceHandle};
 use crate::synth::cosyvoice::config::FlowConfig;
@@ -256,7 +256,7 @@ impl Stream {
         let left = ready.saturating_sub(begun);
         let more = match (self.last, self.final_chunk) {
             (false, _) => left / self.block,
-            (true, FinalChunk::Causal) => packed(left.div_ceil(self.block), self.steps),
+            (true, FinalChunk::Causal) => slabs_of(&pack(left.div_ceil(self.block), self.steps)),
             // Those of before stay beside those of the full solve while it runs.
             (true, FinalChunk::Reference) => {
                 self.settled.saturating_sub(begun).div_ceil(self.block) + ready.div_ceil(self.block)
@@ -351,9 +351,10 @@ impl Stream {
         let all = self.last && self.final_chunk == FinalChunk::Causal && ready == self.ready();
         let blocks = if all { (ready - begun).div_ceil(self.block) } else { 1 };
         if all {
-            let new = take(slabs, packed(blocks, self.steps))?;
-            let places = pack(blocks, self.steps).into_iter();
-            self.places.extend(places.filter_map(|p| Some(Place { slab: *new.get(p.slab as usize)?, ..p })));
+            let places = pack(blocks, self.steps);
+            let new = take(slabs, slabs_of(&places))?;
+            self.places
+                .extend(places.into_iter().filter_map(|p| Some(Place { slab: *new.get(p.slab as usize)?, ..p })));
             self.own.extend(new);
         } else {
             self.take_blocks(1, slabs)?;

@@ -161,12 +161,7 @@ fn acceptor(files: &Tls) -> Result<TlsAcceptor, String> {
 type Read = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, RootCertStore);
 
 fn read(files: &Tls) -> Result<Read, String> {
-    let (chain, key) = (pem::certificates(&files.cert)?, pem::key(&files.key)?);
-    let mut roots = RootCertStore::empty();
-    for authority in pem::certificates(&files.ca)? {
-        roots.add(authority).map_err(|why| pem::wrong(&files.ca, why))?;
-    }
-    Ok((chain, key, roots))
+    Ok((pem::certificates(&files.cert)?, pem::key(&files.key)?, pem::authorities(&files.ca)?))
 }
 
 #[cfg(test)]
