@@ -156,7 +156,7 @@ fn every_dependency_is_used() {
         ("Cargo.toml", &["src"][..], &["src", "tests"][..]),
         ("loadgen/Cargo.toml", &["loadgen/src"], &["loadgen"]),
         ("sdp/Cargo.toml", &["sdp/src"], &["sdp"]),
-        ("dtls/Cargo.toml", &["dtls/src"], &["dtls"]),
+        ("src/webrtc/dtls/Cargo.toml", &["src/webrtc/dtls"], &["src/webrtc/dtls"]),
     ] {
         let text = std::fs::read_to_string(root().join(manifest)).expect("a manifest");
         let table: toml::Table = text.parse().expect("TOML");
