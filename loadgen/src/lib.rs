@@ -11,10 +11,10 @@
 //!   telephone ([`sip`]) and a browser ([`mod@rtc`])
 //! - `under_test/`: the gateway as its HTTP interface and its process show it ([`gateway`], [`process`]), and an agent
 //!   server for a gateway that dials one ([`agent`], [`dispatch`])
-//! - `turns/`: what is spoken ([`corpus`]), one call with its turns ([`exchange`]), whether it passed ([`judge`]), and
-//!   the figures of it ([`stats`])
+//! - `turns/`: what is spoken ([`corpus`], [`sentences`]), one call with its turns ([`exchange`]), whether it passed
+//!   ([`judge`]), what a recogniser got wrong ([`words`]), and the figures of it ([`stats`])
 //! - `run/`: from words to a test ([`prepare`], [`scenario`]), many calls ([`load`], [`snapshot`]), how far a gateway
-//!   goes ([`ladder`]), and the [`report`]
+//!   goes ([`ladder`]), how well it hears ([`dictation`]), and the [`report`]
 //! - `attack/`: [`attack`]s beside calls that speak
 //! - `forecast/`: what follows from the figures ([`erlang`], [`predict`], [`size`], [`mod@cost`])
 //! - `page/`: how it is shown ([`chart`], [`html`])
@@ -34,8 +34,8 @@ mod wire;
 pub use caller::{call, relay, rtc, sip, speak};
 pub use forecast::{cost, erlang, predict, size};
 pub use page::{chart, html};
-pub use run::{ladder, load, prepare, report, scenario, snapshot};
+pub use run::{dictation, ladder, load, prepare, report, scenario, snapshot};
 pub use sound::{correlate, ear, heard, listen, synthetic, wav};
-pub use turns::{corpus, exchange, judge, stats};
+pub use turns::{corpus, exchange, judge, sentences, stats, words};
 pub use under_test::{agent, dispatch, gateway, process};
 pub use wire::{codec, dtmf, http, rtp};

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod attack;
+mod dictate;
 mod ladder;
 mod report;
 mod run;
@@ -36,6 +37,8 @@ enum Command {
     Ladder(Box<ladder::Ladder>),
     /// Run a scenario: arrivals, turns, interruptions, a bad network.
     Run(run::Run),
+    /// Say sentences on calls, and compare the words that the gateway's recogniser hears.
+    Dictate(dictate::Dictate),
     /// Attack a gateway that is started for it, beside calls that speak, and tell what must hold.
     Attack(attack::Attack),
     /// Draw the page of a report.
@@ -74,6 +77,7 @@ pub(crate) async fn run(arguments: Arguments) -> ExitCode {
     let result = match arguments.command {
         Command::Ladder(ladder) => ladder.run().await,
         Command::Run(run) => run.run().await,
+        Command::Dictate(dictate) => dictate.run().await,
         Command::Attack(attack) => attack.run().await,
         Command::Report(page) => page.run(),
         Command::Size(size) => size.run(),

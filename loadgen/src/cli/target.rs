@@ -131,6 +131,6 @@ fn leg(text: &str) -> Result<(Leg, f64), String> {
     }
 }
 
-fn codec(text: &str) -> Result<Codec, String> {
+pub(super) fn codec(text: &str) -> Result<Codec, String> {
     Codec::named(text).ok_or_else(|| format!("{text:?} is none of pcmu, pcma, g722, opus"))
 }

@@ -1,5 +1,6 @@
 //! Many calls: from the words of a scenario to load, levels and the report.
 
+pub mod dictation;
 pub mod ladder;
 pub mod load;
 pub mod prepare;

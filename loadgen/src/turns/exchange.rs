@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::spoken::Saying;
+pub use self::spoken::{Dictated, Saying};
 use crate::caller::call::{Call, CallError, Leg, Setup};
 use crate::caller::rtc;
 use crate::caller::sip;

@@ -3,4 +3,6 @@
 pub mod corpus;
 pub mod exchange;
 pub mod judge;
+pub mod sentences;
 pub mod stats;
+pub mod words;

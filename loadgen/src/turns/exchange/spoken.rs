@@ -15,6 +15,9 @@ use crate::turns::judge;
 /// One packet.
 const PACKET: Duration = Duration::from_millis(20);
 
+/// Words that come this long after the last ones are of another sentence.
+const MORE_WORDS: Duration = Duration::from_millis(2_500);
+
 /// A recorded sentence of a caller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saying {
@@ -37,13 +40,60 @@ impl Saying {
         Some(Self { name: name.to_owned(), clip, last: PACKET * packets })
     }
 
+    /// The same with `noise` over it, `decibels` below the speech.
+    #[must_use]
+    pub fn over(&self, noise: &Clip, decibels: f32) -> Self {
+        Self { clip: self.clip.over(noise, decibels), ..self.clone() }
+    }
+
+    /// Its sound.
+    pub fn clip(&self) -> &Clip {
+        &self.clip
+    }
+
     /// What it is called in reports.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
+/// What the gateway's recogniser made of a saying.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Dictated {
+    /// Words of all the turns that it took the saying for.
+    pub text: String,
+    /// From the packet with the last audible sample to the words of the last of them; `None` without words.
+    pub delay: Option<Duration>,
+}
+
 impl Exchange {
+    /// Says `saying`, and gives the words that our agent server is told. Waits up to `patience` for the first.
+    ///
+    /// # Errors
+    /// The call is over, or its agent is not our server.
+    pub async fn dictate(&mut self, saying: &Saying, patience: Duration) -> Result<Dictated, CallError> {
+        let Some(session) = &mut self.session else {
+            return Err(CallError::Target(
+                "words are told to the agent: calls need the built-in agent server".to_owned(),
+            ));
+        };
+        while session.recv(Duration::ZERO).await.is_some() {}
+        let began = self.call.say(&saying.clip).await?;
+        let (said, end) = (began + saying.last, began + saying.clip.duration());
+        let mut dictated = Dictated::default();
+        let mut until = end + patience;
+        while let Some((at, frame)) = session.recv(until.saturating_duration_since(clock::now())).await {
+            if frame["type"] != "prompt" || frame["last"] != true {
+                continue;
+            }
+            dictated.text.push_str(frame["voicePrompt"].as_str().unwrap_or_default());
+            dictated.text.push(' ');
+            dictated.delay = Some(at.saturating_duration_since(said));
+            until = at.max(end) + MORE_WORDS;
+        }
+        if self.call.status().end.is_some() { Err(CallError::Over) } else { Ok(dictated) }
+    }
+
     /// Says `saying` and listens to the end of the answer. One that begins before the caller has finished is a failure,
     /// `cut_off`.
     pub async fn converse(&mut self, saying: &Saying) -> Turn {
