@@ -16,6 +16,7 @@ use crate::synth::device::Loader;
 use crate::synth::espeak::{self, Espeak};
 use crate::synth::tone::Tone;
 use crate::synth::{SynthError, Synthesizer};
+use crate::voice::copies;
 
 /// What was chosen.
 pub struct Choice {
@@ -122,7 +123,7 @@ fn neural(
         ..Options::default()
     };
     let settings = Settings {
-        voice_dirs: vec![config.voices.clone()],
+        voice_dirs: vec![config.voices.clone(), config.voices.join(copies::FOLDER)],
         default_voice: config.voice.clone(),
         loudness: loudness(config),
         ..Settings::default()

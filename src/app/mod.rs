@@ -8,6 +8,7 @@ pub mod engines;
 mod handover;
 mod phrases;
 mod reload;
+mod workers;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -40,6 +41,7 @@ use crate::sip::{Addresses, Beside, Endpoint};
 use crate::synth::device::{Engine, Phase, Recovery};
 use crate::telemetry;
 use crate::voice::api::Service;
+use crate::voice::copies::{Copies, Library};
 use crate::voice::enrol::{Enroller, Options};
 use crate::voice::store::{REFRESH, Store};
 
@@ -222,6 +224,8 @@ impl App {
             None => start_engine(&config, &mut choice)?,
         };
         engine.keep_phrases(&config.engine.phrases);
+        let voices = Arc::new(voices(&config));
+        engine.lend_voices(Library::new(voices.store().clone(), Copies::open(&config.engine.voices)));
         let (tell_phrases, told_phrases) = watch::channel(phrases::of(&config));
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
         let fallback = match choice.fallback.filter(|_| wanted) {
@@ -283,7 +287,7 @@ impl App {
         let jobs = Jobs::new(config.batch.clone(), engine.clone());
         let gateway = Gateway {
             jobs,
-            voices: Arc::new(voices(&config)),
+            voices,
             calls,
             outgoing: Outgoing::default(),
             dialers: gateway::dialers::Dialers::default(),
@@ -326,6 +330,10 @@ impl App {
             let (place, stop, trunks) = (place.clone(), stop.subscribe(), trunks.collect());
             tokio::spawn(tell_others(nodes, tell, trunks, place, stop))
         });
+        if let Some(nodes) = gateway.nodes.clone() {
+            let (engine, cluster) = (gateway.engine.clone(), config.cluster.clone());
+            tokio::spawn(workers::follow(nodes, engine, cluster, stop.subscribe()));
+        }
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
         let reloader = Arc::new(reloader.telling(tell_phrases));

@@ -1,6 +1,8 @@
 //! `antiphon worker`: synthesis for gateways on other machines.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,21 +10,37 @@ use tokio::sync::watch;
 
 use super::Failure;
 use crate::app::engines;
+use crate::certificate::Certificate;
+use crate::cluster::workers::Announcer;
+use crate::config::Config;
+use crate::handover::Place;
+use crate::server;
 use crate::synth::device::remote;
+use crate::synth::device::remote::serve::Service;
 use crate::synth::device::{Engine, Phase};
 use crate::telemetry;
+use crate::voice::copies::Copies;
+
+/// How often copies of voices are looked through for those that are old.
+const LOOK: Duration = Duration::from_secs(600);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Where gateways connect to, as `0.0.0.0:7070`; off loopback, `[cluster] tls` must be set.
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
-    /// Configuration file: `[engine]`, `[scheduler]`, `[cluster]` and `[log]` count.
+    /// Where it is asked for its health, readiness and metrics (`/healthz`, `/readyz`, `/metrics`); none: nowhere. Tokens and
+    /// certificate are those of `[http]`.
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<SocketAddr>,
+    /// Configuration file: `[engine]`, `[scheduler]`, `[cluster]` and `[log]` count, and `[call] drain_grace_s`. With
+    /// `[cluster] redis` gateways find this worker by itself, at the host of `advertise`.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Serves until SIGTERM or SIGINT; gateways have other devices speak what is unfinished then.
+/// Serves until SIGTERM or SIGINT. Then it takes nothing new and ends what it has; what is unfinished after the grace, or
+/// when a second signal comes, gateways have other devices speak.
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let config = super::load(args.config.as_deref())?;
     let wrong = |message: String| Failure { code: super::BAD_CONFIG, message };
@@ -43,9 +61,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let choice = engines::choose(&config.engine).map_err(Failure::unavailable)?;
         choice.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
         let engine = Engine::start(choice.loaders, config.scheduler.clone()).map_err(Failure::failed)?;
+        let copies = Copies::open(&config.engine.voices);
         let (stop, stopped) = watch::channel(false);
+        let service = Service::new(engine.clone()).with_copies(copies.clone());
+        tokio::spawn(forget_copies(copies, stop.subscribe()));
+        let http = match args.http {
+            Some(address) => Some(asked(&config, address, &service, stop.subscribe()).await?),
+            None => None,
+        };
+        let in_cluster = |error| wrong(format!("[cluster] {error}"));
+        let announcer = Announcer::new(&config.cluster, address, http).map_err(in_cluster)?;
         tokio::spawn(telemetry::metrics::keep(telemetry::metrics::recorder().clone(), stop.subscribe()));
-        let served = tokio::spawn(remote::serve::serve(listener, door, engine.clone(), stopped));
+        let served = tokio::spawn(remote::serve::serve(listener, door, service.clone(), stopped));
         tracing::info!("worker: {address}");
         engine.ready().await;
         for device in engine.status() {
@@ -55,15 +82,69 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 _ => {}
             }
         }
+        // Not before it speaks: who finds it may use it at once.
+        let announced = announcer.map(|announcer| {
+            tracing::info!("gateways find this worker at {}", announcer.address());
+            let told = service.clone();
+            tokio::spawn(announcer.keep(move || told.told(), stop.subscribe()))
+        });
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("stopping; gateways have others speak what is unfinished");
+        service.drain();
+        tracing::info!(open = service.open(), "draining: no new streams, and what is begun is ended");
+        tokio::select! {
+            () = service.idle() => {}
+            () = tokio::time::sleep(Duration::from_secs(config.call.drain_grace_s)) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if service.open() > 0 {
+            tracing::warn!(open = service.open(), "stopping; gateways have others speak what is unfinished");
+        }
         let _ = stop.send(true);
         let _ = served.await;
+        if let Some(announced) = announced {
+            let _ = announced.await;
+        }
         // Joining threads blocks, so it leaves the runtime.
         let _ = tokio::task::spawn_blocking(move || engine.shutdown()).await;
         Ok(())
     })
+}
+
+/// Serves health, readiness and metrics at `address` until `stop`; gives the address with the port that was got.
+async fn asked(
+    config: &Config,
+    address: SocketAddr,
+    service: &Service,
+    stop: watch::Receiver<bool>,
+) -> Result<SocketAddr, Failure> {
+    let listener = TcpListener::bind(address).await;
+    let listener =
+        listener.map_err(|error| Failure::failed(format!("cannot listen for HTTP on {address}: {error}")))?;
+    let address = listener.local_addr().map_err(Failure::failed)?;
+    let open = |tls: &server::config::Tls| Certificate::open("[http] tls", &tls.cert, &tls.key);
+    let certificate = config.http.tls.as_ref().map(open).transpose().map_err(Failure::failed)?;
+    let bounds = server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
+    let place = Place::new(Vec::new(), true, false);
+    let manners = server::Manners { bounds, certificate, grace: Duration::ZERO, place };
+    let router = server::worker::router(service.clone(), server::Policies::new(&config.http));
+    tokio::spawn(server::serve(listener, router, stop, manners));
+    tracing::info!("health and metrics: {address}");
+    Ok(address)
+}
+
+/// Forgets copies of voices that are old, until `stop`.
+async fn forget_copies(copies: Copies, mut stop: watch::Receiver<bool>) {
+    loop {
+        let looking = copies.clone();
+        // A panic there was logged when it happened.
+        let _ = tokio::task::spawn_blocking(move || looking.forget_old()).await;
+        tokio::select! {
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
 }

@@ -12,6 +12,7 @@ mod lease;
 mod pass;
 mod registry;
 mod view;
+pub mod workers;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,8 +104,7 @@ impl Nodes {
         else {
             return Ok(None);
         };
-        // The address may hold a password: what is wrong with it is told, and not what it is.
-        let redis = redis::Client::open(redis.reveal()).map_err(|error| format!("redis: {error}"))?;
+        let redis = workers::client(redis)?;
         let mut client = reqwest::Client::builder()
             .connect_timeout(CONNECT)
             .pool_idle_timeout(IDLE)

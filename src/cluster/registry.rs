@@ -13,20 +13,20 @@ use super::{Nodes, Told};
 use crate::clock;
 
 /// How often a node speaks and listens.
-const ROUND: Duration = Duration::from_secs(1);
+pub(super) const ROUND: Duration = Duration::from_secs(1);
 /// Longest wait for one answer of Redis.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Longest wait for a round: a connection, a word and a few leases.
-const LIMIT: Duration = Duration::from_secs(3);
+pub(super) const LIMIT: Duration = Duration::from_secs(3);
 /// Names of one cluster; the braces keep them in one slot of a Redis that is a cluster itself.
-const PREFIX: &str = "{antiphon}";
+pub(super) const PREFIX: &str = "{antiphon}";
 
 /// Writes a node, forgets those that were not written for a lifetime, and gives all that are there, by Redis' own clock:
 /// those of the nodes may differ. The index has no meaning of its own, what it names counts only while its key lives. A
 /// name that another process holds is not taken from it.
 ///
 /// Keys: index, this node. Arguments: its name, its word, the lifetime in ms, its instance, prefix of nodes' keys.
-const SPEAK: &str = r"
+pub(super) const SPEAK: &str = r"
 local told = redis.call('GET', KEYS[2])
 if told and cjson.decode(told)['instance'] ~= ARGV[4] then return {'taken'} end
 local time = redis.call('TIME')
@@ -45,7 +45,7 @@ return all";
 /// Removes a node that ends, and what it holds.
 ///
 /// Keys: index, this node, its leases. Arguments: its name, its instance.
-const LEAVE: &str = r"
+pub(super) const LEAVE: &str = r"
 local told = redis.call('GET', KEYS[2])
 if told and cjson.decode(told)['instance'] == ARGV[2] then
   redis.call('DEL', KEYS[2])
@@ -116,15 +116,7 @@ async fn round(
     trunks: &[String],
 ) -> Result<(), String> {
     let in_redis = |error: redis::RedisError| error.to_string();
-    let connection = match connection {
-        Some(connection) => connection,
-        None => {
-            let config = AsyncConnectionConfig::new();
-            let config = config.set_connection_timeout(Some(ANSWER)).set_response_timeout(Some(ANSWER));
-            let made = nodes.0.redis.get_multiplexed_async_connection_with_config(&config).await.map_err(in_redis)?;
-            connection.insert(made)
-        }
-    };
+    let connection = connected(&nodes.0.redis, connection).await?;
     let Told { sip, load } = tell();
     let peer = Peer {
         name: nodes.name().clone(),
@@ -157,6 +149,22 @@ async fn round(
     Ok(())
 }
 
+/// The connection, made where there is none.
+pub(super) async fn connected<'a>(
+    redis: &redis::Client,
+    connection: &'a mut Option<MultiplexedConnection>,
+) -> Result<&'a mut MultiplexedConnection, String> {
+    match connection {
+        Some(connection) => Ok(connection),
+        None => {
+            let config = AsyncConnectionConfig::new();
+            let config = config.set_connection_timeout(Some(ANSWER)).set_response_timeout(Some(ANSWER));
+            let made = redis.get_multiplexed_async_connection_with_config(&config).await;
+            Ok(connection.insert(made.map_err(|error| error.to_string())?))
+        }
+    }
+}
+
 /// Says how it went, where that is new.
 fn told(nodes: &Nodes, error: Option<String>) {
     let mut state = nodes.lock();
@@ -184,6 +192,6 @@ fn lease(trunk: &str) -> String {
     format!("{PREFIX}:trunk:{trunk}")
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     duration.as_millis() as u64
 }

@@ -18,7 +18,7 @@ use crate::gateway::Gateway;
 use crate::sip::{TargetStatus, TrunkStatus};
 
 /// Content type of the Prometheus text format.
-const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(super) const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {

@@ -31,6 +31,7 @@ mod speech_socket;
 mod stall;
 mod voices;
 pub mod whip;
+pub mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use crate::call::segment::{Cut, Script, SegmentConfig};
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker, SpeechError};
 use crate::text::{Normalise, Say};
+use crate::voice::copies;
 
 /// Longest input of one request in characters, as OpenAI's; longer texts are batch work.
 pub const MAX_INPUT_CHARS: usize = 4_096;
@@ -47,6 +48,10 @@ pub(super) fn voice_of(gateway: &Gateway, caller: &Caller, asked: Option<String>
 /// 404: to this caller there is no such voice.
 pub(super) fn own_voice(gateway: &Gateway, caller: &Caller, asked: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(name) = asked else { return Ok(None) };
+    // Copies of other machines' voices are spoken by their names, which say whose they are.
+    if copies::is_content(&name) || copies::parts(&name).is_some() {
+        return Err(ApiError::not_found("voice", &name).param("voice"));
+    }
     match gateway.voices.owner(&name) {
         Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("voice", &name).param("voice")),
         // Theirs by enrolment, whatever list of shared ones they have.

@@ -19,6 +19,7 @@
 
 mod delivery;
 mod feed;
+mod hub;
 mod meter;
 pub mod phrases;
 mod place;
@@ -28,23 +29,25 @@ mod trace;
 mod worker;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use self::hub::Hub;
 pub use self::meter::{Meter, Spoken};
 use self::phrases::{Phrases, Recorder};
-use self::place::{Device, Local};
+use self::place::{Device, Devices, Local, has_voice, preferred, serves, suitable};
 use self::remote::link::{Link, Worker};
 pub use self::spent::{Spent, Steps};
 use self::worker::Shared;
 use super::identity::Key;
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};
 use crate::clock;
-use crate::sched::{Config, Load, PerStage, Quotas, by_suitability};
+use crate::sched::{Config, Load, PerStage, Quotas};
 pub use crate::sched::{Refused, RefusedReason, StreamNote};
 use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::voice::copies::{Library, is_content};
 
 /// Loads one voice onto one device; called on the device's own thread, once at the start and again after each failure.
 pub type Loader = Box<dyn Fn() -> Result<Box<dyn Synthesizer>, SynthError> + Send>;
@@ -78,6 +81,8 @@ const LOADING: Duration = Duration::from_secs(2);
 const REFRESHED: Duration = Duration::from_secs(5);
 /// Placements remembered before those of forgotten streams are dropped.
 const PLACEMENTS: usize = 4096;
+/// Numbers of the devices of this machine begin here; workers have smaller ones, for they come first.
+const LOCAL: usize = usize::MAX / 2;
 
 /// Whether a device can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +129,13 @@ pub struct Engine {
 }
 
 struct Inner {
-    devices: Vec<Device>,
+    /// Replaced as a whole when a worker comes or goes, so that nobody waits who looks at them.
+    devices: RwLock<Arc<Devices>>,
+    /// How many workers the configuration names: they stay.
+    configured: usize,
+    hub: Hub,
+    /// Voices that workers are sent; not set: none are.
+    library: Arc<OnceLock<Library>>,
     /// Where each stream speaks. Locked before any device, never the other way round.
     placements: Mutex<HashMap<StreamId, Placement>>,
     meter: Arc<Meter>,
@@ -139,13 +150,22 @@ struct Placement {
     unpaced: bool,
 }
 
+/// What made the beginning of an utterance.
+#[derive(Clone, Debug)]
+pub(super) struct Sound {
+    /// The kind of the voice.
+    pub(super) kind: &'static str,
+    /// Its model, where that is known.
+    pub(super) model: Option<String>,
+}
+
 /// Speaks what another device has left unfinished.
 pub(super) trait Respeak: Send + Sync {
-    /// Has a device of this kind speak `utterance` from its beginning; `None`: any that has its voice.
+    /// Has a device that sounds like this speak `utterance` from its beginning; `None`: any that has its voice.
     ///
     /// # Errors
     /// None can.
-    fn respeak(&self, kind: Option<&'static str>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused>;
+    fn respeak(&self, like: Option<Sound>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused>;
 }
 
 impl Engine {
@@ -180,14 +200,7 @@ impl Engine {
             return Err(SynthError::Device("no voice is configured".into()));
         }
         config.validate().map_err(|e| SynthError::Input(format!("[scheduler] {e}")))?;
-        let (mut devices, quotas, meter) = (Vec::new(), Arc::<Quotas>::default(), Arc::<Meter>::default());
-        let (mut links, mut connections) = (Vec::new(), Vec::new());
-        for worker in workers {
-            let (link, connection) = Link::new(worker, meter.clone());
-            devices.push(Device::Worker(link.clone()));
-            links.push(link);
-            connections.push(connection);
-        }
+        let (mut devices, quotas, meter) = (Devices::new(), Arc::<Quotas>::default(), Arc::<Meter>::default());
         for (index, loader) in loaders.into_iter().enumerate() {
             let (tell, phase) = watch::channel(Phase::Loading);
             let shared = Arc::new(Shared::new(quotas.clone(), meter.clone()));
@@ -196,21 +209,54 @@ impl Engine {
                 .name(format!("device-{index}"))
                 .spawn(move || worker::run(&theirs, index, &loader, &config, recovery, &tell))
                 .map_err(|e| SynthError::Device(format!("no thread for device {index}: {e}")))?;
-            devices.push(Device::Local(Local { shared, phase, thread: Mutex::new(Some(thread)) }));
+            let local = Local { shared, phase, thread: Mutex::new(Some(thread)) };
+            devices.insert(LOCAL + index, Device::Local(Arc::new(local)));
         }
-        let inner = Arc::new(Inner { devices, placements: Mutex::default(), meter, phrases: OnceLock::new() });
-        if !links.is_empty() {
-            let respeak: Arc<dyn Respeak> = inner.clone();
-            links.iter().for_each(|link| link.respeak_with(Arc::downgrade(&respeak)));
-            // Nothing computes here: one thread copies the audio of all workers.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|e| SynthError::Device(format!("no runtime for workers: {e}")))?;
-            std::thread::Builder::new()
-                .name("workers".into())
-                .spawn(move || runtime.block_on(futures_util::future::join_all(connections)))
-                .map_err(|e| SynthError::Device(format!("no thread for workers: {e}")))?;
+        let inner = Arc::new(Inner {
+            devices: RwLock::new(Arc::new(devices)),
+            configured: workers.len(),
+            hub: Hub::default(),
+            library: Arc::default(),
+            placements: Mutex::default(),
+            meter,
+            phrases: OnceLock::new(),
+        });
+        for worker in workers {
+            inner.connect(worker).map_err(SynthError::Device)?;
         }
         Ok(Self { inner })
+    }
+
+    /// Has workers speak with the voices of `library`, which are sent to those that have them not. Said once; later words have
+    /// no effect.
+    pub fn lend_voices(&self, library: Library) {
+        let _ = self.inner.library.set(library);
+    }
+
+    /// Makes devices of the workers that were `found`, beside those that the engine was started with. One that is not among
+    /// them any more goes once its connection is lost, too: a registry that has just lost everything ends no stream.
+    pub fn keep_workers(&self, found: Vec<Worker>) {
+        let inner = &self.inner;
+        let devices = inner.devices();
+        for (number, device) in devices.range(inner.configured..LOCAL) {
+            let Device::Worker(link) = device else { continue };
+            let there = found.iter().any(|worker| worker.address == link.address());
+            if !there && link.phase() != Phase::Ready {
+                tracing::info!(worker = link.address(), "a worker is gone");
+                link.stop();
+                inner.change(|devices| drop(devices.remove(number)));
+            }
+        }
+        let known = |worker: &Worker| {
+            devices.values().any(|device| matches!(device, Device::Worker(link) if link.address() == worker.address))
+        };
+        for worker in found.into_iter().filter(|worker| !known(worker)) {
+            tracing::info!(worker = worker.address, "a worker was found");
+            if let Err(error) = inner.connect(worker) {
+                // It is tried again when the registry is read next.
+                tracing::error!(error, "a worker that was found cannot be used");
+            }
+        }
     }
 
     /// Accepts or refuses `utterance` at once; its events go to `sink`. Never blocks on a device.
@@ -228,32 +274,34 @@ impl Engine {
     /// How many text ids of a text that is still being written `voice` waits for before it speaks
     /// ([`VoiceInfo::starts_after`]); `None`: on some device that has it, it speaks whole texts only.
     pub fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
-        let inner = &self.inner;
-        let of = |device: usize| {
-            let voices = inner.devices[device].voices();
+        let devices = self.inner.devices();
+        let of = |device: &Device| {
+            let voices = device.voices();
             let named = |known: &&VoiceInfo| voice.is_none_or(|voice| known.name == voice);
             voices.iter().find(named).and_then(|known| known.starts_after)
         };
-        let serving = (0..inner.devices.len()).filter(|&device| inner.devices[device].is_ready());
-        let serving = serving.filter(|&device| inner.serves(device, voice));
+        let content = self.inner.content(voice);
+        let serving =
+            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
         serving.map(of).reduce(|all, one| Some(all?.max(one?))).flatten()
     }
 
     /// Whether `voice` says phonemes that a text gives; others say the words that are written. While no device is ready:
     /// yes.
     pub fn says_phonemes(&self, voice: Option<&str>) -> bool {
-        let inner = &self.inner;
+        let devices = self.inner.devices();
+        let content = self.inner.content(voice);
         let mut serving =
-            (0..inner.devices.len()).filter(|&device| inner.devices[device].is_ready() && inner.serves(device, voice));
-        serving.all(|device| inner.devices[device].kind() == Some("espeak"))
+            devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
+        serving.all(|device| device.kind() == Some("espeak"))
     }
 
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
     /// where a word does. One that is over is ignored.
     pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
         let placement = lock(&self.inner.placements).get(&stream).copied();
-        if let Some(placement) = placement {
-            self.inner.devices[placement.device].append(utterance, text, last);
+        if let Some(device) = placement.and_then(|placement| self.inner.devices().get(&placement.device).cloned()) {
+            device.append(utterance, text, last);
         }
     }
 
@@ -263,7 +311,7 @@ impl Engine {
     /// None would, and when to ask again.
     pub fn has_room(&self) -> Result<(), Refused> {
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
-        for device in &self.inner.devices {
+        for device in self.inner.devices().values() {
             match device.has_room() {
                 Ok(()) => return Ok(()),
                 Err(error) if error.reason != RefusedReason::NotReady => refused = error,
@@ -276,6 +324,7 @@ impl Engine {
     /// Follows the listener of `stream`. Unknown streams are ignored.
     pub fn note(&self, stream: StreamId, note: StreamNote) {
         let now = clock::now();
+        let devices = self.inner.devices();
         let mut placements = lock(&self.inner.placements);
         let device = match (placements.get_mut(&stream), note) {
             (Some(placement), StreamNote::Closed) => {
@@ -289,20 +338,29 @@ impl Engine {
             }
             // Said before the first utterance: the stream is placed now, so that it is known there.
             (None, StreamNote::Unpaced) => {
-                let device = self.inner.suitable(Class::Live, None, |_| true).first().copied();
+                let device = suitable(&devices, Class::Live, None, |_| true).first().copied();
                 placements.insert(stream, Placement { device: device.unwrap_or_default(), unpaced: true });
                 let Some(device) = device else { return };
                 device
             }
             (None, _) => return,
         };
-        self.inner.devices[device].note(now, stream, note);
+        if let Some(device) = devices.get(&device) {
+            device.note(now, stream, note);
+        }
     }
 
-    /// Every voice of every device that is ready; the first is the default.
+    /// Every voice of every device that is ready, without copies of other machines'; the first is the default.
     pub fn voices(&self) -> Vec<VoiceInfo> {
+        let mut voices = self.voices_and_copies();
+        voices.retain(|voice| !is_content(&voice.name));
+        voices
+    }
+
+    /// As [`Engine::voices`], with copies, whose names are what they are.
+    pub(crate) fn voices_and_copies(&self) -> Vec<VoiceInfo> {
         let mut voices: Vec<VoiceInfo> = Vec::new();
-        for device in &self.inner.devices {
+        for device in self.inner.devices().values() {
             for voice in device.voices() {
                 if !voices.iter().any(|known| known.name == voice.name) {
                     voices.push(voice);
@@ -310,6 +368,11 @@ impl Engine {
             }
         }
         voices
+    }
+
+    /// What the model of the first device is that is ready, once that is known.
+    pub fn model(&self) -> Option<String> {
+        self.inner.devices().values().filter(|device| device.is_ready()).find_map(Device::model)
     }
 
     /// Keeps phrases from now on, as `config` says. Said once; later words have no effect.
@@ -323,7 +386,7 @@ impl Engine {
     /// once, has them kept. `None`: some device cannot tell yet what it would say; ask again.
     pub fn fix_phrases(&self, utterances: &[Utterance]) -> Option<Vec<Utterance>> {
         let Some(phrases) = self.inner.phrases.get() else { return Some(Vec::new()) };
-        let identities: Vec<_> = self.inner.devices.iter().filter_map(Device::identity).collect();
+        let identities: Vec<_> = self.inner.devices().values().filter_map(Device::identity).collect();
         if identities.iter().any(|identity| !identity.is_known()) {
             return None;
         }
@@ -342,12 +405,13 @@ impl Engine {
     /// What each device is and does.
     pub fn status(&self) -> Vec<DeviceStatus> {
         let now = clock::now();
-        self.inner.devices.iter().map(|device| device.status(now)).collect()
+        self.inner.devices().values().map(|device| device.status(now)).collect()
     }
 
     /// Waits until no device is loading for the first time, or again, any more. Cancel safe.
     pub async fn ready(&self) {
-        for device in &self.inner.devices {
+        let devices = self.inner.devices();
+        for device in devices.values() {
             device.settled().await;
         }
     }
@@ -355,7 +419,7 @@ impl Engine {
     /// Has every device look for new and removed voices. Returns when those that are ready have looked: within a
     /// step or two, at most after [`REFRESHED`]. A device that still loads looks when it is loaded.
     pub async fn refresh_voices(&self) {
-        let looked: Vec<_> = self.inner.devices.iter().filter_map(Device::refresh).collect();
+        let looked: Vec<_> = self.inner.devices().values().filter_map(Device::refresh).collect();
         // An error means that the device stopped meanwhile and speaks with no voice at all.
         let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(looked)).await;
     }
@@ -365,24 +429,54 @@ impl Engine {
     /// process.
     pub fn shutdown(self) {
         self.inner.stop();
-        for device in &self.inner.devices {
+        for device in self.inner.devices().values() {
             device.join();
         }
     }
 }
 
 impl Inner {
+    fn devices(&self) -> Arc<Devices> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Devices)) {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut devices));
+    }
+
+    /// Makes a device of `worker`, behind those workers that there are.
+    fn connect(self: &Arc<Self>, worker: Worker) -> Result<(), String> {
+        let (link, connection) = Link::new(worker, self.meter.clone(), self.library.clone());
+        let respeak: Arc<dyn Respeak> = self.clone();
+        link.respeak_with(Arc::downgrade(&respeak));
+        self.hub.run(connection)?;
+        self.change(|devices| {
+            let next = devices.range(..LOCAL).next_back().map_or(0, |(last, _)| last + 1);
+            devices.insert(next, Device::Worker(link));
+        });
+        Ok(())
+    }
+
+    /// What `voice` is, where it is one of this machine's files.
+    fn content(&self, voice: Option<&str>) -> Option<String> {
+        self.library.get()?.content(voice?)
+    }
+
     /// Has a device speak `utterance`, whether or not it is kept.
     fn speak_anew(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
-        self.submit(utterance, sink, true, |last| self.preferred(utterance, last))
+        let (devices, content) = (self.devices(), self.content(utterance.voice.as_deref()));
+        let content = content.as_deref();
+        self.submit(&devices, utterance, content, sink, true, |last| preferred(&devices, utterance, content, last))
     }
 
     /// Where phrases are kept, and the key of `utterance` on the device that would speak it.
     fn phrase(&self, utterance: &Utterance) -> Option<(&Arc<Phrases>, Key)> {
-        let phrases = self.phrases.get()?;
+        let (phrases, devices) = (self.phrases.get()?, self.devices());
         let last = lock(&self.placements).get(&utterance.stream).map(|placement| placement.device);
-        let device = *self.preferred(utterance, last).first()?;
-        Some((phrases, self.devices[device].identity()?.key(utterance)?))
+        let content = self.content(utterance.voice.as_deref());
+        let device = *preferred(&devices, utterance, content.as_deref(), last).first()?;
+        Some((phrases, devices.get(&device)?.identity()?.key(utterance)?))
     }
 
     /// What keeps `utterance` while `device` speaks it, if it is to be kept.
@@ -391,32 +485,35 @@ impl Inner {
         phrases.record(device.identity()?.key(utterance)?, utterance)
     }
 
-    /// Has one of `devices` speak `utterance`; they are asked for by where its stream spoke last, and tried in turn.
-    /// `keeps`: what is spoken may be kept.
+    /// Has one of `devices` speak `utterance`, whose voice is `content`; which to try in turn `order` says by where its stream
+    /// spoke last. `keeps`: what is spoken may be kept.
     fn submit(
         &self,
+        devices: &Devices,
         utterance: &Utterance,
+        content: Option<&str>,
         sink: &SpeechSink,
         keeps: bool,
-        devices: impl FnOnce(Option<usize>) -> Vec<usize>,
+        order: impl FnOnce(Option<usize>) -> Vec<usize>,
     ) -> Result<(), Refused> {
         let mut placements = lock(&self.placements);
         if placements.len() > PLACEMENTS {
-            placements.retain(|stream, placement| self.devices[placement.device].knows(*stream));
+            placements
+                .retain(|stream, placement| devices.get(&placement.device).is_some_and(|device| device.knows(*stream)));
         }
         let stream = utterance.stream;
         let placement = placements.get(&stream).copied();
         let unpaced = placement.is_some_and(|placement| placement.unpaced);
         let mut refused = Refused { reason: RefusedReason::NotReady, retry_after: LOADING };
-        for index in devices(placement.map(|placement| placement.device)) {
-            let device = &self.devices[index];
+        for number in order(placement.map(|placement| placement.device)) {
+            let Some(device) = devices.get(&number) else { continue };
             if unpaced && !device.knows(stream) {
                 device.note(clock::now(), stream, StreamNote::Unpaced);
             }
             let recorder = if keeps { self.recorder(device, utterance) } else { None };
-            match device.submit(utterance, sink, recorder) {
+            match device.submit(utterance, content, sink, recorder) {
                 Ok(()) => {
-                    placements.insert(stream, Placement { device: index, unpaced });
+                    placements.insert(stream, Placement { device: number, unpaced });
                     return Ok(());
                 }
                 Err(error) => refused = error,
@@ -427,60 +524,25 @@ impl Inner {
         Err(refused)
     }
 
-    /// The devices to try, best first. A stream with work stays where it is, whatever else happens: its utterances are
-    /// heard in order.
-    fn preferred(&self, utterance: &Utterance, last: Option<usize>) -> Vec<usize> {
-        let working = |device: &usize| self.devices[*device].has_work(utterance.stream);
-        if let Some(device) = last.filter(working) {
-            return vec![device];
-        }
-        let serving = self.suitable(utterance.class, last, |device| self.serves(device, utterance.voice.as_deref()));
-        if !serving.is_empty() {
-            return serving;
-        }
-        // No device has that voice: any of them gives the error that names those there are.
-        self.suitable(utterance.class, last, |_| true)
-    }
-
-    /// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
-    fn serves(&self, device: usize, voice: Option<&str>) -> bool {
-        if voice.is_none() {
-            let first = self.devices.iter().filter(|device| device.is_ready()).find_map(Device::kind);
-            return self.devices[device].kind() == first;
-        }
-        self.has_voice(device, voice)
-    }
-
-    /// Whether `device` has the voice of this name; without one, yes.
-    fn has_voice(&self, device: usize, voice: Option<&str>) -> bool {
-        let Some(voice) = voice else { return true };
-        // `en+f3` is a variant of `en`.
-        let base = voice.split('+').next().unwrap_or(voice);
-        let has = |known: &VoiceInfo| known.name == voice || known.name.eq_ignore_ascii_case(base);
-        self.devices[device].voices().iter().any(has)
-    }
-
-    /// Ready devices, the best for new work first.
-    fn suitable(&self, class: Class, last: Option<usize>, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
-        let now = clock::now();
-        let load = |index: usize| Some((index, self.devices[index].load(now)?));
-        let ready = (0..self.devices.len()).filter_map(load).filter(|(index, _)| wanted(*index));
-        by_suitability(class, last, ready.collect())
-    }
-
     fn stop(&self) {
-        self.devices.iter().for_each(Device::stop);
+        self.devices().values().for_each(Device::stop);
     }
 }
 
 impl Respeak for Inner {
-    fn respeak(&self, kind: Option<&'static str>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
-        let like = |device: usize| match kind {
-            Some(_) => self.devices[device].kind() == kind && self.has_voice(device, utterance.voice.as_deref()),
-            None => self.serves(device, utterance.voice.as_deref()),
+    fn respeak(&self, like: Option<Sound>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
+        let (devices, content) = (self.devices(), self.content(utterance.voice.as_deref()));
+        let content = content.as_deref();
+        let like = |device: &Device| match &like {
+            Some(Sound { kind, model }) => {
+                // Of another model the beginning would be as long as it likes, and the join would repeat or lose words.
+                let other = matches!((model, device.model()), (Some(model), Some(its)) if *model != its);
+                device.kind() == Some(*kind) && !other && has_voice(device, utterance.voice.as_deref(), content)
+            }
+            None => serves(&devices, device, utterance.voice.as_deref(), content),
         };
         // Its sink has a part of it already: what comes is not the whole.
-        self.submit(&utterance, &sink, false, |_| self.suitable(utterance.class, None, like))
+        self.submit(&devices, &utterance, content, &sink, false, |_| suitable(&devices, utterance.class, None, like))
     }
 }
 

@@ -47,6 +47,17 @@ impl Identity {
         self.model.get().is_some()
     }
 
+    /// Names the program, the device and the model together, whichever voice: where it is equal, equal utterances sound
+    /// equal. None: the model's files have not been read yet.
+    pub fn model(&self) -> Option<String> {
+        let mut hash = Sha256::new();
+        for part in [env!("CARGO_PKG_VERSION"), &self.settings, self.model.get()?] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Some(hex(&hash.finalize()[..16]))
+    }
+
     /// The key of `utterance`. None: its text is still being written, there is no such voice, or the model's files have not
     /// been read yet.
     pub fn key(&self, utterance: &Utterance) -> Option<Key> {
@@ -152,6 +163,7 @@ mod tests {
         let model = Arc::new(OnceLock::new());
         let identity = Identity::of_model("gpu".into(), model.clone(), voices.clone());
         assert_eq!(identity.key(&utterance()), None, "the model is not known yet");
+        assert_eq!(identity.model(), None);
         model.set("m".to_owned()).expect("once");
         let key = identity.key(&utterance()).expect("known");
         assert_eq!(identity.key(&Utterance { class: Class::Batch, tenant: "crm".into(), ..utterance() }), Some(key));
@@ -163,6 +175,7 @@ mod tests {
             model.set(content.to_owned()).expect("once");
             model
         };
+        let of = |settings: &str, model: &str| Identity::of_model(settings.into(), told(model), Vec::new());
         let mut enrolled_anew = voices.clone();
         enrolled_anew[0].1 = "c".into();
         let others = [
@@ -179,6 +192,10 @@ mod tests {
             Identity::of_model("gpu".into(), told("m"), enrolled_anew).key(&utterance()),
             Identity::of_program("gpu").key(&utterance()),
         ];
+        let names: std::collections::HashSet<_> =
+            [("gpu", "m"), ("gpu", "n"), ("cpu", "m")].map(|(settings, model)| of(settings, model).model()).into();
+        assert_eq!(names.len(), 3);
+        assert_eq!(identity.model(), of("gpu", "m").model(), "whichever voices it has");
         let different: std::collections::HashSet<_> = others.iter().flatten().chain([&key]).collect();
         assert_eq!(different.len(), others.len() + 1);
     }

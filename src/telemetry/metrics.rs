@@ -99,6 +99,7 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_device_up", &["device"], "Whether a speech device works"),
     counter("antiphon_device_failures_total", &["device"], "Times a speech device failed and was loaded again"),
     gauge("antiphon_worker_up", &["worker"], "Whether a worker on another machine can be used"),
+    counter("antiphon_voices_copied_total", &[], "Voices of this gateway that were sent to workers"),
     counter("antiphon_worker_handovers_total", &[], "Utterances that a lost worker began and another device finished"),
     gauge("antiphon_scheduler_queue_depth", &["class", "device"], "Utterances that wait for the device"),
     counter("antiphon_preemptions_total", &[], "Batch utterances that gave way to live ones"),

@@ -68,8 +68,16 @@ impl Voice {
         if size > MAX_BYTES {
             return Err(format(format!("{size} bytes is more than a voice can have ({MAX_BYTES})")));
         }
-        let bytes = std::fs::read(path).map_err(io)?;
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| format(e.to_string()))?;
+        Self::parse(&std::fs::read(path).map_err(io)?, &path.display().to_string())
+    }
+
+    /// Reads the bytes of a voice file; `path` is for errors.
+    ///
+    /// # Errors
+    /// They are no safetensors file, or its tensors do not fit together.
+    pub fn parse(bytes: &[u8], path: &str) -> Result<Self, VoiceFileError> {
+        let format = |reason: String| VoiceFileError::Format { path: path.to_owned(), reason };
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| format(e.to_string()))?;
         let mut notes: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
         let version = notes.remove(FORMAT);
         if version.as_deref() != Some(FORMAT_VERSION) {
@@ -77,7 +85,7 @@ impl Voice {
         }
         let transcript = notes.remove(TRANSCRIPT).unwrap_or_default();
         let content = notes.remove(CONTENT);
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| format(e.to_string()))?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|e| format(e.to_string()))?;
         let tokens = view(&tensors, "tokens", Dtype::U32, 1).map_err(format)?;
         let mel = view(&tensors, "mel", Dtype::F32, 2).map_err(format)?;
         let speaker = view(&tensors, "speaker", Dtype::F32, 1).map_err(format)?;

@@ -11,6 +11,7 @@ pub mod api;
 pub mod bench;
 pub mod campplus;
 pub mod cli;
+pub mod copies;
 pub mod decode;
 pub mod enrol;
 pub mod features;

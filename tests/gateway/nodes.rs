@@ -22,7 +22,7 @@ use super::raw::{Raw, header, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 use super::tour::offer;
 
-const TOKEN: &str = "between-these-gateways";
+pub(crate) const TOKEN: &str = "between-these-gateways";
 
 /// A Redis of the test's own, in memory.
 pub(crate) struct Redis {
@@ -45,7 +45,7 @@ impl Redis {
         Some(redis)
     }
 
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let port = self.port.to_string();
         let process = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no", "--dir"])
@@ -57,7 +57,7 @@ impl Redis {
         self.process = Some(process.expect("the program starts"));
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             // It may have ended by itself.
             let _ = process.kill();
@@ -65,7 +65,7 @@ impl Redis {
         }
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 

@@ -67,6 +67,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_worker_up", "a worker: gateway/workers.rs"),
     ("antiphon_handover_calls", "an upgrade under live calls: gateway/handover.rs"),
     ("antiphon_handover_datagrams_total", "the same"),
+    ("antiphon_voices_copied_total", "a worker that has not the voice: unit tests of synth/device/remote"),
     ("antiphon_worker_handovers_total", "a worker that is lost: gateway/workers.rs"),
     ("antiphon_cluster_nodes", "other gateways: gateway/nodes.rs"),
     ("antiphon_registry_up", "other gateways: gateway/nodes.rs"),

@@ -6,6 +6,7 @@
 
 mod fit;
 mod job;
+mod named;
 mod sound;
 mod streamed;
 
@@ -33,6 +34,7 @@ use crate::synth::{
     TextOrder, VoiceInfo,
 };
 use crate::turn::{Class, StreamId, Utterance, UtteranceId};
+use crate::voice::copies;
 use crate::voice::enrol::LOUDNESS;
 use crate::voice::file::Voice;
 use crate::voice::loudness::{Leveller, factor};
@@ -267,22 +269,6 @@ impl<B: Backend + Probe> CosyVoice<B> {
         }
     }
 
-    fn find_voice(&self, name: Option<&str>) -> Result<(&str, &Known), SynthError> {
-        let found = match name.or(self.settings.default_voice.as_deref()) {
-            Some(name) => self.voices.get_key_value(name),
-            None => self.voices.first_key_value(),
-        };
-        found.map(|(name, known)| (name.as_str(), known)).ok_or_else(|| match name {
-            None if self.voices.is_empty() => SynthError::Input(
-                "there are no voices: add one with `antiphon voice add NAME --wav FILE --text TEXT`".into(),
-            ),
-            _ => SynthError::UnknownVoice {
-                name: name.or(self.settings.default_voice.as_deref()).unwrap_or_default().into(),
-                known: self.voices.keys().cloned().collect::<Vec<_>>().join(", "),
-            },
-        })
-    }
-
     /// Opens the next segment of a job on the backend; without one the job is finished.
     fn start_segment(&mut self, slot: Slot) -> Result<(), SynthError> {
         let Some(job) = self.jobs.get(&slot) else { return Ok(()) };
@@ -424,7 +410,7 @@ impl<B: Backend + Probe> Synthesizer for CosyVoice<B> {
     fn voices(&self) -> Vec<VoiceInfo> {
         let first = self.settings.default_voice.as_deref();
         let mut names: Vec<&String> = self.voices.keys().collect();
-        names.sort_by_key(|n| Some(n.as_str()) != first);
+        names.sort_by_key(|n| (copies::is_content(n), Some(n.as_str()) != first));
         let languages = |name: &String| {
             let tags = self.voices.get(name).and_then(|k| k.voice.notes.get("languages"));
             tags.map(|t| t.split(',').map(|t| t.trim().to_string()).collect()).unwrap_or_default()

@@ -1,5 +1,6 @@
 //! A device as the engine sees it: a thread of this process, or a worker on another machine.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -9,13 +10,20 @@ use tokio::sync::{oneshot, watch};
 use super::phrases::Recorder;
 use super::worker::Shared;
 use super::{DeviceStatus, Phase, lock};
-use crate::sched::{Load, Refused, StreamNote};
+use crate::clock;
+use crate::sched::{Load, Refused, StreamNote, by_suitability};
 use crate::synth::device::remote::link::Link;
 use crate::synth::{Identity, VoiceInfo};
-use crate::turn::{SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
 
+/// Devices by their numbers, which stay while others come and go: workers as `[engine] workers` lists them, those that were
+/// found, and last those of this machine.
+pub(super) type Devices = BTreeMap<usize, Device>;
+
+/// Clones mean the same.
+#[derive(Clone)]
 pub(super) enum Device {
-    Local(Local),
+    Local(Arc<Local>),
     Worker(Arc<Link>),
 }
 
@@ -27,16 +35,25 @@ pub(super) struct Local {
 }
 
 impl Device {
-    /// `recorder` keeps what is spoken.
+    /// `recorder` keeps what is spoken; `content` is what the voice is, where that is known.
     pub(super) fn submit(
         &self,
         utterance: &Utterance,
+        content: Option<&str>,
         sink: &SpeechSink,
         recorder: Option<Recorder>,
     ) -> Result<(), Refused> {
         match self {
             Device::Local(local) => local.shared.submit(utterance, sink, recorder),
-            Device::Worker(link) => link.submit(utterance, sink),
+            Device::Worker(link) => link.submit(utterance, content.filter(|_| link.takes_copies()), sink),
+        }
+    }
+
+    /// Whether it speaks with voices that are sent to it.
+    pub(super) fn takes_copies(&self) -> bool {
+        match self {
+            Device::Local(_) => false,
+            Device::Worker(link) => link.takes_copies(),
         }
     }
 
@@ -90,6 +107,14 @@ impl Device {
         match self {
             Device::Local(local) => local.shared.state().caps.as_ref().map(|caps| caps.name),
             Device::Worker(link) => link.kind(),
+        }
+    }
+
+    /// What its model is, where that is known; see [`Identity::model`].
+    pub(super) fn model(&self) -> Option<String> {
+        match self {
+            Device::Local(local) => local.shared.state().identity.as_ref()?.model(),
+            Device::Worker(link) => link.model(),
         }
     }
 
@@ -175,6 +200,60 @@ impl Device {
             let _ = thread.join();
         }
     }
+}
+
+/// The devices to try, best first. A stream with work stays where it is, whatever else happens: its utterances are
+/// heard in order.
+pub(super) fn preferred(
+    devices: &Devices,
+    utterance: &Utterance,
+    content: Option<&str>,
+    last: Option<usize>,
+) -> Vec<usize> {
+    let working = |number: &usize| devices.get(number).is_some_and(|device| device.has_work(utterance.stream));
+    if let Some(number) = last.filter(working) {
+        return vec![number];
+    }
+    let serving =
+        suitable(devices, utterance.class, last, |device| serves(devices, device, utterance.voice.as_deref(), content));
+    if !serving.is_empty() {
+        return serving;
+    }
+    // No device has that voice: any of them gives the error that names those there are.
+    suitable(devices, utterance.class, last, |_| true)
+}
+
+/// Whether `device` has the voice; without a name, whether it is of the kind that comes first.
+pub(super) fn serves(devices: &Devices, device: &Device, voice: Option<&str>, content: Option<&str>) -> bool {
+    if voice.is_none() {
+        let first = devices.values().filter(|device| device.is_ready()).find_map(Device::kind);
+        return device.kind() == first;
+    }
+    has_voice(device, voice, content)
+}
+
+/// Whether `device` has the voice of this name, or can be sent it; without one, yes.
+pub(super) fn has_voice(device: &Device, voice: Option<&str>, content: Option<&str>) -> bool {
+    let Some(voice) = voice else { return true };
+    if content.is_some() && device.takes_copies() {
+        return true;
+    }
+    // `en+f3` is a variant of `en`.
+    let base = voice.split('+').next().unwrap_or(voice);
+    let has = |known: &VoiceInfo| known.name == voice || known.name.eq_ignore_ascii_case(base);
+    device.voices().iter().any(has)
+}
+
+/// Ready devices, the best for new work first.
+pub(super) fn suitable(
+    devices: &Devices,
+    class: Class,
+    last: Option<usize>,
+    wanted: impl Fn(&Device) -> bool,
+) -> Vec<usize> {
+    let now = clock::now();
+    let wanted = devices.iter().filter(|(_, device)| wanted(device));
+    by_suitability(class, last, wanted.filter_map(|(number, device)| Some((*number, device.load(now)?))).collect())
 }
 
 #[cfg(test)]

@@ -210,8 +210,13 @@ fn engine_of(scripts: &[&Arc<Script>], recovery: Recovery) -> Engine {
     Engine::start_with(loaders, Config::default(), recovery).expect("starts")
 }
 
+/// The device of this number, from 0.
+fn device_of(engine: &Engine, device: usize) -> Device {
+    engine.inner.devices()[&(LOCAL + device)].clone()
+}
+
 async fn phase(engine: &Engine, device: usize, wanted: impl FnMut(&Phase) -> bool) {
-    let mut phase = engine.inner.devices[device].local().phase.clone();
+    let mut phase = device_of(engine, device).local().phase.clone();
     phase.wait_for(wanted).await.expect("the thread lives");
 }
 
@@ -240,7 +245,7 @@ async fn a_device_that_failed_tells_its_streams_why_and_comes_back() {
         engine.submit(utterance("one two"), sink).expect("accepted");
         let reason = failed(heard(events).await.1);
         assert!(reason.contains(if fault == Fault::Device { "the cable was pulled" } else { "a bug" }), "{reason}");
-        let mut phases = engine.inner.devices[0].local().phase.clone();
+        let mut phases = device_of(&engine, 0).local().phase.clone();
         while *phases.borrow_and_update() != Phase::Ready {
             phases.changed().await.expect("the thread lives");
         }
@@ -361,7 +366,7 @@ async fn a_slow_reader_hears_how_it_ended_after_its_device_failed() {
     let batch = Utterance { class: Class::Batch, ..long() };
     engine.submit(batch, sink).expect("accepted");
     // Its sink is full and it waits; the device fails under another utterance.
-    let mut made = engine.inner.devices[0].local().phase.clone();
+    let mut made = device_of(&engine, 0).local().phase.clone();
     while engine.status()[0].produced == 0 {
         tokio::task::yield_now().await;
     }

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
@@ -18,6 +20,7 @@ use crate::secret::{Secret, same};
 use crate::synth::VoiceInfo;
 use crate::synth::device::{DeviceStatus, Engine, Phase, StreamNote};
 use crate::turn::{Epoch, SpeechEvent, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
+use crate::voice::copies::{self, Copies};
 
 /// Gateways at a time; more are refused.
 const GATEWAYS: usize = 1_024;
@@ -27,6 +30,10 @@ const FRAMES: usize = 256;
 const SINK: usize = 64;
 /// Utterances, and streams, that one gateway may have here: hundreds of times what a machine of GPUs speaks.
 const MAX_WORK: usize = 65_536;
+/// Voices of which a session may be told at once that they were kept.
+const ARRIVALS: usize = 16;
+/// The kind of voice that speaks with files.
+const WITH_FILES: &str = "cosyvoice3";
 
 /// Who may connect.
 #[derive(Clone)]
@@ -37,12 +44,95 @@ pub struct Door {
     pub tls: Option<TlsAcceptor>,
 }
 
+/// A worker's work, for its gateways and for who stops it. Clones mean the same.
+#[derive(Clone)]
+pub struct Service {
+    engine: Engine,
+    /// Where voices of gateways are kept.
+    copies: Option<Copies>,
+    draining: Arc<watch::Sender<bool>>,
+    /// Utterances whose end was not told yet.
+    open: Arc<watch::Sender<usize>>,
+}
+
+impl Service {
+    /// What `engine` speaks is what gateways get.
+    pub fn new(engine: Engine) -> Self {
+        let (draining, open) = (Arc::new(watch::Sender::new(false)), Arc::new(watch::Sender::new(0)));
+        Self { engine, copies: None, draining, open }
+    }
+
+    /// Takes voices of gateways into `copies`, a folder of which its devices speak.
+    pub fn with_copies(self, copies: Copies) -> Self {
+        Self { copies: Some(copies), ..self }
+    }
+
+    /// What speaks.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// From now on gateways begin nothing new here; streams that have work end it.
+    pub fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Whether it drains.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Utterances that are not over.
+    pub fn open(&self) -> usize {
+        *self.open.borrow()
+    }
+
+    /// Waits until there is none.
+    pub async fn idle(&self) {
+        // An error would say that this is gone.
+        let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
+    }
+
+    /// What it is and how busy, as gateways are told.
+    pub fn told(&self) -> Told {
+        let status = status(&self.engine);
+        let most = f64::from(status.load.capacity);
+        let sustainable = status.load.sustainable;
+        Told {
+            sustainable: if sustainable > 0.0 { sustainable.min(most) } else { most },
+            live: status.load.live,
+            engine: status.engine,
+            model: status.model,
+            draining: self.is_draining(),
+        }
+    }
+}
+
+/// What a worker tells those who do not know it yet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Told {
+    /// The kind of its voice; `None`: no device is ready.
+    pub engine: Option<String>,
+    /// What its model is; workers with the same one make the same audio.
+    pub model: Option<String>,
+    /// Live streams that it keeps up with.
+    pub sustainable: f64,
+    /// Live streams that it has.
+    pub live: u32,
+    /// Whether it takes no new ones.
+    pub draining: bool,
+}
+
 /// Serves the gateways that connect to `listener` until `stop`.
-pub async fn serve(listener: TcpListener, door: Door, engine: Engine, mut stop: watch::Receiver<bool>) {
+pub async fn serve(listener: TcpListener, door: Door, service: Service, mut stop: watch::Receiver<bool>) {
     let room = Arc::new(Semaphore::new(GATEWAYS));
+    let mut sessions = JoinSet::new();
     loop {
         let (stream, peer) = tokio::select! {
-            _ = stop.changed() => return,
+            _ = stop.changed() => break,
+            // One that panicked ends alone.
+            Some(_) = sessions.join_next() => continue,
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
@@ -57,24 +147,23 @@ pub async fn serve(listener: TcpListener, door: Door, engine: Engine, mut stop: 
             tracing::warn!(%peer, "as many gateways as may are connected");
             continue;
         };
-        let (door, engine, mut stop) = (door.clone(), engine.clone(), stop.clone());
-        tokio::spawn(async move {
+        let (door, service, stopped) = (door.clone(), service.clone(), stop.clone());
+        sessions.spawn(async move {
             let _permit = permit;
             let served = async {
                 stream.set_nodelay(true)?;
                 match door.tls.clone() {
-                    Some(tls) => session(handshake(tls, stream).await?, &door, engine).await,
-                    None => session(stream, &door, engine).await,
+                    Some(tls) => session(handshake(tls, stream).await?, &door, service, stopped).await,
+                    None => session(stream, &door, service, stopped).await,
                 }
             };
-            tokio::select! {
-                _ = stop.changed() => {}
-                ended = served => if let Err(error) = ended {
-                    tracing::info!(%peer, %error, "a gateway is gone");
-                },
+            if let Err(error) = served.await {
+                tracing::info!(%peer, %error, "a gateway is gone");
             }
         });
     }
+    // Each ends within a moment, with its last words.
+    while sessions.join_next().await.is_some() {}
 }
 
 async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> io::Result<impl AsyncRead + AsyncWrite + Send + 'static> {
@@ -82,10 +171,18 @@ async fn handshake(tls: TlsAcceptor, stream: TcpStream) -> io::Result<impl Async
 }
 
 /// One gateway, until it is gone.
-async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Door, engine: Engine) -> io::Result<()> {
+async fn session(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    door: &Door,
+    service: Service,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<()> {
     let (from, to) = tokio::io::split(stream);
     let (mut from, mut to) = (Box::pin(from), Box::pin(to));
-    let hello = timeout(SILENCE, wire::greeting(&mut from)).await??;
+    let hello = tokio::select! {
+        _ = stop.changed() => return Ok(()),
+        hello = timeout(SILENCE, wire::greeting(&mut from)) => hello??,
+    };
     let refusal = match hello {
         Frame::Message(ToWorker::Hello { version, .. }) if version != VERSION => {
             Some(format!("the worker speaks version {VERSION}, the gateway {version}: run the same antiphon on both"))
@@ -102,7 +199,16 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
         return Err(io::Error::other(refusal));
     }
     let (out, mut frames) = mpsc::channel::<Vec<u8>>(FRAMES);
-    let mut session = Session { engine, out, streams: HashMap::new(), jobs: HashMap::new() };
+    let (arrived, mut arrivals) = mpsc::channel(ARRIVALS);
+    let mut session = Session {
+        service,
+        out,
+        arrived,
+        streams: HashMap::new(),
+        jobs: HashMap::new(),
+        arriving: HashMap::new(),
+        waiting: Vec::new(),
+    };
     // Writing has a task: a gateway that takes nothing is still listened to, so that two sides with full buffers do not
     // wait for each other, and one that is gone is noticed by either.
     let mut writing = tokio::spawn(async move {
@@ -135,16 +241,22 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
     let _reading = AbortOnDrop(reading.abort_handle());
     loop {
         tokio::select! {
+            // Also when its sender is gone.
+            _ = stop.changed() => break,
             ended = &mut writing => return Err(ended.unwrap_or_else(io::Error::other)),
             message = messages.recv() => match message {
                 Some(Ok(Frame::Message(message))) => session.obey(message)?,
+                Some(Ok(Frame::Voice { content, file })) => session.take(content, file),
                 Some(Ok(Frame::Audio { .. })) => return Err(io::Error::other("a gateway sends no audio")),
                 Some(Err(error)) => return Err(error),
                 None => return Ok(()),
             },
+            Some(content) = arrivals.recv() => session.here(&content),
             _ = tick.tick() => {
-                let mut status = status(&session.engine);
-                let voices = session.engine.voices();
+                let mut status = status(session.engine());
+                status.draining = session.service.is_draining();
+                status.copies = session.service.copies.is_some() && status.engine.as_deref() == Some(WITH_FILES);
+                let voices = session.engine().voices_and_copies();
                 if told.as_ref() != Some(&voices) {
                     let voice = |voice: &VoiceInfo| Voice { name: voice.name.clone(), languages: voice.languages.clone() };
                     status.voices = Some(voices.iter().map(voice).collect());
@@ -157,6 +269,14 @@ async fn session(stream: impl AsyncRead + AsyncWrite + Send + 'static, door: &Do
             }
         }
     }
+    // What is unfinished another device speaks, and must not hear here that it was cancelled. Where all is over, the last
+    // words still have to leave.
+    if session.is_idle() {
+        drop(session);
+        // A gateway that takes nothing is not waited for.
+        let _ = timeout(SILENCE, writing).await;
+    }
+    Ok(())
 }
 
 struct AbortOnDrop(tokio::task::AbortHandle);
@@ -169,11 +289,24 @@ impl Drop for AbortOnDrop {
 
 /// What one gateway has here.
 struct Session {
-    engine: Engine,
+    service: Service,
     out: mpsc::Sender<Vec<u8>>,
     /// Its names of streams to ours.
     streams: HashMap<u64, StreamId>,
     jobs: HashMap<u64, Job>,
+    /// Told when a voice was kept, or could not be.
+    arrived: mpsc::Sender<String>,
+    /// Voices that are being kept, by what they are, and how often.
+    arriving: HashMap<String, u32>,
+    /// Utterances that wait for one, and those behind them in their streams, in order.
+    waiting: Vec<Waiting>,
+}
+
+struct Waiting {
+    submission: Submission,
+    epoch: Epoch,
+    credit: Arc<Semaphore>,
+    open: Unfinished,
 }
 
 struct Job {
@@ -191,6 +324,16 @@ impl Job {
 }
 
 impl Session {
+    fn engine(&self) -> &Engine {
+        &self.service.engine
+    }
+
+    /// Whether the end of everything was told.
+    fn is_idle(&self) -> bool {
+        // What is not over holds its credit.
+        self.jobs.values().all(|job| Arc::strong_count(&job.credit) == 1)
+    }
+
     fn obey(&mut self, message: ToWorker) -> io::Result<()> {
         if self.jobs.len() >= MAX_WORK || self.streams.len() >= MAX_WORK {
             return Err(io::Error::other(format!("it has more than {MAX_WORK} utterances or streams here")));
@@ -209,7 +352,7 @@ impl Session {
             }
             ToWorker::Note { stream, note } => self.note(stream, &note),
             ToWorker::Refresh => {
-                let engine = self.engine.clone();
+                let engine = self.engine().clone();
                 tokio::spawn(async move { engine.refresh_voices().await });
             }
             ToWorker::Hello { .. } | ToWorker::Alive => {}
@@ -219,10 +362,78 @@ impl Session {
         Ok(())
     }
 
+    /// Keeps a voice of the gateway.
+    fn take(&mut self, content: String, file: Vec<u8>) {
+        let Some(copies) = self.service.copies.clone() else { return };
+        *self.arriving.entry(content.clone()).or_default() += 1;
+        let (engine, arrived) = (self.engine().clone(), self.arrived.clone());
+        tokio::spawn(async move {
+            let what = content.clone();
+            let kept = tokio::task::spawn_blocking(move || copies.take(&what, &file)).await;
+            match kept {
+                Ok(Ok(())) => engine.refresh_voices().await,
+                // Utterances that want it say that there is no such voice.
+                Ok(Err(error)) => tracing::error!(%error, voice = content, "a voice of a gateway was not kept"),
+                Err(error) => tracing::error!(%error, voice = content, "a voice of a gateway was not kept"),
+            }
+            // overflow: awaited; a gateway that is gone waits for none
+            let _ = arrived.send(content).await;
+        });
+    }
+
+    /// A voice was kept, or could not be: what waited for it is begun.
+    fn here(&mut self, content: &str) {
+        if let Some(count) = self.arriving.get_mut(content) {
+            *count -= 1;
+            if *count == 0 {
+                self.arriving.remove(content);
+            }
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.begin(waiting);
+        }
+    }
+
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, stream, batch, text, voice, language, instructions, seed, speed, markup, sounds, tenant } =
-            submission;
         let (epoch, credit) = (Epoch::default(), Arc::new(Semaphore::new(CREDIT)));
+        let job = Job { epoch: epoch.clone(), credit: credit.clone() };
+        // A name that is used twice means the later one.
+        if let Some(former) = self.jobs.insert(submission.id, job) {
+            former.cancel();
+        }
+        let open = Unfinished::one_more(&self.service);
+        self.begin(Waiting { submission, epoch, credit, open });
+    }
+
+    /// Speaks it, or has it wait for its voice, or behind another of its stream that does.
+    fn begin(&mut self, waiting: Waiting) {
+        let arriving = waiting.submission.content.as_ref().is_some_and(|content| self.arriving.contains_key(content));
+        if arriving || self.waiting.iter().any(|other| other.submission.stream == waiting.submission.stream) {
+            self.waiting.push(waiting);
+            return;
+        }
+        let Waiting { submission, epoch, credit, open } = waiting;
+        let Submission {
+            id,
+            stream,
+            batch,
+            text,
+            voice,
+            content,
+            language,
+            instructions,
+            seed,
+            speed,
+            markup,
+            sounds,
+            tenant,
+        } = submission;
+        // By the name that it has at the gateway, and by what it is.
+        let copied = |content: &String| {
+            let name = voice.as_deref()?;
+            Some(copies::copied(copies::parts(name).map_or(name, |(name, _)| name), content))
+        };
+        let voice = content.as_ref().and_then(copied).or(voice.clone());
         let utterance = Utterance {
             id: UtteranceId::next(),
             stream: *self.streams.entry(stream).or_insert_with(StreamId::next),
@@ -241,12 +452,12 @@ impl Session {
             tenant: tenant.into(),
         };
         let (sink, events) = mpsc::channel(SINK);
-        let accepted = self.engine.submit(utterance, sink);
-        // A name that is used twice means the later one.
-        if let Some(former) = self.jobs.insert(id, Job { epoch, credit: credit.clone() }) {
-            former.cancel();
-        }
-        tokio::spawn(forward(id, accepted.err(), events, credit, self.out.clone()));
+        let accepted = self.engine().submit(utterance, sink);
+        let forwarded = forward(id, accepted.err(), events, credit, self.out.clone());
+        tokio::spawn(async move {
+            let _open = open;
+            forwarded.await;
+        });
     }
 
     fn note(&mut self, name: u64, note: &Note) {
@@ -268,14 +479,30 @@ impl Session {
             Note::Unpaced => StreamNote::Unpaced,
             Note::Closed => StreamNote::Closed,
         };
-        self.engine.note(stream, note);
+        self.engine().note(stream, note);
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         self.jobs.values().for_each(Job::cancel);
-        self.streams.values().for_each(|stream| self.engine.note(*stream, StreamNote::Closed));
+        self.streams.values().for_each(|stream| self.engine().note(*stream, StreamNote::Closed));
+    }
+}
+
+/// Counts as an open utterance for as long as it lives.
+struct Unfinished(Arc<watch::Sender<usize>>);
+
+impl Unfinished {
+    fn one_more(service: &Service) -> Self {
+        service.open.send_modify(|open| *open += 1);
+        Self(service.open.clone())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
     }
 }
 
@@ -355,6 +582,9 @@ fn status(engine: &Engine) -> Status {
         memory_total: ready.iter().map(|device| device.memory.total).sum(),
         memory_used: ready.iter().map(|device| device.memory.used).sum(),
         refusal: engine.has_room().err().map(Into::into),
+        draining: false,
+        model: engine.model(),
+        copies: false,
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::link::Worker;
-use super::serve::{Door, serve};
+use super::serve::{Door, Service, serve};
 use crate::sched::{Config, StreamNote};
 use crate::secret::Secret;
 use crate::synth::device::{Engine, Loader, Phase, Recovery};
@@ -25,6 +25,7 @@ fn tone() -> Vec<Loader> {
 /// A worker that can be stopped.
 struct Running {
     engine: Engine,
+    service: Service,
     address: String,
     stop: watch::Sender<bool>,
     served: JoinHandle<()>,
@@ -34,12 +35,16 @@ impl Running {
     async fn start() -> Self {
         let engine = Engine::start(tone(), Config::default()).expect("starts");
         engine.ready().await;
+        Self::serving(Service::new(engine)).await
+    }
+
+    async fn serving(service: Service) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
         let (stop, stopped) = watch::channel(false);
         let door = Door { token: Secret::new(TOKEN), tls: None };
-        let served = tokio::spawn(serve(listener, door, engine.clone(), stopped));
-        Self { engine, address, stop, served }
+        let served = tokio::spawn(serve(listener, door, service.clone(), stopped));
+        Self { engine: service.engine().clone(), service, address, stop, served }
     }
 
     fn worker(&self, token: &str) -> Worker {
@@ -182,4 +187,97 @@ async fn a_gateway_that_does_not_know_the_token_is_told_so() {
     let (sink, _events) = mpsc::channel(8);
     assert!(engine.submit(utterance(StreamId::next(), "No."), sink).is_err());
     running.stop().await;
+}
+
+/// The utterance's first audio.
+async fn begun(events: &mut mpsc::Receiver<SpeechEvent>) -> Vec<f32> {
+    match timeout(PATIENCE, events.recv()).await.expect("in time") {
+        Some(SpeechEvent::Audio { pcm, .. }) => pcm,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_ends_what_it_has_and_begins_nothing() {
+    let text = "What was begun here is ended here, and only then the worker goes. ".repeat(8);
+    let (first, second) = (Running::start().await, Running::start().await);
+    let whole = spoken(&second.engine, &text).await;
+    let engine = gateway(vec![first.worker(TOKEN), second.worker(TOKEN)], Vec::new());
+    ready(&engine, 2).await;
+    let (sink, mut events) = mpsc::channel(1);
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
+    engine.submit(utterance(stream, &text), sink).expect("accepted");
+    let mut heard = begun(&mut events).await;
+    let (leaves, stays) = if first.service.open() == 1 { (first, second) } else { (second, first) };
+    assert_eq!((leaves.service.open(), stays.service.open()), (1, 0));
+    leaves.service.drain();
+    assert!(leaves.service.told().draining);
+    let told = async {
+        // A link that drains has no load for new work.
+        while engine.inner.devices().values().filter_map(|device| device.load(crate::clock::now())).count() == 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.expect("the gateway hears that it drains");
+    let made = |running: &Running| running.engine.status()[0].produced;
+    let before = made(&stays);
+    for _ in 0..3 {
+        assert!(!spoken(&engine, "Another stream speaks at the other one.").await.is_empty());
+    }
+    assert!(made(&stays) > before && leaves.service.open() == 1);
+    let before = made(&stays);
+
+    // The worker is not idle before the last of it was taken, and stops without a loss.
+    let (rest, ()) = tokio::join!(rest(&mut events), leaves.service.idle());
+    assert_eq!(made(&leaves), whole.len() as u64, "nothing but this");
+    leaves.stop().await;
+    heard.extend(rest.0);
+    assert!(heard == whole && rest.1 == UtteranceEnd::Done, "{} samples of {}", heard.len(), whole.len());
+    assert_eq!(made(&stays), before, "it was not spoken again");
+    stays.stop().await;
+}
+
+#[tokio::test]
+async fn workers_come_and_go_while_the_engine_runs() {
+    let engine = gateway(Vec::new(), tone());
+    ready(&engine, 1).await;
+    let (first, second) = (Running::start().await, Running::start().await);
+    engine.keep_workers(vec![first.worker(TOKEN), second.worker(TOKEN)]);
+    ready(&engine, 3).await;
+    let text = "Said by whoever is there. ".repeat(20);
+    let whole = spoken(&engine, &text).await;
+    let made = |engine: &Engine| -> Vec<u64> { engine.status().iter().map(|device| device.produced).collect() };
+    assert_eq!(made(&engine)[2], 0, "workers come before this machine: {:?}", made(&engine));
+
+    // A registry that has lost everything ends nothing: who is connected stays.
+    engine.keep_workers(Vec::new());
+    assert_eq!(engine.status().len(), 3);
+
+    // One leaves in the middle of an utterance; the registry says so a moment later.
+    let (sink, mut events) = mpsc::channel(1);
+    let stream = StreamId::next();
+    engine.note(stream, StreamNote::Unpaced);
+    engine.submit(utterance(stream, &text), sink).expect("accepted");
+    let mut heard = begun(&mut events).await;
+    let (lost, other) = if first.service.open() == 1 { (first, second) } else { (second, first) };
+    assert_eq!(lost.service.open(), 1);
+    let gone = lost.address.clone();
+    lost.stop().await;
+    let (more, how) = rest(&mut events).await;
+    heard.extend(more);
+    assert!(how == UtteranceEnd::Done && heard == whole, "{} samples of {}", heard.len(), whole.len());
+    let forgotten = async {
+        while engine.status().len() > 2 {
+            engine.keep_workers(vec![other.worker(TOKEN)]);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, forgotten).await.expect("who is gone is no device any more");
+    assert!(!engine.status().iter().any(|device| device.caps.as_ref().is_some_and(|caps| caps.device.contains(&gone))));
+    // The stream that was placed there speaks on elsewhere.
+    let (sink, mut events) = mpsc::channel(8);
+    engine.submit(utterance(stream, "Here still."), sink).expect("accepted");
+    assert_eq!(rest(&mut events).await.1, UtteranceEnd::Done);
+    other.stop().await;
 }

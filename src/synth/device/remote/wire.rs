@@ -1,7 +1,8 @@
 //! The frames between a gateway and a worker.
 //!
-//! A frame is its length (32 bits, little-endian, without itself), a byte for its kind, and its body: JSON, or the audio
-//! of one utterance: its id (64 bits) and 32-bit floats, all little-endian.
+//! A frame is its length (32 bits, little-endian, without itself), a byte for its kind, and its body: JSON; or the audio
+//! of one utterance: its id (64 bits) and 32-bit floats, all little-endian; or a voice: what it is, 64 hexadecimal digits, and
+//! its file.
 
 use std::io;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::sched::{Load, Refused, RefusedReason};
 use crate::turn::{Class, Markup, UtteranceEnd};
+use crate::voice::copies::is_content;
 
 /// Both sides must speak the same; raised with every change that the other side would misread.
 pub(super) const VERSION: u32 = 1;
@@ -27,6 +29,9 @@ const MAX_FRAME: usize = 8 << 20;
 const MAX_GREETING: usize = 4 << 10;
 const JSON: u8 = 0;
 const AUDIO: u8 = 1;
+const VOICE: u8 = 2;
+/// Characters of what a voice is.
+const CONTENT: usize = 64;
 
 /// From a gateway.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +67,9 @@ pub(super) struct Submission {
     pub(super) batch: bool,
     pub(super) text: String,
     pub(super) voice: Option<String>,
+    /// What the voice is, where it is one of the gateway's files; it was sent before, or the worker told of it.
+    #[serde(default)]
+    pub(super) content: Option<String>,
     pub(super) language: Option<String>,
     pub(super) instructions: Option<String>,
     pub(super) seed: u64,
@@ -111,6 +119,15 @@ pub(super) struct Status {
     pub(super) memory_used: u64,
     /// Why a new live stream would not be taken on.
     pub(super) refusal: Option<Refusal>,
+    /// Whether it finishes what it has and takes no new stream of any class.
+    #[serde(default)]
+    pub(super) draining: bool,
+    /// What its model is, see [`crate::synth::Identity::model`].
+    #[serde(default)]
+    pub(super) model: Option<String>,
+    /// Whether it takes voices of gateways.
+    #[serde(default)]
+    pub(super) copies: bool,
 }
 
 /// A [`crate::synth::VoiceInfo`].
@@ -193,6 +210,7 @@ pub(super) fn class(batch: bool) -> Class {
 pub(super) enum Frame<T> {
     Message(T),
     Audio { id: u64, pcm: Vec<f32> },
+    Voice { content: String, file: Vec<u8> },
 }
 
 /// A frame of JSON, to be written.
@@ -212,6 +230,18 @@ pub(super) fn audio(id: u64, pcm: &[f32]) -> Vec<u8> {
     frame.extend(id.to_le_bytes());
     frame.extend(pcm.iter().flat_map(|sample| sample.to_le_bytes()));
     seal(frame)
+}
+
+/// A frame with a voice, to be written; `None`: it is longer than a frame may be.
+pub(super) fn voice(content: &str, file: &[u8]) -> Option<Vec<u8>> {
+    if content.len() != CONTENT || file.len() > MAX_FRAME - CONTENT - 1 {
+        return None;
+    }
+    let mut frame = Vec::with_capacity(5 + CONTENT + file.len());
+    frame.extend([0, 0, 0, 0, VOICE]);
+    frame.extend(content.as_bytes());
+    frame.extend(file);
+    Some(seal(frame))
 }
 
 fn seal(mut frame: Vec<u8>) -> Vec<u8> {
@@ -275,6 +305,14 @@ async fn read_within<T: for<'a> Deserialize<'a>>(
             let sample = |bytes: &[u8]| bytes.try_into().map(f32::from_le_bytes).unwrap_or_default();
             Ok(Frame::Audio { id, pcm: samples.chunks_exact(4).map(sample).collect() })
         }
+        (VOICE, voice) if voice.len() > CONTENT => {
+            let (content, file) = voice.split_at(CONTENT);
+            let content = String::from_utf8_lossy(content).into_owned();
+            if !is_content(&content) {
+                return Err(wrong("a voice that does not say what it is".to_owned()));
+            }
+            Ok(Frame::Voice { content, file: file.to_vec() })
+        }
         (kind, _) => Err(wrong(format!("a frame of kind {kind}"))),
     }
 }
@@ -300,6 +338,20 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(read::<ToGateway>(&mut from).await.is_err(), "the end");
+    }
+
+    #[tokio::test]
+    async fn a_voice_says_what_it_is() {
+        let content = "0a".repeat(32);
+        let frame = voice(&content, b"file").expect("short enough");
+        match read::<ToWorker>(&mut &frame[..]).await.expect("a voice") {
+            Frame::Voice { content: read, file } => assert_eq!((read, &file[..]), (content.clone(), &b"file"[..])),
+            other => panic!("{other:?}"),
+        }
+        assert!(voice(&content, &vec![0; MAX_FRAME]).is_none() && voice("anna", b"file").is_none());
+        let mut wrong = frame;
+        wrong[5] = b'/';
+        assert!(read::<ToWorker>(&mut &wrong[..]).await.is_err());
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ async fn streams_go_to_the_device_with_the_most_room_and_stay_there() {
     }
     // What a stream says next goes where it speaks, however much room there is elsewhere.
     let (sink, events) = mpsc::channel(1024);
-    let placement = lock(&engine.inner.placements)[&streams[0]].device;
+    let placement = lock(&engine.inner.placements)[&streams[0]].device - LOCAL;
     engine.submit(Utterance { stream: streams[0], token: epoch.token(), ..long() }, sink).expect("accepted");
     sinks.push(events);
     assert_eq!(engine.status()[placement].load.live, 4);
@@ -69,14 +69,14 @@ async fn a_new_turn_leaves_the_device_of_the_last_one_when_that_is_full() {
     let (stream, (sink, events)) = (first.stream, mpsc::channel(64));
     engine.submit(first, sink).expect("accepted");
     assert_eq!(heard(events).await.1, Some(UtteranceEnd::Done));
-    let last = lock(&engine.inner.placements)[&stream].device;
+    let last = lock(&engine.inner.placements)[&stream].device - LOCAL;
     // Another stream fills that device, and never ends.
     scripts.iter().for_each(|script| script.mute.store(true, Ordering::Relaxed));
     let (sink, _unheard) = mpsc::channel(64);
-    engine.inner.devices[last].submit(&long(), &sink, None).expect("there is room for one");
+    device_of(&engine, last).submit(&long(), None, &sink, None).expect("there is room for one");
     assert_eq!(engine.status()[last].load.live, 1);
     let (sink, _unheard) = mpsc::channel(64);
     engine.submit(Utterance { stream, ..long() }, sink).expect("the other device takes it");
-    assert_eq!(lock(&engine.inner.placements)[&stream].device, 1 - last);
+    assert_eq!(lock(&engine.inner.placements)[&stream].device - LOCAL, 1 - last);
     engine.shutdown();
 }
