@@ -9,12 +9,13 @@ use super::Failure;
 use crate::app::bench::{self, Level, Plan, Rate};
 use crate::app::engines;
 use crate::call::bench::EgressPacing;
+use crate::clock;
 use crate::config::EngineKind;
 use crate::hear::whisper::rehearsal;
 use crate::media;
 use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::cosyvoice::random;
-use crate::synth::device::{Engine, Phase};
+use crate::synth::device::{Engine, Phase, Recovery};
 use crate::voice;
 
 /// About eight seconds of speech at the default voice's pace.
@@ -22,6 +23,8 @@ const TEXT: &str = "The meeting has been moved to Thursday at a quarter past thr
     floor, so please bring the printed figures and a pen.";
 /// Enough batch utterances to fill the widest steps of any engine and have some to spare.
 const BACKLOG: u32 = 64;
+/// How long a worker may take to be there.
+const WORKER: Duration = Duration::from_secs(10);
 /// Speech tokens a second.
 const TOKENS: f64 = 25.0;
 
@@ -85,6 +88,9 @@ pub(super) struct Args {
     /// Write the results to a file, too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure what `antiphon worker` at this address does for a gateway, in place of this machine's devices.
+    #[arg(long, value_name = "ADDRESS")]
+    worker: Option<String>,
     /// Configuration file.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -156,6 +162,15 @@ fn engine(args: &Args) -> Result<Value, Failure> {
         }
         config.engine.model = Some(dir);
     }
+    if let Some(address) = &args.worker {
+        let wrong = |message: String| Failure { code: super::BAD_CONFIG, message: format!("--worker: {message}") };
+        let worker = config.cluster.worker(address).map_err(wrong)?;
+        let engine = Engine::start_with_workers(vec![worker], Vec::new(), config.scheduler, Recovery::default());
+        let engine = engine.map_err(Failure::failed)?;
+        let results = connected(&engine).and_then(|()| measure(args, &engine, &plan(args), forced));
+        engine.shutdown();
+        return results;
+    }
     let tokens = forced.map(|seconds| (seconds * TOKENS).round() as u32);
     let seat = args.hear.map(|_| rehearsal::seat());
     let mut left = seat.clone().map(|seat| (seat, None));
@@ -166,16 +181,7 @@ fn engine(args: &Args) -> Result<Value, Failure> {
     for reason in &choice.reasons {
         eprintln!("{reason}");
     }
-    let plan = Plan {
-        levels: args.concurrency.clone(),
-        time: Duration::from_secs_f64(args.seconds),
-        arrivals: args.arrivals,
-        text: args.text.clone(),
-        voice: args.voice.clone(),
-        paced: !args.throughput,
-        batch: args.batch.unwrap_or(if args.side_by_side { BACKLOG } else { 0 }),
-        seed: 1,
-    };
+    let plan = plan(args);
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
     let measure = || measure(args, &engine, &plan, forced);
     let results = match seat.zip(args.hear) {
@@ -199,6 +205,38 @@ fn engine(args: &Args) -> Result<Value, Failure> {
     // A device thread that still computes while the process ends would have its driver taken away under it.
     engine.shutdown();
     results
+}
+
+fn plan(args: &Args) -> Plan {
+    Plan {
+        levels: args.concurrency.clone(),
+        time: Duration::from_secs_f64(args.seconds),
+        arrivals: args.arrivals,
+        text: args.text.clone(),
+        voice: args.voice.clone(),
+        paced: !args.throughput,
+        batch: args.batch.unwrap_or(if args.side_by_side { BACKLOG } else { 0 }),
+        seed: 1,
+    }
+}
+
+/// Waits until the worker of `engine` can be used.
+fn connected(engine: &Engine) -> Result<(), Failure> {
+    super::block_on(async {
+        let ready = || engine.status().iter().any(|device| device.phase == Phase::Ready);
+        let until = clock::now() + WORKER;
+        while !ready() {
+            if clock::now() > until {
+                let reason = engine.status().into_iter().find_map(|device| match device.phase {
+                    Phase::Failed(reason) => Some(reason),
+                    _ => None,
+                });
+                return Err(Failure::unavailable(reason.unwrap_or_else(|| "the worker is not ready".into())));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    })
 }
 
 fn measure(args: &Args, engine: &Engine, plan: &Plan, forced: Option<f64>) -> Result<Value, Failure> {

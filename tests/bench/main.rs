@@ -2,6 +2,7 @@
 //! about time, because what else runs on a machine is no property of this code.
 
 mod enrolment;
+mod remote;
 
 use std::time::Duration;
 

@@ -22,6 +22,7 @@ mod hears;
 mod hostile;
 mod interop;
 mod killed;
+mod kills;
 mod late;
 mod llm;
 mod loadgen;
