@@ -14,7 +14,7 @@ use super::chromium::Page;
 use super::support::{PATIENCE, Rig};
 
 /// Everything that the console shows, by the ids of its tabs.
-const TABS: [&str; 8] =
+pub(crate) const TABS: [&str; 8] =
     ["tab-talk", "tab-calls", "tab-devices", "tab-batch", "tab-voices", "tab-records", "tab-settings", "tab-operate"];
 /// What a failed wait shows.
 const STATE: &str = "document.getElementById('problem').textContent + ' / ' + \

@@ -16,6 +16,7 @@ mod database;
 mod doors;
 mod fallback;
 mod faults;
+mod firefox;
 mod full_disk;
 mod handover;
 mod hears;

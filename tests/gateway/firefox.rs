@@ -1,0 +1,209 @@
+//! The console in Firefox, driven over WebDriver BiDi, which Firefox speaks by itself: a call is placed, heard and ended, and
+//! every panel opens. There is no sound card where tests run, and without one Firefox holds Web Audio up: what is heard is judged
+//! by the energy of what it decoded, not by the console's meters.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use antiphon::agent::config::Agent;
+use antiphon::call::Interruptible;
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+use super::console::TABS;
+use super::support::{PATIENCE, Rig};
+
+/// A browser starts slowly on a loaded machine.
+const START: Duration = Duration::from_secs(60);
+/// A microphone without a person at it, sound without a click, the gateway on this computer called without asking anybody
+/// (Local Network Access holds ICE up until somebody allows it), and nothing fetched from its maker.
+const PREFERENCES: &[(&str, &str)] = &[
+    ("media.navigator.streams.fake", "true"),
+    ("media.navigator.permission.disabled", "true"),
+    ("media.autoplay.default", "0"),
+    ("media.autoplay.blocking_policy", "0"),
+    ("media.autoplay.block-webaudio", "false"),
+    ("network.lna.enabled", "false"),
+    ("network.lna.blocking", "false"),
+    ("remote.prefs.recommended", "true"),
+    ("browser.shell.checkDefaultBrowser", "false"),
+    ("datareporting.policy.dataSubmissionEnabled", "false"),
+    ("app.update.enabled", "false"),
+    ("network.captive-portal-service.enabled", "false"),
+    ("media.gmp-manager.updateEnabled", "false"),
+    ("security.sandbox.warn_unprivileged_namespaces", "false"),
+];
+
+/// One page, and the browser around it, which is killed when this is dropped.
+struct Firefox {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    context: Value,
+    last: u64,
+    /// Exceptions that no script caught, and what scripts call errors.
+    errors: Vec<Value>,
+    _browser: Child,
+    _profile: tempfile::TempDir,
+}
+
+impl Firefox {
+    async fn open(url: &str) -> Firefox {
+        let profile = tempfile::tempdir().expect("a folder");
+        let preferences = PREFERENCES.iter().map(|(name, value)| format!("user_pref(\"{name}\", {value});\n"));
+        std::fs::write(profile.path().join("user.js"), preferences.collect::<String>()).expect("written");
+        let browser = Command::new("firefox-esr")
+            .args(["--headless", "--no-remote", "--remote-debugging-port", "0", "--profile"])
+            .arg(profile.path())
+            .arg("about:blank")
+            // Also where somebody else's is the home folder.
+            .env("HOME", profile.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("Firefox starts");
+        let file = profile.path().join("WebDriverBiDiServer.json");
+        let port = async {
+            loop {
+                // It may be half written.
+                let told =
+                    std::fs::read_to_string(&file).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+                if let Some(port) = told.and_then(|told| told["ws_port"].as_u64()) {
+                    return port;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let port = timeout(START, port).await.expect("Firefox listens");
+        let url_of_session = format!("ws://127.0.0.1:{port}/session");
+        let (socket, _) = tokio_tungstenite::connect_async(url_of_session).await.expect("Firefox answers");
+        let mut page =
+            Firefox { socket, context: Value::Null, last: 0, errors: Vec::new(), _browser: browser, _profile: profile };
+        page.ask("session.new", json!({ "capabilities": {} })).await;
+        page.ask("session.subscribe", json!({ "events": ["log.entryAdded"] })).await;
+        let tree = page.ask("browsingContext.getTree", json!({})).await;
+        page.context = tree["contexts"][0]["context"].clone();
+        let there = json!({ "context": page.context, "url": url, "wait": "complete" });
+        page.ask("browsingContext.navigate", there).await;
+        page
+    }
+
+    async fn ask(&mut self, method: &str, parameters: Value) -> Value {
+        self.last += 1;
+        let id = self.last;
+        let command = json!({ "id": id, "method": method, "params": parameters });
+        self.socket.send(Message::text(command.to_string())).await.expect("Firefox listens");
+        let answer = async {
+            loop {
+                let message = self.socket.next().await.expect("Firefox lives").expect("sound");
+                let message = serde_json::from_str::<Value>(message.to_text().unwrap_or_default());
+                let Ok(message) = message else { continue };
+                if message["id"] == json!(id) {
+                    return message;
+                }
+                if message["method"] == "log.entryAdded" && message["params"]["level"] == "error" {
+                    self.errors.push(message["params"]["text"].clone());
+                }
+            }
+        };
+        let answer = timeout(START, answer).await.unwrap_or_else(|_| panic!("{method}: no answer"));
+        assert_eq!(answer["type"], "success", "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    /// The value of a JavaScript expression, awaited.
+    async fn value(&mut self, expression: &str) -> Value {
+        let target = json!({ "context": self.context });
+        // As a click of the person who sits there would.
+        let parameters =
+            json!({ "expression": expression, "target": target, "awaitPromise": true, "userActivation": true });
+        let result = self.ask("script.evaluate", parameters).await;
+        assert_eq!(result["type"], "success", "{expression}: {result}");
+        result["result"]["value"].clone()
+    }
+
+    async fn until(&mut self, condition: &str) {
+        let begun = antiphon_loadgen::call::now();
+        while self.value(condition).await != json!(true) {
+            if antiphon_loadgen::call::now() - begun > PATIENCE {
+                let shown = self.value("document.body.innerText").await;
+                panic!("never true: {condition}; {shown}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn firefox_calls_from_the_console_hears_and_shows_what_is_said() {
+    if antiphon_skip::find("firefox-esr").is_none() {
+        return antiphon_skip::skip("firefox", "the program is not installed (Debian: firefox-esr)");
+    }
+    // Firefox pairs no address of its own with loopback. Nothing is sent to this one: it shows which of ours is used.
+    let probe = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("198.51.100.1:9")?;
+        socket.local_addr()
+    });
+    let Some(own) = probe.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+    else {
+        return antiphon_skip::skip(
+            "network",
+            "this computer has no address but loopback, which Firefox does not call from",
+        );
+    };
+    let rig = Rig::with(|config| {
+        config.webrtc.bind_ip = Some(own);
+        // Its microphone hums, which is no interruption.
+        let demo = Agent { interruptible: Some(Interruptible::None), ..Agent::at("builtin:demo") };
+        config.agent.insert("demo".into(), demo);
+    })
+    .await;
+    let mut page = Firefox::open(&format!("{}/", rig.http)).await;
+    page.until("document.getElementById('health')?.textContent == 'ready'").await;
+    // The page's connections, to see what they decode.
+    page.value(
+        "window.peers = []; window.RTCPeerConnection = class extends RTCPeerConnection { \
+         constructor(...args) { super(...args); window.peers.push(this); } }; 0",
+    )
+    .await;
+    page.value("document.getElementById('call').click()").await;
+    page.until("document.getElementById('state').textContent == 'connected'").await;
+    let calls = &rig.app.gateway().calls;
+    assert_eq!(calls.list().len(), 1, "the gateway has the call");
+    page.until("document.getElementById('captions').textContent.includes('Hello, this is Antiphon')").await;
+    page.value("document.getElementById('speak').click()").await;
+    let heard =
+        "[...document.querySelectorAll('#captions p')].some(p => p.childNodes[1]?.textContent.endsWith('you today?'))";
+    page.until(heard).await;
+    // Some seconds of speech, whose energy a second is some 0.03 of full scale; silence has none.
+    page.until(
+        "(async () => [...(await window.peers.at(-1).getStats()).values()].some(report => \
+         report.type == 'inbound-rtp' && report.totalAudioEnergy > 0.01))()",
+    )
+    .await;
+    for tab in TABS {
+        page.value(&format!("document.getElementById({tab:?}).click()")).await;
+        let panel = tab.replace("tab-", "panel-");
+        page.until(&format!(
+            "document.getElementById({tab:?}).getAttribute('aria-selected') == 'true' \
+             && !document.getElementById({panel:?}).hidden && document.getElementById({panel:?}).innerText.length > 10"
+        ))
+        .await;
+    }
+    page.value("document.getElementById('tab-talk').click()").await;
+    page.value("document.getElementById('hang').click()").await;
+    page.until("document.getElementById('state').textContent == 'ended'").await;
+    let gone = async {
+        while !calls.list().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("the gateway is told");
+    assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
+    rig.app.drain().await;
+}
