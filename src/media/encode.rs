@@ -8,6 +8,9 @@
 //!   restricted low-delay mode (CELT only): at 32 kb/s 38 us a frame where the speech mode takes 133 (193 with
 //!   FEC), 2.5 ms of delay instead of 6.5, packets of 81 bytes instead of 74. *Lossy* is the speech mode with
 //!   in-band FEC, which CELT does not have; it is used while the peer reports loss and can use FEC.
+//! - The bit rate of Opus follows loss as loss-based congestion control does (draft-ietf-rmcat-gcc-02 section 6): a path that
+//!   loses more than a tenth gets less to carry, one that loses next to nothing a little more each report. What is lost on the
+//!   air (less than a tenth) changes nothing: fewer bits would not help it.
 //! - The telephone codecs get a real anti-alias filter (see [`super::resample`]).
 
 use bytes::Bytes;
@@ -21,6 +24,8 @@ use crate::audio::{FRAME_SAMPLES, RATE, to_i16};
 pub struct OpusSettings {
     /// Bits per second. 32 kb/s carries 24 kHz speech in the low-delay mode at full band width.
     pub bitrate: i32,
+    /// Bits per second that loss brings it down to at most: below 20 kb/s FEC leaves too little for the speech itself.
+    pub least_bitrate: i32,
     /// 0 to 10. In the low-delay mode 0, 5 and 10 cost 17, 38 and 58 us a frame.
     pub complexity: i32,
     /// Share of packets lost (percent) from which the lossy profile is used.
@@ -31,7 +36,7 @@ pub struct OpusSettings {
 
 impl Default for OpusSettings {
     fn default() -> Self {
-        Self { bitrate: 32_000, complexity: 5, lossy_from: 2, clean_after: 3 }
+        Self { bitrate: 32_000, least_bitrate: 20_000, complexity: 5, lossy_from: 2, clean_after: 3 }
     }
 }
 
@@ -55,6 +60,8 @@ struct OpusState {
     encoder: opus::Encoder,
     settings: OpusSettings,
     profile: Profile,
+    /// Bits per second now.
+    bitrate: i32,
     fec_allowed: bool,
     clean_reports: u8,
 }
@@ -94,9 +101,10 @@ impl Encoder {
     pub fn new(format: &MediaFormat, settings: OpusSettings) -> Result<Self, CodecError> {
         let kind = match format.codec {
             Codec::Opus => Kind::Opus(Box::new(OpusState {
-                encoder: opus_encoder(Profile::Clean, settings, 0)?,
+                encoder: opus_encoder(Profile::Clean, settings, settings.bitrate, 0)?,
                 settings,
                 profile: Profile::Clean,
+                bitrate: settings.bitrate,
                 fec_allowed: format.opus_fec,
                 clean_reports: 0,
             })),
@@ -174,15 +182,16 @@ impl Encoder {
     /// libopus cannot be set up anew; the old profile stays.
     pub fn report_loss(&mut self, fraction: f32) -> Result<(), CodecError> {
         let Kind::Opus(state) = &mut self.kind else { return Ok(()) };
+        // NaN and negative shares become 0.
+        let percent = (fraction.clamp(0.0, 1.0) * 100.0).round() as u8;
+        state.follow(percent)?;
         if !state.fec_allowed {
             return Ok(());
         }
-        // NaN and negative shares become 0.
-        let percent = (fraction.clamp(0.0, 1.0) * 100.0).round() as u8;
         if percent >= state.settings.lossy_from {
             state.clean_reports = 0;
             if state.profile == Profile::Clean {
-                state.encoder = opus_encoder(Profile::Lossy, state.settings, percent)?;
+                state.encoder = opus_encoder(Profile::Lossy, state.settings, state.bitrate, percent)?;
                 state.profile = Profile::Lossy;
             } else {
                 state.encoder.set_packet_loss_perc(i32::from(percent.min(30)))?;
@@ -190,11 +199,19 @@ impl Encoder {
         } else if state.profile == Profile::Lossy {
             state.clean_reports += u8::from(percent == 0);
             if state.clean_reports >= state.settings.clean_after {
-                state.encoder = opus_encoder(Profile::Clean, state.settings, 0)?;
+                state.encoder = opus_encoder(Profile::Clean, state.settings, state.bitrate, 0)?;
                 state.profile = Profile::Clean;
             }
         }
         Ok(())
+    }
+
+    /// Bits per second of Opus; `None` for other codecs, whose rate is fixed.
+    pub fn bitrate(&self) -> Option<i32> {
+        match &self.kind {
+            Kind::Opus(state) => Some(state.bitrate),
+            Kind::G722 { .. } | Kind::G711 { .. } => None,
+        }
     }
 
     /// The Opus profile in use; `None` for other codecs.
@@ -203,6 +220,23 @@ impl Encoder {
             Kind::Opus(state) => Some(state.profile),
             Kind::G722 { .. } | Kind::G711 { .. } => None,
         }
+    }
+}
+
+impl OpusState {
+    /// The bit rate after a report of `percent` lost.
+    fn follow(&mut self, percent: u8) -> Result<(), opus::Error> {
+        let rate = match percent {
+            0..2 => self.bitrate + self.bitrate / 20,
+            2..=10 => self.bitrate,
+            _ => self.bitrate - self.bitrate * i32::from(percent) / 200,
+        };
+        let rate = rate.clamp(self.settings.least_bitrate.min(self.settings.bitrate), self.settings.bitrate);
+        if rate != self.bitrate {
+            self.encoder.set_bitrate(opus::Bitrate::Bits(rate))?;
+            self.bitrate = rate;
+        }
+        Ok(())
     }
 }
 
@@ -217,15 +251,20 @@ impl std::fmt::Debug for Kind {
     }
 }
 
-/// An encoder of one profile; `loss` in percent. The application cannot be changed on a running encoder, so a
+/// An encoder of one profile at `bitrate`; `loss` in percent. The application cannot be changed on a running encoder, so a
 /// change of profile is a new one: decoders bridge the change of mode (RFC 6716 section 4.5).
-fn opus_encoder(profile: Profile, settings: OpusSettings, loss: u8) -> Result<opus::Encoder, opus::Error> {
+fn opus_encoder(
+    profile: Profile,
+    settings: OpusSettings,
+    bitrate: i32,
+    loss: u8,
+) -> Result<opus::Encoder, opus::Error> {
     let application = match profile {
         Profile::Clean => opus::Application::LowDelay,
         Profile::Lossy => opus::Application::Voip,
     };
     let mut encoder = opus::Encoder::new(RATE, opus::Channels::Mono, application)?;
-    encoder.set_bitrate(opus::Bitrate::Bits(settings.bitrate))?;
+    encoder.set_bitrate(opus::Bitrate::Bits(bitrate))?;
     encoder.set_complexity(settings.complexity)?;
     encoder.set_signal(opus::Signal::Voice)?;
     if profile == Profile::Lossy {
@@ -288,6 +327,32 @@ mod tests {
         // third frame still peaks at 1,500.)
         let loudest = pcm[80..].iter().map(|s| s.unsigned_abs()).max().unwrap();
         assert!(loudest < 20, "{loudest}");
+    }
+
+    #[test]
+    fn the_bit_rate_falls_with_heavy_loss_and_comes_back_step_by_step() {
+        for opus_fec in [true, false] {
+            let format = MediaFormat { opus_fec, ..format(Codec::Opus) };
+            let mut encoder = Encoder::new(&format, OpusSettings::default()).unwrap();
+            let size = |encoder: &mut Encoder| {
+                let frame = |n: usize| (0..480).map(|i| 0.3 * ((n * 480 + i) as f32 * 0.09).sin()).collect::<Vec<_>>();
+                (0..20).map(|n| encoder.encode(&frame(n)).unwrap().len()).sum::<usize>()
+            };
+            let full = size(&mut encoder);
+            encoder.report_loss(0.08).unwrap();
+            assert_eq!(encoder.bitrate(), Some(32_000), "as a bad radio loses");
+            encoder.report_loss(0.2).unwrap();
+            assert_eq!(encoder.bitrate(), Some(28_800));
+            (0..10).for_each(|_| encoder.report_loss(0.4).unwrap());
+            assert_eq!(encoder.bitrate(), Some(20_000));
+            let least = size(&mut encoder);
+            assert!(least < full * 3 / 4, "{least} of {full} bytes");
+            encoder.report_loss(0.0).unwrap();
+            assert_eq!(encoder.bitrate(), Some(21_000));
+            (0..20).for_each(|_| encoder.report_loss(0.0).unwrap());
+            assert_eq!(encoder.bitrate(), Some(32_000));
+        }
+        assert_eq!(Encoder::new(&format(Codec::Pcmu), OpusSettings::default()).unwrap().bitrate(), None);
     }
 
     #[test]

@@ -223,6 +223,10 @@ impl Machine {
                 self.out.event(CallEvent::Message { bytes: text.len() });
                 self.out.push(Action::Deliver(text));
             }
+            LegEvent::Prompt(text) => {
+                self.lifetime.active(now);
+                self.out.event(CallEvent::Prompt { text, lang: String::new(), last: true, eager: None });
+            }
             LegEvent::Report(report) => self.report(&report),
             LegEvent::Held(held) => {
                 if self.speaking.hold(now, held, true, &mut self.out) {

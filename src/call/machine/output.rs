@@ -125,9 +125,15 @@ impl Output {
         })
     }
 
-    /// Fills silence with noise from now on.
-    pub(super) fn fill_silence(&mut self, seed: u32) {
+    /// Fills silence with noise from now on, also where the peer is sent nothing in silence otherwise.
+    pub(super) fn fill_silence(&mut self, now: Instant, seed: u32) {
         self.bed = Some(Bed::new(seed));
+        self.fill(now);
+    }
+
+    /// Has every slot carry something where something fills silence.
+    fn fill(&mut self, now: Instant) {
+        self.playout.fill(now, self.mix.is_some() || self.tone.is_some() || self.bed.is_some());
     }
 
     pub(super) fn format(&self) -> &MediaFormat {
@@ -139,7 +145,7 @@ impl Output {
     pub(super) fn bridge(&mut self, now: Instant, mix: Option<Mix>) {
         self.mix = mix;
         self.tone = None;
-        self.playout.fill(now, self.mix.is_some());
+        self.fill(now);
     }
 
     /// What is mixed, while this call is bridged.
@@ -151,7 +157,7 @@ impl Output {
     pub(super) fn ring(&mut self, now: Instant, rings: bool) {
         if self.tone.is_some() != rings {
             self.tone = rings.then(Ringback::default);
-            self.playout.fill(now, rings || self.mix.is_some());
+            self.fill(now);
         }
     }
 
@@ -189,7 +195,7 @@ impl Output {
     /// milliseconds. A continuous stream does so by itself.
     pub(super) fn push_tail(&mut self, now: Instant, out: &mut Outbox) {
         self.tail_due = false;
-        if !self.format.continuous && self.mix.is_none() {
+        if !self.format.continuous && self.mix.is_none() && self.bed.is_none() {
             self.encode(now, &[0.0; FRAME_SAMPLES], None, out);
         }
     }
@@ -451,11 +457,12 @@ mod tests {
     fn silence_is_digital_or_a_quiet_bed() {
         let now = clock::now();
         let mut out = fixture::outbox(now);
-        for bed in [false, true] {
-            let format = MediaFormat { continuous: true, ..fixture::format(Codec::Pcmu) };
+        // The last of them would be sent nothing in silence, as a browser is.
+        for (bed, continuous) in [(false, true), (true, true), (true, false)] {
+            let format = MediaFormat { continuous, ..fixture::format(Codec::Pcmu) };
             let mut output = Output::new(&format, 0, out.shared.tap.clone()).expect("a codec");
             if bed {
-                output.fill_silence(7);
+                output.fill_silence(now, 7);
             }
             output.playout.start(now);
             let left = departures(&mut output, now, now + FRAME * 50, &mut out);

@@ -82,7 +82,7 @@ impl Speaking {
     ) -> Result<Self, CodecError> {
         let mut output = Output::new(format, random, shared.tap.clone())?;
         if shared.config.quiet_bed {
-            output.fill_silence(random as u32);
+            output.fill_silence(now, random as u32);
         }
         Ok(Self {
             queue: TurnQueue::default(),
