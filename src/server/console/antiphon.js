@@ -19,9 +19,16 @@ const RESTART_TIMEOUT = 3_000;
 const RESTART_AGAIN = 350;
 /** Sound that is due and does not come for so long, in milliseconds, means that the path is gone. */
 const STALLED = 400;
-/** How often that is looked at, and how long it is not acted upon again: an agent may pause. */
+/** How often that is looked at. */
 const STALL_PERIOD = 100;
+/**
+ * How long a restart that brought no sound is left alone: as long at first, twice as long each time, at most so long, for an
+ * agent may pause. One that began before the browser saw its new network is not waited for: see `networks`.
+ */
+const STALL_PATIENCE = 1_000;
 const STALL_SPACING = 5_000;
+/** Longest wait for the browser's list of its own addresses, in milliseconds. */
+const LISTING = 250;
 /** New sessions in place of lost ones, until one has lasted `SETTLED` milliseconds. */
 const RENEWALS = 3;
 const SETTLED = 30_000;
@@ -352,10 +359,21 @@ export class Call extends EventTarget {
       }
       const now = performance.now();
       if (peer !== this._peer || this.state !== "connected") return;
-      if (this._flow?.received !== received) this._flow = { received, since: now };
-      else if (now - this._flow.since > STALLED && now - (this._stalled ?? -Infinity) > STALL_SPACING) {
-        this._stalled = now;
-        this._hasten();
+      if (this._flow?.received !== received) {
+        this._flow = { received, since: now };
+        this._patience = 0;
+      } else if (now - this._flow.since > STALLED && !this._restarting && !this._restartTimer) {
+        // A browser learns of another network up to two seconds after the old one is gone, and a restart before that finds
+        // no path: the next one begins when it has.
+        const seen = await networks();
+        const changed = seen !== "" && seen !== this._networks;
+        if (peer !== this._peer || this.state !== "connected" || this._restarting || this._restartTimer) return;
+        if (!this._patience || changed || now - this._restarted > this._patience) {
+          this._patience = Math.min(2 * (this._patience || STALL_PATIENCE / 2), STALL_SPACING);
+          this._networks = seen;
+          this._restarted = now;
+          this._hasten();
+        }
       }
     } finally {
       this._looking = false;
@@ -410,6 +428,7 @@ export class Call extends EventTarget {
         }
       } finally {
         this._restarting = false;
+        this._restarted = performance.now();
       }
       this._flush();
       if (again || this.state === "reconnecting") this._restart(RESTART_WAITS[Math.min(attempt + 1, RESTART_WAITS.length - 1)]);
@@ -718,6 +737,31 @@ function spoken(text, share) {
     end += word;
   }
   return end.trimEnd();
+}
+
+/** The browser's own addresses, as it would offer them now; empty where it does not say in time. Nothing is sent for it. */
+async function networks() {
+  const probe = new RTCPeerConnection();
+  try {
+    probe.createDataChannel("");
+    const found = new Set();
+    const all = new Promise(done => {
+      probe.onicecandidate = event => {
+        const [, , , , address] = event.candidate?.candidate?.split(" ") ?? [];
+        // A name in place of an address (mDNS) is another one each time.
+        if (address && !address.endsWith(".local")) found.add(address);
+        if (!event.candidate) done();
+      };
+      setTimeout(done, LISTING);
+    });
+    await probe.setLocalDescription();
+    await all;
+    return [...found].sort().join();
+  } catch {
+    return "";
+  } finally {
+    probe.close();
+  }
 }
 
 /** ICE servers of `Link` headers (RFC 9725 section 4.6). */
