@@ -151,7 +151,7 @@ fn on_loopback(config: &mut Config) {
     config.log.otlp = None;
     config.webrtc.bind_port = 0;
     config.webrtc.bind_ip = None;
-    config.webrtc.public_ip = None;
+    config.webrtc.public_ip = Vec::new();
 }
 
 struct Demo<'a> {

@@ -157,6 +157,8 @@ pub enum LegEvent {
     Digit(char),
     /// A text message on the WebRTC data channel `agent`.
     Message(String),
+    /// The peer wrote it, in place of saying it.
+    Prompt(String),
     /// The peer's view of what we send.
     Report(PeerReport),
     /// The peer put us on hold or took us off (re-INVITE direction).

@@ -1,4 +1,4 @@
-//! The media leg of a browser call: Opus over SRTP and text on the data channel `agent`.
+//! The media leg of a browser call: Opus (or G.722 or G.711, of peers without it) over SRTP and text on the data channel `agent`.
 //!
 //! Owns one end of a peer connection that [`crate::webrtc`] negotiated. Never negotiates, never touches a socket.
 //!
@@ -14,6 +14,7 @@
 
 mod driver;
 mod reports;
+pub mod rtvi;
 
 use std::collections::VecDeque;
 use std::future::{Future, pending};
@@ -35,6 +36,7 @@ use tokio::sync::{mpsc, watch};
 use crate::clock;
 use crate::media::leg::{InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket, PeerReport};
 use crate::media::red;
+use rtvi::{Asked, Rtvi};
 
 pub use driver::Driver;
 pub use reports::Reports;
@@ -81,6 +83,8 @@ pub enum Arrival {
     Track(Arc<dyn TrackRemote>),
     /// The data channel `agent`, open.
     Channel(Arc<dyn DataChannel>),
+    /// The data channel of a client that speaks RTVI, open.
+    Client(Arc<dyn DataChannel>),
 }
 
 /// What a leg is made of.
@@ -127,6 +131,10 @@ pub struct WebRtcLeg {
     channel: Option<Arc<dyn DataChannel>>,
     /// The channel has not opened yet, but may: what is said meanwhile waits for it.
     awaited: bool,
+    /// What the channel speaks, where it is not the agent's frames.
+    rtvi: Option<Rtvi>,
+    /// What a message asked for beyond the first thing: keys, which are few.
+    asked: VecDeque<LegEvent>,
     outbox: Outbox,
     closed: bool,
 }
@@ -154,6 +162,8 @@ impl WebRtcLeg {
             remote: None,
             channel: None,
             awaited: parts.channels,
+            rtvi: None,
+            asked: VecDeque::new(),
             outbox: Outbox::default(),
             closed: false,
         }
@@ -190,18 +200,38 @@ impl WebRtcLeg {
         match event {
             Some(DataChannelEvent::OnMessage(message)) if message.is_string => {
                 match String::from_utf8(message.data.to_vec()) {
-                    Ok(text) => return Some(LegEvent::Message(text)),
+                    Ok(text) => match &mut self.rtvi {
+                        Some(rtvi) => {
+                            let asked = rtvi.take(&text);
+                            self.carry_out(asked);
+                        }
+                        None => return Some(LegEvent::Message(text)),
+                    },
                     Err(_) => tracing::debug!("a text message that is not UTF-8 was ignored"),
                 }
             }
             Some(DataChannelEvent::OnMessage(_)) => tracing::debug!("a binary message was ignored"),
             Some(DataChannelEvent::OnClose) | None => {
                 self.channel = None;
+                self.rtvi = None;
                 self.outbox.clear();
             }
             Some(_) => {}
         }
         None
+    }
+
+    /// Does what a client of RTVI asks for.
+    fn carry_out(&mut self, asked: Vec<Asked>) {
+        for asked in asked {
+            match asked {
+                // overflow: refused; a client that reads nothing is told nothing.
+                Asked::Tell(text) => drop(self.outbox.push(self.channel.as_ref(), &text)),
+                Asked::Prompt(text) => self.asked.push_back(LegEvent::Prompt(text)),
+                Asked::Key(key) => self.asked.push_back(LegEvent::Digit(key)),
+                Asked::HangUp => drop(Progress::advance(&self.progress, Progress::Ended(LegEnd::Remote))),
+            }
+        }
     }
 }
 
@@ -244,8 +274,16 @@ impl MediaLeg for WebRtcLeg {
     }
 
     fn send_message(&mut self, text: &str) -> bool {
-        let over = self.progress.borrow().ended().is_some();
-        !over && (self.awaited || self.channel.is_some()) && self.outbox.push(self.channel.as_ref(), text)
+        if self.progress.borrow().ended().is_some() || !(self.awaited || self.channel.is_some()) {
+            return false;
+        }
+        match &mut self.rtvi {
+            Some(rtvi) => {
+                let told = rtvi.tell(text, clock::wall());
+                told.iter().all(|text| self.outbox.push(self.channel.as_ref(), text))
+            }
+            None => self.outbox.push(self.channel.as_ref(), text),
+        }
     }
 
     async fn recv(&mut self) -> LegEvent {
@@ -253,6 +291,9 @@ impl MediaLeg for WebRtcLeg {
             pending::<()>().await;
         }
         loop {
+            if let Some(asked) = self.asked.pop_front() {
+                return asked;
+            }
             if let Some(packet) = self.red.as_mut().and_then(|red| red.opened.pop_front()) {
                 return LegEvent::Rtp(packet);
             }
@@ -276,7 +317,19 @@ impl MediaLeg for WebRtcLeg {
                         Some(Arrival::Track(track)) => self.remote = Some(track),
                         Some(Arrival::Channel(channel)) => {
                             self.awaited = false;
+                            self.rtvi = None;
                             self.channel = Some(channel);
+                        }
+                        Some(Arrival::Client(channel)) => {
+                            self.awaited = false;
+                            self.channel = Some(channel);
+                            let mut rtvi = Rtvi::default();
+                            // What waited for a channel was meant for one that reads frames.
+                            for frame in self.outbox.take() {
+                                let told = rtvi.tell(&frame, clock::wall());
+                                debug_assert!(told.is_empty(), "it has not said yet that it listens");
+                            }
+                            self.rtvi = Some(rtvi);
                         }
                         None => self.arrivals_over = true,
                     }
@@ -401,6 +454,11 @@ impl Outbox {
 
     fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// Everything that waits.
+    fn take(&mut self) -> VecDeque<String> {
+        std::mem::take(self).waiting
     }
 
     /// Sends as long as there is anything to send; never completes. Cancel safe: its state is in `self`.

@@ -19,8 +19,10 @@ pub struct WebRtcConfig {
     pub bind_port: u16,
     /// The address to bind. Absent: every address where `public_ip` is set, else loopback only.
     pub bind_ip: Option<IpAddr>,
-    /// The address that browsers are told to send to, where it is not the bound one (NAT, containers).
-    pub public_ip: Option<IpAddr>,
+    /// The addresses that browsers are told to send to, best first, where they are not the bound ones (NAT, containers, several
+    /// uplinks): one, or a list. Each leads to the port of the same number here.
+    #[serde(deserialize_with = "one_or_many")]
+    pub public_ip: Vec<IpAddr>,
     /// STUN and TURN servers that browsers are told about.
     pub ice_servers: Vec<IceServer>,
     /// A TURN server that the gateway itself has browsers reach it by, where nothing reaches its own port.
@@ -41,7 +43,7 @@ impl Default for WebRtcConfig {
         Self {
             bind_port: 0,
             bind_ip: None,
-            public_ip: None,
+            public_ip: Vec::new(),
             ice_servers: Vec::new(),
             turn: None,
             tcp: false,
@@ -55,11 +57,12 @@ impl Default for WebRtcConfig {
 impl WebRtcConfig {
     /// What to bind.
     pub(super) fn bind_ip(&self) -> IpAddr {
-        match (self.bind_ip, self.public_ip) {
+        match (self.bind_ip, &self.public_ip[..]) {
             (Some(ip), _) => ip,
-            (None, Some(IpAddr::V4(_))) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            (None, Some(IpAddr::V6(_))) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-            (None, None) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            (None, []) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            // Where one of them is of the newer family, the socket carries both.
+            (None, public) if public.iter().any(IpAddr::is_ipv6) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+            (None, _) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         }
     }
 
@@ -79,6 +82,20 @@ impl WebRtcConfig {
     pub(super) fn connect_timeout(&self) -> Duration {
         Duration::from_secs(self.connect_timeout_s)
     }
+}
+
+/// One address as such, several as a list.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<IpAddr>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "an IP address or a list of some, such as [\"203.0.113.7\", \"2001:db8::7\"]")]
+    enum Written {
+        One(IpAddr),
+        Many(Vec<IpAddr>),
+    }
+    Ok(match Written::deserialize(value)? {
+        Written::One(ip) => vec![ip],
+        Written::Many(ips) => ips,
+    })
 }
 
 /// A STUN or TURN server (RFC 7064, RFC 7065).
@@ -182,6 +199,17 @@ mod tests {
         assert!(config.bind_ip().is_loopback());
         let config: WebRtcConfig = toml::from_str("public_ip = '192.0.2.1'").expect("valid");
         assert_eq!(config.bind_ip(), IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    }
+
+    #[test]
+    fn several_public_addresses_are_of_either_family() {
+        let config: WebRtcConfig = toml::from_str("public_ip = ['192.0.2.1', '192.0.2.2']").expect("valid");
+        assert_eq!((config.public_ip.len(), config.bind_ip()), (2, IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+        let config: WebRtcConfig = toml::from_str("public_ip = ['192.0.2.1', '2001:db8::1']").expect("valid");
+        assert_eq!(config.bind_ip(), IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED));
+        let error =
+            toml::from_str::<WebRtcConfig>("public_ip = ['voice.example.com']").expect_err("a name").to_string();
+        assert!(error.contains("an IP address or a list"), "{error}");
     }
 
     #[test]

@@ -135,8 +135,9 @@ impl Gateway {
         let address = SocketAddr::new(config.bind_ip(), config.bind_port);
         // `::` carries both families, everything else its own.
         let carried = |ip: IpAddr| ip.is_ipv4() == address.is_ipv4() || address.ip() == Ipv6Addr::UNSPECIFIED;
-        if config.public_ip.is_some_and(|ip| !carried(ip)) {
-            let message = "[webrtc] public_ip is of another family than bind_ip: set bind_ip = \"::\" for both";
+        if !config.public_ip.iter().all(|ip| carried(*ip)) {
+            let message =
+                "[webrtc] public_ip has an address of another family than bind_ip: set bind_ip = \"::\" for both";
             return Err(WebRtcError::Config(message.to_owned()));
         }
         let relay = config.relay().map_err(|error| WebRtcError::Config(format!("[webrtc] turn: {error}")))?;
@@ -145,7 +146,7 @@ impl Gateway {
         let bind = |source| WebRtcError::Bind { port: config.bind_port, source };
         let port = Port::bind(address, config.tcp, crypto.clone(), place).map_err(bind)?;
         let local = port.local_addr();
-        let advertised = advertised(local, config.public_ip).map_err(bind)?;
+        let advertised = advertised(local, &config.public_ip).map_err(bind)?;
         tracing::info!(%local, ?advertised, "WebRTC port open");
         Ok(Self(Arc::new(Inner {
             common: Common { crypto, certificate, local, advertised, tcp: config.tcp, relay },
@@ -233,6 +234,12 @@ impl Gateway {
         let offer = Offer::read(offer)?;
         let session = self.session(id)?;
         let mut negotiated = session.negotiated.lock().await;
+        if let Some(codec) = negotiated.offer.as_ref().map(|old| old.codec).filter(|codec| *codec != offer.codec) {
+            let spoken = codec.label();
+            let message =
+                format!("the session speaks {spoken}, which the offer lacks or has beside a better one: keep to it");
+            return Err(WebRtcError::BadOffer(message));
+        }
         let local = negotiated.connection.answer(&self.0.common, &offer).await?;
         session.seat.credentials(&local.fragment, &local.password, offer.credentials());
         let restarted = negotiated
@@ -307,7 +314,7 @@ impl Inner {
         place: OwnedSemaphorePermit,
     ) -> Result<Answered, WebRtcError> {
         let seat = Arc::new(self.port.open(self.common.relay.as_ref().map(|(server, _)| server)));
-        let connection = Connection::build(&self.common, seat.clone()).await?;
+        let connection = Connection::build(&self.common, seat.clone(), offer.codec).await?;
         let session = Arc::new(Session {
             id: SessionId(fresh_id(self.config.node.as_ref()).into()),
             owner,

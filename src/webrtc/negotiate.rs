@@ -8,8 +8,11 @@
 //!   taken out of the answer and the addresses of the shared port put in.
 //! - Our ICE credentials are the stack's own, read from the answer, rather than fixed by us: fixed ones would
 //!   survive an ICE restart, which must change them (RFC 8445 section 9).
-//! - Only Opus, its redundant form and telephone events are registered, so whatever else is offered is declined by the
-//!   stack. Redundant packets stand first in the answer: that is what has a browser send them (RFC 3264 section 6.1).
+//! - Only the session's codec, the redundant form of Opus and telephone events are registered, so whatever else is offered is
+//!   declined by the stack. Redundant packets stand first in the answer: that is what has a browser send them (RFC 3264 section
+//!   6.1).
+//! - Packets that are missing are asked for again (RFC 4585 section 6.2.1) only of peers that offer it, and only as long as the
+//!   buffer of what is heard waits for them. What peers say of each packet (transport-wide feedback) is read by [`Reports`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,12 +31,15 @@ use ::webrtc::peer_connection::{
 };
 use ::webrtc::rtp_transceiver::RtpSender;
 use rtc::ice::mdns::MulticastDnsMode;
-use rtc::interceptor::Slot;
+use rtc::interceptor::{NackGeneratorBuilder, NackResponderBuilder, Slot, TwccReceiverBuilder, TwccSenderBuilder};
 use rtc::media_stream::MediaStreamTrack;
-use rtc::peer_connection::configuration::media_engine::{MIME_TYPE_OPUS, MIME_TYPE_TELEPHONE_EVENT};
+use rtc::peer_connection::configuration::media_engine::{
+    MIME_TYPE_G722, MIME_TYPE_OPUS, MIME_TYPE_PCMA, MIME_TYPE_PCMU, MIME_TYPE_TELEPHONE_EVENT,
+};
 use rtc::peer_connection::configuration::setting_engine::SctpMaxMessageSize;
 use rtc::rtp_transceiver::rtp_sender::{
-    RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
+    RTCPFeedback, RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters,
+    RTCRtpHeaderExtensionCapability, RtpCodecKind,
 };
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -45,7 +51,7 @@ use super::trickle::candidate_lines;
 use super::{IceServer, WebRtcError};
 use crate::clock;
 use crate::media::leg::{Codec, LegEnd, MediaFormat};
-use crate::media::webrtc::{Arrival, Driver, Parts, Progress, Reports};
+use crate::media::webrtc::{Arrival, Driver, Parts, Progress, Reports, rtvi};
 use crate::reach::{self, Scope};
 
 /// The label of the data channel that carries the agent's frames.
@@ -61,6 +67,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const GATHERING: Duration = Duration::from_secs(5);
 /// How long an answer waits for the TURN server: two round trips, and one more for a packet that is lost.
 const RELAYING: Duration = Duration::from_secs(2);
+/// How often packets that are missing are asked for, and how often one of them: what is heard waits for 120 ms at most.
+const ASKING: Duration = Duration::from_millis(30);
+const ASKED: u16 = 3;
+/// Packets that a peer may ask for again: 1.3 s. The stack wants a power of two.
+const REPEATABLE: u16 = 64;
+/// draft-holmer-rmcat-transport-wide-cc-extensions-01: the header extension.
+const TRANSPORT_CC: &str = "http://www.ietf.org/id/draft-holmer-rmcat-transport-wide-cc-extensions-01";
+/// How often peers are told what has come of theirs. Browsers take 50 to 250 ms; at one stream of sound the longest will do.
+const TELLING: Duration = Duration::from_millis(250);
 /// One message of text; RFC 8831 section 6.6 has senders keep to 16 kB anyway.
 const MESSAGE_BYTES: u32 = 64 * 1024;
 const RECEIVE_BYTES: u32 = 256 * 1024;
@@ -130,11 +145,11 @@ pub(super) struct Local {
 }
 
 impl Connection {
-    /// A connection of one stream each way.
+    /// A connection of one stream of `codec` each way.
     ///
     /// # Errors
     /// The stack cannot be set up, such as when no more sockets can be opened.
-    pub(super) async fn build(common: &Common, seat: Arc<Seat>) -> Result<Self, WebRtcError> {
+    pub(super) async fn build(common: &Common, seat: Arc<Seat>, codec: Codec) -> Result<Self, WebRtcError> {
         let ssrc = rand::random::<u32>();
         let driver = Driver::default();
         let progress = watch::Sender::new(Progress::Connecting);
@@ -159,8 +174,14 @@ impl Connection {
             .with_ice_servers(servers(common))
             .with_certificates(vec![common.certificate.clone()])
             .build();
-        let interceptors =
-            configure_rtcp_reports(Registry::new()).with(Slot::from(REPORTS_SLOT), Reports::new(ssrc, report));
+        // Those of what was not agreed see no stream and do nothing.
+        let missing = NackGeneratorBuilder::new().with_interval(ASKING).with_max_nacks_per_packet(ASKED);
+        let interceptors = configure_rtcp_reports(Registry::new())
+            .with(Slot::from(REPORTS_SLOT), Reports::new(ssrc, report))
+            .with(Slot::TwccSender, TwccSenderBuilder::new().build())
+            .with(Slot::TwccReceiver, TwccReceiverBuilder::new().with_interval(TELLING).build())
+            .with(Slot::NackResponder, NackResponderBuilder::new().with_size(REPEATABLE).build())
+            .with(Slot::NackGenerator, missing.build());
         // The agent binds a loopback port of each family that the shared one carries, and gets a queue instead.
         let sockets = match common.local.ip() {
             ip if ip.is_ipv4() => vec!["127.0.0.1:0"],
@@ -169,7 +190,7 @@ impl Connection {
         };
         let peer = PeerConnectionBuilder::new()
             .with_configuration(configuration)
-            .with_media_engine(codecs()?)
+            .with_media_engine(codecs(codec)?)
             .with_setting_engine(settings)
             .with_interceptor_registry(interceptors)
             .with_runtime(Arc::new(SessionRuntime::new(seat, driver.clone())))
@@ -188,7 +209,7 @@ impl Connection {
             vec![RTCRtpEncodingParameters {
                 rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
                 active: true,
-                codec: opus(),
+                codec: capability(codec),
                 ..Default::default()
             }],
         )));
@@ -253,22 +274,22 @@ impl Connection {
     /// What the leg is made of; once, after [`Connection::answer`].
     ///
     /// # Errors
-    /// [`WebRtcError::BadOffer`] when no Opus was agreed.
+    /// [`WebRtcError::BadOffer`] when no stream was agreed.
     pub(super) async fn parts(&mut self, offer: &Offer) -> Result<Parts, WebRtcError> {
-        let no_opus = || WebRtcError::BadOffer("no Opus stream was agreed: offer `opus/48000/2`".to_owned());
+        let none = || WebRtcError::BadOffer("no stream of sound was agreed: offer `opus/48000/2`".to_owned());
         // Not a constant: an answer keeps the offer's number, and a packet of another one is silently lost.
         let agreed = self.sender.get_parameters().await?.rtp_parameters.codecs;
         let number = |mime: &str| {
             let mut found = agreed.iter().filter(|codec| codec.rtp_codec.mime_type.eq_ignore_ascii_case(mime));
             found.next().map(|codec| (codec.payload_type, codec.rtp_codec.clock_rate))
         };
-        let (payload_type, _) = number(MIME_TYPE_OPUS).ok_or_else(no_opus)?;
+        let (payload_type, _) = number(&capability(offer.codec).mime_type).ok_or_else(none)?;
         let telephone_event = number(MIME_TYPE_TELEPHONE_EVENT);
         let red = number(MIME_TYPE_RED).map(|(red, _)| red).filter(|_| offer.red.is_some());
-        let arrivals = self.arrivals.take().ok_or_else(no_opus)?;
+        let arrivals = self.arrivals.take().ok_or_else(none)?;
         Ok(Parts {
             format: MediaFormat {
-                codec: Codec::Opus,
+                codec: offer.codec,
                 payload_type,
                 telephone_event,
                 opus_fec: offer.opus_fec,
@@ -387,26 +408,41 @@ fn push_candidates(sdp: &mut String, candidates: &[String]) {
     sdp.push_str("a=end-of-candidates\r\n");
 }
 
-fn codecs() -> Result<MediaEngine, Error> {
+fn codecs(codec: Codec) -> Result<MediaEngine, Error> {
     let mut engine = MediaEngine::default();
     // One is enough: the stack matches by name, and takes the clock rate of the offer.
     let events =
         RTCRtpCodec { mime_type: MIME_TYPE_TELEPHONE_EVENT.to_owned(), clock_rate: 48_000, ..RTCRtpCodec::default() };
     let red =
         RTCRtpCodec { mime_type: MIME_TYPE_RED.to_owned(), clock_rate: 48_000, channels: 2, ..RTCRtpCodec::default() };
-    for (payload_type, rtp_codec) in [(111, opus()), (63, red), (110, events)] {
+    let red = (codec == Codec::Opus).then_some((63, red));
+    // The numbers are the offer's, whatever stands here.
+    for (payload_type, rtp_codec) in [(111, capability(codec))].into_iter().chain(red).chain([(110, events)]) {
         let codec = RTCRtpCodecParameters { rtp_codec, payload_type };
         engine.register_codec(codec, RtpCodecKind::Audio)?;
     }
+    for kind in ["nack", "transport-cc"] {
+        let feedback = RTCPFeedback { typ: kind.to_owned(), parameter: String::new() };
+        engine.register_feedback(feedback, RtpCodecKind::Audio);
+    }
+    let numbered = RTCRtpHeaderExtensionCapability { uri: TRANSPORT_CC.to_owned() };
+    engine.register_header_extension(numbered, RtpCodecKind::Audio, None)?;
     Ok(engine)
 }
 
-fn opus() -> RTCRtpCodec {
+/// `codec` as the stack knows it.
+fn capability(codec: Codec) -> RTCRtpCodec {
+    let (mime, channels, parameters) = match codec {
+        Codec::Opus => (MIME_TYPE_OPUS, 2, "minptime=10;useinbandfec=1"),
+        Codec::G722 => (MIME_TYPE_G722, 0, ""),
+        Codec::Pcmu => (MIME_TYPE_PCMU, 0, ""),
+        Codec::Pcma => (MIME_TYPE_PCMA, 0, ""),
+    };
     RTCRtpCodec {
-        mime_type: MIME_TYPE_OPUS.to_owned(),
-        clock_rate: 48_000,
-        channels: 2,
-        sdp_fmtp_line: "minptime=10;useinbandfec=1".to_owned(),
+        mime_type: mime.to_owned(),
+        clock_rate: codec.clock_rate(),
+        channels,
+        sdp_fmtp_line: parameters.to_owned(),
         rtcp_feedback: Vec::new(),
     }
 }
@@ -451,6 +487,11 @@ impl PeerConnectionEventHandler for Events {
         if channel.label().await.is_ok_and(|label| label == CHANNEL) {
             // overflow: refused. What is dropped unregisters itself, and its messages with it.
             let _ = self.arrive.try_send(Arrival::Channel(channel));
+            return;
+        }
+        if channel.label().await.is_ok_and(|label| label == rtvi::CHANNEL) {
+            // overflow: refused, as above.
+            let _ = self.arrive.try_send(Arrival::Client(channel));
             return;
         }
         if self.foreign.fetch_add(1, Ordering::Relaxed) >= FOREIGN_CHANNELS {

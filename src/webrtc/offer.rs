@@ -5,13 +5,15 @@
 //! # Why
 //! The stack's own errors name its internals, and it stops at the first candidate it cannot read. Here candidates
 //! are taken out and judged one by one: a browser may offer kinds (mDNS names, TCP) that simply do not concern us.
-//! The formats of the audio section are cut down to the one Opus, its redundant form (RFC 2198) and the one kind of telephone
-//! event that will be agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would answer a browser's
-//! telephone events at 8 and at 48 kHz with the same payload type twice.
+//! The formats of the audio section are cut down to the one codec, its redundant form (RFC 2198, of Opus only) and the one kind
+//! of telephone event that will be agreed: the stack tells formats apart by name and parameters but not by clock rate, so it would
+//! answer a browser's telephone events at 8 and at 48 kHz with the same payload type twice. Opus is taken wherever it is offered;
+//! who has none (telephony gateways, embedded clients) gets G.722 or G.711, which every WebRTC endpoint has (RFC 7874 section 3).
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::WebRtcError;
+use crate::media::leg::Codec;
 use crate::reach::{self, Scope};
 
 /// An offer that is worth trying.
@@ -25,6 +27,8 @@ pub(super) struct Offer {
     pub(super) fragment: String,
     /// The peer's ICE password.
     pub(super) password: String,
+    /// The best codec that it offers.
+    pub(super) codec: Codec,
     /// Whether the peer asks for Opus with in-band error correction (RFC 7587 section 6.1).
     pub(super) opus_fec: bool,
     /// Payload types of redundant packets and of the Opus in them, where the peer offers both.
@@ -37,8 +41,9 @@ pub(super) struct Offer {
 pub(super) const MAX_CANDIDATES: usize = 64;
 /// Formats of redundant audio that are looked at; browsers offer one.
 const MAX_COPIES: usize = 8;
-/// RFC 7587 section 4.1.
-const OPUS_CLOCK: u32 = 48_000;
+/// What is spoken, best first, by name in lower case and clock; channels other than one are part of the name.
+const CODECS: [(&str, Codec); 4] =
+    [("opus/48000/2", Codec::Opus), ("g722/8000", Codec::G722), ("pcmu/8000", Codec::Pcmu), ("pcma/8000", Codec::Pcma)];
 /// No offer for one audio section and one data channel comes near.
 const MAX_LINES: usize = 4096;
 
@@ -53,6 +58,7 @@ impl Offer {
             candidates: Vec::new(),
             fragment: String::new(),
             password: String::new(),
+            codec: Codec::Opus,
             opus_fec: false,
             red: None,
             channels: false,
@@ -104,8 +110,11 @@ impl Offer {
         let Some(audio) = audio else {
             return Err(bad("the offer has no audio section: add an audio transceiver (sendrecv or recvonly)"));
         };
-        let Some(opus) = audio.opus else {
-            return Err(bad("the audio section does not offer Opus: add `opus/48000/2`"));
+        let Some((codec, number)) = audio.best() else {
+            return Err(bad(
+                "the audio section offers no codec that is spoken here: add `opus/48000/2` (Opus), `G722/8000` or \
+                            `PCMU/8000`",
+            ));
         };
         if audio.deaf {
             return Err(bad("the offer will not receive audio: make the audio section sendrecv or recvonly"));
@@ -114,13 +123,16 @@ impl Offer {
         if !fingerprint {
             return Err(bad("the offer has no DTLS fingerprint"));
         }
-        offer.opus_fec = audio.fec.contains(&opus);
-        let events = audio.events.iter().max_by_key(|(_, clock)| *clock == OPUS_CLOCK).map(|(number, _)| *number);
+        offer.codec = codec;
+        offer.opus_fec = audio.fec.contains(&number);
+        // RFC 4733 section 2.4.1.1: of the clock of the sound beside them, where there are such.
+        let events =
+            audio.events.iter().max_by_key(|(_, clock)| *clock == codec.clock_rate()).map(|(number, _)| *number);
         // Of Opus only, whatever number its copies have: `63 111/111`.
-        let copied = |parameters: &str| parameters.split('/').all(|number| number.trim().parse() == Ok(opus));
-        let copies = |number: &u8| audio.copies.iter().any(|(of, parameters)| of == number && copied(parameters));
-        offer.red = audio.red.iter().find(|number| copies(number)).map(|number| (*number, opus));
-        offer.text = reduced(&offer.text, &[Some(opus), offer.red.map(|(red, _)| red), events]);
+        let copied = |parameters: &str| parameters.split('/').all(|copy| copy.trim().parse() == Ok(number));
+        let copies = |red: &u8| audio.copies.iter().any(|(of, parameters)| of == red && copied(parameters));
+        offer.red = audio.red.iter().find(|red| codec == Codec::Opus && copies(red)).map(|red| (*red, number));
+        offer.text = reduced(&offer.text, &[Some(number), offer.red.map(|(red, _)| red), events]);
         if let Some((red, _)) = offer.red {
             // The stack knows no such parameters and would take the format for another.
             let parameters = format!("a=fmtp:{red} ");
@@ -155,6 +167,7 @@ impl Offer {
             candidates: Vec::new(),
             fragment: fragment.to_owned(),
             password: password.to_owned(),
+            codec: self.codec,
             opus_fec: self.opus_fec,
             red: self.red,
             channels: self.channels,
@@ -165,7 +178,8 @@ impl Offer {
 /// What the first audio section says.
 #[derive(Default)]
 struct Audio {
-    opus: Option<u8>,
+    /// The first payload type of each of [`CODECS`].
+    codecs: [Option<u8>; CODECS.len()],
     /// Payload types and clock rates of telephone events.
     events: Vec<(u8, u32)>,
     /// Payload types whose `fmtp` asks for in-band error correction.
@@ -178,14 +192,22 @@ struct Audio {
 }
 
 impl Audio {
+    /// The best codec that is offered, and its payload type.
+    fn best(&self) -> Option<(Codec, u8)> {
+        let offered = CODECS.iter().zip(self.codecs);
+        offered.filter_map(|((_, codec), number)| Some((*codec, number?))).next()
+    }
+
     fn attribute(&mut self, name: &str, value: &str) {
         match name {
             "rtpmap" => {
                 let Some((payload_type, encoding)) = payload_type(value) else { return };
-                match encoding.to_ascii_lowercase().split_once('/') {
-                    Some(("opus", "48000/2")) => {
-                        self.opus.get_or_insert(payload_type);
-                    }
+                let encoding = encoding.trim().to_ascii_lowercase();
+                let encoding = encoding.strip_suffix("/1").unwrap_or(&encoding);
+                if let Some(place) = CODECS.iter().position(|(name, _)| *name == encoding) {
+                    self.codecs[place].get_or_insert(payload_type);
+                }
+                match encoding.split_once('/') {
                     Some(("red", "48000/2")) => self.red.push(payload_type),
                     Some(("telephone-event", clock)) => self.events.extend(clock.parse().map(|at| (payload_type, at))),
                     _ => {}
@@ -349,6 +371,32 @@ mod tests {
     }
 
     #[test]
+    fn who_has_no_opus_is_answered_in_the_best_codec_that_it_has() {
+        let events = "a=rtpmap:110 telephone-event/48000\r\na=rtpmap:126 telephone-event/8000\r\n";
+        let read = |formats: &str, maps: &str| {
+            let sdp = OFFER.replace("SAVPF 111 0", &format!("SAVPF {formats} 110 126"));
+            let sdp = sdp.replace("a=fmtp:111 minptime=10;useinbandfec=1\r\n", "");
+            Offer::read(&sdp.replace("a=rtpmap:111 opus/48000/2\r\n", &format!("{maps}{events}"))).expect("good")
+        };
+        for (formats, maps, codec, kept) in [
+            ("0 9", "a=rtpmap:0 PCMU/8000\r\na=rtpmap:9 G722/8000\r\n", Codec::G722, "SAVPF 9 126\r\n"),
+            ("8 0", "a=rtpmap:8 PCMA/8000\r\na=rtpmap:0 PCMU/8000/1\r\n", Codec::Pcmu, "SAVPF 0 126\r\n"),
+            ("8", "a=rtpmap:8 PCMA/8000\r\n", Codec::Pcma, "SAVPF 8 126\r\n"),
+            ("0 111", "a=rtpmap:0 PCMU/8000\r\na=rtpmap:111 opus/48000/2\r\n", Codec::Opus, "SAVPF 111 110\r\n"),
+            (
+                "63 0",
+                "a=rtpmap:63 red/48000/2\r\na=fmtp:63 0/0\r\na=rtpmap:0 PCMU/8000\r\n",
+                Codec::Pcmu,
+                "SAVPF 0 126\r\n",
+            ),
+        ] {
+            let offer = read(formats, maps);
+            assert_eq!((offer.codec, offer.red, offer.opus_fec), (codec, None, false), "{maps}");
+            assert!(offer.text.contains(kept), "{}", offer.text);
+        }
+    }
+
+    #[test]
     fn redundant_audio_is_taken_where_it_is_of_the_same_opus() {
         let with = |parameters: &str| {
             let formats = format!("a=rtpmap:111 opus/48000/2\r\na=rtpmap:63 red/48000/2\r\na=fmtp:63 {parameters}\r\n");
@@ -374,7 +422,7 @@ mod tests {
             ("v=0\r\nnonsense", "line 2"),
             (&OFFER.replace("m=audio", "m=video"), "audio section"),
             (&OFFER.replace("m=audio 9", "m=audio 0"), "audio section"),
-            (&OFFER.replace("opus/48000/2", "pcmu/8000"), "Opus"),
+            (&OFFER.replace("opus/48000/2", "iLBC/8000"), "Opus"),
             (&OFFER.replace("a=sendrecv", "a=sendonly"), "recvonly"),
             (&OFFER.replace("a=ice-ufrag:abcd", "a=ice-ufrag:a"), "ice-ufrag"),
             (&OFFER.replace("a=ice-pwd:", "a=ice-pw:"), "ice-pwd"),

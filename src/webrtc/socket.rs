@@ -501,10 +501,15 @@ fn mapped(destination: SocketAddr, local: SocketAddr) -> SocketAddr {
 ///
 /// # Errors
 /// The interfaces cannot be listed.
-pub(super) fn advertised(local: SocketAddr, public: Option<IpAddr>) -> io::Result<Vec<SocketAddr>> {
+pub(super) fn advertised(local: SocketAddr, public: &[IpAddr]) -> io::Result<Vec<SocketAddr>> {
     let mut addresses = VecDeque::new();
-    if let Some(ip) = public {
-        addresses.push_back(ip);
+    if !public.is_empty() {
+        // One that stands there twice would be two candidates of one address.
+        public.iter().for_each(|ip| {
+            if !addresses.contains(ip) {
+                addresses.push_back(*ip)
+            }
+        });
     } else if !local.ip().is_unspecified() {
         addresses.push_back(local.ip());
     } else {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calls a gateway's WHIP-style endpoint with headless Chromium and says what it heard.
 
-    chromium_call.py URL [--agent NAME] [--token TOKEN] [--audio-only] [--tcp]
+    chromium_call.py URL [--agent NAME] [--token TOKEN] [--audio-only] [--tcp] [--codec NAME]
 
 Needs nothing but Chromium and the standard library: a small server here hands out the page, passes its requests on
 to the gateway (so that no CORS is needed) and takes its result. Prints one JSON line. Exit status: 0 speech was heard
@@ -61,6 +61,10 @@ async function call() {
   }, 20);
   const microphone = await navigator.mediaDevices.getUserMedia({audio: true});
   for (const track of microphone.getTracks()) peer.addTrack(track, microphone);
+  if (wanted.codec) {
+    const all = RTCRtpReceiver.getCapabilities("audio").codecs;
+    peer.getTransceivers()[0].setCodecPreferences(all.filter(codec => codec.mimeType == "audio/" + wanted.codec));
+  }
   const channel = peer.createDataChannel("agent");
   channel.onopen = () => {
     channel.send(JSON.stringify({type: "text", token: "Hello from the other side.", last: true}));
@@ -93,6 +97,8 @@ async function call() {
   clearInterval(listening);
   const stats = await peer.getStats();
   const pair = [...stats.values()].find(entry => entry.type == "candidate-pair" && entry.nominated);
+  const inbound = [...stats.values()].find(entry => entry.type == "inbound-rtp");
+  result.codec = inbound && stats.get(inbound.codecId)?.mimeType;
   result.protocol = pair && stats.get(pair.localCandidateId).protocol;
   result.deleted = (await fetch(session, {method: "DELETE"})).status;
   peer.close();
@@ -169,6 +175,7 @@ def main():
     parser.add_argument("--token")
     parser.add_argument("--audio-only", action="store_true", help="do not insist on the data channel")
     parser.add_argument("--tcp", action="store_true", help="use no UDP; the gateway must have [webrtc] tcp = true")
+    parser.add_argument("--codec", help="offer this codec only, such as PCMU")
     arguments = parser.parse_args()
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
@@ -176,8 +183,8 @@ def main():
         sys.exit(77)
     results = []
     server, done = serve(arguments, results)
-    wanted = json.dumps({"agent": arguments.agent, "audioOnly": arguments.audio_only, "tcp": arguments.tcp})
-    page = f"http://127.0.0.1:{server.server_port}/#{urllib.parse.quote(wanted)}"
+    wanted = {"agent": arguments.agent, "audioOnly": arguments.audio_only, "tcp": arguments.tcp, "codec": arguments.codec}
+    page = f"http://127.0.0.1:{server.server_port}/#{urllib.parse.quote(json.dumps(wanted))}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = subprocess.Popen(
             [
@@ -223,6 +230,7 @@ def main():
     result = results[0]
     print(json.dumps(result))
     good = result.get("heard") and (result.get("channel") or arguments.audio_only) and result.get("deleted") == 200
+    good = good and (not arguments.codec or result.get("codec") == f"audio/{arguments.codec}")
     good = good and (not arguments.tcp or result.get("protocol") == "tcp")
     sys.exit(0 if good else 1)
 

@@ -1,11 +1,13 @@
 //! Browser calls over real ICE, DTLS, SRTP and SCTP on loopback, all through the gateway's one UDP port.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use crate::support::{Audio, PEER_EVENTS, PEER_OPUS, Peer, call, echo, gateway, within};
-use antiphon::media::leg::{LegEnd, LegEvent, MediaLeg, OutPacket};
+use antiphon::media::leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket};
 use antiphon::webrtc::{Gateway, WebRtcConfig, WebRtcError};
+use antiphon_loadgen::codec::Codec as Spoken;
+use antiphon_loadgen::rtc::peer::Shape;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -121,7 +123,7 @@ async fn a_leg_that_is_dropped_ends_its_session() {
 async fn one_socket_carries_both_families() {
     let config = WebRtcConfig {
         bind_ip: Some(Ipv6Addr::UNSPECIFIED.into()),
-        public_ip: Some(Ipv4Addr::LOCALHOST.into()),
+        public_ip: vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()],
         ..WebRtcConfig::default()
     };
     let gateway = match Gateway::start(config).await {
@@ -131,10 +133,48 @@ async fn one_socket_carries_both_families() {
             return;
         }
     };
-    let mut peer = Peer::new(Audio::SendRecv, None).await;
-    let (_, _, mut call) = call(&gateway, &mut peer).await;
-    call.next(is_connected).await;
-    hears_itself(&mut peer, 3).await;
+    // Each peer has one family only, and both public addresses stand in the answer, in the order of the configuration.
+    for (salt, address) in [(3, IpAddr::from(Ipv4Addr::LOCALHOST)), (4, Ipv6Addr::LOCALHOST.into())] {
+        let mut peer = Peer::shaped(Shape { address, audio: PEER_OPUS, ..Shape::default() }, None).await;
+        let answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
+        let told = answered.sdp.lines().filter(|line| line.starts_with("a=candidate:"));
+        let told: Vec<&str> = told.filter_map(|line| line.split(' ').nth(4)).collect();
+        assert_eq!(told, ["::1", "127.0.0.1"], "{}", answered.sdp);
+        let mut call = echo(answered.leg);
+        peer.accept(&answered.sdp).await;
+        peer.state(RTCPeerConnectionState::Connected).await;
+        call.next(is_connected).await;
+        hears_itself(&mut peer, salt).await;
+    }
+}
+
+/// Devices and gateways of telephones that have no Opus.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_without_opus_is_spoken_to_in_what_it_has() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    for (codec, audio, ours) in
+        [(Spoken::G722, 9, Codec::G722), (Spoken::Pcmu, 0, Codec::Pcmu), (Spoken::Pcma, 8, Codec::Pcma)]
+    {
+        let mut peer = Peer::shaped(Shape { codec, audio, events: Some(PEER_EVENTS), ..Shape::default() }, None).await;
+        let answered = gateway.answer(&peer.offer().await).await.expect("a good offer");
+        let format = answered.leg.format();
+        assert_eq!((format.codec, format.payload_type), (ours, audio));
+        assert_eq!(format.telephone_event, Some((PEER_EVENTS, 8_000)));
+        let mut call = echo(answered.leg);
+        peer.accept(&answered.sdp).await;
+        peer.state(RTCPeerConnectionState::Connected).await;
+        call.next(is_connected).await;
+        peer.send(1, 160, &[0xff; 160]).await;
+        let packet = peer.next_rtp().await;
+        assert_eq!((packet.header.payload_type, packet.header.timestamp, packet.payload.len()), (audio, 160, 160));
+    }
+    // A session keeps to its codec.
+    let mut peer = Peer::shaped(Shape { codec: Spoken::Pcmu, audio: 0, ..Shape::default() }, None).await;
+    let offer = peer.offer().await;
+    let answered = gateway.answer(&offer).await.expect("a good offer");
+    let other = offer.replace("PCMU/8000", "G722/8000");
+    let error = gateway.renegotiate(&answered.id, &other).await.expect_err("another codec").to_string();
+    assert!(error.contains("speaks pcmu"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -225,7 +265,7 @@ async fn what_cannot_be_configured_is_said() {
     let cases = [
         WebRtcConfig { max_sessions: 0, ..WebRtcConfig::default() },
         WebRtcConfig {
-            public_ip: Some(Ipv6Addr::LOCALHOST.into()),
+            public_ip: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             bind_ip: Some(Ipv4Addr::LOCALHOST.into()),
             ..WebRtcConfig::default()
         },

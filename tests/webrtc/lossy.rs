@@ -1,15 +1,17 @@
 //! Handshakes that lose a flight: the call comes about all the same. What is lost is chosen so that the peer repeats its own
-//! flight before ours, which stopped the DTLS stack's timer for good (see the crate `dtls-repeats`).
+//! flight before ours, which stopped the DTLS stack's timer for good (see the crate `dtls-repeats`). And sound that is lost,
+//! where both sides ask for it again.
 
 use std::net::SocketAddr;
 
 use antiphon::media::leg::LegEvent;
-use antiphon::webrtc::WebRtcConfig;
+use antiphon::webrtc::{Gateway, SessionId, WebRtcConfig};
+use antiphon_loadgen::rtc::peer::Shape;
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
 use webrtc::peer_connection::RTCPeerConnectionState;
 
-use crate::support::{Audio, Peer, echo, gateway};
+use crate::support::{Audio, PEER_OPUS, Peer, echo, gateway, within};
 
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
@@ -57,8 +59,20 @@ async fn relay(
 /// A call through a relay that loses what `lose` says: it is connected.
 async fn connects(lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static) {
     let gateway = gateway(WebRtcConfig { connect_timeout_s: 60, ..WebRtcConfig::default() }).await;
-    let (relayed, relaying) = relay(gateway.local_addr(), lose).await;
     let mut peer = Peer::new(Audio::SendRecv, None).await;
+    let (id, relaying) = called(&gateway, &mut peer, lose).await;
+    assert!(gateway.delete(&id).await);
+    peer.close().await;
+    relaying.abort();
+}
+
+/// Calls through a relay that loses what `lose` says.
+async fn called(
+    gateway: &Gateway,
+    peer: &mut Peer,
+    lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static,
+) -> (SessionId, JoinHandle<()>) {
+    let (relayed, relaying) = relay(gateway.local_addr(), lose).await;
     // Neither learns of the other's own address, so that everything passes through the relay.
     let offer: String =
         peer.offer().await.split_inclusive('\n').filter(|line| !line.contains("a=candidate:")).collect();
@@ -69,9 +83,7 @@ async fn connects(lose: impl FnMut(bool, &[u8]) -> bool + Send + 'static) {
     peer.accept(&answered.sdp.replace(&port, &format!(" {} typ host", relayed.port()))).await;
     call.next(|event| matches!(event, LegEvent::Connected)).await;
     peer.state(RTCPeerConnectionState::Connected).await;
-    assert!(gateway.delete(&answered.id).await);
-    peer.close().await;
-    relaying.abort();
+    (answered.id, relaying)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,4 +107,49 @@ async fn a_lost_flight_of_the_synthetic_browser_is_sent_again_though_we_repeat_o
         to_gateway && answered && !repeated && matches!(datagram.first(), Some(20..=22))
     })
     .await;
+}
+
+/// The number of the packet of sound in a datagram; `None` for anything else. RTP headers are not encrypted.
+fn number(datagram: &[u8]) -> Option<u16> {
+    let [first, payload_type, high, low, ..] = datagram else { return None };
+    (first >> 6 == 2 && payload_type & 0x7f == PEER_OPUS).then(|| u16::from_be_bytes([*high, *low]))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_sound_is_asked_for_again_and_sent_again_where_the_peer_offers_it() {
+    let gateway = gateway(WebRtcConfig::default()).await;
+    let shape = Shape { audio: PEER_OPUS, repeats: true, ..Shape::default() };
+    let mut peer = Peer::shaped(shape, None).await;
+    // The third packet of each twenty on its way there, the seventh on its way back; what is sent again comes through.
+    let mut gone = Vec::new();
+    let lose = move |to_gateway: bool, datagram: &[u8]| {
+        let wanted = if to_gateway { 3 } else { 7 };
+        let Some(number) = number(datagram).filter(|number| number % 20 == wanted) else { return false };
+        let first = !gone.contains(&(to_gateway, number));
+        gone.push((to_gateway, number));
+        first
+    };
+    let (_, relaying) = called(&gateway, &mut peer, lose).await;
+    let count = 60;
+    let mut missing: Vec<u16> = (1..=count).collect();
+    within("every packet", async {
+        for number in 1.. {
+            // After the last that counts come others, behind which the last hole shows.
+            peer.send(number, u32::from(number) * 960, b"sound").await;
+            let pause = tokio::time::sleep(std::time::Duration::from_millis(20));
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    packet = peer.next_rtp() => missing.retain(|number| *number != packet.header.sequence_number),
+                    () = &mut pause => break,
+                }
+            }
+            if missing.is_empty() {
+                return;
+            }
+        }
+    })
+    .await;
+    peer.close().await;
+    relaying.abort();
 }

@@ -48,6 +48,7 @@ pub(crate) struct Peer {
     pub(crate) connection: Arc<dyn PeerConnection>,
     pub(crate) channel: Option<Arc<dyn DataChannel>>,
     tcp: bool,
+    audio: u8,
     peer: peer::Peer,
     remote: Option<Arc<dyn TrackRemote>>,
 }
@@ -55,19 +56,23 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) async fn new(audio: Audio, channel: Option<&str>) -> Self {
         let shape = Shape {
-            opus: PEER_OPUS,
+            audio: PEER_OPUS,
             events: Some(PEER_EVENTS),
             sends: audio != Audio::RecvOnly,
             tcp: audio == Audio::OverTcp,
             ..Shape::default()
         };
+        Self::shaped(shape, channel).await
+    }
+
+    pub(crate) async fn shaped(shape: Shape, channel: Option<&str>) -> Self {
         let peer = peer::Peer::new(shape).await.expect("a peer");
         let connection = peer.connection.clone();
         let channel = match channel {
             Some(label) => Some(connection.create_data_channel(label, None).await.expect("a channel")),
             None => None,
         };
-        Self { connection, channel, tcp: shape.tcp, peer, remote: None }
+        Self { connection, channel, tcp: shape.tcp, audio: shape.audio, peer, remote: None }
     }
 
     /// An offer with all candidates.
@@ -114,7 +119,7 @@ impl Peer {
     }
 
     pub(crate) async fn send(&self, sequence: u16, timestamp: u32, payload: &[u8]) {
-        self.send_as(PEER_OPUS, sequence, timestamp, payload).await;
+        self.send_as(self.audio, sequence, timestamp, payload).await;
     }
 
     pub(crate) async fn send_as(&self, payload_type: u8, sequence: u16, timestamp: u32, payload: &[u8]) {

@@ -253,10 +253,10 @@ async fn a_small_webrtc_client_connects_and_trickles() {
     service.gateway.shutdown().await;
 }
 
-/// Pipecat's client speaks of its own affairs on a channel of its own: a ping a second, the state of its tracks, and
-/// what its framework calls RTVI.
+/// Pipecat's client speaks on a channel of its own: a ping a second, the state of its tracks, and what its framework calls
+/// RTVI, which is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_small_webrtc_client_says_on_its_own_channel_disturbs_nothing() {
+async fn a_small_webrtc_client_is_answered_on_its_own_channel() {
     let service = Service::start(WebRtcConfig::default()).await;
     let mut peer = Peer::new(Audio::SendRecv, Some("chat")).await;
     let body = json!({
@@ -279,8 +279,16 @@ async fn what_a_small_webrtc_client_says_on_its_own_channel_disturbs_nothing() {
             .to_string(),
     )
     .await;
-    peer.say(&json!({"label": "rtvi-ai", "type": "client-ready", "id": "1", "data": {}}).to_string()).await;
-    // What comes after it all is sound both ways, and of the messages the call has seen none.
+    let rtvi = |kind: &str, data: Value| json!({"label": "rtvi-ai", "type": kind, "id": "1", "data": data}).to_string();
+    peer.say(&rtvi("client-ready", json!({"version": "2.1.0", "about": {"library": "@pipecat-ai/client-js"}}))).await;
+    let answer_to_ready: Value = serde_json::from_str(&peer.next_text().await).expect("JSON");
+    assert_eq!((&answer_to_ready["type"], &answer_to_ready["id"]), (&json!("bot-ready"), &json!("1")));
+    peer.say(&rtvi("send-text", json!({"content": "When do you open?", "options": {"run_immediately": true}}))).await;
+    call.next(|event| matches!(event, LegEvent::Prompt(text) if text == "When do you open?")).await;
+    peer.say(&rtvi("dtmf", json!({"buttons": ["4", "#"]}))).await;
+    call.next(|event| matches!(event, LegEvent::Digit('4'))).await;
+    call.next(|event| matches!(event, LegEvent::Digit('#'))).await;
+    // What comes after it all is sound both ways, and of frames of an agent the call has seen none.
     for n in 1..=20 {
         peer.send(n, u32::from(n) * 960, b"sound").await;
         if n > 10 {
@@ -299,6 +307,8 @@ async fn what_a_small_webrtc_client_says_on_its_own_channel_disturbs_nothing() {
     let response = service.request(Method::POST, "/api/offer").json(&body).send().await.expect("a response");
     let answer: Value = response.json().await.expect("JSON");
     assert_eq!(answer["pc_id"], id, "{answer}");
+    peer.say(&rtvi("disconnect-bot", json!({}))).await;
+    assert_eq!(call.end().await, LegEnd::Remote);
     service.gateway.shutdown().await;
 }
 

@@ -187,7 +187,7 @@ async fn connect(config: Config) -> Result<Call, CallError> {
 }
 
 async fn build(config: &Config) -> Result<(Parts, watch::Receiver<bool>), CallError> {
-    let shape = Shape { address: config.address, opus: OPUS, eager: true, ..Shape::default() };
+    let shape = Shape { address: config.address, audio: OPUS, eager: true, ..Shape::default() };
     let peer = Peer::new(shape).await?;
     let connection = Connection(Some(peer.connection.clone()));
     let channel = peer.connection.create_data_channel(CHANNEL, None).await.map_err(failed)?;

@@ -1,4 +1,4 @@
-//! A peer connection as every WebRTC endpoint of this crate, and of the tests of the gateway, sets one up: Opus, perhaps
+//! A peer connection as every WebRTC endpoint of this crate, and of the tests of the gateway, sets one up: one codec, perhaps
 //! telephone events, one audio section, all candidates gathered before the description is handed over.
 //!
 //! Owns the making of it and what its driver tells; who offers, who answers and what is said is its user's.
@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use ::rtc::ice::mdns::MulticastDnsMode;
 use ::rtc::ice::network_type::NetworkType;
+use ::rtc::interceptor::{NackGeneratorBuilder, NackResponderBuilder, Slot};
 use ::rtc::media_stream::MediaStreamTrack;
-use ::rtc::peer_connection::configuration::media_engine::{MIME_TYPE_OPUS, MIME_TYPE_TELEPHONE_EVENT};
+use ::rtc::peer_connection::configuration::media_engine::{
+    MIME_TYPE_G722, MIME_TYPE_OPUS, MIME_TYPE_PCMA, MIME_TYPE_PCMU, MIME_TYPE_TELEPHONE_EVENT,
+};
 use ::rtc::rtp as wire;
 use ::rtc::rtp_transceiver::rtp_sender::{
-    RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
+    RTCPFeedback, RTCRtpCodec, RTCRtpCodecParameters, RTCRtpCodingParameters, RTCRtpEncodingParameters, RtpCodecKind,
 };
 use tokio::sync::{mpsc, watch};
 use webrtc::data_channel::DataChannel;
@@ -30,6 +33,7 @@ use webrtc::runtime::TokioRuntime;
 
 use super::runtime::Sparing;
 use crate::caller::call::CallError;
+use crate::wire::codec::Codec;
 use crate::wire::rtp;
 
 /// What a peer can do.
@@ -37,8 +41,10 @@ use crate::wire::rtp;
 pub struct Shape {
     /// Own address for media.
     pub address: IpAddr,
-    /// Payload type of Opus.
-    pub opus: u8,
+    /// What it speaks, and nothing else.
+    pub codec: Codec,
+    /// Payload type of that codec.
+    pub audio: u8,
     /// Payload type of telephone events; browsers of today offer none.
     pub events: Option<u8>,
     /// Whether it has a microphone; without one it offers to receive only.
@@ -49,12 +55,24 @@ pub struct Shape {
     pub eager: bool,
     /// An ICE restart opens new sockets on the networks that there are then.
     pub roams: bool,
+    /// Asks for packets that are missing, and sends its own again when it is asked (RFC 4585).
+    pub repeats: bool,
 }
 
 impl Default for Shape {
     fn default() -> Self {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Shape { address, opus: 111, events: None, sends: true, tcp: false, eager: false, roams: false }
+        Shape {
+            address,
+            codec: Codec::Opus,
+            audio: 111,
+            events: None,
+            sends: true,
+            tcp: false,
+            eager: false,
+            roams: false,
+            repeats: false,
+        }
     }
 }
 
@@ -115,6 +133,16 @@ impl Peer {
         for codec in &codecs {
             engine.register_codec(codec.clone(), RtpCodecKind::Audio).map_err(failed)?;
         }
+        let mut interceptors = configure_rtcp_reports(Registry::new());
+        if shape.repeats {
+            let feedback = RTCPFeedback { typ: "nack".to_owned(), parameter: String::new() };
+            engine.register_feedback(feedback, RtpCodecKind::Audio);
+            interceptors =
+                interceptors.with(Slot::NackResponder, NackResponderBuilder::new().with_size(64).build()).with(
+                    Slot::NackGenerator,
+                    NackGeneratorBuilder::new().with_interval(Duration::from_millis(30)).build(),
+                );
+        }
         let mut settings = SettingEngineBuilder::new()
             .with_multicast_dns_mode(MulticastDnsMode::Disabled)
             .with_include_loopback_candidate(true)
@@ -134,7 +162,7 @@ impl Peer {
             .with_configuration(RTCConfigurationBuilder::new().build())
             .with_media_engine(engine)
             .with_setting_engine(settings.build())
-            .with_interceptor_registry(configure_rtcp_reports(Registry::new()))
+            .with_interceptor_registry(interceptors)
             .with_runtime(Arc::new(Sparing(TokioRuntime)))
             .with_handler(Arc::new(Events { state, gathered, tracks, channels }))
             .with_udp_addrs(udp)
@@ -143,7 +171,7 @@ impl Peer {
             .await
             .map_err(failed)?;
         let connection: Arc<dyn PeerConnection> = Arc::new(connection);
-        let microphone = microphone(connection.as_ref(), shape.sends).await;
+        let microphone = microphone(connection.as_ref(), &shape).await;
         let made = match microphone {
             Ok(microphone) => prefer(connection.as_ref(), &codecs).await.map(|()| microphone),
             Err(error) => Err(error),
@@ -185,8 +213,8 @@ async fn prefer(connection: &dyn PeerConnection, codecs: &[RTCRtpCodecParameters
     Ok(())
 }
 
-async fn microphone(connection: &dyn PeerConnection, sends: bool) -> Result<Option<Microphone>, Error> {
-    if !sends {
+async fn microphone(connection: &dyn PeerConnection, shape: &Shape) -> Result<Option<Microphone>, Error> {
+    if !shape.sends {
         let init = RTCRtpTransceiverInit { direction: RTCRtpTransceiverDirection::Recvonly, ..Default::default() };
         connection.add_transceiver_from_kind(RtpCodecKind::Audio, Some(init)).await?;
         return Ok(None);
@@ -194,7 +222,7 @@ async fn microphone(connection: &dyn PeerConnection, sends: bool) -> Result<Opti
     let ssrc = rand::random::<u32>();
     let coding = RTCRtpEncodingParameters {
         rtp_coding_parameters: RTCRtpCodingParameters { ssrc: Some(ssrc), ..Default::default() },
-        codec: opus(),
+        codec: capability(shape.codec),
         ..Default::default()
     };
     let name = || "microphone".to_owned();
@@ -256,16 +284,22 @@ fn codecs(shape: &Shape) -> Vec<RTCRtpCodecParameters> {
         },
         payload_type,
     });
-    let opus = RTCRtpCodecParameters { rtp_codec: opus(), payload_type: shape.opus };
-    std::iter::once(opus).chain(events).collect()
+    let audio = RTCRtpCodecParameters { rtp_codec: capability(shape.codec), payload_type: shape.audio };
+    std::iter::once(audio).chain(events).collect()
 }
 
-fn opus() -> RTCRtpCodec {
+fn capability(codec: Codec) -> RTCRtpCodec {
+    let (mime, channels, parameters) = match codec {
+        Codec::Opus => (MIME_TYPE_OPUS, 2, "minptime=10;useinbandfec=1"),
+        Codec::G722 => (MIME_TYPE_G722, 0, ""),
+        Codec::Pcmu => (MIME_TYPE_PCMU, 0, ""),
+        Codec::Pcma => (MIME_TYPE_PCMA, 0, ""),
+    };
     RTCRtpCodec {
-        mime_type: MIME_TYPE_OPUS.to_owned(),
-        clock_rate: 48_000,
-        channels: 2,
-        sdp_fmtp_line: "minptime=10;useinbandfec=1".to_owned(),
+        mime_type: mime.to_owned(),
+        clock_rate: codec.clock_rate(),
+        channels,
+        sdp_fmtp_line: parameters.to_owned(),
         rtcp_feedback: Vec::new(),
     }
 }
