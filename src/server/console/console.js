@@ -69,7 +69,9 @@ function dispatch(block) {
   turnEvent(value);
   if (value.event === "firstAudio") firstAudio(value);
   const { event, callId, ...rest } = value;
-  note(callId?.slice(0, 8) ?? "", `${event} ${JSON.stringify(rest)}`);
+  // Microseconds of milliseconds tell a reader nothing.
+  const short = (_, one) => (typeof one === "number" && !Number.isInteger(one) ? Math.round(one * 10) / 10 : one);
+  note(callId?.slice(0, 8) ?? "", `${event} ${JSON.stringify(rest, short)}`);
 }
 
 async function poll() {
