@@ -78,7 +78,8 @@ async fn cost() {
     let speaking = count * 2 / 5;
     let first = join_all(calls.iter().take(speaking).map(async |call| {
         let (asked, id) = (now(), call.id().expect("the answer names the call"));
-        let turn = client.post(format!("{}/v1/calls/{id}/turns", program.http)).json(&json!({ "text": LONG.repeat(2) }));
+        let turn =
+            client.post(format!("{}/v1/calls/{id}/turns", program.http)).json(&json!({ "text": LONG.repeat(2) }));
         assert_eq!(turn.send().await.expect("HTTP").status(), 202);
         call.onset(asked, PATIENCE).await.map(|onset| onset - asked)
     }));
