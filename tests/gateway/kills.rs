@@ -106,8 +106,8 @@ impl Site {
     /// Waits until every node is ready and knows the others; gives how long that took.
     async fn registry(&self, limit: Duration) -> Duration {
         let began = now();
-        for number in 0..NODES.len() {
-            let others: Vec<&str> = NODES.iter().copied().filter(|name| *name != NODES[number]).collect();
+        for (number, node) in NODES.iter().enumerate() {
+            let others: Vec<&str> = NODES.iter().copied().filter(|name| name != node).collect();
             let right = async {
                 loop {
                     if let Some((_, said)) = self.get(number, "/readyz").await
@@ -121,7 +121,7 @@ impl Site {
             };
             let left = limit.saturating_sub(began.elapsed());
             if timeout(left, right).await.is_err() {
-                panic!("{}: not right within {limit:?}: {:?}", NODES[number], self.get(number, "/readyz").await);
+                panic!("{node}: not right within {limit:?}: {:?}", self.get(number, "/readyz").await);
             }
         }
         began.elapsed()
