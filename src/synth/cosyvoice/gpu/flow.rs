@@ -33,8 +33,41 @@ const HIDDEN_ROWS: usize = 9;
 const HIDDEN_PARTS: usize = 4;
 const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
-/// Queries of an attention block, and keys of its tiles; as in flow.cu.
+/// Queries of a row, in blocks' whole sixteens, as in flow.cu.
 const QUERIES: usize = 64;
+
+/// An attention kernel of flow.cu.
+struct Attend {
+    name: &'static str,
+    /// Warps of a block that have sixteen queries each.
+    warps: usize,
+    /// Groups of as many warps, which share a row's keys.
+    groups: usize,
+    /// Keys of a tile.
+    tile: usize,
+}
+
+/// From many blocks, which need few warps each, to few.
+const ATTEND: [Attend; 5] = [
+    Attend { name: "flow_attend_4x1", warps: 4, groups: 1, tile: 32 },
+    Attend { name: "flow_attend_4x2", warps: 4, groups: 2, tile: 32 },
+    Attend { name: "flow_attend_4x4", warps: 4, groups: 4, tile: 64 },
+    Attend { name: "flow_attend_2x4", warps: 2, groups: 4, tile: 64 },
+    Attend { name: "flow_attend_1x8", warps: 1, groups: 8, tile: 32 },
+];
+
+impl Attend {
+    /// Dynamic shared memory: queries, the chunk's own keys and values, then two tiles of keys and of values a group.
+    fn shared(&self, head_dim: usize) -> u32 {
+        ((16 * self.warps + 2 * QUERIES + 4 * self.groups * self.tile) * head_dim * 2) as u32
+    }
+
+    /// Blocks that share the queries of a row.
+    fn blocks(&self) -> usize {
+        QUERIES / (16 * self.warps)
+    }
+}
+
 /// Dynamic shared memory that attention may take.
 const ATTEND_SHARED: u32 = 200 << 10;
 /// What it has besides: where the pages lie.
@@ -42,6 +75,8 @@ const ATTEND_STATIC: u32 = (PAGES * 8) as u32;
 /// Block shape of the position convolutions: one block has a whole sequence and a whole group of channels, because it
 /// writes the history that it reads, and nothing orders it and another.
 const POSITION_TILE: Tile = Tile::N64T64;
+/// What few chunks take in its place, so that groups of warps share the sums: the histories are then written afterwards.
+const FEW_TILE: Tile = Tile::N64T32;
 
 /// `Chunk` of flow.cu.
 #[derive(Clone, Copy)]
@@ -84,11 +119,13 @@ struct Kernels {
     start: Kernel,
     input: Kernel,
     norm: Kernel,
+    norm_shares: Kernel,
     euler: Kernel,
-    /// By how many groups of warps share a row's keys: 1, 2, 4.
-    attend: [Kernel; 3],
+    /// As [`ATTEND`]; in single precision all the same.
+    attend: [Kernel; ATTEND.len()],
     append: Kernel,
     neighbours: Kernel,
+    keep: Kernel,
 }
 
 /// Weights of the transformer and what is folded beforehand.
@@ -127,6 +164,8 @@ struct Scratch {
     input: Buf,
     hist: Buf,
     tiles: Buf,
+    /// As [`FEW_TILE`] needs them.
+    few_tiles: Buf,
     h0: Buf,
     h0e: Buf,
     c1: Buf,
@@ -324,11 +363,16 @@ impl Flow {
             chunks, s.input.ptr, s.hist.ptr, f.spk_dim as i32, halo, wide)?;
         let base = Conv { rows: rows as i32, scale: 1.0, ..Conv::default() };
         let first = Conv { x: s.input.ptr, ldx: wide, out: s.h0.ptr, oute: s.h0e.ptr, ldo: dim, lde: dim, ..base };
-        self.linears.gemm.conv(&self.weights.input, Tile::N64T64, 0, first)?;
+        let few = !whole && self.few(width);
+        let (plain, tile, tiles, blocks) = match few {
+            true => (FEW_TILE, FEW_TILE, &s.few_tiles, 2 * width * f.block.div_ceil(FEW_TILE.shape().1)),
+            false => (Tile::N64T64, POSITION_TILE, &s.tiles, 2 * width),
+        };
+        self.linears.gemm.conv(&self.weights.input, plain, 0, first)?;
         let position = Conv {
-            tiles: s.tiles.ptr,
+            tiles: tiles.ptr,
             hist_in: s.hist.ptr,
-            hist_out: if whole { 0 } else { s.hist.ptr },
+            hist_out: if whole || few { 0 } else { s.hist.ptr },
             ldx: dim,
             ldo: dim,
             lde: dim,
@@ -343,70 +387,92 @@ impl Flow {
         };
         neighbours(s.h0e.ptr, 0)?;
         let one = Conv { x: s.h0e.ptr, oute: s.c1.ptr, ..position };
-        self.linears.gemm.conv(&self.weights.positions[0], POSITION_TILE, 2 * width, one)?;
+        self.linears.gemm.conv(&self.weights.positions[0], tile, blocks, one)?;
         let off = i64::from(halo) * i64::from(dim);
         neighbours(s.c1.ptr, off)?;
         let two = Conv { x: s.c1.ptr, post: s.h0.ptr, out: s.h.ptr, hist_off: off, ..position };
-        self.linears.gemm.conv(&self.weights.positions[1], POSITION_TILE, 2 * width, two)?;
+        self.linears.gemm.conv(&self.weights.positions[1], tile, blocks, two)?;
+        if few {
+            start!(self.device, k.keep, (halo as u32, 2 * width as u32, 2), 128, 0;
+                s.h0e.ptr, s.c1.ptr, s.hist.ptr, off, halo)?;
+        }
 
-        let d = f.dim as i64;
-        let stride = d * (6 * f.depth as i64 + 2);
-        let size = self.linears.gemm.elt.size();
-        let norm = |y: u64, gate: i64, shift: i64, scale: i64| {
-            self.device.expect(0.0, (rows * f.dim * (if y == 0 { 4 } else { 8 + size } + size)) as f64);
-            start!(self.device, k.norm, (rows as u32, 1, 1), 128, 0;
-                chunks, s.h.ptr, y, s.a.ptr, self.weights.modulation.ptr, stride, gate * d, shift * d, scale * d,
-                LAYER_NORM_EPS as f32)
-        };
+        let norms = self.norms(rows);
         for (n, block) in self.weights.blocks.iter().enumerate() {
             let at = 6 * n as i64;
             // The gate of the previous block's second half is applied on the way.
-            if n == 0 {
-                norm(0, 0, at, at + 1)?
-            } else {
-                norm(s.heard.ptr, at - 1, at, at + 1)?
-            };
+            match n.checked_sub(1).and_then(|before| self.weights.blocks.get(before)) {
+                None => norms.run(None, false, [0, at, at + 1])?,
+                Some(b) => norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at, at + 1])?,
+            }
             self.linears.run(&block.qkv, rows, s.a.ptr, s.qkv.ptr, false)?;
-            let grid = (f.heads as u32, 2 * width as u32, 1);
-            let (attend, threads, shared) = self.attend(width);
+            let (attend, grid, threads, shared) = self.attend(width);
             if whole {
+                let grid = (f.heads as u32, 2 * width as u32, 1);
                 start!(self.device, k.append, grid, 128, 0; chunks, s.qkv.ptr, self.weights.rope.ptr, n as i32)?;
             }
             start!(self.device, attend, grid, threads, shared;
                 chunks, s.qkv.ptr, s.a.ptr, self.weights.rope.ptr, n as i32, i32::from(!whole))?;
             debug_assert_eq!(block.out.k, inner);
             self.linears.run(&block.out, rows, s.a.ptr, s.heard.ptr, false)?;
-            norm(s.heard.ptr, at + 2, at + 3, at + 4)?;
+            norms.run(Some(&block.out), self.linears.shares(&block.out, rows), [at + 2, at + 3, at + 4])?;
             self.linears.run(&block.up, rows, s.a.ptr, s.ff.ptr, true)?;
             self.linears.run(&block.down, rows, s.ff.ptr, s.heard.ptr, false)?;
         }
         let at = 6 * f.depth as i64;
         // The last layer stores scale before shift.
-        norm(s.heard.ptr, at - 1, at + 1, at)?;
+        if let Some(b) = self.weights.blocks.last() {
+            norms.run(Some(&b.down), self.linears.shares(&b.down, rows), [at - 1, at + 1, at])?;
+        }
         let ld = padded(f.mel) as i32;
         let last = Conv { x: s.a.ptr, ldx: dim, out: s.v.ptr, ldo: ld, ..base };
-        self.linears.gemm.conv(&self.weights.out, Tile::N64T64, 0, last)?;
+        self.linears.gemm.conv(&self.weights.out, plain, 0, last)?;
         let grid = ((f.block * f.mel).div_ceil(256) as u32, width as u32, 1);
         start!(self.device, k.euler, grid, 256, 0;
             chunks, s.v.ptr, self.weights.deltas.ptr, f.guidance as f32, ld, self.staged.bad.dev.ptr)
     }
 
-    /// The attention kernel for so many chunks, its threads and its shared memory.
-    fn attend(&self, width: usize) -> (Kernel, u32, u32) {
+    /// The norms of a step of `rows` rows.
+    fn norms(&self, rows: usize) -> Norms<'_> {
+        Norms {
+            device: &self.device,
+            kernels: &self.kernels,
+            weights: &self.weights,
+            scratch: &self.scratch,
+            chunks: self.staged.current.ptr,
+            parts: (self.linears.parts.ptr, self.linears.stride()),
+            config: &self.config,
+            elt: self.linears.gemm.elt,
+            rows,
+        }
+    }
+
+    /// Whether so few chunks leave multiprocessors idle that smaller blocks are faster: their sums may differ.
+    fn few(&self, width: usize) -> bool {
+        let (f, (outputs, positions)) = (&self.config, FEW_TILE.shape());
+        let blocks = 2 * width * f.block.div_ceil(positions) * f.dim.div_ceil(outputs);
+        let kept = f.block >= CONV_POS_KERNEL - 1;
+        let plain = self.linears.gemm.elt == Elt::F32 || self.device.invariant;
+        kept && !plain && blocks <= 2 * self.device.multiprocessors
+    }
+
+    /// The attention kernel for so many chunks, its grid, threads and shared memory.
+    fn attend(&self, width: usize) -> (Kernel, (u32, u32, u32), u32, u32) {
         let f = &self.config;
+        let (heads, rows) = (f.heads as u32, 2 * width as u32);
         if self.linears.gemm.elt == Elt::F32 {
-            return (self.kernels.attend[0], 256, 0);
+            return (self.kernels.attend[0], (heads, rows, 1), 256, 0);
         }
-        // Groups of four warps, until there is a block for every multiprocessor, and as many as a block has room for.
+        // More groups of warps, then fewer queries a block, while there is a multiprocessor for every block; as many
+        // as a block has room for.
         let (blocks, at_once) = (2 * width * f.heads, self.device.multiprocessors);
-        if self.device.invariant {
-            return (self.kernels.attend[0], 128, attend_shared(0, f.head_dim));
-        }
-        let wanted = usize::from(blocks <= at_once) + usize::from(blocks <= 2 * at_once);
-        let shared = |which: usize| attend_shared(which, f.head_dim);
-        let fits = |which: &usize| shared(*which) + ATTEND_STATIC <= self.device.shared;
+        let wanted = [2 * at_once, at_once, at_once / 2, at_once / 4].iter().filter(|&&most| blocks <= most).count();
+        let wanted = if self.device.invariant { 0 } else { wanted };
+        let fits = |which: &usize| ATTEND[*which].shared(f.head_dim) + ATTEND_STATIC <= self.device.shared;
         let which = (0..=wanted).rev().find(fits).unwrap_or(0);
-        (self.kernels.attend[which], 128 << which, shared(which))
+        let way = &ATTEND[which];
+        let grid = (heads, rows, way.blocks() as u32);
+        (self.kernels.attend[which], grid, (32 * way.warps * way.groups) as u32, way.shared(f.head_dim))
     }
 
     /// Makes plans and graphs for steps of up to `most` utterances, which may have several blocks in a step.
@@ -428,22 +494,65 @@ impl Flow {
 
     /// Plans for the products of steps of `width` chunks.
     fn prepare(&mut self, width: usize) -> Result<(), GpuError> {
-        let s = &self.scratch;
-        let kind = |pick, x: &Buf, y: &Buf, gelu| Kind { pick, x: x.ptr, y: y.ptr, gelu };
-        let kinds: [Kind; 4] = [
+        let (s, rows) = (&self.scratch, width * 2 * self.config.block);
+        let norms = Norms {
+            device: &self.device,
+            kernels: &self.kernels,
+            weights: &self.weights,
+            scratch: &self.scratch,
+            chunks: self.staged.current.ptr,
+            parts: (self.linears.parts.ptr, self.linears.stride()),
+            config: &self.config,
+            elt: self.linears.gemm.elt,
+            rows,
+        };
+        // Whose modulation it is does not matter for the time.
+        let follow = |l: &Linear, shares: bool| norms.run(Some(l), shares, [2, 3, 4]);
+        let kind = |pick, x: &Buf, y: &Buf, gelu| Kind { pick, x: x.ptr, y: y.ptr, gelu, follow: None };
+        let kinds: [Kind<'_>; 4] = [
             kind(|b| &b.qkv, &s.a, &s.qkv, false),
-            kind(|b| &b.out, &s.a, &s.heard, false),
+            Kind { follow: Some(&follow), ..kind(|b| &b.out, &s.a, &s.heard, false) },
             kind(|b| &b.up, &s.a, &s.ff, true),
-            kind(|b| &b.down, &s.ff, &s.heard, false),
+            Kind { follow: Some(&follow), ..kind(|b| &b.down, &s.ff, &s.heard, false) },
         ];
-        self.linears.prepare(width * 2 * self.config.block, &self.weights.blocks, &kinds)
+        self.linears.prepare(rows, &self.weights.blocks, &kinds)
     }
 }
 
-/// Dynamic shared memory of attention in 16 bit by `1 << which` groups of warps: queries, then two tiles of keys and of
-/// values a group.
-fn attend_shared(which: usize, head_dim: usize) -> u32 {
-    ((1 + (4 << which)) * QUERIES * head_dim * 2) as u32
+/// What the norms of a step of `rows` rows work on.
+struct Norms<'a> {
+    device: &'a Device,
+    kernels: &'a Kernels,
+    weights: &'a Weights,
+    scratch: &'a Scratch,
+    chunks: u64,
+    /// Where shared products leave their parts, and values from one to the next.
+    parts: (u64, i64),
+    config: &'a FlowConfig,
+    elt: Elt,
+    rows: usize,
+}
+
+impl Norms<'_> {
+    /// Adds what the product `y` left to the residual stream, as parts where it `shares`, and puts the norm of it where
+    /// products read. `modulation`: which rows of it are gate, shift and scale.
+    fn run(&self, y: Option<&Linear>, shares: bool, modulation: [i64; 3]) -> Result<(), GpuError> {
+        let (f, s, mods) = (self.config, self.scratch, self.weights.modulation.ptr);
+        let d = f.dim as i64;
+        let stride = d * (6 * f.depth as i64 + 2);
+        let [gate, shift, scale] = modulation.map(|row| row * d);
+        let (grid, eps, size) = ((self.rows as u32, 1, 1), LAYER_NORM_EPS as f32, self.elt.size());
+        let adds = if y.is_none() { 4 } else { 8 + size };
+        self.device.expect(0.0, (self.rows * f.dim * (adds + size)) as f64);
+        if let Some(bias) = y.filter(|_| shares).and_then(|l| l.packed.bias.as_ref()) {
+            let (parts, apart) = self.parts;
+            return start!(self.device, self.kernels.norm_shares, grid, 128, 0;
+                self.chunks, s.h.ptr, parts, apart, bias.ptr, s.a.ptr, mods, stride, gate, shift, scale, eps);
+        }
+        let y = y.map_or(0, |_| s.heard.ptr);
+        start!(self.device, self.kernels.norm, grid, 128, 0;
+            self.chunks, s.h.ptr, y, s.a.ptr, mods, stride, gate, shift, scale, eps)
+    }
 }
 
 /// The macros of flow.cu.

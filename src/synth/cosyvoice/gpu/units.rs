@@ -8,6 +8,7 @@ use crate::synth::cosyvoice::config::Config;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const PRODUCT: &str = include_str!("kernels/product.cuh");
+const HOPPER: &str = include_str!("kernels/hopper.cuh");
 
 /// Packing of weights and products at load.
 pub(super) static SETUP: Source =
@@ -15,13 +16,13 @@ pub(super) static SETUP: Source =
 /// Products and convolutions.
 pub(super) static GEMM: Source = Source {
     name: "gemm.cu",
-    parts: &[COMMON, PRODUCT, include_str!("kernels/gemm.cu"), include_str!("kernels/gemv.cu")],
+    parts: &[COMMON, PRODUCT, HOPPER, include_str!("kernels/gemm.cu"), include_str!("kernels/gemv.cu")],
     checks: || checks(&[gemm::Conv::LAYOUT]),
 };
 /// Products of many rows on Hopper.
 pub(super) static WIDE: Source = Source {
     name: "wide.cu",
-    parts: &[COMMON, PRODUCT, include_str!("kernels/wide.cu")],
+    parts: &[COMMON, PRODUCT, HOPPER, include_str!("kernels/wide.cu")],
     checks: || checks(&[gemm::Conv::LAYOUT]),
 };
 /// The language model.
@@ -33,7 +34,14 @@ pub(super) static LLM: Source = Source {
 /// The flow.
 pub(super) static FLOW: Source = Source {
     name: "flow.cu",
-    parts: &[COMMON, include_str!("kernels/flow.cu"), include_str!("kernels/few.cu")],
+    parts: &[
+        COMMON,
+        HOPPER,
+        include_str!("kernels/flow.cu"),
+        include_str!("kernels/attend.cu"),
+        include_str!("kernels/few.cu"),
+        include_str!("kernels/narrow.cu"),
+    ],
     checks: || checks(&[flow::ChunkArgs::LAYOUT]),
 };
 /// The vocoder.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::super::device::{Buf, Device, GpuError, Kernel, Timer, start};
+use super::super::device::{Buf, Device, Elt, GpuError, Kernel, Module, Timer, start};
 use super::super::gemm::{Act, Conv, Gemm, PLAIN, Tile};
 use super::super::lt::{Lt, Operands, Shape};
 use super::super::tuned::{Finding, Tuned};
@@ -15,8 +15,18 @@ const PRODUCT_ROWS: usize = 56;
 const PRODUCT_WARPS: usize = 8;
 /// Block shape of all products where a row's bits may not depend on the others'.
 const SAME: Tile = Tile::N64T64;
-/// Rows up to which those are tried.
-const FEW_ROWS: usize = 400;
+/// Rows up to which those are tried, and the products of narrow.cu.
+pub(super) const FEW_ROWS: usize = 400;
+/// Frames of a chunk that a product of narrow.cu has room for, blocks that share its inputs, as in narrow.cu and flow.cu.
+const NARROW_FRAMES: usize = 56;
+pub(super) const PARTS: usize = 4;
+/// Kernels of narrow.cu: outputs of a block, its inputs, and whether others share a product's inputs with it.
+const NARROW: [(&str, usize, usize, bool); 4] = [
+    ("narrow_48x1024", 48, 1024, false),
+    ("narrow_32x1024", 32, 1024, false),
+    ("shared_64x256", 64, 256, true),
+    ("shared_64x512", 64, 512, true),
+];
 
 /// One product of a block, in the layouts it may run in.
 pub(super) struct Linear {
@@ -33,16 +43,26 @@ pub(super) enum Choice {
     Tile(Tile),
     /// For few rows: so many times 16 outputs a block.
     Few(usize),
+    /// One of narrow.cu.
+    Narrow(usize),
+}
+
+impl Choice {
+    /// Whether it leaves parts for the norm that follows.
+    fn shares(self) -> bool {
+        matches!(self, Self::Narrow(which) if NARROW[which].3)
+    }
 }
 
 impl Finding for Option<Choice> {
-    const KIND: &'static str = "own 1";
+    const KIND: &'static str = "own 2";
 
     fn to_bytes(self) -> Vec<u8> {
         match self {
             None => Vec::new(),
             Some(Choice::Tile(tile)) => vec![0, tile as u8],
             Some(Choice::Few(tiles)) => vec![1, tiles as u8],
+            Some(Choice::Narrow(which)) => vec![2, which as u8],
         }
     }
 
@@ -51,6 +71,7 @@ impl Finding for Option<Choice> {
             [] => Some(None),
             [0, tile] => PLAIN.into_iter().find(|known| *known as u8 == tile).map(|tile| Some(Choice::Tile(tile))),
             [1, tiles] => Some(Some(Choice::Few(usize::from(tiles)))),
+            [2, which] => (usize::from(which) < NARROW.len()).then_some(Some(Choice::Narrow(usize::from(which)))),
             _ => None,
         }
     }
@@ -62,12 +83,17 @@ static CHOICES: Tuned<Option<Choice>> = Tuned::new();
 /// One of a block's products.
 pub(super) type Pick = fn(&Block) -> &Linear;
 
+/// The norm that follows a product; `true`: it adds up the parts of [`Linears::shares`].
+pub(super) type Follow<'a> = &'a dyn Fn(&Linear, bool) -> Result<(), GpuError>;
+
 /// A product of every block, with its operands in the scratch: what [`Linears::prepare`] times.
-pub(super) struct Kind {
+pub(super) struct Kind<'a> {
     pub(super) pick: Pick,
     pub(super) x: u64,
     pub(super) y: u64,
     pub(super) gelu: bool,
+    /// What is timed with it: a product that leaves parts costs the norm more.
+    pub(super) follow: Option<Follow<'a>>,
 }
 
 /// How the products run.
@@ -79,6 +105,26 @@ pub(super) struct Linears {
     pub(super) choices: HashMap<Shape, Choice>,
     /// Products of few rows, blocks of 16, 32 and 48 outputs; none in single precision.
     pub(super) few: Vec<Kernel>,
+    /// Those of narrow.cu; none where the device or a chunk's frames are not for them.
+    pub(super) narrow: Vec<Kernel>,
+    /// Frames of a chunk.
+    pub(super) block: usize,
+    /// What blocks that share a product's inputs find: [`PARTS`] of [`FEW_ROWS`] rows.
+    pub(super) parts: Buf,
+}
+
+/// The kernels of narrow.cu that `device` runs for chunks of `block` frames.
+pub(super) fn narrow_kernels(
+    device: &Device,
+    module: &Module,
+    elt: Elt,
+    block: usize,
+) -> Result<Vec<Kernel>, GpuError> {
+    let most = NARROW.into_iter().map(|(_, n, k, _)| narrow_shared(n, k)).max().unwrap_or(0);
+    if !device.hopper || elt == Elt::F32 || block > NARROW_FRAMES || most > device.shared {
+        return Ok(Vec::new());
+    }
+    NARROW.into_iter().map(|(name, n, k, _)| module.kernel(name, narrow_shared(n, k))).collect()
 }
 
 impl Linears {
@@ -107,7 +153,43 @@ impl Linears {
         match choice {
             Choice::Tile(tile) => self.own(l, tile, shape, x, y),
             Choice::Few(tiles) => self.few(l, tiles, shape, x, y),
+            Choice::Narrow(which) => self.narrow(l, which, shape, x, y),
         }
+    }
+
+    /// Whether the product of `rows` rows leaves parts, without its bias, for the norm that follows it.
+    pub(super) fn shares(&self, l: &Linear, rows: usize) -> bool {
+        let shape = Shape { m: rows, n: l.n, k: l.k, gelu: false };
+        !self.device.invariant && self.choices.get(&shape).is_some_and(|choice| choice.shares())
+    }
+
+    /// A product of narrow.cu; to the parts where blocks share its inputs.
+    fn narrow(&self, l: &Linear, which: usize, shape: Shape, x: u64, y: u64) -> Result<(), GpuError> {
+        let Shape { m, n, k, gelu } = shape;
+        let (Some(kernel), Some((w, _)), Some(bias)) = (self.narrow.get(which), &l.plain, &l.packed.bias) else {
+            return self.library(l, shape, x, y);
+        };
+        let (_, outputs, inputs, shared) = NARROW[which];
+        let (y, parts) = if shared { (self.parts.ptr, PARTS as u32) } else { (y, 1) };
+        self.device.expect(2.0 * (m * n * k) as f64, 2.0 * (n * k + m * (n + k)) as f64);
+        let grid = (n.div_ceil(outputs) as u32, m.div_ceil(self.block) as u32, parts);
+        start!(self.device, *kernel, grid, 256, narrow_shared(outputs, inputs);
+            x, w.ptr, bias.ptr, y, self.stride(), n as i32, k as i32, i32::from(gelu))
+    }
+
+    /// Values from one of [`PARTS`] to the next.
+    pub(super) fn stride(&self) -> i64 {
+        (self.parts.bytes / (PARTS * 4)) as i64
+    }
+
+    /// The products of narrow.cu that fit: those that leave parts only where a norm follows.
+    fn narrow_choices(&self, l: &Linear, shape: Shape, follow: bool) -> impl Iterator<Item = Choice> {
+        let fits = shape.m <= FEW_ROWS && shape.m.is_multiple_of(self.block) && l.plain.is_some();
+        let (n, k, count) = (l.n, l.k, if fits { self.narrow.len() } else { 0 });
+        let of = move |(_, outputs, inputs, shared): (&str, usize, usize, bool)| {
+            n.is_multiple_of(outputs) && k == if shared { PARTS * inputs } else { inputs } && (follow || !shared)
+        };
+        (0..count).filter(move |&which| of(NARROW[which])).map(Choice::Narrow)
     }
 
     /// A product of few rows.
@@ -131,10 +213,11 @@ impl Linears {
     }
 
     /// Plans for the products of `rows` rows: cuBLASLt's fastest, or a kernel of ours that beats it.
-    pub(super) fn prepare(&mut self, rows: usize, blocks: &[Block], kinds: &[Kind]) -> Result<(), GpuError> {
+    pub(super) fn prepare(&mut self, rows: usize, blocks: &[Block], kinds: &[Kind<'_>]) -> Result<(), GpuError> {
         let Some(block) = blocks.first().filter(|_| !self.device.invariant) else { return Ok(()) };
         let mut choices = Vec::new();
-        for &Kind { pick, x, y, gelu } in kinds {
+        for kind in kinds {
+            let Kind { pick, x, y, gelu, .. } = *kind;
             let l = pick(block);
             let shape = Shape { m: rows, n: l.n, k: l.k, gelu };
             let (Some(lt), Some((w, bias))) = (&mut self.lt, &l.plain) else { return Ok(()) };
@@ -142,7 +225,7 @@ impl Linears {
                 continue;
             }
             lt.prepare(shape, Operands { x, w: w.ptr, bias: bias.ptr, y })?;
-            let faster = CHOICES.of(&self.device, self.gemm.elt, shape, || self.faster(blocks, pick, shape, x, y))?;
+            let faster = CHOICES.of(&self.device, self.gemm.elt, shape, || self.faster(blocks, kind, shape))?;
             choices.extend(faster.map(|choice| (shape, choice)));
         }
         self.choices.extend(choices);
@@ -150,10 +233,18 @@ impl Linears {
     }
 
     /// A kernel of ours that is faster than the library at one of the products.
-    fn faster(&self, blocks: &[Block], pick: Pick, shape: Shape, x: u64, y: u64) -> Result<Option<Choice>, GpuError> {
+    fn faster(&self, blocks: &[Block], kind: &Kind<'_>, shape: Shape) -> Result<Option<Choice>, GpuError> {
+        let Kind { pick, x, y, follow, .. } = *kind;
         let Some(l) = blocks.first().map(pick) else { return Ok(None) };
         let timer = Timer::new(&self.device)?;
-        let time = |run: &dyn Fn(&Linear) -> Result<(), GpuError>| -> Result<f64, GpuError> {
+        let time = |choice: Option<Choice>| -> Result<f64, GpuError> {
+            let run = |l: &Linear| {
+                match choice {
+                    Some(choice) => self.chosen(l, choice, shape, x, y)?,
+                    None => self.library(l, shape, x, y)?,
+                }
+                follow.map_or(Ok(()), |follow| follow(l, choice.is_some_and(Choice::shares)))
+            };
             // As part of a graph: gaps between launches made one by one would hide the difference. Each layer's
             // weights once: in a step they are never in the cache.
             let graph = self.device.capture(|| blocks.iter().try_for_each(|b| run(pick(b))))?;
@@ -166,19 +257,25 @@ impl Linears {
             }
             Ok(best)
         };
-        let mut best = (time(&|l| self.library(l, shape, x, y))?, None);
+        let mut best = (time(None)?, None);
         // Blocks of outputs that divide what there are, and inputs in groups of 32.
         let few = (1..=self.few.len()).filter(|t| shape.m <= FEW_ROWS && l.n % (16 * t) == 0);
         let few = few.filter(|_| l.k % 32 == 0 && l.packed.cin == l.k).filter(|&t| few_shared(t) <= self.device.shared);
         let tiles = PLAIN.into_iter().filter(|&tile| self.gemm.takes(&l.packed, tile)).map(Choice::Tile);
-        for choice in tiles.chain(few.map(Choice::Few)) {
-            let seconds = time(&|l| self.chosen(l, choice, shape, x, y))?;
+        let narrow = self.narrow_choices(l, shape, follow.is_some());
+        for choice in tiles.chain(few.map(Choice::Few)).chain(narrow) {
+            let seconds = time(Some(choice))?;
             if seconds < best.0 {
                 best = (seconds, Some(choice));
             }
         }
         Ok(best.1)
     }
+}
+
+/// Dynamic shared memory of a product of narrow.cu: a block's weights and activations.
+fn narrow_shared(outputs: usize, inputs: usize) -> u32 {
+    ((outputs + NARROW_FRAMES) * inputs * 2) as u32
 }
 
 /// Dynamic shared memory of a product of few rows with `tiles` times 16 outputs a block: each warp's sums, padded.

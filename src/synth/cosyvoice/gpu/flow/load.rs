@@ -8,10 +8,10 @@ use super::super::lt::Lt;
 use super::super::slabs::PARTS;
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
-use super::linear::{Linear, Linears};
+use super::linear::{FEW_ROWS, Linear, Linears, PARTS as SHARES, narrow_kernels};
 use super::{
-    ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, Flow, Front, Kernels, POSITION_TILE, QUERIES, Scratch,
-    Staged, WIDTH, Weights, attend_shared, defines,
+    ATTEND, ATTEND_SHARED, ATTEND_STATIC, BACK, Block, ChunkArgs, FEW_TILE, Flow, Front, Kernels, POSITION_TILE,
+    QUERIES, Scratch, Staged, WIDTH, Weights, defines,
 };
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::{CONV_POS_GROUPS, CONV_POS_KERNEL, Config, FlowConfig, TIME_EMBED};
@@ -27,7 +27,7 @@ pub(in super::super) fn check(config: &Config, shared: u32) -> Result<(), GpuErr
     let inner = f.inner();
     let fits = f.head_dim.is_multiple_of(16)
         && (f.head_dim / 8).is_power_of_two()
-        && attend_shared(0, f.head_dim) + ATTEND_STATIC <= shared
+        && ATTEND[0].shared(f.head_dim) + ATTEND_STATIC <= shared
         && f.head_dim <= 128
         && f.block <= positions.min(QUERIES)
         && dim.is_multiple_of(64)
@@ -163,16 +163,18 @@ fn kernels(module: &Module, elt: Elt) -> Result<Kernels, GpuError> {
         norm: module.kernel("flow_norm", 0)?,
         euler: module.kernel("flow_euler", 0)?,
         attend: if elt == Elt::F32 {
-            [module.kernel("flow_attend", 0)?; 3]
+            [module.kernel("flow_attend", 0)?; 5]
         } else {
-            [
-                module.kernel("flow_attend", ATTEND_SHARED)?,
-                module.kernel("flow_attend_2", ATTEND_SHARED)?,
-                module.kernel("flow_attend_4", ATTEND_SHARED)?,
-            ]
+            let mut all = [module.kernel(ATTEND[0].name, ATTEND_SHARED)?; 5];
+            for (to, way) in all.iter_mut().zip(&ATTEND) {
+                *to = module.kernel(way.name, ATTEND_SHARED)?;
+            }
+            all
         },
+        norm_shares: module.kernel("flow_norm_shares", 0)?,
         append: module.kernel("flow_append", 0)?,
         neighbours: module.kernel("flow_neighbours", 0)?,
+        keep: module.kernel("flow_keep", 0)?,
     })
 }
 
@@ -181,11 +183,16 @@ fn scratch(packer: &Packer, config: &Config) -> Result<Scratch, GpuError> {
     let (dim, inner, ff, ch) = (f.dim, f.inner(), f.ff(), f.lookahead_channels);
     let rows = WIDTH * 2 * f.block;
     let act = |width: usize, bytes: usize| device.zeros("activations", rows * width * bytes);
-    let tiles: Vec<[i32; 4]> = (0..WIDTH * 2).map(|r| [r as i32, 0, (r * f.block) as i32, f.block as i32]).collect();
+    let tiles = |positions: usize| -> Vec<[i32; 4]> {
+        let of = |r: usize, first: usize| [r as i32, first as i32, (r * f.block) as i32, f.block as i32];
+        let row = |r| (0..f.block).step_by(positions).map(move |first| of(r, first));
+        (0..WIDTH * 2).flat_map(row).collect()
+    };
     Ok(Scratch {
         input: act(padded(f.dit_in()), size)?,
         hist: device.zeros("activations", WIDTH * 2 * 8)?,
-        tiles: device.upload("tiles", &tiles)?,
+        tiles: device.upload("tiles", &tiles(POSITION_TILE.shape().1))?,
+        few_tiles: device.upload("tiles", &tiles(FEW_TILE.shape().1))?,
         h0: act(dim, 4)?,
         h0e: act(dim, size)?,
         c1: act(dim, size)?,
@@ -212,6 +219,8 @@ impl Flow {
                 .map(|name| module.kernel(name, ATTEND_SHARED))
                 .collect::<Result<_, _>>()?,
         };
+        let narrow = narrow_kernels(device, &module, elt, f.block)?;
+        let parts = usize::from(!narrow.is_empty());
         let x_offset = f.steps * f.depth * 4 * f.block * f.inner() * elt.size();
         let hist_bytes = f.steps * 2 * 2 * (CONV_POS_KERNEL - 1) * f.dim * elt.size();
         let per_row = f.block / config.token_mel_ratio + 2 + f.lookahead;
@@ -227,6 +236,9 @@ impl Flow {
                 lt: if elt == Elt::F32 { None } else { Some(Lt::new(device, elt)?) },
                 choices: HashMap::new(),
                 few,
+                narrow,
+                block: f.block,
+                parts: device.zeros("activations", parts * SHARES * FEW_ROWS * f.dim * 4)?,
             },
             kernels: kernels(&module, elt)?,
             weights: weights(packer, source, config)?,

@@ -180,6 +180,16 @@ KERNEL flow_neighbours(const elt* x, const u64* hist, i64 off, int frames) {
     for (int i = threadIdx.x; i < DIM; i += blockDim.x) o[i] = rr < 2 ? to_e(0.f) : src[i];
 }
 
+// The ends of all rows of x and of y into the first and the second history, for convolutions that did not do it.
+KERNEL flow_keep(const elt* x, const elt* y, const u64* hist, i64 off, int frames) {
+    dep_go();
+    dep_wait();
+    const int rr = blockIdx.y, f = blockIdx.x;
+    const elt* src = (blockIdx.z ? y : x) + ((i64)rr * BLOCK + BLOCK - frames + f) * DIM;
+    elt* o = (elt*)hist[rr] + (blockIdx.z ? off : 0) + (i64)f * DIM;
+    for (int i = threadIdx.x * 8; i < DIM; i += blockDim.x * 8) *(Eight*)(o + i) = load_raw(src + i);
+}
+
 // h += gate * y (unless y is null), then LayerNorm and modulation into a. A block a row, sums in float.
 //
 // What does not depend on the step before is read before waiting for it: `chunks` was written before the first kernel
@@ -195,7 +205,7 @@ DEV float row_sum(float v, float* part) {
     for (int w = 0; w < LN_THREADS / 32; w++) s += part[w];
     return s;
 }
-KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
+template <class Y> DEV void norm(const Chunk* chunks, float* h, Y y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
     __shared__ float part[2][LN_THREADS / 32];
     dep_go();
     const int row = blockIdx.x;
@@ -221,8 +231,8 @@ KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, co
         if (c < DIM) {
             x = *(const float4*)(hr + c);
             if (y) {
-                float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
-                x.x = fmaf(gt[i].x, p.x, x.x); x.y = fmaf(gt[i].y, p.y, x.y); x.z = fmaf(gt[i].z, q.x, x.z); x.w = fmaf(gt[i].w, q.y, x.w);
+                const float4 p = y.at(row, c);
+                x.x = fmaf(gt[i].x, p.x, x.x); x.y = fmaf(gt[i].y, p.y, x.y); x.z = fmaf(gt[i].z, p.z, x.z); x.w = fmaf(gt[i].w, p.w, x.w);
                 *(float4*)(hr + c) = x;
             }
         }
@@ -245,6 +255,36 @@ KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, co
         store2(o, fmaf(v[i][0] * inv, 1.f + sc[i].x, sh[i].x), fmaf(v[i][1] * inv, 1.f + sc[i].y, sh[i].y));
         store2(o + 2, fmaf(v[i][2] * inv, 1.f + sc[i].z, sh[i].z), fmaf(v[i][3] * inv, 1.f + sc[i].w, sh[i].w));
     }
+}
+
+// y as a product leaves it: as elements; or as what the blocks that shared its inputs found, without its bias.
+struct Whole {
+    const elt* y;
+    DEV operator bool() const { return y; }
+    DEV float4 at(int row, int c) const {
+        const float2 p = load2(y + (i64)row * DIM + c), q = load2(y + (i64)row * DIM + c + 2);
+        return make_float4(p.x, p.y, q.x, q.y);
+    }
+};
+KERNEL __launch_bounds__(LN_THREADS) flow_norm(const Chunk* chunks, float* h, const elt* y, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
+    norm(chunks, h, Whole{y}, a, mod, step_stride, gate, shift, scale, eps);
+}
+#define PARTS 4
+struct Shares {
+    const float *y, *bias;
+    i64 stride; // from one part to the next
+    DEV operator bool() const { return true; }
+    DEV float4 at(int row, int c) const {
+        float4 v = *(const float4*)(bias + c), p[PARTS];
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) p[i] = *(const float4*)(y + i * stride + (i64)row * DIM + c);
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) { v.x += p[i].x; v.y += p[i].y; v.z += p[i].z; v.w += p[i].w; }
+        return v;
+    }
+};
+KERNEL __launch_bounds__(LN_THREADS) flow_norm_shares(const Chunk* chunks, float* h, const float* y, i64 stride, const float* bias, elt* a, const float* mod, i64 step_stride, i64 gate, i64 shift, i64 scale, float eps) {
+    norm(chunks, h, Shares{y, bias, stride}, a, mod, step_stride, gate, shift, scale, eps);
 }
 
 // x += dt * ((1 + guidance) v0 - guidance v1); says which chunk is no longer finite.
@@ -303,273 +343,3 @@ KERNEL flow_append(const Chunk* chunks, const elt* qkv, const float2* rope, int 
     if (!c.live) return;
     append_kv(c, qkv, (i64)blockIdx.y * BLOCK, layer, blockIdx.y & 1, blockIdx.x, rope, threadIdx.x, blockDim.x);
 }
-
-#define KEY(c, j, v) ((const elt*)c.page[(j) / BLOCK] + kv_offset(c.step, layer, g, v, head) + ((j) % BLOCK) * HD)
-#if ELT != 0
-#define QT 64
-#define KT 64
-#define CPR (HD / 8)
-DEV u32 swz(int r, int q) { return r * (HD * 2) + ((q ^ (r & (CPR - 1))) << 4); }
-// One head of one row: 64 queries by tiles of 64 keys, with the running softmax of flash attention. G groups of four
-// warps share the tiles, so that few chunks still use the whole device; their sums are put together at the end.
-#define TILE_BYTES (KT * HD * 2)
-DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-// Weights of a softmax need no bounds.
-#if ELT == 1
-DEV u32 pack_weights(float lo, float hi) { return pack2(lo, hi); }
-#else
-DEV u32 pack_weights(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
-#endif
-#define O_LD (HD + 4)
-template <int G> DEV void attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
-    extern __shared__ __align__(128) unsigned char smem[];
-    __shared__ u64 page_s[PAGES];
-    dep_go();
-    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, grp = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
-    const Chunk& c = chunks[rr >> 1];
-    const i64 row0 = (i64)rr * BLOCK;
-    if (!c.live) {
-        dep_wait();
-        for (int i = threadIdx.x; i < BLOCK * CPR; i += 128 * G) *(uint4*)(out + (row0 + i / CPR) * INNER + head * HD + i % CPR * 8) = make_uint4(0, 0, 0, 0);
-        return;
-    }
-    const int keys = c.keys, key0 = c.key0, frame0 = c.frame0;
-    const i64 koff = kv_offset(c.step, layer, g, 0, head) * sizeof(elt);
-    constexpr int VOFF = HEADS * BLOCK * HD; // values lie this far behind keys
-    for (int i = threadIdx.x; i * BLOCK < keys; i += 128 * G) page_s[i] = c.page[i] + koff;
-    __syncthreads();
-    const int tiles = (keys - key0 + KT - 1) / KT;
-    elt* q_s = (elt*)smem;
-    const u32 kb = smem_addr(smem) + QT * HD * 2 + grp * 4 * TILE_BYTES, vb = kb + 2 * TILE_BYTES;
-    const int fr = tid / CPR, fq = tid % CPR;
-    // The chunk's own keys and values are still where the product left them, except what has to be rotated first.
-    const int own = append && head != 0 ? frame0 : 1 << 30;
-    const elt* own_k = qkv + (row0 - frame0) * 3 * INNER + INNER + head * HD + fq * 8;
-    auto fetch = [&](int t, int stage) {
-        const u32 st = stage * TILE_BYTES;
-        const int first = key0 + t * KT;
-        if (first + KT <= min(own, keys)) {
-            // Nearly all tiles: whole, and from slabs.
-            const int pg = first / BLOCK, rest = first - pg * BLOCK;
-#pragma unroll
-            for (int r = fr; r < KT; r += 128 / CPR) {
-                int x = rest + r, p = pg;
-#pragma unroll
-                for (int q = BLOCK; q < KT + BLOCK; q += BLOCK)
-                    if (rest + r >= q) { x -= BLOCK; p++; }
-                const elt* k = (const elt*)page_s[p] + x * HD + fq * 8;
-                cp16(kb + st + swz(r, fq), k, true);
-                cp16(vb + st + swz(r, fq), k + VOFF, true);
-            }
-            cp_commit();
-            return;
-        }
-#pragma unroll
-        for (int r = fr; r < KT; r += 128 / CPR) {
-            int j = key0 + t * KT + r;
-            bool ok = j < keys;
-            j = ok ? j : key0;
-            int pg = j / BLOCK;
-            const elt* k = j >= own ? own_k + (i64)j * 3 * INNER : (const elt*)page_s[pg] + (j - pg * BLOCK) * HD + fq * 8;
-            cp16(kb + st + swz(r, fq), k, ok);
-            cp16(vb + st + swz(r, fq), k + (j >= own ? INNER : VOFF), ok);
-        }
-        cp_commit();
-    };
-    // Keys of earlier chunks were written in earlier rounds: they need not wait for the product.
-    const bool early = append && key0 + (grp + 1) * KT <= frame0;
-    if (early) fetch(grp, 0);
-    dep_wait();
-    if (append && head == 0) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 128 * G);
-    if (head != 0) {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < QT * CPR; i += 128 * G) {
-            int f = i / CPR, q = i % CPR;
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (f < BLOCK) v = *(const uint4*)(qkv + (row0 + f) * 3 * INNER + head * HD + q * 8);
-            *(uint4*)((char*)q_s + swz(f, q)) = v;
-        }
-    } else for (int i = threadIdx.x; i < QT * (HD / 2); i += 128 * G) {
-        int f = i / (HD / 2), j = i % (HD / 2);
-        u32 v = 0;
-        if (f < BLOCK) {
-            v = *(const u32*)(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
-            float2 r = rotate_pair(unpack2(v), rope[(i64)(frame0 + f) * (HD / 2) + j]);
-            v = pack2(r.x, r.y);
-        }
-        *(u32*)((char*)q_s + swz(f, j >> 2) + (j & 3) * 4) = v;
-    }
-    __threadfence_block();
-    __syncthreads();
-    if (!early && grp < tiles) fetch(grp, 0);
-    // Nobody waits for these stores: later rounds read them.
-    if (append && head != 0) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 128 * G);
-    auto sync = [&]() {
-        if (G == 1) __syncthreads();
-        else asm volatile("bar.sync %0, 128;" ::"r"(grp + 1) : "memory");
-    };
-    uint4 qf[HD / 16];
-#pragma unroll
-    for (int k = 0; k < HD / 16; k++)
-        ldm4(smem_addr(q_s) + swz(warp * 16 + (lane & 15), k * 2 + (lane >> 4)), qf[k].x, qf[k].y, qf[k].z, qf[k].w);
-    float o[HD / 8][4] = {}, m0 = -1e30f, m1 = -1e30f, l0 = 0.f, l1 = 0.f;
-    const float sc = rsqrtf((float)HD) * 1.4426950408889634f;
-    for (int t = grp, stage = 0; t < tiles; t += G, stage ^= 1) {
-        if (t + G < tiles) { fetch(t + G, stage ^ 1); cp_wait<1>(); } else cp_wait<0>();
-        sync();
-        const u32 ks = kb + stage * TILE_BYTES, vs = vb + stage * TILE_BYTES;
-        float s[KT / 8][4] = {};
-#pragma unroll
-        for (int k = 0; k < HD / 16; k++)
-#pragma unroll
-            for (int n = 0; n < KT / 8; n += 2) {
-                u32 b0, b1, b2, b3;
-                ldm4(ks + swz(n * 8 + (lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)), b0, b1, b2, b3);
-                mma(s[n], qf[k], b0, b1);
-                mma(s[n + 1], qf[k], b2, b3);
-            }
-        const int left = keys - key0 - t * KT;
-        if (left < KT) {
-#pragma unroll
-            for (int n = 0; n < KT / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (n * 8 + (lane & 3) * 2 + (e & 1) >= left) s[n][e] = -1e30f;
-        }
-        float n0 = -1e30f, n1 = -1e30f;
-#pragma unroll
-        for (int n = 0; n < KT / 8; n++) {
-            n0 = fmaxf(n0, fmaxf(s[n][0], s[n][1]));
-            n1 = fmaxf(n1, fmaxf(s[n][2], s[n][3]));
-        }
-        n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 1)); n0 = fmaxf(n0, __shfl_xor_sync(~0u, n0, 2));
-        n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 1)); n1 = fmaxf(n1, __shfl_xor_sync(~0u, n1, 2));
-        // Scores are scaled inside the exponential.
-        n0 = fmaxf(m0, n0 * sc);
-        n1 = fmaxf(m1, n1 * sc);
-        float c0 = power2(m0 - n0), c1 = power2(m1 - n1);
-        m0 = n0; m1 = n1;
-        float a0 = 0.f, a1 = 0.f;
-#pragma unroll
-        for (int n = 0; n < KT / 8; n++) {
-            s[n][0] = power2(fmaf(s[n][0], sc, -m0)); s[n][1] = power2(fmaf(s[n][1], sc, -m0));
-            s[n][2] = power2(fmaf(s[n][2], sc, -m1)); s[n][3] = power2(fmaf(s[n][3], sc, -m1));
-            a0 += s[n][0] + s[n][1];
-            a1 += s[n][2] + s[n][3];
-        }
-        l0 = l0 * c0 + a0;
-        l1 = l1 * c1 + a1;
-        if (__any_sync(~0u, c0 != 1.f || c1 != 1.f)) {
-#pragma unroll
-            for (int n = 0; n < HD / 8; n++) { o[n][0] *= c0; o[n][1] *= c0; o[n][2] *= c1; o[n][3] *= c1; }
-        }
-#pragma unroll
-        for (int k = 0; k < KT / 16; k++) {
-            uint4 p = make_uint4(pack_weights(s[2 * k][0], s[2 * k][1]), pack_weights(s[2 * k][2], s[2 * k][3]), pack_weights(s[2 * k + 1][0], s[2 * k + 1][1]), pack_weights(s[2 * k + 1][2], s[2 * k + 1][3]));
-#pragma unroll
-            for (int n = 0; n < HD / 8; n += 2) {
-                u32 b0, b1, b2, b3;
-                ldm4t(vs + swz(k * 16 + (lane & 7) + (((lane >> 3) & 1) << 3), n + (lane >> 4)), b0, b1, b2, b3);
-                mma(o[n], p, b0, b1);
-                mma(o[n + 1], p, b2, b3);
-            }
-        }
-        sync();
-    }
-    l0 += __shfl_xor_sync(~0u, l0, 1); l0 += __shfl_xor_sync(~0u, l0, 2);
-    l1 += __shfl_xor_sync(~0u, l1, 1); l1 += __shfl_xor_sync(~0u, l1, 2);
-    const int f0 = warp * 16 + (lane >> 2), f1 = f0 + 8;
-    if (G == 1) {
-        const float i0 = 1.f / l0, i1 = 1.f / l1;
-#pragma unroll
-        for (int n = 0; n < HD / 8; n++) {
-            int d = head * HD + n * 8 + (lane & 3) * 2;
-            if (f0 < BLOCK) store2(out + (row0 + f0) * INNER + d, o[n][0] * i0, o[n][1] * i0);
-            if (f1 < BLOCK) store2(out + (row0 + f1) * INNER + d, o[n][2] * i1, o[n][3] * i1);
-        }
-        return;
-    }
-    // Where the keys were: each group's maximum, sum and weighted values.
-    __syncthreads();
-    float* sums = (float*)smem;
-    float2* ml = (float2*)(sums + G * QT * O_LD);
-    float* mine = sums + grp * QT * O_LD;
-#pragma unroll
-    for (int n = 0; n < HD / 8; n++) {
-        int d = n * 8 + (lane & 3) * 2;
-        *(float2*)(mine + f0 * O_LD + d) = make_float2(o[n][0], o[n][1]);
-        *(float2*)(mine + f1 * O_LD + d) = make_float2(o[n][2], o[n][3]);
-    }
-    if ((lane & 3) == 0) {
-        ml[grp * QT + f0] = make_float2(m0, l0);
-        ml[grp * QT + f1] = make_float2(m1, l1);
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < BLOCK * (HD / 2); i += 128 * G) {
-        int f = i / (HD / 2), d = i % (HD / 2) * 2;
-        float m = -1e30f, l = 0.f;
-        float2 v = make_float2(0.f, 0.f);
-#pragma unroll
-        for (int q = 0; q < G; q++) m = fmaxf(m, ml[q * QT + f].x);
-#pragma unroll
-        for (int q = 0; q < G; q++) {
-            float w = power2(ml[q * QT + f].x - m);
-            float2 x = *(const float2*)(sums + (q * QT + f) * O_LD + d);
-            l = fmaf(w, ml[q * QT + f].y, l);
-            v.x = fmaf(w, x.x, v.x);
-            v.y = fmaf(w, x.y, v.y);
-        }
-        store2(out + (row0 + f) * INNER + head * HD + d, v.x / l, v.y / l);
-    }
-}
-KERNEL __launch_bounds__(128, 4) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<1>(chunks, qkv, out, rope, layer, append); }
-KERNEL __launch_bounds__(256) flow_attend_2(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<2>(chunks, qkv, out, rope, layer, append); }
-KERNEL __launch_bounds__(512) flow_attend_4(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) { attend<4>(chunks, qkv, out, rope, layer, append); }
-#else
-// Plain float: a warp a query, a lane a key.
-KERNEL __launch_bounds__(256) flow_attend(const Chunk* chunks, const elt* qkv, elt* out, const float2* rope, int layer, int append) {
-    __shared__ float q_s[8][HD];
-    dep_go();
-    dep_wait();
-    const int head = blockIdx.x, rr = blockIdx.y, g = rr & 1, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const Chunk& c = chunks[rr >> 1];
-    const i64 row0 = (i64)rr * BLOCK;
-    if (!c.live) return;
-    if (append) append_kv(c, qkv, row0, layer, g, head, rope, threadIdx.x, 256);
-    __threadfence_block();
-    __syncthreads();
-    const float sc = rsqrtf((float)HD);
-    for (int f = warp; f < BLOCK; f += 8) {
-        for (int j = lane; j < HD / 2; j += 32) {
-            float2 q = load2(qkv + (row0 + f) * 3 * INNER + head * HD + 2 * j);
-            if (head == 0) q = rotate_pair(q, rope[(i64)(c.frame0 + f) * (HD / 2) + j]);
-            q_s[warp][2 * j] = q.x * sc;
-            q_s[warp][2 * j + 1] = q.y * sc;
-        }
-        __syncwarp();
-        float m = -1e30f, l = 0.f, o[HD];
-#pragma unroll
-        for (int d = 0; d < HD; d++) o[d] = 0.f;
-        for (int j = c.key0 + lane; j < c.keys; j += 32) {
-            const float *k = KEY(c, j, 0), *v = KEY(c, j, 1);
-            float s = 0.f;
-#pragma unroll
-            for (int d = 0; d < HD; d++) s = fmaf(q_s[warp][d], k[d], s);
-            float n = fmaxf(m, s), cc = expf(m - n), e = expf(s - n);
-            m = n;
-            l = l * cc + e;
-#pragma unroll
-            for (int d = 0; d < HD; d++) o[d] = o[d] * cc + e * v[d];
-        }
-        float n = m;
-        for (int w = 16; w; w >>= 1) n = fmaxf(n, __shfl_xor_sync(~0u, n, w));
-        float e = expf(m - n), z = warp_sum(l * e);
-#pragma unroll
-        for (int d = 0; d < HD; d++) {
-            float v = warp_sum(o[d] * e);
-            if (lane == 0) out[(row0 + f) * INNER + head * HD + d] = v / z;
-        }
-        __syncwarp();
-    }
-}
-#endif

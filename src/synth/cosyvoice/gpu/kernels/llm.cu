@@ -271,6 +271,22 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         cp_commit();
     }
     if (append) dep_wait();
+    // The new position's own key and value, asked for together with the query by the warp whose tile it is in.
+    constexpr int OWN = (HD / 2 + 31) / 32;
+    float own_k[OWN][2], own_v[OWN][2];
+    float2 own_turn[OWN];
+    if (append && (pos >> 4) % WARPS == warp) {
+        const float* k = row + GROUP * KVH * HD + h * HD;
+#pragma unroll
+        for (int u = 0; u < OWN; u++) {
+            const int i = min(lane + 32 * u, HD / 2 - 1);
+            own_k[u][0] = k[i];
+            own_k[u][1] = k[i + HD / 2];
+            own_v[u][0] = k[KVH * HD + i];
+            own_v[u][1] = k[KVH * HD + i + HD / 2];
+            own_turn[u] = p.rope[(i64)pos * (HD / 2) + i];
+        }
+    }
     const float scale = rsqrtf((float)HD) * 1.4426950408889634f;
     for (int i = threadIdx.x; i < 16 * HD / 2; i += WARPS * 32) {
         const int at = i / (HD / 2), j = i % (HD / 2), second = PAIR ? at >> 3 : 0, g = PAIR ? at & 7 : at;
@@ -296,20 +312,20 @@ template <int RING, bool PAIR> DEV void attend(const Llm& p, int r, int h, int s
         const u32 ks = kb + buf * 2 * TILE_BYTES, vs = ks + TILE_BYTES;
         if (append && pos - j0 < 16) {
             // the new position itself: stored, and put where the others were copied to
-            const float* k = row + GROUP * KVH * HD + h * HD;
             unsigned char *kt = kv_s[warp][buf][0], *vt = kv_s[warp][buf][1];
-            int rr = pos - j0;
-            for (int i = lane; i < HD / 2; i += 32) {
-                float2 v = rotate(k[i], k[i + HD / 2], p.rope[(i64)pos * (HD / 2) + i]);
-                elt a = to_e(v.x), b = to_e(v.y);
-                kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + i + HD / 2] = b;
+            const int rr = pos - j0;
+#pragma unroll
+            for (int u = 0; u < OWN; u++) {
+                const int i = lane + 32 * u, far = i + HD / 2;
+                if (i >= HD / 2) break;
+                const float2 v = rotate(own_k[u][0], own_k[u][1], own_turn[u]);
+                const elt a = to_e(v.x), b = to_e(v.y), c = to_e(own_v[u][0]), d = to_e(own_v[u][1]);
+                kc[(i64)pos * HD + i] = a; kc[(i64)pos * HD + far] = b;
+                vc[(i64)pos * HD + i] = c; vc[(i64)pos * HD + far] = d;
                 *(elt*)(kt + swz(rr, i >> 3) + (i & 7) * 2) = a;
-                *(elt*)(kt + swz(rr, (i + HD / 2) >> 3) + (i & 7) * 2) = b;
-            }
-            for (int i = lane; i < HD; i += 32) {
-                elt v = to_e(k[KVH * HD + i]);
-                vc[(i64)pos * HD + i] = v;
-                *(elt*)(vt + swz(rr, i >> 3) + (i & 7) * 2) = v;
+                *(elt*)(kt + swz(rr, far >> 3) + (far & 7) * 2) = b;
+                *(elt*)(vt + swz(rr, i >> 3) + (i & 7) * 2) = c;
+                *(elt*)(vt + swz(rr, far >> 3) + (far & 7) * 2) = d;
             }
             __syncwarp();
         }

@@ -1,0 +1,96 @@
+// Products of the flow while few chunks are under way, on Hopper: y = act(x w^T + bias). Continues flow.cu.
+//
+// A block makes N outputs of the BLOCK frames of one row of a chunk. Its weights are on their way to shared memory before
+// the launch before has ended; of its activations all are asked for at once after that, and multiplied as they come. Two
+// warpgroups share its inputs. Where there would be too few blocks, PARTS of them share the inputs' axis, and the norm
+// that follows adds up what they found (`flow_norm_shares`).
+#if ELT != 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK <= 56
+#define NARROW_X (56 * 128) // bytes of the frames' 64 inputs; a product reads eight rows more, which do not count
+
+// CH: steps of 64 inputs of a warpgroup. y: [rows][n]; SHARED: [part][rows][n] singles, without bias.
+template <int N, int CH, bool SHARED> DEV void narrow(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int n, int k, int activate) {
+    extern __shared__ __align__(1024) unsigned char narrow_smem[];
+    constexpr int WEIGHTS = N * 128, HALF = N / 4;
+    dep_go();
+    const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+    const u32 x_s = smem_addr(narrow_smem) + group * CH * NARROW_X, w_s = smem_addr(narrow_smem) + 2 * CH * NARROW_X + group * CH * WEIGHTS;
+    const int n0 = blockIdx.x * N, k0 = ((SHARED ? blockIdx.z * 2 : 0) + group) * CH * 64;
+    const i64 row0 = (i64)blockIdx.y * BLOCK;
+    // Rows of 64 inputs as warpgroup products take them: pieces of 16 bytes, swizzled.
+    for (int i = tid; i < N * 8; i += 128) {
+        const int o = i >> 3, p = i & 7;
+        const elt* from = w + (i64)(n0 + o) * k + k0 + p * 8;
+#pragma unroll
+        for (int c = 0; c < CH; c++) cp16(w_s + c * WEIGHTS + o * 128 + ((p ^ (o & 7)) << 4), from + c * 64, true);
+    }
+    cp_commit();
+    const int col = n0 + group * (N / 2) + 2 * (lane & 3);
+    float2 b[HALF / 4];
+    if (!SHARED)
+#pragma unroll
+        for (int j = 0; j < HALF / 4; j++) b[j] = *(const float2*)(bias + col + j * 8);
+    dep_wait();
+#pragma unroll
+    for (int c = 0; c < CH; c++) {
+#pragma unroll
+        for (int i = tid; i < BLOCK * 8; i += 128) {
+            const int t = i >> 3, p = i & 7;
+            cp16(x_s + c * NARROW_X + t * 128 + ((p ^ (t & 7)) << 4), x + (row0 + t) * k + k0 + c * 64 + p * 8, true);
+        }
+        cp_commit();
+    }
+    float acc[N / 2] = {};
+    const u64 shape = (1ull << 16) | (64ull << 32) | (1ull << 62);
+    // Step c, once no more than `cp_wait` says of those after it are still under way.
+    auto step = [&](int c) {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        const u64 a = (u64)((x_s + c * NARROW_X) >> 4) | shape, v = (u64)((w_s + c * WEIGHTS) >> 4) | shape;
+        group_fence();
+#pragma unroll
+        for (int q = 0; q < 4; q++) group_mma<N>(acc, a + 2 * q, v + 2 * q, c > 0 || q > 0);
+        group_commit();
+    };
+    if constexpr (CH == 8) { cp_wait<7>(); step(0); cp_wait<6>(); step(1); cp_wait<5>(); step(2); cp_wait<4>(); step(3); }
+    if constexpr (CH >= 4) { cp_wait<3>(); step(CH - 4); cp_wait<2>(); step(CH - 3); }
+    cp_wait<1>();
+    step(CH - 2);
+    cp_wait<0>();
+    step(CH - 1);
+    group_wait();
+    __syncthreads();
+    // Each warpgroup adds up half of the outputs.
+    float* sums = (float*)narrow_smem + tid;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) sums[((1 - group) * HALF + i) * 128] = group ? acc[i] : acc[HALF + i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < HALF; i++) acc[i] = (group ? acc[HALF + i] : acc[i]) + sums[(group * HALF + i) * 128];
+    const int f0 = warp * 16 + (lane >> 2);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int f = f0 + e * 8;
+        if (f >= BLOCK) continue;
+#pragma unroll
+        for (int j = 0; j < HALF / 4; j++) {
+            float s = acc[j * 4 + e * 2], t = acc[j * 4 + e * 2 + 1];
+            const i64 at = (row0 + f) * n + col + j * 8;
+            if (SHARED) {
+                *(float2*)((float*)y + blockIdx.z * stride + at) = make_float2(s, t);
+                continue;
+            }
+            s += b[j].x;
+            t += b[j].y;
+            if (activate) { s = gelu(s); t = gelu(t); }
+            store2((elt*)y + at, s, t);
+        }
+    }
+}
+// names: outputs of a block, then inputs; of those that share the inputs, of one of them
+#define NARROW(NAME, N, CH, SHARED) \
+    KERNEL __launch_bounds__(256) NAME(const elt* x, const elt* w, const float* bias, void* y, i64 stride, int n, int k, int activate) { narrow<N, CH, SHARED>(x, w, bias, y, stride, n, k, activate); }
+NARROW(narrow_48x1024, 48, 8, false)
+NARROW(narrow_32x1024, 32, 8, false)
+NARROW(shared_64x256, 64, 2, true)
+NARROW(shared_64x512, 64, 4, true)
+#endif
