@@ -33,10 +33,10 @@ const HIDDEN_ROWS: usize = 9;
 const HIDDEN_PARTS: usize = 4;
 const START_ROWS: usize = 5;
 const START_OUTPUTS: usize = 8;
-/// Queries of a row, in blocks' whole sixteens, as in flow.cu.
+/// Queries of a row, a whole number of sixteens, as in attend.cu.
 const QUERIES: usize = 64;
 
-/// An attention kernel of flow.cu.
+/// An attention kernel of attend.cu.
 struct Attend {
     name: &'static str,
     /// Warps of a block that have sixteen queries each.

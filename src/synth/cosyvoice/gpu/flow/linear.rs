@@ -20,7 +20,7 @@ pub(super) const FEW_ROWS: usize = 400;
 /// Frames of a chunk that a product of narrow.cu has room for, blocks that share its inputs, as in narrow.cu and flow.cu.
 const NARROW_FRAMES: usize = 56;
 pub(super) const PARTS: usize = 4;
-/// Kernels of narrow.cu: outputs of a block, its inputs, and whether others share a product's inputs with it.
+/// Kernels of narrow.cu: outputs of a block, its inputs, and whether other blocks have the rest of the inputs.
 const NARROW: [(&str, usize, usize, bool); 4] = [
     ("narrow_48x1024", 48, 1024, false),
     ("narrow_32x1024", 32, 1024, false),
