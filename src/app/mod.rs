@@ -8,7 +8,7 @@ pub mod engines;
 mod handover;
 mod phrases;
 mod reload;
-mod workers;
+pub(crate) mod workers;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -225,7 +225,12 @@ impl App {
         };
         engine.keep_phrases(&config.engine.phrases);
         let voices = Arc::new(voices(&config));
-        engine.lend_voices(Library::new(voices.store().clone(), Copies::open(&config.engine.voices)));
+        let copies = Copies::open(&config.engine.voices);
+        let library = Library::new(voices.store().clone(), copies.clone());
+        engine.lend_voices(match nodes.clone() {
+            Some(nodes) => library.with_others(Arc::new(workers::Others(nodes))),
+            None => library,
+        });
         let (tell_phrases, told_phrases) = watch::channel(phrases::of(&config));
         let wanted = config.agent.values().any(|agent| agent.overload == Overload::DefaultVoice);
         let fallback = match choice.fallback.filter(|_| wanted) {
@@ -321,10 +326,10 @@ impl App {
         tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let kept = gateway.nodes.clone().map(|nodes| {
-            let (room, sip) = (gateway.room.clone(), gateway.sip.clone());
+            let (room, sip, enrolled) = (gateway.room.clone(), gateway.sip.clone(), gateway.voices.clone());
             let tell = move || {
                 let Addresses { udp, tcp, tls } = sip.as_ref().map(|sip| sip.addresses()).unwrap_or_default();
-                Told { sip: Sip { udp, tcp, tls }, load: room.load() }
+                Told { sip: Sip { udp, tcp, tls }, load: room.load(), voices: workers::enrolled(&enrolled) }
             };
             let trunks = config.sip.trunk.iter().filter(|trunk| trunk.register).map(|trunk| trunk.name.clone());
             let (place, stop, trunks) = (place.clone(), stop.subscribe(), trunks.collect());
@@ -333,6 +338,7 @@ impl App {
         if let Some(nodes) = gateway.nodes.clone() {
             let (engine, cluster) = (gateway.engine.clone(), config.cluster.clone());
             tokio::spawn(workers::follow(nodes, engine, cluster, stop.subscribe()));
+            tokio::spawn(workers::forget_copies(copies, gateway.engine.clone(), stop.subscribe()));
         }
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());

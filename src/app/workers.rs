@@ -1,15 +1,23 @@
-//! Workers that are found through the registry become devices of the engine, and go again.
+//! What other machines of the cluster have for the voices here: workers that are found through the registry become devices of
+//! the engine, and go again; voices that were enrolled at other nodes are fetched when somebody wants to hear them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use crate::cluster::Nodes;
+use crate::cluster::voices::Voice;
 use crate::cluster::workers::Word;
+use crate::cluster::{Caller, Nodes};
 use crate::synth::device::Engine;
 use crate::synth::device::remote::config::Cluster;
 use crate::synth::device::remote::link::Worker;
+use crate::voice::api::Service;
+use crate::voice::copies::{Copies, Elsewhere};
 
+/// How often copies of voices are looked through for those that are old.
+const LOOK: Duration = Duration::from_secs(600);
 /// Workers that a gateway connects to at a time.
 const MAX: usize = 256;
 
@@ -17,6 +25,60 @@ const MAX: usize = 256;
 pub(super) async fn follow(nodes: Nodes, engine: Engine, cluster: Cluster, stop: watch::Receiver<bool>) {
     let mut found = Found::new(cluster);
     nodes.follow_workers(|words| engine.keep_workers(found.among(words)), stop).await;
+}
+
+/// The voices that were enrolled here, for other nodes.
+pub(super) fn enrolled(voices: &Service) -> Vec<Voice> {
+    let enrolled = voices.list().voices.into_iter();
+    enrolled
+        .map(|entry| Voice {
+            name: entry.name.to_string(),
+            id: entry.id,
+            owner: entry.owner,
+            languages: entry.languages,
+        })
+        .collect()
+}
+
+/// Voices of other nodes.
+pub(super) struct Others(pub(super) Nodes);
+
+impl Elsewhere for Others {
+    fn content(&self, name: &str) -> Option<String> {
+        self.0.voice(name).map(|(_, voice)| voice.id)
+    }
+
+    fn fetch(&self, name: String, content: String) -> BoxFuture<'static, Result<Vec<u8>, String>> {
+        let nodes = self.0.clone();
+        Box::pin(async move {
+            let found = nodes.voice(&name).filter(|(_, voice)| voice.id == content);
+            let (peer, _) = found.ok_or("the node that had it has it no more")?;
+            // Who may speak with it was asked where the request came in.
+            let caller = Caller { tenant: String::new(), all: true, dialer: None };
+            let path = format!("/v1/audio/voices/{name}");
+            let request = nodes.request(&peer, reqwest::Method::GET, &path, Some(caller), None)?;
+            let answer = request.send().await.and_then(reqwest::Response::error_for_status);
+            let answer = answer.map_err(|error| format!("{}: {error}", peer.name))?;
+            let file = answer.bytes().await.map_err(|error| format!("{}: {error}", peer.name))?;
+            Ok(file.to_vec())
+        })
+    }
+}
+
+/// Forgets copies of voices that are old, until `stop`.
+pub(crate) async fn forget_copies(copies: Copies, engine: Engine, mut stop: watch::Receiver<bool>) {
+    loop {
+        let looking = copies.clone();
+        // A panic there was logged when it happened.
+        if tokio::task::spawn_blocking(move || looking.forget_old()).await.unwrap_or(false) {
+            engine.refresh_voices().await;
+        }
+        tokio::select! {
+            // Also when the application was dropped without being drained.
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
 }
 
 /// What is needed to connect to those that were told of.

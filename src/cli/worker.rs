@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::Failure;
 use crate::app::engines;
+use crate::app::workers::forget_copies;
 use crate::certificate::Certificate;
 use crate::cluster::workers::Announcer;
 use crate::config::Config;
@@ -20,9 +21,6 @@ use crate::synth::device::remote::serve::Service;
 use crate::synth::device::{Engine, Phase};
 use crate::telemetry;
 use crate::voice::copies::Copies;
-
-/// How often copies of voices are looked through for those that are old.
-const LOOK: Duration = Duration::from_secs(600);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -64,7 +62,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let copies = Copies::open(&config.engine.voices);
         let (stop, stopped) = watch::channel(false);
         let service = Service::new(engine.clone()).with_copies(copies.clone());
-        tokio::spawn(forget_copies(copies, stop.subscribe()));
+        tokio::spawn(forget_copies(copies, engine.clone(), stop.subscribe()));
         let http = match args.http {
             Some(address) => Some(asked(&config, address, &service, stop.subscribe()).await?),
             None => None,
@@ -134,17 +132,4 @@ async fn asked(
     tokio::spawn(server::serve(listener, router, stop, manners));
     tracing::info!("health and metrics: {address}");
     Ok(address)
-}
-
-/// Forgets copies of voices that are old, until `stop`.
-async fn forget_copies(copies: Copies, mut stop: watch::Receiver<bool>) {
-    loop {
-        let looking = copies.clone();
-        // A panic there was logged when it happened.
-        let _ = tokio::task::spawn_blocking(move || looking.forget_old()).await;
-        tokio::select! {
-            _ = stop.changed() => return,
-            () = tokio::time::sleep(LOOK) => {}
-        }
-    }
 }

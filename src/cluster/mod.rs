@@ -12,6 +12,7 @@ mod lease;
 mod pass;
 mod registry;
 mod view;
+pub mod voices;
 pub mod workers;
 
 use std::fmt;
@@ -24,6 +25,7 @@ use self::lease::Leases;
 pub use self::pass::{Caller, HEADER, Pass};
 use self::view::View;
 pub use self::view::{Load, Peer, Sip};
+use self::voices::{Voice, Voices};
 use crate::clock;
 use crate::node::NodeName;
 use crate::secret::Secret;
@@ -38,12 +40,14 @@ const IDLE: Duration = Duration::from_secs(8);
 const ALONE: Duration = Duration::from_secs(15);
 
 /// What this node tells of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     /// Where it takes telephone calls.
     pub sip: Sip,
     /// How busy it is.
     pub load: Load,
+    /// The voices that were enrolled there.
+    pub voices: Vec<Voice>,
 }
 
 /// Whose an object is, by its id.
@@ -89,6 +93,7 @@ struct Inner {
 struct State {
     view: View,
     leases: Leases,
+    voices: Voices,
     error: Option<String>,
 }
 

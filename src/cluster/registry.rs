@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::lease::LEASE;
 use super::view::{Peer, TTL};
-use super::{Nodes, Told};
+use super::{Nodes, Told, voices};
 use crate::clock;
 
 /// How often a node speaks and listens.
@@ -77,7 +77,7 @@ pub(super) async fn keep(
     trunks: Vec<String>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut connection = None;
+    let (mut connection, mut written) = (None, None);
     let mut tick = interval(ROUND);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -86,7 +86,7 @@ pub(super) async fn keep(
             _ = stop.changed() => break,
             _ = tick.tick() => {}
         }
-        let round = timeout(LIMIT, round(nodes, &mut connection, &tell, &trunks)).await;
+        let round = timeout(LIMIT, round(nodes, &mut connection, &mut written, &tell, &trunks)).await;
         let outcome = round.unwrap_or_else(|_| Err("no answer".to_owned()));
         if outcome.is_err() {
             // Made anew next time: what was half said on it is not waited for.
@@ -112,18 +112,23 @@ pub(super) async fn keep(
 async fn round(
     nodes: &Nodes,
     connection: &mut Option<MultiplexedConnection>,
+    written: &mut Option<String>,
     tell: &(impl Fn() -> Told + Send),
     trunks: &[String],
 ) -> Result<(), String> {
     let in_redis = |error: redis::RedisError| error.to_string();
     let connection = connected(&nodes.0.redis, connection).await?;
-    let Told { sip, load } = tell();
+    let Told { sip, load, voices } = tell();
+    let list = voices::told(voices);
+    // Before the word that names it.
+    voices::write(connection, nodes.name(), &list, written).await.map_err(in_redis)?;
     let peer = Peer {
         name: nodes.name().clone(),
         instance: nodes.0.instance.clone(),
         advertise: nodes.0.advertise.clone(),
         sip,
         load,
+        voices: Some(list.0),
     };
     let word = serde_json::to_string(&peer).map_err(|error| error.to_string())?;
     let mut speak = redis::cmd("EVAL");
@@ -136,6 +141,7 @@ async fn round(
     // A node of another version may say what is not understood: it is not there for this one.
     let peers = words.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
     nodes.lock().view.heard(clock::now(), nodes.name(), peers);
+    voices::read(nodes, connection).await.map_err(in_redis)?;
     for trunk in trunks {
         let mut hold = redis::cmd("EVAL");
         hold.arg(HOLD).arg(2).arg(lease(trunk)).arg(format!("{PREFIX}:fence:{trunk}"));

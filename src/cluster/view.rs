@@ -64,6 +64,9 @@ pub struct Peer {
     /// How busy it is.
     #[serde(default)]
     pub load: Load,
+    /// Which list of voices it has; the list is a key of its own.
+    #[serde(default)]
+    pub voices: Option<String>,
 }
 
 /// All others.
@@ -157,7 +160,14 @@ mod tests {
     fn peer(name: &str, free: f64) -> Peer {
         let load = Load { free, room: free > 0.0, retry_after_ms: 3_000, ..Load::default() };
         let advertise = format!("http://{name}:8080");
-        Peer { name: name.parse().expect("a name"), instance: "1".into(), advertise, sip: Sip::default(), load }
+        Peer {
+            name: name.parse().expect("a name"),
+            instance: "1".into(),
+            advertise,
+            sip: Sip::default(),
+            load,
+            voices: None,
+        }
     }
 
     fn names(peers: &[Peer]) -> Vec<&str> {

@@ -5,9 +5,10 @@
 //! what a worker is and whether it lives is what it says on that connection. So a registry that is lost or lies costs no
 //! stream ([`crate::synth::device::Engine::keep_workers`]).
 
+use std::net::SocketAddr;
+
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 

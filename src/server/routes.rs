@@ -105,6 +105,7 @@ pub const ROUTES: &[Route] = &[
     http("GET", "/v1/audio/voices", SPEECH),
     http("POST", "/v1/audio/voices", SPEECH),
     http("DELETE", "/v1/audio/voices", SPEECH),
+    http("GET", "/v1/audio/voices/{name}", SPEECH),
     http("DELETE", "/v1/audio/voices/{name}", SPEECH),
 ];
 

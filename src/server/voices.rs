@@ -2,9 +2,9 @@
 
 use axum::extract::multipart::MultipartError;
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get};
+use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ const MAX_BODY: usize = MAX_BYTES + (1 << 20);
 pub(super) fn router() -> Router<Gateway> {
     Router::new()
         .route("/v1/audio/voices", get(list).post(add).delete(remove_named))
-        .route("/v1/audio/voices/{name}", delete(remove))
+        .route("/v1/audio/voices/{name}", get(file).delete(remove))
         .layer(DefaultBodyLimit::max(MAX_BODY))
 }
 
@@ -36,6 +36,13 @@ async fn list(State(gateway): State<Gateway>, caller: Caller) -> Json<Value> {
     for voice in gateway.engine.voices() {
         if !enrolled.iter().any(|entry| entry.name.as_str() == voice.name) {
             voices.push(json!({ "name": voice.name, "languages": voice.languages }));
+        }
+    }
+    // What other nodes have is spoken here, too.
+    for voice in gateway.nodes.as_ref().map(|nodes| nodes.voices()).unwrap_or_default() {
+        let there = voices.iter().any(|known| known["name"] == voice.name);
+        if !there && voice.owner.as_deref().is_none_or(|owner| caller.sees(owner)) {
+            voices.push(json!({ "name": voice.name, "id": voice.id, "languages": voice.languages }));
         }
     }
     Json(json!({ "voices": voices }))
@@ -107,20 +114,46 @@ async fn remove_named(
     remove(State(gateway), caller, Path(named.name)).await
 }
 
+/// The file of an enrolled voice, for whom it belongs to and for other nodes.
+async fn file(State(gateway): State<Gateway>, caller: Caller, Path(name): Path<String>) -> Result<Response, ApiError> {
+    is_own(&gateway, &caller, &name)?;
+    let voices = gateway.voices.clone();
+    let file = tokio::task::spawn_blocking(move || voices.file(&name))
+        .await
+        .map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the voice could not be read"))??;
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], file).into_response())
+}
+
+/// Whether `caller` may do with the voice what its owner may.
+///
+/// # Errors
+/// 404: to this caller there is none; 403: it is the operator's.
+fn is_own(gateway: &Gateway, caller: &Caller, name: &str) -> Result<(), ApiError> {
+    match gateway.voices.owner(name) {
+        Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("voice", name).param("name")),
+        // A voice that the operator put there is everybody's to speak with, and the operator's to remove.
+        None if gateway.voices.knows(name) && !caller.is_operator() => {
+            let message = format!("`{name}` belongs to the operator of the gateway");
+            Err(ApiError::new(StatusCode::FORBIDDEN, "not_owner", message).param("name"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whose the voice of this name is that would speak here: one of this node, or else of another; `None`: everybody's.
+pub(super) fn owner_of(gateway: &Gateway, name: &str) -> Option<String> {
+    if gateway.voices.knows(name) {
+        return gateway.voices.owner(name);
+    }
+    gateway.nodes.as_ref()?.voice(name)?.1.owner
+}
+
 async fn remove(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    match gateway.voices.owner(&name) {
-        Some(owner) if !caller.sees(&owner) => return Err(ApiError::not_found("voice", &name).param("name")),
-        // A voice that the operator put there is everybody's to speak with, and the operator's to remove.
-        None if gateway.voices.knows(&name) && !caller.is_operator() => {
-            let message = format!("`{name}` belongs to the operator of the gateway");
-            return Err(ApiError::new(StatusCode::FORBIDDEN, "not_owner", message).param("name"));
-        }
-        _ => {}
-    }
+    is_own(&gateway, &caller, &name)?;
     gateway.voices.remove(&name)?;
     gateway.engine.refresh_voices().await;
     Ok(StatusCode::NO_CONTENT)

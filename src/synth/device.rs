@@ -17,6 +17,7 @@
 //!   at once, also while the thread is inside a long step. The thread holds the lock only to plan and to record
 //!   (microseconds), never while it computes; a submitter holds it as briefly.
 
+mod awaited;
 mod delivery;
 mod feed;
 mod hub;
@@ -34,6 +35,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use self::awaited::Awaited;
 use self::hub::Hub;
 pub use self::meter::{Meter, Spoken};
 use self::phrases::{Phrases, Recorder};
@@ -136,6 +138,7 @@ struct Inner {
     hub: Hub,
     /// Voices that workers are sent; not set: none are.
     library: Arc<OnceLock<Library>>,
+    awaited: Awaited,
     /// Where each stream speaks. Locked before any device, never the other way round.
     placements: Mutex<HashMap<StreamId, Placement>>,
     meter: Arc<Meter>,
@@ -217,6 +220,7 @@ impl Engine {
             configured: workers.len(),
             hub: Hub::default(),
             library: Arc::default(),
+            awaited: Awaited::default(),
             placements: Mutex::default(),
             meter,
             phrases: OnceLock::new(),
@@ -264,6 +268,9 @@ impl Engine {
     /// # Errors
     /// No device is ready, or accepting would break a promise already made.
     pub fn submit(&self, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
+        if let Some(taken) = self.inner.awaits(&utterance, &sink) {
+            return taken;
+        }
         let spoken = self
             .inner
             .phrase(&utterance)
@@ -419,9 +426,7 @@ impl Engine {
     /// Has every device look for new and removed voices. Returns when those that are ready have looked: within a
     /// step or two, at most after [`REFRESHED`]. A device that still loads looks when it is loaded.
     pub async fn refresh_voices(&self) {
-        let looked: Vec<_> = self.inner.devices().values().filter_map(Device::refresh).collect();
-        // An error means that the device stopped meanwhile and speaks with no voice at all.
-        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(looked)).await;
+        self.inner.refresh_voices().await;
     }
 
     /// Ends all work and joins the threads. Blocks for at most a step of each device: not for async code. A voice that
@@ -456,6 +461,12 @@ impl Inner {
             devices.insert(next, Device::Worker(link));
         });
         Ok(())
+    }
+
+    async fn refresh_voices(&self) {
+        let looked: Vec<_> = self.devices().values().filter_map(Device::refresh).collect();
+        // An error means that the device stopped meanwhile and speaks with no voice at all.
+        let _ = tokio::time::timeout(REFRESHED, futures_util::future::join_all(looked)).await;
     }
 
     /// What `voice` is, where it is one of this machine's files.

@@ -256,6 +256,14 @@ impl Service {
         self.store.entry(&VoiceName::new(name).ok()?)?.owner
     }
 
+    /// `GET /v1/audio/voices/{name}`: its file. Blocks.
+    ///
+    /// # Errors
+    /// There is no such voice, or its file is damaged.
+    pub fn file(&self, name: &str) -> Result<Vec<u8>, Refusal> {
+        Ok(self.store.load(&VoiceName::new(name)?)?.to_bytes())
+    }
+
     /// `DELETE /v1/audio/voices/{name}`.
     ///
     /// # Errors

@@ -9,7 +9,10 @@
 //! no machine speaks for long with what its owner has deleted.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::future::BoxFuture;
 
 use super::file::{Voice, VoiceFileError};
 use super::store::{Store, StoreError, VoiceName};
@@ -63,6 +66,11 @@ impl Copies {
         Self(Store::open(&voices.join(FOLDER)))
     }
 
+    /// Whether it is there.
+    pub fn has(&self, content: &str) -> bool {
+        VoiceName::new(content).is_ok_and(|name| self.0.entry(&name).is_some())
+    }
+
     /// Keeps the voice in `file`, which is `content`. Blocks.
     ///
     /// # Errors
@@ -83,13 +91,13 @@ impl Copies {
         self.0.load(&name).ok().map(|voice| voice.to_bytes())
     }
 
-    /// Removes what came too long ago. Blocks. Utterances that speak with it are not disturbed.
-    pub fn forget_old(&self) {
-        self.sweep(MOST);
+    /// Removes what came too long ago; gives whether there was any. Blocks. Utterances that speak with it are not disturbed.
+    pub fn forget_old(&self) -> bool {
+        self.sweep(MOST)
     }
 
     /// Removes what is old, and of the rest all but the `most` that came last.
-    fn sweep(&self, most: usize) {
+    fn sweep(&self, most: usize) -> bool {
         let now = crate::clock::wall();
         let age = |path: &Path| {
             let modified = std::fs::metadata(path).and_then(|file| file.modified()).ok()?;
@@ -98,34 +106,73 @@ impl Copies {
         let copies = self.0.list().into_iter().map(|entry| entry.name);
         let mut by_age: Vec<_> = copies.filter_map(|name| Some((age(&self.0.path(&name))?, name))).collect();
         by_age.sort();
+        let before = by_age.len();
+        let mut kept = 0;
         for (number, (age, name)) in by_age.iter().enumerate() {
             if number >= most || *age > KEPT {
                 // Another process may have removed it first.
                 let _ = self.0.remove(name);
+            } else {
+                kept += 1;
             }
         }
+        kept < before
     }
 }
 
+/// Voices that other machines have.
+pub trait Elsewhere: Send + Sync {
+    /// What the voice of this name is, where some machine says that it has one.
+    fn content(&self, name: &str) -> Option<String>;
+
+    /// Its file. The error is for the log.
+    fn fetch(&self, name: String, content: String) -> BoxFuture<'static, Result<Vec<u8>, String>>;
+}
+
 /// The voices that this machine can give to others.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Library {
     own: Store,
     copies: Copies,
+    elsewhere: Option<Arc<dyn Elsewhere>>,
 }
 
 impl Library {
     /// Of the folder of this machine's voices, and of copies.
     pub fn new(own: Store, copies: Copies) -> Self {
-        Self { own, copies }
+        Self { own, copies, elsewhere: None }
     }
 
-    /// What the voice of this name is; `None`: it is none of this machine's files.
+    /// With voices of other machines, which are fetched when somebody wants to hear them.
+    pub fn with_others(self, elsewhere: Arc<dyn Elsewhere>) -> Self {
+        Self { elsewhere: Some(elsewhere), ..self }
+    }
+
+    /// What the voice of this name is; `None`: it is a file of nobody's. This machine's own come first.
     pub fn content(&self, name: &str) -> Option<String> {
-        match parts(name) {
-            Some((_, content)) => Some(content.to_owned()),
-            None => Some(self.own.entry(&VoiceName::new(name).ok()?)?.id),
+        if let Some((_, content)) = parts(name) {
+            return Some(content.to_owned());
         }
+        let own = self.own.entry(&VoiceName::new(name).ok()?).map(|entry| entry.id);
+        own.or_else(|| self.elsewhere.as_ref()?.content(name))
+    }
+
+    /// Whether the file of this voice is here.
+    pub fn has(&self, name: &str, content: &str) -> bool {
+        let own = VoiceName::new(name).ok().and_then(|name| self.own.entry(&name));
+        own.is_some_and(|entry| entry.id == content) || self.copies.has(content)
+    }
+
+    /// Has a copy made of a voice that another machine has.
+    ///
+    /// # Errors
+    /// It cannot be had, or kept.
+    pub async fn fetch(&self, name: &str, content: &str) -> Result<(), String> {
+        let elsewhere = self.elsewhere.as_ref().ok_or("there are no other machines")?;
+        let file = elsewhere.fetch(name.to_owned(), content.to_owned()).await?;
+        let (copies, content) = (self.copies.clone(), content.to_owned());
+        let kept = tokio::task::spawn_blocking(move || copies.take(&content, &file)).await;
+        kept.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     /// The voice as a file. Blocks for a read of half a megabyte.
@@ -185,8 +232,9 @@ mod tests {
         };
         aged(&voices[0], 2 * KEPT);
         aged(&voices[1], KEPT / 2);
-        copies.forget_old();
+        assert!(copies.forget_old() && !copies.forget_old());
         assert_eq!(there(), [false, true, true]);
+        assert!(!copies.has(&voices[0].content_id()) && copies.has(&voices[1].content_id()));
         copies.sweep(1);
         assert_eq!(there(), [false, false, true]);
     }

@@ -320,6 +320,9 @@ async fn a_call_that_one_gateway_has_no_room_for_goes_to_another() {
     let (status, _) = b.post("/v1/admin/drain", json!({ "drain": true })).await;
     assert_eq!(status, 200);
     until(&b, |said| said["ready"] == false && said["draining"] == true).await;
+    let mut telephone = Raw::new(b.sip_udp(), "draining").await;
+    let options = telephone.ask("OPTIONS", "", "", "503").await;
+    assert!(header(&options, "Retry-After").is_some(), "{options}");
     // The last that takes requests does not say that it wants none.
     until(&a, |said| said["ready"] == true && said["room"] == false).await;
     let (_peer, sdp) = offer().await;

@@ -418,6 +418,8 @@ async fn speech(tour: &Tour, state: &Path) {
         std::fs::copy(model.path().join("voices/random.safetensors"), folder.join(format!("{name}.safetensors")))
             .expect("copied");
     }
+    let file = tour.ask(("GET", "/v1/audio/voices/{name}"), "berta", 200, |r| r).await.bytes().await.expect("a body");
+    assert!(antiphon::voice::file::Voice::parse(&file, "berta").is_ok());
     tour.ask(("DELETE", "/v1/audio/voices/{name}"), "anna", 204, |r| r).await;
     let by_query = tour.client.delete(format!("{}/v1/audio/voices?name=berta", tour.base)).send().await.expect("HTTP");
     assert_eq!(by_query.status(), 204);

@@ -152,3 +152,48 @@ async fn a_recording_that_cannot_be_used_is_refused_with_the_reason() {
     assert_eq!((status, error["error"]["code"].as_str()), (400, Some("invalid_name")), "{error}");
     rig.app.drain().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voice_that_was_enrolled_at_one_gateway_is_spoken_by_another() {
+    let Some(redis) = super::nodes::Redis::start() else { return };
+    let model = tempfile::tempdir().expect("a folder");
+    write_model(model.path(), FITTING);
+    let folders = [tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder")];
+    std::fs::rename(model.path().join("voices/random-k10.safetensors"), folders[0].path().join("anna.safetensors"))
+        .expect("moved");
+    let gateway = async |name: &str, folder: &Path| {
+        let (model, folder) = (model.path().to_owned(), folder.to_owned());
+        let change = move |config: &mut antiphon::config::Config| {
+            config.engine.kind = EngineKind::Cosyvoice3;
+            config.engine.model = Some(model);
+            config.engine.voices = folder;
+            config.engine.device = "cpu".into();
+            config.scheduler.first_audio_target_ms = 60_000;
+            config.scheduler.load_limit = 1.0;
+        };
+        redis.gateway(name, change).await
+    };
+    let (a, b) = (gateway("a", folders[0].path()).await, gateway("b", folders[1].path()).await);
+    super::nodes::knows(&b, &["a"]).await;
+    let named = async |rig: &Rig| rig.get("/v1/audio/voices").await.1.to_string().contains("\"anna\"");
+    let told = async {
+        while !named(&b).await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.expect("the other gateway hears of it");
+    assert!(!folders[1].path().join("copies").exists(), "and takes it when somebody wants to hear it");
+    let say = async |rig: &Rig| {
+        let body = json!({ "model": "m", "input": "Hello.", "voice": "anna", "response_format": "pcm", "seed": 7 });
+        let answer = rig.client.post(format!("{}/v1/audio/speech", rig.http)).json(&body).send().await.expect("HTTP");
+        assert_eq!(answer.status(), 200);
+        answer.bytes().await.expect("whole")
+    };
+    let (there, here) = tokio::join!(say(&a), say(&b));
+    assert!(there.len() > 1_000 && there == here, "{} and {} bytes", there.len(), here.len());
+    assert_eq!(say(&b).await, there);
+    assert_eq!(std::fs::read_dir(folders[1].path().join("copies")).expect("made").count(), 1);
+    for rig in [a, b] {
+        rig.app.drain().await;
+    }
+}

@@ -15,6 +15,7 @@ use crate::sched::{Load, Refused, StreamNote, by_suitability};
 use crate::synth::device::remote::link::Link;
 use crate::synth::{Identity, VoiceInfo};
 use crate::turn::{Class, SpeechSink, StreamId, Utterance, UtteranceId};
+use crate::voice::copies::copied;
 
 /// Devices by their numbers, which stay while others come and go: workers as `[engine] workers` lists them, those that were
 /// found, and last those of this machine.
@@ -44,8 +45,26 @@ impl Device {
         recorder: Option<Recorder>,
     ) -> Result<(), Refused> {
         match self {
-            Device::Local(local) => local.shared.submit(utterance, sink, recorder),
+            Device::Local(local) => {
+                // Of another machine's voice there is a copy, unless there is one of this name.
+                let copy = copy_of(utterance, content, &local.shared.state().voices);
+                match copy {
+                    Some(voice) => {
+                        let utterance = Utterance { voice: Some(voice), ..utterance.clone() };
+                        local.shared.submit(&utterance, sink, recorder)
+                    }
+                    None => local.shared.submit(utterance, sink, recorder),
+                }
+            }
             Device::Worker(link) => link.submit(utterance, content.filter(|_| link.takes_copies()), sink),
+        }
+    }
+
+    /// Whether it has a copy of this voice.
+    pub(super) fn has_copy(&self, content: &str) -> bool {
+        match self {
+            Device::Local(local) => local.shared.state().voices.iter().any(|voice| voice.name == content),
+            Device::Worker(link) => link.has_copy(content),
         }
     }
 
@@ -202,6 +221,13 @@ impl Device {
     }
 }
 
+/// By what a device with these voices calls the voice of `utterance`, where it has it as a copy only.
+fn copy_of(utterance: &Utterance, content: Option<&str>, voices: &[VoiceInfo]) -> Option<String> {
+    let (name, content) = (utterance.voice.as_deref()?, content?);
+    let has = |name: &str| voices.iter().any(|voice| voice.name == name);
+    (!has(name) && has(content)).then(|| copied(name, content))
+}
+
 /// The devices to try, best first. A stream with work stays where it is, whatever else happens: its utterances are
 /// heard in order.
 pub(super) fn preferred(
@@ -235,7 +261,7 @@ pub(super) fn serves(devices: &Devices, device: &Device, voice: Option<&str>, co
 /// Whether `device` has the voice of this name, or can be sent it; without one, yes.
 pub(super) fn has_voice(device: &Device, voice: Option<&str>, content: Option<&str>) -> bool {
     let Some(voice) = voice else { return true };
-    if content.is_some() && device.takes_copies() {
+    if content.is_some_and(|content| device.takes_copies() || device.has_copy(content)) {
         return true;
     }
     // `en+f3` is a variant of `en`.

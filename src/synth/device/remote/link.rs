@@ -199,6 +199,11 @@ impl Link {
         self.state().voices.clone()
     }
 
+    /// Whether it has told that it has a copy of this voice.
+    pub(in crate::synth) fn has_copy(&self, content: &str) -> bool {
+        self.state().copies.contains(content)
+    }
+
     /// Whether it speaks with voices that are sent to it.
     pub(in crate::synth) fn takes_copies(&self) -> bool {
         self.state().status.copies

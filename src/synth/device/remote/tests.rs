@@ -1,5 +1,7 @@
 //! A gateway's engine and its workers over real sockets.
 
+mod voices;
+
 use std::time::Duration;
 
 use tokio::net::TcpListener;
