@@ -14,10 +14,6 @@
 //! - what comes from there is shown to the agent as coming from the pair it selected, but for checks, so that each is
 //!   answered with the address it came from.
 //!
-//! After an ICE restart the agent goes on sending to the pair of before until the peer nominates another. A browser that has
-//! lost its network does so late: it prefers the dead pair until it has heard nothing of it for 2.5 s. So the first check that
-//! comes by one of its new sockets is followed where the pair of before has been quiet for a while.
-//!
 //! The peer has moved when something comes from another of its addresses while nothing does from the present one. An address
 //! counts only while it is proved: by a check that knows our password, or by the answer to one of ours.
 
@@ -30,8 +26,6 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_millis(200);
 /// The same for a check without nomination. A browser checks its paths every 2.5 s and sends no media while it only listens.
 const QUIET_FOR_CHECKS: Duration = Duration::from_secs(6);
-/// The same for the first check after an ICE restart: both sides check all their pairs then, many times a second.
-const QUIET_AFTER_RESTART: Duration = Duration::from_millis(300);
 /// A proof is good for as long as consent is (RFC 7675 section 5.1).
 const PROOF: Duration = Duration::from_secs(30);
 /// Proved addresses that are remembered.
@@ -64,8 +58,6 @@ pub(super) struct Path {
     moved: Option<SocketAddr>,
     /// When something last came from where we send; when that was chosen, before.
     heard: Option<Instant>,
-    /// Where the media went when ICE restarted, until it goes elsewhere.
-    before: Option<SocketAddr>,
     proved: VecDeque<(SocketAddr, Instant)>,
     redirected: VecDeque<[u8; 12]>,
 }
@@ -82,8 +74,7 @@ impl Path {
 
     /// ICE has restarted: its new checks find the path.
     pub(super) fn restart(&mut self) {
-        let (before, heard) = (self.moved.or(self.selected), self.heard);
-        *self = Self { before, heard, ..Self::default() };
+        *self = Self::default();
     }
 
     /// A datagram came from `source`. Gives the address that the agent is to believe it came from, and whether the peer has
@@ -96,7 +87,6 @@ impl Path {
         } else {
             let patience = match kind {
                 Kind::Check { nominates: true, .. } | Kind::Media => Some(QUIET),
-                Kind::Check { nominates: false, .. } if self.before.is_some() => Some(QUIET_AFTER_RESTART),
                 Kind::Check { nominates: false, .. } => Some(QUIET_FOR_CHECKS),
                 // To a check that the agent made of its own accord.
                 Kind::Answer(_) => None,
@@ -106,7 +96,6 @@ impl Path {
                 moves = true;
                 self.moved = Some(source).filter(|source| Some(*source) != self.selected);
                 self.heard = Some(now);
-                self.before = None;
                 self.redirected.clear();
             }
         }
@@ -128,10 +117,7 @@ impl Path {
                     // Only to the pair that it selected does it send anything but STUN.
                     self.selected = Some(destination);
                     self.moved = None;
-                    if self.before != Some(destination) {
-                        self.before = None;
-                        self.heard = Some(now);
-                    }
+                    self.heard = Some(now);
                 }
                 self.moved.unwrap_or(destination)
             }
@@ -240,40 +226,6 @@ mod tests {
         path.prove(late + 250 * MS, address(1));
         assert_eq!(path.arrived(late + 250 * MS, address(1), Kind::Media), (address(1), true));
         assert_eq!(path.leaves(late + 250 * MS, address(1), Kind::Media), address(1));
-    }
-
-    #[test]
-    fn after_a_restart_the_first_check_is_followed_where_the_old_path_is_quiet() {
-        let now = clock::now();
-        let mut path = path(now);
-        path.restart();
-        // The agent goes on as before.
-        assert_eq!(path.leaves(now + 700 * MS, address(1), Kind::Media), address(1));
-        path.prove(now + 750 * MS, address(2));
-        assert_eq!(path.arrived(now + 750 * MS, address(2), check(false)), (address(2), true));
-        assert_eq!(path.leaves(now + 750 * MS, address(1), Kind::Media), address(2));
-        // Once: what else the peer checks is not run after.
-        path.prove(now + 760 * MS, address(3));
-        assert_eq!(path.arrived(now + 1_200 * MS, address(3), check(false)), (address(3), false));
-        // What it nominates then counts.
-        assert_eq!(path.leaves(now + 1_300 * MS, address(3), Kind::Media), address(3));
-    }
-
-    #[test]
-    fn a_restart_of_a_peer_that_is_heard_changes_nothing_before_it_nominates() {
-        let now = clock::now();
-        let mut path = path(now);
-        path.restart();
-        for step in 1..50 {
-            let at = now + 20 * MS * step;
-            assert_eq!(path.leaves(at, address(1), Kind::Media), address(1));
-            path.arrived(at, address(1), Kind::Media);
-            path.prove(at, address(2));
-            assert_eq!(path.arrived(at, address(2), check(false)), (address(2), false));
-        }
-        assert_eq!(path.leaves(now + 1_000 * MS, address(2), Kind::Media), address(2), "nominated");
-        path.prove(now + 1_400 * MS, address(1));
-        assert_eq!(path.arrived(now + 1_400 * MS, address(1), check(false)), (address(1), false), "an old habit");
     }
 
     #[test]

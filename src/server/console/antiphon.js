@@ -15,8 +15,9 @@ const RESTART_WAITS = [0, 500, 1_000, 2_000, 4_000, 8_000];
 const DISCONNECT_GRACE = 1_500;
 /** Longest wait for the answer to an ICE restart, in milliseconds: the connection it went by may be gone too. */
 const RESTART_TIMEOUT = 3_000;
-/** When to ask a second time meanwhile, over another connection, in milliseconds. */
+/** How often to ask meanwhile, over another connection each time, and how many times: browsers have six to one server. */
 const RESTART_AGAIN = 350;
+const RESTART_ASKS = 5;
 /** Sound that is due and does not come for so long, in milliseconds, means that the path is gone. */
 const STALLED = 400;
 /** How often that is looked at. */
@@ -365,15 +366,15 @@ export class Call extends EventTarget {
       } else if (now - this._flow.since > STALLED && !this._restarting && !this._restartTimer) {
         // A browser learns of another network up to two seconds after the old one is gone, and a restart before that finds
         // no path: the next one begins when it has.
-        const seen = await networks();
-        const changed = seen !== "" && seen !== this._networks;
+        const seen = this._patience ? await networks() : "";
+        const changed = seen !== "" && this._networks !== "" && seen !== this._networks;
         if (peer !== this._peer || this.state !== "connected" || this._restarting || this._restartTimer) return;
         if (!this._patience || changed || now - this._restarted > this._patience) {
           this._patience = Math.min(2 * (this._patience || STALL_PATIENCE / 2), STALL_SPACING);
-          this._networks = seen;
           this._restarted = now;
           this._hasten();
         }
+        this._networks = seen;
       }
     } finally {
       this._looking = false;
@@ -412,7 +413,7 @@ export class Call extends EventTarget {
         await peer.setLocalDescription(await peer.createOffer({ iceRestart: true }));
         // At once, with what candidates there are: the gateway learns our addresses from our checks anyway.
         const fragment = fragmentOf(peer.localDescription.sdp);
-        const response = await this._patchTwice(fragment);
+        const response = await this._patchOften(fragment);
         this._etag = response.headers.get("ETag") ?? this._etag;
         if (response.status !== 204) {
           const sdp = withFragment(peer.currentRemoteDescription.sdp, await response.text());
@@ -435,19 +436,29 @@ export class Call extends EventTarget {
     }, wait);
   }
 
-  /** Asks for a restart, and again when no answer comes soon: the second goes by a connection of the network there is now. */
-  async _patchTwice(fragment) {
+  /**
+   * Asks for a restart, and again while no answer comes: each request that hangs occupies a connection of the old network, so
+   * that sooner or later one goes by a new connection, of the network there is now.
+   */
+  async _patchOften(fragment) {
     const resource = this._resource;
     const ask = () => this._request("PATCH", resource, fragment, "application/trickle-ice-sdpfrag", { "If-Match": "*" }, RESTART_TIMEOUT);
     let answered = false;
-    const first = ask().finally(() => (answered = true));
-    const second = new Promise(done => setTimeout(done, RESTART_AGAIN)).then(() => (answered ? first : ask()));
+    const asked = [];
+    for (let number = 0; number < RESTART_ASKS; number += 1) {
+      const due = new Promise(done => setTimeout(done, number * RESTART_AGAIN));
+      // The gateway has nothing new to say to who asks a second time (204): what it says stands in its other answer.
+      const full = number ? due.then(() => (answered ? asked[0] : ask())) : ask();
+      asked.push(full.then(response => {
+        if (response.status === 204) throw new CallError("another request was answered", { code: "answered" });
+        answered = true;
+        return response;
+      }));
+    }
     try {
-      const response = await Promise.any([first, second]);
-      // Nothing new to the gateway: it has heard the first, whose answer has what it says to it.
-      return response.status === 204 ? await first : response;
+      return await Promise.any(asked);
     } catch (error) {
-      throw error.errors?.[0] ?? error;
+      throw error.errors?.find(one => one.code !== "answered") ?? error;
     }
   }
 
@@ -754,8 +765,7 @@ async function networks() {
       };
       setTimeout(done, LISTING);
     });
-    await probe.setLocalDescription();
-    await all;
+    await Promise.race([probe.setLocalDescription().then(() => all), new Promise(done => setTimeout(done, LISTING))]);
     return [...found].sort().join();
   } catch {
     return "";
