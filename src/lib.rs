@@ -35,6 +35,7 @@ pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod fault;
+pub mod file;
 pub mod gateway;
 pub mod handover;
 pub mod hear;

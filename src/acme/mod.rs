@@ -14,10 +14,9 @@
 mod order;
 mod schedule;
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::Write;
+use std::fs::DirBuilder;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +30,7 @@ use self::order::Authority;
 use self::schedule::{Attempts, Held};
 use crate::certificate::Certificate;
 use crate::clock;
+use crate::file::replace_secret;
 use crate::pem;
 
 /// `[http.acme]`
@@ -207,17 +207,7 @@ impl Keeper {
 
 /// Writes a file that nobody else may read, whole or not at all.
 fn put(file: &Path, bytes: &[u8]) -> Result<(), String> {
-    let written = || {
-        let new = file.with_extension("new");
-        // Of an attempt that was cut off; nothing is wrong where there is none.
-        let _ = std::fs::remove_file(&new);
-        let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        out.write_all(bytes)?;
-        out.sync_all()?;
-        std::fs::rename(&new, file)?;
-        file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-    };
-    written().map_err(|error: std::io::Error| pem::wrong(file, error))
+    replace_secret(file, bytes).map_err(|error| pem::wrong(file, error))
 }
 
 /// A certificate of our own making, which browsers warn of.

@@ -11,6 +11,7 @@ use metrics::counter;
 use super::file::Stereo;
 use super::{Config, Description, Key, RATE, described};
 use crate::clock::{self, Sparse};
+use crate::file::replace;
 
 /// How often old recordings are looked for.
 const TIDY: Duration = Duration::from_secs(3_600);
@@ -136,10 +137,7 @@ fn close(dir: &Path, open: Open, gaps: bool) -> io::Result<()> {
 
 /// Writes the description of a recording, whole or not at all.
 fn describe(dir: &Path, description: &Description) -> io::Result<()> {
-    let path = described(dir, &description.id);
-    let new = path.with_extension("json.new");
-    std::fs::write(&new, serde_json::to_vec(description)?)?;
-    std::fs::rename(new, path)
+    replace(&described(dir, &description.id), &serde_json::to_vec(description)?)
 }
 
 /// Deletes recordings, and nothing else that lies there, which have not been written to for `keep`.

@@ -10,6 +10,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("audio", 1),
     ("node", 1),
     ("fault", 1),
+    ("file", 1),
     ("pem", 1),
     ("reach", 1),
     ("secret", 1),

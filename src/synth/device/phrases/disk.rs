@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::{LONGEST, Shared, give};
 use crate::clock;
+use crate::file::replace;
 use crate::synth::device::{Inner, Meter};
 use crate::synth::identity::Key;
 use crate::turn::{SpeechEvent, SpeechSink, Utterance, UtteranceEnd, WordEnd, WordTimes};
@@ -180,13 +181,7 @@ impl Keeper {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         self.make_room(size);
         let path = self.path(key);
-        let part = path.with_extension(format!("{}.part", std::process::id()));
-        let written =
-            File::create(&part).and_then(|mut file| file.write_all(&bytes)).and_then(|()| fs::rename(&part, &path));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&part);
-            return Err(error);
-        }
+        replace(&path, &bytes)?;
         let old = self.files.insert(*key, Entry { size, used: SystemTime::UNIX_EPOCH + clock::wall() });
         self.bytes = self.bytes + size - old.map_or(0, |old| old.size);
         self.shared.table().stored.insert(*key);
