@@ -9,7 +9,9 @@ use tokio_tungstenite::tungstenite::Message;
 use super::config::Agent;
 use super::frames::MAX_FRAME;
 use super::relay::{LINK_FRAMES, LINK_INBOX, Link};
+use crate::secret::Secret;
 use crate::socket::{self, ConnectError, Socket};
+use crate::telemetry::context::{TRACEPARENT, TraceContext};
 
 /// Longest wait for TCP, TLS and the WebSocket handshake together: a caller is listening to silence.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,24 +47,28 @@ pub struct Dialled {
 }
 
 /// Connects to `agent` and returns the link to it. The socket is served by a task of its own, which ends when
-/// either half of the link is dropped, the peer closes, or the peer shows no sign of life for `stall_s`.
+/// either half of the link is dropped, the peer closes, or the peer shows no sign of life for `stall_s`. The handshake says that
+/// it is for the call whose span `trace` is.
 ///
 /// # Errors
 /// The agent cannot be reached.
-pub async fn dial(agent: &Agent) -> Result<Link, DialError> {
-    open(&agent.url, agent).await.map(|dialled| dialled.link)
+pub async fn dial(agent: &Agent, trace: Option<&TraceContext>) -> Result<Link, DialError> {
+    open(&agent.url, agent, trace).await.map(|dialled| dialled.link)
 }
 
 /// As [`dial`], at `url`, with how it ends.
 ///
 /// # Errors
 /// As [`dial`].
-pub async fn open(url: &str, agent: &Agent) -> Result<Dialled, DialError> {
-    tokio::time::timeout(DIAL_TIMEOUT, connect(url, agent)).await.unwrap_or(Err(DialError::Timeout))
+pub async fn open(url: &str, agent: &Agent, trace: Option<&TraceContext>) -> Result<Dialled, DialError> {
+    tokio::time::timeout(DIAL_TIMEOUT, connect(url, agent, trace)).await.unwrap_or(Err(DialError::Timeout))
 }
 
-async fn connect(url: &str, agent: &Agent) -> Result<Dialled, DialError> {
-    let headers = agent.headers.iter().map(|(name, value)| (name.as_str(), value));
+async fn connect(url: &str, agent: &Agent, trace: Option<&TraceContext>) -> Result<Dialled, DialError> {
+    let trace = trace.map(|trace| (TRACEPARENT, Secret::new(trace.to_string())));
+    // One of the configuration has the last word.
+    let ours = trace.iter().map(|(name, value)| (*name, value));
+    let headers = ours.chain(agent.headers.iter().map(|(name, value)| (name.as_str(), value)));
     let socket = socket::connect(url, headers, MAX_FRAME).await?;
     let (to, outbox) = mpsc::channel(LINK_FRAMES);
     let (inbox, from) = mpsc::channel(LINK_INBOX);

@@ -35,6 +35,9 @@ pub enum ToAgent {
         call_type: String,
         /// Headers of the call that signalling itself has no use for.
         custom_parameters: BTreeMap<String, String>,
+        /// The call's span (W3C Trace Context), where the call is traced.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     },
     /// What the caller said, where a recogniser is attached.
     Prompt {
@@ -196,6 +199,9 @@ pub enum FromAgent {
         /// caller goes on.
         #[serde(default)]
         speculation: Option<u64>,
+        /// What the turn is part of (W3C Trace Context); one that is none is as if it were absent.
+        #[serde(default)]
+        traceparent: Option<String>,
     },
     /// Play a recording.
     Play {

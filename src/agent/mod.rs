@@ -191,7 +191,7 @@ impl Conversation {
             (Some(llm), ..) => self.serve_llm(llm.into()).await,
             (None, Some(url), _) => self.serve_media(&url).await,
             (None, None, Some(builtin)) => self.serve_builtin(builtin).await,
-            (None, None, None) => match client::dial(&self.agent).await {
+            (None, None, None) => match client::dial(&self.agent, self.relay.handle().meta().trace.as_ref()).await {
                 Ok(link) => self.serve_link(link).await,
                 Err(error) => {
                     tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");

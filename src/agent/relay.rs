@@ -20,6 +20,7 @@ use crate::call::{
 use crate::clock::{self, Sparse};
 use crate::hear::Phase;
 use crate::hear::ear::Listen;
+use crate::telemetry::context::TraceContext;
 
 /// Frames that may wait for an agent to read them. They are short.
 pub const LINK_FRAMES: usize = 64;
@@ -100,6 +101,7 @@ impl Relay {
             },
             call_type: self.handle.info().leg.into(),
             custom_parameters: meta.headers.clone(),
+            traceparent: meta.trace.as_ref().map(ToString::to_string),
         }
     }
 
@@ -204,6 +206,7 @@ impl Relay {
                 volume,
                 expect,
                 speculation,
+                traceparent,
             } => {
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
@@ -219,6 +222,7 @@ impl Relay {
                     markup: markup.unwrap_or_default(),
                     volume: volume.unwrap_or(self.style.volume).clamp(0.0, 4.0),
                     lexicon: self.style.lexicon.clone(),
+                    trace: traceparent.as_deref().and_then(TraceContext::parse),
                 };
                 let id = utterance_id.as_deref().map(TurnId::from);
                 if expect.is_some() {

@@ -31,6 +31,7 @@ use crate::clock;
 use crate::cluster::{Nodes, Sip, Told};
 use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
+use crate::gateway::recent::{self, Recent};
 use crate::gateway::tenants::Tenants;
 use crate::gateway::{self, Gateway, Room};
 use crate::handover::{Name, Place, from_systemd, listener};
@@ -49,6 +50,8 @@ use crate::voice::store::{REFRESH, Store};
 const RINGING: usize = 256;
 /// How often a database of jobs that cannot be used is tried again.
 const RETRY_JOBS: Duration = Duration::from_secs(30);
+/// How often gauges are read off the parts where a collector gets metrics.
+const GAUGES: Duration = Duration::from_secs(10);
 /// How long requests that are under way may take when everything else has stopped.
 const HTTP_GRACE: Duration = Duration::from_secs(1);
 
@@ -304,6 +307,7 @@ impl App {
             sip,
             dispatcher: gateway::Dispatcher::default(),
             webrtc,
+            recent: Recent::default(),
             metrics,
             tenants,
             room,
@@ -322,7 +326,11 @@ impl App {
         if let Some(deliveries) = gateway.records.deliveries() {
             tokio::spawn(records::deliver(deliveries, stop.subscribe()));
         }
+        tokio::spawn(recent::follow(gateway.recent.clone(), gateway.calls.events(), stop.subscribe()));
         tokio::spawn(telemetry::metrics::keep(metrics.clone(), stop.subscribe()));
+        if config.log.otlp.is_some() {
+            tokio::spawn(server::keep_gauges(gateway.clone(), GAUGES, stop.subscribe()));
+        }
         tokio::spawn(retry_jobs(gateway.jobs.clone(), stop.subscribe()));
         tokio::spawn(watch_voices(gateway.voices.clone(), gateway.engine.clone(), stop.subscribe()));
         let kept = gateway.nodes.clone().map(|nodes| {

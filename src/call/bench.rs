@@ -215,6 +215,7 @@ fn meta(n: usize) -> CallMeta {
         agent: "bench".into(),
         headers: Default::default(),
         tenant: "".into(),
+        trace: None,
     }
 }
 

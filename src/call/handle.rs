@@ -12,6 +12,7 @@ use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
 use super::{BargeInOutcome, CallEvent, CallId, Dialling, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
+use crate::telemetry::context::TraceContext;
 use crate::text::{Lexicon, Normalise};
 use crate::turn::{Markup, Streaming};
 
@@ -50,6 +51,9 @@ pub struct CallMeta {
     /// Whose rate limits and fairness its speech counts to: the name of the API token; may be empty.
     #[serde(skip)]
     pub tenant: Arc<str>,
+    /// Its span, for whoever does something for it.
+    #[serde(skip)]
+    pub trace: Option<TraceContext>,
 }
 
 /// A whole turn to speak.
@@ -104,6 +108,8 @@ pub struct Style {
     pub volume: f32,
     /// Words that are said otherwise than they are written.
     pub lexicon: Lexicon,
+    /// What it is part of, by the word of who wrote it.
+    pub trace: Option<TraceContext>,
 }
 
 impl Default for Style {
@@ -122,6 +128,7 @@ impl Default for Style {
             markup: Markup::default(),
             volume: 1.0,
             lexicon: Lexicon::default(),
+            trace: None,
         }
     }
 }

@@ -71,7 +71,18 @@ impl<L: MediaLeg> CallTask<L> {
         };
         self.count_arrivals();
         self.tell_quality();
-        self.shared.set_ended(reason, clock::now() - self.shared.started);
+        let lasted = clock::now() - self.shared.started;
+        tracing::trace!(
+            target: "antiphon::spans",
+            kind = "call",
+            call = %self.shared.meta.id,
+            leg = self.shared.leg,
+            direction = ?self.shared.meta.direction,
+            agent = self.shared.meta.agent,
+            reason = reason.label(),
+            began_us = lasted.as_micros() as u64,
+        );
+        self.shared.set_ended(reason, lasted);
     }
 
     async fn converse(&mut self) -> EndReason {

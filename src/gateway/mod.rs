@@ -11,6 +11,7 @@ pub mod bridge;
 pub mod dialers;
 mod error;
 pub mod outgoing;
+pub mod recent;
 mod room;
 mod setup;
 pub mod speaker;
@@ -30,6 +31,7 @@ use crate::agent::Agents;
 use crate::agent::config::{Agent as AgentConfig, Overload};
 use crate::batch::{Jobs, JobsFault};
 use crate::call::Calls;
+use crate::clock;
 use crate::cluster::Nodes;
 use crate::handover::Place;
 use crate::recording::Recordings;
@@ -80,6 +82,8 @@ pub struct Gateway {
     pub dispatcher: Dispatcher,
     /// Browser sessions.
     pub webrtc: crate::webrtc::Gateway,
+    /// The latest turns.
+    pub recent: recent::Recent,
     /// The process's metrics.
     pub metrics: &'static PrometheusHandle,
     /// What customers of this gateway may use.
@@ -113,6 +117,12 @@ impl Gateway {
         };
         gone("sip", self.sip.as_ref().is_some_and(|sip| sip.is_broken()));
         gone("dispatcher", self.dispatcher.is_gone());
+        let still = self.calls.shards().still(clock::now());
+        if still > 0 {
+            let reason =
+                format!("{still} of its {} threads stand still: their calls are silent", self.calls.shards().count());
+            faults.push(Fault { part: "media", reason, fatal: true, mends: true });
+        }
         match self.jobs.fault() {
             Some(JobsFault::Thread) => {
                 let reason = "its thread panicked and is started again".to_owned();

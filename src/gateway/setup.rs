@@ -19,6 +19,7 @@ use crate::fault;
 use crate::media::leg::MediaLeg;
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::IncomingCall;
+use crate::telemetry::context;
 use crate::webrtc::SessionId;
 
 /// The turn by which parties are told that they are recorded.
@@ -96,7 +97,8 @@ impl Gateway {
         let lease = self.tenants.enter(&tenant)?;
         let id = CallId::of(self.nodes.as_ref().map(Nodes::name));
         let arriving = self.calls.announce(id.clone());
-        let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant };
+        let trace = context::of_new_call(&id.to_string());
+        let meta = CallMeta { id, direction, from, to, agent: name, headers, tenant, trace };
         Ok(Admission { gateway: self.clone(), meta, agent, detection: Detection::Off, lease, _arriving: arriving })
     }
 

@@ -6,15 +6,23 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, LocalSet};
 
+use crate::clock;
+
 /// Tasks that may wait to be started on one shard.
 const INBOX: usize = 256;
+
+/// How often a thread shows that it runs.
+const BEAT: Duration = Duration::from_millis(500);
+/// One that has not shown it for so long stands still: nobody on it has heard anything for longer than any jitter buffer holds.
+const STILL: Duration = Duration::from_secs(5);
 
 type Start = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
@@ -32,6 +40,9 @@ struct Shard {
     /// Taken out to close it.
     inbox: Mutex<Option<mpsc::Sender<Start>>>,
     load: Arc<AtomicUsize>,
+    /// When it was there last: milliseconds since `began`.
+    seen: Arc<AtomicU64>,
+    began: Instant,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -66,7 +77,12 @@ impl Shards {
         self.0.shards.len()
     }
 
-    /// Runs the future that `start` makes on the least loaded shard. Both the closure and the future run
+    /// Threads that stand still: something on them blocks or computes without end, and their calls are silent.
+    pub fn still(&self, now: Instant) -> usize {
+        self.0.shards.iter().filter(|shard| shard.is_still(now)).count()
+    }
+
+    /// Runs the future that `start` makes on the least loaded shard, of those that run. Both the closure and the future run
     /// there, so the future need not be `Send`. A panic in it ends it alone.
     ///
     /// # Errors
@@ -76,7 +92,9 @@ impl Shards {
         F: FnOnce() -> T + Send + 'static,
         T: Future<Output = ()> + 'static,
     {
-        let shard = self.0.shards.iter().min_by_key(|shard| shard.load.load(Relaxed)).ok_or(ShardError::Closed)?;
+        let now = clock::now();
+        let busy = |shard: &&Shard| (shard.is_still(now), shard.load.load(Relaxed));
+        let shard = self.0.shards.iter().min_by_key(busy).ok_or(ShardError::Closed)?;
         let inbox = lock(&shard.inbox).clone().ok_or(ShardError::Closed)?;
         let share = Share::of(&shard.load);
         let start: Start = Box::new(move || {
@@ -112,12 +130,16 @@ impl Shard {
     fn start(number: usize) -> std::io::Result<Self> {
         let (inbox, mut starts) = mpsc::channel::<Start>(INBOX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (seen, began) = (Arc::new(AtomicU64::new(0)), clock::now());
+        let shown = seen.clone();
         let thread = thread::Builder::new().name(format!("media-{number}")).spawn(move || {
             let local = LocalSet::new();
             local.block_on(&runtime, async move {
                 let mut tasks = JoinSet::new();
+                let mut beat = tokio::time::interval(BEAT);
                 loop {
                     tokio::select! {
+                        _ = beat.tick() => shown.store((clock::now() - began).as_millis() as u64, Relaxed),
                         start = starts.recv() => match start {
                             Some(start) => { tasks.spawn_local(async move { start().await }); }
                             None => break,
@@ -129,7 +151,14 @@ impl Shard {
                 while tasks.join_next().await.is_some() {}
             });
         })?;
-        Ok(Self { inbox: Mutex::new(Some(inbox)), load: Arc::default(), thread: Mutex::new(Some(thread)) })
+        let (inbox, thread) = (Mutex::new(Some(inbox)), Mutex::new(Some(thread)));
+        Ok(Self { inbox, load: Arc::default(), seen, began, thread })
+    }
+
+    fn is_still(&self, now: Instant) -> bool {
+        let seen = self.began + Duration::from_millis(self.seen.load(Relaxed));
+        // One that is being closed waits for its tasks and for nothing else.
+        now.saturating_duration_since(seen) > STILL && lock(&self.inbox).is_some()
     }
 }
 
@@ -184,6 +213,38 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2, 3]);
         assert_eq!(shards.spawn(|| async {}), Err(ShardError::Closed));
+    }
+
+    #[test]
+    fn a_thread_that_stands_still_is_told_and_gets_no_new_tasks() {
+        let shards = Shards::start(2).unwrap();
+        let (free, blocked) = std::sync::mpsc::channel::<()>();
+        let (sender, mut receiver) = mpsc::channel(1);
+        let begun = sender.clone();
+        // It stands until the test lets it go on.
+        shards
+            .spawn(move || async move {
+                begun.send(()).await.unwrap();
+                let _ = blocked.recv();
+            })
+            .unwrap();
+        assert_eq!(receiver.blocking_recv(), Some(()));
+        let wait = |wanted: usize| {
+            while shards.still(clock::now()) != wanted {
+                thread::sleep(BEAT / 5);
+            }
+        };
+        wait(1);
+        // The other has more to do and is chosen all the same.
+        for _ in 0..3 {
+            let sender = sender.clone();
+            shards.spawn(move || async move { sender.send(()).await.unwrap() }).unwrap();
+            assert_eq!(receiver.blocking_recv(), Some(()));
+        }
+        drop(free);
+        wait(0);
+        shards.shutdown();
+        assert_eq!(shards.still(clock::now() + 2 * STILL), 0, "nobody asks any more");
     }
 
     #[test]

@@ -52,6 +52,9 @@ pub(super) struct Record {
     pub(super) omitted: u64,
     pub(super) interruptions: u64,
     pub(super) rtp: Option<Rtp>,
+    /// Its span (W3C Trace Context), where it was traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) traceparent: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -190,6 +193,7 @@ impl Draft {
             omitted: 0,
             interruptions: 0,
             rtp: None,
+            traceparent: meta.trace.as_ref().map(ToString::to_string),
         };
         Self(record, Stage::Live)
     }

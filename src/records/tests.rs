@@ -19,6 +19,7 @@ fn meta(id: &str) -> CallMeta {
         agent: "support".into(),
         headers: Default::default(),
         tenant: "ops".into(),
+        trace: None,
     }
 }
 

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use reqwest::Client;
 use reqwest::header::CONTENT_TYPE;
+use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 
 use super::ledger::{Access, Ledger};
 use super::store::Due;
 use super::{RecordError, Webhook};
 use crate::clock;
+use crate::telemetry::context::TRACEPARENT;
 
 /// Longest time for one delivery.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,15 +89,27 @@ async fn round(client: &Client, hook: &Webhook, database: &Access) -> Result<Dur
     }
 }
 
+/// What the receiver's spans are part of: the call that the record is of.
+fn trace(body: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Traced {
+        traceparent: Option<String>,
+    }
+    serde_json::from_str::<Traced>(body).ok()?.traceparent
+}
+
 async fn send(client: &Client, hook: &Webhook, record: &Due) -> Result<(), String> {
     let timestamp = clock::wall().as_secs();
-    let request = client
+    let mut request = client
         .post(&hook.url)
         .header(CONTENT_TYPE, "application/json")
         .header("X-Antiphon-Delivery", &record.id)
         .header("X-Antiphon-Timestamp", timestamp.to_string())
         .header("X-Antiphon-Signature", signature(hook.secret.reveal(), timestamp, &record.body))
         .body(record.body.clone());
+    if let Some(trace) = trace(&record.body) {
+        request = request.header(TRACEPARENT, trace);
+    }
     let response = request.send().await.map_err(|error| error.to_string())?;
     match response.status() {
         status if status.is_success() => Ok(()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -19,6 +19,7 @@ use crate::sip::{TargetStatus, TrunkStatus};
 
 /// Content type of the Prometheus text format.
 pub(super) const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+use crate::telemetry;
 
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {
@@ -75,9 +76,11 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
     (status, Json(body)).into_response()
 }
 
-async fn metrics(State(gateway): State<Gateway>) -> Response {
+async fn metrics(State(gateway): State<Gateway>, headers: HeaderMap) -> Response {
     super::gauges::refresh(&gateway).await;
-    ([(header::CONTENT_TYPE, PROMETHEUS)], gateway.metrics.render()).into_response()
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, text) = telemetry::metrics::answer(gateway.metrics, accept);
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 /// The body of `POST /v1/admin/drain`, which may also be empty.

@@ -24,6 +24,7 @@ use crate::cluster::Nodes;
 use crate::gateway::outgoing::RingingInfo;
 use crate::gateway::{Detection, Gateway};
 use crate::sip::DialRequest;
+use crate::telemetry::context;
 
 /// The routes of this module.
 pub fn router() -> Router<Gateway> {
@@ -306,6 +307,7 @@ async fn speak(
             preemptible: false,
             markup: turn.markup,
             volume: volume_of(turn.volume)?,
+            trace: context::current(),
             ..Style::default()
         },
     };

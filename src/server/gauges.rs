@@ -1,6 +1,9 @@
 //! Gauges that are read off the parts when somebody asks for metrics.
 
+use std::time::Duration;
+
 use metrics::gauge;
+use tokio::sync::watch;
 
 use crate::gateway::Gateway;
 
@@ -15,5 +18,16 @@ pub(super) async fn refresh(gateway: &Gateway) {
     let Ok(Ok(counts)) = tokio::task::spawn_blocking(move || jobs.counts()).await else { return };
     for (state, jobs) in counts {
         gauge!("antiphon_batch_jobs", "state" => state.name()).set(f64::from(jobs));
+    }
+}
+
+/// Sets them every `period` until `stop`: for a collector, which gets metrics without asking.
+pub async fn keep(gateway: Gateway, period: Duration, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            // Also when its sender is gone.
+            _ = stop.changed() => return,
+            () = tokio::time::sleep(period) => refresh(&gateway).await,
+        }
     }
 }

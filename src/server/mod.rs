@@ -9,6 +9,7 @@ pub mod calls;
 pub mod config;
 mod console;
 mod crowd;
+mod debug;
 pub mod error;
 pub mod events;
 mod extract;
@@ -37,13 +38,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware;
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 pub use crowd::Bounds;
 use error::ApiError;
+pub use gauges::keep as keep_gauges;
 pub use listen::{Manners, serve, serve_passed};
 pub use policy::Policies;
 use serde_json::{Value, json};
@@ -53,6 +56,7 @@ use crate::call::EndReason;
 use crate::gateway::Gateway;
 use crate::media::webrtc::WebRtcLeg;
 use crate::synth::device::{DeviceStatus, Phase};
+use crate::telemetry::context;
 use crate::webrtc::SessionId;
 
 /// Largest body of routes that take JSON or SDP.
@@ -98,6 +102,7 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .merge(admin::router())
         .merge(console::router())
         .merge(calls::router())
+        .merge(debug::router())
         .merge(jobs::router())
         .merge(recording::router())
         .merge(records::router())
@@ -116,6 +121,7 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
             ApiError::new(StatusCode::NOT_FOUND, "unknown_route", message)
         })
         .method_not_allowed_fallback(async |method: Method, uri: Uri| auth::not_allowed(&method, uri.path()))
+        .layer(middleware::from_fn(traced))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(policies.grants.clone()))
         .layer(Extension(configuration))
@@ -130,6 +136,13 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .layer(cors(origins))
         .layer(middleware::from_fn(whip::advertise))
         .layer(middleware::from_fn_with_state(policies, guard::protect))
+}
+
+/// Has a request done as part of the trace that it names; calls and turns that it begins are part of it.
+async fn traced(request: Request, next: Next) -> Response {
+    let named = request.headers().get(context::TRACEPARENT).and_then(|value| value.to_str().ok());
+    let named = named.and_then(context::TraceContext::parse);
+    context::within(named, next.run(request)).await
 }
 
 /// `router` for pages of these origins, too; `*` allows all. Answers OPTIONS on every route.

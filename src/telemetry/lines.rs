@@ -23,6 +23,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::Context;
 
 use super::LogFormat;
+use super::otlp::{Collector, Line};
 use crate::clock;
 
 /// Longest value of a field, in characters.
@@ -41,6 +42,7 @@ pub(super) struct Lines {
     redact: bool,
     repeats: Mutex<Repeats>,
     write: fn(&str),
+    collector: Option<Collector>,
 }
 
 impl Lines {
@@ -50,7 +52,12 @@ impl Lines {
             // A log whose reader has gone stops nothing.
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
         };
-        Self { format, redact, repeats: Mutex::default(), write }
+        Self { format, redact, repeats: Mutex::default(), write, collector: None }
+    }
+
+    /// And to a collector, where there is one.
+    pub(super) fn beside(self, collector: Option<Collector>) -> Self {
+        Self { collector, ..self }
     }
 }
 
@@ -71,6 +78,16 @@ impl<S: Subscriber> Layer<S> for Lines {
         event.record(&mut fields);
         if missed > 0 {
             fields.rest.push(("suppressed", missed.into()));
+        }
+        if let Some(collector) = self.collector.as_ref().filter(|_| Line::wanted(meta.target())) {
+            let (message, fields) = (fields.message.clone(), fields.rest.clone());
+            collector.log(Line {
+                at: clock::wall(),
+                level: *meta.level(),
+                target: meta.target().into(),
+                message,
+                fields,
+            });
         }
         let mut time = String::new();
         // It writes digits into a string, which does not fail.

@@ -22,6 +22,11 @@ const MOS: &[f64] = &[1.5, 2.0, 2.5, 3.0, 3.3, 3.6, 3.8, 4.0, 4.2, 4.3, 4.4];
 /// Gaps, from one frame to seconds.
 const GAPS: &[f64] = &[0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
+/// Content type of the Prometheus text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Content type of OpenMetrics.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// What a metric measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
@@ -239,9 +244,11 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_cluster_nodes", &[], "Gateways that the registry has, this one too"),
     gauge("antiphon_registry_up", &[], "Whether the registry of gateways can be used"),
     counter("antiphon_passed_on_total", &["outcome"], "Requests that were passed on to another gateway"),
-    // Traces.
+    // The collector.
     counter("antiphon_traces_exported_total", &[], "Spans that the collector took"),
     counter("antiphon_traces_dropped_total", &["reason"], "Spans that were dropped: queue, delivery"),
+    counter("antiphon_logs_exported_total", &[], "Log lines that the collector took"),
+    counter("antiphon_logs_dropped_total", &["reason"], "Log lines that the collector did not get: queue, delivery"),
 ];
 
 /// Values of labels, as (metric, label, values); an empty name stands for every metric. A series all of whose labels are
@@ -269,6 +276,8 @@ const VALUES: &[(&str, &str, &[&str])] = &[
     ("antiphon_recognizer_audio_seconds_total", "kind", &["deepgram", "openai"]),
     ("antiphon_recognizer_cost_micros_total", "kind", &["deepgram", "openai"]),
     ("antiphon_recognizer_suppressed_total", "reason", &["no_speech", "repetition"]),
+    ("antiphon_traces_dropped_total", "reason", &["queue", "delivery"]),
+    ("antiphon_logs_dropped_total", "reason", &["queue", "delivery"]),
     ("antiphon_rtcp_packets_total", "direction", &["in", "out", "out_dropped"]),
     ("", "direction", &["sent", "received"]),
     ("", "result", &["hit", "miss"]),
@@ -335,6 +344,16 @@ pub fn recorder() -> &'static PrometheusHandle {
     })
 }
 
+/// What `/metrics` answers to who accepts `accept`, and its content type: OpenMetrics with exemplars for who asks for it, as
+/// Prometheus does, else the older text.
+pub fn answer(handle: &PrometheusHandle, accept: &str) -> (&'static str, String) {
+    let text = handle.render();
+    if accept.split(',').any(|kind| kind.trim_start().starts_with("application/openmetrics-text")) {
+        return (OPENMETRICS, super::exposition::openmetrics(&text));
+    }
+    (PROMETHEUS, text)
+}
+
 /// How often what was observed is added up.
 const UPKEEP: Duration = Duration::from_secs(5);
 
@@ -370,6 +389,13 @@ fn begin(metric: &Metric) {
             Kind::Histogram(_) => drop(metrics::histogram!(name, labels)),
         }
     }
+}
+
+/// The unit of a metric by its name, as UCUM writes it.
+pub(super) fn unit(name: &str) -> &'static str {
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    let known = [("_seconds", "s"), ("_bytes", "By"), ("_celsius", "Cel"), ("_hertz", "Hz"), ("_watts", "W")];
+    known.iter().find(|(end, _)| name.ends_with(end)).map_or("1", |(_, unit)| unit)
 }
 
 fn describe(metric: &Metric) {

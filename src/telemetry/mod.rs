@@ -1,5 +1,8 @@
 //! What operators see: logs, metrics and traces.
 
+pub mod context;
+mod exemplars;
+mod exposition;
 pub mod gpu;
 mod lines;
 pub mod metrics;
@@ -23,8 +26,8 @@ pub struct Log {
     pub format: LogFormat,
     /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,antiphon::sip=debug`.
     pub level: String,
-    /// Base address of an OpenTelemetry collector (OTLP over HTTP, `http://host:4318`) that gets a trace of each
-    /// turn; absent: none.
+    /// Base address of an OpenTelemetry collector (OTLP over HTTP, `http://host:4318`) that gets traces of calls and
+    /// turns, these log lines, and the metrics; absent: none.
     pub otlp: Option<String>,
     /// Leaves telephone numbers, and what callers and agents say, out of log lines.
     pub redact: bool,
@@ -72,17 +75,22 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(format!("{quiet},{level}")).map_err(|e| format!("level `{level}`: {e}"))
 }
 
-/// Starts logging to standard error, and traces where a collector is configured: they flow while the exporter runs.
+/// Starts logging to standard error and, where one is configured, to a collector, which gets traces and metrics, too, while the
+/// exporter runs.
 /// Later calls do nothing, so that tests may call it too.
 ///
 /// # Errors
 /// `level` is no valid filter.
 pub fn init(log: &Log) -> Result<Option<otlp::Exporter>, String> {
     let filter = filter(&log.level).map_err(|e| format!("[log] {e}"))?;
-    let (spans, exporter) = log.otlp.as_deref().map(otlp::pair).unzip();
+    let (mut spans, mut collector, mut exporter) = (None, None, None);
+    if let Some(endpoint) = log.otlp.as_deref() {
+        let (layer, lines, made) = otlp::pair(endpoint);
+        (spans, collector, exporter) = (Some(layer), Some(lines), Some(made));
+    }
     let spans = spans.map(|layer| layer.with_filter(Targets::new().with_target(otlp::TARGET, LevelFilter::TRACE)));
     let (filter, level) = reload::Layer::new(filter);
-    let lines = Lines::new(log.format, log.redact).with_filter(filter);
+    let lines = Lines::new(log.format, log.redact).beside(collector).with_filter(filter);
     // An error means that a subscriber is there already.
     if tracing_subscriber::registry().with(lines).with(spans).try_init().is_ok() {
         let _ = LEVEL.set(level);

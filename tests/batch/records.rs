@@ -35,6 +35,7 @@ fn meta(id: &str) -> CallMeta {
         agent: "support".into(),
         headers: BTreeMap::new(),
         tenant: "ops".into(),
+        trace: None,
     }
 }
 

@@ -124,7 +124,9 @@ fn report(bytes: &[u8]) {
 }
 
 fn frame(bytes: &[u8]) {
-    let _ = antiphon::agent::frames::parse(&String::from_utf8_lossy(bytes));
+    let text = String::from_utf8_lossy(bytes);
+    let _ = antiphon::agent::frames::parse(&text);
+    let _ = antiphon::telemetry::context::TraceContext::parse(&text);
 }
 
 /// A message of a recogniser, twice: the second one meets what the first has left.

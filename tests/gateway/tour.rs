@@ -107,7 +107,8 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_recording_errors_total", "a disk that is full or gone"),
     ("antiphon_recording_dropped_seconds", "a disk that hangs: unit tests of recording"),
     ("antiphon_webhooks_total", "somebody who wants records: gateway/ringing.rs"),
-    ("antiphon_traces_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp.rs"),
+    ("antiphon_traces_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp"),
+    ("antiphon_logs_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp"),
     ("antiphon_llm_requests_total", "an agent that is a language model: gateway/llm.rs"),
     ("antiphon_llm_first_token_seconds", "an agent that is a language model: gateway/llm.rs"),
     ("antiphon_llm_tokens_total", "an agent that is a language model: gateway/llm.rs"),
@@ -146,7 +147,7 @@ impl Tour {
             let status = response.status();
             panic!("{method} {route}: {status} {}", response.text().await.unwrap_or_default());
         }
-        self.note(method, route);
+        self.note(method, route.split('?').next().unwrap_or_default());
         response
     }
 
@@ -441,7 +442,7 @@ fn value(text: &str, series: &str) -> f64 {
 async fn collector() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
-    let router = Router::new().route("/v1/traces", post(async || StatusCode::OK));
+    let router = Router::new().route("/v1/{signal}", post(async || StatusCode::OK));
     tokio::spawn(async move { axum::serve(listener, router).await });
     url
 }
@@ -500,6 +501,13 @@ async fn every_route_succeeds_and_every_metric_tells() {
     let silent: Vec<_> = zero.iter().filter(|name| !ZERO_HERE.iter().any(|(known, _)| known == *name)).collect();
     assert!(silent.is_empty(), "metrics that tell nothing here (ZERO_HERE names who tests them): {silent:?}");
 
+    let tasks = tour.json(("GET", "/debug/tasks"), "", 200, Value::Null).await;
+    let threads = tasks["threads"].as_array().cloned().unwrap_or_default();
+    assert!(threads.iter().any(|thread| thread["name"] == "media-0"), "{tasks}");
+    let turns = tour.json(("GET", "/debug/turns"), "", 200, Value::Null).await;
+    assert!(turns["turns"].as_array().is_some_and(|all| all.iter().any(|turn| turn["how"] == "done")), "{turns}");
+    let profile = tour.ask(("POST", "/debug/profile?seconds=1"), "", 200, |r| r).await;
+    assert!(profile.headers()["content-type"].to_str().is_ok_and(|kind| kind.starts_with("text/plain")));
     let reloaded = tour.json(("POST", "/v1/admin/reload"), "", 200, Value::Null).await;
     assert_eq!(reloaded, json!({ "applied": [], "needsRestart": [] }));
     let config = tour.json(("GET", "/v1/admin/config"), "", 200, Value::Null).await;

@@ -29,7 +29,8 @@ impl Watch {
         let mut spans = None;
         let watch = WATCH.get_or_init(|| {
             let collector = TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let (layer, exporter) = otlp::pair(&format!("http://{}", collector.local_addr().expect("bound")));
+            let (layer, _collector, exporter) =
+                otlp::pair(&format!("http://{}", collector.local_addr().expect("bound")));
             spans = Some(layer);
             Watch { lines: Mutex::default(), traces: Mutex::new(Some((collector, exporter))) }
         });

@@ -142,6 +142,7 @@ impl Call {
             agent: "bench".into(),
             headers: Default::default(),
             tenant: "".into(),
+            trace: None,
         };
         let handle = calls.start(meta, Ear { format, connected: false, heard: heard.clone() }).expect("a call");
         Self { handle, heard }

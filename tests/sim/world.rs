@@ -256,6 +256,7 @@ impl World {
             agent: "demo".into(),
             headers: BTreeMap::new(),
             tenant: "".into(),
+            trace: None,
         };
         let (machine, handle, commands, speech) =
             Machine::detached(meta, config, ("test", &format), engine.clone(), now).expect("codecs");

@@ -26,6 +26,7 @@ use crate::call::{
 };
 use crate::clock;
 use crate::reach::cause;
+use crate::telemetry::context::{TRACEPARENT, TraceContext};
 
 /// How much of an error's body goes into the log.
 const MAX_ERROR: usize = 400;
@@ -119,7 +120,10 @@ impl Driver<'_> {
     fn act(&mut self) -> Option<RelayEnd> {
         while let Some(action) = self.dialogue.poll() {
             match action {
-                Action::Ask(body) => self.net = Net::ask(&self.web.model, &self.llm, &body),
+                Action::Ask(body) => {
+                    let trace = self.relay.handle().meta().trace.as_ref();
+                    self.net = Net::ask(&self.web.model, &self.llm, &body, trace);
+                }
                 Action::Drop { unsaid } => {
                     self.net = Net::Idle;
                     if unsaid {
@@ -287,8 +291,8 @@ enum Came {
 }
 
 impl Net {
-    fn ask(client: &Client, llm: &Llm, body: &Value) -> Net {
-        match request(client, llm, body) {
+    fn ask(client: &Client, llm: &Llm, body: &Value, trace: Option<&TraceContext>) -> Net {
+        match request(client, llm, body, trace) {
             Ok(request) => Net::Opening(Box::pin(open(request))),
             Err(why) => Net::Opening(Box::pin(async { Came::Failed(Failure::Unreachable(why)) })),
         }
@@ -311,8 +315,11 @@ impl Net {
     }
 }
 
-fn request(client: &Client, llm: &Llm, body: &Value) -> Result<RequestBuilder, String> {
+fn request(client: &Client, llm: &Llm, body: &Value, trace: Option<&TraceContext>) -> Result<RequestBuilder, String> {
     let mut request = client.post(llm.endpoint()?).header(ACCEPT, "text/event-stream").json(body);
+    if let Some(trace) = trace {
+        request = request.header(TRACEPARENT, trace.to_string());
+    }
     for (name, value) in &llm.headers {
         let (name, value) = web::header(name, value)?;
         request = request.header(name, value);

@@ -46,7 +46,7 @@ pub async fn run(
     loop {
         let began = clock::now();
         let dialled = tokio::select! {
-            dialled = client::open(url, agent) => dialled,
+            dialled = client::open(url, agent, relay.handle().meta().trace.as_ref()) => dialled,
             end = stream.until_over(events, attach) => return end,
         };
         let mut is_patient = true;

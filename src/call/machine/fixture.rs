@@ -32,6 +32,7 @@ fn meta() -> CallMeta {
         agent: "test".into(),
         headers: Default::default(),
         tenant: "".into(),
+        trace: None,
     }
 }
 

@@ -27,6 +27,7 @@ use crate::media::dtmf;
 use crate::media::encode::CodecError;
 use crate::media::leg::MediaFormat;
 use crate::media::playout::Departure;
+use crate::telemetry::context::TraceContext;
 use crate::turn::{SpeechEvent, SpeechSink, UtteranceId};
 
 /// How long the end of a call waits after its last words: the most that jitter buffers of telephones hold.
@@ -517,6 +518,7 @@ impl Speaking {
                 kind = "turn",
                 call = %out.shared.meta.id,
                 turn = %turn.id,
+                parent = parent(&turn, out).map(tracing::field::display),
                 leg = out.shared.leg,
                 codec = self.output.format().codec.label(),
                 outcome = how.label(),
@@ -545,6 +547,11 @@ impl Drop for Speaking {
     }
 }
 
+/// What the spans of `turn` are part of: what its text came with, else its call.
+fn parent<'a>(turn: &'a Turn, out: &'a Outbox) -> Option<&'a TraceContext> {
+    turn.style.trace.as_ref().or(out.shared.meta.trace.as_ref())
+}
+
 fn trace_first_audio(now: Instant, turn: &Turn, utterance: UtteranceId, codec: &'static str, out: &Outbox) {
     if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
         return;
@@ -556,6 +563,7 @@ fn trace_first_audio(now: Instant, turn: &Turn, utterance: UtteranceId, codec: &
         kind = "first",
         call = %out.shared.meta.id,
         turn = %turn.id,
+        parent = parent(turn, out).map(tracing::field::display),
         leg = out.shared.leg,
         codec,
         utterance = %utterance,
@@ -573,6 +581,7 @@ fn trace_answer(now: Instant, turn: &Turn, asked: Asked, stages: &Stages, codec:
         kind = "answer",
         call = %out.shared.meta.id,
         turn = %turn.id,
+        parent = parent(turn, out).map(tracing::field::display),
         leg = out.shared.leg,
         codec,
         spoke_us = age(now, asked.spoke),

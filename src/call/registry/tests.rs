@@ -123,6 +123,7 @@ fn meta(id: &str) -> CallMeta {
         agent: "demo".into(),
         headers: BTreeMap::new(),
         tenant: "".into(),
+        trace: None,
     }
 }
 
