@@ -39,6 +39,17 @@ async fn call(program: &Serve, client: &reqwest::Client) -> String {
     id
 }
 
+/// Waits until the recording of a call can be fetched.
+async fn recorded(program: &Serve, client: &reqwest::Client, id: &str) {
+    let url = format!("{}/v1/calls/{id}/recording", program.http);
+    let there = async {
+        while !client.get(&url).send().await.expect("HTTP").status().is_success() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, there).await.expect("it was recorded");
+}
+
 /// Asks for a batch job; its id, or why there is none.
 async fn submit(program: &Serve, client: &reqwest::Client) -> Result<String, Value> {
     let job = json!({ "items": ["Here is a text for later."] });
@@ -54,6 +65,7 @@ async fn calls_go_on_beside_a_full_disk_and_with_room_again_nothing_is_missing()
     let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let mut program = Serve::start(folder.path(), state.path(), |command| {
         command.env("ANTIPHON_ENGINE__KIND", "tone");
+        command.env("ANTIPHON_RECORDING__MODE", "all").env("ANTIPHON_RECORDING__CONSENT", "");
     });
     program.ready().await;
     let client = reqwest::Client::new();
@@ -62,11 +74,25 @@ async fn calls_go_on_beside_a_full_disk_and_with_room_again_nothing_is_missing()
     let record = |id: &str| format!("{}/v1/records/{id}", program.http);
     until(&job(&first_job), |job| job["state"] == "done").await;
     until(&record(&first_call), |record| record["endedMs"].is_u64()).await;
+    recorded(&program, &client, &first_call).await;
 
     may_write(program.id(), LITTLE);
     let refused = submit(&program, &client).await.expect_err("there is no room");
     assert!(refused["error"]["message"].as_str().is_some_and(|why| !why.is_empty()), "{refused}");
     let during = call(&program, &client).await;
+    // Its caller heard everything; that its recording has not is told.
+    let told = async {
+        loop {
+            let metrics = client.get(format!("{}/metrics", program.http)).send().await.expect("HTTP").text().await;
+            let metrics = metrics.expect("text");
+            let errors = metrics.lines().find_map(|line| line.strip_prefix("antiphon_recording_errors_total "));
+            if errors.is_some_and(|errors| errors != "0") {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.expect("an error is counted");
     // What was there is still read, and the program takes calls.
     until(&job(&first_job), |job| job["state"] == "done").await;
     program.ready().await;
@@ -84,5 +110,7 @@ async fn calls_go_on_beside_a_full_disk_and_with_room_again_nothing_is_missing()
     until(&job(&last_job), |job| job["state"] == "done").await;
     // The record of the call that had no room waited in memory.
     until(&record(&during), |record| record["endedMs"].is_u64()).await;
+    let after = call(&program, &client).await;
+    recorded(&program, &client, &after).await;
     assert_eq!(program.terminate().await, Some(0));
 }

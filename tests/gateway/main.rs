@@ -22,6 +22,7 @@ mod full_disk;
 mod handover;
 mod hears;
 mod hostile;
+mod idle;
 mod interop;
 mod killed;
 mod kills;

@@ -1,9 +1,14 @@
-//! What is shipped beside the program: the systemd unit and its notifications, the Debian package, the alerts.
+//! What is shipped beside the program: the systemd unit and its notifications, the Debian package, the alerts, the handbook.
 
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use antiphon_loadgen::call::End;
+use antiphon_loadgen::sip;
+
+use super::program::Serve;
 use super::support::PATIENCE;
 
 fn root(path: &str) -> PathBuf {
@@ -95,6 +100,192 @@ fn the_debian_package_has_the_program_its_unit_and_its_configuration() {
     let missing = run(&script, &["/no/such/program", &out]).expect("a script of the project");
     assert_eq!(missing.status.code(), Some(69));
     assert!(text(&missing).contains("cargo build --release"));
+}
+
+#[test]
+fn what_is_released_is_made_twice_the_same() {
+    if run("dpkg-deb", &["--version"]).is_none() || run("python3", &["--version"]).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["antiphon", "antiphon-loadgen"] {
+        std::fs::copy("/bin/true", folder.path().join(name)).expect("copied");
+    }
+    let (from, out) = (folder.path().to_string_lossy().into_owned(), folder.path().join("out"));
+    let script = root("config/packaging/release").to_string_lossy().into_owned();
+    let made = run(&script, &["--check", "--from", &from, &out.to_string_lossy()]).expect("a script of the project");
+    assert!(made.status.success(), "{}", text(&made));
+    let sums = std::fs::read_to_string(out.join("SHA256SUMS")).expect("written");
+    for file in ["antiphon", "antiphon-loadgen", ".deb", "sbom.json", "NOTICE"] {
+        assert!(sums.lines().any(|line| line.ends_with(file)), "{file}: {sums}");
+    }
+    let none = run(&script, &["--from", "/no/such/folder", &out.to_string_lossy()]).expect("a script of the project");
+    assert_eq!(none.status.code(), Some(69), "{}", text(&none));
+    assert_eq!(run(&script, &["--nonsense"]).expect("a script of the project").status.code(), Some(2));
+}
+
+/// What somebody has after unpacking it, with the configuration of the package: a caller hears something.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_out_of_the_debian_package_answers_a_call() {
+    let folder = tempfile::tempdir().expect("a folder");
+    if run("dpkg-deb", &["--version"]).is_none() {
+        return;
+    }
+    let built = Command::new(root("config/packaging/debian/build"))
+        .args([Path::new(env!("CARGO_BIN_EXE_antiphon")), folder.path()])
+        // Packing what is unpacked at once is worth no time.
+        .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
+        .output()
+        .expect("a script of the project");
+    assert!(built.status.success(), "{}", text(&built));
+    let package = std::fs::read_dir(folder.path()).expect("a folder").next().expect("a package").expect("readable");
+    let system = folder.path().join("system");
+    let (package, into) = (package.path().to_string_lossy().into_owned(), system.to_string_lossy().into_owned());
+    let unpacked = run("dpkg-deb", &["-x", &package, &into]).expect("installed");
+    assert!(unpacked.status.success(), "{}", text(&unpacked));
+    std::fs::remove_file(package).expect("it was large");
+
+    let http = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    let sip = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    let address = |address: SocketAddr| address.to_string();
+    let child = Command::new(system.join("usr/bin/antiphon"))
+        .args(["serve", "-c"])
+        .arg(system.join("etc/antiphon/gateway.toml"))
+        .current_dir(&system)
+        .env("ANTIPHON_STATE__DIR", system.join("var/lib/antiphon"))
+        .env("ANTIPHON_HTTP__BIND", address(http))
+        .env("ANTIPHON_SIP__UDP", address(sip))
+        .env("ANTIPHON_SIP__TCP", "off")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut program = Serve::of(child, http, sip);
+    program.ready().await;
+    let caller = sip::Caller::bind(sip::Config::default()).await.expect("free ports");
+    let call = caller.call(&format!("sip:demo@{sip}")).await.expect("answered");
+    assert!(call.onset(call.setup().asked, PATIENCE).await.is_some(), "the agent greets");
+    assert_eq!(call.hang_up().await, End::Local);
+    assert_eq!(program.terminate().await, Some(0));
+}
+
+/// Commands of the handbook, and the test that runs each; `""`: its programs are no part of Debian, or change the system.
+const HANDBOOK: &[(&str, &str)] = &[
+    ("cargo build --release && config/packaging/debian/build", "a_gateway_out_of_the_debian_package_answers_a_call"),
+    ("podman build", ""),
+    (
+        "cd config/packaging/compose && ./secrets.sh",
+        "the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern",
+    ),
+    ("helm install", ""),
+    ("systemctl", "systemd_takes_every_line_of_the_unit"),
+    ("journalctl", ""),
+    ("antiphon check --call", "check_explains_a_call_and_asks_the_hosts_of_trunks"),
+    ("antiphon check --sip", "check_explains_a_call_and_asks_the_hosts_of_trunks"),
+    ("antiphon check -c", "check_names_the_line_of_a_mistake"),
+    ("antiphon model pull", "model_pull_fetches_from_a_hub"),
+    ("antiphon recording decrypt", "recordings_are_decrypted_with_their_key"),
+    ("antiphon serve --takeover", "a_second_process_takes_the_place_of_the_first_and_no_call_is_lost"),
+    ("antiphon worker", "a_gateway_speaks_through_a_worker_of_another_process"),
+    ("antiphon top", "top_shows_a_running_gateway"),
+    ("antiphon-loadgen ladder", "a_ladder_tells_what_few_places_bear"),
+    ("antiphon-loadgen size", "a_report_becomes_a_page_and_a_size"),
+    ("promtool test rules", "each_alert_fires_for_what_it_means_and_for_nothing_else"),
+    ("sqlite3", ""),
+    ("curl", "every_route_succeeds_and_every_metric_tells"),
+];
+
+/// Every command that the handbook tells: in code spans, and lines of blocks of shell.
+fn commands(handbook: &str) -> Vec<String> {
+    let programs = [
+        "antiphon ",
+        "antiphon-loadgen ",
+        "cargo ",
+        "podman ",
+        "helm ",
+        "docker ",
+        "cd ",
+        "systemctl ",
+        "journalctl ",
+        "promtool ",
+        "sqlite3 ",
+        "curl ",
+    ];
+    let mut found = Vec::new();
+    let mut shell = false;
+    for line in handbook.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            shell = kind == "sh";
+            continue;
+        }
+        let spans: Vec<&str> = if shell { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
+        found.extend(
+            spans.into_iter().filter(|span| programs.iter().any(|name| span.starts_with(name))).map(str::to_owned),
+        );
+    }
+    found
+}
+
+#[test]
+fn every_command_of_the_handbook_is_one_and_is_run_by_a_test() {
+    let handbook = std::fs::read_to_string(root("config/packaging/HANDBOOK.md")).expect("readable");
+    let mut tests = String::new();
+    let mut folders = vec![root("tests"), root("loadgen/tests"), root("loadgen/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("readable").flatten() {
+            match entry.path() {
+                path if path.is_dir() => folders.push(path),
+                path if path.extension().is_some_and(|end| end == "rs") => {
+                    tests.push_str(&std::fs::read_to_string(path).expect("UTF-8"));
+                }
+                _ => {}
+            }
+        }
+    }
+    let commands = commands(&handbook);
+    assert!(commands.len() >= 20, "{commands:?}");
+    for command in &commands {
+        let row = HANDBOOK.iter().find(|(known, _)| command.starts_with(known));
+        let (_, test) = row.unwrap_or_else(|| panic!("`{command}` has no row in HANDBOOK"));
+        assert!(test.is_empty() || tests.contains(&format!("fn {test}")), "`{command}`: no test `{test}`");
+        // Whatever its test leaves out: it takes these options. With --help nothing is done.
+        if let Some(arguments) = command.strip_prefix("antiphon ") {
+            let arguments = arguments.split_whitespace().chain(["--help"]).collect::<Vec<_>>();
+            let helped = run(env!("CARGO_BIN_EXE_antiphon"), &arguments).expect("it was built");
+            assert!(helped.status.success(), "{command}: {}", text(&helped));
+        }
+    }
+    for (known, _) in HANDBOOK {
+        assert!(commands.iter().any(|command| command.starts_with(known)), "the handbook has no `{known}`");
+    }
+}
+
+#[test]
+fn the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern() {
+    let read = |path: &str| std::fs::read_to_string(root(path)).expect("readable");
+    let image = read("config/packaging/oci/Containerfile");
+    let copied = image.lines().filter_map(|line| line.strip_prefix("COPY ")?.split(' ').next());
+    for file in copied.filter(|file| !file.starts_with("--") && *file != ".") {
+        assert!(root(file).exists(), "COPY {file}");
+    }
+    assert!(image.contains("USER 10001") && !image.contains("--privileged"));
+    // What compose mounts lies where it says.
+    let compose = read("config/packaging/compose/compose.yaml");
+    for line in compose.lines() {
+        let mounts = line.split(['"', ' ', '[', ',']).filter(|word| word.starts_with("./") || word.starts_with("../"));
+        for file in mounts.filter_map(|word| word.split(':').next()).filter(|file| !file.contains("secrets")) {
+            assert!(root("config/packaging/compose").join(file).exists(), "{line}");
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = folder.path().join("secrets.sh");
+    std::fs::copy(root("config/packaging/compose/secrets.sh"), &script).expect("copied");
+    let made = Command::new(&script).current_dir(folder.path()).output().expect("a script of the project");
+    assert!(made.status.success(), "{}", text(&made));
+    let secrets: Vec<String> = ["antiphon_token", "turn_password", "grafana"]
+        .map(|name| std::fs::read_to_string(folder.path().join("secrets").join(name)).expect(name).trim().to_owned())
+        .into();
+    assert!(secrets.iter().all(|secret| secret.len() >= 16) && secrets[0] != secrets[1], "{secrets:?}");
 }
 
 #[test]
