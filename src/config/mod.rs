@@ -214,13 +214,22 @@ impl Config {
         }
         let mut variables: Vec<_> = variables.into_iter().collect();
         variables.sort();
+        // One may only make sense beside the next, as the address and the certificate of TLS do: the first that leaves a mistake
+        // is told of when all are there.
+        let mut mistake = None;
         for (name, value) in variables {
             let Some(path) = name.strip_prefix(PREFIX).filter(|rest| rest.contains("__")) else { continue };
             let at = |message: String| ConfigError { origin: format!("environment variable `{name}`"), message };
             let keys: Vec<String> = path.split("__").map(str::to_lowercase).collect();
             apply(&mut table, &keys, parse_value(&value)).map_err(at)?;
             // Secrets make the types fit for reading only, so the table is read anew for each variable.
-            config = table.clone().try_into().map_err(|e: toml::de::Error| at(explain(e.message())))?;
+            match table.clone().try_into() {
+                Ok(read) => (config, mistake) = (read, None),
+                Err(error) => mistake = mistake.or_else(|| Some(at(explain(error.message())))),
+            }
+        }
+        if let Some(mistake) = mistake {
+            return Err(mistake);
         }
         config.source = Source::new(file.map(Path::to_path_buf), &table);
         follow(&table, &mut config.sip);

@@ -31,6 +31,21 @@ fn a_bad_variable_is_named() {
 }
 
 #[test]
+fn a_section_whose_keys_need_each_other_comes_whole_from_the_environment() {
+    let tls = [
+        ("ANTIPHON_SIP__TLS__BIND", "127.0.0.1:5061"),
+        ("ANTIPHON_SIP__TLS__CERT", "c.pem"),
+        ("ANTIPHON_SIP__TLS__KEY", "k.pem"),
+    ];
+    let config = load("", &tls).expect("valid");
+    assert_eq!(config.sip.tls.map(|tls| tls.bind.port()), Some(5061));
+    let error = load("", &tls[..2]).expect_err("one is missing");
+    assert!(error.origin.contains("ANTIPHON_SIP__TLS__BIND") && error.message.contains("`key`"), "{error}");
+    let error = load("", &[("ANTIPHON_HTTP__BNID", "x"), tls[0], tls[1], tls[2]]).expect_err("unknown key");
+    assert!(error.origin.contains("ANTIPHON_HTTP__BNID"), "{error}");
+}
+
+#[test]
 fn tokens_may_be_strings_or_tables() {
     let (plain, named) = ("a-token-of-its-own", "another-of-its-own");
     let text = format!("[http]\ntokens = [{plain:?}, {{ name = \"ops\", token = {named:?}, scopes = [\"admin\"] }}]\n");

@@ -59,6 +59,8 @@ use crate::synth::device::{DeviceStatus, Phase};
 use crate::telemetry::context;
 use crate::webrtc::SessionId;
 
+/// What a page may say of the trace that its request is part of.
+const TRACEPARENT: header::HeaderName = header::HeaderName::from_static(context::TRACEPARENT);
 /// Largest body of routes that take JSON or SDP.
 const MAX_BODY: usize = 1 << 20;
 
@@ -160,7 +162,7 @@ fn cors(origins: AllowOrigin) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE, Method::OPTIONS])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, TRACEPARENT])
         .expose_headers([
             header::LOCATION,
             header::ETAG,
