@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -16,9 +17,6 @@ use super::error::ApiError;
 use crate::clock;
 use crate::gateway::Gateway;
 use crate::sip::{TargetStatus, TrunkStatus};
-
-/// Content type of the Prometheus text format.
-pub(super) const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 use crate::telemetry;
 
 /// The routes of this module.
@@ -78,8 +76,13 @@ async fn ready(State(gateway): State<Gateway>) -> Response {
 
 async fn metrics(State(gateway): State<Gateway>, headers: HeaderMap) -> Response {
     super::gauges::refresh(&gateway).await;
+    show_metrics(gateway.metrics, &headers)
+}
+
+/// The metrics, in the form that is asked for.
+pub(super) fn show_metrics(handle: &PrometheusHandle, headers: &HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let (kind, text) = telemetry::metrics::answer(gateway.metrics, accept);
+    let (kind, text) = telemetry::metrics::answer(handle, accept);
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 

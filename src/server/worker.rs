@@ -1,14 +1,13 @@
 //! The HTTP of `antiphon worker`: health, readiness and metrics, by the rules of the gateway's routes of the same names.
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use metrics::gauge;
 use serde_json::{Value, json};
 
-use super::admin::PROMETHEUS;
 use super::{Policies, auth, device_json, error};
 use crate::synth::device::Phase;
 use crate::synth::device::remote::serve::Service;
@@ -40,9 +39,9 @@ async fn ready(State(service): State<Service>) -> Response {
     (status, Json(body)).into_response()
 }
 
-async fn metrics(State(service): State<Service>) -> Response {
+async fn metrics(State(service): State<Service>, headers: HeaderMap) -> Response {
     let told = service.told();
     gauge!("antiphon_stream_capacity", "state" => "used").set(f64::from(told.live));
     gauge!("antiphon_stream_capacity", "state" => "free").set((told.sustainable - f64::from(told.live)).max(0.0));
-    ([(header::CONTENT_TYPE, PROMETHEUS)], telemetry::metrics::recorder().render()).into_response()
+    super::admin::show_metrics(telemetry::metrics::recorder(), &headers)
 }
