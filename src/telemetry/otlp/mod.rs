@@ -21,7 +21,8 @@
 //!
 //! *Metrics by their message types, not by the SDK's instruments*: what the SDK exports can be made by its own instruments
 //! only, and a second set of these beside those of `/metrics` would record every packet twice (50 a second and call into the
-//! histogram of pacing alone). So one registry, rendered once a period: some 700 series take 2 ms.
+//! histogram of pacing alone). So one registry, rendered once a period: 600 samples in 4 to 17 ms, by an unoptimised build on a busy
+//! machine, on a thread that may block.
 //!
 //! *Weight*: with default features off the crates add eight to the tree (the project's five, `prost`, `prost-derive`,
 //! `anyhow`), no second HTTP stack and no gRPC.
