@@ -110,7 +110,8 @@ struct Turn;
 
 impl Turn {
     fn take() -> Option<Self> {
-        (!BUSY.swap(true, Ordering::AcqRel)).then_some(Self)
+        // Not `then_some`: a value that is made and dropped at once would give away what somebody else has.
+        if BUSY.swap(true, Ordering::AcqRel) { None } else { Some(Self) }
     }
 }
 
@@ -184,6 +185,9 @@ mod tests {
                 sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(7));
             }
         });
+        let taken = Turn::take();
+        assert!(taken.is_some() && Turn::take().is_none() && Turn::take().is_none(), "who is refused frees nothing");
+        drop(taken);
         let asked = |seconds| profile(Parameters(Length { seconds }));
         assert!(asked(Some(0)).await.is_err() && asked(Some(61)).await.is_err());
         let mut text = String::new();
@@ -191,6 +195,7 @@ mod tests {
         for _ in 0..30 {
             let (first, second) = tokio::join!(asked(Some(1)), asked(Some(1)));
             assert!(second.is_err(), "one at a time");
+            assert!(!BUSY.load(Ordering::Acquire), "and none afterwards");
             let body = axum::body::to_bytes(first.expect("made").into_body(), 1 << 24).await.expect("text");
             text = String::from_utf8_lossy(&body).into_owned();
             if text.contains("computing;") {

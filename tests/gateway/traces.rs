@@ -114,7 +114,7 @@ async fn agent(context: &'static str) -> (String, oneshot::Receiver<(Option<Stri
     tokio::spawn(async move {
         let (stream, _) = listener.accept().await.expect("the gateway dials");
         let mut header = None;
-        #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
+        #[allow(clippy::result_large_err, reason = "the callback's type is the library's")]
         let look = |request: &Request, response: Response| {
             let value = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
             header = value.map(str::to_owned);
