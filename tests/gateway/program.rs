@@ -54,6 +54,26 @@ impl Serve {
         until(&format!("{}/readyz", self.http), |body| body["ready"] == true).await;
     }
 
+    /// Waits until it takes calls (`true`) or has ended, as it does where somebody else got one of its ports meanwhile.
+    pub(crate) async fn comes(&mut self) -> bool {
+        let url = format!("{}/readyz", self.http);
+        // The client is built without a TLS provider of its own; a second call says that there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::new();
+        let asked = async {
+            loop {
+                if self.child.try_wait().expect("a child").is_some() {
+                    return false;
+                }
+                if client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success()) {
+                    return true;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, asked).await.expect("it is ready or ends")
+    }
+
     /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
