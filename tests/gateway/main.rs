@@ -18,6 +18,7 @@ mod doors;
 mod fallback;
 mod faults;
 mod firefox;
+mod fronts;
 mod full_disk;
 mod handover;
 mod hears;
