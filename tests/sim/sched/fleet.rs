@@ -1,4 +1,8 @@
-//! Several devices: where new turns go, by the rule that the engine uses.
+//! Several devices: where new turns go, by the rule that the engine uses. Then many machines of them ([`table`]).
+
+mod model;
+mod nodes;
+mod table;
 
 use std::time::Duration;
 

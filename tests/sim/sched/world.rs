@@ -152,6 +152,9 @@ pub(super) struct World {
     pub(super) trace: bool,
     /// Live turns that are over, and when each has been heard out or was refused.
     pub(super) over: Vec<(u64, Instant)>,
+    /// When live turns sounded first, and when the last of their work ended.
+    pub(super) sounded: Vec<(u64, Instant)>,
+    pub(super) ended: Vec<(u64, Instant)>,
 }
 
 /// A step in flight.
@@ -186,6 +189,8 @@ impl World {
             launched: None,
             trace: false,
             over: Vec::new(),
+            sounded: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -538,6 +543,7 @@ impl World {
         }
         if !listener.sounded {
             listener.sounded = true;
+            self.sounded.push((stream, heard));
             if listener.accepted >= self.measure_from {
                 let mut from = listener.accepted;
                 for (sum, reached) in self.report.until_first.iter_mut().zip(utterance.reached) {
@@ -573,6 +579,7 @@ impl World {
         } else if let Some(listener) = self.listeners.get_mut(&utterance.stream) {
             listener.left = listener.left.saturating_sub(1);
             if listener.left == 0 && utterance.class == Class::Live {
+                self.ended.push((utterance.stream, self.now));
                 self.over.push((utterance.stream, listener.dry.unwrap_or(self.now).max(self.now)));
             }
         }
