@@ -3,6 +3,7 @@
 mod kill;
 mod records;
 mod shared;
+mod speed;
 
 use std::time::Duration;
 

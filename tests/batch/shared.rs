@@ -77,19 +77,17 @@ fn engine(gate: &Gate) -> Engine {
 
 /// A gateway's batch work on the database at `url`.
 fn gateway(url: &str, audio: &Path, lease_s: u32, gate: &Gate) -> Batch {
+    Batch::open(Config { lease_s, ..config(url, audio) }, engine(gate)).expect("opens")
+}
+
+/// Of a gateway on the database at `url`.
+pub(super) fn config(url: &str, audio: &Path) -> Config {
     let address = Address::new(Secret::new(url)).expect("an address");
-    let config = Config {
-        database: Database::Postgres(address),
-        audio_dir: audio.to_owned(),
-        lanes: 4,
-        lease_s,
-        ..Config::default()
-    };
-    Batch::open(config, engine(gate)).expect("opens")
+    Config { database: Database::Postgres(address), audio_dir: audio.to_owned(), lanes: 4, ..Config::default() }
 }
 
 /// The undisturbed audio of [`spec`], by a gateway that is alone.
-async fn undisturbed(job: usize) -> Vec<u8> {
+pub(super) async fn undisturbed(job: usize) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
     let database = folder.path().join("jobs.sqlite").into();
     let config = Config { database, audio_dir: folder.path().join("audio"), ..Config::default() };
@@ -100,7 +98,7 @@ async fn undisturbed(job: usize) -> Vec<u8> {
     bytes
 }
 
-fn spec(job: usize) -> JobSpec {
+pub(super) fn spec(job: usize) -> JobSpec {
     let text = |item: usize| -> String {
         (0..SENTENCES / 2).map(|n| format!("Sentence {n} of text {item} of book {job} is spoken here. ")).collect()
     };
@@ -118,12 +116,12 @@ fn spec(job: usize) -> JobSpec {
 }
 
 /// Waits for a job to be over, whatever the database does meanwhile.
-async fn over(batch: &Batch, id: &str) -> Job {
+pub(super) async fn over(batch: &Batch, id: &str) -> Job {
     let unfinished = |job: &Job| matches!(job.state, JobState::Queued | JobState::Running);
     found("the job is over", || batch.job(id).ok().filter(|job| !unfinished(job))).await
 }
 
-fn audio(batch: &Batch, job: &Job) -> Vec<u8> {
+pub(super) fn audio(batch: &Batch, job: &Job) -> Vec<u8> {
     assert_eq!((job.state, job.finished), (JobState::Done, job.total), "{job:?}");
     batch.audio(&job.id, None).expect("finished").map(|bytes| bytes.expect("readable")).collect::<Vec<_>>().concat()
 }
@@ -136,14 +134,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// A connection of the test's own.
-fn link(url: &str) -> Link {
+pub(super) fn link(url: &str) -> Link {
     let address = Address::new(Secret::new(url)).expect("an address");
     Link::new(&address, Setup { part: "test", steps: &[], shown: false, listen: None, woken: Arc::default() })
         .expect("a link")
 }
 
 /// The one number that `query` asks for.
-fn number(link: &mut Link, query: &str) -> i64 {
+pub(super) fn number(link: &mut Link, query: &str) -> i64 {
     link.run(async |client| Ok(client.query_one(query, &[]).await?.get(0))).expect("answered")
 }
 
