@@ -16,13 +16,15 @@
 //! - **16-bit samples on disk, the format at the door**: what is asked for is encoded when it is read, joined over
 //!   all utterances as one stream, always from the same samples by the same encoder.
 //! - **A sentence that makes devices fail is found and left out**, for each failure ends live calls; see [`blame`].
-//! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room.
+//! - **A full disk stops, it does not fail**: the jobs say why they stand still and go on when there is room. So does an
+//!   object store that is away.
 
 mod age;
 mod audio;
 mod blame;
 mod jobs;
 mod runner;
+mod shared;
 mod store;
 
 use std::path::PathBuf;
@@ -33,9 +35,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-pub use self::audio::JobAudio;
+use self::audio::Place;
+pub use self::audio::{JobAudio, S3};
 pub use self::jobs::{Jobs, JobsFault};
-use self::runner::Shared;
+use self::shared::Shared;
 use self::store::{NewJob, Postgres, Sqlite, Store};
 use crate::audio_file::{AudioFileError, Format};
 use crate::call::segment::{SegmentConfig, Segmenter};
@@ -57,6 +60,10 @@ pub struct Config {
     pub database: Database,
     /// The folder of their audio; in the configuration, empty: `batch` in the state directory.
     pub audio_dir: PathBuf,
+    /// `s3://BUCKET` or `s3://BUCKET/PREFIX`: an object store in place of that folder; empty: the folder.
+    pub audio: String,
+    /// How that is reached.
+    pub s3: S3,
     /// Utterances handed to the engine at once. More fill wider steps; each may be lost in a crash.
     pub lanes: usize,
     /// Most texts in one job.
@@ -84,6 +91,8 @@ impl Default for Config {
         Self {
             database: Database::default(),
             audio_dir: PathBuf::new(),
+            audio: String::new(),
+            s3: S3::default(),
             lanes: 64,
             max_items: 10_000,
             max_chars: 5_000_000,
@@ -103,10 +112,10 @@ impl Config {
     /// # Errors
     /// The key and what it must be.
     pub fn validate(&self) -> Result<(), String> {
-        match self.lease_s {
-            0 => Err("lease_s must be 1 or more: what is spoken would be taken from its gateway at once".into()),
-            _ => Ok(()),
+        if self.lease_s == 0 {
+            return Err("lease_s must be 1 or more: what is spoken would be taken from its gateway at once".into());
         }
+        if self.audio.is_empty() { Ok(()) } else { self.s3.validate(&self.audio) }
     }
 }
 
@@ -280,6 +289,9 @@ pub enum BatchError {
         /// Why.
         source: std::io::Error,
     },
+    /// The object store did not do what it was asked.
+    #[error("{0}")]
+    Objects(String),
     /// Encoding failed.
     #[error(transparent)]
     Audio(#[from] AudioFileError),
@@ -307,7 +319,7 @@ impl Batch {
     /// # Errors
     /// The database or the folder cannot be used.
     pub fn open(config: Config, engine: Engine) -> Result<Self, BatchError> {
-        std::fs::create_dir_all(&config.audio_dir).map_err(io(&config.audio_dir))?;
+        let place = Place::of(&config)?;
         let changed = Arc::new(Notify::new());
         let (store, health): (Box<dyn Store>, _) = match &config.database {
             Database::File(path) => {
@@ -315,17 +327,17 @@ impl Batch {
                     std::fs::create_dir_all(folder).map_err(io(folder))?;
                 }
                 let mut store = Sqlite::open(path)?;
-                audio::recover(&mut store, &config.audio_dir)?;
+                place.recover(&mut store)?;
                 (Box::new(store), None)
             }
             Database::Postgres(address) => {
                 let lease = Duration::from_secs(config.lease_s.max(1).into());
-                let store = Postgres::new(address, config.audio_dir.clone(), lease, changed.clone())?;
+                let store = Postgres::new(address, Box::new(place.clone()), lease, changed.clone())?;
                 let health = store.health();
                 (Box::new(store), Some(health))
             }
         };
-        let shared = Arc::new(Shared::new(store, changed));
+        let shared = Arc::new(Shared::new(store, changed, place));
         let (settings, theirs) = (config.clone(), shared.clone());
         let thread = std::thread::Builder::new()
             .name("batch".into())
@@ -442,7 +454,7 @@ impl Batch {
         let cancelled = self.store().cancel(id, clock::wall())?;
         if cancelled {
             self.inner.shared.changed.notify_one();
-            audio::remove(&self.inner.config.audio_dir, id)?;
+            self.inner.shared.place.remove(id)?;
         }
         self.job(id)
     }
@@ -467,7 +479,7 @@ impl Batch {
             JobState::Failed | JobState::Cancelled => return Err(BatchError::NotFound(format!("audio of {name}"))),
         }
         let (format, made) = self.store().made(id, item)?;
-        JobAudio::open(&self.inner.config.audio_dir, id, format, &made)
+        self.inner.shared.place.open(id, format, &made)
     }
 
     /// Jobs by state, for metrics.

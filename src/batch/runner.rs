@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use super::age::Age;
+use super::audio::{Answer, Stored, Written};
 use super::blame::{Blame, LOSSES, Turn};
-use super::store::{Finish, PartId, Store, Work};
-use super::{BatchError, Config, HOUSEKEEPING, audio};
+use super::shared::{Shared, lock};
+use super::store::{Finish, PartId, Work};
+use super::{BatchError, Config, HOUSEKEEPING};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, Phase, StreamNote};
@@ -34,62 +36,6 @@ const PROBE: &str = "One, two, three, four, five.";
 const WEIGHT: f64 = 0.2;
 /// The speed is observed over at least this long.
 const WINDOW: Duration = Duration::from_secs(2);
-
-/// What the handle and the thread share.
-pub(super) struct Shared {
-    store: Mutex<Box<dyn Store>>,
-    /// There may be something to do, or to stop.
-    pub(super) changed: Arc<Notify>,
-    stopped: AtomicBool,
-    /// The runner panicked.
-    down: AtomicBool,
-    /// Makes the next round panic.
-    #[cfg(test)]
-    pub(super) fail: AtomicBool,
-    stalled: Mutex<Option<String>>,
-    /// Characters a second, smoothed.
-    speed: Mutex<Option<f64>>,
-}
-
-impl Shared {
-    pub(super) fn new(store: Box<dyn Store>, changed: Arc<Notify>) -> Self {
-        Self {
-            store: Mutex::new(store),
-            changed,
-            stopped: AtomicBool::new(false),
-            down: AtomicBool::new(false),
-            #[cfg(test)]
-            fail: AtomicBool::new(false),
-            stalled: Mutex::default(),
-            speed: Mutex::default(),
-        }
-    }
-
-    pub(super) fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
-        lock(&self.store)
-    }
-
-    pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.changed.notify_one();
-    }
-
-    pub(super) fn stalled(&self) -> Option<String> {
-        lock(&self.stalled).clone()
-    }
-
-    pub(super) fn chars_per_second(&self) -> Option<f64> {
-        *lock(&self.speed)
-    }
-
-    pub(super) fn is_down(&self) -> bool {
-        self.down.load(Ordering::Acquire)
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
-    }
-}
 
 /// The body of the thread: a runner, and another one after each that panicked. What a panic loses is the utterances
 /// that were in the engine, which are made again.
@@ -124,6 +70,11 @@ pub(super) struct Runner {
     trial: Option<StreamId>,
     /// Over, their audio on disk, and not in the database yet because that is full or away: made once is made for good.
     unrecorded: Vec<Over>,
+    /// Spoken, and on its way to an object store; by its number.
+    storing: HashMap<u64, Over>,
+    number: u64,
+    /// What becomes of those. Bounded like the events: where it is full the writes wait.
+    stored: (Answer, mpsc::Receiver<Stored>),
     /// When the leases were renewed.
     renewed: Option<Instant>,
     /// Nothing is started before then.
@@ -169,6 +120,9 @@ impl Runner {
             probe: None,
             trial: None,
             unrecorded: Vec::new(),
+            storing: HashMap::new(),
+            number: 0,
+            stored: mpsc::channel(EVENTS),
             renewed: None,
             pause: None,
             tidied: None,
@@ -203,6 +157,9 @@ impl Runner {
                 tokio::select! {
                     event = events.recv() => if let Some(event) = event {
                         self.handle(event);
+                    },
+                    Some((number, written)) = self.stored.1.recv() => if let Some(over) = self.storing.remove(&number) {
+                        self.written(clock::now(), over, written);
                     },
                     () = self.shared.changed.notified() => self.drop_cancelled(),
                     () = tokio::time::sleep_until(until.into()) => {}
@@ -276,7 +233,9 @@ impl Runner {
             }
         }
         let failures = self.failures();
-        while self.lanes.len() < self.config.lanes.max(1) {
+        // What is spoken faster than an object store takes it waits there, and not in memory.
+        let most = self.config.lanes.max(1);
+        while self.lanes.len() < most && self.storing.len() < most {
             let busy = !self.lanes.is_empty() || self.probe.is_some();
             let (work, stream) = match self.blame.next(now, busy) {
                 Turn::Hold => return,
@@ -368,7 +327,7 @@ impl Runner {
         let lanes = || self.lanes.values().map(|lane| &lane.work);
         tenants.sort_by_cached_key(|tenant| lanes().filter(|work| work.tenant == *tenant).count());
         for tenant in tenants {
-            let made = self.unrecorded.iter().map(|over| &over.id);
+            let made = self.unrecorded.iter().chain(self.storing.values()).map(|over| &over.id);
             let spoken = lanes().filter(|work| work.tenant == tenant).map(|work| &work.id);
             let busy: Vec<&PartId> = spoken.chain(made).collect();
             let free = store.claim(&tenant, &busy)?;
@@ -422,17 +381,7 @@ impl Runner {
         let result = match how {
             UtteranceEnd::Done => {
                 self.blame.finished(id);
-                let written = audio::write(&self.config.audio_dir, &lane.work.job, id, lane.work.fence, &lane.pcm);
-                if self.are_cancelled(&BTreeSet::from([lane.work.job.as_str()])).contains(&lane.work.job) {
-                    // Cancelled while this was written, which may have failed for that, or else left a file behind.
-                    return self.drop_audio(&lane.work.job);
-                }
-                if let Err(error) = written {
-                    let folder = self.config.audio_dir.display();
-                    return self.stall(now, format!("{folder}: {error}; it goes on when that is mended"));
-                }
-                self.attempts.remove(id);
-                Ok(lane.pcm.len() as u64)
+                return self.store(now, lane);
             }
             UtteranceEnd::Cancelled => return self.blame.returned(id),
             UtteranceEnd::Refused { retry_after } => {
@@ -469,6 +418,34 @@ impl Runner {
         self.record(now, Over { id: id.clone(), fence: lane.work.fence, job: lane.work.job, result });
     }
 
+    /// Puts what was spoken where audio lies.
+    fn store(&mut self, now: Instant, lane: Lane) {
+        let Lane { work, pcm, .. } = lane;
+        let over = Over { id: work.id, fence: work.fence, job: work.job, result: Ok(pcm.len() as u64) };
+        self.number += 1;
+        let place = &self.shared.place;
+        match place.write(&over.job, &over.id, over.fence, &pcm, self.number, &self.stored.0) {
+            Written::Now(written) => {
+                let written = written.map_err(|error| format!("{}: {error}", place.name()));
+                self.written(now, over, written);
+            }
+            Written::Later => drop(self.storing.insert(self.number, over)),
+        }
+    }
+
+    /// Audio is there, or could not be written.
+    fn written(&mut self, now: Instant, over: Over, written: Result<(), String>) {
+        if self.are_cancelled(&BTreeSet::from([over.job.as_str()])).contains(&over.job) {
+            // Cancelled while this was written, which may have failed for that, or else left a file behind.
+            return self.drop_audio(&over.job);
+        }
+        if let Err(error) = written {
+            return self.stall(now, format!("{error}; it goes on when that is mended"));
+        }
+        self.attempts.remove(&over.id);
+        self.record(now, over);
+    }
+
     /// Marks an utterance as over; kept for later, and `false`, where the database cannot take it.
     fn record(&mut self, now: Instant, over: Over) -> bool {
         let outcome = over.result.as_ref().map(|samples| *samples).map_err(String::as_str);
@@ -481,7 +458,7 @@ impl Runner {
             }
             Ok(Finish::Void) => {
                 *lock(&self.shared.stalled) = None;
-                if let Err(error) = audio::discard(&self.config.audio_dir, &over.job, &over.id, over.fence) {
+                if let Err(error) = self.shared.place.discard(&over.job, &over.id, over.fence) {
                     tracing::warn!(%error, "audio that another gateway has made, too, was not removed");
                 }
                 true
@@ -511,7 +488,7 @@ impl Runner {
 
     /// Of a cancelled job.
     fn drop_audio(&self, job: &str) {
-        if let Err(error) = audio::remove(&self.config.audio_dir, job) {
+        if let Err(error) = self.shared.place.remove(job) {
             tracing::warn!(%error, "audio of a cancelled job was not removed");
         }
     }
@@ -572,7 +549,7 @@ impl Runner {
                 continue;
             }
             // The audio first: a job without audio is found again, audio without a job is not.
-            audio::remove(&self.config.audio_dir, &job)?;
+            self.shared.place.remove(&job)?;
             store.forget(&job)?;
             bytes -= size.min(bytes);
         }
@@ -580,13 +557,10 @@ impl Runner {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::store::{NewJob, Sqlite};
+    use super::super::audio::Place;
+    use super::super::store::{NewJob, Sqlite, Store};
     use super::super::tests::{config, engine, spec};
     use super::*;
     use crate::audio_file::Format;
@@ -606,7 +580,8 @@ mod tests {
                 // As where the folder of the job is removed between any two calls of the writer.
                 std::fs::write(&config.audio_dir, b"in the way").expect("writes");
             }
-            let shared = Arc::new(Shared::new(Box::new(store), Arc::default()));
+            let place = Place::Folder(config.audio_dir.clone());
+            let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place));
             let audio = config.audio_dir.join("job");
             let mut runner = Runner::new(config, engine(), shared.clone());
             let lane = Lane { work, stream: StreamId::next(), pcm: vec![0; 480], failures: 0 };
@@ -624,7 +599,8 @@ mod tests {
         let mut store = Sqlite::open(config.database.path().expect("a file")).expect("opens");
         let spec = spec(&["Hello there."], Format::Wav);
         store.insert(&NewJob::plain("job", &spec, &[vec!["Hello there.".into()]])).expect("inserts");
-        let shared = Arc::new(Shared::new(Box::new(store), Arc::default()));
+        let place = Place::Folder(config.audio_dir.clone());
+        let shared = Arc::new(Shared::new(Box::new(store), Arc::default(), place));
         shared.fail.store(true, Ordering::Release);
         let thread = std::thread::spawn({
             let (config, shared) = (config.clone(), shared.clone());

@@ -1,3 +1,5 @@
+mod objects;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

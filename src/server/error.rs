@@ -232,6 +232,7 @@ impl From<BatchError> for ApiError {
             BatchError::Uncertain(_) | BatchError::Postgres(postgres::Error::Gone(_)) => {
                 ApiError::unavailable(message, DATABASE_RETRY)
             }
+            BatchError::Objects(_) => ApiError::unavailable(message, JOBS_RETRY),
             BatchError::Unfinished(_) => ApiError::new(StatusCode::CONFLICT, "unfinished", message),
             _ => {
                 tracing::error!(%message, "batch work failed");

@@ -223,6 +223,18 @@ pub(super) trait Store: Send {
     fn limit_growth(&self, _pages: u32) {}
 }
 
+/// Where audio lies, as far as gateways that share a database must agree on it.
+pub(super) trait Marked: Send {
+    /// Which place it is, and whether it was marked just now: the first who asks marks it.
+    fn mark(&self) -> Result<(String, bool), BatchError>;
+
+    /// Takes a mark back that was set just now.
+    fn unmark(&self);
+
+    /// What is said where it is not the place of the others.
+    fn is_another(&self) -> String;
+}
+
 /// What is said of an item by its utterances: how many there are, have audio, have none and never will.
 fn item_result(
     job: JobState,

@@ -1,4 +1,4 @@
-//! The jobs of several gateways, in one PostgreSQL, their audio in one folder that all of them see.
+//! The jobs of several gateways, in one PostgreSQL, their audio in one folder or object store that all of them see.
 //!
 //! A gateway claims an utterance with `FOR UPDATE SKIP LOCKED`: two that ask at the same time get different ones, and
 //! neither waits. The lease lasts by the clock of the database, so that those of the gateways may differ; each gateway makes
@@ -8,30 +8,25 @@
 //! - **The name of a file holds the fence**, so that one who comes late overwrites nothing, and the row says whose file
 //!   counts.
 //! - **Rows are locked in one order** (job, then its utterances in theirs), so that no two gateways wait for each other.
-//! - **The folder is checked**: it has a file with a number that the database knows. A gateway whose disk is not mounted
-//!   would mark as finished what no other can read.
+//! - **The place is checked**: it has a file or an object with a number that the database knows. A gateway whose disk is
+//!   not mounted would mark as finished what no other can read.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{Finish, Made, NewJob, PartId, Store, Work, item_result, no_job, state_of};
+use super::{Finish, Made, Marked, NewJob, PartId, Store, Work, item_result, no_job, state_of};
 use crate::audio_file::Format;
-use crate::batch::{BatchError, Job, JobState, PAGE, io};
+use crate::batch::{BatchError, Job, JobState, PAGE};
 use crate::postgres::{Address, Client, Error, Health, Link, Row, Setup};
 
 /// The channel that wakes gateways.
 const CHANNEL: &str = "antiphon_batch";
 /// Taken while a job is taken on, so that limits hold for all gateways together.
 const ADMISSION: i64 = 0x6261_7463_6861_646d;
-/// The file in the folder of audio that says which folder it is.
-const MARK: &str = ".antiphon-batch";
 
 /// The tables, a step for each version. Times of leases are the database's, all others the gateways'.
 const STEPS: &[&str] = &["
@@ -115,23 +110,23 @@ pub(in crate::batch) struct Postgres {
     /// This gateway, from start to end of its process.
     holder: String,
     lease: Duration,
-    folder: PathBuf,
-    /// Whether it is the folder that the database means.
+    place: Box<dyn Marked>,
+    /// Whether it is the place that the database means.
     known: bool,
 }
 
 impl Postgres {
-    /// Those at `address`, with audio in `folder`. Connects to nothing yet. `woken`: when there may be something to do.
+    /// Those at `address`, with audio at `place`. Connects to nothing yet. `woken`: when there may be something to do.
     pub(in crate::batch) fn new(
         address: &Address,
-        folder: PathBuf,
+        place: Box<dyn Marked>,
         lease: Duration,
         woken: Arc<Notify>,
     ) -> Result<Self, BatchError> {
         let link =
             Link::new(address, Setup { part: "batch", steps: STEPS, shown: true, listen: Some(CHANNEL), woken })?;
         let holder = uuid::Uuid::new_v4().simple().to_string();
-        Ok(Self { link, holder, lease, folder, known: false })
+        Ok(Self { link, holder, lease, place, known: false })
     }
 
     /// Whether the database can be used.
@@ -141,24 +136,15 @@ impl Postgres {
 
     fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> Result<T, BatchError> {
         if !self.known {
-            self.find_folder()?;
+            self.find_place()?;
             self.known = true;
         }
         Ok(self.link.run(work)?)
     }
 
-    /// Whether the folder of audio is that of the other gateways. The first of them says which it is.
-    fn find_folder(&mut self) -> Result<(), BatchError> {
-        let path = self.folder.join(MARK);
-        let mut is_new = false;
-        let mark = match std::fs::read_to_string(&path) {
-            Ok(mark) => mark.trim().to_owned(),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                is_new = true;
-                mark(&self.folder, &path).map_err(io(&path))?
-            }
-            Err(error) => return Err(io(&path)(error)),
-        };
+    /// Whether the place of audio is that of the other gateways. The first of them says which it is.
+    fn find_place(&mut self) -> Result<(), BatchError> {
+        let (mark, is_new) = self.place.mark()?;
         let known = self.link.run(async |client| {
             let query =
                 "INSERT INTO antiphon.batch_setting (name, value) VALUES ('audio_dir', $1) ON CONFLICT DO NOTHING";
@@ -171,31 +157,11 @@ impl Postgres {
         }
         if is_new {
             // Where a disk is mounted later it must not be found.
-            let _ = std::fs::remove_file(&path);
+            self.place.unmark();
         }
-        let reason = format!(
-            "[batch] audio_dir {} is not the folder that the other gateways of this database use: mount it there; where \
-             that folder is lost for good, DELETE FROM antiphon.batch_setting",
-            self.folder.display()
-        );
+        let reason = self.place.is_another();
         self.link.health().set(Some(reason.clone()));
         Err(Error::Unusable(reason).into())
-    }
-}
-
-/// Marks a folder, as a whole or not at all, and never over the mark of another gateway; the mark that it has then.
-fn mark(folder: &Path, path: &Path) -> std::io::Result<String> {
-    let mark = uuid::Uuid::new_v4().simple().to_string();
-    let written = folder.join(format!("{MARK}.{mark}"));
-    let mut file = File::create_new(&written)?;
-    writeln!(file, "{mark}")?;
-    file.sync_all()?;
-    let linked = std::fs::hard_link(&written, path);
-    // What is left over says nothing to anybody.
-    let _ = std::fs::remove_file(&written);
-    match linked {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(std::fs::read_to_string(path)?.trim().to_owned()),
     }
 }
 

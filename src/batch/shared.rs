@@ -1,0 +1,72 @@
+//! What the handle and the thread of jobs share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::audio::Place;
+use super::store::Store;
+
+/// What the handle and the thread share.
+pub(super) struct Shared {
+    store: Mutex<Box<dyn Store>>,
+    /// Where audio lies.
+    pub(super) place: Place,
+    /// There may be something to do, or to stop.
+    pub(super) changed: Arc<Notify>,
+    stopped: AtomicBool,
+    /// The runner panicked.
+    pub(super) down: AtomicBool,
+    /// Makes the next round panic.
+    #[cfg(test)]
+    pub(super) fail: AtomicBool,
+    pub(super) stalled: Mutex<Option<String>>,
+    /// Characters a second, smoothed.
+    pub(super) speed: Mutex<Option<f64>>,
+}
+
+impl Shared {
+    pub(super) fn new(store: Box<dyn Store>, changed: Arc<Notify>, place: Place) -> Self {
+        Self {
+            store: Mutex::new(store),
+            place,
+            changed,
+            stopped: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            #[cfg(test)]
+            fail: AtomicBool::new(false),
+            stalled: Mutex::default(),
+            speed: Mutex::default(),
+        }
+    }
+
+    pub(super) fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
+        lock(&self.store)
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    pub(super) fn stalled(&self) -> Option<String> {
+        lock(&self.stalled).clone()
+    }
+
+    pub(super) fn chars_per_second(&self) -> Option<f64> {
+        *lock(&self.speed)
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
