@@ -20,6 +20,10 @@ pub enum Name {
     SipTcp,
     /// `[sip] tls`.
     SipTls,
+    /// `[sip] ws`.
+    SipWs,
+    /// `[sip] wss`.
+    SipWss,
     /// The port of all browsers.
     WebRtcUdp,
     /// The same number in TCP.
@@ -28,7 +32,16 @@ pub enum Name {
 
 impl Name {
     /// Every name.
-    pub const ALL: [Name; 6] = [Name::Http, Name::SipUdp, Name::SipTcp, Name::SipTls, Name::WebRtcUdp, Name::WebRtcTcp];
+    pub const ALL: [Name; 8] = [
+        Name::Http,
+        Name::SipUdp,
+        Name::SipTcp,
+        Name::SipTls,
+        Name::SipWs,
+        Name::SipWss,
+        Name::WebRtcUdp,
+        Name::WebRtcTcp,
+    ];
 
     /// As in `FileDescriptorName=` (systemd.socket(5)).
     pub fn as_str(self) -> &'static str {
@@ -37,6 +50,8 @@ impl Name {
             Name::SipUdp => "sip-udp",
             Name::SipTcp => "sip-tcp",
             Name::SipTls => "sip-tls",
+            Name::SipWs => "sip-ws",
+            Name::SipWss => "sip-wss",
             Name::WebRtcUdp => "webrtc-udp",
             Name::WebRtcTcp => "webrtc-tcp",
         }
@@ -49,6 +64,8 @@ impl Name {
             Name::SipUdp => "[sip] udp",
             Name::SipTcp => "[sip] tcp",
             Name::SipTls => "[sip.tls] bind",
+            Name::SipWs => "[sip] ws",
+            Name::SipWss => "[sip] wss",
             Name::WebRtcUdp => "[webrtc] bind_port",
             Name::WebRtcTcp => "[webrtc] tcp",
         }
@@ -62,7 +79,7 @@ impl Name {
     fn kind(self) -> Type {
         match self {
             Name::SipUdp | Name::WebRtcUdp => Type::DGRAM,
-            Name::Http | Name::SipTcp | Name::SipTls | Name::WebRtcTcp => Type::STREAM,
+            Name::Http | Name::SipTcp | Name::SipTls | Name::SipWs | Name::SipWss | Name::WebRtcTcp => Type::STREAM,
         }
     }
 }

@@ -28,6 +28,12 @@ pub struct SipConfig {
     pub tcp: Option<SocketAddr>,
     /// TLS listener; absent means off.
     pub tls: Option<TlsConfig>,
+    /// WebSocket listener (RFC 7118); absent: off.
+    pub ws: Option<SocketAddr>,
+    /// WebSocket listener over TLS, with the certificate of `tls`; absent: off.
+    pub wss: Option<SocketAddr>,
+    /// Origins of pages that may connect to these (`https://app.example`, `*`); empty: pages of the same host.
+    pub ws_origins: Vec<String>,
     /// PEM file with the authorities that TLS trunks are trusted by; absent: those of the system.
     pub tls_roots: Option<PathBuf>,
     /// Address that peers are told to use, where it differs from the one bound (NAT, `0.0.0.0`).
@@ -71,6 +77,9 @@ impl Default for SipConfig {
             udp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5060))),
             tls: None,
+            ws: None,
+            wss: None,
+            ws_origins: Vec::new(),
             tls_roots: None,
             public_ip: None,
             allow: Vec::new(),
@@ -102,6 +111,9 @@ impl SipConfig {
     /// # Errors
     /// What to change.
     pub fn validate(&self) -> Result<(), String> {
+        if self.wss.is_some() && self.tls.is_none() {
+            return Err("wss: needs the certificate and key of `tls`".to_owned());
+        }
         let short = self.users.iter().find(|user| user.password.reveal().len() < MIN_PASSWORD);
         match short {
             Some(user) => Err(format!(

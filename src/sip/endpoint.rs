@@ -7,10 +7,7 @@
 use std::{
     future::{Future, poll_fn},
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, Weak, atomic::Ordering},
     task::Poll,
     time::Duration,
 };
@@ -25,13 +22,10 @@ use rsipstack::{
 };
 use tokio::{
     net::{TcpListener, UdpSocket},
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::timeout,
 };
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::TaskTracker,
-};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, info};
 
 use super::{
@@ -50,9 +44,10 @@ use super::{
     quota::Quotas,
     reliable::Pending,
     screen::MAX_MESSAGE,
-    shared::{Bound, Dialer, Shared, State, TrunkStatus, lock},
+    shared::{Bound, Dialer, Here, Life, Shared, State, TrunkStatus, Trunks, lock},
     stateless::Stateless,
     tls, trunk,
+    websocket::Origins,
 };
 use crate::{
     clock, fault,
@@ -114,10 +109,9 @@ impl Endpoint {
         let Beside { place, neighbours } = beside;
         let listeners = Listeners::open(&config, &place)?;
         let bound = listeners.bound;
-        let first = bound.udp.or(bound.tcp).or(bound.tls);
-        let media_bind = first
-            .map(|a| a.ip())
-            .ok_or_else(|| SipError::Config("[sip] has no listener: set one of udp, tcp and tls".to_owned()))?;
+        let media_bind = bound.all().next().map(|a| a.ip()).ok_or_else(|| {
+            SipError::Config("[sip] has no listener: set one of udp, tcp, tls, ws and wss".to_owned())
+        })?;
         let ports = PortPool::new(media_bind, rtp.port_min, rtp.port_max).ok_or_else(|| {
             SipError::Config(format!(
                 "[rtp] port_min = {} and port_max = {} leave no even port with an odd one above it",
@@ -142,7 +136,7 @@ impl Endpoint {
         }
 
         let closed = CancellationToken::new();
-        let addresses = [bound.udp, bound.tcp, bound.tls].into_iter().flatten().map(|address| address.ip());
+        let addresses = bound.all().map(|address| address.ip());
         let parked = Parked::new(rand::random());
         let (naming, carriers) = (Naming::new(&config, addresses), Carriers::new(&config));
         let stack = EndpointBuilder::new()
@@ -157,7 +151,8 @@ impl Endpoint {
             let ca_certs = tls::roots(config.tls_roots.as_deref()).await?;
             stack.inner.transport_layer.set_tls_config(StackTls { ca_certs, ..StackTls::default() });
         }
-        let stop = CancellationToken::new();
+        let life = Life::new(closed, MAX_TRANSACTIONS);
+        let stop = life.stop.clone();
         let secret: [u8; 32] = rand::random();
         let shared = Arc::new(Shared {
             stack: stack.inner.clone(),
@@ -165,24 +160,20 @@ impl Endpoint {
             ports,
             places: Places::new(config.max_calls, config.half_open_per_source, !config.trunk.is_empty()),
             naming,
-            carriers,
             auth: Authenticator::new(&config.realm, &config.users, &config.digest, secret, clock::now()),
-            quotas: Quotas::new(config.trunk.iter().map(|trunk| (trunk.name.clone(), trunk.limits()))),
+            trunks: Trunks {
+                states: Mutex::new(config.trunk.iter().map(State::new).collect()),
+                quotas: Quotas::new(config.trunk.iter().map(|trunk| (trunk.name.clone(), trunk.limits()))),
+                carriers,
+            },
             incoming,
             dialer: OnceLock::new(),
-            stop: stop.clone(),
-            tasks: TaskTracker::new(),
-            bound,
-            media_bind,
-            work: Arc::new(Semaphore::new(MAX_TRANSACTIONS)),
-            trunks: Mutex::new(config.trunk.iter().map(State::new).collect()),
+            here: Here { bound, media_bind, public_ip: config.public_ip },
+            life,
             reliable: Pending::default(),
             invites: Mutex::default(),
-            draining: AtomicBool::new(false),
             neighbours,
             place,
-            broken: Arc::new(AtomicBool::new(false)),
-            closed: closed.clone(),
             config,
         });
         let weak = Arc::downgrade(&shared);
@@ -203,12 +194,12 @@ impl Endpoint {
             dispatch(vital.shared.clone(), requests).await;
         });
         for index in 0..shared.config.trunk.len() {
-            shared.tasks.spawn(trunk::keep(shared.clone(), index));
+            shared.life.tasks.spawn(trunk::keep(shared.clone(), index));
             if shared.config.trunk[index].options_s > 0 {
-                shared.tasks.spawn(trunk::watch(shared.clone(), index));
+                shared.life.tasks.spawn(trunk::watch(shared.clone(), index));
             }
         }
-        info!(udp = ?bound.udp, tcp = ?bound.tcp, tls = ?bound.tls, "SIP endpoint is up");
+        info!(udp = ?bound.udp, tcp = ?bound.tcp, tls = ?bound.tls, ws = ?bound.ws, wss = ?bound.wss, "SIP endpoint is up");
         Ok(Endpoint { shared, _stop: Arc::new(stop.drop_guard()) })
     }
 
@@ -256,17 +247,22 @@ impl Endpoint {
 
     /// Where UDP is bound.
     pub fn local_udp(&self) -> Option<SocketAddr> {
-        self.shared.bound.udp
+        self.shared.here.bound.udp
     }
 
     /// Where TCP is bound.
     pub fn local_tcp(&self) -> Option<SocketAddr> {
-        self.shared.bound.tcp
+        self.shared.here.bound.tcp
+    }
+
+    /// Where WebSockets come in, plain and over TLS.
+    pub fn local_ws(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        (self.shared.here.bound.ws, self.shared.here.bound.wss)
     }
 
     /// Where TLS is bound.
     pub fn local_tls(&self) -> Option<SocketAddr> {
-        self.shared.bound.tls
+        self.shared.here.bound.tls
     }
 
     /// Calls up or being set up.
@@ -281,12 +277,12 @@ impl Endpoint {
 
     /// Whether a task has ended that calls cannot do without.
     pub fn is_broken(&self) -> bool {
-        self.shared.broken.load(Ordering::Relaxed)
+        self.shared.life.broken.load(Ordering::Relaxed)
     }
 
     /// Where other hosts reach the listeners.
     pub fn addresses(&self) -> Addresses {
-        let Bound { udp, tcp, tls } = self.shared.bound;
+        let Bound { udp, tcp, tls, .. } = self.shared.here.bound;
         let at = |bound: Option<SocketAddr>| bound.map(|bound| self.shared.reached(bound, None));
         Addresses { udp: at(udp), tcp: at(tcp), tls: at(tls) }
     }
@@ -294,12 +290,12 @@ impl Endpoint {
     /// State of each trunk, in the order of the configuration.
     pub fn trunks(&self) -> Vec<TrunkStatus> {
         let now = clock::now();
-        lock(&self.shared.trunks).iter().map(|state| state.status(now)).collect()
+        lock(&self.shared.trunks.states).iter().map(|state| state.status(now)).collect()
     }
 
     /// Answers new calls with 503 from now on; calls that are up go on.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.life.draining.store(true, Ordering::Relaxed);
     }
 
     /// Call-IDs of the calls that are up or being set up here.
@@ -315,12 +311,12 @@ impl Endpoint {
     /// Ends every call with BYE, unregisters, closes the listeners.
     pub async fn shutdown(&self) {
         self.drain();
-        self.shared.stop.cancel();
-        self.shared.tasks.close();
-        if timeout(GRACE, self.shared.tasks.wait()).await.is_err() {
+        self.shared.life.stop.cancel();
+        self.shared.life.tasks.close();
+        if timeout(GRACE, self.shared.life.tasks.wait()).await.is_err() {
             debug!("some SIP calls did not end in time");
         }
-        self.shared.closed.cancel();
+        self.shared.life.closed.cancel();
     }
 }
 
@@ -333,9 +329,9 @@ struct Vital {
 impl Drop for Vital {
     fn drop(&mut self) {
         // A runtime that goes down drops its tasks, too; then nobody asks any more.
-        if !self.shared.closed.is_cancelled() && !self.shared.stop.is_cancelled() {
+        if !self.shared.life.closed.is_cancelled() && !self.shared.life.stop.is_cancelled() {
             tracing::error!(task = self.task, "a task of the SIP endpoint has ended");
-            self.shared.broken.store(true, Ordering::Relaxed);
+            self.shared.life.broken.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -346,12 +342,14 @@ struct Listeners {
     udp: Option<UdpSocket>,
     tcp: Option<TcpListener>,
     tls: Option<(TcpListener, tls::Tls)>,
+    ws: Option<TcpListener>,
+    wss: Option<(TcpListener, tls::Tls)>,
 }
 
 impl Listeners {
     fn open(config: &SipConfig, place: &Place) -> Result<Listeners, SipError> {
         let error = |address, transport| move |source| SipError::Listen { address, transport, source };
-        let mut listeners = Listeners { bound: Bound::default(), udp: None, tcp: None, tls: None };
+        let mut listeners = Listeners { bound: Bound::default(), udp: None, tcp: None, tls: None, ws: None, wss: None };
         if let Some(address) = config.udp {
             let socket = place.datagrams(Name::SipUdp, address, handover::datagrams).and_then(UdpSocket::from_std);
             let socket = socket.map_err(error(address, "udp"))?;
@@ -368,7 +366,20 @@ impl Listeners {
             let listener = place.listener(Name::SipTls, tls.bind, handover::listener);
             let listener = listener.map_err(error(tls.bind, "tls"))?;
             listeners.bound.tls = listener.local_addr().ok();
-            listeners.tls = Some((listener, secure));
+            listeners.tls = Some((listener, secure.clone()));
+            if let Some(address) = config.wss {
+                let listener =
+                    place.listener(Name::SipWss, address, handover::listener).map_err(error(address, "wss"))?;
+                listeners.bound.wss = listener.local_addr().ok();
+                listeners.wss = Some((listener, secure));
+            }
+        } else if config.wss.is_some() {
+            return Err(SipError::Config("[sip] wss needs the certificate and key of [sip] tls".to_owned()));
+        }
+        if let Some(address) = config.ws {
+            let listener = place.listener(Name::SipWs, address, handover::listener).map_err(error(address, "ws"))?;
+            listeners.bound.ws = listener.local_addr().ok();
+            listeners.ws = Some(listener);
         }
         Ok(listeners)
     }
@@ -381,14 +392,14 @@ impl Listeners {
     ) -> Result<(), SipError> {
         let weak = Arc::downgrade(shared);
         let guard = Guard {
-            door: Arc::new(Door::new(&shared.config, shared.carriers.clone())),
+            door: Arc::new(Door::new(&shared.config, shared.trunks.carriers.clone())),
             stateless: Stateless {
                 stack: stack.inner.clone(),
                 secret: rand::random(),
                 judge: Arc::new(move |request, source| inbound::judge(&*weak.upgrade()?, request, source)),
             },
             agent: AGENT.into(),
-            broken: shared.broken.clone(),
+            broken: shared.life.broken.clone(),
         };
         let layer = &stack.inner.transport_layer;
         let public = |bound: Option<SocketAddr>| Some(SocketAddr::new(shared.config.public_ip?, bound?.port()));
@@ -399,9 +410,9 @@ impl Listeners {
             let arrived = tokio::sync::Mutex::new(place.arrived(Kind::Sip));
             let socket = Arc::new(ScreenedUdp { socket, guard, place, arrived, parked, buffer, away });
             // Tracked, so that it ends with the endpoint.
-            shared.tasks.spawn(watch_socket(shared.clone(), Arc::downgrade(&socket)));
+            shared.life.tasks.spawn(watch_socket(shared.clone(), Arc::downgrade(&socket)));
             let external = public(self.bound.udp);
-            let udp = UdpConnection::from_socket(socket, external, Some(shared.closed.clone()));
+            let udp = UdpConnection::from_socket(socket, external, Some(shared.life.closed.clone()));
             layer.add_transport(SipConnection::Udp(udp.await.map_err(stack_error)?));
         }
         let inner = stack.inner.clone();
@@ -423,15 +434,19 @@ impl Listeners {
             serve.await.ok();
         });
 
-        let plain = self.tcp.map(|listener| (listener, None));
-        let secure = self.tls.map(|(listener, acceptor)| (listener, Some(acceptor)));
-        for (listener, tls) in plain.into_iter().chain(secure) {
+        let origins = Origins::new(&shared.config.ws_origins);
+        let plain = self.tcp.map(|listener| (listener, None, None));
+        let secure = self.tls.map(|(listener, acceptor)| (listener, Some(acceptor), None));
+        let ws = self.ws.map(|listener| (listener, None, Some(origins.clone())));
+        let wss = self.wss.map(|(listener, acceptor)| (listener, Some(acceptor), Some(origins)));
+        for (listener, tls, websocket) in plain.into_iter().chain(secure).chain(ws).chain(wss) {
             let listener = StreamListener {
                 listener,
                 tls,
+                websocket,
                 guard: guard.clone(),
                 stack: stack.inner.clone(),
-                stop: shared.closed.clone(),
+                stop: shared.life.closed.clone(),
                 place: shared.place.clone(),
             };
             let vital = Vital { shared: shared.clone(), task: "listener" };
@@ -449,13 +464,13 @@ async fn watch_socket(shared: Arc<Shared>, socket: Weak<ScreenedUdp>) {
     let mut before = false;
     loop {
         tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = shared.life.stop.cancelled() => return,
             () = tokio::time::sleep(LOOK) => {}
         }
         let Some(socket) = socket.upgrade() else { return };
         // Twice, for a process that was stopped and goes on has not read either.
         let abandoned = socket.is_abandoned(clock::now());
-        if abandoned && before && !shared.broken.swap(true, Ordering::Relaxed) {
+        if abandoned && before && !shared.life.broken.swap(true, Ordering::Relaxed) {
             tracing::error!("nothing reads the SIP socket any more");
         }
         before = abandoned;
@@ -466,13 +481,13 @@ async fn watch_socket(shared: Arc<Shared>, socket: Weak<ScreenedUdp>) {
 async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
     loop {
         let tx = tokio::select! {
-            () = shared.closed.cancelled() => return,
+            () = shared.life.closed.cancelled() => return,
             tx = requests.recv() => tx,
         };
         let Some(tx) = tx else { return };
-        fault::point("sip", shared.bound.udp.map(|udp| udp.port()));
+        fault::point("sip", shared.here.bound.udp.map(|udp| udp.port()));
         // overflow: drops (counted): the sender repeats its request
-        let Ok(permit) = shared.work.clone().try_acquire_owned() else {
+        let Ok(permit) = shared.life.work.clone().try_acquire_owned() else {
             counter!("antiphon_sip_messages_total", "outcome" => "overload").increment(1);
             continue;
         };

@@ -37,7 +37,7 @@ pub struct Explanation {
 /// # Errors
 /// It would not be; the text says why, and names the key.
 pub fn explain(config: &SipConfig, request: &DialRequest) -> Result<Explanation, DialError> {
-    let listeners = [config.udp, config.tcp, config.tls.as_ref().map(|tls| tls.bind)];
+    let listeners = [config.udp, config.tcp, config.tls.as_ref().map(|tls| tls.bind), config.ws, config.wss];
     let local = dialplan::all_loopback(listeners.into_iter().flatten().map(|address| address.ip()));
     let plan = Dialplan { config, local };
     let from = request.from.as_deref();
@@ -79,7 +79,13 @@ pub fn explain(config: &SipConfig, request: &DialRequest) -> Result<Explanation,
 pub async fn probe(config: &SipConfig, limit: Duration) -> Result<Vec<TrunkStatus>, SipError> {
     // A gateway may be running on the configured ones.
     let free = |address: SocketAddr| SocketAddr::new(address.ip(), 0);
-    let mut config = SipConfig { udp: config.udp.map(free), tcp: config.tcp.map(free), ..config.clone() };
+    let mut config = SipConfig {
+        udp: config.udp.map(free),
+        tcp: config.tcp.map(free),
+        ws: config.ws.map(free),
+        wss: config.wss.map(free),
+        ..config.clone()
+    };
     if let Some(tls) = &mut config.tls {
         tls.bind = free(tls.bind);
     }

@@ -104,7 +104,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let responses = tx.tu_sender.clone();
     let ringing =
         Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, peer, gone, wish, timer };
-    shared.tasks.spawn(ringing.run(receiver, taken));
+    shared.life.tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
     if let Err(error) = driver.handle(&mut tx).await {
@@ -327,7 +327,7 @@ impl Ringing {
         }
         let limit = sleep(RINGING);
         tokio::pin!(limit);
-        let stop = self.shared.stop.clone();
+        let stop = self.shared.life.stop.clone();
         loop {
             tokio::select! {
                 biased;

@@ -1,4 +1,4 @@
-//! Sockets of the endpoint: UDP and, as one kind of stream, TCP and TLS.
+//! Sockets of the endpoint: UDP and, as one kind of stream, TCP, TLS and WebSockets over either.
 //!
 //! Owns reading, framing, screening and writing. What passes [`screen`] reaches the stack; what does not is
 //! answered here. Limits: connections in all and for one address, idle time, time for one write, and no
@@ -23,6 +23,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use futures_util::{SinkExt, StreamExt};
 use metrics::counter;
 use rsipstack::{
     platform::net::UdpSocket as StackSocket,
@@ -36,6 +37,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc::UnboundedReceiver},
     time::timeout,
 };
+use tokio_tungstenite::tungstenite::Message;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -46,6 +48,7 @@ use super::{
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
     stateless::Stateless,
     tls::Tls,
+    websocket::{self, Origins},
 };
 use crate::{
     certificate,
@@ -277,6 +280,8 @@ pub(super) struct StreamListener {
     pub(super) listener: TcpListener,
     /// `None`: plain TCP.
     pub(super) tls: Option<Tls>,
+    /// Messages come in WebSockets, which pages of these origins may open; `None`: as they are.
+    pub(super) websocket: Option<Origins>,
     pub(super) guard: Guard,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) stop: CancellationToken,
@@ -321,26 +326,28 @@ impl StreamListener {
             stream.set_nodelay(true).ok();
             let connection = Connection {
                 from,
-                transport: if self.tls.is_some() { Transport::Tls } else { Transport::Tcp },
+                transport: match (&self.websocket, &self.tls) {
+                    (Some(_), tls) => websocket::transport(tls.is_some()),
+                    (None, Some(_)) => Transport::Tls,
+                    (None, None) => Transport::Tcp,
+                },
                 guard: self.guard.clone(),
                 stack: self.stack.clone(),
                 stop: self.stop.child_token(),
                 _slot: slot,
                 _peer: peer,
             };
-            match self.tls.as_ref().map(|tls| tls.acceptor.clone()) {
-                None => {
-                    tokio::spawn(connection.run(stream));
+            let acceptor = self.tls.as_ref().map(|tls| tls.acceptor.clone());
+            let origins = self.websocket.clone();
+            tokio::spawn(async move {
+                match acceptor {
+                    None => connection.serve(stream, origins).await,
+                    Some(acceptor) => match timeout(STALL, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => connection.serve(stream, origins).await,
+                        _ => debug!(%from, "TLS handshake failed"),
+                    },
                 }
-                Some(acceptor) => {
-                    tokio::spawn(async move {
-                        match timeout(STALL, acceptor.accept(stream)).await {
-                            Ok(Ok(stream)) => connection.run(stream).await,
-                            _ => debug!(%from, "TLS handshake failed"),
-                        }
-                    });
-                }
-            }
+            });
         }
     }
 }
@@ -384,26 +391,95 @@ struct Connection {
     _peer: Peer,
 }
 
+/// A connection as the stack knows it. Dropped, the stack forgets it.
+struct Flow {
+    incoming: rsipstack::transport::connection::TransportSender,
+    outgoing: UnboundedReceiver<TransportEvent>,
+    connection: SipConnection,
+    address: SipAddr,
+}
+
 impl Connection {
-    async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, mut stream: S) {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S, websocket: Option<Origins>) {
+        let Some(origins) = websocket else { return self.run(stream).await };
+        match timeout(STALL, websocket::accept(stream, &origins)).await {
+            Ok(Some(socket)) => self.run_websocket(socket).await,
+            _ => {
+                count("refused");
+                debug!(from = %self.from, "no WebSocket for SIP");
+            }
+        }
+    }
+
+    /// Has the stack know of it.
+    async fn register(&self) -> Option<Flow> {
         let address = SipAddr::new(self.transport, self.from.into());
         // overflow: retained: neither queue can be bounded through the stack's types. The outgoing one is, in
         // effect, by MAX_UNSENT and STALL below; the incoming one by the stack reading at once.
         let (incoming, receiver) = unbounded();
-        let (sender, mut outgoing) = unbounded();
+        let (sender, outgoing) = unbounded();
         let channel =
             ChannelConnection::create_connection(receiver, sender, address.clone(), Some(self.stop.clone())).await;
-        let Ok(channel) = channel else { return };
-        let connection = SipConnection::Channel(channel);
+        let connection = SipConnection::Channel(channel.ok()?);
         self.stack.transport_layer.add_connection(connection.clone());
+        Some(Flow { incoming, outgoing, connection, address })
+    }
 
+    async fn run_websocket<S: AsyncRead + AsyncWrite + Unpin>(self, mut socket: tokio_tungstenite::WebSocketStream<S>) {
+        let Some(mut flow) = self.register().await else { return };
+        let reason = loop {
+            let idle = tokio::time::sleep(IDLE);
+            let mut answers = Vec::new();
+            tokio::select! {
+                () = self.stop.cancelled() => break "closed here",
+                () = idle => break "idle",
+                event = flow.outgoing.recv() => {
+                    // The stack wraps what it sends as if it had arrived.
+                    let Some(TransportEvent::Incoming(message, _, _)) = event else { break "closed here" };
+                    answers.push(message.to_bytes().to_vec());
+                }
+                read = socket.next(), if flow.outgoing.len() < MAX_UNSENT => {
+                    let bytes = match read {
+                        Some(Ok(Message::Text(text))) => bytes::Bytes::from(text),
+                        Some(Ok(Message::Binary(bytes))) => bytes,
+                        // The library answers pings; their answers are signs of life.
+                        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
+                        Some(Ok(Message::Close(_)) | Err(_)) | None => break "closed by the peer",
+                    };
+                    if bytes.iter().all(|byte| b"\r\n".contains(byte)) {
+                        // A keep-alive of RFC 5626 section 4.4.1.
+                        if bytes.len() >= 4 {
+                            answers.push(b"\r\n".to_vec());
+                        }
+                    } else {
+                        match self.pass(&bytes, &flow) {
+                            Ok(answer) => answers.extend(answer),
+                            Err(reason) => break reason,
+                        }
+                    }
+                }
+            }
+            let mut written = true;
+            for answer in answers {
+                written &= matches!(timeout(STALL, socket.send(websocket::message(answer))).await, Ok(Ok(())));
+            }
+            if !written {
+                break "cannot write";
+            }
+        };
+        debug!(from = %self.from, reason, "SIP WebSocket ended");
+        timeout(STALL, socket.close(None)).await.ok();
+    }
+
+    async fn run<S: AsyncRead + AsyncWrite + Unpin>(self, mut stream: S) {
+        let Some(mut flow) = self.register().await else { return };
         let mut buffer = BytesMut::with_capacity(4_096);
         let reason = loop {
             let idle = tokio::time::sleep(IDLE);
             tokio::select! {
                 () = self.stop.cancelled() => break "closed here",
                 () = idle => break "idle",
-                event = outgoing.recv() => {
+                event = flow.outgoing.recv() => {
                     // The stack wraps what it sends as if it had arrived.
                     let Some(TransportEvent::Incoming(message, _, _)) = event else { break "closed here" };
                     match timeout(STALL, stream.write_all(&message.to_bytes())).await {
@@ -411,11 +487,11 @@ impl Connection {
                         _ => break "cannot write",
                     }
                 }
-                read = stream.read_buf(&mut buffer), if outgoing.len() < MAX_UNSENT => {
+                read = stream.read_buf(&mut buffer), if flow.outgoing.len() < MAX_UNSENT => {
                     if !matches!(read, Ok(1..)) {
                         break "closed by the peer";
                     }
-                    match self.take(&mut buffer, &incoming, &connection, &address) {
+                    match self.take(&mut buffer, &flow) {
                         Err(reason) => break reason,
                         Ok(answers) if answers.is_empty() => {}
                         Ok(answers) => match timeout(STALL, stream.write_all(&answers)).await {
@@ -427,18 +503,11 @@ impl Connection {
             }
         };
         debug!(from = %self.from, reason, "SIP connection ended");
-        // Dropping `incoming` makes the stack forget the connection.
         timeout(STALL, stream.shutdown()).await.ok();
     }
 
     /// Takes every whole message from the buffer. Returns what must be written at once.
-    fn take(
-        &self,
-        buffer: &mut BytesMut,
-        incoming: &rsipstack::transport::connection::TransportSender,
-        connection: &SipConnection,
-        address: &SipAddr,
-    ) -> Result<Vec<u8>, &'static str> {
+    fn take(&self, buffer: &mut BytesMut, flow: &Flow) -> Result<Vec<u8>, &'static str> {
         let mut answers = Vec::new();
         loop {
             let length = match frame(buffer) {
@@ -455,21 +524,27 @@ impl Connection {
                 Frame::Message(length) => length,
             };
             let bytes = buffer.split_to(length);
-            if !self.guard.door.lets_in(clock::now(), self.from.ip()) {
-                count("too_fast");
-                return Err("too many messages");
+            answers.extend(self.pass(&bytes, flow)?.unwrap_or_default());
+        }
+    }
+
+    /// Screens one message and hands it to the stack. Returns what must be written at once.
+    fn pass(&self, bytes: &[u8], flow: &Flow) -> Result<Option<Vec<u8>>, &'static str> {
+        if !self.guard.door.lets_in(clock::now(), self.from.ip()) {
+            count("too_fast");
+            return Err("too many messages");
+        }
+        match self.guard.judge(bytes, self.from, self.transport) {
+            Verdict::Pass { message, .. } => {
+                let message = SipConnection::update_msg_received(*message, self.from, self.transport)
+                    .map_err(|_| "Via that cannot be amended")?;
+                let event = TransportEvent::Incoming(message, flow.connection.clone(), flow.address.clone());
+                // overflow: retained: the stack takes it at once
+                flow.incoming.send(event).map_err(|_| "closed here")?;
+                Ok(None)
             }
-            match self.guard.judge(&bytes, self.from, self.transport) {
-                Verdict::Pass { message, .. } => {
-                    let message = SipConnection::update_msg_received(*message, self.from, self.transport)
-                        .map_err(|_| "Via that cannot be amended")?;
-                    let event = TransportEvent::Incoming(message, connection.clone(), address.clone());
-                    // overflow: retained: the stack takes it at once
-                    incoming.send(event).map_err(|_| "closed here")?;
-                }
-                Verdict::Answer(answer) => answers.extend_from_slice(&answer),
-                Verdict::Ignore(_) => {}
-            }
+            Verdict::Answer(answer) => Ok(Some(answer)),
+            Verdict::Ignore(_) => Ok(None),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - `trunk`: registrations and health; `targets`: the hosts of a trunk; `number`: how it writes numbers;
 //!   `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
-//! - `listen`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
+//! - `listen`, `websocket`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
 //! - `bridge`: what belongs to the gateway whose place this one took
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
@@ -19,7 +19,8 @@
 //! Never touches media: the session task and the leg meet in two channels.
 //!
 //! # What it does
-//! UDP, TCP and TLS. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
+//! UDP, TCP, TLS and WebSocket (RFC 7118; its media is RTP, as SRTP with keys in the description, and not a browser's ICE
+//! and DTLS: browsers call by WHIP). INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
 //! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
@@ -70,6 +71,7 @@ mod tidy;
 mod timer;
 mod tls;
 mod trunk;
+mod websocket;
 
 use thiserror::Error;
 
@@ -98,7 +100,7 @@ pub enum SipError {
     Listen {
         /// What was to be bound.
         address: std::net::SocketAddr,
-        /// `udp`, `tcp` or `tls`.
+        /// `udp`, `tcp`, `tls`, `ws` or `wss`.
         transport: &'static str,
         /// What the system said.
         source: std::io::Error,

@@ -133,7 +133,7 @@ pub(super) async fn dial_early(
     }
     let plan = Plan::new(shared, &request)?;
     let lease = match plan.trunk {
-        Some((index, _)) => Some(shared.quotas.begin(index).map_err(DialError::Denied)?),
+        Some((index, _)) => Some(shared.trunks.quotas.begin(index).map_err(DialError::Denied)?),
         None => None,
     };
     let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
@@ -515,7 +515,7 @@ async fn watch<T>(
 
 /// Apart, so that the type of `dial` does not depend on that of the session, which may dial itself.
 fn spawn(session: Session) {
-    let tasks = session.shared.tasks.clone();
+    let tasks = session.shared.life.tasks.clone();
     tasks.spawn(session.run());
 }
 

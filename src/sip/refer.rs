@@ -37,7 +37,7 @@ impl Transfer {
         // The peer places this call, and often our trunk: it counts to that trunk's calls a minute. An attended one
         // is counted where the consultation call begins.
         if let Some((index, _)) = route.trunk.filter(|_| !attended) {
-            drop(shared.quotas.begin(index)?);
+            drop(shared.trunks.quotas.begin(index)?);
         }
         let target = route.uri;
         let mut refer_to = format!("<{target}>");

@@ -164,7 +164,7 @@ impl Session {
 
 impl Running {
     async fn work(&mut self) -> Ending {
-        let stop = self.shared.stop.clone();
+        let stop = self.shared.life.stop.clone();
         loop {
             if let ControlFlow::Break(ending) = self.act().await {
                 return ending;

@@ -62,33 +62,84 @@ pub(super) struct Shared {
     pub(super) ports: PortPool,
     pub(super) places: Places,
     pub(super) naming: Naming,
-    pub(super) carriers: Carriers,
     pub(super) auth: Authenticator,
-    /// What goes out through each trunk.
-    pub(super) quotas: Quotas,
+    pub(super) trunks: Trunks,
     pub(super) incoming: mpsc::Sender<IncomingCall>,
     /// Calls out, for who is below the part that places them. Set once at the start.
     pub(super) dialer: OnceLock<Dialer>,
-    /// Calls and registrations end.
-    pub(super) stop: CancellationToken,
-    pub(super) tasks: TaskTracker,
-    pub(super) bound: Bound,
-    pub(super) media_bind: IpAddr,
-    pub(super) work: Arc<Semaphore>,
-    pub(super) trunks: Mutex<Vec<State>>,
+    pub(super) here: Here,
+    pub(super) life: Life,
     /// Provisional responses that wait for their PRACK.
     pub(super) reliable: Pending,
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
-    pub(super) draining: AtomicBool,
     /// Other gateways, where there may be some.
     pub(super) neighbours: Option<Arc<dyn Neighbours>>,
     /// Whether this process takes what comes, and the gateway before it.
     pub(super) place: Place,
-    /// A task that must live as long as the endpoint has ended.
-    pub(super) broken: Arc<AtomicBool>,
+}
+
+/// What runs, and how it ends.
+#[derive(Debug)]
+pub(super) struct Life {
+    /// Calls and registrations end.
+    pub(super) stop: CancellationToken,
     /// Sockets close.
     pub(super) closed: CancellationToken,
+    /// What is waited for at the end.
+    pub(super) tasks: TaskTracker,
+    /// Transactions that may be handled at a time.
+    pub(super) work: Arc<Semaphore>,
+    /// New calls are refused.
+    pub(super) draining: AtomicBool,
+    /// A task that must live as long as the endpoint has ended.
+    pub(super) broken: Arc<AtomicBool>,
+}
+
+impl Life {
+    /// Begun; `closed` closes the sockets, and so many transactions are handled at a time.
+    pub(super) fn new(closed: CancellationToken, transactions: usize) -> Self {
+        Self {
+            stop: CancellationToken::new(),
+            closed,
+            tasks: TaskTracker::new(),
+            work: Arc::new(Semaphore::new(transactions)),
+            draining: AtomicBool::new(false),
+            broken: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+/// Where we are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Here {
+    pub(super) bound: Bound,
+    /// Where media listens.
+    pub(super) media_bind: IpAddr,
+    /// What others are told in place of it.
+    pub(super) public_ip: Option<IpAddr>,
+}
+
+impl Here {
+    /// Where `peer` reaches a listener at `bound`; `None`: any other host.
+    fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {
+        if let Some(public) = self.public_ip.filter(|_| !peer.is_some_and(|p| p.is_loopback())) {
+            return public;
+        }
+        if !bound.is_unspecified() {
+            return bound;
+        }
+        peer.and_then(route).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+}
+
+/// The carriers and exchanges: what is known of each, by its place in the configuration.
+pub(super) struct Trunks {
+    pub(super) states: Mutex<Vec<State>>,
+    /// What goes out through each.
+    pub(super) quotas: Quotas,
+    /// Whose addresses are whose.
+    pub(super) carriers: Carriers,
 }
 
 /// Where the listeners are.
@@ -97,6 +148,15 @@ pub(super) struct Bound {
     pub(super) udp: Option<SocketAddr>,
     pub(super) tcp: Option<SocketAddr>,
     pub(super) tls: Option<SocketAddr>,
+    pub(super) ws: Option<SocketAddr>,
+    pub(super) wss: Option<SocketAddr>,
+}
+
+impl Bound {
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = SocketAddr> {
+        [self.udp, self.tcp, self.tls, self.ws, self.wss].into_iter().flatten()
+    }
 }
 
 /// State of a trunk.
@@ -167,7 +227,7 @@ impl Shared {
     }
 
     pub(super) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.life.draining.load(Ordering::Relaxed)
     }
 
     /// Whether a new call would be taken.
@@ -185,8 +245,7 @@ impl Shared {
 
     /// The rules for calls out.
     pub(super) fn dialplan(&self) -> Dialplan<'_> {
-        let Bound { udp, tcp, tls } = self.bound;
-        let addresses = [udp, tcp, tls].into_iter().flatten().map(|address| address.ip());
+        let addresses = self.here.bound.all().map(|address| address.ip());
         Dialplan { config: &self.config, local: dialplan::all_loopback(addresses) }
     }
 
@@ -212,7 +271,7 @@ impl Shared {
 
     /// The trunk that `ip` belongs to: it is known by its address, and cannot know a password of ours.
     pub(super) fn trunk_at(&self, ip: IpAddr) -> Option<&TrunkConfig> {
-        self.config.trunk.get(self.carriers.find(ip)?)
+        self.config.trunk.get(self.trunks.carriers.find(ip)?)
     }
 
     /// What is agreed, less the addresses that `peer` may not name: media waits for what comes from it then.
@@ -225,22 +284,25 @@ impl Shared {
 
     /// Reads or changes what is known of a trunk.
     pub(super) fn trunk_state<T>(&self, index: usize, with: impl FnOnce(&mut State) -> T) -> Option<T> {
-        lock(&self.trunks).get_mut(index).map(with)
+        lock(&self.trunks.states).get_mut(index).map(with)
     }
 
     /// Where `peer` sends media.
     pub(super) fn media_ip(&self, peer: IpAddr) -> IpAddr {
-        self.advertised(self.media_bind, Some(peer))
+        self.here.advertised(self.here.media_bind, Some(peer))
     }
 
     /// Our address for requests in a dialog.
     pub(super) fn contact(&self, user: Option<&str>, transport: Transport, peer: Option<IpAddr>) -> Uri {
+        let all = self.here.bound;
         let bound = match transport {
-            Transport::Tcp => self.bound.tcp,
-            Transport::Tls => self.bound.tls,
-            _ => self.bound.udp,
+            Transport::Tcp => all.tcp,
+            Transport::Tls => all.tls,
+            Transport::Ws => all.ws,
+            Transport::Wss => all.wss,
+            _ => all.udp,
         };
-        let bound = bound.or(self.bound.udp).or(self.bound.tcp).or(self.bound.tls);
+        let bound = bound.or_else(|| all.all().next());
         let bound = bound.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 5060)));
         let address = self.reached(bound, peer);
         let params = if transport == Transport::Udp { vec![] } else { vec![Param::Transport(transport)] };
@@ -255,17 +317,7 @@ impl Shared {
 
     /// Where `peer` reaches a listener; `None`: any other host.
     pub(super) fn reached(&self, bound: SocketAddr, peer: Option<IpAddr>) -> SocketAddr {
-        SocketAddr::new(self.advertised(bound.ip(), peer), bound.port())
-    }
-
-    fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {
-        if let Some(public) = self.config.public_ip.filter(|_| !peer.is_some_and(|p| p.is_loopback())) {
-            return public;
-        }
-        if !bound.is_unspecified() {
-            return bound;
-        }
-        peer.and_then(route).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+        SocketAddr::new(self.here.advertised(bound.ip(), peer), bound.port())
     }
 
     /// The address behind a URI.

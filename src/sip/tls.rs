@@ -16,6 +16,7 @@ const BUNDLES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
 /// A certificate that is read again when its files change, and what connections are accepted with.
+#[derive(Clone)]
 pub(super) struct Tls {
     pub(super) certificate: Certificate,
     pub(super) acceptor: TlsAcceptor,

@@ -48,7 +48,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     loop {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
-            () = shared.stop.cancelled() => break,
+            () = shared.life.stop.cancelled() => break,
             () = shared.place.until(true) => {}
         }
         let mut known = None;
@@ -56,7 +56,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             let addresses = look_up(&name).await;
             known = known.or(addresses.first().copied());
             if let Ok(host) = HostWithPort::try_from(name.as_str()) {
-                addresses.iter().for_each(|address| shared.carriers.found(&host.host, *address));
+                addresses.iter().for_each(|address| shared.trunks.carriers.found(&host.host, *address));
             }
         }
         let ours = shared.registers(&config.name);
@@ -96,7 +96,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         };
         show(&shared, &config, index);
         tokio::select! {
-            () = shared.stop.cancelled() => break,
+            () = shared.life.stop.cancelled() => break,
             () = sleep(wait) => {}
             () = changed(&shared, &config, ours), if config.register => {}
             () = shared.place.until(false) => {}
@@ -120,13 +120,13 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
     let Some(config) = shared.config.trunk.get(index).cloned() else { return };
     loop {
         tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = shared.life.stop.cancelled() => return,
             () = shared.place.until(true) => {}
         }
         let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
         let asked = hosts.iter().map(|host| timeout(ANSWER, ask(&shared, &config, host)));
         let answers = tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = shared.life.stop.cancelled() => return,
             answers = join_all(asked) => answers,
         };
         for (host, answer) in hosts.iter().zip(answers) {
@@ -143,7 +143,7 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
         show(&shared, &config, index);
         // A host that is slow to answer is not asked twice at a time.
         tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = shared.life.stop.cancelled() => return,
             () = sleep(Duration::from_secs(config.options_s)) => {}
         }
     }

@@ -13,4 +13,5 @@ mod support;
 mod toll;
 mod torture;
 mod trunks;
+mod websocket;
 mod wire;

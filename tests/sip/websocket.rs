@@ -1,0 +1,185 @@
+//! SIP over WebSocket (RFC 7118): a client that can be reached by its connection only.
+
+use crate::support::{event, limited, loopback, packet, raw::sdp, start, within};
+use antiphon::{
+    media::leg::{LegEvent, MediaLeg},
+    sip::{SipConfig, TlsConfig},
+};
+use futures_util::{SinkExt, StreamExt};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UdpSocket},
+};
+use tokio_tungstenite::{
+    WebSocketStream, client_async,
+    tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
+};
+
+fn open() -> SipConfig {
+    SipConfig { ws: Some(([127, 0, 0, 1], 0).into()), ..loopback() }
+}
+
+async fn connect<S>(stream: S, url: &str, headers: &[(&'static str, &str)]) -> Result<WebSocketStream<S>, u16>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut request = url.into_client_request().expect("a URL");
+    for (name, value) in headers {
+        request.headers_mut().insert(*name, HeaderValue::from_str(value).expect("a value"));
+    }
+    match limited(client_async(request, stream)).await {
+        Ok((socket, response)) => {
+            assert_eq!(response.headers()["sec-websocket-protocol"], "sip");
+            Ok(socket)
+        }
+        Err(tokio_tungstenite::tungstenite::Error::Http(response)) => Err(response.status().as_u16()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The next SIP message whose first line contains `wanted`.
+async fn expect<S>(socket: &mut WebSocketStream<S>, wanted: &str) -> String
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        let Message::Text(text) = limited(socket.next()).await.expect("open").expect("reads") else { continue };
+        if text.lines().next().unwrap_or_default().contains(wanted) {
+            return text.to_string();
+        }
+    }
+}
+
+/// A request of a browser: what it says of its address leads nowhere. There is no Content-Length, as the message ends
+/// with its frame.
+fn request(method: &str, uri: &str, tag: &str, headers: &str, body: &str) -> Message {
+    let number = if method == "BYE" { 2 } else { 1 };
+    Message::text(format!(
+        "{method} {uri} SIP/2.0\r\nVia: SIP/2.0/WS df7jal23ls0d.invalid;branch=z9hG4bK{method}\r\nMax-Forwards: 70\r\n\
+         From: <sip:ada@example.com>;tag=ws\r\nTo: <sip:demo@example.com>{tag}\r\nCall-ID: ws-{uri}\r\n\
+         CSeq: {number} {method}\r\nContact: <sip:ada@df7jal23ls0d.invalid;transport=ws>\r\n{headers}\r\n{body}"
+    ))
+}
+
+async fn calls_and_hears<S>(mut socket: WebSocketStream<S>, endpoint: &antiphon::sip::Endpoint, calls: &mut Calls)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    // Keep-alives of both kinds.
+    socket.send(Message::text("\r\n\r\n")).await.expect("sends");
+    let pong = limited(socket.next()).await.expect("open").expect("reads");
+    assert_eq!(pong, Message::text("\r\n"));
+    socket.send(Message::Ping(b"1".to_vec().into())).await.expect("sends");
+    assert!(matches!(limited(socket.next()).await.expect("open").expect("reads"), Message::Pong(_)));
+
+    let ear = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let port = ear.local_addr().expect("bound").port();
+    let kind = "Content-Type: application/sdp\r\n";
+    socket.send(request("INVITE", "sip:demo@example.com", "", kind, &sdp(port, ""))).await.expect("sends");
+    let call = limited(calls.recv()).await.expect("a call");
+    assert_eq!(call.user, "demo");
+    let mut leg = limited(call.accept()).await.expect("accepted");
+    let ok = expect(&mut socket, "SIP/2.0 200").await;
+    let header = |name: &str| {
+        let line = ok.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {ok}"));
+        line.trim_start_matches(':').trim().to_owned()
+    };
+    assert!(header("Via").contains("received=127.0.0.1"), "{ok}");
+    let contact = header("Contact");
+    assert!(contact.to_lowercase().contains(";transport=ws"), "{contact}");
+    let tag = format!(";tag={}", header("To").split(";tag=").nth(1).expect("a tag"));
+    let uri = contact.trim_start_matches('<').split('>').next().expect("an address").to_owned();
+    // In the same dialog, whatever its Request-URI.
+    let ack = match request("ACK", "sip:demo@example.com", &tag, "", "") {
+        Message::Text(text) => Message::text(text.replacen("ACK sip:demo@example.com", &format!("ACK {uri}"), 1)),
+        other => panic!("{other:?}"),
+    };
+    socket.send(ack).await.expect("sends");
+    leg.attach().await.expect("attaches");
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    leg.send(packet(&leg, 7, b"heard")).await.expect("up");
+    let mut buffer = [0; 2_048];
+    let (length, _) = limited(ear.recv_from(&mut buffer)).await.expect("receives");
+    assert_eq!(&buffer[12..length], b"heard");
+    // A request of ours finds its way down the connection: nothing else leads to that name.
+    leg.hang_up().await;
+    let bye = expect(&mut socket, "BYE ").await;
+    assert!(bye.lines().next().is_some_and(|line| line.contains("df7jal23ls0d.invalid")), "{bye}");
+    let kept = ["Via", "From", "To", "Call-ID", "CSeq"];
+    let lines = bye.lines().filter(|line| kept.contains(&line.split(':').next().unwrap_or_default()));
+    let lines: String = lines.map(|line| format!("{line}\r\n")).collect();
+    socket.send(Message::text(format!("SIP/2.0 200 OK\r\n{lines}\r\n"))).await.expect("sends");
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+type Calls = tokio::sync::mpsc::Receiver<antiphon::sip::IncomingCall>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_without_an_address_calls_over_a_websocket_and_is_hung_up_on() {
+    let (endpoint, mut calls) = start(open()).await;
+    let at = endpoint.local_ws().0.expect("bound");
+    let stream = TcpStream::connect(at).await.expect("connects");
+    let protocol = ("sec-websocket-protocol", "sip");
+    let socket = connect(stream, &format!("ws://{at}/"), &[protocol]).await.expect("taken");
+    calls_and_hears(socket, &endpoint, &mut calls).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_over_tls() {
+    use rustls::pki_types::{CertificateDer, pem::PemObject};
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/sip");
+    let (cert, key) = (folder.join("test-only-cert.pem"), folder.join("test-only-key.pem"));
+    let any = ([127, 0, 0, 1], 0).into();
+    let tls = TlsConfig { bind: any, cert: cert.clone(), key };
+    let (endpoint, mut calls) = start(SipConfig { tls: Some(tls), wss: Some(any), ..loopback() }).await;
+    let at = endpoint.local_ws().1.expect("bound");
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&cert).expect("reads")).expect("a certificate");
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let tcp = TcpStream::connect(at).await.expect("connects");
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let stream = limited(connector.connect("localhost".try_into().expect("a name"), tcp)).await.expect("shakes hands");
+    let protocol = ("sec-websocket-protocol", "sip");
+    let socket = connect(stream, &format!("ws://{at}/"), &[protocol]).await.expect("taken");
+    calls_and_hears(socket, &endpoint, &mut calls).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_of_others_other_protocols_and_what_is_no_message_are_refused() {
+    let (endpoint, _calls) = start(open()).await;
+    let at = endpoint.local_ws().0.expect("bound");
+    let url = format!("ws://{at}/");
+    let protocol = ("sec-websocket-protocol", "sip");
+    let tcp = || async { TcpStream::connect(at).await.expect("connects") };
+    let evil = connect(tcp().await, &url, &[protocol, ("origin", "https://evil.example")]).await;
+    assert_eq!(evil.err(), Some(403));
+    assert_eq!(connect(tcp().await, &url, &[("sec-websocket-protocol", "msrp")]).await.err(), Some(400));
+    let own = connect(tcp().await, &url, &[protocol, ("origin", "http://127.0.0.1:8080")]).await;
+    let mut socket = own.expect("a page of the same host");
+    // Nonsense is answered or dropped as over UDP, and the connection lives.
+    socket.send(Message::text("hello")).await.expect("sends");
+    socket.send(request("DANCE", "sip:demo@example.com", "", "", "")).await.expect("sends");
+    expect(&mut socket, "SIP/2.0 501").await;
+    // A message that is too long ends it.
+    let long = "x".repeat(70_000);
+    socket.send(Message::text(long)).await.expect("sends");
+    let over = limited(async {
+        loop {
+            match socket.next().await {
+                None | Some(Err(_) | Ok(Message::Close(_))) => return,
+                Some(Ok(_)) => {}
+            }
+        }
+    });
+    over.await;
+    // wss without a certificate is a mistake.
+    let (sender, _receiver) = tokio::sync::mpsc::channel(1);
+    let config = SipConfig { wss: Some(([127, 0, 0, 1], 0).into()), ..loopback() };
+    let started = antiphon::sip::Endpoint::start(config, antiphon::sip::RtpConfig::default(), sender).await;
+    assert!(started.err().expect("refused").to_string().contains("tls"));
+}
