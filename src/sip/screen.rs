@@ -143,7 +143,7 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
     let Some(headers) = Headers::read(lines) else { return Verdict::Ignore("too many or too long headers") };
 
     if start.starts_with("SIP/") {
-        return screen_response(bytes, start, &headers);
+        return screen_response(bytes, start, &headers, body);
     }
     if head > MAX_HEAD || headers.echo() > MAX_ECHO {
         return Verdict::Ignore("headers too long");
@@ -182,15 +182,29 @@ pub(super) fn screen(bytes: &[u8], from: SocketAddr, agent: &str) -> Verdict {
         return headers.refuse(method, 416, "Unsupported URI Scheme", from, agent);
     }
     if let Some(message) = parse(bytes) {
-        return Verdict::Pass { message: Box::new(message), verbatim: true };
+        return pass(message, &headers, body, true);
     }
     match parse(&tidy::request(start, &headers.0, body, from)) {
-        Some(message) => Verdict::Pass { message: Box::new(message), verbatim: false },
+        Some(message) => pass(message, &headers, body, false),
         None => headers.refuse(method, 400, "Malformed Header Or Request-URI", from, agent),
     }
 }
 
-fn screen_response(bytes: &[u8], start: &str, headers: &Headers<'_>) -> Verdict {
+/// Without a length the body ends with the datagram or the WebSocket's frame (RFC 3261 section 20.14, RFC 7118 section 5);
+/// the stack would take it for empty. A stream's message has none then: see [`frame`].
+fn pass(mut message: SipMessage, headers: &Headers<'_>, body: &[u8], verbatim: bool) -> Verdict {
+    let open = !body.is_empty() && headers.all("Content-Length").next().is_none();
+    if open {
+        let own = match &mut message {
+            SipMessage::Request(request) => &mut request.body,
+            SipMessage::Response(response) => &mut response.body,
+        };
+        *own = body.to_vec();
+    }
+    Verdict::Pass { message: Box::new(message), verbatim: verbatim && !open }
+}
+
+fn screen_response(bytes: &[u8], start: &str, headers: &Headers<'_>, body: &[u8]) -> Verdict {
     let code = start.strip_prefix("SIP/2.0 ").and_then(|rest| rest.get(..3)).and_then(|code| code.parse().ok());
     if !code.is_some_and(|code: u16| (100..700).contains(&code)) {
         return Verdict::Ignore("malformed Status-Line");
@@ -199,7 +213,7 @@ fn screen_response(bytes: &[u8], start: &str, headers: &Headers<'_>) -> Verdict 
         return Verdict::Ignore("response without a mandatory header");
     }
     match parse(bytes) {
-        Some(message) => Verdict::Pass { message: Box::new(message), verbatim: true },
+        Some(message) => pass(message, headers, body, true),
         None => Verdict::Ignore("malformed response"),
     }
 }

@@ -181,6 +181,26 @@ fn torture_messages_get_what_rfc_4475_asks_for() {
     }
 }
 
+#[test]
+fn without_a_length_the_body_ends_with_the_datagram() {
+    let text = |length: &str| {
+        format!(
+            "INVITE sip:x@h SIP/2.0\r\nVia: SIP/2.0/WS h.invalid;branch=z9hG4bK1\r\nFrom: <sip:a@b>;tag=1\r\n\
+             To: <sip:x@h>\r\nCall-ID: 1\r\nCSeq: 1 INVITE\r\n{length}Content-Type: application/sdp\r\n\r\nv=0\r\n"
+        )
+    };
+    for (length, body, same) in [("", "v=0\r\n", false), ("l: 5\r\n", "v=0\r\n", true), ("l: 0\r\n", "", true)] {
+        let Verdict::Pass { message, verbatim } = screen(text(length).as_bytes(), from(), "test") else {
+            panic!("{length}: passes");
+        };
+        let SipMessage::Request(request) = *message else { panic!("a request") };
+        assert_eq!((String::from_utf8_lossy(&request.body), verbatim), (body.into(), same), "{length}");
+    }
+    let answer = text("").replace("INVITE sip:x@h SIP/2.0", "SIP/2.0 183 Progress");
+    let Verdict::Pass { message, .. } = screen(answer.as_bytes(), from(), "test") else { panic!("passes") };
+    assert!(matches!(*message, SipMessage::Response(response) if response.body == b"v=0\r\n"));
+}
+
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
