@@ -146,6 +146,10 @@ pub enum Role {
     Caller(BridgeMode),
     /// The other.
     Human,
+    /// The one with an agent while the other rings: its peer hears what is played there, and speaks with its agent.
+    Waiting,
+    /// The other, which is not answered: what comes of it before that goes to the one that waits.
+    Ringing,
 }
 
 /// What goes from one call to the other.
@@ -186,10 +190,19 @@ pub struct Link {
 impl Link {
     /// Both ends: the caller's and the human's.
     pub fn pair(caller: CallId, human: CallId, mode: BridgeMode) -> (Link, Link) {
+        Self::between(caller, human, [Role::Caller(mode), Role::Human])
+    }
+
+    /// Both ends before the human has picked up.
+    pub fn ahead(caller: CallId, human: CallId) -> (Link, Link) {
+        Self::between(caller, human, [Role::Waiting, Role::Ringing])
+    }
+
+    fn between(caller: CallId, human: CallId, [of_caller, of_human]: [Role; 2]) -> (Link, Link) {
         let (to_human, from_caller) = mpsc::channel(PIECES);
         let (to_caller, from_human) = mpsc::channel(PIECES);
         let end = |role, with, to, from| Link { role, with, to: LinkSender(to), from };
-        (end(Role::Caller(mode), human, to_human, from_human), end(Role::Human, caller, to_caller, from_caller))
+        (end(of_caller, human, to_human, from_human), end(of_human, caller, to_caller, from_caller))
     }
 }
 
@@ -320,6 +333,15 @@ impl BridgeClaim {
         // overflow: refused: a call that is so far behind is told nothing of a telephone that rings
         if self.call.send(Command::Bridging { with, state, wait }).is_err() && over {
             self.call.shared.bridging.give_back();
+        }
+    }
+
+    /// Lets the call hear what `human`'s network plays before somebody picks up there.
+    pub(crate) fn hear(&self, human: &CallHandle) {
+        let (caller, other) = Link::ahead(self.call.id().clone(), human.id().clone());
+        // overflow: refused: the ringing tone goes on
+        if human.send(Command::Join(Box::new(other))).is_ok() {
+            let _ = self.call.send(Command::Join(Box::new(caller)));
         }
     }
 

@@ -34,6 +34,13 @@ impl Bridge {
         self.claim.tell(Some(human.clone()), state, self.wait);
     }
 
+    /// The human's network plays something while it rings, as most do: the caller hears that in place of our tone.
+    pub(super) fn early(&self, human: &CallHandle) {
+        if self.wait == WaitTone::Ringback {
+            self.claim.hear(human);
+        }
+    }
+
     /// The human has picked up.
     pub(super) fn join(&self, human: &CallHandle) {
         if let Err(error) = self.claim.join(human, self.mode) {

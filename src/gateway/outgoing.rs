@@ -247,7 +247,12 @@ impl Gateway {
                         waits = false;
                         let Ok(leg) = leg else { continue };
                         match admission.begin(leg) {
-                            Ok(call) => live = Some(call),
+                            Ok(call) => {
+                                if let Some(bridge) = &ringing.bridge {
+                                    bridge.early(&call);
+                                }
+                                live = Some(call);
+                            }
                             Err(error) => break Err(error),
                         }
                     }

@@ -11,6 +11,7 @@ use super::{Action, Machine};
 use crate::call::bridge::{BridgeMode, LinkSender, Piece, Role, Speaker, WaitTone};
 use crate::call::handle::{Command, SpeakError};
 use crate::call::{BridgeState, CallEvent, CallId, Cause, Dialling, EndReason};
+use crate::media::relay::Relay;
 
 /// Where the bridge of a call stands.
 #[derive(Debug, Default)]
@@ -53,14 +54,18 @@ impl std::fmt::Debug for Counted {
 impl Bridge {
     /// Whether the peer speaks with somebody.
     pub(super) fn is_up(&self) -> bool {
-        self.0.is_some()
+        matches!(self.role(), Some(Role::Caller(_) | Role::Human))
+    }
+
+    fn role(&self) -> Option<Role> {
+        self.0.as_ref().map(|joined| joined.role)
     }
 
     /// What the agent does meanwhile, on the call that has one.
     fn mode(&self) -> Option<BridgeMode> {
-        match self.0.as_ref()?.role {
+        match self.role()? {
             Role::Caller(mode) => Some(mode),
-            Role::Human => None,
+            Role::Human | Role::Waiting | Role::Ringing => None,
         }
     }
 
@@ -71,7 +76,7 @@ impl Bridge {
 
     /// A key of the peer is for the other side.
     pub(super) fn pass_digit(&self, digit: char) {
-        if let Some(joined) = &self.0 {
+        if let Some(joined) = self.0.as_ref().filter(|_| self.is_up()) {
             joined.to.send(Piece::Digit(digit));
         }
     }
@@ -97,10 +102,11 @@ impl Machine {
             Command::Bridging { with, state, wait } => self.dialled(now, with, state, wait),
             Command::Join(link) => self.join(now, link.role, link.with, link.to),
             Command::BridgeMode(mode) => self.set_mode(now, mode),
-            Command::EndBridge => match self.bridge.0.as_ref().map(|joined| joined.role) {
+            Command::EndBridge => match self.bridge.role() {
                 Some(Role::Caller(_)) => self.unbridge(now, None),
-                Some(Role::Human) => self.finish(EndReason::HungUp),
-                None => {}
+                Some(Role::Human | Role::Ringing) => self.finish(EndReason::HungUp),
+                // Whoever dials has been told.
+                Some(Role::Waiting) | None => {}
             },
             // A drain lets what is queued be said: people who speak with each other have all of its grace.
             Command::Finish(EndReason::Drained) if self.bridge.is_up() => {}
@@ -136,11 +142,23 @@ impl Machine {
             Role::Caller(_) => self.unbridge(now, reason),
             // Whoever it was called for is gone, or the bridge was ended.
             Role::Human => self.finish(EndReason::HungUp),
+            Role::Waiting => self.stop_waiting(now),
+            // Whoever dials ends it, or joins it.
+            Role::Ringing => {}
+        }
+    }
+
+    /// Nothing more comes of the call that rings: it is over, or its two ends are exchanged for those of a bridge.
+    fn stop_waiting(&mut self, now: Instant) {
+        if self.bridge.role() == Some(Role::Waiting) {
+            self.bridge.0 = None;
+            self.speaking.output.ring(now, false);
         }
     }
 
     fn take_piece(&mut self, now: Instant, piece: Piece) {
         match piece {
+            Piece::Digit(_) | Piece::Said { .. } if !self.bridge.is_up() => return,
             Piece::Digit(digit) => return self.speaking.dial(now, digit.encode_utf8(&mut [0; 4])),
             Piece::Said { text, lang } => {
                 if self.bridge.mode().is_some_and(BridgeMode::hears) {
@@ -149,6 +167,14 @@ impl Machine {
                 return;
             }
             _ => {}
+        }
+        if let Some(ahead) = self.speaking.output.ahead() {
+            match piece {
+                Piece::Heard(frame) => ahead.push_heard(&frame),
+                Piece::Silence(_) => ahead.silence(),
+                _ => {}
+            }
+            return;
         }
         let Some(mix) = self.speaking.output.mix() else { return };
         match piece {
@@ -169,7 +195,7 @@ impl Machine {
             Role::Caller(mode) if mode.hears() => {
                 self.out.event(CallEvent::Overheard { speaker: Speaker::Caller, text, lang });
             }
-            Role::Caller(_) => {}
+            Role::Caller(_) | Role::Waiting | Role::Ringing => {}
         }
     }
 
@@ -179,6 +205,7 @@ impl Machine {
             return;
         }
         if state.is_over() {
+            self.stop_waiting(now);
             // Before the agent hears of it: it may ask for another at once.
             self.out.shared.bridging.give_back();
             count(match &state {
@@ -195,6 +222,9 @@ impl Machine {
         if self.lifetime.has_ended() {
             return;
         }
+        if matches!(role, Role::Waiting | Role::Ringing) {
+            return self.join_ahead(now, role, with, to);
+        }
         if !self.set_mix(now, role, &to) {
             // Dropping the way to the other call ends the bridge.
             return self.out.push(Action::Unlink);
@@ -208,11 +238,25 @@ impl Machine {
         self.tell_mode(with, role);
     }
 
+    /// The one call is not answered, and the other waits for it. Its agent goes on speaking with its peer.
+    fn join_ahead(&mut self, now: Instant, role: Role, with: CallId, to: LinkSender) {
+        if role == Role::Ringing {
+            self.caller.join(Some(to.clone()));
+        } else {
+            match Relay::new() {
+                Ok(sound) => self.speaking.output.ring_as(now, sound),
+                // The tone goes on.
+                Err(_) => return self.out.push(Action::Unlink),
+            }
+        }
+        self.bridge.0 = Some(Joined { role, with, to, told: false, _counted: None });
+    }
+
     fn set_mode(&mut self, now: Instant, mode: BridgeMode) {
-        let Some(joined) = &mut self.bridge.0 else {
+        let Some(joined) = self.bridge.0.as_mut().filter(|joined| joined.role != Role::Waiting) else {
             return self.out.error("the call is not bridged: there is no mode to change".into());
         };
-        if joined.role == Role::Human {
+        if matches!(joined.role, Role::Human | Role::Ringing) {
             return self.out.error("the mode of a bridge is set on the caller's call".into());
         }
         (joined.role, joined.told) = (Role::Caller(mode), false);
@@ -225,7 +269,7 @@ impl Machine {
     /// Cuts off what the call says, and mixes from now on as `role` has it; `false`: it cannot be done.
     fn set_mix(&mut self, now: Instant, role: Role, to: &LinkSender) -> bool {
         let (to_peer, to_other) = match role {
-            Role::Human => (true, None),
+            Role::Human | Role::Waiting | Role::Ringing => (true, None),
             Role::Caller(mode) => (mode == BridgeMode::Join, mode.speaks().then(|| to.clone())),
         };
         self.cut_all(now);
@@ -265,7 +309,7 @@ impl Machine {
     fn tell_mode(&mut self, with: CallId, role: Role) {
         let mode = match role {
             Role::Caller(mode) => mode,
-            Role::Human => BridgeMode::Leave,
+            Role::Human | Role::Waiting | Role::Ringing => BridgeMode::Leave,
         };
         self.out.shared.bridging.set(Some((with.clone(), mode)));
         self.out.event(CallEvent::Bridge { with: Some(with), state: BridgeState::Connected(mode) });
@@ -549,6 +593,71 @@ mod tests {
         caller.machine.handle_leg(now, LegEvent::Closed(crate::media::leg::LegEnd::Remote));
         run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
         assert_eq!((human.ended, caller.ended), (Some(EndReason::HungUp), Some(EndReason::Remote)));
+    }
+
+    #[test]
+    fn what_the_humans_network_plays_is_heard_in_place_of_the_tone_until_somebody_picks_up() {
+        let mut now = clock::now();
+        let (mut caller, mut human) = (Party::new(now), Party::new(now));
+        let news = |state| Command::Bridging { with: None, state, wait: WaitTone::Ringback };
+        caller.machine.handle_command(now, news(Dialling::EarlyMedia { status: 183 }));
+        let ids = (caller.handle.id().clone(), human.handle.id().clone());
+        let (one, other) = Link::ahead(ids.0.clone(), ids.1.clone());
+        human.join(now, other);
+        caller.join(now, one);
+        let level = decode::mu_law(0xb0).saturating_abs();
+        let near = |loudest: &i16| (level / 10 * 8..level / 10 * 12).contains(loudest);
+        run((&mut caller, &mut human), &mut now, 60, |caller, human, now| {
+            caller.hears(now, 0x90);
+            human.hears(now, 0xb0);
+        });
+        assert!(caller.sent[20..].iter().all(near), "{:?}", caller.sent);
+        assert!(human.sent.iter().all(|loudest| *loudest < 20), "nobody has picked up: {:?}", human.sent);
+        assert!(!caller.machine.bridge.is_up() && connected(&caller.events).is_empty());
+        // The agent still has its caller.
+        let from = caller.sent.len();
+        caller.handle.inject_audio(vec![8_000; 24_000], 24_000, None).expect("taken");
+        run((&mut caller, &mut human), &mut now, 60, |_, human, now| human.hears(now, 0xb0));
+        assert!(caller.sent[from..].iter().filter(|loudest| **loudest > 5_000).count() >= 48, "{:?}", caller.sent);
+        // Picked up, in whichever order the two hear of it.
+        for caller_first in [true, false] {
+            let (one, other) = Link::pair(ids.0.clone(), ids.1.clone(), BridgeMode::Leave);
+            if caller_first {
+                caller.join(now, one);
+                run((&mut caller, &mut human), &mut now, 2, |_, _, _| {});
+                human.join(now, other);
+            } else {
+                human.join(now, other);
+                run((&mut caller, &mut human), &mut now, 2, |_, _, _| {});
+                caller.join(now, one);
+            }
+            let (from, to) = (caller.sent.len(), human.sent.len());
+            run((&mut caller, &mut human), &mut now, 60, |caller, human, now| {
+                caller.hears(now, 0xb0);
+                human.hears(now, 0xb0);
+            });
+            assert!(caller.sent[from + 20..].iter().all(near) && human.sent[to + 20..].iter().all(near));
+            assert_eq!((caller.ended, human.ended), (None, None));
+            if caller_first {
+                // As before the answer, once more.
+                caller.machine.unbridge(now, None);
+                caller.step(now);
+                let (one, other) = Link::ahead(ids.0.clone(), ids.1.clone());
+                human.join(now, other);
+                caller.join(now, one);
+                run((&mut caller, &mut human), &mut now, 2, |_, _, _| {});
+            }
+        }
+        // Declined after an announcement.
+        caller.machine.unbridge(now, None);
+        caller.step(now);
+        let (one, other) = Link::ahead(ids.0, ids.1);
+        human.join(now, other);
+        caller.join(now, one);
+        caller.machine.handle_command(now, news(Dialling::Busy { status: 486 }));
+        let from = caller.sent.len();
+        run((&mut caller, &mut human), &mut now, 10, |_, human, now| human.hears(now, 0xb0));
+        assert!(caller.sent[from + 1..].iter().all(|loudest| *loudest < 20), "{:?}", &caller.sent[from..]);
     }
 
     #[test]

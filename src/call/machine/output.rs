@@ -47,9 +47,26 @@ pub(super) struct Output {
     /// What the caller hears of another call, while they are bridged.
     mix: Option<Mix>,
     /// What silence is filled with while that call rings.
-    tone: Option<Ringback>,
+    tone: Option<Waiting>,
     /// The timestamp of the last packet, and the RTP time that had passed until then.
     clock: Option<(u32, Duration)>,
+}
+
+/// What a caller hears while another telephone rings.
+#[derive(Debug)]
+enum Waiting {
+    Tone(Ringback),
+    /// What is played there: the tone of its country, music, an announcement.
+    Sound(Box<Relay>),
+}
+
+impl Waiting {
+    fn frame(&mut self) -> Sound {
+        match self {
+            Waiting::Tone(tone) => tone.frame(),
+            Waiting::Sound(relay) => relay.pop().unwrap_or([0.0; FRAME_SAMPLES]),
+        }
+    }
 }
 
 /// What a bridged call sends: the other call's sound, and speech of its own where that is to be heard.
@@ -156,8 +173,22 @@ impl Output {
     /// Fills silence with the ringing tone from now on (`true`), or no more.
     pub(super) fn ring(&mut self, now: Instant, rings: bool) {
         if self.tone.is_some() != rings {
-            self.tone = rings.then(Ringback::default);
+            self.tone = rings.then(|| Waiting::Tone(Ringback::default()));
             self.fill(now);
+        }
+    }
+
+    /// Fills silence with what comes of the call that rings, in place of the tone.
+    pub(super) fn ring_as(&mut self, now: Instant, sound: Relay) {
+        self.tone = Some(Waiting::Sound(Box::new(sound)));
+        self.fill(now);
+    }
+
+    /// Where that goes.
+    pub(super) fn ahead(&mut self) -> Option<&mut Relay> {
+        match &mut self.tone {
+            Some(Waiting::Sound(relay)) => Some(relay),
+            Some(Waiting::Tone(_)) | None => None,
         }
     }
 
