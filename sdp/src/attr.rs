@@ -236,43 +236,76 @@ impl FromStr for RtcpPort {
     }
 }
 
-/// SRTP protection of RFC 4568.
+/// SRTP protection of RFC 4568 and RFC 7714.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
     /// `AES_CM_128_HMAC_SHA1_80`.
     AesCm128Sha1_80,
     /// `AES_CM_128_HMAC_SHA1_32`.
     AesCm128Sha1_32,
+    /// `AEAD_AES_256_GCM`.
+    AeadAes256Gcm,
+    /// `AEAD_AES_128_GCM`.
+    AeadAes128Gcm,
 }
 
 impl Suite {
+    /// Every suite, in the order in which it is offered: what all peers know comes first, since some read one line only.
+    pub const ALL: [Suite; 4] =
+        [Suite::AesCm128Sha1_80, Suite::AesCm128Sha1_32, Suite::AeadAes256Gcm, Suite::AeadAes128Gcm];
+
     /// Name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Suite::AesCm128Sha1_80 => "AES_CM_128_HMAC_SHA1_80",
             Suite::AesCm128Sha1_32 => "AES_CM_128_HMAC_SHA1_32",
+            Suite::AeadAes256Gcm => "AEAD_AES_256_GCM",
+            Suite::AeadAes128Gcm => "AEAD_AES_128_GCM",
         }
     }
 
     /// From the name on the wire.
     pub fn from_name(name: &str) -> Option<Suite> {
-        [Suite::AesCm128Sha1_80, Suite::AesCm128Sha1_32].into_iter().find(|s| s.name().eq_ignore_ascii_case(name))
+        Suite::ALL.into_iter().find(|s| s.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Bytes of the master key.
+    pub fn key_length(self) -> usize {
+        match self {
+            Suite::AeadAes256Gcm => 32,
+            Suite::AesCm128Sha1_80 | Suite::AesCm128Sha1_32 | Suite::AeadAes128Gcm => 16,
+        }
+    }
+
+    /// Bytes of the master salt.
+    pub fn salt_length(self) -> usize {
+        match self {
+            Suite::AesCm128Sha1_80 | Suite::AesCm128Sha1_32 => 14,
+            Suite::AeadAes256Gcm | Suite::AeadAes128Gcm => 12,
+        }
     }
 }
 
-/// SRTP master key (16 bytes) and salt (14 bytes). Not shown by `Debug`.
+/// SRTP master key and behind it the salt, as many bytes of it as a suite uses. Not shown by `Debug`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Key(pub [u8; 30]);
+pub struct Key(pub [u8; Key::LENGTH]);
 
 impl Key {
+    /// What the longest suite uses.
+    pub const LENGTH: usize = 44;
+
     /// The master key.
-    pub fn master(&self) -> &[u8] {
-        &self.0[..16]
+    pub fn master(&self, suite: Suite) -> &[u8] {
+        &self.0[..suite.key_length()]
     }
 
     /// The master salt.
-    pub fn salt(&self) -> &[u8] {
-        &self.0[16..]
+    pub fn salt(&self, suite: Suite) -> &[u8] {
+        &self.whole(suite)[suite.key_length()..]
+    }
+
+    fn whole(&self, suite: Suite) -> &[u8] {
+        &self.0[..suite.key_length() + suite.salt_length()]
     }
 }
 
@@ -307,45 +340,51 @@ impl Crypto {
             return None;
         }
         let mut parts = keys.split('|');
-        let key = decode_base64(parts.next()?)?;
+        let bytes = decode_base64(parts.next()?)?;
         if parts.any(|part| part.contains(':')) {
             return None;
         }
-        Some(Crypto { tag, suite, key: Key(key) })
+        let mut key = Key([0; Key::LENGTH]);
+        let length = suite.key_length() + suite.salt_length();
+        key.0.get_mut(..length)?.copy_from_slice(Some(bytes).filter(|bytes| bytes.len() == length)?.as_slice());
+        Some(Crypto { tag, suite, key })
     }
 }
 
 impl fmt::Display for Crypto {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} inline:{}", self.tag, self.suite.name(), encode_base64(&self.key.0))
+        write!(f, "{} {} inline:{}", self.tag, self.suite.name(), encode_base64(self.key.whole(self.suite)))
     }
 }
 
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// 30 bytes are exactly 40 digits, so there is never padding to handle.
-fn encode_base64(bytes: &[u8; 30]) -> String {
-    bytes
-        .chunks_exact(3)
-        .flat_map(|c| {
-            let group = u32::from(c[0]) << 16 | u32::from(c[1]) << 8 | u32::from(c[2]);
-            [18, 12, 6, 0].map(|shift| char::from(BASE64[(group >> shift & 63) as usize]))
-        })
-        .collect()
+fn encode_base64(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let group = chunk.iter().chain(&[0, 0]).take(3).fold(0_u32, |group, byte| group << 8 | u32::from(*byte));
+        // A byte more makes a digit more; the rest is padding.
+        for (n, shift) in [18, 12, 6, 0].into_iter().enumerate() {
+            text.push(if n <= chunk.len() { char::from(BASE64[(group >> shift & 63) as usize]) } else { '=' });
+        }
+    }
+    text
 }
 
-fn decode_base64(text: &str) -> Option<[u8; 30]> {
-    let mut out = [0; 30];
-    let digits = text.as_bytes();
-    if digits.len() != 40 {
+/// With or without padding: not all peers write it.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=').as_bytes();
+    if digits.len() % 4 == 1 || text.len() > 2 * Key::LENGTH {
         return None;
     }
-    for (group, bytes) in digits.chunks_exact(4).zip(out.chunks_exact_mut(3)) {
+    let mut out = Vec::with_capacity(Key::LENGTH);
+    for group in digits.chunks(4) {
         let mut value = 0_u32;
         for digit in group {
             value = value << 6 | u32::try_from(BASE64.iter().position(|b| b == digit)?).ok()?;
         }
-        bytes.copy_from_slice(&value.to_be_bytes()[1..]);
+        value <<= 6 * (4 - group.len());
+        out.extend_from_slice(&value.to_be_bytes()[1..group.len()]);
     }
     Some(out)
 }
@@ -376,6 +415,23 @@ mod tests {
         assert!(Crypto::from_value(&format!("{text}|2^20|1:4")).is_none(), "an MKI is not supported");
         assert!(Crypto::from_value(&format!("{text} UNENCRYPTED_SRTP")).is_none());
         assert!(Crypto::from_value("1 AES_CM_128_HMAC_SHA1_80 inline:short").is_none());
+        assert!(
+            Crypto::from_value(&text.replace("CM_128_HMAC_SHA1_80", "128_GCM").replace("AES_1", "AEAD_AES_1"))
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn keys_of_every_suite_survive_with_and_without_padding() {
+        let key = Key(std::array::from_fn(|n| n as u8 * 5));
+        for suite in Suite::ALL {
+            let crypto = Crypto { tag: 7, suite, key };
+            let text = crypto.to_string();
+            let read = Crypto::from_value(&text).expect("as written");
+            assert_eq!((read.tag, read.suite, read.key.whole(suite)), (7, suite, key.whole(suite)), "{text}");
+            assert_eq!(Crypto::from_value(text.trim_end_matches('=')), Some(read), "{text}");
+            assert_eq!(read.key.master(suite).len() + read.key.salt(suite).len(), key.whole(suite).len());
+        }
     }
 
     #[test]

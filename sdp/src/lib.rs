@@ -4,6 +4,7 @@
 //!
 //! - [`Description`], [`Media`]: a description with the attributes that matter typed ([`parse`])
 //! - [`RtpMap`], [`Fmtp`], [`Direction`], [`Crypto`]: those attributes
+//! - [`Dtls`], [`Fingerprint`]: keys that come of a handshake, and ICE
 //! - [`Negotiator`]: RFC 3264 for one call, as offerer and as answerer, over re-INVITEs
 //!
 //! Nothing here does I/O, reads a clock or draws random numbers, and no input makes it panic.
@@ -16,6 +17,7 @@
 //! Answering with one keeps the decoder and the meter of the call simple, and every peer handles it.
 
 mod attr;
+mod dtls;
 mod error;
 mod negotiate;
 mod parse;
@@ -24,6 +26,7 @@ mod session;
 
 pub use self::{
     attr::{Codec, Crypto, Direction, Fmtp, Key, RtcpPort, RtpMap, Suite},
+    dtls::{Dtls, Fingerprint, Ice, LocalDtls},
     error::{NegotiateError, ParseError},
     negotiate::{Agreed, LocalMedia, Negotiator, OpusParams, Policy, SrtpKeys, SrtpPolicy, TelephoneEvent},
     parse::parse,

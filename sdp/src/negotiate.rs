@@ -4,10 +4,15 @@
 //! of the `m=` lines, the version of `o=`, payload types and keys. It owns no I/O; the caller carries
 //! descriptions to and fro and must not start an exchange before the last one is over.
 
+mod address;
+mod secure;
+
 use std::net::{IpAddr, SocketAddr};
 
+use self::address::Address;
 use crate::{
-    attr::{Codec, Crypto, Direction, Fmtp, Key, RtcpPort, RtpMap, Suite},
+    attr::{Codec, Crypto, Direction, Fmtp, Key, RtpMap, Suite},
+    dtls::{self, Dtls, LocalDtls, Theirs, attribute},
     error::NegotiateError,
     session::{Description, Media, Origin},
 };
@@ -26,7 +31,7 @@ pub struct Policy {
     pub codecs: Vec<Codec>,
     /// Whether RFC 4733 events are used.
     pub telephone_event: bool,
-    /// Encryption by SDES.
+    /// Encryption, with keys in the description (SDES) or of a handshake (DTLS).
     pub srtp: SrtpPolicy,
     /// Milliseconds of audio in a packet, where the peer wishes nothing else: 10, 20, 30, 40 or 60.
     pub ptime: u16,
@@ -51,8 +56,10 @@ pub enum SrtpPolicy {
     /// Accepted when offered, and then preferred; not offered.
     #[default]
     Allowed,
-    /// Offered, and nothing else accepted.
+    /// Offered with keys in the description, and nothing else accepted.
     Required,
+    /// Offered with keys of a handshake; in offers, keys in the description are as good.
+    Dtls,
 }
 
 /// Our side of the stream. The caller draws the random parts.
@@ -65,7 +72,9 @@ pub struct LocalMedia {
     /// Random; names the session.
     pub session_id: u64,
     /// Random SRTP keys, one for each [`Suite`].
-    pub keys: [Key; 2],
+    pub keys: [Key; 4],
+    /// DTLS, where we have a certificate.
+    pub dtls: Option<LocalDtls>,
 }
 
 /// What both sides have agreed to.
@@ -93,8 +102,10 @@ pub struct Agreed {
     pub ptime: u16,
     /// What the peer asks of Opus.
     pub opus: OpusParams,
-    /// Protection, both ways.
+    /// Protection both ways, where its keys are in the descriptions.
     pub srtp: Option<SrtpKeys>,
+    /// Protection whose keys come of a handshake.
+    pub dtls: Option<Dtls>,
 }
 
 /// Payload types of RFC 4733 events.
@@ -155,6 +166,10 @@ pub struct Negotiator {
     /// The `m=` line in use.
     index: usize,
     agreed: Option<Agreed>,
+    /// Name of that line, and whether the offer would have it share its transport.
+    mid: Option<(String, bool)>,
+    /// How often the peer has restarted ICE: our credentials change with it.
+    restarts: u32,
 }
 
 /// The payload type that our offers give to a codec: without a type for one this does not compile.
@@ -170,7 +185,7 @@ fn offered_type(codec: Codec) -> u8 {
 impl Negotiator {
     /// Nothing is agreed yet.
     pub fn new(policy: Policy, local: LocalMedia) -> Negotiator {
-        Negotiator { policy, local, holding: false, last: None, index: 0, agreed: None }
+        Negotiator { policy, local, holding: false, last: None, index: 0, agreed: None, mid: None, restarts: 0 }
     }
 
     /// Whether we hold the peer: we do not want to hear it. Takes effect with the next offer or answer.
@@ -196,6 +211,9 @@ impl Negotiator {
                 if let Some(keys) = agreed.srtp {
                     audio.crypto = vec![Crypto { tag: 1, suite: keys.suite, key: keys.local }];
                 }
+                if let Some(dtls) = &agreed.dtls {
+                    self.secured(&mut audio, dtls.ice.as_ref(), "actpass");
+                }
                 audio
             }
         };
@@ -220,9 +238,15 @@ impl Negotiator {
     pub fn answer(&mut self, offer: &Description) -> Result<(Description, Agreed), NegotiateError> {
         let (index, picked) = self.pick(offer)?;
         let Some(theirs) = offer.media.get(index) else { return Err(NegotiateError::NoAudio) };
-        let Picked { codec, payload_type, crypto } = picked;
+        let Picked { codec, payload_type, crypto, dtls } = picked;
 
-        let address = Address::of(offer, theirs)?;
+        let restarts = self.restarts + u32::from(dtls.as_ref().is_some_and(|theirs| self.restarts_ice(theirs)));
+        let dtls = dtls.map(|theirs| self.dtls(theirs, restarts));
+        let mut address = Address::of(offer, theirs)?;
+        if dtls.as_ref().is_some_and(|dtls| dtls.ice.is_some()) {
+            // The line has whatever was known before the checks, often nothing; they find the path.
+            address = Address::Unknown;
+        }
         let mut direction = offer.direction(theirs).reversed().and(self.wish());
         if address == Address::Nowhere {
             direction = direction.and(Direction::RecvOnly);
@@ -245,7 +269,10 @@ impl Negotiator {
             ptime: self.ptime(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp: crypto.as_ref().map(|c| self.keys(c.suite, c.key)),
+            dtls,
         };
+        self.mid = dtls::mid(theirs).map(|mid| (mid.to_owned(), dtls::is_bundled(offer, mid)));
+        self.restarts = restarts;
 
         let events = event.map(|e| (e.payload_type, e.clock_rate));
         let mut audio = self.audio(&[(codec, payload_type)], events.as_slice(), &theirs.proto, agreed.ptime);
@@ -253,6 +280,9 @@ impl Negotiator {
         audio.rtcp_mux = theirs.rtcp_mux;
         if let Some(c) = crypto {
             audio.crypto = vec![Crypto { tag: c.tag, suite: c.suite, key: self.keys(c.suite, c.key).local }];
+        }
+        if let Some(dtls) = &agreed.dtls {
+            self.secured(&mut audio, dtls.ice.as_ref(), if dtls.client { "active" } else { "passive" });
         }
         let mut media: Vec<Media> = offer.media.iter().map(refused).collect();
         if let Some(line) = media.get_mut(index) {
@@ -292,7 +322,15 @@ impl Negotiator {
                 ours: ours.formats.join(" "),
                 theirs: theirs.formats.join(" "),
             })?;
-        let srtp = match secure(&ours.proto) {
+        let dtls = match Theirs::of(offer, ours) {
+            None => None,
+            Some(_) => {
+                let theirs = Theirs::of(answer, theirs);
+                let theirs = theirs.ok_or(NegotiateError::Encryption("the answer has no fingerprint"))?;
+                Some(self.dtls(theirs, self.restarts))
+            }
+        };
+        let srtp = match secure(&ours.proto) && dtls.is_none() {
             false => None,
             true => {
                 let chosen = theirs.crypto.first().ok_or(NegotiateError::Encryption("the answer has no key"))?;
@@ -305,7 +343,10 @@ impl Negotiator {
             let receive = ours.telephone_events().find(|(_, rate)| *rate == clock_rate)?.0;
             Some(TelephoneEvent { payload_type, receive_payload_type: receive, clock_rate })
         });
-        let address = Address::of(answer, theirs)?;
+        let mut address = Address::of(answer, theirs)?;
+        if dtls.as_ref().is_some_and(|dtls| dtls.ice.is_some()) {
+            address = Address::Unknown;
+        }
         let mut direction = answer.direction(theirs).reversed().and(offer.direction(ours));
         if address == Address::Nowhere {
             direction = direction.and(Direction::RecvOnly);
@@ -325,6 +366,7 @@ impl Negotiator {
             ptime: self.ptime(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp,
+            dtls,
         };
         self.agreed = Some(agreed.clone());
         Ok(agreed)
@@ -345,11 +387,7 @@ impl Negotiator {
     }
 
     fn keys(&self, suite: Suite, remote: Key) -> SrtpKeys {
-        let [first, second] = self.local.keys;
-        let local = match suite {
-            Suite::AesCm128Sha1_80 => first,
-            Suite::AesCm128Sha1_32 => second,
-        };
+        let local = self.key(suite);
         SrtpKeys { suite, local, remote }
     }
 
@@ -361,13 +399,13 @@ impl Negotiator {
             if media.kind != "audio" || media.port == 0 || !rtp(&media.proto) {
                 continue;
             }
-            match self.pick_from(media) {
+            match self.pick_from(offer, media) {
                 Ok(picked) => {
                     // The line that is in use stays; then an encrypted one; then the first.
                     let stays = self.agreed.is_some() && index == self.index;
                     let better = match &best {
                         None => true,
-                        Some((_, other)) => stays || (picked.crypto.is_some() && other.crypto.is_none()),
+                        Some((_, other)) => stays || (picked.is_encrypted() && !other.is_encrypted()),
                     };
                     if better {
                         best = Some((index, picked));
@@ -382,23 +420,31 @@ impl Negotiator {
         best.ok_or(error)
     }
 
-    fn pick_from(&self, media: &Media) -> Result<Picked, NegotiateError> {
-        let crypto =
-            match (secure(&media.proto), self.policy.srtp) {
-                (false, SrtpPolicy::Required) => {
-                    return Err(NegotiateError::Encryption("encryption (RTP/SAVP) is required and not offered"));
+    fn pick_from(&self, offer: &Description, media: &Media) -> Result<Picked, NegotiateError> {
+        let refused = |why| Err(NegotiateError::Encryption(why));
+        let (crypto, dtls) = match (secure(&media.proto), self.policy.srtp) {
+            (false, SrtpPolicy::Required | SrtpPolicy::Dtls) => {
+                return refused("encryption (RTP/SAVP) is required and not offered");
+            }
+            (true, SrtpPolicy::Never) => return refused("encryption is offered and switched off here"),
+            (false, _) => (None, None),
+            (true, _) => {
+                let theirs = Theirs::of(offer, media).filter(|_| self.local.dtls.is_some());
+                let sdes = media.crypto.first().cloned().filter(|_| !media.proto.starts_with(DTLS));
+                match (sdes, theirs) {
+                    (Some(crypto), _) => (Some(crypto), None),
+                    (None, Some(theirs)) => (None, Some(theirs)),
+                    (None, None) => {
+                        return refused(
+                            "encryption is offered with neither an a=crypto line that we support nor a fingerprint",
+                        );
+                    }
                 }
-                (true, SrtpPolicy::Never) => {
-                    return Err(NegotiateError::Encryption("encryption is offered and switched off here"));
-                }
-                (false, _) => None,
-                (true, _) => Some(media.crypto.first().cloned().ok_or(NegotiateError::Encryption(
-                    "encryption is offered without an a=crypto line that we support",
-                ))?),
-            };
+            }
+        };
         for codec in &self.policy.codecs {
             if let Some(payload_type) = media.payload_type(*codec) {
-                return Ok(Picked { codec: *codec, payload_type, crypto });
+                return Ok(Picked { codec: *codec, payload_type, crypto, dtls });
             }
         }
         let ours: Vec<_> = self.policy.codecs.iter().map(|c| c.name()).collect();
@@ -441,15 +487,22 @@ impl Negotiator {
                 }
             }
         }
-        let required = self.policy.srtp == SrtpPolicy::Required;
-        let proto = if required { "RTP/SAVP" } else { "RTP/AVP" };
+        let keys = self.policy.srtp == SrtpPolicy::Required;
+        let handshake = self.policy.srtp == SrtpPolicy::Dtls;
+        let proto = match self.policy.srtp {
+            SrtpPolicy::Required => "RTP/SAVP",
+            SrtpPolicy::Dtls => "UDP/TLS/RTP/SAVP",
+            SrtpPolicy::Never | SrtpPolicy::Allowed => "RTP/AVP",
+        };
         let mut audio = self.audio(&codecs, &events, proto, self.policy.ptime);
-        if required {
-            let [first, second] = self.local.keys;
-            audio.crypto = vec![
-                Crypto { tag: 1, suite: Suite::AesCm128Sha1_80, key: first },
-                Crypto { tag: 2, suite: Suite::AesCm128Sha1_32, key: second },
-            ];
+        if keys {
+            let lines = Suite::ALL.into_iter().zip(1..);
+            audio.crypto = lines.map(|(suite, tag)| Crypto { tag, suite, key: self.key(suite) }).collect();
+        }
+        if handshake {
+            // One port, so that one handshake does.
+            audio.rtcp_mux = true;
+            self.secured(&mut audio, None, "actpass");
         }
         audio
     }
@@ -497,7 +550,7 @@ impl Negotiator {
             name: "-".to_owned(),
             connection: Some(address),
             direction: None,
-            attributes: Vec::new(),
+            attributes: self.session_attributes(&media),
             media,
         };
         if self.last.as_ref().is_some_and(|last| *last != description) {
@@ -512,59 +565,28 @@ struct Picked {
     codec: Codec,
     payload_type: u8,
     crypto: Option<Crypto>,
+    dtls: Option<Theirs>,
 }
 
-/// Where a peer wants its media.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Address {
-    At(IpAddr),
-    /// `0.0.0.0`: the hold of RFC 2543.
-    Nowhere,
-    /// A name. It is not looked up; the address is learned from what arrives.
-    Unknown,
-}
-
-impl Address {
-    fn of(description: &Description, media: &Media) -> Result<Address, NegotiateError> {
-        let Some(text) = description.address(media) else { return Ok(Address::Unknown) };
-        match text.parse::<IpAddr>() {
-            Err(_) => Ok(Address::Unknown),
-            Ok(ip) if ip.is_unspecified() => Ok(Address::Nowhere),
-            Ok(ip) if ip.is_multicast() || ip == IpAddr::from([255; 4]) => {
-                Err(NegotiateError::Address(text.to_owned()))
-            }
-            Ok(ip) => Ok(Address::At(ip)),
-        }
-    }
-
-    fn rtp(self, media: &Media) -> Option<SocketAddr> {
-        match self {
-            Address::At(ip) => Some(SocketAddr::new(ip, media.port)),
-            Address::Nowhere | Address::Unknown => None,
-        }
-    }
-
-    fn rtcp(self, media: &Media) -> Option<SocketAddr> {
-        let Address::At(ip) = self else { return None };
-        if media.rtcp_mux {
-            return Some(SocketAddr::new(ip, media.port));
-        }
-        match media.rtcp {
-            Some(RtcpPort { port, address }) => {
-                let ip = address.filter(|ip| !ip.is_unspecified() && !ip.is_multicast()).unwrap_or(ip);
-                (port != 0).then_some(SocketAddr::new(ip, port))
-            }
-            None => media.port.checked_add(1).map(|port| SocketAddr::new(ip, port)),
-        }
+impl Picked {
+    fn is_encrypted(&self) -> bool {
+        self.crypto.is_some() || self.dtls.is_some()
     }
 }
 
 /// The line that refuses `media`; it must keep a format (RFC 3264 section 6).
 fn refused(media: &Media) -> Media {
-    Media { kind: media.kind.clone(), proto: media.proto.clone(), formats: media.formats.clone(), ..Media::default() }
+    let (kind, proto, formats) = (media.kind.clone(), media.proto.clone(), media.formats.clone());
+    // A line keeps its name, refused or not (RFC 5888 section 9.2).
+    let attributes = dtls::mid(media).map(|mid| attribute("mid", mid)).into_iter().collect();
+    Media { kind, proto, formats, attributes, ..Media::default() }
 }
 
+/// What the transports begin with that are keyed by a handshake (RFC 5764 section 8).
+const DTLS: &str = "UDP/TLS/";
+
 fn rtp(proto: &str) -> bool {
+    let proto = proto.strip_prefix(DTLS).filter(|rest| secure(rest)).unwrap_or(proto);
     matches!(proto, "RTP/AVP" | "RTP/AVPF" | "RTP/SAVP" | "RTP/SAVPF")
 }
 

@@ -276,7 +276,7 @@ impl App {
         let (incoming, ringing) = mpsc::channel(RINGING);
         let sip = if config.sip.udp.is_some() || config.sip.tcp.is_some() || config.sip.tls.is_some() {
             let neighbours = Some(Arc::new(room.clone()) as _);
-            let beside = Beside { place: place.clone(), neighbours };
+            let beside = Beside { place: place.clone(), neighbours, names: None };
             Some(Arc::new(Endpoint::start_beside(config.sip.clone(), config.rtp, incoming, beside).await?))
         } else {
             None

@@ -12,11 +12,15 @@
 //! or that finds the socket buffer full shows in `antiphon_rtp_discarded_total` by `reason`.
 
 mod counters;
+pub(crate) mod dtls;
 mod fuzz;
+mod ice;
 pub(crate) mod latch;
 mod packets;
 pub(crate) mod ports;
+mod reports;
 mod seam;
+mod secure;
 mod srtp;
 
 use std::{
@@ -27,8 +31,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
-use metrics::{counter, gauge, histogram};
+use bytes::Bytes;
+use metrics::histogram;
 use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
@@ -37,15 +41,17 @@ pub use self::fuzz::fuzz;
 pub(crate) use self::seam::{Control, Parts, Signal};
 use self::{
     counters::Counters,
+    dtls::Identity,
     latch::Latch,
     packets::{Length, Packets},
     ports::PortPair,
+    secure::{Component, Secure},
     srtp::Protection,
 };
 use super::{
     decode::COMFORT_NOISE,
     leg::{Arrivals, Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket},
-    rtcp::{Heard, Rtcp},
+    rtcp::Rtcp,
 };
 use crate::clock::{self, Sparse};
 
@@ -64,6 +70,11 @@ pub struct SipLeg {
     /// Where RTCP has come from.
     rtcp_source: Option<SocketAddr>,
     protection: Option<Protection>,
+    /// The handshake that brings it, where the descriptions did not.
+    secure: Option<Secure>,
+    identity: Identity,
+    /// The peer's ACK is here, or ours has left; nobody was told yet, where media has no keys.
+    acknowledged: Option<bool>,
     ssrc: u32,
     /// Where packets were agreed on that are not as long as frames.
     packets: Option<Packets>,
@@ -97,8 +108,10 @@ enum Wake {
 impl SipLeg {
     pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
         let now = clock::now();
-        let Parts { ports, agreed, peer, media_timeout, early, signals, controls } = parts;
+        let Parts { ports, agreed, peer, media_timeout, early, identity, signals, controls } = parts;
         let protection = protection(None, &agreed)?;
+        let dtls = agreed.dtls.clone();
+        let secure = dtls.map(|dtls| Secure::new(&identity, dtls, agreed.rtcp_mux)).transpose()?;
         let ssrc = rand::random();
         let cname = format!("{:016x}", rand::random::<u64>());
         Ok(SipLeg {
@@ -111,6 +124,9 @@ impl SipLeg {
             ports: Some(ports),
             sockets: None,
             protection,
+            secure,
+            identity,
+            acknowledged: Some(false),
             ssrc,
             heard: now,
             media_timeout,
@@ -137,17 +153,18 @@ impl SipLeg {
         self.latch.target()
     }
 
-    /// Whether media is encrypted.
+    /// Whether media is encrypted, or will be when the handshake is over.
     pub fn encrypted(&self) -> bool {
-        self.protection.is_some()
+        self.secure.is_some() || self.protection.is_some()
     }
 
-    /// Waits for the peer's ACK. The event of it stays to be read; what the peer sends meanwhile is kept, too.
+    /// Waits for the peer's ACK. The event of it stays to be read, or comes with the keys of the media; what the peer sends
+    /// meanwhile is kept, too.
     ///
     /// # Errors
     /// The call ended before.
     pub async fn acknowledged(&mut self) -> Result<(), LegEnd> {
-        while !self.events.contains(&LegEvent::Connected) {
+        while self.acknowledged == Some(false) {
             if let Some(end) = self.over {
                 return Err(end);
             }
@@ -160,7 +177,8 @@ impl SipLeg {
     /// When something must be done without being asked.
     fn deadline(&self) -> Instant {
         let due = self.packets.as_ref().and_then(Packets::deadline);
-        let report = due.into_iter().fold(self.rtcp.deadline(), Instant::min);
+        let shake = self.secure.as_ref().and_then(Secure::deadline);
+        let report = due.into_iter().chain(shake).fold(self.rtcp.deadline(), Instant::min);
         if self.listens() { report.min(self.heard + self.media_timeout) } else { report }
     }
 
@@ -175,7 +193,10 @@ impl SipLeg {
                 if self.early.take().is_some() {
                     self.heard = clock::now();
                 }
-                self.events.push_back(LegEvent::Connected);
+                if self.acknowledged == Some(false) {
+                    self.acknowledged = Some(true);
+                }
+                self.connect();
             }
             Some(Signal::Media(agreed)) => self.on_media(*agreed),
             Some(Signal::Digit(digit)) => self.events.push_back(LegEvent::Digit(digit)),
@@ -190,10 +211,17 @@ impl SipLeg {
         }
     }
 
+    /// Says that the call is up when it is acknowledged and media has its keys: what was said before would be lost.
+    fn connect(&mut self) {
+        if self.acknowledged == Some(true) && self.has_keys() {
+            self.acknowledged = None;
+            self.events.push_back(LegEvent::Connected);
+        }
+    }
+
     fn on_media(&mut self, agreed: Agreed) {
-        match protection(self.protection.take(), &agreed) {
-            Ok(protection) => self.protection = protection,
-            Err(_) => return self.close(LegEnd::Failed),
+        if self.protect_as(&agreed).is_err() {
+            return self.close(LegEnd::Failed);
         }
         let (was_held, listened) = (self.agreed.held, self.listens());
         self.latch.signal(agreed.remote_rtp);
@@ -217,6 +245,8 @@ impl SipLeg {
         if self.agreed.held != was_held {
             self.events.push_back(LegEvent::Held(self.agreed.held));
         }
+        self.connect();
+        self.shake();
     }
 
     fn close(&mut self, end: LegEnd) {
@@ -232,6 +262,9 @@ impl SipLeg {
         let now = clock::now();
         if let Err(end) = self.send_due(now) {
             self.close(end);
+        }
+        if self.secure.as_ref().and_then(Secure::deadline).is_some_and(|at| at <= now) {
+            self.reshake(now);
         }
         if self.rtcp.deadline() <= now {
             let datagram = self.rtcp.report(now, clock::wall(), rand::random());
@@ -266,7 +299,11 @@ impl SipLeg {
         for _ in 0..BURST {
             let Some(sockets) = &self.sockets else { return };
             match sockets.rtcp.try_recv_from(&mut buffer) {
-                Ok((length, from)) => self.on_rtcp(&buffer[..length], from),
+                Ok((length, from)) => {
+                    if !self.on_other(Component::Rtcp, &buffer[..length], from) {
+                        self.on_rtcp(&buffer[..length], from);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }
@@ -274,6 +311,9 @@ impl SipLeg {
     }
 
     fn on_rtp(&mut self, datagram: &[u8], from: SocketAddr) {
+        if self.on_other(Component::Rtp, datagram, from) || !self.has_keys() {
+            return;
+        }
         // RFC 5761 section 4: on a shared port the second octet tells RTCP apart.
         if self.agreed.rtcp_mux && datagram.get(1).is_some_and(|b| (192..=223).contains(b)) {
             return self.on_rtcp(datagram, from);
@@ -337,70 +377,6 @@ impl SipLeg {
         rtc_rtp::Packet::unmarshal(&mut plain).ok()
     }
 
-    fn on_rtcp(&mut self, datagram: &[u8], from: SocketAddr) {
-        let opened = match &mut self.protection {
-            Some(protection) => protection.open_rtcp(datagram).map(BytesMut::freeze),
-            None => Ok(Bytes::copy_from_slice(datagram)),
-        };
-        let Ok(plain) = opened else {
-            self.malformed(from);
-            return;
-        };
-        // Without protection only the host that the media is with may report, and of it whoever was first.
-        let proven = self.protection.is_some();
-        let known = self.rtcp_source.is_none_or(|source| source == from) && self.latch.may_come_from(from.ip());
-        if !proven && !known {
-            self.counters.stranger.increment(1);
-            return;
-        }
-        let now = clock::now();
-        match self.rtcp.on_rtcp(now, clock::wall(), &plain) {
-            Err(_) => self.malformed(from),
-            Ok(heard) => {
-                self.heard = now;
-                self.rtcp_source = Some(from);
-                counter!("antiphon_rtcp_packets_total", "direction" => "in").increment(1);
-                for report in heard {
-                    // BYE of a stream is no end of the call: transfers and restarts begin that way too.
-                    let Heard::Report(mut report) = report else { continue };
-                    if let Some(packets) = &mut self.packets {
-                        report.highest_sequence = packets.acknowledged(report.highest_sequence);
-                    }
-                    gauge!("antiphon_rtcp_fraction_lost").set(report.fraction_lost);
-                    let jitter = f64::from(report.jitter) / f64::from(self.format.codec.clock_rate());
-                    histogram!("antiphon_rtcp_jitter_seconds").record(jitter);
-                    if let Some(trip) = report.round_trip {
-                        histogram!("antiphon_rtcp_round_trip_seconds").record(trip);
-                    }
-                    self.events.push_back(LegEvent::Report(report));
-                }
-            }
-        }
-    }
-
-    fn send_rtcp(&mut self, datagram: &[u8]) {
-        let Some(sockets) = &self.sockets else { return };
-        let (socket, target) = if self.agreed.rtcp_mux {
-            (&sockets.rtp, self.latch.target())
-        } else {
-            let told = self.agreed.remote_rtcp.filter(|address| self.latch.may_send_to(address.ip()));
-            (&sockets.rtcp, self.rtcp_source.or(told))
-        };
-        let Some(target) = target else { return };
-        let sealed = match &mut self.protection {
-            Some(protection) => protection.protect_rtcp(datagram).ok(),
-            None => None,
-        };
-        if self.protection.is_some() && sealed.is_none() {
-            return;
-        }
-        // overflow: drops (counted); the next report says the same and more
-        match socket.try_send_to(sealed.as_deref().unwrap_or(datagram), target) {
-            Ok(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out").increment(1),
-            Err(_) => counter!("antiphon_rtcp_packets_total", "direction" => "out_dropped").increment(1),
-        }
-    }
-
     /// Sends the packets that are due, of those that are not as long as frames.
     fn send_due(&mut self, now: Instant) -> Result<(), LegEnd> {
         while let Some(packet) = self.packets.as_mut().and_then(|packets| packets.poll(now)) {
@@ -411,8 +387,9 @@ impl SipLeg {
 
     fn transmit(&mut self, packet: OutPacket) -> Result<(), LegEnd> {
         let Some(sockets) = &self.sockets else { return Err(LegEnd::Failed) };
-        // On hold nothing is sent; without an address nothing can be, until the peer is heard.
-        let Some(target) = self.latch.target().filter(|_| self.agreed.direction.sends()) else { return Ok(()) };
+        // On hold nothing is sent; without an address or keys nothing can be, until the peer is heard.
+        let sends = self.agreed.direction.sends() && self.has_keys();
+        let Some(target) = self.latch.target().filter(|_| sends) else { return Ok(()) };
         let rtp = packet.clone().with_ssrc(self.ssrc);
         let mut buffer = [0; MAX_DATAGRAM];
         if rtp.marshal_size() > buffer.len() {
@@ -475,6 +452,7 @@ impl MediaLeg for SipLeg {
         if let Some(sends) = self.early {
             self.events.push_back(LegEvent::Early { sends });
         }
+        self.shake();
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use rsipstack::{
 };
 use tracing::debug;
 
-use crate::clock;
+use crate::{clock, media::sip::dtls::Identity};
 
 /// Methods we take, as `Allow` says.
 const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY, REFER";
@@ -120,15 +120,18 @@ pub(super) fn sdp_headers() -> Vec<Header> {
 }
 
 /// Random keys and the session id of a call's descriptions.
-pub(super) fn local_media(address: IpAddr, port: u16) -> sdp::LocalMedia {
+pub(super) fn local_media(address: IpAddr, port: u16, identity: &Identity) -> sdp::LocalMedia {
     let key = || {
-        let mut bytes = [0; 30];
+        let mut bytes = [0; sdp::Key::LENGTH];
         rand::fill(&mut bytes[..]);
         sdp::Key(bytes)
     };
+    // 64 bits of name and 128 of password: RFC 8445 section 5.3 asks for 24 and 128.
+    let (fragment, password) = (format!("{:016x}", rand::random::<u64>()), format!("{:032x}", rand::random::<u128>()));
+    let dtls = sdp::LocalDtls { fingerprint: identity.fingerprint(), fragment, password };
     // As many peers keep the id in a signed number, it stays below 2^63.
     let session_id = (clock::wall().as_secs() << 16) | u64::from(rand::random::<u16>());
-    sdp::LocalMedia { address, port, session_id, keys: [key(), key()] }
+    sdp::LocalMedia { address, port, session_id, keys: [key(), key(), key(), key()], dtls: Some(dtls) }
 }
 
 /// Whether our answer to `request`, a description, is something that its sender reads (RFC 3261 section 20.1).

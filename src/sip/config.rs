@@ -38,6 +38,8 @@ pub struct SipConfig {
     pub tls_roots: Option<PathBuf>,
     /// Address that peers are told to use, where it differs from the one bound (NAT, `0.0.0.0`).
     pub public_ip: Option<IpAddr>,
+    /// The same towards peers of some networks, such as a carrier behind a private line; the narrowest network counts.
+    pub public_ips: Vec<PublicIp>,
     /// Networks that may talk to us (`10.0.0.0/8`, `::1`). Empty: everybody.
     pub allow: Vec<Network>,
     /// Private networks that peers outside them may name in descriptions and headers.
@@ -82,6 +84,7 @@ impl Default for SipConfig {
             ws_origins: Vec::new(),
             tls_roots: None,
             public_ip: None,
+            public_ips: Vec::new(),
             allow: Vec::new(),
             internal_networks: Vec::new(),
             users: Vec::new(),
@@ -347,15 +350,28 @@ pub enum EarlyMedia {
     Both,
 }
 
-/// Media encryption towards a trunk (SDES, RFC 4568).
+/// Our address as one network sees it.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct PublicIp {
+    /// Where the peer is.
+    pub network: Network,
+    /// Where it reaches us.
+    pub ip: IpAddr,
+}
+
+/// Media encryption towards a trunk.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Srtp {
     /// Plain RTP is offered.
     #[default]
     Off,
-    /// RTP/SAVP is offered and nothing else accepted.
+    /// RTP/SAVP with keys in the description (SDES, RFC 4568) is offered and nothing else accepted.
     Required,
+    /// UDP/TLS/RTP/SAVP with keys of a handshake (DTLS, RFC 5763) is offered and nothing else accepted; of offers that come,
+    /// those with keys in the description are, too.
+    Dtls,
 }
 
 /// An algorithm of digest authentication.
@@ -416,6 +432,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// How many bits of it are given: the more, the narrower.
+    pub(super) fn prefix(&self) -> u8 {
+        self.prefix
+    }
+
     /// Whether `ip` is inside. An IPv4-mapped IPv6 address counts as IPv4.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.address, ip.to_canonical()) {

@@ -37,14 +37,15 @@ use super::{
     inspect::Inspector,
     listen::{Guard, ScreenedUdp, StreamListener},
     names::{self, Carriers, Names, Naming},
-    neighbours::{Addresses, Neighbours},
+    neighbours::{Addresses, Beside},
     outbound,
     parked::Parked,
     places::{HalfOpen, Places},
     quota::Quotas,
     reliable::Pending,
+    routes::Routes,
     screen::MAX_MESSAGE,
-    shared::{Bound, Dialer, Here, Life, Shared, State, TrunkStatus, Trunks, lock},
+    shared::{Bound, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
     stateless::Stateless,
     tls, trunk,
     websocket::Origins,
@@ -52,7 +53,7 @@ use super::{
 use crate::{
     clock, fault,
     handover::{self, Kind, Name, Place},
-    media::sip::{SipLeg, ports::PortPool},
+    media::sip::{SipLeg, dtls::Identity, ports::PortPool},
 };
 
 /// Transactions handled at a time. Beyond it requests are dropped, and their senders repeat them.
@@ -63,15 +64,6 @@ const LOOK: Duration = Duration::from_millis(250);
 const GRACE: Duration = Duration::from_secs(5);
 /// `User-Agent` and `Server`.
 const AGENT: &str = concat!("antiphon/", env!("CARGO_PKG_VERSION"));
-
-/// Who else there is.
-#[derive(Clone, Default)]
-pub struct Beside {
-    /// Where listeners come from, and the gateway before or after this one.
-    pub place: Place,
-    /// Other gateways of the cluster.
-    pub neighbours: Option<Arc<dyn Neighbours>>,
-}
 
 /// The gateway's SIP side: listeners, registrations and the table of calls. Cheap to clone; when the last
 /// clone is dropped, calls end and listeners close.
@@ -106,8 +98,7 @@ impl Endpoint {
         incoming: mpsc::Sender<IncomingCall>,
         beside: Beside,
     ) -> Result<Endpoint, SipError> {
-        let Beside { place, neighbours } = beside;
-        let listeners = Listeners::open(&config, &place)?;
+        let listeners = Listeners::open(&config, &beside.place)?;
         let bound = listeners.bound;
         let media_bind = bound.all().next().map(|a| a.ip()).ok_or_else(|| {
             SipError::Config("[sip] has no listener: set one of udp, tcp, tls, ws and wss".to_owned())
@@ -154,10 +145,11 @@ impl Endpoint {
         let life = Life::new(closed, MAX_TRANSACTIONS);
         let stop = life.stop.clone();
         let secret: [u8; 32] = rand::random();
+        let identity = Identity::new().map_err(|why| SipError::Config(format!("no certificate for DTLS: {why}")))?;
         let shared = Arc::new(Shared {
             stack: stack.inner.clone(),
             dialogs: DialogLayer::new(stack.inner.clone()),
-            ports,
+            media: Media { ports, identity },
             places: Places::new(config.max_calls, config.half_open_per_source, !config.trunk.is_empty()),
             naming,
             auth: Authenticator::new(&config.realm, &config.users, &config.digest, secret, clock::now()),
@@ -165,15 +157,15 @@ impl Endpoint {
                 states: Mutex::new(config.trunk.iter().map(State::new).collect()),
                 quotas: Quotas::new(config.trunk.iter().map(|trunk| (trunk.name.clone(), trunk.limits()))),
                 carriers,
+                routes: Routes::new(beside.names.clone()),
             },
             incoming,
             dialer: OnceLock::new(),
-            here: Here { bound, media_bind, public_ip: config.public_ip },
+            here: Here { bound, media_bind, public_ip: config.public_ip, public_ips: config.public_ips.clone() },
             life,
             reliable: Pending::default(),
             invites: Mutex::default(),
-            neighbours,
-            place,
+            beside,
             config,
         });
         let weak = Arc::downgrade(&shared);
@@ -406,7 +398,7 @@ impl Listeners {
         if let Some(socket) = self.udp {
             let buffer = Mutex::new(vec![0; MAX_MESSAGE]);
             let away = Mutex::new(None);
-            let (guard, place) = (guard.clone(), shared.place.clone());
+            let (guard, place) = (guard.clone(), shared.beside.place.clone());
             let arrived = tokio::sync::Mutex::new(place.arrived(Kind::Sip));
             let socket = Arc::new(ScreenedUdp { socket, guard, place, arrived, parked, buffer, away });
             // Tracked, so that it ends with the endpoint.
@@ -447,7 +439,7 @@ impl Listeners {
                 guard: guard.clone(),
                 stack: stack.inner.clone(),
                 stop: shared.life.closed.clone(),
-                place: shared.place.clone(),
+                place: shared.beside.place.clone(),
             };
             let vital = Vital { shared: shared.clone(), task: "listener" };
             tokio::spawn(async move {

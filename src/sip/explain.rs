@@ -65,7 +65,7 @@ pub fn explain(config: &SipConfig, request: &DialRequest) -> Result<Explanation,
         from: caller.map(|caller| caller.to_string()),
         headers: headers.iter().map(ToString::to_string).collect(),
         codecs: codecs.iter().map(|codec| format!("{codec:?}").to_lowercase()).collect(),
-        srtp: trunk.is_some_and(|trunk| trunk.srtp == Srtp::Required),
+        srtp: trunk.is_some_and(|trunk| trunk.srtp != Srtp::Off),
         limits: trunk.map(|trunk| (trunk.max_calls, trunk.calls_per_minute, trunk.minutes_per_day)),
     })
 }

@@ -234,13 +234,15 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         return Err(Refused::new(StatusCode::NotAcceptable, vec![accept]));
     }
     let mut policy = shared.policy();
-    if trunk.is_some_and(|trunk| trunk.srtp == Srtp::Required) {
-        policy.srtp = SrtpPolicy::Required;
+    match trunk.map(|trunk| trunk.srtp) {
+        Some(Srtp::Required) => policy.srtp = SrtpPolicy::Required,
+        Some(Srtp::Dtls) => policy.srtp = SrtpPolicy::Dtls,
+        Some(Srtp::Off) | None => {}
     }
     let mut offered = Vec::new();
     if let Some(offer) = &offer {
         // A rehearsal: what cannot be agreed to need not ring.
-        let local = body::local_media(IpAddr::from([127, 0, 0, 1]), 9);
+        let local = body::local_media(IpAddr::from([127, 0, 0, 1]), 9, &shared.media.identity);
         if let Err(error) = Negotiator::new(policy.clone(), local).answer(offer) {
             return Err(Refused::new(StatusCode::NotAcceptableHere, vec![body::warning(&error.to_string())]));
         }
@@ -405,14 +407,15 @@ impl Ringing {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();
         }
-        let ports = match self.shared.ports.bind() {
+        let ports = match self.shared.media.ports.bind() {
             Ok(ports) => ports,
             Err(error) => {
                 reply.send(Err(SipError::NoPort(error))).ok();
                 return self.reject(Rejection::for_now(FULL, "no media port is free"));
             }
         };
-        let local = body::local_media(self.shared.media_ip(self.peer.signalling), ports.port);
+        let local =
+            body::local_media(self.shared.media_ip(self.peer.signalling), ports.port, &self.shared.media.identity);
         let mut negotiator = Negotiator::new(self.policy.clone(), local);
         let (description, agreed) = match &self.offer {
             None => (negotiator.offer(), None),

@@ -6,7 +6,7 @@
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
 //! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
-//! - `trunk`: registrations and health; `targets`: the hosts of a trunk; `number`: how it writes numbers;
+//! - `trunk`: registrations and health; `targets`: the hosts of a trunk; `routes`: their addresses; `number`: how it writes numbers;
 //!   `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
 //! - `listen`, `websocket`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
@@ -19,8 +19,8 @@
 //! Never touches media: the session task and the leg meet in two channels.
 //!
 //! # What it does
-//! UDP, TCP, TLS and WebSocket (RFC 7118; its media is RTP, as SRTP with keys in the description, and not a browser's ICE
-//! and DTLS: browsers call by WHIP). INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
+//! UDP, TCP, TLS and WebSocket (RFC 7118). Media is RTP, or SRTP with keys in the description (SDES) or of a handshake (DTLS),
+//! to an address of the description or one that the peer's ICE finds: telephones and the SIP libraries of browsers both. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
 //! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
@@ -62,6 +62,7 @@ mod places;
 pub mod quota;
 mod refer;
 mod reliable;
+mod routes;
 mod screen;
 mod session;
 mod shared;
@@ -77,14 +78,14 @@ use thiserror::Error;
 
 pub use self::{
     config::{
-        CodecName, DigestName, EarlyMedia, Format, Network, Numbers, Outbound, RtpConfig, Rule, Secret, SipConfig,
-        TargetConfig, TlsConfig, TrunkConfig, User,
+        CodecName, DigestName, EarlyMedia, Format, Network, Numbers, Outbound, PublicIp, RtpConfig, Rule, Secret,
+        SipConfig, TargetConfig, TlsConfig, TrunkConfig, User,
     },
     dialplan::DialRequest,
-    endpoint::{Beside, Endpoint},
+    endpoint::Endpoint,
     explain::{Explanation, addresses, explain, probe},
     incoming::IncomingCall,
-    neighbours::{Addresses, Admission, Neighbours},
+    neighbours::{Addresses, Admission, Beside, Neighbours},
     outbound::Provisional,
     places::HalfOpen,
     shared::TrunkStatus,

@@ -1,8 +1,22 @@
 //! What other gateways mean for this one: who registers at a trunk, and where a call goes that is not taken here.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use rsipstack::resolver::sip_resolver::LookupSource;
 use rsipstack::sip::{Auth, Header, Param, Request, Scheme, Transport, Uri, prelude::HeadersExt, typed};
+
+use crate::handover::Place;
+
+/// Who else there is.
+#[derive(Clone, Default)]
+pub struct Beside {
+    /// Where listeners come from, and the gateway before or after this one.
+    pub place: Place,
+    /// Other gateways of the cluster.
+    pub neighbours: Option<Arc<dyn Neighbours>>,
+    /// Who is asked where the hosts of trunks are; `None`: the system's name servers.
+    pub names: Option<Arc<dyn LookupSource>>,
+}
 
 /// Knows the other gateways. Asked for every INVITE and OPTIONS: it answers from memory.
 pub trait Neighbours: Send + Sync {
@@ -48,6 +62,8 @@ impl Addresses {
         let tls = self.tls.map(|address| (address, Transport::Tls));
         let (address, transport) = match via.split_whitespace().next() {
             Some("SIP/2.0/TLS") => tls,
+            // A browser reaches neither.
+            Some("SIP/2.0/WS" | "SIP/2.0/WSS") => None,
             Some("SIP/2.0/TCP") => tcp.or(udp),
             _ => udp.or(tcp),
         }?;

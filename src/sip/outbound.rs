@@ -27,6 +27,7 @@ use rsipstack::{
         invite_dialog::InviteDialog,
     },
     sip::{Header, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
+    transport::SipAddr,
 };
 use sdp::{Agreed, Negotiator, SrtpPolicy};
 use tokio::{
@@ -137,7 +138,7 @@ pub(super) async fn dial_early(
         None => None,
     };
     let slot = shared.places.outbound().ok_or(DialError::Overloaded)?;
-    let ports = shared.ports.bind().map_err(SipError::NoPort)?;
+    let ports = shared.media.ports.bind().map_err(SipError::NoPort)?;
     let limit = request.timeout.unwrap_or(Duration::from_secs(shared.config.ring_timeout_s.max(1)));
     let (signals, receiver) = mpsc::channel(SIGNALS);
     let (control, controls) = mpsc::channel(CONTROLS);
@@ -229,6 +230,16 @@ struct Plan<'a> {
     headers: Vec<Header>,
 }
 
+/// A host that a call tries.
+#[derive(Clone)]
+struct Hop {
+    /// As the trunk has it.
+    host: Option<String>,
+    uri: Uri,
+    /// Which of its addresses; `None`: the one that is found.
+    address: Option<SipAddr>,
+}
+
 /// A call that somebody has answered.
 struct Answered {
     dialog: InviteDialog,
@@ -280,15 +291,15 @@ impl<'a> Plan<'a> {
         let order = self
             .trunk
             .and_then(|(index, _)| shared.trunk_state(index, |state| state.targets.order(clock::now(), rand::random)));
-        let mut hosts: VecDeque<(Option<String>, Uri)> = VecDeque::new();
+        let mut hosts: VecDeque<Hop> = VecDeque::new();
         match (self.trunk, order) {
             (Some((_, trunk)), Some(order)) => {
                 for host in order {
                     let uri = dialplan::at(trunk, &host, &self.user)?;
-                    hosts.push_back((Some(host), uri));
+                    hosts.push_back(Hop { host: Some(host), uri, address: None });
                 }
             }
-            _ => hosts.push_back((None, self.uri.clone())),
+            _ => hosts.push_back(Hop { host: None, uri: self.uri.clone(), address: None }),
         }
         let tell_of = |host: &Option<String>, failed: Option<&DialError>| {
             let Some(((index, _), host)) = self.trunk.zip(host.as_deref()) else { return };
@@ -300,11 +311,24 @@ impl<'a> Plan<'a> {
         let mut interval = shared.session_wish(self.trunk.map(|(_, trunk)| trunk));
         let mut redirects = self.trunk.map_or(0, |(_, trunk)| trunk.redirects);
         let mut last = DialError::NoAnswer;
-        while let Some((host, uri)) = hosts.pop_front() {
+        while let Some(hop) = hosts.pop_front() {
+            // Each address of a trunk's host is tried.
+            let found = match (&hop, self.trunk) {
+                (Hop { address: None, uri, .. }, Some(_)) => shared.trunks.routes.of(uri, clock::now()).await,
+                _ => Vec::new(),
+            };
+            if !found.is_empty() {
+                let hops = found.into_iter().map(|address| Hop { address: Some(address), ..hop.clone() });
+                hops.rev().for_each(|hop| hosts.push_front(hop));
+                continue;
+            }
             let patience = (!hosts.is_empty()).then_some(SILENCE);
-            match self.invite(&uri, media, interval, patience, tell).await {
+            let asked = self.invite(&hop, media, interval, patience, tell).await;
+            let Hop { host, uri, address } = hop;
+            match asked {
                 Ok(answered) => {
                     tell_of(&host, None);
+                    address.iter().for_each(|address| shared.trunks.routes.worked(address));
                     return Ok(answered);
                 }
                 Err(Failure::Call(error)) => {
@@ -312,7 +336,12 @@ impl<'a> Plan<'a> {
                     return Err(error);
                 }
                 Err(Failure::Host { error, out }) => {
-                    if out {
+                    let wait = self.trunk.map(|(_, trunk)| Duration::from_secs(trunk.failed_target_s));
+                    if let (true, Some(address), Some(wait)) = (out, &address, wait) {
+                        shared.trunks.routes.failed(clock::now(), address, wait);
+                    }
+                    // A host has failed when all of its addresses have.
+                    if out && !hosts.front().is_some_and(|next| next.host == host) {
                         tell_of(&host, Some(&error));
                     }
                     if !hosts.is_empty() {
@@ -327,14 +356,14 @@ impl<'a> Plan<'a> {
                         return Err(error);
                     }
                     interval = Some(seconds);
-                    hosts.push_front((host, uri));
+                    hosts.push_front(Hop { host, uri, address });
                 }
                 Err(Failure::Moved(contacts, error)) => {
                     let allowed = contacts.iter().filter_map(|contact| self.redirected(contact)).next();
                     let Some(uri) = allowed.filter(|_| redirects > 0) else { return Err(error) };
                     redirects -= 1;
                     info!(to = %uri, "the call is redirected");
-                    hosts.push_front((None, uri));
+                    hosts.push_front(Hop { host: None, uri, address: None });
                 }
             }
         }
@@ -352,7 +381,7 @@ impl<'a> Plan<'a> {
     /// One INVITE. `patience`: how long nothing at all may be heard of it.
     async fn invite(
         &self,
-        to: &Uri,
+        Hop { uri: to, address, .. }: &Hop,
         media: &mut Media,
         interval: Option<u64>,
         patience: Option<Duration>,
@@ -360,19 +389,29 @@ impl<'a> Plan<'a> {
     ) -> Result<Answered, Failure> {
         let shared = self.shared;
         let trunk = self.trunk.map(|(_, trunk)| trunk);
-        let Some(peer) = shared.resolve(to).await else {
+        let known = address.as_ref().and_then(|address| address.get_socketaddr().ok()).map(|address| address.ip());
+        if let Some(ip) = known {
+            // What comes from there is the trunk's.
+            shared.trunks.carriers.found(&to.host_with_port.host, ip);
+        }
+        let peer = match known {
+            Some(ip) => Some(ip),
+            None => shared.resolve(to).await,
+        };
+        let Some(peer) = peer else {
             let host = &to.host_with_port.host;
             let error = DialError::Address(format!("`{host}` has no address that can be found"));
             return Err(Failure::Host { error, out: true });
         };
-        let mut negotiator =
-            Negotiator::new(policy(shared, trunk), body::local_media(shared.media_ip(peer), media.port));
+        let local = body::local_media(shared.media_ip(peer), media.port, &shared.media.identity);
+        let mut negotiator = Negotiator::new(policy(shared, trunk), local);
         let offer = negotiator.offer().to_string();
         let user = trunk.and_then(|t| t.username.clone());
         let timer = interval.map(timer::wish_headers).unwrap_or_default();
         let option = InviteOption {
             caller: self.caller.clone(),
             callee: to.clone(),
+            destination: address.clone(),
             contact: shared.contact(user.as_deref(), wire(to), Some(peer)),
             content_type: Some("application/sdp".to_owned()),
             offer: Some(offer.into_bytes()),
@@ -438,6 +477,7 @@ fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
         policy.srtp = match trunk.srtp {
             Srtp::Off => SrtpPolicy::Allowed,
             Srtp::Required => SrtpPolicy::Required,
+            Srtp::Dtls => SrtpPolicy::Dtls,
         };
     }
     policy

@@ -130,7 +130,8 @@ impl Session {
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);
-        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, signals, controls })
+        let identity = shared.media.identity.clone();
+        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, identity, signals, controls })
     }
 
     /// Runs until the call is over.

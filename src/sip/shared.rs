@@ -29,21 +29,19 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    DialError, SipConfig, SipError, TrunkConfig,
+    DialError, PublicIp, SipConfig, SipError, TrunkConfig,
     auth::Authenticator,
     dialplan::{self, DialRequest, Dialplan},
     incoming::IncomingCall,
     names::{Carriers, LOOK_UP, Naming},
-    neighbours::{Admission, Neighbours},
+    neighbours::{Admission, Beside},
     places::Places,
     quota::Quotas,
     reliable::Pending,
+    routes::Routes,
     targets::{TargetStatus, Targets},
 };
-use crate::{
-    handover::Place,
-    media::sip::{SipLeg, latch::Peer, ports::PortPool},
-};
+use crate::media::sip::{SipLeg, dtls::Identity, latch::Peer, ports::PortPool};
 
 /// When a caller may come again where this endpoint is going down, and another takes its place.
 pub(super) const RESTART: Duration = Duration::from_secs(30);
@@ -59,7 +57,7 @@ pub(super) struct Shared {
     pub(super) config: SipConfig,
     pub(super) stack: Arc<EndpointInner>,
     pub(super) dialogs: DialogLayer,
-    pub(super) ports: PortPool,
+    pub(super) media: Media,
     pub(super) places: Places,
     pub(super) naming: Naming,
     pub(super) auth: Authenticator,
@@ -73,10 +71,14 @@ pub(super) struct Shared {
     pub(super) reliable: Pending,
     /// INVITEs under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
-    /// Other gateways, where there may be some.
-    pub(super) neighbours: Option<Arc<dyn Neighbours>>,
-    /// Whether this process takes what comes, and the gateway before it.
-    pub(super) place: Place,
+    /// Whether this process takes what comes, the gateway before it, and others where there may be some.
+    pub(super) beside: Beside,
+}
+
+/// What the media of calls is made with.
+pub(super) struct Media {
+    pub(super) ports: PortPool,
+    pub(super) identity: Identity,
 }
 
 /// What runs, and how it ends.
@@ -111,18 +113,25 @@ impl Life {
 }
 
 /// Where we are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Here {
     pub(super) bound: Bound,
     /// Where media listens.
     pub(super) media_bind: IpAddr,
     /// What others are told in place of it.
     pub(super) public_ip: Option<IpAddr>,
+    /// The same for peers of some networks.
+    pub(super) public_ips: Vec<PublicIp>,
 }
 
 impl Here {
     /// Where `peer` reaches a listener at `bound`; `None`: any other host.
     fn advertised(&self, bound: IpAddr, peer: Option<IpAddr>) -> IpAddr {
+        let seen =
+            peer.into_iter().flat_map(|peer| self.public_ips.iter().filter(move |one| one.network.contains(peer)));
+        if let Some(narrowest) = seen.max_by_key(|one| one.network.prefix()) {
+            return narrowest.ip;
+        }
         if let Some(public) = self.public_ip.filter(|_| !peer.is_some_and(|p| p.is_loopback())) {
             return public;
         }
@@ -140,6 +149,8 @@ pub(super) struct Trunks {
     pub(super) quotas: Quotas,
     /// Whose addresses are whose.
     pub(super) carriers: Carriers,
+    /// Where their hosts are.
+    pub(super) routes: Routes,
 }
 
 /// Where the listeners are.
@@ -235,12 +246,12 @@ impl Shared {
         if self.is_draining() {
             return Admission::Closed { retry_after: RESTART, elsewhere: None };
         }
-        self.neighbours.as_ref().map_or(Admission::Open, |neighbours| neighbours.admission())
+        self.beside.neighbours.as_ref().map_or(Admission::Open, |neighbours| neighbours.admission())
     }
 
     /// Whether this gateway registers at `trunk`.
     pub(super) fn registers(&self, trunk: &str) -> bool {
-        self.neighbours.as_ref().is_none_or(|neighbours| neighbours.registers(trunk))
+        self.beside.neighbours.as_ref().is_none_or(|neighbours| neighbours.registers(trunk))
     }
 
     /// The rules for calls out.
@@ -356,4 +367,42 @@ fn route(peer: IpAddr) -> Option<IpAddr> {
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Nothing in this module panics while it holds one, and what they guard is sound after every step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_network_is_told_the_address_that_it_sees() {
+        let config: SipConfig = toml::from_str(
+            r#"
+            public_ip = "203.0.113.7"
+            public_ips = [
+                { network = "10.0.0.0/8", ip = "10.1.2.3" },
+                { network = "10.9.0.0/16", ip = "10.9.0.4" },
+                { network = "2001:db8::/32", ip = "2001:db8::1" },
+            ]
+            "#,
+        )
+        .expect("valid");
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let here = Here {
+            bound: Bound::default(),
+            media_bind: ip("0.0.0.0"),
+            public_ip: config.public_ip,
+            public_ips: config.public_ips,
+        };
+        for (peer, told) in [
+            ("198.51.100.1", "203.0.113.7"),
+            ("10.7.7.7", "10.1.2.3"),
+            ("10.9.7.7", "10.9.0.4"),
+            ("::ffff:10.9.7.7", "10.9.0.4"),
+            ("2001:db8::9", "2001:db8::1"),
+        ] {
+            assert_eq!(here.advertised(here.media_bind, Some(ip(peer))), ip(told), "{peer}");
+        }
+        assert_eq!(here.advertised(here.media_bind, None), ip("203.0.113.7"));
+        assert!(here.advertised(ip("127.0.0.1"), Some(ip("127.0.0.1"))).is_loopback());
+    }
 }

@@ -49,7 +49,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
             () = shared.life.stop.cancelled() => break,
-            () = shared.place.until(true) => {}
+            () = shared.beside.place.until(true) => {}
         }
         let mut known = None;
         for (name, ..) in config.hosts() {
@@ -99,11 +99,11 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             () = shared.life.stop.cancelled() => break,
             () = sleep(wait) => {}
             () = changed(&shared, &config, ours), if config.register => {}
-            () = shared.place.until(false) => {}
+            () = shared.beside.place.until(false) => {}
         }
     }
     // Where another gateway has taken this one's place, the registration is that one's.
-    if shared.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
+    if shared.beside.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
         timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
     }
 }
@@ -121,7 +121,7 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
     loop {
         tokio::select! {
             () = shared.life.stop.cancelled() => return,
-            () = shared.place.until(true) => {}
+            () = shared.beside.place.until(true) => {}
         }
         let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
         let asked = hosts.iter().map(|host| timeout(ANSWER, ask(&shared, &config, host)));

@@ -102,9 +102,15 @@ fn describe(bytes: &[u8]) {
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         port: 40_000,
         session_id: 1,
-        keys: [sdp::Key([1; 30]), sdp::Key([2; 30])],
+        keys: [1, 2, 3, 4].map(|n| sdp::Key([n; sdp::Key::LENGTH])),
+        dtls: Some(sdp::LocalDtls {
+            fingerprint: "sha-256 0A:0B".parse().expect("a fingerprint"),
+            fragment: "here".to_owned(),
+            password: "a-password-that-is-long-enough".to_owned(),
+        }),
     };
-    for srtp in [sdp::SrtpPolicy::Never, sdp::SrtpPolicy::Allowed, sdp::SrtpPolicy::Required] {
+    use sdp::SrtpPolicy::{Allowed, Dtls, Never, Required};
+    for srtp in [Never, Allowed, Required, Dtls] {
         let policy = sdp::Policy { srtp, ..sdp::Policy::default() };
         let mut answering = sdp::Negotiator::new(policy.clone(), local.clone());
         if answering.answer(&description).is_ok() {

@@ -70,7 +70,19 @@ fn kept(folder: &Path) -> Option<PathBuf> {
     heard.map(|part| share_of_the_tone(part, clip.rate)).any(|share| share > 0.9).then_some(file)
 }
 
-async fn call(codec: Codec) {
+/// How its media is keyed: a module of baresip and what its account says, whether the two ports are one, and whether that
+/// is encrypted.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    module: &'static str,
+    account: &'static str,
+    mux: bool,
+    encrypted: bool,
+}
+
+const PLAIN: Keys = Keys { module: "", account: "", mux: false, encrypted: false };
+
+async fn call(codec: Codec, keys: Keys) {
     let (endpoint, mut calls) = start(loopback()).await;
     let port = endpoint.local_udp().expect("bound").port();
     let folder = tempfile::tempdir().expect("a folder");
@@ -79,8 +91,14 @@ async fn call(codec: Codec) {
         Codec::G722 => "g722",
         Codec::Pcmu | Codec::Pcma => "g711",
     };
-    std::fs::write(folder.path().join("config"), CONFIG.replace("CODEC", module)).expect("writes");
-    std::fs::write(folder.path().join("accounts"), "<sip:telephone@127.0.0.1>;regint=0\n").expect("writes");
+    let mut config = CONFIG.replace("CODEC", module);
+    if !keys.module.is_empty() {
+        config.push_str(&format!("module {}.so\n", keys.module));
+    }
+    config.push_str(if keys.mux { "rtcp_mux yes\n" } else { "rtcp_mux no\n" });
+    std::fs::write(folder.path().join("config"), config).expect("writes");
+    let account = format!("<sip:telephone@127.0.0.1>;regint=0{}\n", keys.account);
+    std::fs::write(folder.path().join("accounts"), account).expect("writes");
     std::fs::write(folder.path().join("contacts"), "").expect("writes");
     tone(&folder.path().join("tone.wav"), codec);
     let dial = format!("/dial sip:demo@127.0.0.1:{port}");
@@ -98,7 +116,7 @@ async fn call(codec: Codec) {
     incoming.ringing();
     let mut leg = limited(incoming.accept()).await.expect("accepted");
     leg.attach().await.expect("attaches");
-    assert_eq!(leg.format().codec, codec);
+    assert_eq!((leg.format().codec, leg.encrypted()), (codec, keys.encrypted), "{keys:?}");
 
     // Two seconds of its tone, in order and without loss; and as much of it back.
     let mut decoder = codec::Decoder::new(
@@ -164,6 +182,21 @@ async fn baresip_calls_and_is_heard_in_every_codec() {
         return;
     }
     for codec in [Codec::Pcmu, Codec::G722, Codec::Opus] {
-        call(codec).await;
+        call(codec, PLAIN).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn baresip_calls_and_is_heard_with_keys_of_either_kind() {
+    if !antiphon_skip::has_program("baresip", "baresip-core") {
+        return;
+    }
+    let handshake = Keys { module: "dtls_srtp", account: ";mediaenc=dtls_srtp", mux: true, encrypted: true };
+    for keys in [
+        handshake,
+        Keys { mux: false, ..handshake },
+        Keys { module: "srtp", account: ";mediaenc=srtp-mand", mux: false, encrypted: true },
+    ] {
+        call(Codec::Pcmu, keys).await;
     }
 }

@@ -9,8 +9,9 @@ use crate::support::{
 };
 use antiphon::{
     media::{leg::MediaLeg, sip::SipLeg},
-    sip::{DialError, DialRequest, Endpoint, SipConfig, TrunkConfig},
+    sip::{Beside, DialError, DialRequest, Endpoint, RtpConfig, SipConfig, TrunkConfig},
 };
+use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
 use tokio::task::JoinHandle;
 
 /// A host of a trunk, and its `host:port`. It can be answered from once its endpoint is known.
@@ -79,6 +80,59 @@ async fn a_host_that_fails_is_passed_over_and_left_alone() {
     let result = limited(call).await.expect("runs");
     assert!(matches!(result, Err(DialError::Declined { status: 486, .. })), "{:?}", result.err());
     assert!(!a.hears("INVITE", Duration::from_millis(300)).await);
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+/// A name server that knows one carrier: the ports of its hosts, best first.
+struct Names(Vec<u16>);
+
+#[async_trait::async_trait]
+impl LookupSource for Names {
+    async fn lookup_srv(&self, name: &str) -> Result<Vec<SrvRecord>, String> {
+        assert_eq!(name, "_sip._udp.carrier.example");
+        let records = self.0.iter().zip(1..).map(|(port, priority)| SrvRecord {
+            target: "one.carrier.example".to_owned(),
+            port: *port,
+            priority,
+            weight: 1,
+        });
+        Ok(records.collect())
+    }
+
+    async fn lookup_a_aaaa(&self, name: &str) -> Result<Vec<std::net::IpAddr>, String> {
+        assert_eq!(name, "one.carrier.example");
+        Ok(vec![[127, 0, 0, 1].into()])
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_the_hosts_that_a_name_stands_for_the_next_is_asked_where_one_fails() {
+    let ((mut a, at_a), (mut b, at_b)) = (host().await, host().await);
+    let port = |at: &str| at.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+    let names = Names(vec![port(&at_a), port(&at_b)]);
+    let beside = Beside { names: Some(std::sync::Arc::new(names)), ..Beside::default() };
+    let trunk = "name = \"t\"\nhost = \"carrier.example\"\nprefixes = [\"*\"]";
+    let config = SipConfig { trunk: vec![toml::from_str(trunk).expect("valid")], ..loopback() };
+    let (sender, _calls) = tokio::sync::mpsc::channel(1);
+    let endpoint = Endpoint::start_beside(config, RtpConfig::default(), sender, beside).await.expect("starts");
+    for host in [&mut a, &mut b] {
+        host.target = endpoint.local_udp().expect("bound");
+    }
+    let call = dial(&endpoint, "bob");
+    let invite = a.next("INVITE").await;
+    assert!(invite.starts_with("INVITE sip:bob@carrier.example "), "the name stays: {invite}");
+    a.answer(&invite, "503 Service Unavailable", "").await;
+    a.expect("ACK").await;
+    let invite = b.next("INVITE").await;
+    pick_up(&mut b, &invite, "").await;
+    hang_up(&mut b, call).await;
+    assert!(!endpoint.trunks()[0].targets[0].blocked, "another of its hosts took the call");
+    // The next call does not begin with the one that failed.
+    let call = dial(&endpoint, "bob");
+    let invite = b.next("INVITE").await;
+    b.answer(&invite, "486 Busy Here", "").await;
+    b.expect("ACK").await;
+    assert!(limited(call).await.expect("runs").is_err());
     within("every call to be forgotten", || endpoint.calls() == 0).await;
 }
 

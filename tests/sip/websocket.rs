@@ -5,6 +5,10 @@ use antiphon::{
     media::leg::{LegEvent, MediaLeg},
     sip::{SipConfig, TlsConfig},
 };
+use antiphon_loadgen::{
+    rtc::peer::{Peer, Shape},
+    rtp::Packet,
+};
 use futures_util::{SinkExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -13,6 +17,10 @@ use tokio::{
 use tokio_tungstenite::{
     WebSocketStream, client_async,
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
+};
+use webrtc::{
+    media_stream::track_remote::{TrackRemote, TrackRemoteEvent},
+    peer_connection::RTCSessionDescription,
 };
 
 fn open() -> SipConfig {
@@ -80,21 +88,8 @@ where
     assert_eq!(call.user, "demo");
     let mut leg = limited(call.accept()).await.expect("accepted");
     let ok = expect(&mut socket, "SIP/2.0 200").await;
-    let header = |name: &str| {
-        let line = ok.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {ok}"));
-        line.trim_start_matches(':').trim().to_owned()
-    };
-    assert!(header("Via").contains("received=127.0.0.1"), "{ok}");
-    let contact = header("Contact");
-    assert!(contact.to_lowercase().contains(";transport=ws"), "{contact}");
-    let tag = format!(";tag={}", header("To").split(";tag=").nth(1).expect("a tag"));
-    let uri = contact.trim_start_matches('<').split('>').next().expect("an address").to_owned();
-    // In the same dialog, whatever its Request-URI.
-    let ack = match request("ACK", "sip:demo@example.com", &tag, "", "") {
-        Message::Text(text) => Message::text(text.replacen("ACK sip:demo@example.com", &format!("ACK {uri}"), 1)),
-        other => panic!("{other:?}"),
-    };
-    socket.send(ack).await.expect("sends");
+    assert!(header(&ok, "Via").contains("received=127.0.0.1"), "{ok}");
+    acknowledge(&mut socket, &ok).await;
     leg.attach().await.expect("attaches");
     event(&mut leg, |e| *e == LegEvent::Connected).await;
     leg.send(packet(&leg, 7, b"heard")).await.expect("up");
@@ -103,13 +98,107 @@ where
     assert_eq!(&buffer[12..length], b"heard");
     // A request of ours finds its way down the connection: nothing else leads to that name.
     leg.hang_up().await;
-    let bye = expect(&mut socket, "BYE ").await;
+    ends(&mut socket).await;
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+fn header(message: &str, name: &str) -> String {
+    let line = message.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name} in {message}")).trim_start_matches(':').trim().to_owned()
+}
+
+/// Acknowledges a 200.
+async fn acknowledge<S>(socket: &mut WebSocketStream<S>, ok: &str)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let contact = header(ok, "Contact");
+    assert!(contact.to_lowercase().contains(";transport=ws"), "{contact}");
+    let tag = format!(";tag={}", header(ok, "To").split(";tag=").nth(1).expect("a tag"));
+    let uri = contact.trim_start_matches('<').split('>').next().expect("an address").to_owned();
+    // In the same dialog, whatever its Request-URI.
+    let ack = match request("ACK", "sip:demo@example.com", &tag, "", "") {
+        Message::Text(text) => Message::text(text.replacen("ACK sip:demo@example.com", &format!("ACK {uri}"), 1)),
+        other => panic!("{other:?}"),
+    };
+    socket.send(ack).await.expect("sends");
+}
+
+/// Answers the BYE that comes.
+async fn ends<S>(socket: &mut WebSocketStream<S>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let bye = expect(socket, "BYE ").await;
     assert!(bye.lines().next().is_some_and(|line| line.contains("df7jal23ls0d.invalid")), "{bye}");
     let kept = ["Via", "From", "To", "Call-ID", "CSeq"];
     let lines = bye.lines().filter(|line| kept.contains(&line.split(':').next().unwrap_or_default()));
     let lines: String = lines.map(|line| format!("{line}\r\n")).collect();
     socket.send(Message::text(format!("SIP/2.0 200 OK\r\n{lines}\r\n"))).await.expect("sends");
+}
+
+/// As the SIP libraries of browsers do it: ICE and DTLS, by an offer in an INVITE.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browsers_offer_is_answered_with_a_path_and_keys() {
+    let (endpoint, mut calls) = start(open()).await;
+    let at = endpoint.local_ws().0.expect("bound");
+    let stream = TcpStream::connect(at).await.expect("connects");
+    let protocol = ("sec-websocket-protocol", "sip");
+    let mut socket = connect(stream, &format!("ws://{at}/"), &[protocol]).await.expect("taken");
+    let mut browser = Peer::new(Shape { eager: true, ..Shape::default() }).await.expect("a peer");
+    let offer = browser.connection.create_offer(None).await.expect("an offer");
+    browser.connection.set_local_description(offer).await.expect("set");
+    let offer = limited(browser.description()).await.expect("a description");
+    assert!(offer.contains("UDP/TLS/RTP/SAVPF") && offer.contains("a=ice-ufrag"), "{offer}");
+    let kind = "Content-Type: application/sdp\r\n";
+    socket.send(request("INVITE", "sip:demo@example.com", "", kind, &offer)).await.expect("sends");
+    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+    assert!(leg.encrypted());
+    let ok = expect(&mut socket, "SIP/2.0 200").await;
+    let answer = ok.split_once("\r\n\r\n").expect("a body").1;
+    let answer = RTCSessionDescription::answer(answer.to_owned()).expect("an answer");
+    browser.connection.set_remote_description(answer).await.expect("fits");
+    acknowledge(&mut socket, &ok).await;
+    leg.attach().await.expect("attaches");
+    // Said when there are keys, and not with the ACK alone.
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+
+    let microphone = browser.microphone.clone().expect("one");
+    let (mut said, mut heard) = (0, false);
+    let mut track: Option<std::sync::Arc<dyn TrackRemote>> = None;
+    let mut back = false;
+    let mut beat = tokio::time::interval(std::time::Duration::from_millis(20));
+    limited(async {
+        while !(heard && back) {
+            tokio::select! {
+                _ = beat.tick() => {
+                    let payload = bytes::Bytes::from_static(b"from the browser");
+                    let (sequence, timestamp) = (said, u32::from(said) * 960);
+                    microphone.send(Packet { payload_type: 111, marker: said == 0, sequence, timestamp, ssrc: 0, payload })
+                        .await
+                        .expect("open");
+                    leg.send(packet(&leg, said, b"to the browser")).await.expect("up");
+                    said += 1;
+                }
+                event = leg.recv() => match event {
+                    LegEvent::Rtp(packet) => heard |= packet.payload == b"from the browser"[..],
+                    LegEvent::Closed(end) => panic!("over: {end:?}"),
+                    _ => {}
+                },
+                Some(new) = browser.tracks.recv(), if track.is_none() => track = Some(new),
+                event = async { track.as_ref().expect("checked").poll().await }, if track.is_some() => {
+                    if let Some(TrackRemoteEvent::OnRtpPacket(packet)) = event {
+                        back |= packet.payload == b"to the browser"[..];
+                    }
+                }
+            }
+        }
+    })
+    .await;
+    leg.hang_up().await;
+    ends(&mut socket).await;
     within("the call to be forgotten", || endpoint.calls() == 0).await;
+    browser.connection.close().await.ok();
 }
 
 type Calls = tokio::sync::mpsc::Receiver<antiphon::sip::IncomingCall>;

@@ -14,7 +14,12 @@ fn with_policy(policy: Policy) -> Negotiator {
         address: IpAddr::from([192, 0, 2, 9]),
         port: 20_000,
         session_id: 42,
-        keys: [Key([1; 30]), Key([2; 30])],
+        keys: [Key([1; 44]), Key([2; 44]), Key([3; 44]), Key([4; 44])],
+        dtls: Some(LocalDtls {
+            fingerprint: "sha-256 0A:0B".parse().expect("a fingerprint"),
+            fragment: "here".to_owned(),
+            password: "a-password-of-ours-that-is-long".to_owned(),
+        }),
     };
     Negotiator::new(policy, local)
 }
@@ -216,7 +221,7 @@ fn encryption_is_taken_when_offered_and_demanded_when_required() {
     let plain = "m=audio 4002 RTP/AVP 0\r\n";
     let (answer, agreed) = negotiator(&ALL).answer(&offer(&format!("{plain}{sdes}"))).expect("fits");
     let keys = agreed.srtp.expect("preferred");
-    assert_eq!((keys.suite, keys.local), (Suite::AesCm128Sha1_32, Key([2; 30])));
+    assert_eq!((keys.suite, keys.local), (Suite::AesCm128Sha1_32, Key([2; 44])));
     assert_eq!(answer.media[0].port, 0);
     assert_eq!(answer.media[1].crypto[0].tag, 7);
 
@@ -224,15 +229,109 @@ fn encryption_is_taken_when_offered_and_demanded_when_required() {
     assert!(matches!(strict.answer(&offer(plain)), Err(NegotiateError::Encryption(_))));
     let o = strict.offer();
     assert_eq!(o.media[0].proto, "RTP/SAVP");
-    assert_eq!(o.media[0].crypto.len(), 2);
+    assert_eq!(o.media[0].crypto.len(), 4);
     let agreed = strict
         .accept(&offer("m=audio 4000 RTP/SAVP 0\r\na=crypto:2 AES_CM_128_HMAC_SHA1_32 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj\r\n"))
         .expect("fits");
-    assert_eq!(agreed.srtp.expect("keys").local, Key([2; 30]));
+    assert_eq!(agreed.srtp.expect("keys").local, Key([2; 44]));
 
     let mut never = with_policy(Policy { srtp: SrtpPolicy::Never, ..Policy::default() });
     assert!(never.answer(&offer(sdes)).is_err());
     assert!(negotiator(&ALL).answer(&offer("m=audio 4000 RTP/SAVP 0\r\n")).is_err(), "no key");
+}
+
+const PRINT: &str = "a=fingerprint:sha-256 AA:BB\r\n";
+
+#[test]
+fn a_browser_gets_a_lite_agent_that_waits_for_its_handshake() {
+    let browser = |fragment: &str, more: &str| {
+        let text = format!(
+            "v=0\r\no=- 1 1 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\na=group:BUNDLE 0 1\r\na=msid-semantic: WMS\r\n{PRINT}\
+             m=audio 9 UDP/TLS/RTP/SAVPF 111 0 126\r\nc=IN IP4 0.0.0.0\r\na=rtcp:9 IN IP4 0.0.0.0\r\n\
+             a=ice-ufrag:{fragment}\r\na=ice-pwd:their-password-is-long-too\r\na=setup:actpass\r\na=mid:0\r\n\
+             a=sendrecv\r\na=rtcp-mux\r\na=rtpmap:111 opus/48000/2\r\na=rtpmap:126 telephone-event/8000\r\n{more}\
+             m=video 9 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=mid:1\r\na=rtpmap:96 VP8/90000\r\n"
+        );
+        parse(text.as_bytes()).expect("parses")
+    };
+    let mut n = negotiator(&ALL);
+    let (answer, agreed) = n.answer(&browser("them", "")).expect("fits");
+    let dtls = agreed.dtls.clone().expect("DTLS");
+    assert!(!dtls.client && !agreed.held && agreed.srtp.is_none() && agreed.rtcp_mux);
+    assert_eq!((agreed.codec, agreed.direction, agreed.remote_rtp), (Codec::Opus, Direction::SendRecv, None));
+    let ice = dtls.ice.expect("ICE");
+    assert_eq!((ice.fragment.as_str(), ice.remote_fragment.as_str()), ("here", "them"));
+    let text = answer.to_string();
+    for line in [
+        "a=ice-lite",
+        "a=group:BUNDLE 0",
+        "m=audio 20000 UDP/TLS/RTP/SAVPF 111 126",
+        "a=mid:0",
+        "a=rtcp-mux",
+        "a=setup:passive",
+        "a=fingerprint:sha-256 0A:0B",
+        "a=ice-ufrag:here",
+        "a=candidate:1 1 udp 2130706431 192.0.2.9 20000 typ host",
+        "a=end-of-candidates",
+        "m=video 0 UDP/TLS/RTP/SAVPF 96",
+        "a=mid:1",
+    ] {
+        assert!(text.contains(&format!("{line}\r\n")), "{line} in {text}");
+    }
+    assert!(!text.contains(" 2 udp "), "RTCP has no port of its own");
+    // A hold changes nothing of the path; new credentials ask for new ones of ours.
+    let (_, held) = n.answer(&browser("them", "a=sendonly\r\n")).expect("fits");
+    assert!(held.held && held.dtls == agreed.dtls);
+    let (_, again) = n.answer(&browser("new!", "")).expect("fits");
+    let ice = again.dtls.expect("DTLS").ice.expect("ICE");
+    assert_eq!((ice.fragment.as_str(), ice.remote_fragment.as_str()), ("here1", "new!"));
+    // Ours of later says the same path.
+    let ours = n.offer().to_string();
+    assert!(ours.contains("a=ice-ufrag:here1\r\n") && ours.contains("a=setup:actpass\r\n"), "{ours}");
+    assert!(ours.contains("a=group:BUNDLE 0\r\n") && ours.contains("a=ice-lite\r\n"), "{ours}");
+}
+
+#[test]
+fn telephones_shake_hands_without_ice_in_either_role() {
+    for (setup, client, ours) in
+        [("actpass", false, "passive"), ("active", false, "passive"), ("passive", true, "active")]
+    {
+        let mut n = negotiator(&ALL);
+        let text = format!("m=audio 4000 UDP/TLS/RTP/SAVP 0\r\n{PRINT}a=setup:{setup}\r\n");
+        let (answer, agreed) = n.answer(&offer(&text)).expect("fits");
+        let dtls = agreed.dtls.expect("DTLS");
+        assert_eq!((dtls.client, dtls.ice), (client, None), "{setup}");
+        assert_eq!(agreed.remote_rtp, Some("198.51.100.7:4000".parse().expect("address")));
+        let answer = answer.to_string();
+        assert!(answer.contains(&format!("a=setup:{ours}\r\n")) && !answer.contains("ice"), "{answer}");
+        // Whoever asks again, the association and its roles stay.
+        let (_, again) = n.answer(&offer(&text.replace(setup, "actpass"))).expect("fits");
+        assert_eq!(again.dtls.expect("DTLS").client, client, "{setup}");
+    }
+    // Some write the fingerprint beside the transport of SDES.
+    let mixed = format!("m=audio 4000 RTP/SAVPF 0\r\n{PRINT}");
+    assert!(negotiator(&ALL).answer(&offer(&mixed)).expect("fits").1.dtls.is_some());
+    let mut without = negotiator(&ALL);
+    without.local.dtls = None;
+    assert!(matches!(without.answer(&offer(&mixed)), Err(NegotiateError::Encryption(_))), "no certificate here");
+}
+
+#[test]
+fn we_offer_a_handshake_where_it_is_wanted() {
+    let mut n = with_policy(Policy { srtp: SrtpPolicy::Dtls, ..Policy::default() });
+    let ours = n.offer().to_string();
+    assert!(
+        ours.contains(" UDP/TLS/RTP/SAVP ") && ours.contains("a=setup:actpass\r\n") && ours.contains("a=rtcp-mux\r\n")
+    );
+    let answer = |more: &str| offer(&format!("m=audio 4000 UDP/TLS/RTP/SAVP 0\r\n{more}"));
+    assert!(n.accept(&answer("")).is_err(), "no fingerprint");
+    let agreed = n.accept(&answer(&format!("{PRINT}a=setup:active\r\n"))).expect("fits");
+    assert!(!agreed.dtls.expect("DTLS").client && agreed.srtp.is_none());
+    let mut n = with_policy(Policy { srtp: SrtpPolicy::Dtls, ..Policy::default() });
+    n.offer();
+    let agreed = n.accept(&answer(&format!("{PRINT}a=setup:passive\r\n"))).expect("fits");
+    assert!(agreed.dtls.expect("DTLS").client);
+    assert!(n.answer(&offer("m=audio 4000 RTP/AVP 0\r\n")).is_err(), "not in the clear");
 }
 
 #[test]
@@ -291,6 +390,10 @@ fn line() -> impl Strategy<Value = String> {
             ["a=sendonly", "a=recvonly", "a=inactive", "a=rtcp-mux", "a=rtcp:0", "a=ptime:20", "a=maxptime:0",
              "a=crypto:1 AES_CM_128_HMAC_SHA1_80 inline:NzB4d1BINUAvLEw6UzF3WSJ+PSdFcGdUJShpX1Zj"][i].to_owned()
         }),
+        2 => (0..7_usize).prop_map(|i| {
+            ["a=fingerprint:sha-256 AA:BB", "a=fingerprint:x", "a=setup:passive", "a=setup:actpass", "a=ice-ufrag:abcd",
+             "a=ice-pwd:0123456789012345678901", "a=mid:0"][i].to_owned()
+        }),
         1 => (0..4_usize).prop_map(|i| {
             ["c=IN IP4 0.0.0.0", "c=IN IP6 ::1", "c=IN IP4 224.0.0.1/127", "c=IN IP4 192.0.2.3"][i].to_owned()
         }),
@@ -348,13 +451,16 @@ proptest! {
         let srtp = if secure { SrtpPolicy::Required } else { SrtpPolicy::Allowed };
         let mut a = with_policy(Policy { codecs: vec![ALL[first], ALL[second]], srtp, ..Policy::default() });
         let mut b = negotiator(&[ALL[second], ALL[first]]);
-        b.local.keys = [Key([3; 30]), Key([4; 30])];
+        b.local.keys = [Key([5; 44]), Key([6; 44]), Key([7; 44]), Key([8; 44])];
         let (answer, at_b) = b.answer(&parse(a.offer().to_string().as_bytes()).expect("parses")).expect("common");
         let at_a = a.accept(&parse(answer.to_string().as_bytes()).expect("parses")).expect("fits");
         prop_assert_eq!(at_a.codec, at_b.codec);
         prop_assert_eq!(at_a.payload_type, at_b.receive_payload_type);
         prop_assert_eq!(at_a.receive_payload_type, at_b.payload_type);
         prop_assert_eq!(at_a.telephone_event.map(|e| e.clock_rate), at_b.telephone_event.map(|e| e.clock_rate));
-        prop_assert_eq!(at_a.srtp.map(|k| (k.local, k.remote)), at_b.srtp.map(|k| (k.remote, k.local)));
+        let used = |suite: Suite, key: &Key| (key.master(suite).to_vec(), key.salt(suite).to_vec());
+        let here = at_a.srtp.map(|k| (used(k.suite, &k.local), used(k.suite, &k.remote)));
+        let there = at_b.srtp.map(|k| (used(k.suite, &k.remote), used(k.suite, &k.local)));
+        prop_assert_eq!(here, there);
     }
 }

@@ -17,8 +17,8 @@ use crate::{
 /// Reads `bytes` as protected packets, and as datagrams one behind the other, each with its length in a byte before it,
 /// that are decoded as every codec and as digits.
 pub fn fuzz(bytes: &[u8]) {
-    for suite in [Suite::AesCm128Sha1_80, Suite::AesCm128Sha1_32] {
-        let keys = SrtpKeys { suite, local: Key([1; 30]), remote: Key([2; 30]) };
+    for suite in Suite::ALL {
+        let keys = SrtpKeys { suite, local: Key([1; Key::LENGTH]), remote: Key([2; Key::LENGTH]) };
         if let Ok(mut protection) = Protection::new(keys) {
             let _ = (protection.open_rtp(bytes), protection.open_rtcp(bytes));
         }

@@ -84,6 +84,11 @@ impl Latch {
         (self.fixed, self.candidate) = (None, None);
     }
 
+    /// The peer has proven that it is at `source`: media goes there.
+    pub(super) fn proven_at(&mut self, source: SocketAddr) {
+        self.heard_at = Some(source);
+    }
+
     /// Where to send.
     pub(super) fn target(&self) -> Option<SocketAddr> {
         self.heard_at.or(self.signalled.filter(|address| self.may_send_to(address.ip())))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sdp::Agreed;
 use tokio::sync::mpsc;
 
-use super::{latch::Peer, ports::PortPair};
+use super::{dtls::Identity, latch::Peer, ports::PortPair};
 use crate::media::leg::LegEnd;
 
 /// From the session task to the leg.
@@ -48,6 +48,8 @@ pub(crate) struct Parts {
     pub(crate) media_timeout: Duration,
     /// The call is not answered yet; whether the called side gets packets meanwhile.
     pub(crate) early: Option<bool>,
+    /// What handshakes are made with.
+    pub(crate) identity: Identity,
     pub(crate) signals: mpsc::Receiver<Signal>,
     pub(crate) controls: mpsc::Sender<Control>,
 }

@@ -1,4 +1,4 @@
-//! SRTP and SRTCP with keys from SDES (RFC 3711, RFC 4568).
+//! SRTP and SRTCP (RFC 3711, RFC 7714) with keys from descriptions (RFC 4568) or of a handshake.
 
 use bytes::BytesMut;
 use rtc_srtp::{
@@ -7,14 +7,15 @@ use rtc_srtp::{
     option::{srtcp_replay_protection, srtp_replay_protection},
     protection_profile::ProtectionProfile,
 };
-use sdp::{Key, SrtpKeys, Suite};
+use sdp::{SrtpKeys, Suite};
 
 /// Packets behind the newest that may still arrive.
 const REPLAY_WINDOW: usize = 128;
 
 /// Both directions of one stream.
 pub(super) struct Protection {
-    keys: SrtpKeys,
+    /// Where they were in the descriptions.
+    keys: Option<SrtpKeys>,
     outgoing: Context,
     incoming: Context,
 }
@@ -23,19 +24,36 @@ pub(super) struct Protection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rejected;
 
+/// Master key and salt of one direction.
+pub(super) type Master<'a> = (&'a [u8], &'a [u8]);
+
 impl Protection {
-    /// Derives the session keys.
+    /// Derives the session keys of keys from the descriptions.
     pub(super) fn new(keys: SrtpKeys) -> Result<Protection, Rejected> {
-        Ok(Protection {
-            keys,
-            outgoing: context(keys.suite, &keys.local, false)?,
-            incoming: context(keys.suite, &keys.remote, true)?,
-        })
+        let SrtpKeys { suite, local, remote } = &keys;
+        let profile = match suite {
+            Suite::AesCm128Sha1_80 => ProtectionProfile::Aes128CmHmacSha1_80,
+            Suite::AesCm128Sha1_32 => ProtectionProfile::Aes128CmHmacSha1_32,
+            Suite::AeadAes256Gcm => ProtectionProfile::AeadAes256Gcm,
+            Suite::AeadAes128Gcm => ProtectionProfile::AeadAes128Gcm,
+        };
+        let [local, remote] = [local, remote].map(|key| (key.master(*suite), key.salt(*suite)));
+        Ok(Protection { keys: Some(keys), ..Protection::of(profile, local, remote)? })
+    }
+
+    /// Derives the session keys; `local` protects what we send.
+    pub(super) fn of(
+        profile: ProtectionProfile,
+        local: Master<'_>,
+        remote: Master<'_>,
+    ) -> Result<Protection, Rejected> {
+        let (outgoing, incoming) = (context(profile, local, false)?, context(profile, remote, true)?);
+        Ok(Protection { keys: None, outgoing, incoming })
     }
 
     /// Whether it already uses `keys`: then it must be kept, for its counters.
     pub(super) fn uses(&self, keys: &SrtpKeys) -> bool {
-        self.keys == *keys
+        self.keys.as_ref() == Some(keys)
     }
 
     pub(super) fn protect_rtp(&mut self, packet: &[u8]) -> Result<BytesMut, Rejected> {
@@ -55,25 +73,22 @@ impl Protection {
     }
 }
 
-fn context(suite: Suite, key: &Key, receiving: bool) -> Result<Context, Rejected> {
-    let profile = match suite {
-        Suite::AesCm128Sha1_80 => ProtectionProfile::Aes128CmHmacSha1_80,
-        Suite::AesCm128Sha1_32 => ProtectionProfile::Aes128CmHmacSha1_32,
-    };
+fn context(profile: ProtectionProfile, (key, salt): Master<'_>, receiving: bool) -> Result<Context, Rejected> {
     let provider = default_provider().map_err(|_| Rejected)?;
     let replay = receiving.then(|| srtp_replay_protection(REPLAY_WINDOW));
     let control_replay = receiving.then(|| srtcp_replay_protection(REPLAY_WINDOW));
-    Context::new(key.master(), key.salt(), profile, replay, control_replay, provider.crypto()).map_err(|_| Rejected)
+    Context::new(key, salt, profile, replay, control_replay, provider.crypto()).map_err(|_| Rejected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sdp::Key;
 
     #[test]
-    fn both_suites_go_there_and_back_and_refuse_replays() {
-        for suite in [Suite::AesCm128Sha1_80, Suite::AesCm128Sha1_32] {
-            let (a, b) = (Key([1; 30]), Key([2; 30]));
+    fn every_suite_goes_there_and_back_and_refuses_replays() {
+        for suite in Suite::ALL {
+            let (a, b) = (Key([1; Key::LENGTH]), Key([2; Key::LENGTH]));
             let mut here = Protection::new(SrtpKeys { suite, local: a, remote: b }).expect("keys fit");
             let mut there = Protection::new(SrtpKeys { suite, local: b, remote: a }).expect("keys fit");
             for sequence in [65_534_u16, 65_535, 0, 1] {

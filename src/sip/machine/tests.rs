@@ -10,7 +10,8 @@ const MS: Duration = Duration::from_millis(1);
 
 fn negotiator() -> Negotiator {
     let policy = Policy { codecs: vec![sdp::Codec::Pcmu], ..Policy::default() };
-    Negotiator::new(policy, body::local_media([127, 0, 0, 1].into(), 4_000))
+    let identity = crate::media::sip::dtls::Identity::new().expect("made");
+    Negotiator::new(policy, body::local_media([127, 0, 0, 1].into(), 4_000, &identity))
 }
 
 /// Caller's and called side's negotiators after INVITE and 200.

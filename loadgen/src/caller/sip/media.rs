@@ -65,7 +65,7 @@ impl Media {
             srtp: if config.srtp { sdp::SrtpPolicy::Required } else { sdp::SrtpPolicy::Never },
             ..sdp::Policy::default()
         };
-        let keys = [sdp::Key(rand_key()), sdp::Key(rand_key())];
+        let keys = std::array::from_fn(|_| sdp::Key(rand_key()));
         let relay = match config.impairment {
             Some(what) => Some(Relay::start(config.address, what, rand::random()).await?),
             None => None,
@@ -277,19 +277,20 @@ fn send_report(
     socket.try_send_to(&wire, remote).map(drop)
 }
 
-fn negotiator(policy: &sdp::Policy, local: SocketAddr, keys: &[sdp::Key; 2]) -> sdp::Negotiator {
+fn negotiator(policy: &sdp::Policy, local: SocketAddr, keys: &[sdp::Key; 4]) -> sdp::Negotiator {
     let local = sdp::LocalMedia {
         address: local.ip(),
         port: local.port(),
         // Some peers read the id as a signed 64-bit number.
         session_id: rand::random::<u64>() >> 2,
         keys: *keys,
+        dtls: None,
     };
     sdp::Negotiator::new(policy.clone(), local)
 }
 
-fn rand_key() -> [u8; 30] {
-    let mut key = [0; 30];
+fn rand_key() -> [u8; sdp::Key::LENGTH] {
+    let mut key = [0; sdp::Key::LENGTH];
     for byte in &mut key {
         *byte = rand::random();
     }
@@ -301,11 +302,14 @@ fn protection(keys: Option<&sdp::SrtpKeys>) -> Result<Option<Protection>, CallEr
     let profile = match keys.suite {
         sdp::Suite::AesCm128Sha1_80 => ProtectionProfile::Aes128CmHmacSha1_80,
         sdp::Suite::AesCm128Sha1_32 => ProtectionProfile::Aes128CmHmacSha1_32,
+        sdp::Suite::AeadAes256Gcm => ProtectionProfile::AeadAes256Gcm,
+        sdp::Suite::AeadAes128Gcm => ProtectionProfile::AeadAes128Gcm,
     };
     let fail = |reason: String| CallError::BadAnswer(format!("SRTP: {reason}"));
     let provider = rtc_srtp::crypto::default_provider().map_err(|e| fail(e.to_string()))?;
     let context = |key: &sdp::Key| {
-        Context::new(key.master(), key.salt(), profile, None, None, provider.crypto()).map_err(|e| fail(e.to_string()))
+        let (master, salt) = (key.master(keys.suite), key.salt(keys.suite));
+        Context::new(master, salt, profile, None, None, provider.crypto()).map_err(|e| fail(e.to_string()))
     };
     Ok(Some(Protection { outgoing: context(&keys.local)?, incoming: context(&keys.remote)? }))
 }
