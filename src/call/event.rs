@@ -10,6 +10,16 @@ use crate::hear::TurnEvent;
 use crate::media::answer::Answerer;
 use crate::media::leg::LegEnd;
 
+/// Which side began a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// The peer called.
+    Inbound,
+    /// We called.
+    Outbound,
+}
+
 /// How an outbound call fares before it is answered. SIP statuses are those of RFC 3261 section 21.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dialling {

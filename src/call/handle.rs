@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::bridge::{BridgeMode, BridgeRequest, Link, WaitTone};
 use super::info::{CallInfo, MediaTap, Shared};
 use super::settings::Interruptible;
-use super::{BargeInOutcome, CallEvent, CallId, Dialling, EndReason, Messages, TurnId};
+use super::{BargeInOutcome, CallEvent, CallId, Dialling, Direction, EndReason, Messages, TurnId};
 use crate::hear::ear::Listen;
 use crate::telemetry::context::TraceContext;
 use crate::text::{Lexicon, Normalise};
@@ -21,16 +21,6 @@ pub const MAX_HANDOFF: usize = 64 << 10;
 
 /// Longest prompt of a caller: ten minutes of speech have about as much.
 pub const MAX_PROMPT: usize = 8 << 10;
-
-/// Which side began a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// The peer called.
-    Inbound,
-    /// We called.
-    Outbound,
-}
 
 /// What is known of a call before it begins. Never changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]

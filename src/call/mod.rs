@@ -34,8 +34,8 @@ mod task;
 mod witness;
 
 pub use bridge::{BridgeMode, BridgeRequest, BridgeState, Speaker};
-pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, EndReason, Heard, Precision, Stages, TurnHow};
-pub use handle::{CallHandle, CallMeta, Direction, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
+pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, Direction, EndReason, Heard, Precision, Stages, TurnHow};
+pub use handle::{CallHandle, CallMeta, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use machine::{streamed_utterances, utterances};
 pub use messages::{Messages, PeerMessage};

@@ -8,9 +8,9 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::audio::FRAME_SAMPLES;
-use crate::call::handle::{Direction, TurnRequest};
+use crate::call::handle::TurnRequest;
 use crate::call::speech::{Refusal, StreamState};
-use crate::call::{SpeakError, TurnHow};
+use crate::call::{Direction, SpeakError, TurnHow};
 use crate::media::leg::{Codec, LegEnd, LegEvent, MediaFormat, OutPacket};
 use crate::turn::{SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
 
