@@ -163,17 +163,35 @@ impl Authenticator {
         proof
     }
 
+    /// What needs no look at the password: there are no credentials, they answer no challenge of ours for this call, or
+    /// their source has guessed too often. Uses nothing up, so that it may be asked of a request that nothing is kept of.
+    pub(super) fn refused(&self, now: Instant, claim: &Claim<'_>) -> Option<Proof> {
+        if self.answered(claim).is_none() {
+            return Some(Proof::Missing { stale: false });
+        }
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = seen.throttled(now, block(claim.source))?;
+        counter!("antiphon_sip_auth_total", "outcome" => "throttled").increment(1);
+        Some(Proof::Throttled(wait))
+    }
+
+    /// The fields of credentials that answer a challenge of ours, and when that was made.
+    fn answered(&self, claim: &Claim<'_>) -> Option<(HashMap<String, String>, u64)> {
+        let fields = parse(claim.credentials?)?;
+        let field = |name: &str| fields.get(name).map(String::as_str);
+        // Another realm's credentials, or a nonce that is not ours for this call: not an attack, just not for us.
+        let made = self.made(field("nonce")?, claim.source, claim.call_id);
+        let made = made.filter(|_| field("realm") == Some(self.realm.as_str()))?;
+        let whole = ["username", "uri", "response"].iter().all(|name| fields.contains_key(*name));
+        whole.then_some((fields, made))
+    }
+
     fn evaluate(&self, now: Instant, claim: &Claim<'_>) -> Proof {
-        let Some(fields) = claim.credentials.and_then(parse) else { return Proof::Missing { stale: false } };
+        let Some((fields, made)) = self.answered(claim) else { return Proof::Missing { stale: false } };
         let field = |name: &str| fields.get(name).map(String::as_str);
         let (Some(username), Some(nonce), Some(uri), Some(response)) =
             (field("username"), field("nonce"), field("uri"), field("response"))
         else {
-            return Proof::Missing { stale: false };
-        };
-        // Another realm's credentials, or a nonce that is not ours for this call: not an attack, just not for us.
-        let made = self.made(nonce, claim.source, claim.call_id);
-        let Some(made) = made.filter(|_| field("realm") == Some(self.realm.as_str())) else {
             return Proof::Missing { stale: false };
         };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

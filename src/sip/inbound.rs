@@ -211,9 +211,14 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     if let Some(wait) = shared.places.refused(now, source.ip()).filter(|_| trunk.is_none()) {
         return Err(Refused::later(wait));
     }
-    if shared.auth.is_required() && trunk.is_none() && request.authorization_header().is_none() {
-        let call_id = request.call_id_header().map(|id| id.value()).unwrap_or_default();
-        return Err(Refused::challenge(shared, now, source.ip(), call_id, false));
+    if shared.auth.is_required() && trunk.is_none() {
+        // Before the stack has it: it would keep the refusal of each guess for half a minute.
+        let claim = claim(request, source.ip());
+        match shared.auth.refused(now, &claim) {
+            Some(Proof::Throttled(wait)) => return Err(Refused::later(wait)),
+            Some(_) => return Err(Refused::challenge(shared, now, source.ip(), claim.call_id, false)),
+            None => {}
+        }
     }
     // Who has to prove who they are learns of other gateways when that is done, in `admit`.
     if !shared.auth.is_required() || trunk.is_some() {
@@ -254,6 +259,13 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     Ok(Vetted { standing, offer, policy, offered, timer })
 }
 
+/// What an INVITE says to prove who sent it.
+fn claim(request: &Request, source: IpAddr) -> Claim<'_> {
+    let call_id = request.call_id_header().map(|id| id.value()).unwrap_or_default();
+    let credentials = request.authorization_header().map(|header| header.value());
+    Claim { source, call_id, method: request.method, uri: &request.uri, credentials }
+}
+
 /// Sends a call that is not taken here to the gateway that would take it, or tells when to come again.
 fn turned_away(admission: &Admission, request: &Request) -> Result<(), Refused> {
     let Admission::Closed { retry_after, elsewhere } = admission else { return Ok(()) };
@@ -268,15 +280,12 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     let request = &tx.original;
     let mut vetted = vet(shared, request, source)?;
     let now = clock::now();
-    let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
     let mut account = None;
     if shared.auth.is_required() && vetted.standing != Standing::Trunk {
-        let credentials = request.authorization_header().map(|header| header.value());
-        let (method, uri) = (request.method, &request.uri);
-        let claim = Claim { source: source.ip(), call_id: &call_id, method, uri, credentials };
+        let claim = claim(request, source.ip());
         match shared.auth.check(now, &claim) {
             Proof::Account(name) => (account, vetted.standing) = (Some(name), Standing::Account),
-            Proof::Missing { stale } => return Err(Refused::challenge(shared, now, source.ip(), &call_id, stale)),
+            Proof::Missing { stale } => return Err(Refused::challenge(shared, now, source.ip(), claim.call_id, stale)),
             Proof::Wrong => return Err(Refused::new(StatusCode::Forbidden, vec![])),
             Proof::Throttled(wait) => return Err(Refused::later(wait)),
         }

@@ -126,6 +126,32 @@ async fn refusals_repeat_themselves_and_keep_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_that_answer_no_challenge_keep_nothing_and_shut_nobody_out() {
+    let users: Vec<User> = vec![toml::from_str("username = \"a\"\npassword = \"long enough\"").expect("valid")];
+    let (endpoint, _calls) = start(SipConfig { users, messages_per_second: 0, ..loopback() }).await;
+    let target = endpoint.local_udp().expect("bound");
+    let guesser = UdpSocket::bind("127.0.0.2:0").await.expect("a loopback address");
+    let local = guesser.local_addr().expect("bound");
+    let (mut answers, mut buffer) = (0, [0; 2_048]);
+    // More than the stack keeps answers of.
+    for n in 0..10_000 {
+        let guess = format!(
+            "INVITE sip:x@{target} SIP/2.0\r\nVia: SIP/2.0/UDP {local};branch=z9hG4bK{n};rport\r\nMax-Forwards: 9\r\n\
+             From: <sip:a@b>;tag=1\r\nTo: <sip:x@y>\r\nCall-ID: {n}\r\nCSeq: 1 INVITE\r\nContact: <sip:a@{local}>\r\n\
+             Authorization: Digest username=\"a\", realm=\"antiphon\", nonce=\"0.00\", uri=\"sip:x@{target}\", \
+             response=\"{n:032x}\", algorithm=MD5\r\nContent-Length: 0\r\n\r\n"
+        );
+        guesser.send_to(guess.as_bytes(), target).await.expect("sends");
+        // One after the other: what is lost in a full buffer is not refused.
+        limited(guesser.recv_from(&mut buffer)).await.expect("an answer");
+        answers += usize::from(buffer.starts_with(b"SIP/2.0 401"));
+    }
+    assert_eq!(answers, 10_000);
+    let mut raw = Raw::new(target, "genuine").await;
+    raw.ask("INVITE", "", &sdp(4_000, ""), "SIP/2.0 401").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn digits_by_info_still_come_in_a_flood_of_options() {
     let (endpoint, mut calls) = wire::endpoint().await;
     let (mut raw, mut leg) = wire::call(&endpoint, &mut calls, "digits", 4_000).await;

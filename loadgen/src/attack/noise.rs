@@ -22,13 +22,19 @@ impl Noise {
 
     /// A sound request without credentials; `lines` are further headers, each with its end.
     pub(super) fn request(&mut self, method: &str, user: &str, lines: &str, body: &str) -> String {
+        let call = format!("{}-{:x}", self.made, self.rng.random::<u32>());
+        self.request_of(&call, method, user, lines, body)
+    }
+
+    /// The same with this Call-ID: a nonce is good for one.
+    pub(super) fn request_of(&mut self, call: &str, method: &str, user: &str, lines: &str, body: &str) -> String {
         self.made += 1;
         let (n, salt, target) = (self.made, self.rng.random::<u32>(), &self.target);
         let kind = if body.is_empty() { "" } else { "Content-Type: application/sdp\r\n" };
         format!(
             "{method} sip:{user}@{target} SIP/2.0\r\nVia: SIP/2.0/UDP 192.0.2.1:5060;branch=z9hG4bK{n}x{salt:x};rport\r\n\
              Max-Forwards: 70\r\nFrom: <sip:x{n}@192.0.2.1>;tag={salt:x}\r\nTo: <sip:{user}@{target}>\r\n\
-             Call-ID: {n}-{salt:x}\r\nCSeq: 1 {method}\r\nContact: <sip:x{n}@192.0.2.1>\r\n{kind}{lines}\
+             Call-ID: {call}\r\nCSeq: {n} {method}\r\nContact: <sip:x{n}@192.0.2.1>\r\n{kind}{lines}\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         )

@@ -27,6 +27,8 @@ const SOURCE: &str = "127.2.";
 /// `[sip] max_calls`, for shares of it.
 const PLACES: f64 = 1_000.0;
 const NONE: Must = Must::AtMost(0.0);
+/// The call whose one right answer is sent again and again.
+const REPLAYED: &str = "replayed";
 /// A minute as it shows in answers, which may be late by turns.
 const MINUTE: Duration = Duration::from_secs(58);
 
@@ -144,13 +146,13 @@ pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> 
     let mut noise = Noise::new(4, sip.to_string());
     let mut nonces = Vec::new();
     for turn in 0..4 {
-        let asked = noise.request("INVITE", "silent", "", DESCRIPTION);
+        let asked = noise.request_of(&guessed_call(turn), "INVITE", "silent", "", DESCRIPTION);
         let challenge = flood.ask(turn, &asked, sip).await.unwrap_or_default();
         nonces.push(nonce(&challenge).unwrap_or_default());
     }
     // An authorisation that is right, for an agent that is not there: 404 is what acceptance looks like.
     let replay = Flood::bind(5, 1).await?;
-    let asked = noise.request("INVITE", "nobody-of-this-name", "", DESCRIPTION);
+    let asked = noise.request_of(REPLAYED, "INVITE", "nobody-of-this-name", "", DESCRIPTION);
     let challenge = replay.ask(0, &asked, sip).await.unwrap_or_default();
     let uri = format!("sip:nobody-of-this-name@{sip}");
     let account = Credentials { username: USER.to_owned(), password: PASSWORD.to_owned() };
@@ -159,11 +161,11 @@ pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> 
         .find_map(|line| line.strip_prefix("WWW-Authenticate: "))
         .and_then(|challenge| answer_challenge(challenge, &account, "INVITE", &uri));
     let right = format!("Authorization: {}\r\n", right.unwrap_or_default());
-    let first = replay.ask(0, &noise.request("INVITE", "nobody-of-this-name", &right, DESCRIPTION), sip).await;
-    let accepted_once = status(first.unwrap_or_default().as_bytes());
+    let right_one = noise.request_of(REPLAYED, "INVITE", "nobody-of-this-name", &right, DESCRIPTION);
+    let accepted_once = status(replay.ask(0, &right_one, sip).await.unwrap_or_default().as_bytes());
     let mut again = Noise::new(5, sip.to_string());
     let replaying = replay.send(20.0, options.lasts, |_| {
-        (again.request("INVITE", "nobody-of-this-name", &right, DESCRIPTION).into_bytes(), sip)
+        (again.request_of(REPLAYED, "INVITE", "nobody-of-this-name", &right, DESCRIPTION).into_bytes(), sip)
     });
     let mut guess = 0_u64;
     let guessing = flood.send(1_000.0 * options.scale, options.lasts, |turn| {
@@ -173,7 +175,7 @@ pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> 
             "Authorization: Digest username=\"{USER}\", realm=\"antiphon\", nonce=\"{nonce}\", uri=\"sip:silent@{sip}\", \
              response=\"{guess:032x}\", algorithm=MD5\r\n"
         );
-        (noise.request("INVITE", "silent", &lines, DESCRIPTION).into_bytes(), sip)
+        (noise.request_of(&guessed_call(turn), "INVITE", "silent", &lines, DESCRIPTION).into_bytes(), sip)
     });
     let (guessed, replayed) = tokio::join!(guessing, replaying);
     // One that was never asked has got no password either.
@@ -182,8 +184,14 @@ pub(super) async fn digest(options: &Options) -> Result<Vec<Figure>, CallError> 
     let mut figures = vec![
         Figure::new("guesses sent", guessed.sent as f64, Must::AtLeast(1.0)),
         Figure::new("evaluated of one source in a minute", guessed.most_in(MINUTE), Must::AtMost(10.0)),
+        // None would say that nothing was tried.
+        Figure::new("evaluated at all", guessed.count(|status| status == 403), Must::AtLeast(1.0)),
         Figure::new("guesses accepted", guessed.count(is_in), NONE),
-        Figure::new("the right answer was taken once (status)", f64::from(accepted_once), Must::Nothing),
+        Figure::new(
+            "the right answer was taken once (404: no such agent)",
+            f64::from(u8::from(accepted_once == 404)),
+            Must::AtLeast(1.0),
+        ),
         Figure::new("replays sent", replayed.sent as f64, Must::AtLeast(1.0)),
         Figure::new("replays accepted", replayed.count(is_in), NONE),
         Figure::new("passwords answered to a foreign realm", f64::from(foreign), NONE),
@@ -395,6 +403,11 @@ pub(super) async fn descriptors(options: &Options) -> Result<Vec<Figure>, CallEr
         _ => figure,
     }));
     Ok(figures)
+}
+
+/// The call that the guesses from socket `turn` are for: a nonce is good for one.
+fn guessed_call(turn: usize) -> String {
+    format!("guessed-{turn}")
 }
 
 /// Live calls whose caller mentions `name`.
