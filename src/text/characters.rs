@@ -145,7 +145,7 @@ pub(super) fn full_dates<C: Characters>(rules: &mut Vec<Rule>) {
             Some(format!("{from}{}{}", C::TO, date::<C>(Some(&c[5]), &c[6], Some(&c[7]))?))
         },
     );
-    rule(rules, r"(\d{4})([-/.])(\d{1,2})([-/.])(\d{1,2})", |c, _| {
+    rule(rules, r"(\d{4})([-/.·])(\d{1,2})([-/.·])(\d{1,2})", |c, _| {
         (c[2] == c[4]).then(|| date::<C>(Some(&c[1]), &c[3], Some(&c[5]))).flatten()
     });
 }

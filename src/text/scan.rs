@@ -257,7 +257,10 @@ impl Grammar {
         for rule in rules {
             let Some(found) = rule.pattern.captures(window) else { continue };
             let length = found.get(0).map_or(0, |all| all.end());
-            if length == 0 || (more && length == window.len()) || !may_end(&window[length..], rule.end) {
+            if length == 0
+                || (more && length == window.len())
+                || !may_end(&window[..length], &window[length..], rule.end)
+            {
                 continue;
             }
             let context = Context { before, after: &window[length..] };
@@ -302,11 +305,13 @@ fn is_mark(c: char) -> bool {
     matches!(c, '\u{300}'..='\u{36f}' | '\u{1ab0}'..='\u{1aff}' | '\u{20d0}'..='\u{20ff}')
 }
 
-fn may_end(rest: &str, end: End) -> bool {
+fn may_end(taken: &str, rest: &str, end: End) -> bool {
     let mut chars = rest.chars();
     let (first, second) = (chars.next(), chars.next());
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
-    let carried = matches!(first, Some('.' | ',' | ':' | '/' | '-' | '–')) && digit(second);
+    // "5pm,4" is a list; "5,4" is one number.
+    let listed = first == Some(',') && taken.ends_with(|c: char| c.is_alphabetic());
+    let carried = matches!(first, Some('.' | ',' | ':' | '/' | '-' | '–')) && digit(second) && !listed;
     match end {
         End::Any => true,
         End::Number => !digit(first) && !carried,

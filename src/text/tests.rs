@@ -47,6 +47,21 @@ fn german_french_and_spanish_are_said_as_people_say_them() {
     check(include_str!("../../tests/data/text/es.tsv"), Language::Spanish);
 }
 
+/// What each file is asked to hold at least; the same cases are split everywhere in the tests of turns.
+#[test]
+fn there_are_a_thousand_cases() {
+    let cases = |table: &str| table.lines().filter(|line| line.contains('\t')).count();
+    let others = [
+        include_str!("../../tests/data/text/ja.tsv"),
+        include_str!("../../tests/data/text/de.tsv"),
+        include_str!("../../tests/data/text/fr.tsv"),
+        include_str!("../../tests/data/text/es.tsv"),
+    ];
+    assert!(cases(include_str!("../../tests/data/text/en.tsv")) >= 400);
+    assert!(cases(include_str!("../../tests/data/text/zh.tsv")) >= 300);
+    assert!(others.map(cases).iter().sum::<usize>() >= 300);
+}
+
 /// The spans cover both texts without gaps, at character boundaries.
 fn assert_spans(written: &str, spoken: &Spoken) {
     let (mut read, mut said) = (0, 0);

@@ -1,16 +1,19 @@
 //! English addresses of all kinds, telephone numbers, codes, and numbers that nothing else took.
 
 use super::numbers::{cardinal, decimal, digits, pairs, quantity, year};
-use super::tables::{CODES, STREETS};
+use super::tables::{CODES, DATED, STREETS};
+use super::words::spell as letters;
 use super::{loose, number, rule};
 use crate::text::address::spell;
 use crate::text::scan::{Context, End, Rule};
 
 /// House numbers and IP addresses.
 pub(super) fn addresses(rules: &mut Vec<Rule>) {
-    rule(rules, r"(\d{1,5})((?: [A-Z][a-z]+){1,3}) ([A-Z][a-z]+)(\.?)", |c, _| {
+    rule(rules, r"(\d{1,5})((?: [A-Z][a-z]+){1,3}) ([A-Z][a-z]+)(\.?)", |c, context| {
         let kind = STREETS.iter().find(|(short, _)| *short == &c[3])?.1;
-        Some(format!("{}{} {kind}", pairs(&c[1]), &c[2]))
+        // The stop of a shortened word, unless it ends the sentence as well.
+        let ends = !c[4].is_empty() && context.next_word().starts_with(char::is_uppercase);
+        Some(format!("{}{} {kind}{}", pairs(&c[1]), &c[2], if ends { "." } else { "" }))
     });
     rule(rules, r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?::(\d{1,5}))?(?:/(\d{1,2}))?", |c, _| {
         let part = |at: usize| digits(&c[at], "zero");
@@ -69,7 +72,11 @@ pub(super) fn telephone(rules: &mut Vec<Rule>) {
         Some(format!("{}, {}, {}", digits(&c[1], "zero"), digits(&c[2], "zero"), digits(&c[3], "zero")))
     });
     rule(rules, r"(\d{3})-(\d{4})", |c, _| Some(format!("{}, {}", digits(&c[1], "zero"), digits(&c[2], "zero"))));
-    // Cards and other numbers in groups.
+    // Cards and other numbers in groups, as of books.
+    rule(rules, r"\d{1,5}(?:-\d{1,7}){3,6}", |c, _| {
+        let groups: Vec<_> = c[0].split('-').map(|group| digits(group, "zero")).collect();
+        Some(groups.join(", "))
+    });
     rule(rules, r"\d{4}(?:[- ]\d{4}){2,4}", |c, _| {
         let groups: Vec<_> = c[0].split(['-', ' ']).map(|group| digits(group, "zero")).collect();
         Some(groups.join(", "))
@@ -115,6 +122,10 @@ pub(super) fn links(rules: &mut Vec<Rule>) {
         },
     );
     loose(rules, r"[@]([A-Za-z][A-Za-z0-9_]{1,30})", |c, _| Some(format!("at {}", address(&c[1]))));
+    rule(rules, r"#([A-Z0-9]{1,12}(?:-[A-Z0-9]{1,12}){0,4})", |c, _| {
+        let coded = c[1].contains(|c: char| c.is_ascii_digit()) && c[1].contains(|c: char| !c.is_ascii_digit());
+        coded.then(|| format!("number {}", c[1].split('-').map(letters).collect::<Vec<_>>().join(", ")))
+    });
     loose(rules, r"#([A-Za-z][A-Za-z0-9_]{1,60})", |c, _| Some(format!("hashtag {}", address(&c[1]))));
 }
 
@@ -151,6 +162,7 @@ fn sign(c: char) -> &'static str {
 
 /// What nothing else took.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
+    loose(rules, r"(401|403|457)\(([kb])\)", |c, _| Some(format!("{} {}", digits(&c[1], "oh"), &c[2])));
     rule(rules, r"#(\d+)", |c, _| Some(format!("number {}", quantity(&c[1]))));
     // Versions: more than one point.
     rule(rules, r"\d+(?:\.\d+){2,5}", |c, _| {
@@ -158,6 +170,10 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
         Some(parts.join(" point "))
     });
     rule(rules, r"[-−]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.\d+", |c, context| {
+        // "114...48"
+        if c[0].starts_with('.') && context.last() == Some('.') {
+            return None;
+        }
         let text = c[0].trim_start_matches(['-', '−']);
         let sign =
             if text.len() == c[0].len() || context.last().is_some_and(char::is_alphanumeric) { "" } else { "minus " };
@@ -194,14 +210,30 @@ fn bare(text: &str, context: &Context<'_>) -> String {
     let n = number(text);
     let last = context.last_word().to_lowercase();
     let coded = CODES.contains(&last.as_str())
-        || (matches!(last.as_str(), "is" | "number") && CODES.iter().any(|code| ends_before(context.before, code)));
+        || (matches!(last.as_str(), "is" | "number" | "in")
+            && CODES.iter().any(|code| ends_before(context.before, code)));
     if coded && text.len() >= 3 {
         return digits(text, "zero");
     }
     match text.len() {
-        4 if (1_010..3_000).contains(&n) => year(n),
+        4 if is_year(n, &last, context) => year(n),
         5 if is_state(context.before) => digits(text, "oh"),
         _ => quantity(text),
+    }
+}
+
+/// Whether four digits are a year. Those that years of which people talk seldom have need a word before them that years
+/// have, or nothing behind them that is counted.
+fn is_year(n: u128, last: &str, context: &Context<'_>) -> bool {
+    let dated = DATED.contains(&last);
+    let next = context.next_word();
+    let counted = context.next() == Some(' ')
+        && (next == "people" || (next.len() > 3 && next.ends_with('s') && next.chars().all(char::is_lowercase)));
+    match n {
+        1_010..1_100 => dated,
+        1_100..1_500 | 2_100..3_000 => dated || !counted,
+        1_500..2_100 => true,
+        _ => false,
     }
 }
 

@@ -8,7 +8,9 @@ use super::{number, rule};
 use crate::text::scan::{Context, Rule};
 
 const MONTH: &str = "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)";
-const HALF: &str = r"(?:[ap]\.? ?m\.?)";
+/// The stop behind "pm" ends a sentence, that behind "p.m." belongs to it.
+const HALF: &str = r"(?:[ap]\. ?m\.?|[ap] ?m)";
+const DECADE: &str = r"(?:(?:1[1-9]|20)\d0|[1-9]0)";
 const ZONE: &str = "(?: ?([ECMP][SD]?T|GMT|UTC|CET|CEST|BST|e[sd]t|p[sd]t|c[sd]t|m[sd]t|gmt|utc))?";
 
 /// What begins with a digit.
@@ -36,15 +38,29 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         let ends = !c[3].is_empty() && (c[2].len() > 4 || context.after.trim().is_empty());
         Some(if ends { format!("{said}.") } else { said })
     });
+    // 11/17/05: as above, of this century or the last.
+    rule(rules, r"(\d{1,2})/(\d{1,2})/(\d{2})", |c, _| {
+        let (first, second) = (number(&c[1]), number(&c[2]));
+        let said = if first > 12 { date(Some(&c[1]), second, None) } else { date(Some(&c[2]), first, None) };
+        let of = if c[3].starts_with('0') { quantity(&c[3]) } else { pairs(&c[3]) };
+        said.map(|said| format!("{said} {of}"))
+    });
+    rule(rules, &format!(r"(?i)(\d{{1,2}})-({MONTH})-(\d{{4}})"), |c, _| date(Some(&c[1]), month(&c[2])?, Some(&c[3])));
     // Halves and quarters of years.
     rule(rules, r"([1-4])([QH])'?(\d{4}|\d{2})", |c, context| {
         part_of_year(&c[2], &c[1], &c[3]).map(|said| behind_article(said, context))
     });
     times(rules);
+    // 1960s-80s, mid-1980s
+    rule(rules, &format!(r"({DECADE})'?s ?[-–—] ?({DECADE})'?s"), |c, _| {
+        Some(format!("{} to {}", decade(&c[1]), decade(&c[2])))
+    });
+    rule(rules, &format!(r"[-–]({DECADE})'?s"), |c, context| {
+        context.last().is_some_and(char::is_alphabetic).then(|| format!(" {}", decade(&c[1])))
+    });
     // 1990s, 1990's, '70s
     rule(rules, r"'(\d0)'?s", |c, _| Some(plural(&cardinal(number(&c[1])))));
-    rule(rules, r"((?:1[1-9]|20)\d0)'?s", |c, _| Some(plural(&year(number(&c[1])))));
-    rule(rules, r"([1-9]0)'?s", |c, _| Some(plural(&cardinal(number(&c[1])))));
+    rule(rules, &format!(r"({DECADE})'?s"), |c, _| Some(decade(&c[1])));
     rule(rules, r"'(\d{2})", |c, context| {
         let before = context.last_word().to_lowercase();
         (matches!(before.as_str(), "of" | "in" | "since" | "summer" | "class") && &c[1] >= "10")
@@ -119,6 +135,9 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
             Some(said)
         },
     );
+    rule(rules, &format!(r"(?i)({MONTH})-(\d{{1,2}})(?:-(\d{{4}}))?"), |c, _| {
+        date(Some(&c[2]), month(&c[1])?, c.get(3).map(|of| of.as_str()))
+    });
     rule(rules, &format!(r"(?i)({MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?(,?) (\d{{4}})"), |c, _| {
         let date = date(Some(&c[2]), month(&c[1])?, None)?;
         Some(format!("{date}{} {}", &c[3], year(number(&c[4]))))
@@ -142,6 +161,12 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
     rule(rules, r"(Mon|Tues?|Wed|Thu(?:rs?)?|Fri)", |c, context| {
         (context.after.starts_with(", ")).then(|| day(&c[1])).flatten().map(str::to_owned)
     });
+}
+
+/// "nineteen eighties", "eighties".
+fn decade(digits: &str) -> String {
+    let n = number(digits);
+    plural(&if digits.len() == 4 { year(n) } else { cardinal(n) })
 }
 
 fn day(name: &str) -> Option<&'static str> {

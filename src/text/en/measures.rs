@@ -17,11 +17,30 @@ const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|° ?[CF]|[℃℉°%‰�
 /// What begins with a digit or a sign.
 pub(super) fn rules(rules: &mut Vec<Rule>) {
     money(rules);
+    // 4 1/2 lbs
+    rule(rules, &format!(r"(\d{{1,6}}) (\d{{1,2}})/(\d{{1,2}}) ?({UNIT})"), |c, _| {
+        let (_, many) = named(&c[4])?;
+        (number(&c[2]) < number(&c[3])).then(|| format!("{} and {} {many}", quantity(&c[1]), part(&c[2], &c[3])))
+    });
     vulgar(rules);
     // 5'10"
     rule(rules, r#"(\d{1,2})['’′] ?(\d{1,2})(?:["”″]|'')"#, |c, _| {
         Some(format!("{} {}", counted(&c[1], "foot", "feet"), counted(&c[2], "inch", "inches")))
     });
+    // A span with the measure at both ends.
+    rule(rules, &format!(r"({SIGN}?)({N}) ?({UNIT})(?: ?[-–—~] ?| to )({SIGN}?)({N}) ?({UNIT})"), |c, _| {
+        let one = |sign: &str, number: &str, unit: &str| {
+            let sign = if sign.is_empty() { "" } else { "negative " };
+            let unit = match thousands(unit) {
+                Some(size) => size.to_owned(),
+                None => named(unit).map(|(one, many)| if number == "1" { one } else { many })?.to_owned(),
+            };
+            Some(format!("{sign}{} {unit}", decimal(number)))
+        };
+        Some(format!("{} to {}", one(&c[1], &c[2], &c[3])?, one(&c[4], &c[5], &c[6])?))
+    });
+    // 4.4x
+    rule(rules, &format!(r"({N})[x×]"), |c, _| Some(format!("{} x", decimal(&c[1]))));
     // A span of a measure, and a measure.
     rule(
         rules,
@@ -73,6 +92,9 @@ fn money(rules: &mut Vec<Rule>) {
         &format!(r"({CURRENCY}) ?({N}) ?[-–—] ?(?:{CURRENCY})? ?({N})(?: ?({MAGNITUDE}|bn|[kKMBm]))?"),
         |c, _| {
             let currency = currency(&c[1])?;
+            if c.get(4).is_none() && (c[2].contains('.') || c[3].contains('.')) {
+                return Some(format!("{} to {}", amount(currency, &c[2], None), amount(currency, &c[3], None)));
+            }
             let size = size(c.get(4).map(|size| size.as_str()));
             Some(format!("{} to {}{size} {}", decimal(&c[2]), decimal(&c[3]), currency.names.1))
         },
@@ -177,7 +199,12 @@ fn measure(c: &Captures<'_>, context: &crate::text::scan::Context<'_>) -> Option
         && context.next() == Some(' ')
         && context.next_word().starts_with(char::is_lowercase);
     let unit = if (&c[2] == "1" && magnitude.is_empty()) || attributive { one } else { many };
-    let sign = if c[1].is_empty() { "" } else { "negative " };
+    let sign = match context.last() {
+        _ if c[1].is_empty() => "",
+        // A hyphen.
+        Some(last) if last.is_alphanumeric() || last == ')' => " ",
+        _ => "negative ",
+    };
     Some(format!("{sign}{}{magnitude} {unit}", decimal(&c[2])))
 }
 
@@ -259,9 +286,12 @@ fn part(top: &str, bottom: &str) -> String {
 
 fn sums(rules: &mut Vec<Rule>) {
     // A whole sum: at least one sign of it is no hyphen.
-    loose(rules, &format!(r"({N})(?: ?([-+*×x÷/^=−]) ?({N}))+"), |c, context| {
+    loose(rules, &format!(r"({N})(?: ?([-+*×x÷/^=−±≤≥≦≧≠≈∗∙⋅∕<>]) ?({N}))+"), |c, context| {
         let text = &c[0];
-        let certain = text.contains(['+', '×', '÷', '=', '*']) || text.contains(" x ") || is_product(text);
+        let certain = text
+            .contains(['+', '×', '÷', '=', '*', '^', '±', '≤', '≥', '≦', '≧', '≠', '≈', '∗', '∙', '⋅', '∕', '<', '>'])
+            || text.contains(" x ")
+            || is_product(text);
         let carried = context.next().is_some_and(char::is_alphanumeric);
         (certain && !carried).then(|| sum(text))
     });
@@ -294,6 +324,16 @@ fn sums(rules: &mut Vec<Rule>) {
     });
 }
 
+/// What a letter behind a number multiplies it by.
+fn thousands(letter: &str) -> Option<&'static str> {
+    Some(match letter {
+        "k" | "K" => "thousand",
+        "M" => "million",
+        "B" | "bn" => "billion",
+        _ => return None,
+    })
+}
+
 /// "3x4", but not "0x41".
 fn is_product(text: &str) -> bool {
     text.contains('x') && !text.starts_with('0')
@@ -308,8 +348,15 @@ fn sum(text: &str) -> String {
             c if c.is_ascii_digit() || c == '.' => (decimal(&rest[..end]), end),
             '+' => ("plus".into(), 1),
             '-' | '−' => ("minus".into(), c.len_utf8()),
-            '*' | '×' | 'x' => ("times".into(), c.len_utf8()),
-            '÷' | '/' => ("divided by".into(), c.len_utf8()),
+            '*' | '×' | 'x' | '∗' | '∙' | '⋅' => ("times".into(), c.len_utf8()),
+            '÷' | '/' | '∕' => ("divided by".into(), c.len_utf8()),
+            '±' => ("plus or minus".into(), c.len_utf8()),
+            '≤' | '≦' => ("less than or equal to".into(), c.len_utf8()),
+            '≥' | '≧' => ("greater than or equal to".into(), c.len_utf8()),
+            '<' => ("less than".into(), 1),
+            '>' => ("greater than".into(), 1),
+            '≠' => ("is not equal to".into(), c.len_utf8()),
+            '≈' => ("is approximately".into(), c.len_utf8()),
             '^' => ("to the power of".into(), 1),
             '=' => ("equals".into(), 1),
             _ => (String::new(), c.len_utf8()),

@@ -68,7 +68,9 @@ pub(super) const DAYS: &[(&str, &str)] = &[
 
 /// Units by their sign: one, several.
 pub(super) const UNITS: &[(&str, &str, &str)] = &[
-    ("kg", "kilogram", "kilograms"), ("g", "gram", "grams"), ("mg", "milligram", "milligrams"),
+    ("kg", "kilogram", "kilograms"), ("kgs", "kilogram", "kilograms"), ("Kg", "kilogram", "kilograms"),
+    ("KG", "kilogram", "kilograms"), ("mos", "month", "months"), ("mbps", "megabit per second", "megabits per second"),
+    ("gbps", "gigabit per second", "gigabits per second"), ("g", "gram", "grams"), ("mg", "milligram", "milligrams"),
     ("µg", "microgram", "micrograms"), ("μg", "microgram", "micrograms"), ("t", "ton", "tons"),
     ("lb", "pound", "pounds"), ("lbs", "pound", "pounds"), ("oz", "ounce", "ounces"),
     ("km", "kilometer", "kilometers"), ("m", "meter", "meters"), ("dm", "decimeter", "decimeters"),
@@ -180,6 +182,18 @@ pub(super) const RULERS: &[&str] = &[
     "Henry", "Louis", "George", "Charles", "James", "Edward", "Richard", "William", "Elizabeth", "Philip", "Peter",
     "Catherine", "Nicholas", "Alexander", "Frederick", "Pope", "Pius", "Paul", "Benedict", "Leo", "Gregory",
     "Napoleon", "Wilhelm", "Ferdinand", "Francis", "Leopold", "Mary", "Ramesses", "Ptolemy", "John", "Victoria", "Harald", "Gustav",
+];
+
+/// What stands before a year.
+pub(super) const DATED: &[&str] = &[
+    "in", "since", "by", "from", "until", "till", "of", "year", "before", "after", "around", "circa", "to", "between",
+    "during", "ad", "anno", "early", "late",
+];
+
+/// What a Roman numeral numbers.
+pub(super) const NUMBERED: &[&str] = &[
+    "chapter", "part", "volume", "book", "act", "scene", "section", "article", "phase", "type", "class", "level",
+    "stage", "war", "appendix", "episode", "grade", "figure", "table", "title", "bowl",
 ];
 
 /// What makes a number behind it a code that is read digit by digit.

@@ -1,7 +1,7 @@
 //! English abbreviations, initials, Roman numerals and other words that are not said as they are written.
 
 use super::numbers::{cardinal, digits, ordinal, quantity};
-use super::tables::{ABBREVIATIONS, BARE, DOTTED, GREEK, RULERS, STATES, STREETS};
+use super::tables::{ABBREVIATIONS, BARE, DOTTED, GREEK, NUMBERED, RULERS, STATES, STREETS};
 use super::{loose, rule};
 use crate::text::scan::Rule;
 
@@ -42,7 +42,26 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     rule(rules, r"w/o", |_, _| Some("without".into()));
     rule(rules, r"([A-Z]\w*)&([A-Z]\w*)", |c, _| Some(format!("{} and {}", &c[1], &c[2])));
     // "O2O", "B2B", "P2P": a two between letters is "to".
-    rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
+    rule(rules, r"([A-Z])2([A-Z])", |c, _| {
+        // Water, laughing gas and what smells of rotten eggs.
+        let two = matches!(&c[0], "H2O" | "N2O" | "H2S");
+        Some(format!("{} {} {}", &c[1], if two { "two" } else { "to" }, &c[2]))
+    });
+    rule(rules, r"([CF])#", |c, _| Some(format!("{} sharp", &c[1])));
+    rule(rules, r"([A-Za-z])(?:([²³])|\^(-?)(\d{1,3}))", |c, _| {
+        Some(match (c.get(2).map(|power| power.as_str()), c.get(4).map(|power| power.as_str())) {
+            (Some("²"), _) | (None, Some("2")) if c.get(3).is_none_or(|sign| sign.is_empty()) => {
+                format!("{} squared", &c[1])
+            }
+            (Some(_), _) | (None, Some("3")) if c.get(3).is_none_or(|sign| sign.is_empty()) => {
+                format!("{} cubed", &c[1])
+            }
+            (_, power) => {
+                let sign = if c.get(3).is_some_and(|sign| !sign.is_empty()) { "minus " } else { "" };
+                format!("{} to the power of {sign}{}", &c[1], quantity(power?))
+            }
+        })
+    });
     rule(rules, r"[vV](?:er|ersion)?\.? ?(\d{1,4}(?:\.\d{1,6}){1,4})", |c, _| {
         let parts: Vec<_> = c[1].split('.').map(quantity).collect();
         Some(format!("version {}", parts.join(" point ")))
@@ -90,7 +109,7 @@ fn is_code(text: &str) -> bool {
 }
 
 /// Letter by letter, digit by digit.
-fn spell(text: &str) -> String {
+pub(super) fn spell(text: &str) -> String {
     let one = |c: char| if c.is_ascii_digit() { digits(&c.to_string(), "zero") } else { c.to_string() };
     text.chars().map(one).collect::<Vec<_>>().join(" ")
 }
@@ -192,61 +211,44 @@ fn abbreviations(rules: &mut Vec<Rule>) {
     });
 }
 
-/// Roman numerals: of rulers, and behind a capital.
+/// Roman numerals: of rulers and centuries, and behind a capital.
 fn numerals(rules: &mut Vec<Rule>) {
-    rule(rules, r"[IVX]{1,8}", |c, context| {
+    rule(rules, r"[IVXLC]{1,9}", |c, context| {
         let value = roman(&c[0])?;
         let before = context.last_word();
         // "Elizabeth I" at the end of something; before a verb it is the pronoun.
         if RULERS.contains(&before) && (c[0].len() > 1 || context.next().is_none_or(|c| !c.is_whitespace())) {
             return Some(format!("the {}", ordinal(value)));
         }
+        if matches!(context.next_word(), "century" | "centuries") {
+            return Some(ordinal(value));
+        }
+        let numbered = NUMBERED.contains(&before.to_lowercase().as_str());
+        // "Size XL", "a CV"
+        if numbered || c[0].contains(['L', 'C']) {
+            return numbered.then(|| cardinal(value));
+        }
         let alone = context.before.trim().is_empty() && context.after.trim().is_empty();
-        let numbered = matches!(
-            before.to_lowercase().as_str(),
-            "chapter"
-                | "part"
-                | "volume"
-                | "book"
-                | "act"
-                | "scene"
-                | "section"
-                | "article"
-                | "phase"
-                | "type"
-                | "class"
-                | "level"
-                | "stage"
-                | "war"
-                | "appendix"
-                | "episode"
-                | "grade"
-                | "figure"
-                | "table"
-                | "title"
-                | "bowl"
-        );
-        let named =
-            before.starts_with(char::is_uppercase) && c[0].len() > 1 && !before.chars().skip(1).any(char::is_uppercase);
-        (numbered || ((alone || named) && c[0].len() > 1)).then(|| cardinal(value))
+        let named = before.starts_with(char::is_uppercase) && !before.chars().skip(1).any(char::is_uppercase);
+        ((alone || named) && c[0].len() > 1).then(|| cardinal(value))
     });
 }
 
-/// The value of a well-formed Roman numeral up to 39.
+/// The value of a well-formed Roman numeral up to 399.
 fn roman(text: &str) -> Option<u128> {
-    let tens = text.bytes().take_while(|b| *b == b'X').count();
-    let ones = match &text[tens..] {
-        "" => 0,
-        "I" => 1,
-        "II" => 2,
-        "III" => 3,
-        "IV" => 4,
-        "V" => 5,
-        "VI" => 6,
-        "VII" => 7,
-        "VIII" => 8,
-        "IX" => 9,
-        _ => return None,
+    const HUNDREDS: [&str; 4] = ["", "C", "CC", "CCC"];
+    const TENS: [&str; 10] = ["", "X", "XX", "XXX", "XL", "L", "LX", "LXX", "LXXX", "XC"];
+    const ONES: [&str; 10] = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"];
+    // The longest that begins it, of each place; what is left over shows that it is none.
+    let longest = |digits: &[&str], text: &str| {
+        let found = (0..digits.len()).filter(|at| text.starts_with(digits[*at]));
+        found.max_by_key(|at| digits[*at].len()).unwrap_or_default()
     };
-    (tens <= 3).then_some(tens as u128 * 10 + ones).filter(|n| *n > 0)
+    let hundreds = longest(&HUNDREDS, text);
+    let text = &text[HUNDREDS[hundreds].len()..];
+    let tens = longest(&TENS, text);
+    let text = &text[TENS[tens].len()..];
+    let ones = longest(&ONES, text);
+    let value = (hundreds * 100 + tens * 10 + ones) as u128;
+    (text.len() == ONES[ones].len() && value > 0).then_some(value)
 }

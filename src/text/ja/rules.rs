@@ -25,7 +25,11 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Japanese>(rules);
+    rule(rules, r"H2O", |_, _| Some("エイチツーオー".into()));
+    rule(rules, r"CO2", |_, _| Some("シーオーツー".into()));
     rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
+    rule(rules, r"([A-Za-z])(?:²|\^2)", |c, _| Some(format!("{}の二乗", &c[1])));
+    rule(rules, r"([A-Za-z])(?:³|\^3)", |c, _| Some(format!("{}の三乗", &c[1])));
     rule(rules, r"FOREVER21", |_, _| Some("FOREVERトゥエンティーワン".into()));
     money(rules);
     rule(rules, r"No\.(\d{1,12})", |c, _| Some(format!("No.{}", digits(&c[1]))));
@@ -48,6 +52,12 @@ fn codes(rules: &mut Vec<Rule>) {
         // A month and a day is no telephone number.
         (c[0].len() > 8).then(|| format!("{}{}", phone(&c[1]), hyphens(&c[2])))
     });
+    // Blocks and houses of an address: "千代田区1-2-3".
+    rule(rules, r"\d{1,4}(?:-\d{1,4}){1,3}", |c, context| {
+        let placed =
+            ['区', '町', '村', '丁', '目', '条', '園', '通'].iter().any(|place| context.before.ends_with(*place));
+        placed.then(|| c[0].split('-').map(quantity).collect::<Vec<_>>().join("の"))
+    });
     rule(rules, r"0[5789]0\d{8}", |c, _| Some(phone(&c[0])));
     rule(rules, r"〒 ?(\d{3})-(\d{4})", |c, _| Some(format!("郵便番号{}の{}", phone(&c[1]), phone(&c[2]))));
     loose(rules, r"(\d{1,6})号室", |c, _| Some(format!("{}号室", digits(&c[1]))));
@@ -61,6 +71,17 @@ fn hyphens(text: &str) -> String {
 fn dates(rules: &mut Vec<Rule>) {
     full_dates::<Japanese>(rules);
     partial_dates::<Japanese>(rules);
+    // The day of the week behind a date.
+    loose(
+        rules,
+        &format!(r"[(（]([月火水木金土日])(?:({RANGE})([月火水木金土日]))?(?:・?(祝))?[)）]"),
+        |c, context| {
+            let dated = context.last().is_some_and(|last| last == '日' || last.is_ascii_digit());
+            let to = c.get(3).map(|to| format!("から{}曜日", to.as_str())).unwrap_or_default();
+            let feast = if c.get(4).is_some() { "祝日" } else { "" };
+            dated.then(|| format!("{}曜日{to}{feast}", &c[1]))
+        },
+    );
     // Without zeros a date is known by what follows it.
     rule(rules, r"(\d{1,2})[-/](\d{1,2})", |c, context| {
         let dated =
@@ -112,6 +133,9 @@ fn times(rules: &mut Vec<Rule>) {
     rule(rules, r"(\d{1,2}) ?(?i:([ap]\.?m)\b\.?)", |c, _| {
         Some(format!("{}{}", half(Some(&c[2])), clock(&c[1], "00", None)?))
     });
+    loose(rules, r"\d{1,4}(?:[:∶]\d{1,4}){2,5}", |c, _| {
+        Some(c[0].split([':', '∶']).map(quantity).collect::<Vec<_>>().join("対"))
+    });
     rule(rules, r"(\d{1,4}) ?[:∶] ?(\d{1,4})", |c, _| Some(format!("{}対{}", quantity(&c[1]), quantity(&c[2]))));
     rule(rules, r"(\d{1,3})[-–](\d{1,3})", |c, context| {
         TEAMS
@@ -134,8 +158,22 @@ fn measures(rules: &mut Vec<Rule>) {
         let name = CURRENCIES.iter().find(|(sign, _)| *sign == &c[3])?.1;
         Some(format!("{}{}{name}", quantity(&c[1]), &c[2]))
     });
+    rule(rules, &format!(r"(-?)(\d{{1,9}}) ?/ ?(\d{{1,9}}) ?({UNIT})"), |c, _| {
+        let unit = characters::unit::<Japanese>(&c[4], None, &[])?;
+        Some(format!("{}分の{}{}{unit}", quantity(&c[3]), minus::<Japanese>(&c[1]), quantity(&c[2])))
+    });
     rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
         Some(format!("{}分の{}{}", quantity(&c[3]), minus::<Japanese>(&c[1]), quantity(&c[2])))
+    });
+    // A span with the measure at both ends.
+    loose(rules, &format!(r"([-−]?)({N}) ?({UNIT}) ?{RANGE} ?([-−]?)({N}) ?({UNIT})"), |c, context| {
+        if context.next().is_some_and(|next| next.is_ascii_alphanumeric() || matches!(next, '²' | '³' | '/')) {
+            return None;
+        }
+        let unit = |sign: &str| characters::unit::<Japanese>(sign, None, &[]);
+        let (from, to) = (unit(&c[3])?, unit(&c[6])?);
+        let one = |sign: &str, number: &str| format!("{}{}", minus::<Japanese>(sign), quantity(number));
+        Some(format!("{}{from}から{}{to}", one(&c[1], &c[2]), one(&c[4], &c[5])))
     });
     loose(
         rules,
@@ -159,6 +197,11 @@ fn measures(rules: &mut Vec<Rule>) {
             Some(format!("{}{}{to}{unit}{per}", minus::<Japanese>(&c[1]), quantity(&c[2])))
         },
     );
+    // From a day, a year, a place to the next: "1日〜3日".
+    loose(rules, "[〜～]", |_, context| {
+        let from = context.last().is_some_and(|last| last.is_alphanumeric() || matches!(last, ')' | '）'));
+        (from && context.next().is_some_and(char::is_alphanumeric)).then(|| "から".into())
+    });
     // Spans of what is counted.
     rule(rules, &format!(r"({N}) ?[~～〜] ?({N})"), |c, _| {
         Some(format!("{}から{}", quantity(&c[1]), quantity(&c[2])))
@@ -177,6 +220,9 @@ fn sums(rules: &mut Vec<Rule>) {
             return None;
         }
         sum::<Japanese>(&c[1], &c[2], &c[3])
+    });
+    rule(rules, &format!(r"({N})\^(-?)(\d{{1,3}})"), |c, _| {
+        Some(format!("{}の{}{}乗", quantity(&c[1]), minus::<Japanese>(&c[2]), quantity(&c[3])))
     });
     loose(rules, &format!(r"([-+*×÷=±]) ?({N})"), |c, context: &Context<'_>| {
         let word = match &c[1] {

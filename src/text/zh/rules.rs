@@ -3,7 +3,7 @@
 use regex::Captures;
 
 use super::numbers::{Chinese, counted, digits, phone, quantity};
-use super::tables::{CALLS, CODES, COUNTERS, CURRENCIES, TEAMS};
+use super::tables::{AFTER_CALLS, CALLS, CODES, COUNTERS, CURRENCIES, NAMED, SERVICES, TEAMS};
 use crate::text::characters::{
     self, Characters as _, NUMBER as N, date, full_dates, link, loose, minus, number, partial_dates, rule, sum,
 };
@@ -26,6 +26,16 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Chinese>(rules);
+    loose(rules, r"(公元前?)(\d{1,4})年", |c, _| Some(format!("{}{}年", &c[1], digits(&c[2]))));
+    rule(rules, r"H2O", |_, _| Some("H二O".into()));
+    // Flights, trains, aeroplanes: "CA1234", "C919".
+    rule(rules, r"([A-Z]{1,2})(\d{3,4})", |c, context| {
+        let train = context.after.starts_with('次');
+        let aeroplane = c[2].len() == 3 || c[1].len() == 2;
+        let counts = !train && COUNTERS.iter().any(|word| context.after.starts_with(word));
+        let said = if train { phone(&c[2]) } else { digits(&c[2]) };
+        (!counts && (train || aeroplane)).then(|| format!("{}{said}", &c[1]))
+    });
     rule(rules, r"([A-Z])2([A-Z])", |c, _| Some(format!("{} to {}", &c[1], &c[2])));
     money(rules);
     // Plates: the province, a letter, five or six of digits and letters.
@@ -39,6 +49,16 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
             plate.then(|| format!("{}{}{}", &c[1], &c[2], c[4].chars().map(said).collect::<String>()))
         },
     );
+    loose(rules, &format!(r"(第)(\d{{1,9}}){RANGE}第?(\d{{1,9}})"), |c, _| {
+        Some(format!("第{}到第{}", quantity(&c[2]), quantity(&c[3])))
+    });
+    // "订单号A123456"
+    rule(rules, r"([A-Z]{1,4})(\d{3,20})", |c, context| {
+        ends_with_any(context.before, CODES).then(|| format!("{}{}", &c[1], digits(&c[2])))
+    });
+    rule(rules, r"([A-Za-z])(?:[²2]的平方|²|\^2)", |c, _| Some(format!("{}的平方", &c[1])));
+    rule(rules, r"([A-Za-z])(?:³|\^3)", |c, _| Some(format!("{}的立方", &c[1])));
+    rule(rules, r"([A-Za-z])\^(\d{1,3})", |c, _| Some(format!("{}的{}次方", &c[1], quantity(&c[2]))));
     loose(rules, r"(第)(\d{1,9})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
     rule(rules, r"([A-Za-z]{2,})-(\d{1,3})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
 }
@@ -62,12 +82,34 @@ fn codes(rules: &mut Vec<Rule>) {
     // Numbers of services.
     rule(rules, r"(?:11[0249]|12[02]|911)", |c, context| {
         let alone = context.before.trim().is_empty() && context.after.trim().is_empty();
-        (alone || ends_with_any(context.before, CALLS)).then(|| phone(&c[0]))
+        let called = AFTER_CALLS.iter().any(|word| context.after.starts_with(word));
+        (alone || called || ends_with_any(context.before, CALLS)).then(|| phone(&c[0]))
     });
     rule(rules, r"(?:1[02]\d{3}|9[56]\d{3})", |c, context| {
         let counts = COUNTERS.iter().any(|word| context.after.starts_with(word));
-        let alone = context.before.trim().is_empty() && !counts && !c[0].ends_with("000");
-        (ends_with_any(context.before, CALLS) || alone).then(|| phone(&c[0]))
+        let known = c[0].starts_with('9') || SERVICES.contains(&&c[0]);
+        let alone = context.before.trim().is_empty() && !counts && known;
+        let called = AFTER_CALLS.iter().any(|word| context.after.starts_with(word));
+        (ends_with_any(context.before, CALLS) || called || alone).then(|| phone(&c[0]))
+    });
+    // Years, projects and days that are known by their digits.
+    rule(rules, r"(911|985|211|618|315|404|996|007)|(\d{1,2})[·.](\d{1,2})", |c, context| {
+        NAMED.iter().any(|word| context.after.starts_with(word)).then_some(())?;
+        Some(match (c.get(1), &c.get(2)) {
+            (Some(known), _) => digits(known.as_str()),
+            // "10.1国庆" is the first of the tenth; the others are read digit by digit.
+            (_, Some(month)) if month.as_str() == "10" => format!("十{}", digits(&c[3])),
+            _ => format!("{}{}", digits(&c[2]), digits(&c[3])),
+        })
+    });
+    // Rooms and what is seen in so many lines.
+    loose(rules, r"(\d{3,4})(室|房间|号房)", |c, _| Some(format!("{}{}", digits(&c[1]), &c[2])));
+    loose(rules, r"(480|720|1080|1440|2160)([pP])", |c, context| {
+        (!context.next().is_some_and(|next| next.is_ascii_alphanumeric()))
+            .then(|| format!("{}{}", digits(&c[1]), &c[2]))
+    });
+    rule(rules, r"(?:24[/*×x]7|7[/*×x]24)", |_, context| {
+        Some(if context.after.starts_with("小时") { "七乘二十四" } else { "七乘二十四小时" }.into())
     });
     rule(rules, r"\d{3,30}", |c, context| {
         if !ends_with_any(context.before, CODES) {
@@ -97,6 +139,7 @@ fn dates(rules: &mut Vec<Rule>) {
         },
     );
     partial_dates::<Chinese>(rules);
+    loose(rules, r"((?:19|20)\d{2})年?Q([1-4])", |c, _| Some(format!("{}年第{}季度", digits(&c[1]), digits(&c[2]))));
     // Years of four digits, and of two before a month.
     loose(rules, &format!(r"(\d{{4}}){RANGE}(\d{{4}})年"), |c, _| {
         Some(format!("{}到{}年", digits(&c[1]), digits(&c[2])))
@@ -160,9 +203,13 @@ fn times(rules: &mut Vec<Rule>) {
         Some(format!("{}{hour}", half(Some(&c[2]))))
     });
     // Scores and shares.
+    loose(rules, r"\d{1,4}(?:[:∶]\d{1,4}){2,5}", |c, _| {
+        Some(c[0].split([':', '∶']).map(quantity).collect::<Vec<_>>().join("比"))
+    });
     rule(rules, r"(\d{1,4}) ?[:∶] ?(\d{1,4})", |c, _| Some(format!("{}比{}", quantity(&c[1]), quantity(&c[2]))));
-    rule(rules, r"(\d{1,3})[-–](\d{1,3})", |c, context| {
-        ends_with_any(context.before, TEAMS).then(|| format!("{}比{}", quantity(&c[1]), quantity(&c[2])))
+    rule(rules, r"(\d{1,3})[-–/](\d{1,3})", |c, context| {
+        let before = context.before.trim_end_matches([' ', '队']);
+        ends_with_any(before, TEAMS).then(|| format!("{}比{}", quantity(&c[1]), quantity(&c[2])))
     });
 }
 
@@ -186,6 +233,15 @@ fn measures(rules: &mut Vec<Rule>) {
     rule(rules, &format!(r"({N})([百千万亿]{{0,2}})({CURRENCY})"), |c, _| {
         Some(format!("{}{}{}", counted_or(&c[1], !c[2].is_empty()), &c[2], currency(&c[3])?))
     });
+    // A span with the measure at both ends.
+    loose(rules, &format!(r"([-−]?)({N}) ?({UNIT}) ?{RANGE} ?([-−]?)({N}) ?({UNIT})"), |c, context| {
+        if context.next().is_some_and(|next| next.is_ascii_alphanumeric() || matches!(next, '²' | '³' | '/')) {
+            return None;
+        }
+        let (from, to) = (unit(&c[3], None)?, unit(&c[6], None)?);
+        let one = |sign: &str, number: &str| format!("{}{}", minus::<Chinese>(sign), quantity(number));
+        Some(format!("{}{from}到{}{to}", one(&c[1], &c[2]), one(&c[4], &c[5])))
+    });
     // Shares of a hundred and of a thousand.
     rule(rules, &format!(r"([-−]?)({N})[%％]? ?{RANGE} ?({N}) ?([%％‰])"), |c, _| {
         Some(format!(
@@ -200,6 +256,11 @@ fn measures(rules: &mut Vec<Rule>) {
     rule(rules, &format!(r"([-−]?)({N}) ?([%％‰])"), |c, _| {
         Some(format!("{}{}{}", share(&c[3]), minus::<Chinese>(&c[1]), quantity(&c[2])))
     });
+    rule(rules, &format!(r"(-?)(\d{{1,9}}) ?/ ?(\d{{1,9}}) ?({UNIT})"), |c, _| {
+        let unit = unit(&c[4], None)?;
+        Some(format!("{}{}分之{}{unit}", minus::<Chinese>(&c[1]), quantity(&c[3]), quantity(&c[2])))
+    });
+    rule(rules, r"(\d{2,5})[x×*](\d{2,5})", |c, _| Some(format!("{}乘{}", quantity(&c[1]), quantity(&c[2]))));
     rule(rules, r"(-?)(\d{1,9}) ?/ ?(\d{1,9})", |c, _| {
         Some(format!("{}{}分之{}", minus::<Chinese>(&c[1]), quantity(&c[3]), quantity(&c[2])))
     });
@@ -256,6 +317,15 @@ fn sums(rules: &mut Vec<Rule>) {
         let certain = rest.contains(['+', '=', '×', '÷', '<', '>', '≤', '≥', '≈', '≠', '*']);
         certain.then(|| sum::<Chinese>(&c[1], &c[2], rest)).flatten()
     });
+    rule(rules, &format!(r"({N})\^(-?)(\d{{1,3}})"), |c, _| {
+        Some(format!("{}的{}{}次方", quantity(&c[1]), minus::<Chinese>(&c[2]), quantity(&c[3])))
+    });
+    // "3000+"
+    loose(rules, &format!(r"({N})\+"), |c, context| {
+        let more = context.next().is_none_or(|next| !next.is_ascii_alphanumeric() && next != ' ' && next != '+');
+        let counted = context.next().is_some_and(char::is_alphabetic);
+        more.then(|| format!("{}{}", quantity(&c[1]), if counted { "多" } else { "加" }))
+    });
     rule(rules, &format!(r"([≤≥<>≈≠±+]=?) ?({N})"), |c, _| {
         let word = match &c[1] {
             "±" => "正负",
@@ -291,7 +361,7 @@ fn plain(c: &Captures<'_>, context: &Context<'_>) -> Option<String> {
     let behind = context.after.trim_start();
     if text == "2" && !context.before.ends_with('第') {
         let weight = behind.starts_with('两');
-        let dated = ["月", "号", "日", "楼", "班", "年级", "点半"].iter().any(|word| behind.starts_with(word));
+        let dated = ["月", "号", "日", "楼", "班", "年级", "点半", "次方"].iter().any(|word| behind.starts_with(word));
         let half_past = behind.starts_with("点半") || behind.starts_with("点");
         if half_past || (!weight && !dated && COUNTERS.iter().any(|word| behind.starts_with(word))) {
             return Some("两".into());
