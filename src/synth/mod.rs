@@ -63,7 +63,7 @@ pub struct VoiceInfo {
     pub name: String,
     /// BCP 47 tags it speaks well, when known.
     pub languages: Vec<String>,
-    /// Text ids after which it begins to speak a text that is still being written ([`Synthesizer::open_streamed`]), among
+    /// Text ids after which a text sounds that is still being written ([`Synthesizer::open_streamed`]), among
     /// other work and without holding it up while it waits. `None`: it speaks whole texts only.
     pub starts_after: Option<u32>,
 }

@@ -101,6 +101,37 @@ pub struct StreamPrompt {
     pub speech: Vec<u32>,
 }
 
+/// Speech tokens of a recording that is not shortened: 1.8 s.
+const SHORT: usize = 45;
+
+impl StreamPrompt {
+    /// Rounds of `round` speech tokens, each behind ids of the text, until `wanted` were drawn. The first goes on with the
+    /// round that the recording ends in.
+    pub fn rounds(&self, wanted: usize, round: usize) -> usize {
+        rounds(self.speech.len(), wanted, round)
+    }
+
+    /// The same prompt with the model's first round long enough for `wanted` tokens where that saves a round: a recording
+    /// that ends late in a round leaves it less to draw, and the rest would wait for the next ids of the text. What is
+    /// missing is left out of the beginning of the recording, less than a round of it, for the language model only; as many
+    /// ids of the text are waited for as before.
+    pub fn sooner(mut self, wanted: usize, round: usize) -> Self {
+        let count = self.speech.len();
+        if count >= SHORT {
+            // One token of the last round stays, or the model would begin before it has read any of the text to come.
+            let spare = (count % round).saturating_sub(1);
+            let least = rounds(count - spare, wanted, round);
+            let out = (0..=spare).find(|out| rounds(count - out, wanted, round) == least).unwrap_or_default();
+            self.speech.drain(..out);
+        }
+        self
+    }
+}
+
+fn rounds(speech: usize, wanted: usize, round: usize) -> usize {
+    1 + wanted.saturating_sub(round - speech % round).div_ceil(round)
+}
+
 /// The prompt of a streamed utterance in `voice`.
 ///
 /// # Errors
@@ -121,4 +152,35 @@ pub fn streamed(
 /// Most speech tokens of so many text ids.
 pub fn longest(text: u32) -> u32 {
     text.saturating_mul(LENGTH.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_chunk_waits_for_no_more_rounds_than_it_must() {
+        const ROUND: usize = 15;
+        for count in 0..200u32 {
+            let prompt = StreamPrompt { system: Vec::new(), transcript: Vec::new(), speech: (0..count).collect() };
+            for wanted in 8..36 {
+                let sooner = prompt.clone().sooner(wanted, ROUND);
+                assert!(prompt.speech.ends_with(&sooner.speech) && prompt.speech.len() - sooner.speech.len() < ROUND);
+                assert_eq!(
+                    sooner.speech.len().div_ceil(ROUND),
+                    prompt.speech.len().div_ceil(ROUND),
+                    "as many ids are read before it speaks"
+                );
+                assert!(sooner.rounds(wanted, ROUND) <= prompt.rounds(wanted, ROUND));
+                if sooner.rounds(wanted, ROUND) == prompt.rounds(wanted, ROUND) {
+                    assert_eq!(sooner.speech, prompt.speech, "nothing is left out in vain");
+                }
+            }
+        }
+        // A voice of 65 tokens, whose first chunk is 10 and a look-ahead of 3: five ids of text in place of ten.
+        let prompt = StreamPrompt { system: Vec::new(), transcript: Vec::new(), speech: (0..65).collect() };
+        assert_eq!(prompt.rounds(13, ROUND), 2);
+        let sooner = prompt.sooner(13, ROUND);
+        assert_eq!((sooner.rounds(13, ROUND), sooner.speech.len()), (1, 62));
+    }
 }

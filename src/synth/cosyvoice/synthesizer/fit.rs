@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::super::backend::{Backend, Extent};
 use super::super::probe::Probe;
+use super::super::schedule::Hops;
 use super::super::{prompt, sample, text};
 use super::{CosyVoice, Known, Segment};
 use crate::synth::{Need, SynthError};
@@ -107,13 +108,22 @@ impl<B: Backend + Probe> CosyVoice<B> {
         Ok(Need { expected: within(expected), most: within(most) })
     }
 
-    /// Text ids that a text which is still being written has to have before the model speaks in `voice`: the recording's
-    /// speech is fed behind so many, of which its transcript has some, or all.
+    /// Speech tokens of the first chunk behind a recording of `prompt` tokens, and those that it is drawn with.
+    pub(super) fn first_chunk(&self, prompt: u32) -> usize {
+        Hops::new(self.settings.hops, &self.config, prompt).wanted() as usize
+    }
+
+    /// Text ids that a text which is still being written has to have before it sounds in `voice`: the recording's speech is
+    /// fed behind so many, of which its transcript has some, or all; and each round that the first chunk takes behind the
+    /// first one waits for as many again.
     pub(super) fn starts_after(&self, voice: &Voice) -> Option<u32> {
         let prompt = prompt::streamed(&self.tokenizer, voice, None).ok().filter(|_| self.backend.extends())?;
         let [text, speech] = self.config.llm.mix_ratio;
+        let wanted = self.first_chunk(voice.tokens.len() as u32);
+        let prompt = prompt.sooner(wanted, speech);
         let heard = if prompt.speech.is_empty() { text } else { prompt.speech.len().div_ceil(speech) * text };
-        Some(heard.saturating_sub(prompt.transcript.len()).max(1) as u32)
+        let more = (prompt.rounds(wanted, speech) - 1) * text;
+        Some((heard + more).saturating_sub(prompt.transcript.len()).max(1) as u32)
     }
 }
 

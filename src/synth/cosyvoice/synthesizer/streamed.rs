@@ -101,6 +101,11 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let (voice, prompt_tokens, level) = (known.handle, known.voice.tokens.len() as u32, known.level);
         let prompt = prompt::streamed(&self.tokenizer, &known.voice, instructions)
             .map_err(|e| SynthError::Input(e.to_string()))?;
+        // The reference's order is compared to the id: with the whole recording.
+        let prompt = match order {
+            TextOrder::Fixed => prompt.sooner(self.first_chunk(prompt_tokens), self.config.llm.mix_ratio[1]),
+            TextOrder::Reference => prompt,
+        };
         let parts = Prompt { system: &prompt.system, transcript: &prompt.transcript, speech: &prompt.speech };
         let machine = Bistream::new(&self.config.llm, order, &parts);
         let markup = utterance.markup;
