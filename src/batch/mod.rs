@@ -22,6 +22,7 @@
 mod age;
 mod audio;
 mod blame;
+mod cue;
 mod jobs;
 mod runner;
 mod shared;
@@ -41,12 +42,12 @@ pub use self::jobs::{Jobs, JobsFault};
 use self::shared::Shared;
 use self::store::{NewJob, Postgres, Sqlite, Store};
 use crate::audio_file::{AudioFileError, Format};
-use crate::call::segment::{SegmentConfig, Segmenter};
 use crate::clock;
 use crate::node::{NodeName, fresh_id};
 use crate::postgres::{self, Database, Health};
 use crate::synth::device::Engine;
-use crate::text::{CurrentLexicon, Lexicon};
+use crate::text::CurrentLexicon;
+use crate::turn::Markup;
 
 /// Most jobs that are listed at once.
 pub const PAGE: u32 = 1_000;
@@ -130,6 +131,8 @@ pub struct Item {
     pub instructions: Option<String>,
     /// Same text, voice and seed: same audio; `None`: from the job's seed and the place in the job.
     pub seed: Option<u64>,
+    /// What of the text is markup.
+    pub markup: Markup,
 }
 
 impl<T: Into<String>> From<T> for Item {
@@ -377,7 +380,12 @@ impl Batch {
         if !(0.25..=4.0).contains(&spec.speed) {
             return Err(BatchError::Input(format!("speed {} is outside 0.25 to 4.0", spec.speed)));
         }
-        let items: Vec<Vec<String>> = spec.items.iter().map(|item| split(&item.input, &config.lexicon.get())).collect();
+        let (language, lexicon) = (spec.language.as_deref(), config.lexicon.get());
+        let mut items: Vec<Vec<String>> = Vec::with_capacity(spec.items.len());
+        for (n, item) in spec.items.iter().enumerate() {
+            let parts = cue::split(item, language, &lexicon);
+            items.push(parts.map_err(|mistake| BatchError::Input(format!("text {n}: {mistake}")))?);
+        }
         if let Some(empty) = items.iter().position(Vec::is_empty) {
             return Err(BatchError::Input(format!("text {empty} has nothing to say")));
         }
@@ -537,14 +545,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.shared.stop();
     }
-}
-
-/// Sentences, joined or cut to lengths that suit a voice.
-fn split(text: &str, lexicon: &Lexicon) -> Vec<String> {
-    let mut parts = Vec::new();
-    Segmenter::new(SegmentConfig::default()).reading(lexicon.clone()).whole(text, &mut parts);
-    parts.retain(|part| !part.trim().is_empty());
-    parts
 }
 
 fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> BatchError {

@@ -13,11 +13,10 @@ use super::audio::{Answer, Stored, Written};
 use super::blame::{Blame, LOSSES, Turn};
 use super::shared::{Shared, lock};
 use super::store::{Finish, PartId, Work};
-use super::{BatchError, Config, HOUSEKEEPING};
+use super::{BatchError, Config, HOUSEKEEPING, cue};
 use crate::audio::to_i16;
 use crate::clock;
 use crate::synth::device::{Engine, Phase, StreamNote};
-use crate::text::{How, Normalise, read_given};
 use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId};
 
 /// Events of all lanes on their way here; a full channel only delays batch work.
@@ -266,19 +265,14 @@ impl Runner {
                 }
                 Err(error) => return self.stall_of_database(now, &error),
             };
-            let lexicon = self.config.lexicon.get();
-            let how = How { language: work.language.as_deref(), normalise: Normalise::On, lexicon: &lexicon };
-            let reading = read_given("", &work.text, &[], how);
-            let utterance = Utterance {
-                voice: work.voice.clone(),
-                language: reading.language,
-                instructions: work.instructions.clone(),
-                seed: work.seed,
-                speed: work.speed,
-                tenant: work.tenant.as_str().into(),
-                sounds: reading.sounds,
-                ..Utterance::plain(stream, Class::Batch, reading.spoken.text)
-            };
+            if let Some(silence) = cue::silence(&work) {
+                self.ended(Lane { work, stream, pcm: vec![0; silence], failures }, UtteranceEnd::Done);
+                if self.pause.is_some() {
+                    return;
+                }
+                continue;
+            }
+            let utterance = cue::utterance(&work, stream, &self.config.lexicon.get());
             let id = utterance.id;
             if let Err(refused) = self.engine.submit(utterance, sink.clone()) {
                 self.pause = Some(now + refused.retry_after);
@@ -375,8 +369,9 @@ impl Runner {
         }
     }
 
-    fn ended(&mut self, lane: Lane, how: UtteranceEnd) {
+    fn ended(&mut self, mut lane: Lane, how: UtteranceEnd) {
         let now = clock::now();
+        cue::level(&lane.work, &mut lane.pcm);
         let id = &lane.work.id;
         let result = match how {
             UtteranceEnd::Done => {

@@ -8,6 +8,7 @@ use crate::sched;
 use crate::synth::device::{Loader, Recovery};
 use crate::synth::tone::Tone;
 use crate::synth::{Caps, PerStage, Progress, Slot, Stages, Step, SynthError, Synthesizer, VoiceInfo};
+use crate::text::Lexicon;
 use crate::turn::Utterance;
 
 pub(super) fn engine() -> Engine {
@@ -425,5 +426,30 @@ async fn words_of_the_lexicon_are_said_as_it_says_and_not_cut() {
     assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
     let [entry, spelled] = [0, 1].map(|item| bytes(&batch, &job.id, Some(item)));
     assert!(!entry.is_empty() && entry == spelled);
+    batch.shutdown();
+}
+
+#[tokio::test]
+async fn markup_is_markup_where_a_text_says_so() {
+    let folder = tempfile::tempdir().expect("temp dir");
+    let batch = Batch::open(config(folder.path()), engine()).expect("opens");
+    let english = |texts: &[&str]| JobSpec { language: Some("en".into()), ..spec(texts, Format::Pcm) };
+    let mut marked = english(&["<speak>Hello there. <break time='700ms'/>Goodbye now.</speak>"]);
+    marked.items[0].markup = Markup::Ssml;
+    let marked = batch.submit(marked).expect("taken");
+    let plain = batch.submit(english(&["Hello there.", "Goodbye now."])).expect("taken");
+    assert_eq!((marked.total, plain.total), (3, 2));
+    for job in [&marked, &plain] {
+        assert_eq!(over(&batch, &job.id).await.state, JobState::Done);
+    }
+    let silence = 2 * 24 * 700;
+    let [marked, plain] = [&marked, &plain].map(|job| bytes(&batch, &job.id, None));
+    assert_eq!(marked.len(), plain.len() + silence);
+    let begins = marked.iter().zip(&plain).take_while(|(a, b)| a == b).count();
+    assert_eq!(marked[begins + silence..], plain[begins..], "the words are the same");
+    let mut wrong = spec(&["One.", "<speak>Two <brake/>.</speak>"], Format::Pcm);
+    wrong.items[1].markup = Markup::Ssml;
+    let refused = batch.submit(wrong).expect_err("a mistake").to_string();
+    assert!(refused.contains("text 1") && refused.contains("brake"), "{refused}");
     batch.shutdown();
 }

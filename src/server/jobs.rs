@@ -16,6 +16,7 @@ use super::extract::{Body, Parameters, Upload};
 use super::speech::{format_of, speed_of, voice_of};
 use crate::batch::{Batch, BatchError, Item, Job, JobPage, JobSpec, PAGE};
 use crate::gateway::Gateway;
+use crate::turn::Markup;
 
 /// The longest text a job may have by default, in four-byte characters.
 const MAX_BODY: usize = 24 << 20;
@@ -57,11 +58,13 @@ pub(super) struct Submit {
     seed: u64,
     #[serde(default)]
     priority: i32,
+    #[serde(default)]
+    markup: Markup,
 }
 
 /// A text, or one with a voice, a manner and a seed of its own.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "an item is a string or { input, voice, instructions, seed }")]
+#[serde(untagged, expecting = "an item is a string or { input, voice, instructions, seed, markup }")]
 enum ItemOf {
     Text(String),
     Own(OwnItem),
@@ -74,6 +77,7 @@ struct OwnItem {
     voice: Option<String>,
     instructions: Option<String>,
     seed: Option<u64>,
+    markup: Option<Markup>,
 }
 
 async fn submit(
@@ -82,18 +86,19 @@ async fn submit(
     _room: Upload,
     Body(request): Body<Submit>,
 ) -> Result<Response, ApiError> {
+    let markup = request.markup;
     let items = match (request.input, request.items) {
-        (Some(text), items) if items.is_empty() => vec![text.into()],
+        (Some(text), items) if items.is_empty() => vec![Item { markup, ..text.into() }],
         (None, items) => {
             let own = |item| match item {
-                ItemOf::Text(text) => Ok(text.into()),
-                ItemOf::Own(OwnItem { input, voice, instructions, seed }) => {
+                ItemOf::Text(text) => Ok(Item { markup, ..text.into() }),
+                ItemOf::Own(OwnItem { input, voice, instructions, seed, markup: own }) => {
                     // A job's voice stands in where the item names none: only a name is translated.
                     let voice = match voice {
                         Some(voice) => voice_of(&gateway, &caller, Some(voice))?,
                         None => None,
                     };
-                    Ok(Item { input, voice, instructions, seed })
+                    Ok(Item { input, voice, instructions, seed, markup: own.unwrap_or(markup) })
                 }
             };
             items.into_iter().map(own).collect::<Result<_, ApiError>>()?
