@@ -57,6 +57,11 @@ pub enum StreamState {
         /// When it left.
         at: Instant,
     },
+    /// So much of what was made is left out: silence around a sentence.
+    Skipped {
+        /// Samples.
+        samples: u64,
+    },
     /// Playing stopped; what was made waits.
     Held,
     /// Playing goes on.

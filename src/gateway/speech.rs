@@ -25,6 +25,7 @@ impl Speech for Engine {
     fn note(&self, stream: StreamId, note: StreamState) {
         let note = match note {
             StreamState::Anchored { at } => StreamNote::Anchored { at },
+            StreamState::Skipped { samples } => StreamNote::Skipped { samples },
             StreamState::Held => StreamNote::Held,
             StreamState::Resumed => StreamNote::Resumed,
             StreamState::Interrupted => StreamNote::Interrupted,

@@ -16,6 +16,12 @@ pub enum StreamNote {
         /// When.
         at: Instant,
     },
+    /// So much of what was produced is not going to be heard: silence around a sentence that was left out. What follows it
+    /// is heard sooner.
+    Skipped {
+        /// Samples.
+        samples: u64,
+    },
     /// Playout stands still (SIP hold, agent's pause): no underrun comes nearer.
     Held,
     /// Playout goes on.
@@ -72,6 +78,7 @@ impl Stream {
         self.touched = now;
         match note {
             StreamNote::Anchored { at } => self.playout.anchored(now, at),
+            StreamNote::Skipped { samples } => self.playout.skip(samples),
             StreamNote::Held => self.playout.hold(now),
             StreamNote::Resumed => self.playout.resume(now),
             StreamNote::Interrupted => self.flush(),
@@ -149,6 +156,11 @@ impl Playout {
         self.confirmed = true;
     }
 
+    /// The listener's position passes `samples` at once.
+    fn skip(&mut self, samples: u64) {
+        self.base = self.produced.min(self.base.saturating_add(samples));
+    }
+
     fn hold(&mut self, now: Instant) {
         self.held.get_or_insert(now);
     }
@@ -214,6 +226,21 @@ mod tests {
         // A late note of the first spurt changes nothing.
         p.anchored(t + SECOND, t + 5 * MS);
         assert_eq!(p.underrun_at(), Some(t + SECOND + 100 * MS));
+    }
+
+    #[test]
+    fn what_is_left_out_brings_the_underrun_nearer() {
+        let t = start();
+        let mut p = Playout::default();
+        p.push(t, samples_in(SECOND));
+        p.anchored(t + MS, t + MS);
+        p.skip(samples_in(200 * MS));
+        assert_eq!(p.underrun_at(), Some(t + 801 * MS));
+        assert_eq!(p.lead(t + 101 * MS), 700 * MS);
+        p.skip(samples_in(10 * SECOND));
+        assert_eq!(p.underrun_at(), Some(t + MS), "no more than was produced");
+        p.push(t + SECOND, samples_in(SECOND));
+        assert_eq!(p.underrun_at(), Some(t + 2 * SECOND), "a new spurt begins");
     }
 
     #[test]

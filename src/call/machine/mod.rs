@@ -33,6 +33,7 @@ mod part;
 mod pause;
 mod phrases;
 mod queue;
+mod quiet;
 mod speaking;
 mod speculation;
 mod synthesis;

@@ -8,9 +8,11 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
+use super::quiet::{Ending, Quiet, fade_end};
 use crate::audio::FRAME_SAMPLES;
 use crate::call::event::Precision;
 use crate::call::heard::{self, Envelope, Pace};
+use crate::call::segment::{is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::{Reading, Span, Spoken};
 use crate::turn::{UtteranceId, WordEnd, WordTimes};
@@ -42,6 +44,8 @@ pub(super) struct Part {
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
     pub(super) made: Option<Instant>,
+    /// The silence around what a voice makes of it; of recorded audio all is played.
+    pub(super) quiet: Option<Quiet>,
     /// Times the amplitude that the voice speaks with, below full scale.
     pub(super) level: Leveller,
     /// Times the turn's own rate.
@@ -187,8 +191,13 @@ impl Part {
     pub(super) fn heard_of_said(&self, sent: u64, pace: &Pace) -> (&str, Precision) {
         let total = (self.state == PartState::Ended).then_some(self.received);
         let said = &self.reading.spoken.text;
-        let Some(aligned) = total.filter(|_| self.words.known().is_none()).and_then(|_| self.align()) else {
-            return heard::prefix(said, sent, total, self.words.known(), pace);
+        if let Some(words) = self.words.known().filter(|_| sent > 0) {
+            // In samples that the voice made, of which the first may have been left out.
+            let out = self.left_out();
+            return heard::prefix(said, sent + out, total.map(|total| total + out), Some(words), pace);
+        }
+        let Some(aligned) = total.and_then(|_| self.align()) else {
+            return heard::prefix(said, sent, total, None, pace);
         };
         let (heard, precision) = heard::prefix(said, sent, total, Some(aligned), pace);
         // Better than a share of the time, and no certainty either.
@@ -215,6 +224,7 @@ impl Part {
             reading,
             state,
             feed: None,
+            quiet: (state == PartState::Waiting).then(Quiet::default),
             audio,
             pushed: 0,
             received: 0,
@@ -230,7 +240,35 @@ impl Part {
         }
     }
 
-    pub(super) fn receive(&mut self, mut pcm: Vec<f32>) {
+    pub(super) fn receive(&mut self, pcm: Vec<f32>) {
+        let pcm = match &mut self.quiet {
+            Some(quiet) => quiet.pass(pcm),
+            None => pcm,
+        };
+        self.keep(pcm);
+    }
+
+    /// Samples that the voice made before the first that is heard.
+    pub(super) fn left_out(&self) -> u64 {
+        self.quiet.as_ref().map_or(0, Quiet::left_out)
+    }
+
+    /// All of it was made: what has not left of a silence at its end that is longer than natural is left out. Gives how many
+    /// samples that is.
+    pub(super) fn complete(&mut self) -> u64 {
+        self.state = PartState::Ended;
+        let Some(quiet) = &mut self.quiet else { return 0 };
+        let rest = quiet.finish();
+        let surplus = quiet.surplus(ending(&self.text));
+        self.keep(rest);
+        let Audio::Buffer(buffer) = &mut self.audio else { return 0 };
+        let out = surplus.min(buffer.length);
+        buffer.shorten(out);
+        self.received -= out as u64;
+        out as u64
+    }
+
+    fn keep(&mut self, mut pcm: Vec<f32>) {
         self.level.process(&mut pcm);
         self.envelope.push(&pcm);
         self.received += pcm.len() as u64;
@@ -306,6 +344,15 @@ impl Part {
     }
 }
 
+/// What `text` ends in, as one hears it.
+fn ending(text: &str) -> Ending {
+    match text.trim_end_matches(is_closer).chars().next_back() {
+        Some(last) if is_terminator(last) => Ending::Sentence,
+        Some(',' | ';' | ':' | '—' | '–' | '，' | '、' | '：' | '；') => Ending::Clause,
+        _ => Ending::Word,
+    }
+}
+
 /// Whether what follows `text` needs no gap: a script that does not set words apart.
 fn is_dense(text: &str) -> bool {
     text.chars().next_back().is_some_and(|c| c as u32 >= 0x3000)
@@ -316,6 +363,28 @@ impl Buffer {
         if !pcm.is_empty() {
             self.length += pcm.len();
             self.chunks.push_back(pcm);
+        }
+    }
+
+    /// Takes the last `samples` back, so that what is left ends without a click.
+    fn shorten(&mut self, samples: usize) {
+        let mut left = samples.min(self.length);
+        self.length -= left;
+        while left > 0
+            && let Some(mut chunk) = self.chunks.pop_back()
+        {
+            let from = if self.chunks.is_empty() { self.offset } else { 0 };
+            if chunk.len() - from > left {
+                chunk.truncate(chunk.len() - left);
+                left = 0;
+                fade_end(&mut chunk[from..]);
+                self.chunks.push_back(chunk);
+            } else {
+                left -= chunk.len() - from;
+            }
+        }
+        if self.chunks.is_empty() {
+            self.offset = 0;
         }
     }
 
@@ -354,5 +423,49 @@ mod tests {
             all.extend_from_slice(&out);
         }
         assert_eq!(all, (0..1_510).map(|n| n as f32).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_buffer_is_shortened_from_its_end_whatever_was_taken() {
+        for taken in 0..400 {
+            for back in 0..=600 - taken {
+                let mut buffer = Buffer::default();
+                for chunk in [100usize, 300, 200] {
+                    buffer.push(vec![1.0; chunk]);
+                }
+                let (mut before, mut after) = (Vec::new(), Vec::new());
+                buffer.take(taken, &mut before);
+                buffer.shorten(back);
+                assert_eq!(buffer.length, 600 - taken - back);
+                buffer.take(1_000, &mut after);
+                assert_eq!((before.len(), after.len(), buffer.length), (taken, 600 - taken - back, 0));
+            }
+        }
+    }
+
+    /// A sentence of 200 ms between silences of 400 and 900 ms, whose voice tells when its words end.
+    #[test]
+    fn what_a_voice_is_silent_around_a_sentence_is_bounded_and_its_words_are_where_they_were() {
+        const MS: usize = 24;
+        for (text, behind) in [("One two.", 300), ("One two,", 150), ("One two", 60)] {
+            let reading = crate::text::read(text, Some("en"), crate::text::Normalise::On);
+            let audio = Audio::Buffer(Buffer::default());
+            let mut part = Part::new(text.to_owned(), reading, PartState::Waiting, audio);
+            part.state = PartState::Submitted;
+            part.words.tell(vec![
+                WordEnd { text: 3, samples: 500 * MS as u64 },
+                WordEnd { text: text.len(), samples: 600 * MS as u64 },
+            ]);
+            let pcm = [vec![0.0; 400 * MS], vec![0.5; 200 * MS], vec![0.0; 900 * MS]].concat();
+            pcm.chunks(MS * 70).for_each(|chunk| part.receive(chunk.to_vec()));
+            assert_eq!(part.left_out(), 340 * MS as u64);
+            assert_eq!(part.complete(), ((900 - behind) * MS) as u64);
+            let left = 60 + 200 + behind;
+            assert_eq!((part.received(), part.available()), ((left * MS) as u64, left * MS), "{text}");
+            let heard = |ms: usize| part.heard(((ms * MS) as u64).max(1), &Pace::default()).0.to_owned();
+            assert_eq!((heard(0), heard(159), heard(160)), (String::new(), String::new(), "One".to_owned()));
+            assert_eq!((heard(259), heard(260)), ("One".to_owned(), text.to_owned()));
+            assert_eq!(heard(left), text);
+        }
     }
 }

@@ -181,17 +181,18 @@ impl TurnQueue {
         self.turns().flat_map(|turn| &turn.parts).fold(0, |sum, part| sum.saturating_add(part.available()))
     }
 
-    /// All of an utterance was made.
-    pub(super) fn complete(&mut self, utterance: UtteranceId) {
+    /// All of an utterance was made; gives the samples of its end that are left out.
+    pub(super) fn complete(&mut self, utterance: UtteranceId) -> u64 {
         let Self { entries, pace } = self;
         let turns = entries.iter_mut().filter_map(|entry| match entry {
             Entry::Turn(turn) => Some(turn),
             Entry::Mark(_) | Entry::End(_) => None,
         });
-        if let Some(part) = turns.flat_map(|turn| &mut turn.parts).find(|part| part.utterance == utterance) {
-            part.state = PartState::Ended;
-            pace.learn(part.said(), part.received());
-        }
+        let mut parts = turns.flat_map(|turn| &mut turn.parts);
+        let Some(part) = parts.find(|part| part.utterance == utterance) else { return 0 };
+        let out = part.complete();
+        pace.learn(part.said(), part.received());
+        out
     }
 
     /// The text of the open turn is complete; gives the mistakes of its markup.
@@ -261,7 +262,7 @@ mod tests {
         queue.part(first).expect("known").state = PartState::Ended;
         let (turn, place) = queue.next_to_submit().expect("room again");
         assert_eq!(turn.parts[place].text, "d");
-        turn.parts[place].receive(vec![0.0; MAX_AHEAD]);
+        turn.parts[place].receive(vec![0.1; MAX_AHEAD]);
         assert!(queue.next_to_submit().is_none(), "so much waits that nothing more is made");
     }
 

@@ -138,9 +138,13 @@ impl Synthesis {
         match event {
             // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
             SpeechEvent::Audio { utterance, pcm } => {
-                if let Some(part) = queue.part(utterance) {
-                    part.made.get_or_insert(now);
-                    part.receive(pcm);
+                let Some(part) = queue.part(utterance) else { return };
+                part.made.get_or_insert(now);
+                let out = part.left_out();
+                part.receive(pcm);
+                let samples = part.left_out() - out;
+                if samples > 0 {
+                    self.speech.note(self.stream, StreamState::Skipped { samples });
                 }
             }
             SpeechEvent::End { utterance, how } => self.ended(now, queue, utterance, how),
@@ -162,7 +166,13 @@ impl Synthesis {
             return;
         }
         let trouble = match how {
-            UtteranceEnd::Done => return queue.complete(utterance),
+            UtteranceEnd::Done => {
+                let samples = queue.complete(utterance);
+                if samples > 0 {
+                    self.speech.note(self.stream, StreamState::Skipped { samples });
+                }
+                return;
+            }
             UtteranceEnd::Failed(reason) => TurnHow::Failed(reason),
             UtteranceEnd::Refused { retry_after } => TurnHow::Refused { retry_after },
             UtteranceEnd::Cancelled => TurnHow::Failed("the engine gave it up".into()),

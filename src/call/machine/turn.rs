@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(turn.utterance(0, StreamId::next(), &tenant).text, "It costs three dollars fifty cents in all.");
         let mut turn = turn;
         let part = &mut turn.parts[0];
-        part.receive(vec![0.0; 1_000]);
+        part.receive(vec![0.1; 1_000]);
         part.state = PartState::Ended;
         let heard = |part: &Part, sent| part.heard(sent, &Pace::default()).0.to_owned();
         assert_eq!(heard(part, 1_000), "It costs $3.50 in all.");

@@ -305,7 +305,7 @@ impl World {
                             }
                         }
                         StreamNote::Closed | StreamNote::Interrupted => listener.dry = None,
-                        StreamNote::Anchored { .. } | StreamNote::Unpaced => {}
+                        StreamNote::Anchored { .. } | StreamNote::Skipped { .. } | StreamNote::Unpaced => {}
                     }
                 }
                 self.policy.note(at, StreamId(stream), note);

@@ -473,6 +473,7 @@ impl Session {
                 let now = clock::now();
                 StreamNote::Anchored { at: now.checked_sub(std::time::Duration::from_micros(*ago_us)).unwrap_or(now) }
             }
+            Note::Skipped { samples } => StreamNote::Skipped { samples: *samples },
             Note::Held => StreamNote::Held,
             Note::Resumed => StreamNote::Resumed,
             Note::Interrupted => StreamNote::Interrupted,

@@ -15,7 +15,7 @@ use crate::turn::{Class, Markup, UtteranceEnd};
 use crate::voice::copies::is_content;
 
 /// Both sides must speak the same; raised with every change that the other side would misread.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// How often a worker tells how it is.
 pub(super) const STATUS: Duration = Duration::from_millis(100);
 /// A side that is silent for so long is gone.
@@ -86,6 +86,7 @@ pub(super) struct Submission {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Note {
     Anchored { ago_us: u64 },
+    Skipped { samples: u64 },
     Held,
     Resumed,
     Interrupted,

@@ -209,6 +209,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
                 StreamNote::Anchored { at } => {
                     Note::Anchored { ago_us: clock::now().saturating_duration_since(at).as_micros() as u64 }
                 }
+                StreamNote::Skipped { samples } => Note::Skipped { samples },
                 StreamNote::Held => Note::Held,
                 StreamNote::Resumed => Note::Resumed,
                 StreamNote::Interrupted => Note::Interrupted,

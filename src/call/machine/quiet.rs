@@ -1,0 +1,192 @@
+//! The silence at both ends of an utterance, which is bounded to what sounds natural between two sentences.
+//!
+//! A state machine over samples: it owns the beginning of an utterance until something sounds, and nothing of it afterwards.
+//!
+//! # Why
+//! - **Voices begin and end in silence of their own**, a few hundred milliseconds each, which add up between two
+//!   sentences of a turn and delay its first word. Every voice goes through here, whatever engine it is of.
+//! - **The beginning** is held back only while nothing sounds: the first word leaves when it is there, and sooner than with
+//!   the silence before it. What is held back is bounded, and so is what is left out.
+//! - **The end** is known when all of the utterance is there: what has not left of a longer silence is taken back. Nothing
+//!   waits for it.
+//! - Silence inside an utterance is its speaker's, and stays.
+//! - Where each word sounds is told in the samples that the voice made: [`Quiet::left_out`] leads there.
+
+use crate::audio::RATE;
+
+/// Samples below this share of full scale are silence: -50 dBFS, below the softest consonant of a levelled voice and above
+/// the noise of one.
+const FLOOR: f32 = 0.003;
+/// Silence that is left before the first sound: 60 ms, in which an "f" begins that is softer than the rest.
+const BEFORE: usize = RATE as usize * 60 / 1_000;
+/// Silence that is left behind a sentence: 300 ms, a short pause of a speaker who goes on.
+const BEHIND_SENTENCE: usize = RATE as usize * 300 / 1_000;
+/// As above, behind a clause.
+const BEHIND_CLAUSE: usize = RATE as usize * 150 / 1_000;
+/// As above, inside a clause: the words go on.
+const BEHIND_WORD: usize = RATE as usize * 60 / 1_000;
+/// More silence than this before the first sound is meant, or is no silence: one second.
+const MOST: usize = RATE as usize;
+/// Sound that is let in and out within this is no click: 5 ms.
+const FADE: usize = RATE as usize * 5 / 1_000;
+
+/// What an utterance ends in, which decides how long the pause behind it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Sentence,
+    Clause,
+    Word,
+}
+
+impl Ending {
+    fn samples(self) -> usize {
+        match self {
+            Self::Sentence => BEHIND_SENTENCE,
+            Self::Clause => BEHIND_CLAUSE,
+            Self::Word => BEHIND_WORD,
+        }
+    }
+}
+
+/// The silence around one utterance.
+#[derive(Debug, Default)]
+pub(super) struct Quiet {
+    /// What came before anything sounded, the latest of it: [`BEFORE`] samples at most between two calls.
+    held: Vec<f32>,
+    /// Something sounds.
+    begun: bool,
+    /// Samples left out before it.
+    left_out: u64,
+    /// Samples of silence at the end of what came.
+    trailing: usize,
+}
+
+impl Quiet {
+    /// Takes what the voice made next; gives what is to be heard of it.
+    pub(super) fn pass(&mut self, pcm: Vec<f32>) -> Vec<f32> {
+        match pcm.iter().rposition(|sample| sample.abs() > FLOOR) {
+            Some(last) => self.trailing = pcm.len() - 1 - last,
+            None => self.trailing += pcm.len(),
+        }
+        if self.begun {
+            return pcm;
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.extend(pcm);
+        let first = held.iter().position(|sample| sample.abs() > FLOOR);
+        let out = first.unwrap_or(held.len()).saturating_sub(BEFORE);
+        self.begun = first.is_some() || self.left_out as usize + out > MOST;
+        self.left_out += out as u64;
+        held.drain(..out);
+        if !self.begun {
+            self.held = held;
+            return Vec::new();
+        }
+        if self.left_out > 0 {
+            for (n, sample) in held.iter_mut().take(FADE).enumerate() {
+                *sample *= swell(n);
+            }
+        }
+        held
+    }
+
+    /// All of the utterance is there: gives what was held back, where nothing sounded at all.
+    pub(super) fn finish(&mut self) -> Vec<f32> {
+        self.begun = true;
+        std::mem::take(&mut self.held)
+    }
+
+    /// Samples at the end of an utterance that are more silence than belongs behind `ending`.
+    pub(super) fn surplus(&self, ending: Ending) -> usize {
+        self.trailing.saturating_sub(ending.samples())
+    }
+
+    /// Samples that the voice made and nobody hears, all of them before the first that is heard.
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+/// How far sound has swelled after `n` samples: half a cosine.
+fn swell(n: usize) -> f32 {
+    0.5 - 0.5 * (std::f32::consts::PI * (n as f32 / FADE as f32).min(1.0)).cos()
+}
+
+/// Lets the end of `pcm` fall to silence.
+pub(super) fn fade_end(pcm: &mut [f32]) {
+    for (n, sample) in pcm.iter_mut().rev().take(FADE).enumerate() {
+        *sample *= swell(n);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: usize = RATE as usize / 1_000;
+
+    fn sound(ms: usize) -> Vec<f32> {
+        (0..ms * MS).map(|n| if n % 2 == 0 { 0.5 } else { -0.5 }).collect()
+    }
+
+    fn silence(ms: usize) -> Vec<f32> {
+        (0..ms * MS).map(|n| if n % 2 == 0 { 0.001 } else { -0.001 }).collect()
+    }
+
+    fn passed(pieces: &[Vec<f32>]) -> (Vec<f32>, Quiet) {
+        let mut quiet = Quiet::default();
+        let mut heard: Vec<f32> = pieces.iter().flat_map(|piece| quiet.pass(piece.clone())).collect();
+        heard.extend(quiet.finish());
+        (heard, quiet)
+    }
+
+    #[test]
+    fn a_long_silence_before_the_first_sound_is_left_out_and_one_inside_stays() {
+        let (heard, quiet) = passed(&[silence(200), silence(150), [sound(100), silence(700), sound(50)].concat()]);
+        assert_eq!((heard.len(), quiet.left_out()), (910 * MS, 290 * MS as u64));
+        assert!(heard[..FADE].iter().all(|sample| sample.abs() <= 0.001));
+        assert_eq!(heard[60 * MS..160 * MS], sound(100)[..], "what sounds is as it was");
+        let (heard, quiet) = passed(&[[silence(40), sound(100)].concat()]);
+        assert_eq!((heard.len(), quiet.left_out()), (140 * MS, 0), "a natural one is as it was");
+        assert_eq!(heard[..40 * MS], silence(40)[..]);
+    }
+
+    #[test]
+    fn nothing_is_held_back_behind_the_first_sound_and_little_before_it() {
+        let mut quiet = Quiet::default();
+        for _ in 0..5 {
+            assert!(quiet.pass(silence(100)).is_empty());
+            assert!(quiet.held.len() <= BEFORE);
+        }
+        assert_eq!(quiet.pass(sound(10)).len(), 70 * MS);
+        assert_eq!(quiet.pass(silence(400)).len(), 400 * MS);
+        assert_eq!(quiet.surplus(Ending::Sentence), 100 * MS);
+        assert_eq!(quiet.surplus(Ending::Word), 340 * MS);
+        quiet.pass(sound(1));
+        assert_eq!(quiet.surplus(Ending::Word), 0);
+    }
+
+    #[test]
+    fn what_is_all_silence_is_no_more_than_shortened() {
+        let (heard, quiet) = passed(&[silence(300)]);
+        assert_eq!((heard.len(), quiet.left_out()), (60 * MS, 240 * MS as u64));
+        let (heard, quiet) = passed(&vec![silence(100); 40]);
+        assert_eq!(heard.len() as u64 + quiet.left_out(), 4_000 * MS as u64);
+        assert!(quiet.left_out() as usize <= MOST + 100 * MS, "a second at most: it may be meant");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_change_nothing(before in 0usize..600, sounds in 1usize..50, after in 0usize..600, cut in any::<prop::sample::Index>()) {
+            let whole = [silence(before), sound(sounds), silence(after)].concat();
+            let (first, second) = whole.split_at(cut.index(whole.len()));
+            let (one, quiet) = passed(&[whole.clone()]);
+            let (two, other) = passed(&[first.to_vec(), second.to_vec()]);
+            prop_assert_eq!(one, two);
+            prop_assert_eq!(quiet.left_out(), other.left_out());
+            prop_assert_eq!(quiet.surplus(Ending::Clause), other.surplus(Ending::Clause));
+        }
+    }
+}
