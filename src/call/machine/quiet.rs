@@ -182,7 +182,7 @@ mod tests {
         fn pieces_change_nothing(before in 0usize..600, sounds in 1usize..50, after in 0usize..600, cut in any::<prop::sample::Index>()) {
             let whole = [silence(before), sound(sounds), silence(after)].concat();
             let (first, second) = whole.split_at(cut.index(whole.len()));
-            let (one, quiet) = passed(&[whole.clone()]);
+            let (one, quiet) = passed(std::slice::from_ref(&whole));
             let (two, other) = passed(&[first.to_vec(), second.to_vec()]);
             prop_assert_eq!(one, two);
             prop_assert_eq!(quiet.left_out(), other.left_out());
