@@ -291,6 +291,7 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
         }
     }
     turned_away(&shared.admission(), request)?;
+    let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
     let half_open = HalfOpen { call_id, source, since: now };
     let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;
     Ok(Admitted { account, vetted, slot })
