@@ -20,6 +20,7 @@ use super::program::Serve;
 use super::support::{PATIENCE, SENTENCE, gaps};
 
 /// Calls that are up while the place changes hands; `ANTIPHON_TAKEOVER_CALLS=100` for a big gateway's.
+#[allow(clippy::disallowed_methods, reason = "this variable belongs to the test")]
 fn calls_before() -> usize {
     std::env::var("ANTIPHON_TAKEOVER_CALLS").map_or(4, |count| count.parse().expect("a number of calls"))
 }

@@ -15,6 +15,7 @@ use super::program::Serve;
 /// Most of a core that a gateway may cost that has nothing to do.
 const IDLE: f64 = 0.005;
 
+#[allow(clippy::disallowed_methods, reason = "this variable belongs to the test")]
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |value| value.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
