@@ -216,9 +216,10 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "threads are looked at while real time passes")]
     fn a_thread_that_stands_still_is_told_and_gets_no_new_tasks() {
         let shards = Shards::start(2).unwrap();
-        let (free, blocked) = std::sync::mpsc::channel::<()>();
+        let (free, blocked) = std::sync::mpsc::sync_channel::<()>(1);
         let (sender, mut receiver) = mpsc::channel(1);
         let begun = sender.clone();
         // It stands until the test lets it go on.

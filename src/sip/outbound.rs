@@ -341,7 +341,7 @@ impl<'a> Plan<'a> {
                         shared.trunks.routes.failed(clock::now(), address, wait);
                     }
                     // A host has failed when all of its addresses have.
-                    if out && !hosts.front().is_some_and(|next| next.host == host) {
+                    if out && hosts.front().is_none_or(|next| next.host != host) {
                         tell_of(&host, Some(&error));
                     }
                     if !hosts.is_empty() {
