@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use antiphon::synth::cosyvoice::backend::{Embed, FinalChunk, FlowPrompt, MinLength, Options};
-use antiphon::synth::cosyvoice::bistream::{Bistream, Draw, Order, Prompt, speak};
+use antiphon::synth::cosyvoice::bistream::{Bistream, Order, Prompt, Sampler, speak};
 use antiphon::synth::cosyvoice::checkpoint::{Part, TensorFile, find};
 use antiphon::synth::cosyvoice::config::{Config, EOS};
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
@@ -177,12 +177,12 @@ fn stream(order: Order, prompt: &Prompt<'_>, text: &[u32]) -> (usize, usize, usi
         if ended.get() && items.len() > 70 { Some(eos) } else { id.map(|i| i as u32) }
     };
     let (mut tokens, mut early) = (0, 0);
-    let mut draw = Draw { min_length: MinLength::Intended, choose: &mut choose };
+    let mut sampler = Sampler { min_length: MinLength::Intended, choose: &mut choose };
     let mut emit = |_| {
         tokens += 1;
         early += usize::from(!ended.get());
     };
-    let fed = speak(&mut *backend(), &mut machine, &mut draw, &mut next, &mut emit).expect("speaks");
+    let fed = speak(&mut *backend(), &mut machine, &mut sampler, &mut next, &mut emit).expect("speaks");
     (fed.iter().sum(), tokens, early)
 }
 

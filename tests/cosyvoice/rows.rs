@@ -4,7 +4,7 @@ use antiphon::synth::Slot;
 use antiphon::synth::cosyvoice::backend::{
     Backend, Decoded, FlowPrompt, MinLength, Sampling, SlotRequest, VoiceHandle,
 };
-use antiphon::synth::cosyvoice::bistream::{Bistream, Draw, Order, Prompt, sampled, speak};
+use antiphon::synth::cosyvoice::bistream::{Bistream, Order, Prompt, Sampler, sampled, speak};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::probe::Probe;
 
@@ -47,10 +47,10 @@ pub(crate) fn alone<B: Probe>(backend: &mut B, config: &Config, script: &Script,
     let mut tokens = Vec::new();
     let mut choose = sampled(llm, script.key);
     let mut limited = |scores: &[f32], items: &[u32]| if items.len() < LIMIT { choose(scores, items) } else { None };
-    let mut draw = Draw { min_length: MinLength::Intended, choose: &mut limited };
+    let mut sampler = Sampler { min_length: MinLength::Intended, choose: &mut limited };
     let mut text = || pieces.next().map(<[u32]>::to_vec).unwrap_or_default();
     // The limit ends it as scores that are no numbers would, and in the reference's order a control id does.
-    let _ = speak(backend, &mut machine, &mut draw, &mut text, &mut |token| tokens.push(token));
+    let _ = speak(backend, &mut machine, &mut sampler, &mut text, &mut |token| tokens.push(token));
     tokens
 }
 
@@ -115,9 +115,9 @@ pub(crate) fn together<B: Backend>(
         let mut out = Vec::new();
         backend.prefill(&fresh, &mut out).expect("the device works");
         let slots: Vec<Slot> = (0..rows.len()).filter(|n| rows[*n].running).map(|n| Slot(n as u32)).collect();
-        let mut drawn: Vec<Decoded> = Vec::new();
-        backend.decode(&slots, rounds, &mut drawn).expect("the device works");
-        for result in drawn {
+        let mut sampled: Vec<Decoded> = Vec::new();
+        backend.decode(&slots, rounds, &mut sampled).expect("the device works");
+        for result in sampled {
             let Row { machine, tokens, running, over, .. } = &mut rows[result.slot.0 as usize];
             assert!(result.failed.is_none(), "{:?}", result.failed);
             tokens.extend(&result.tokens);

@@ -11,7 +11,7 @@ use super::rows::{Script, alone, together};
 
 /// With the golden kit's weights; that the orders alone are the original's is what [`super::golden`] shows.
 #[test]
-fn streamed_rows_draw_beside_others_what_the_reference_order_draws_alone() {
+fn streamed_rows_sample_beside_others_what_the_reference_order_samples_alone() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/cosyvoice3/checkpoint");
     let config = Config::load(&dir).expect("sizes");
     let mut backend = CpuBackend::load(&dir, Options { slots: Some(64), ..Options::default() }).expect("loads");

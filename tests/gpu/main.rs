@@ -119,7 +119,7 @@ fn selftest(precision: Precision, limits: &[(&str, f64)]) {
     let working = precision != Precision::EXACT;
     let report = selftest::run(&kit, &mut backend, limits).expect("the kit runs");
     println!("{report}");
-    // A drawn token is one of two that are closer than sixteen bits resolve; scores are what is compared then.
+    // A sampled token is one of two that are closer than sixteen bits resolve; scores are what is compared then.
     let wrong = report.lines.iter().find(|l| l.pass == Some(false) && !(working && l.name.contains("tokens")));
     assert!(wrong.is_none(), "first: {wrong:?}");
 }

@@ -33,14 +33,14 @@ fn compare(precision: Precision) {
 }
 
 #[test]
-fn streamed_rows_draw_in_single_precision_what_they_draw_alone() {
+fn streamed_rows_sample_in_single_precision_what_they_sample_alone() {
     if let Some(_device) = device() {
         compare(Precision::EXACT);
     }
 }
 
 #[test]
-fn streamed_rows_draw_in_working_precision_what_they_draw_alone() {
+fn streamed_rows_sample_in_working_precision_what_they_sample_alone() {
     if let Some(_device) = device() {
         compare(Precision::default());
     }

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use super::engine::Text;
 use super::quality::{self, Limits, Suppressed};
-use super::rules::{Rules, drawn, likeliest, log_sum_exp};
+use super::rules::{Rules, likeliest, log_sum_exp, sampled};
 use super::stop::Stop;
 use super::{HearError, RATE, Whisper};
 
@@ -182,7 +182,7 @@ impl Whisper {
         let mut last = None;
         for temperature in options.temperatures.iter().copied().chain(options.temperatures.is_empty().then_some(0.0)) {
             let mut choose = |scores: &[f32]| match temperature > 0.0 {
-                true => drawn(scores, temperature, random.random()),
+                true => sampled(scores, temperature, random.random()),
                 false => likeliest(scores),
             };
             let Some(draft) = self.write(opening, &rules, most, &mut choose, stop)? else { return Ok(None) };

@@ -92,7 +92,7 @@ pub(super) fn likeliest(scores: &[f32]) -> (u32, f32) {
 }
 
 /// A token by its probability at `temperature`, where `random` is uniform in 0..1, and its log probability at 1.
-pub(super) fn drawn(scores: &[f32], temperature: f32, random: f32) -> (u32, f32) {
+pub(super) fn sampled(scores: &[f32], temperature: f32, random: f32) -> (u32, f32) {
     let warm: Vec<f32> = scores.iter().map(|score| score / temperature).collect();
     let total = log_sum_exp(&warm);
     let (mut rest, mut chosen) = (random, None);
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_and_draws_leave_out_what_is_forbidden() {
+    fn sums_and_samples_leave_out_what_is_forbidden() {
         let none = f32::NEG_INFINITY;
         assert_eq!(log_sum_exp(&[none, none]), none);
         let ln_2 = std::f32::consts::LN_2;
@@ -122,8 +122,8 @@ mod tests {
         let scores = [none, 1.0, none, 1.0];
         assert_eq!(likeliest(&scores).0, 1);
         assert!((likeliest(&scores).1 + ln_2).abs() < 1e-5);
-        assert_eq!(drawn(&scores, 1.0, 0.0).0, 1);
-        assert_eq!(drawn(&scores, 1.0, 0.75).0, 3);
-        assert_eq!(drawn(&scores, 0.2, 0.999_999_9).0, 3, "rounding does not fall off the end");
+        assert_eq!(sampled(&scores, 1.0, 0.0).0, 1);
+        assert_eq!(sampled(&scores, 1.0, 0.75).0, 3);
+        assert_eq!(sampled(&scores, 0.2, 0.999_999_9).0, 3, "rounding does not fall off the end");
     }
 }

@@ -86,7 +86,7 @@ pub struct SlotRequest {
     pub speed: f32,
 }
 
-/// Which control ids a [`Stretch`] may draw.
+/// Which control ids a [`Stretch`] may sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controls {
     /// This one.
@@ -100,14 +100,14 @@ pub enum Controls {
 /// What a slot whose text is still being written runs up to its next pause.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stretch {
-    /// What is fed before it, behind what was drawn and is not fed yet. Not empty.
+    /// What is fed before it, behind what was sampled and is not fed yet. Not empty.
     pub input: Vec<Embed>,
-    /// Everything drawn so far, control ids included: their number is the index of the next draw, and repetitions are
+    /// Everything sampled so far, control ids included: their number is the index of the next sample, and repetitions are
     /// told by the newest.
     pub items: Vec<u32>,
-    /// Draws at most; [`End::Length`] behind the last.
+    /// Samples at most; [`End::Length`] behind the last.
     pub most: u32,
-    /// What may be drawn besides speech tokens. Ends the stretch with [`End::Control`].
+    /// What may be sampled besides speech tokens. Ends the stretch with [`End::Control`].
     pub controls: Controls,
 }
 
@@ -246,7 +246,7 @@ pub trait Backend: Send {
     }
 
     /// Gives a slot that was opened with an empty prefix more to run: [`Self::prefill`] feeds its input behind what is in
-    /// the slot's cache already, then [`Self::decode`] draws until it ends. Slots between two stretches hold their cache
+    /// the slot's cache already, then [`Self::decode`] samples until it ends. Slots between two stretches hold their cache
     /// and take part in nothing.
     ///
     /// # Errors

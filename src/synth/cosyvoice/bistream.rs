@@ -164,12 +164,12 @@ impl Bistream {
         self.take(id)
     }
 
-    /// What a device runs by itself up to the next pause, or `limit` draws of it; `None` while there is nothing to run.
+    /// What a device runs by itself up to the next pause, or `limit` samples of it; `None` while there is nothing to run.
     /// What comes of it belongs into [`Bistream::absorb`].
     pub fn stretch(&self, min_length: MinLength, limit: u32) -> Option<Stretch> {
         let (most, controls) = match (self.state, self.order) {
             (State::Waiting | State::Done, _) => return None,
-            // Behind this many the fill is certain, and is not drawn.
+            // Behind this many the fill is certain, and is not sampled.
             (State::Decoding, _) => {
                 let most = self.next_fill.saturating_sub(self.items.len()) as u32;
                 let fill = Controls::Only(self.codebook + FILL);
@@ -184,7 +184,7 @@ impl Bistream {
     /// Takes what a device drew of a stretch, in order, and how the stretch ended, if it did.
     ///
     /// # Errors
-    /// A control id was drawn where only speech may follow.
+    /// A control id was sampled where only speech may follow.
     pub fn absorb(&mut self, tokens: &[u32], ended: Option<End>) -> Result<(), SynthError> {
         for &token in tokens {
             self.take(token)?;
@@ -296,7 +296,7 @@ impl Bistream {
 }
 
 /// How a streamed utterance is sampled.
-pub struct Draw<'a> {
+pub struct Sampler<'a> {
     /// See [`MinLength`].
     pub min_length: MinLength,
     /// The choice from masked scores and everything decoded so far.
@@ -311,7 +311,7 @@ pub struct Draw<'a> {
 pub fn speak<B: Probe + ?Sized>(
     backend: &mut B,
     stream: &mut Bistream,
-    draw: &mut Draw<'_>,
+    sampler: &mut Sampler<'_>,
     text: &mut dyn FnMut() -> Vec<u32>,
     emit: &mut dyn FnMut(u32),
 ) -> Result<Vec<usize>, SynthError> {
@@ -320,7 +320,7 @@ pub fn speak<B: Probe + ?Sized>(
     backend.llm_feed(&mut |scores| {
         if let Some(scores) = scores {
             let mut scores = scores.to_vec();
-            match stream.decide(&mut scores, draw.min_length, |s, items| (draw.choose)(s, items)) {
+            match stream.decide(&mut scores, sampler.min_length, |s, items| (sampler.choose)(s, items)) {
                 Ok(Some(token)) => emit(token),
                 Ok(None) => {}
                 Err(error) => {
@@ -346,8 +346,8 @@ pub fn speak<B: Probe + ?Sized>(
     failure.map_or(Ok(fed), Err)
 }
 
-/// A choice by repetition-aware sampling, for [`Draw::choose`].
+/// A choice by repetition-aware sampling, for [`Sampler::choose`].
 pub fn sampled(config: &LlmConfig, key: [u32; 2]) -> impl FnMut(&[f32], &[u32]) -> Option<u32> {
     let ras = config.sampling;
-    move |scores, items| sample::draw(scores, items, &ras, key, items.len() as u32)
+    move |scores, items| sample::next_id(scores, items, &ras, key, items.len() as u32)
 }

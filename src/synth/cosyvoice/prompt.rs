@@ -105,14 +105,14 @@ pub struct StreamPrompt {
 const SHORT: usize = 45;
 
 impl StreamPrompt {
-    /// Rounds of `round` speech tokens, each behind ids of the text, until `wanted` were drawn. The first goes on with the
+    /// Rounds of `round` speech tokens, each behind ids of the text, until `wanted` were sampled. The first goes on with the
     /// round that the recording ends in.
     pub fn rounds(&self, wanted: usize, round: usize) -> usize {
         rounds(self.speech.len(), wanted, round)
     }
 
     /// The same prompt with the model's first round long enough for `wanted` tokens where that saves a round: a recording
-    /// that ends late in a round leaves it less to draw, and the rest would wait for the next ids of the text. What is
+    /// that ends late in a round leaves it less to sample, and the rest would wait for the next ids of the text. What is
     /// missing is left out of the beginning of the recording, less than a round of it, for the language model only; as many
     /// ids of the text are waited for as before.
     pub fn sooner(mut self, wanted: usize, round: usize) -> Self {

@@ -1,11 +1,11 @@
-//! Drawing speech tokens: a counter-based generator and repetition-aware sampling.
+//! Sampling speech tokens: a counter-based generator and repetition-aware sampling.
 //!
-//! Pure functions. The result of a draw depends on the scores, the recent ids, the key and the index alone, never
+//! Pure functions. The result of a sample depends on the scores, the recent ids, the key and the index alone, never
 //! on what else is decoded.
 //!
 //! # Why
-//! The original draws from torch's global generator, so its results depend on everything that ran before. Philox
-//! is a function of (key, counter): any device reproduces it, and row 64 of a batch draws what it would draw alone.
+//! The original samples from torch's global generator, so its results depend on everything that ran before. Philox
+//! is a function of (key, counter): any device reproduces it, and row 64 of a batch samples what it would sample alone.
 
 use sha2::{Digest, Sha256};
 
@@ -46,7 +46,7 @@ pub fn uniforms(key: [u32; 2], index: u32) -> [f32; 2] {
     [bits[0], bits[1]].map(|b| (b >> 8) as f32 / (1u32 << 24) as f32)
 }
 
-/// Sets what may not be drawn to minus infinity: nothing from `min_len` on; before it every control id, or as
+/// Sets what may not be sampled to minus infinity: nothing from `min_len` on; before it every control id, or as
 /// shipped only the first.
 pub fn mask(scores: &mut [f32], config: &LlmConfig, decoded: u32, min_len: u32, min_length: MinLength) {
     if decoded >= min_len {
@@ -62,16 +62,16 @@ pub fn mask(scores: &mut [f32], config: &LlmConfig, decoded: u32, min_len: u32, 
     }
 }
 
-/// Sets the control ids that a stretch may not draw to minus infinity.
+/// Sets the control ids that a stretch may not sample to minus infinity.
 pub fn hide(scores: &mut [f32], config: &LlmConfig, controls: Controls) {
     let first = config.speech_tokens;
     for (id, score) in scores.iter_mut().enumerate().skip(first) {
-        let drawn = match controls {
+        let sampled = match controls {
             Controls::Only(only) => id == only as usize,
             Controls::AllButFirst => id != first,
             Controls::All => true,
         };
-        if !drawn {
+        if !sampled {
             *score = f32::NEG_INFINITY;
         }
     }
@@ -111,9 +111,9 @@ pub fn nucleus(log_probs: &[f32], config: &RasConfig) -> Vec<(u32, f32)> {
     taken
 }
 
-/// One RAS draw (section 5): from the nucleus, and when that id is a repetition within the window once more from
+/// One id by RAS (section 5): from the nucleus, and when that id is a repetition within the window once more from
 /// everything but that id. `recent` holds the ids emitted so far, newest last. `None`: no finite score.
-pub fn draw(scores: &[f32], recent: &[u32], config: &RasConfig, key: [u32; 2], index: u32) -> Option<u32> {
+pub fn next_id(scores: &[f32], recent: &[u32], config: &RasConfig, key: [u32; 2], index: u32) -> Option<u32> {
     if scores.iter().any(|s| s.is_nan()) {
         return None;
     }
@@ -126,7 +126,7 @@ pub fn draw(scores: &[f32], recent: &[u32], config: &RasConfig, key: [u32; 2], i
     if (repeats as f32) < config.window as f32 * config.tau {
         return Some(id);
     }
-    // The draw is in proportion, so the rest need not be normalised again.
+    // The sample is in proportion, so the rest need not be normalised again.
     *log_probs.get_mut(id as usize)? = f32::NEG_INFINITY;
     pick(log_probs.iter().enumerate().map(|(i, &l)| (i as u32, f64::from(l).exp())), second)
 }
@@ -166,19 +166,19 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_id_is_never_drawn_twice_in_a_row_of_draws() {
+    fn a_repeated_id_is_never_sampled_twice_in_a_row_of_samples() {
         let scores = [5.0f32, 0.0, 0.0, 0.0];
         for index in 0..200 {
-            let id = draw(&scores, &[0], &RAS, [1, 2], index).expect("finite scores");
+            let id = next_id(&scores, &[0], &RAS, [1, 2], index).expect("finite scores");
             assert_ne!(id, 0);
         }
     }
 
     #[test]
-    fn draws_follow_the_nucleus_probabilities() {
+    fn samples_follow_the_nucleus_probabilities() {
         let scores = [0.6f32, 0.3, 0.05, 0.05].map(f32::ln);
         let counts = (0..20_000).fold([0u32; 4], |mut n, index| {
-            n[draw(&scores, &[], &RAS, [7, 9], index).expect("finite") as usize] += 1;
+            n[next_id(&scores, &[], &RAS, [7, 9], index).expect("finite") as usize] += 1;
             n
         });
         // The nucleus is the first two: 0.6 is below 0.8, 0.9 crosses it.
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn poisoned_scores_draw_nothing() {
-        assert_eq!(draw(&[f32::NAN, 0.0], &[], &RAS, [0; 2], 0), None);
-        assert_eq!(draw(&[f32::NEG_INFINITY; 3], &[], &RAS, [0; 2], 0), None);
+    fn poisoned_scores_sample_nothing() {
+        assert_eq!(next_id(&[f32::NAN, 0.0], &[], &RAS, [0; 2], 0), None);
+        assert_eq!(next_id(&[f32::NEG_INFINITY; 3], &[], &RAS, [0; 2], 0), None);
     }
 }

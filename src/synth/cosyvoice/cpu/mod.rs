@@ -365,7 +365,7 @@ fn join(parts: &[Tensor]) -> candle_core::Result<Option<Tensor>> {
     }
 }
 
-/// How a drawn id ends decoding.
+/// How a sampled id ends decoding.
 fn ending(id: u32, emitted: usize, config: &super::config::LlmConfig, max_len: u32) -> Option<End> {
     if id as usize >= config.speech_tokens {
         Some(End::Eos)

@@ -27,7 +27,7 @@ pub(super) struct SlotState {
     row: Row,
     /// The state after the last position fed, `[1, hidden]`.
     hidden: Option<Tensor>,
-    /// Drawn but not fed yet: fed when the next one is wanted.
+    /// Sampled but not fed yet: fed when the next one is wanted.
     unfed: Option<u32>,
     emitted: Vec<u32>,
     ended: Option<End>,
@@ -116,7 +116,7 @@ impl SlotState {
         positions: usize,
     ) -> std::result::Result<(), SynthError> {
         check_ids(&stretch.input, config)?;
-        // What is drawn takes a position each; where they end, the stretch does.
+        // What is sampled takes a position each; where they end, the stretch does.
         let left = positions.saturating_sub(self.row.len() + 1 + stretch.input.len());
         if left == 0 {
             return Err(SynthError::Input(format!("the text is too long: split it (over {positions} positions)")));
@@ -181,7 +181,7 @@ impl SlotState {
     }
 }
 
-/// Feeds what was drawn last and draws one more id for every row.
+/// Feeds what was sampled last and samples one more id for every row.
 pub(super) fn decode_round(
     llm: &Llm,
     config: &LlmConfig,
@@ -210,20 +210,20 @@ pub(super) fn decode_round(
     let hidden: Vec<&Tensor> = rows.iter().filter_map(|(state, _)| state.hidden.as_ref()).collect();
     let scores = llm.scores(&Tensor::cat(&hidden, 0)?)?.to_vec2::<f32>()?;
     for ((state, result), scores) in rows.iter_mut().zip(scores) {
-        state.draw(scores, config, result);
+        state.sample(scores, config, result);
     }
     Ok(())
 }
 
 impl SlotState {
-    fn draw(&mut self, mut scores: Vec<f32>, config: &LlmConfig, result: &mut Decoded) {
+    fn sample(&mut self, mut scores: Vec<f32>, config: &LlmConfig, result: &mut Decoded) {
         let index = self.emitted.len() as u32;
         let sampling = &self.sampling;
         match self.controls {
             Some(controls) => sample::hide(&mut scores, config, controls),
             None => sample::mask(&mut scores, config, index, sampling.min_len, sampling.min_length),
         }
-        let Some(drawn) = sample::draw(&scores, &self.emitted, &config.sampling, sampling.key, index) else {
+        let Some(sampled) = sample::next_id(&scores, &self.emitted, &config.sampling, sampling.key, index) else {
             result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
             return;
         };
@@ -236,7 +236,7 @@ impl SlotState {
                     return;
                 }
             },
-            None => (drawn, sampling.max_len),
+            None => (sampled, sampling.max_len),
         };
         self.ended = match ending(id, self.emitted.len() + 1, config, max_len) {
             Some(End::Eos) if self.controls.is_some() => Some(End::Control(id)),

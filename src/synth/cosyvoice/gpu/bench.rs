@@ -270,7 +270,7 @@ impl Bench<'_> {
             min_len: 0,
             max_len: u32::MAX,
             min_length: MinLength::Intended,
-            // Work is the same whatever is drawn.
+            // Work is the same whatever is sampled.
             forced: Some(Arc::from((0..600).map(|i| i % c.speech_tokens as u32).collect::<Vec<_>>())),
         };
         let mut prefix = vec![Embed::Speech(c.control(SOS))];
@@ -300,7 +300,7 @@ impl Bench<'_> {
                     let bytes = 4 * seen * keys + rows * (4 * (queries + 2 * keys) + 2 * queries);
                     (bytes as f64 / PEAK.1).max(4.0 * (seen * queries) as f64 / PEAK.0)
                 }
-                "llm_draw" => (4 * rows * c.speech_rows()) as f64 / PEAK.1,
+                "llm_sample" => (4 * rows * c.speech_rows()) as f64 / PEAK.1,
                 "llm_embed" => (8 * rows * hidden) as f64 / PEAK.1,
                 _ => 0.0,
             };

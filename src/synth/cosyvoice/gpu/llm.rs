@@ -1,7 +1,7 @@
 //! The language model on the device: fixed slots of cache, prefill of many prefixes at once, and decode rounds that
 //! need the host only for their result.
 //!
-//! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the drawn id
+//! A decode round is one graph for its width. Between the rounds of a call nothing leaves the device: the sampled id
 //! becomes the next input there.
 //!
 //! [`load`] makes the model, [`network`] runs its layers and chooses how they multiply.
@@ -31,8 +31,8 @@ pub(super) const ROUNDS: usize = 32;
 const PASS: usize = 4096;
 /// Warps of an attention block, each with buffers of sixteen keys and values: two, or four for few rows.
 const ATTEND_WARPS: usize = 8;
-/// Scores of a row that can be drawn from, as in draw.cu.
-const DRAWN: usize = 8192;
+/// Scores of a row that can be sampled from, as in sample.cu.
+const SAMPLED: usize = 8192;
 const SPEECH_BIT: u32 = 0x8000_0000;
 /// What llm.cu gives in place of a token: nothing, as the row has ended; scores that are no numbers; the first of the
 /// control ids, below which the others follow.
@@ -60,10 +60,10 @@ struct Seq {
 
 mirrored!(Seq as "Seq" { pos, input, decoded, done, key, min_len, max_len, mask_to, spared, forced, recent });
 
-/// `Draw` of draw.cu.
+/// `Sampler` of sample.cu.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Draw {
+struct Sampler {
     top_p: f32,
     tau_count: f32,
     top_k: i32,
@@ -71,14 +71,14 @@ struct Draw {
     speech_tokens: i32,
 }
 
-mirrored!(Draw as "Draw" { top_p, tau_count, top_k, window, speech_tokens });
+mirrored!(Sampler as "Sampler" { top_p, tau_count, top_k, window, speech_tokens });
 
-/// What llm.cu and draw.cu declare, too.
-pub(super) const LAYOUTS: [Layout; 3] = [Seq::LAYOUT, Args::LAYOUT, Draw::LAYOUT];
+/// What llm.cu and sample.cu declare, too.
+pub(super) const LAYOUTS: [Layout; 3] = [Seq::LAYOUT, Args::LAYOUT, Sampler::LAYOUT];
 
 /// What one decode call gave for one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Drawn {
+pub(super) struct Sampled {
     pub(super) tokens: Vec<u32>,
     /// The control id that ended it.
     pub(super) end: Option<u32>,
@@ -101,7 +101,7 @@ pub(super) struct Feeding<'a> {
 pub(super) struct Llm {
     device: Arc<Device>,
     network: Network,
-    draw: Draw,
+    sampler: Sampler,
     /// Slot of each row, then how many results each row has.
     rows: Staging,
     results: Staging,
@@ -137,7 +137,7 @@ impl Llm {
         Feeding { slot, from: 0, ids: prefix, seq, forced: sampling.forced.as_deref() }
     }
 
-    /// `ids` behind what is in a slot's cache, and what is drawn behind them: as a [`Stretch`] says, whose `input` counts
+    /// `ids` behind what is in a slot's cache, and what is sampled behind them: as a [`Stretch`] says, whose `input` counts
     /// for nothing here.
     pub(super) fn behind<'a>(
         &self,
@@ -154,20 +154,20 @@ impl Llm {
             Controls::AllButFirst => (control + 1, -1),
             Controls::All => (control, -1),
         };
-        let drawn = s.items.len();
+        let sampled = s.items.len();
         let mut recent = [0; RECENT];
-        for (at, id) in s.items.iter().enumerate().skip(drawn.saturating_sub(RECENT)) {
+        for (at, id) in s.items.iter().enumerate().skip(sampled.saturating_sub(RECENT)) {
             recent[at % RECENT] = *id as i32;
         }
         let seq = Seq {
             pos: (from + ids.len()).saturating_sub(1) as i32,
             input: first_input(ids),
-            decoded: drawn as i32,
+            decoded: sampled as i32,
             done: 0,
             key,
-            // The mask holds for all that is drawn.
+            // The mask holds for all that is sampled.
             min_len: i32::MAX,
-            max_len: clamped(u32::try_from(drawn).unwrap_or(u32::MAX).saturating_add(s.most)),
+            max_len: clamped(u32::try_from(sampled).unwrap_or(u32::MAX).saturating_add(s.most)),
             mask_to: mask_to as i32,
             spared,
             forced: 0,
@@ -275,7 +275,7 @@ impl Llm {
         let counts = self.rows.dev.ptr + 4 * WIDTHS[WIDTHS.len() - 1] as u64;
         let shared = (scores * 4) as u32;
         start!(self.device, self.network.kernels.sample, (width as u32, 1, 1), 1024, shared;
-            self.network.args, self.draw, self.network.scratch.logits.ptr, scores as i32, self.network.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
+            self.network.args, self.sampler, self.network.scratch.logits.ptr, scores as i32, self.network.head.n as i32, self.results.dev.ptr, counts, ROUNDS as i32)
     }
 
     /// Times the ways of wide products and records the rounds of every width.
@@ -300,7 +300,7 @@ impl Llm {
     }
 
     /// `rounds` rounds for `slots`, one result each.
-    pub(super) fn decode(&mut self, slots: &[usize], rounds: usize) -> Result<Vec<Drawn>, GpuError> {
+    pub(super) fn decode(&mut self, slots: &[usize], rounds: usize) -> Result<Vec<Sampled>, GpuError> {
         let rounds = rounds.min(ROUNDS);
         let Some(width) = WIDTHS.into_iter().find(|&w| w >= slots.len()) else {
             return Err(GpuError::Model(format!("{} rows are more than a decode step takes", slots.len())));
@@ -323,16 +323,16 @@ impl Llm {
         let results = self.results.as_mut::<i32>();
         Ok((0..slots.len())
             .map(|row| {
-                let mut drawn = Drawn::default();
+                let mut sampled = Sampled::default();
                 for &t in &results[row * ROUNDS..][..rounds] {
                     match t {
                         NONE => {}
-                        BAD => drawn.bad = true,
-                        id if id <= END => drawn.end = Some(speech_tokens + (END - id) as u32),
-                        id => drawn.tokens.push(id as u32),
+                        BAD => sampled.bad = true,
+                        id if id <= END => sampled.end = Some(speech_tokens + (END - id) as u32),
+                        id => sampled.tokens.push(id as u32),
                     }
                 }
-                drawn
+                sampled
             })
             .collect())
     }

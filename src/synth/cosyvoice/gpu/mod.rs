@@ -10,7 +10,7 @@
 //! [`ledger`] who holds the device's memory, `faults` what tests make go wrong. [`whisper`] is a recogniser that may be
 //! loaded beside the voice.
 //!
-//! A step copies to the host drawn ids and samples, nothing else.
+//! A step copies sampled ids and audio to the host, nothing else.
 //!
 //! # Failures
 //! A row whose values are no numbers, and a step for which one utterance finds no memory, end that utterance: its
@@ -442,24 +442,24 @@ impl Backend for GpuBackend {
             return Ok(());
         }
         let numbers: Vec<usize> = rows.iter().map(|(_, s)| s.0 as usize).collect();
-        let drawn = self.llm.decode(&numbers, rounds as usize)?;
-        for ((n, slot), drawn) in rows.into_iter().zip(drawn) {
+        let sampled = self.llm.decode(&numbers, rounds as usize)?;
+        for ((n, slot), sampled) in rows.into_iter().zip(sampled) {
             let Some(state) = self.acoustic.slots.get_mut(&slot) else { continue };
             let result = &mut out[first + n];
-            state.emitted += drawn.tokens.len() as u32;
+            state.emitted += sampled.tokens.len() as u32;
             let sampling = &state.request.sampling;
             let forced = sampling.forced.as_ref().map_or(u32::MAX, |f| f.len() as u32);
-            if drawn.bad {
+            if sampled.bad {
                 state.poisoned = true;
                 result.failed = Some(SynthError::Utterance("the language model's scores are not numbers".into()));
             } else if let Some(written) = &mut state.written {
-                state.ended = written.drew(&drawn.tokens, drawn.end);
-            } else if drawn.end.is_some() {
+                state.ended = written.sampled(&sampled.tokens, sampled.end);
+            } else if sampled.end.is_some() {
                 state.ended = Some(End::Eos);
             } else if state.emitted >= sampling.max_len.min(forced) {
                 state.ended = Some(End::Length);
             }
-            result.tokens = drawn.tokens;
+            result.tokens = sampled.tokens;
             result.ended = state.ended;
         }
         Ok(())

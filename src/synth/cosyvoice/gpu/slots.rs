@@ -83,23 +83,23 @@ impl Stretched {
 pub(super) struct Written {
     /// Positions that the cache has.
     fed: usize,
-    /// Drawn last and not fed yet.
+    /// Sampled last and not fed yet.
     unfed: Option<u32>,
     /// What is fed in the next prefill.
     pub(super) input: Vec<Embed>,
-    /// What is drawn behind that.
+    /// What is sampled behind that.
     pub(super) stretch: Option<Stretch>,
 }
 
 impl Written {
-    /// Takes what is to be run next. No more is drawn than there are positions.
+    /// Takes what is to be run next. No more is sampled than there are positions.
     ///
     /// # Errors
     /// There is no room for it.
     pub(super) fn extend(&mut self, mut stretch: Stretch, positions: usize) -> Result<(), SynthError> {
         let input = self.unfed.map(Embed::Speech).into_iter().chain(std::mem::take(&mut stretch.input));
         let input: Vec<Embed> = input.collect();
-        // Each draw but the first feeds the one before it.
+        // Each sample but the first feeds the one before it.
         let left = positions.saturating_sub(self.fed + input.len());
         if left == 0 {
             return Err(SynthError::Input(format!("the text is too long: split it (over {positions} positions)")));
@@ -121,7 +121,7 @@ impl Written {
     }
 
     /// Rounds drew `tokens`, and a control id where they ended with one; how the stretch ended, if it did.
-    pub(super) fn drew(&mut self, tokens: &[u32], control: Option<u32>) -> Option<End> {
+    pub(super) fn sampled(&mut self, tokens: &[u32], control: Option<u32>) -> Option<End> {
         let stretch = self.stretch.as_mut()?;
         // Each round feeds what the one before it drew.
         self.fed += tokens.len() + usize::from(control.is_some());

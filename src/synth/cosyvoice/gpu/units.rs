@@ -28,7 +28,7 @@ pub(super) static WIDE: Source = Source {
 /// The language model.
 pub(super) static LLM: Source = Source {
     name: "llm.cu",
-    parts: &[COMMON, include_str!("kernels/llm.cu"), include_str!("kernels/draw.cu")],
+    parts: &[COMMON, include_str!("kernels/llm.cu"), include_str!("kernels/sample.cu")],
     checks: || checks(&llm::LAYOUTS),
 };
 /// The flow.

@@ -54,7 +54,7 @@ impl Random {
         let start = key
             .bytes()
             .fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        // Two uniform values a draw; their spread is what matters, not their shape.
+        // Two uniform values a sample; their spread is what matters, not their shape.
         let scale = deviation * 3f32.sqrt() / 32768.0;
         let mut out = Vec::with_capacity(count + 3);
         let mut x = start | 1;

@@ -73,7 +73,7 @@ pub(super) fn pieces(
     [known].into_iter().chain(1..=text.len()).find(fits).unwrap_or(known)
 }
 
-/// The passes of a stream whose draws are `tokens`; `None` if they are more than `most`.
+/// The passes of a stream whose samples are `tokens`; `None` if they are more than `most`.
 fn replay(
     llm: &LlmConfig,
     prompt: &Prompt<'_>,

@@ -5,12 +5,12 @@ use super::derive;
 use super::kit::{Kit, KitError};
 use super::{Report, Testable, check, whole};
 use crate::synth::cosyvoice::backend::{Embed, MinLength};
-use crate::synth::cosyvoice::bistream::{Bistream, Draw, Order, Prompt, speak};
+use crate::synth::cosyvoice::bistream::{Bistream, Order, Prompt, Sampler, speak};
 use crate::synth::cosyvoice::config::{EOS, SOS, TASK};
 use crate::synth::cosyvoice::probe::Values;
 use crate::synth::cosyvoice::sample;
 
-/// A draw is no error where the best two scores are closer than this.
+/// A sample is no error where the best two scores are closer than this.
 const MARGIN: f32 = 1e-3;
 
 /// The prefix of section 5.
@@ -44,7 +44,7 @@ fn is_tie(scores: &[f32], id: u32, other: u32) -> bool {
     of(id) - of(other) < MARGIN
 }
 
-/// The kit's draw: the best id below `limit` that is not among `excluded`, or `want` where that is allowed and as
+/// The kit's sample: the best id below `limit` that is not among `excluded`, or `want` where that is allowed and as
 /// good as equal.
 pub(super) fn settle(scores: &[f32], limit: usize, excluded: &[u32], want: Option<u32>) -> u32 {
     let id = best(scores, limit, excluded);
@@ -72,7 +72,7 @@ pub(super) fn llm<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) 
     let limit = kit.config.llm.speech_tokens;
     let prefix_ids = prefix(kit, true)?;
     one_pass(kit, backend, report, &prefix_ids)?;
-    let mut drawn = Vec::new();
+    let mut sampled = Vec::new();
     let mut windows = derive::windows(kit.config.llm.sampling.window);
     for (name, margin, speech, repeats) in [
         ("greedy_tokens", "greedy_margin", true, true),
@@ -84,23 +84,23 @@ pub(super) fn llm<B: Testable>(kit: &Kit, backend: &mut B, report: &mut Report) 
             continue;
         };
         let wanted: Vec<u32> = expected.data.iter().map(|&v| v as u32).collect();
-        // Each draw follows the expected ones, so that one wrong draw is one error.
+        // Each sample follows the expected ones, so that one wrong sample is one error.
         let rows = scores_along(backend, &prefix(kit, speech)?, &wanted)?;
         if !repeats {
             windows.retain(|&w| derive::explains(w, &rows, limit, &wanted));
         }
         let margins = kit.find("llm", margin).map(|m| m.data).unwrap_or_default();
-        drawn.push((name, expected, wanted, rows, margins, repeats));
+        sampled.push((name, expected, wanted, rows, margins, repeats));
     }
     if windows.is_empty() {
         windows.push(derive::KIT_WINDOW);
     }
-    for (name, expected, wanted, rows, margins, repeats) in drawn {
+    for (name, expected, wanted, rows, margins, repeats) in sampled {
         let ids = wanted.iter().zip(&rows).enumerate().map(|(at, (&want, scores))| {
             let excluded = if repeats { &[] } else { recent(&wanted[..at], windows[0]) };
             let id = best(scores, limit, excluded);
             let close = margins.get(at).is_some_and(|&m| m < MARGIN) || is_tie(scores, id, want);
-            // A tie is no licence for what may not be drawn.
+            // A tie is no licence for what may not be sampled.
             if close && !excluded.contains(&want) { want } else { id }
         });
         report.compare("llm", name, &expected, &whole(ids), Exact);
@@ -216,8 +216,8 @@ fn in_pieces<B: Testable>(
         }
         Some(settle(scores, limit, recent(items, window), wanted.get(spoken).copied()))
     };
-    let mut draw = Draw { min_length: MinLength::Reference, choose: &mut choose };
+    let mut sampler = Sampler { min_length: MinLength::Reference, choose: &mut choose };
     let mut tokens = Vec::new();
-    let fed = speak(backend, &mut stream, &mut draw, &mut next, &mut |t| tokens.push(t))?;
+    let fed = speak(backend, &mut stream, &mut sampler, &mut next, &mut |t| tokens.push(t))?;
     Ok((tokens, fed))
 }

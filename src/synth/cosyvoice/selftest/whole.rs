@@ -63,7 +63,7 @@ pub(super) fn end_to_end<B: Testable>(
     Ok(())
 }
 
-/// What the kit's sampler draws, thinned, until it is as much as `expected`.
+/// What the kit's sampler samples, thinned, until it is as much as `expected`.
 fn spoken<B: Testable>(kit: &Kit, backend: &mut B, expected: &[u32], window: usize) -> Result<Vec<u32>, KitError> {
     let limit = kit.config.llm.speech_tokens;
     let mut thinner = Thinner::default();

@@ -108,7 +108,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         Ok(Need { expected: within(expected), most: within(most) })
     }
 
-    /// Speech tokens of the first chunk behind a recording of `prompt` tokens, and those that it is drawn with.
+    /// Speech tokens of the first chunk behind a recording of `prompt` tokens, and those that it is sampled with.
     pub(super) fn first_chunk(&self, prompt: u32) -> usize {
         Hops::new(self.settings.hops, &self.config, prompt).wanted() as usize
     }

@@ -47,7 +47,7 @@ pub(super) struct TextStream {
     ended: bool,
     /// The backend takes stretches.
     batched: bool,
-    /// The backend has a stretch that has not ended, and what it may draw of it yet.
+    /// The backend has a stretch that has not ended, and what it may sample of it yet.
     running: bool,
     left: u32,
     key: [u32; 2],
@@ -64,7 +64,7 @@ impl TextStream {
         }
     }
 
-    /// Draws until its next pause, at most.
+    /// Samples until its next pause, at most.
     pub(super) fn left(&self) -> u32 {
         self.left
     }
@@ -245,10 +245,10 @@ impl<B: Backend + Probe> CosyVoice<B> {
         self.backend.llm_feed(&mut |scores| {
             if let Some(scores) = scores {
                 let mut scores = scores.to_vec();
-                let drawn = stream.machine.decide(&mut scores, min_length, |scores, items| {
-                    sample::draw(scores, items, &ras, key, items.len() as u32)
+                let sampled = stream.machine.decide(&mut scores, min_length, |scores, items| {
+                    sample::next_id(scores, items, &ras, key, items.len() as u32)
                 });
-                match drawn {
+                match sampled {
                     Ok(Some(token)) => {
                         stream.spoken += 1;
                         run.tokens.extend(Some(token).filter(|&t| run.thinner.keeps(t)));

@@ -1,4 +1,4 @@
-// The language model: embedding and attention over a slot's cache. Drawing is in draw.cu.
+// The language model: embedding and attention over a slot's cache. Sampling is in sample.cu.
 //
 // HD: width of a head; GROUP: query heads that share a key head; KVH: key heads.
 #ifndef HD

@@ -7,7 +7,7 @@ use super::super::gemm::{Gemm, PARTS, WHOLE_PARTS};
 use super::super::units;
 use super::super::weights::{Packed, Packer, Piece, Source, padded};
 use super::network::{Args, DEEP_TILES, Kernels, Layer, Network, Scratch, TILES, attend_shared};
-use super::{ATTEND_WARPS, DRAWN, Draw, Llm, PASS, RECENT, ROUNDS, Seq, WIDTHS, defines};
+use super::{ATTEND_WARPS, Llm, PASS, RECENT, ROUNDS, SAMPLED, Sampler, Seq, WIDTHS, defines};
 use crate::synth::cosyvoice::checkpoint::Part;
 use crate::synth::cosyvoice::config::LlmConfig;
 
@@ -28,11 +28,11 @@ pub(in super::super) fn check(config: &LlmConfig, elt: Elt, shared: u32) -> Resu
     if !attends(hd, group, elt) || elt != Elt::F32 && attend_shared(TILES, hd) + ATTEND_STATIC > shared {
         return Err(GpuError::Model(format!("attention has no room for {group} heads of {hd} a key head in {elt:?}")));
     }
-    if config.speech_rows() > DRAWN {
-        return Err(GpuError::Model(format!("more than {DRAWN} speech ids cannot be drawn from on the GPU")));
+    if config.speech_rows() > SAMPLED {
+        return Err(GpuError::Model(format!("more than {SAMPLED} speech ids cannot be sampled from on the GPU")));
     }
     if config.sampling.top_k > 64 || config.sampling.window > RECENT {
-        return Err(GpuError::Model("top_k above 64 or a window above 16 cannot be drawn from on the GPU".into()));
+        return Err(GpuError::Model("top_k above 64 or a window above 16 cannot be sampled from on the GPU".into()));
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ impl Llm {
                 .then(|| module.kernel("llm_attend_deep", ATTEND_SHARED))
                 .transpose()?,
             attend_prefix: module.kernel("llm_attend_prefix", ATTEND_SHARED)?,
-            sample: module.kernel("llm_draw", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
+            sample: module.kernel("llm_sample", (padded(speech_rows) * 4).max(49 << 10) as u32)?,
         };
         let scratch = Scratch {
             qkv: device.zeros("activations", PASS * (queries + 2 * keys) * 4)?,
@@ -171,7 +171,7 @@ impl Llm {
         Ok(Self {
             device: device.clone(),
             network,
-            draw: Draw {
+            sampler: Sampler {
                 top_p: ras.top_p,
                 tau_count: ras.window as f32 * ras.tau,
                 top_k: ras.top_k as i32,

@@ -1,4 +1,4 @@
-// Drawing the next id of every row on the device. Continues llm.cu, whose records of slots it reads and writes.
+// Sampling the next id of every row on the device. Continues llm.cu, whose records of slots it reads and writes.
 
 DEV u32 order_key(float x) { u32 u = __float_as_uint(x); return u & 0x80000000u ? ~u : u | 0x80000000u; }
 DEV void philox(u32 k0, u32 k1, u32 index, u32* out) {
@@ -13,13 +13,13 @@ DEV void philox(u32 k0, u32 k1, u32 index, u32* out) {
     out[0] = c0; out[1] = c1;
 }
 
-struct Draw {
-    float top_p, tau_count; // repeats at or above tau_count redraw
+struct Sampler {
+    float top_p, tau_count; // repeats at or above tau_count again
     int top_k, window, speech_tokens;
 };
-#define DRAW_THREADS 1024
-#define DRAW_WARPS (DRAW_THREADS / 32)
-#define DRAW_PER 8 // scores of a thread
+#define SAMPLE_THREADS 1024
+#define SAMPLE_WARPS (SAMPLE_THREADS / 32)
+#define SAMPLE_PER 8 // scores of a thread
 #define MAX_K 64
 #define NEG_INF (-__int_as_float(0x7f800000))
 DEV float warp_max(float v) {
@@ -33,15 +33,15 @@ DEV double warp_sum(double v) {
     return v;
 }
 // Repetition-aware sampling of one row (sample.rs is the specification), and the slot's next input. At most
-// DRAW_THREADS * DRAW_PER scores.
-KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, const __grid_constant__ Draw d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
+// SAMPLE_THREADS * SAMPLE_PER scores.
+KERNEL __launch_bounds__(SAMPLE_THREADS) llm_sample(const __grid_constant__ Llm p, const __grid_constant__ Sampler d, const float* logits, int v, int ld, int* tokens, int* counts, int max_rounds) {
     extern __shared__ __align__(128) unsigned char smem[];
     float* lp = (float*)smem;
-    __shared__ float red[DRAW_WARPS];
-    __shared__ double redd[DRAW_WARPS];
-    __shared__ __align__(16) u64 best[DRAW_WARPS * MAX_K]; // (order of the score, -id), [place in its warp][warp]
+    __shared__ float red[SAMPLE_WARPS];
+    __shared__ double redd[SAMPLE_WARPS];
+    __shared__ __align__(16) u64 best[SAMPLE_WARPS * MAX_K]; // (order of the score, -id), [place in its warp][warp]
     __shared__ int order[MAX_K];
-    __shared__ int chosen, redraw, hit, last;
+    __shared__ int chosen, again, hit, last;
     // The next round's inputs are made here, so nothing of it may start before this ends.
     dep_wait();
     const int r = blockIdx.x, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -55,13 +55,13 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
         return;
     }
     if (tid < MAX_K) order[tid] = -1;
-    if (tid == 0) { redraw = 0; chosen = -1; hit = v; last = -1; }
+    if (tid == 0) { again = 0; chosen = -1; hit = v; last = -1; }
     const bool masked = decoded < q->min_len;
-    float x[DRAW_PER], mx = NEG_INF;
+    float x[SAMPLE_PER], mx = NEG_INF;
     int bad = 0;
 #pragma unroll
-    for (int m = 0; m < DRAW_PER; m++) {
-        int i = tid + m * DRAW_THREADS;
+    for (int m = 0; m < SAMPLE_PER; m++) {
+        int i = tid + m * SAMPLE_THREADS;
         x[m] = NEG_INF;
         if (i < v) {
             x[m] = logits[(i64)r * ld + i];
@@ -77,15 +77,15 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
     const bool dead = bad || mx == NEG_INF;
     double z = 0;
 #pragma unroll
-    for (int m = 0; m < DRAW_PER; m++) if (tid + m * DRAW_THREADS < v) z += exp((double)(x[m] - mx));
+    for (int m = 0; m < SAMPLE_PER; m++) if (tid + m * SAMPLE_THREADS < v) z += exp((double)(x[m] - mx));
     z = warp_sum(z);
     if (lane == 0) redd[warp] = z;
     __syncthreads();
     const double lz = log(warp_sum(redd[lane]));
-    u32 key[DRAW_PER];
+    u32 key[SAMPLE_PER];
 #pragma unroll
-    for (int m = 0; m < DRAW_PER; m++) {
-        int i = tid + m * DRAW_THREADS;
+    for (int m = 0; m < SAMPLE_PER; m++) {
+        int i = tid + m * SAMPLE_THREADS;
         key[m] = 0;
         if (i < v) {
             float l = (float)((double)(x[m] - mx) - lz);
@@ -101,28 +101,28 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
             u32 top = 0;
             int at = 0;
 #pragma unroll
-            for (int m = 0; m < DRAW_PER; m++) if (key[m] > top) { top = key[m]; at = m; }
+            for (int m = 0; m < SAMPLE_PER; m++) if (key[m] > top) { top = key[m]; at = m; }
             u32 all = __reduce_max_sync(~0u, top);
-            u32 mine = top == all && top ? (u32)(tid + at * DRAW_THREADS) : 0x7fffffffu;
+            u32 mine = top == all && top ? (u32)(tid + at * SAMPLE_THREADS) : 0x7fffffffu;
             u32 id = __reduce_min_sync(~0u, mine);
 #pragma unroll
-            for (int m = 0; m < DRAW_PER; m++) if (m == at && mine == id) key[m] = 0;
-            if (lane == 0) best[t * DRAW_WARPS + warp] = (u64)all << 32 | (u32)~id;
+            for (int m = 0; m < SAMPLE_PER; m++) if (m == at && mine == id) key[m] = 0;
+            if (lane == 0) best[t * SAMPLE_WARPS + warp] = (u64)all << 32 | (u32)~id;
         }
         have = to;
         __syncthreads();
         more = 0;
-        for (int c = tid; c < have * DRAW_WARPS; c += DRAW_THREADS) {
+        for (int c = tid; c < have * SAMPLE_WARPS; c += SAMPLE_THREADS) {
             const u64 own = best[c];
             int rank = 0;
 #pragma unroll 8
-            for (int o = 0; o < have * DRAW_WARPS; o += 2) {
+            for (int o = 0; o < have * SAMPLE_WARPS; o += 2) {
                 ulonglong2 two = *(const ulonglong2*)(best + o);
                 rank += (two.x > own) + (two.y > own);
             }
             if (own >> 32 && rank < d.top_k) {
                 order[rank] = (int)~(u32)own;
-                more |= have < d.top_k && c / DRAW_WARPS == have - 1;
+                more |= have < d.top_k && c / SAMPLE_WARPS == have - 1;
             }
         }
         more = __syncthreads_or(more);
@@ -163,13 +163,13 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
         const int rep = __popc(__ballot_sync(~0u, same));
         if (lane == 0) {
             chosen = total > 0 ? id : -1;
-            redraw = chosen >= 0 && !((float)rep < d.tau_count);
+            again = chosen >= 0 && !((float)rep < d.tau_count);
         }
     }
     __syncthreads();
-    if (redraw) {
+    if (again) {
         // from everything but that id, in order of id: the thread in whose share the target falls looks for it
-        const int no = chosen, n = (v + DRAW_THREADS - 1) / DRAW_THREADS, a = min(v, tid * n), b = min(v, a + n);
+        const int no = chosen, n = (v + SAMPLE_THREADS - 1) / SAMPLE_THREADS, a = min(v, tid * n), b = min(v, a + n);
         double mine = 0;
         for (int i = a; i < b; i++) if (i != no) mine += exp((double)lp[i]);
         double upto = mine;
@@ -181,7 +181,7 @@ KERNEL __launch_bounds__(DRAW_THREADS) llm_draw(const __grid_constant__ Llm p, c
         if (lane == 31) redd[warp] = upto;
         __syncthreads();
         double before = 0, total = 0;
-        for (int w = 0; w < DRAW_WARPS; w++) {
+        for (int w = 0; w < SAMPLE_WARPS; w++) {
             if (w < warp) before += redd[w];
             total += redd[w];
         }
