@@ -1,5 +1,6 @@
 //! The gateway that is attacked, the telephones that listen to it meanwhile, and the one that keeps calling.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -61,6 +62,8 @@ struct Notes {
     begun: AtomicU64,
     turns: AtomicU64,
     silent: AtomicU64,
+    /// Why turns were not taken, and how often.
+    untaken: Mutex<BTreeMap<String, u64>>,
     gaps: AtomicU64,
     late: AtomicU64,
     lost: AtomicU64,
@@ -247,6 +250,11 @@ impl Bed {
             Figure::timed("recordings that failed, seconds of sound lost", unrecorded, none),
             Figure::new("memory grown at most, MiB", grown.round(), Must::AtMost(64.0)),
         ];
+        let untaken = notes.untaken.lock().unwrap_or_else(PoisonError::into_inner);
+        let causes = untaken.iter();
+        figures.extend(
+            causes.map(|(cause, times)| Figure::new(format!("turns not taken: {cause}"), *times as f64, Must::Nothing)),
+        );
         let answered = sorted(&notes.answered);
         figures.push(Figure::new("genuine INVITEs answered", answered.len() as f64, Must::AtLeast(1.0)));
         figures.push(Figure::timed("genuine INVITEs refused", of(&notes.refused), none));
@@ -264,11 +272,19 @@ async fn listen(call: &Call, id: &str, gateway: &Gateway, notes: &Notes) -> bool
     let add = |counter: &AtomicU64, n: usize| {
         counter.fetch_add(n as u64, Ordering::Relaxed);
     };
-    let Ok((asked, _)) = gateway.speak(id, TEXT).await else {
-        add(&notes.silent, 1);
-        // It may be a refusal of a moment.
-        clock::sleep_until(clock::now() + PROBE).await;
-        return call.status().end.is_none();
+    let asked = match gateway.speak(id, TEXT).await {
+        Ok((asked, _)) => asked,
+        Err(error) => {
+            add(&notes.silent, 1);
+            let cause = match &error {
+                CallError::Http(error) if error.is_connect() => "no connection".to_owned(),
+                _ => error.cause(),
+            };
+            *notes.untaken.lock().unwrap_or_else(PoisonError::into_inner).entry(cause).or_default() += 1;
+            // It may be a refusal of a moment.
+            clock::sleep_until(clock::now() + PROBE).await;
+            return call.status().end.is_none();
+        }
     };
     let Some(onset) = call.onset(asked, PATIENCE).await else {
         add(&notes.silent, 1);
