@@ -2,17 +2,21 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::Method;
 use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::routing::get;
+use axum::{Extension, Router};
 use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::auth::Caller;
+use super::error::ApiError;
 use super::forward;
 use crate::call::{CallEvent, CallId};
 use crate::cluster::{self, Nodes, Peer};
@@ -28,19 +32,36 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Longest event of another gateway, bytes.
 const MAX_EVENT: usize = 1 << 20;
 
+/// How many may read at once: for each of them every event is written, and devices are asked every second.
+const READERS: usize = 256;
+/// When another may have left.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Room for readers.
+#[derive(Clone)]
+struct Readers(Arc<Semaphore>);
+
+pub(super) fn router() -> Router<Gateway> {
+    let readers = Readers(Arc::new(Semaphore::new(READERS)));
+    Router::new().route("/v1/events", get(stream)).layer(Extension(readers))
+}
+
 /// The stream, of the calls of all gateways and the devices and trunks of this one. A reader that falls behind is told how
 /// many events it lost. Trunks are told of when it begins, and when something about them has changed.
-pub async fn stream(
+async fn stream(
     State(gateway): State<Gateway>,
+    Extension(Readers(readers)): Extension<Readers>,
     caller: Caller,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
+    let place = readers.try_acquire_owned();
+    let place = place.map_err(|_| ApiError::unavailable(format!("{READERS} read events already"), RETRY))?;
     let events = gateway.calls.events();
     let tick = tokio::time::interval(DEVICES_EVERY);
     let trunks = Vec::new();
     let nodes = gateway.nodes.clone().filter(|_| !caller.passed_on);
     let others = nodes.map(|nodes| Others::follow(nodes, caller));
-    let parts = (events, tick, trunks, others, gateway);
-    let stream = stream::unfold(parts, |(mut events, mut tick, mut trunks, mut others, gateway)| async move {
+    let parts = (events, tick, trunks, others, gateway, place);
+    let stream = stream::unfold(parts, |(mut events, mut tick, mut trunks, mut others, gateway, place)| async move {
         let event = tokio::select! {
             event = events.recv() => match event {
                 Ok((id, event)) => told("call", describe(&id, &event)),
@@ -57,9 +78,9 @@ pub async fn stream(
                 }
             }
         };
-        Some((Ok(event), (events, tick, trunks, others, gateway)))
+        Some((Ok(event), (events, tick, trunks, others, gateway, place)))
     });
-    Sse::new(stream).keep_alive(KeepAlive::default())
+    Ok(Sse::new(stream).keep_alive(KeepAlive::default()))
 }
 
 fn told(name: &str, data: Value) -> Event {
@@ -151,7 +172,7 @@ fn parse(event: &[u8]) -> Option<(String, String)> {
 }
 
 /// One event of a call as JSON.
-pub fn describe(id: &CallId, event: &CallEvent) -> Value {
+pub(super) fn describe(id: &CallId, event: &CallEvent) -> Value {
     let ms = |d: &Duration| d.as_secs_f64() * 1e3;
     let mut value = match event {
         CallEvent::Dialling(dialling) => {

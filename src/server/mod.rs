@@ -11,7 +11,7 @@ mod console;
 mod crowd;
 mod debug;
 pub mod error;
-pub mod events;
+mod events;
 mod extract;
 mod forward;
 mod gauges;
@@ -109,9 +109,9 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .merge(recording::router())
         .merge(records::router())
         .merge(voices::router())
+        .merge(events::router())
         .route("/v1/calls/{id}/agent", get(sockets::attach))
         .route("/v1/calls/{id}/media", get(media::stream))
-        .route("/v1/events", get(events::stream))
         .route("/v1/tokens", post(grants::issue))
         .route("/v1/audio/speech", post(speech::speech))
         .route("/v1/audio/speech/stream", get(speech_socket::stream))

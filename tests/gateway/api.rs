@@ -11,6 +11,30 @@ use serde_json::{Value, json};
 use super::support::{PATIENCE, Rig, SENTENCE};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_many_read_events_and_one_more_is_told_to_come_again() {
+    let rig = Rig::start().await;
+    let read = || rig.client.get(format!("{}/v1/events", rig.http)).send();
+    let mut readers = Vec::new();
+    let refused = loop {
+        let response = read().await.expect("HTTP");
+        if response.status() != 200 {
+            break response;
+        }
+        readers.push(response);
+        assert!(readers.len() <= 1_000, "there is a bound");
+    };
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    drop(readers.split_off(1));
+    let wait = async {
+        while read().await.expect("HTTP").status() != 200 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("who leaves makes room");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_described_route_is_there() {
     let rig = Rig::start().await;
     let (status, api) = rig.get("/openapi.json").await;

@@ -329,7 +329,7 @@ pub(super) async fn slow(options: &Options) -> Result<Vec<Figure>, CallError> {
             "an idle WebSocket",
             bed.http,
             format!(
-                "GET /v1/events HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                "GET /v1/audio/speech/stream HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
                  Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
                 bed.http
             ),
