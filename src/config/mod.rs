@@ -215,8 +215,8 @@ impl Config {
         let mut variables: Vec<_> = variables.into_iter().collect();
         variables.sort();
         // One may only make sense beside the next, as the address and the certificate of TLS do: the first that leaves a mistake
-        // is told of when all are there.
-        let mut mistake = None;
+        // is told of when all are there, with what is wrong then.
+        let mut mistake: Option<ConfigError> = None;
         for (name, value) in variables {
             let Some(path) = name.strip_prefix(PREFIX).filter(|rest| rest.contains("__")) else { continue };
             let at = |message: String| ConfigError { origin: format!("environment variable `{name}`"), message };
@@ -225,7 +225,11 @@ impl Config {
             // Secrets make the types fit for reading only, so the table is read anew for each variable.
             match table.clone().try_into() {
                 Ok(read) => (config, mistake) = (read, None),
-                Err(error) => mistake = mistake.or_else(|| Some(at(explain(error.message())))),
+                Err(error) => {
+                    let now = at(explain(error.message()));
+                    let origin = mistake.map_or(now.origin, |first| first.origin);
+                    mistake = Some(ConfigError { origin, message: now.message });
+                }
             }
         }
         if let Some(mistake) = mistake {
