@@ -31,7 +31,9 @@ use tracing::{debug, info};
 use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
-    body, config, dialplan,
+    body,
+    calling::Calling,
+    config, dialplan,
     door::Door,
     inbound::{self, unsupported},
     inspect::Inspector,
@@ -164,6 +166,7 @@ impl Endpoint {
             here: Here { bound, media_bind, public_ip: config.public_ip, public_ips: config.public_ips.clone() },
             life,
             reliable: Pending::default(),
+            calling: Calling::default(),
             invites: Mutex::default(),
             beside,
             config,
@@ -297,6 +300,7 @@ impl Endpoint {
         let mut ids: Vec<String> = known.map(|dialog| dialog.id().call_id).collect();
         // Those that have no dialog yet.
         ids.extend(lock(&self.shared.invites).iter().filter_map(|key| key.lines().next()).map(str::to_owned));
+        ids.extend(self.shared.calling.ids());
         ids
     }
 
@@ -499,6 +503,9 @@ async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
         return inbound::receive(shared, tx).await;
     }
     let Some(source) = inbound::source(&tx) else { return };
+    if in_dialog && let Ok(call_id) = tx.original.call_id_header() {
+        shared.calling.settled(call_id.value()).await;
+    }
     // It was judged when it came in; its dialog may be gone since.
     match inbound::judge(shared, &tx.original, source) {
         Some((status, headers)) => body::reply(&mut tx, status, headers).await,

@@ -158,7 +158,8 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
     }
     if request.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some() {
         let id = DialogId::try_from((request, TransactionRole::Server)).ok();
-        let known = id.is_some_and(|id| shared.dialogs.get_dialog(&id).is_some());
+        let soon = || request.call_id_header().is_ok_and(|call_id| shared.calling.has(call_id.value()));
+        let known = id.is_some_and(|id| shared.dialogs.get_dialog(&id).is_some()) || soon();
         return if known { None } else { refuse(StatusCode::CallTransactionDoesNotExist, vec![]) };
     }
     match request.method {

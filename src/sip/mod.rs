@@ -41,6 +41,7 @@ mod auth;
 mod body;
 mod bridge;
 mod bye;
+mod calling;
 mod challenge;
 pub mod config;
 mod dialplan;

@@ -408,7 +408,10 @@ impl<'a> Plan<'a> {
         let offer = negotiator.offer().to_string();
         let user = trunk.and_then(|t| t.username.clone());
         let timer = interval.map(timer::wish_headers).unwrap_or_default();
+        // Until the dialog is there.
+        let attempt = shared.calling.begin();
         let option = InviteOption {
+            call_id: Some(attempt.call_id().to_owned()),
             caller: self.caller.clone(),
             callee: to.clone(),
             destination: address.clone(),

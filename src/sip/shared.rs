@@ -31,6 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     DialError, PublicIp, SipConfig, SipError, TrunkConfig,
     auth::Authenticator,
+    calling::Calling,
     dialplan::{self, DialRequest, Dialplan},
     incoming::IncomingCall,
     names::{Carriers, LOOK_UP, Naming},
@@ -69,7 +70,9 @@ pub(super) struct Shared {
     pub(super) life: Life,
     /// Provisional responses that wait for their PRACK.
     pub(super) reliable: Pending,
-    /// INVITEs under way, by Call-ID, From tag and CSeq.
+    /// Our INVITEs under way.
+    pub(super) calling: Calling,
+    /// Those of others, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
     /// Whether this process takes what comes, the gateway before it, and others where there may be some.
     pub(super) beside: Beside,
