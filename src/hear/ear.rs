@@ -357,20 +357,22 @@ impl Ear {
     }
 
     fn take(&mut self, item: Item) {
-        let (at, quiet) = match item {
-            Item::Frame { at, pcm, quiet } => {
-                self.sound.push(at, &*pcm);
-                (at, quiet)
-            }
-            Item::Silence { at, length, quiet } => {
-                self.sound.silence(at, length);
-                (at, quiet)
-            }
-            Item::Listen(listen) => return self.listen(listen),
+        let (at, quiet) = match &item {
+            Item::Frame { at, quiet, .. } | Item::Silence { at, quiet, .. } => (*at, *quiet),
+            Item::Listen(_) => (Duration::ZERO, None),
         };
+        if let Item::Listen(listen) = item {
+            return self.listen(listen);
+        }
+        // What was lost lay before this.
         if let Some(lost) = self.pulse.beat(at) {
             self.sound.silence(at, lost);
             self.tell.deaf(lost, BUSY.into());
+        }
+        match item {
+            Item::Frame { pcm, .. } => self.sound.push(at, &*pcm),
+            Item::Silence { length, .. } => self.sound.silence(at, length),
+            Item::Listen(_) => {}
         }
         self.machine.frame(at, quiet);
     }

@@ -32,6 +32,10 @@ use crate::media::{
 /// Attempts at a re-INVITE that meets one of the peer (491), or is told of a longer interval (422).
 const ATTEMPTS: usize = 3;
 
+/// How long a peer that has taken a transfer on may take to tell how it ended: some never do. Shorter than the call itself
+/// waits, so that what was kept for the transfer ends before another is asked for.
+const TRANSFER: Duration = Duration::from_secs(170);
+
 /// What is to be done.
 #[derive(Debug)]
 pub(super) enum Action {
@@ -108,8 +112,8 @@ enum Transfer {
     None,
     /// REFER is not answered. A NOTIFY may say how it ended even before that (RFC 6665 section 4.1.2.4).
     Asked(Option<Outcome>),
-    /// The peer has taken it on.
-    Taken,
+    /// The peer has taken it on, and has until then to tell how it ended.
+    Taken(Instant),
 }
 
 impl Machine {
@@ -148,11 +152,18 @@ impl Machine {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timer = self.timer.map(|timer| timer.deadline());
         let retry = self.retry.filter(|_| self.is_free()).map(|(at, _)| at);
-        [timer, retry].into_iter().flatten().min()
+        let transfer = match self.transfer {
+            Transfer::Taken(until) => Some(until),
+            Transfer::None | Transfer::Asked(_) => None,
+        };
+        [timer, retry, transfer].into_iter().flatten().min()
     }
 
     /// A deadline has passed. An attempt that waited for it begins with the next [`Machine::poll`].
     pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if matches!(self.transfer, Transfer::Taken(until) if until <= now) {
+            self.transferred(Err("the peer never told how it ended".to_owned()));
+        }
         match self.timer.as_mut().and_then(|timer| Some((timer.due(now)?, timer))) {
             Some((Due::Expired, _)) => self.end(LegEnd::Lost, "session expired"),
             Some((Due::Refresh, timer)) => {
@@ -241,7 +252,7 @@ impl Machine {
                         self.transfer = Transfer::Asked(None);
                         return self.actions.push_back(Action::Refer { to, attended });
                     }
-                    Transfer::Asked(_) | Transfer::Taken => "another transfer is under way",
+                    Transfer::Asked(_) | Transfer::Taken(_) => "another transfer is under way",
                 };
                 self.signal(Signal::TransferAnswered(Err(refusal.to_owned())));
             }
@@ -307,16 +318,16 @@ impl Machine {
     }
 
     /// REFER is answered.
-    pub(super) fn referred(&mut self, result: Result<(), String>) {
+    pub(super) fn referred(&mut self, now: Instant, result: Result<(), String>) {
         let early = match std::mem::take(&mut self.transfer) {
             Transfer::Asked(early) => early,
-            Transfer::None | Transfer::Taken => None,
+            Transfer::None | Transfer::Taken(_) => None,
         };
         if result.is_ok() {
-            self.transfer = Transfer::Taken;
+            self.transfer = Transfer::Taken(now + TRANSFER);
         }
         self.signal(Signal::TransferAnswered(result));
-        if let (Transfer::Taken, Some(outcome)) = (&self.transfer, early) {
+        if let (Transfer::Taken(_), Some(outcome)) = (&self.transfer, early) {
             self.progress(outcome);
         }
     }
@@ -328,18 +339,21 @@ impl Machine {
             Transfer::Asked(early) => {
                 *early = Some(refer::progress(request)).filter(|outcome| *outcome != Outcome::Pending).or(early.take());
             }
-            Transfer::Taken => self.progress(refer::progress(request)),
+            Transfer::Taken(_) => self.progress(refer::progress(request)),
         }
         StatusCode::OK
     }
 
     fn progress(&mut self, outcome: Outcome) {
-        let outcome = match outcome {
+        self.transferred(match outcome {
             Outcome::Pending => return,
             Outcome::Done => Ok(()),
             Outcome::Failed(Some(status)) => Err(format!("the target answered {status}")),
             Outcome::Failed(None) => Err("the peer gave up before it knew".to_owned()),
-        };
+        });
+    }
+
+    fn transferred(&mut self, outcome: Result<(), String>) {
         self.transfer = Transfer::None;
         self.actions.push_back(Action::EndConsultation);
         let done = outcome.is_ok();

@@ -184,7 +184,7 @@ impl Running {
                 result = referral => {
                     self.referral = None;
                     let result = result.map(|transfer| self.transfer = Some(transfer));
-                    self.machine.referred(result);
+                    self.machine.referred(clock::now(), result);
                     ControlFlow::Continue(())
                 }
                 control = self.controls.recv() => {

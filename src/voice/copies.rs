@@ -191,14 +191,7 @@ mod tests {
     use super::*;
 
     fn voice(token: u32) -> Voice {
-        Voice {
-            transcript: "hello".into(),
-            tokens: vec![token; 17],
-            mel: vec![0.5; 34 * 4],
-            mel_bins: 4,
-            speaker: vec![1.0],
-            notes: Default::default(),
-        }
+        Voice::of_token(token)
     }
 
     #[test]

@@ -57,6 +57,19 @@ const CONTENT: &str = "content_sha256";
 const MAX_BYTES: u64 = 16 << 20;
 
 impl Voice {
+    /// A small voice of two languages for tests: 0.68 s, each of its speech tokens `token`.
+    #[cfg(test)]
+    pub(super) fn of_token(token: u32) -> Self {
+        Self {
+            transcript: "hello".into(),
+            tokens: vec![token; 17],
+            mel: vec![0.5; 34 * 4],
+            mel_bins: 4,
+            speaker: vec![1.0],
+            notes: BTreeMap::from([("languages".into(), "en,de".into())]),
+        }
+    }
+
     /// Reads a voice file.
     ///
     /// # Errors

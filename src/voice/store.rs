@@ -401,14 +401,7 @@ mod tests {
     use super::*;
 
     fn voice(token: u32) -> Voice {
-        Voice {
-            transcript: "hello".into(),
-            tokens: vec![token; 17],
-            mel: vec![0.5; 34 * 4],
-            mel_bins: 4,
-            speaker: vec![1.0],
-            notes: BTreeMap::from([("languages".into(), "en,de".into())]),
-        }
+        Voice::of_token(token)
     }
 
     fn name(name: &str) -> VoiceName {

@@ -268,13 +268,14 @@ fn a_transfer_is_told_step_by_step_and_ends_the_call_when_it_is_done() {
         let state = vec![Header::SubscriptionState("active".into())];
         request(Method::Notify, state, body.as_bytes().to_vec())
     };
-    let mut world = World::new([None, None], clock::now());
+    let now = clock::now();
+    let mut world = World::new([None, None], now);
     assert_eq!(world.sides[0].notified(&notify("SIP/2.0 200 OK")), StatusCode::CallTransactionDoesNotExist);
     let refer = || Control::Transfer { to: "sip:b@c".to_owned(), attended: true };
     world.sides[0].control(refer());
     world.sides[0].control(refer());
     world.drain();
-    world.sides[0].referred(Ok(()));
+    world.sides[0].referred(now, Ok(()));
     assert_eq!(world.sides[0].notified(&notify("SIP/2.0 100 Trying")), StatusCode::OK);
     world.sides[0].notified(&notify("SIP/2.0 486 Busy Here"));
     world.drain();
@@ -289,11 +290,22 @@ fn a_transfer_is_told_step_by_step_and_ends_the_call_when_it_is_done() {
             "TransferEnded(Err(\"the target answered 486 Busy Here\"))",
         ]
     );
+    // A peer that never tells how it ended.
+    world.sides[0].control(refer());
+    world.drain();
+    world.sides[0].referred(now, Ok(()));
+    assert_eq!(world.sides[0].deadline(), Some(now + TRANSFER));
+    world.sides[0].handle_timeout(now + TRANSFER);
+    world.drain();
+    assert_eq!(
+        world.told[0][world.told[0].len() - 2..],
+        ["consultation ended", "TransferEnded(Err(\"the peer never told how it ended\"))"]
+    );
     // The next one; how it ended is told before it is accepted.
     world.sides[0].control(refer());
     world.sides[0].notified(&notify("SIP/2.0 200 OK"));
     assert!(world.over[0].is_none());
-    world.sides[0].referred(Ok(()));
+    world.sides[0].referred(now, Ok(()));
     world.drain();
     assert_eq!(world.over[0], Some((LegEnd::Local, "transferred")));
 }
