@@ -67,25 +67,25 @@ impl Predecessor {
     ///
     /// # Errors
     /// It is gone, or did not understand.
-    pub(super) async fn relieve(self, place: &Place) -> Result<(), StartError> {
+    pub(super) async fn relieve(self, place: &Place, answers: Answers) -> Result<(), StartError> {
         let told = |error: io::Error| StartError::Handover(error.to_string());
+        let answering = answers.at("after").map_err(told)?;
         self.stream.set_nonblocking(true).map_err(told)?;
         let mut stream = UnixStream::from_std(self.stream).map_err(told)?;
         let answered = async {
-            handover::write(&mut stream, &Word::Ready).await?;
+            handover::write(&mut stream, &Word::Ready { http: Some(answering.path()) }).await?;
             handover::read(&mut stream).await
         };
         let answer = tokio::time::timeout(LIMIT, answered).await.map_err(|_| told(io::ErrorKind::TimedOut.into()))?;
         let Word::Yours { http, calls } = answer.map_err(told)? else {
             return Err(told(io::ErrorKind::InvalidData.into()));
         };
-        let client = reqwest::Client::builder().unix_socket(PathBuf::from(http)).no_proxy().build();
-        let client = client.map_err(|error| StartError::Handover(format!("no HTTP client: {error}")))?;
+        let client = client(http).map_err(told)?;
         // overflow: drops (counted), by who passes a datagram on
         let (outlet, words) = mpsc::channel(WORDS);
         place.follow(calls, outlet, client);
         place.hold(true);
-        tokio::spawn(accompany(stream, words, place.clone()));
+        tokio::spawn(accompany(stream, words, place.clone(), answering));
         Ok(())
     }
 }
@@ -106,8 +106,42 @@ fn ask(path: &Path) -> io::Result<Option<(Predecessor, Passed)>> {
     Ok(Some((Predecessor { stream }, names.into_iter().zip(descriptors).collect())))
 }
 
-/// Says to the old gateway what is its own, and hears what it has, until it has ended.
-async fn accompany(stream: UnixStream, mut words: mpsc::Receiver<Word>, place: Place) {
+/// What asks the other gateway at its socket.
+fn client(path: String) -> io::Result<reqwest::Client> {
+    let client = reqwest::Client::builder().unix_socket(PathBuf::from(path)).no_proxy().build();
+    client.map_err(|error| io::Error::other(format!("no HTTP client: {error}")))
+}
+
+/// What answers requests that the other gateway passes on.
+#[derive(Clone)]
+pub(super) struct Answers {
+    pub(super) dir: PathBuf,
+    pub(super) router: Router,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+impl Answers {
+    /// Answers at a socket of its own until that is dropped. `name`: one process may take a place and lend it later.
+    fn at(&self, name: &str) -> io::Result<Answering> {
+        let path = self.dir.join(format!("{name}-{}.sock", std::process::id()));
+        let listener = bind(&self.dir, &path)?;
+        let answering = tokio::spawn(server::serve_passed(listener, self.router.clone(), self.stop.clone()));
+        Ok(Answering(path, answering.abort_handle()))
+    }
+}
+
+/// A socket that this user alone may use.
+fn bind(dir: &Path, path: &Path) -> io::Result<UnixListener> {
+    std::fs::create_dir_all(dir)?;
+    // One that a process left which was killed.
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Says to the old gateway what is its own, and hears what it has, until it has ended. `_answering`: until then it asks.
+async fn accompany(stream: UnixStream, mut words: mpsc::Receiver<Word>, place: Place, _answering: Answering) {
     let (mut from, mut to) = stream.into_split();
     let saying = async {
         while let Some(word) = words.recv().await {
@@ -136,10 +170,9 @@ async fn accompany(stream: UnixStream, mut words: mpsc::Receiver<Word>, place: P
 
 /// What a gateway needs to let another take its place.
 pub(super) struct Offer {
-    pub(super) dir: PathBuf,
     pub(super) gateway: Gateway,
-    pub(super) router: Router,
-    pub(super) stop: watch::Receiver<bool>,
+    /// Its folder is where others ask for the place, too.
+    pub(super) answers: Answers,
     /// This one has taken a place itself: the socket there is of the one that had it.
     pub(super) follows: bool,
     /// Cancelled when another has the place and no call is left here.
@@ -149,15 +182,16 @@ pub(super) struct Offer {
 impl Offer {
     /// Lets other gateways take the place of this one, until one has it and no call is left here.
     pub(super) async fn stand(self) {
-        let path = self.dir.join(NAME);
+        let dir = &self.answers.dir;
+        let path = dir.join(NAME);
         if !self.follows && StdStream::connect(&path).is_ok() {
             tracing::info!(path = %path.display(), "another gateway runs with this state directory: no third can take the place of this one");
             return;
         }
-        let mut stop = self.stop.clone();
+        let mut stop = self.answers.stop.clone();
         loop {
             // Anew each time: who takes the place puts a socket of its own there.
-            let listener = match self.bind(&path) {
+            let listener = match bind(dir, &path) {
                 Ok(listener) => listener,
                 Err(error) => {
                     tracing::info!(%error, path = %path.display(), "no other gateway can take this one's place");
@@ -182,16 +216,6 @@ impl Offer {
             }
         }
         let _ = std::fs::remove_file(path);
-    }
-
-    /// A socket that this user alone may use.
-    fn bind(&self, path: &Path) -> io::Result<UnixListener> {
-        std::fs::create_dir_all(&self.dir)?;
-        // One that a process left which was killed.
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(listener)
     }
 
     /// Gives the place to who asks, and returns when no call is left here.
@@ -236,6 +260,7 @@ impl Offer {
         let outcome = outcome.await;
         if outcome.is_err() {
             self.gateway.place.hold(true);
+            self.gateway.place.precede(None);
             let jobs = self.gateway.jobs.clone();
             // A panic there was logged when it happened.
             let _ = tokio::task::spawn_blocking(move || jobs.resume()).await;
@@ -246,15 +271,12 @@ impl Offer {
     /// Waits for the successor to be ready, stops to read, and ends with the last call. `Err`: the successor is gone.
     async fn leave(&self, mut stream: UnixStream) -> io::Result<()> {
         let ready = tokio::time::timeout(LIMIT, handover::read(&mut stream)).await;
-        if !matches!(ready, Ok(Ok(Word::Ready))) {
-            return Err(io::Error::other("it did not start"));
-        }
-        let path = self.dir.join(format!("http-{}.sock", std::process::id()));
-        let answering = tokio::spawn(server::serve_passed(self.bind(&path)?, self.router.clone(), self.stop.clone()));
-        let _closed = Closed(path.clone(), answering.abort_handle());
+        let Ok(Ok(Word::Ready { http })) = ready else { return Err(io::Error::other("it did not start")) };
+        let answering = self.answers.at("http")?;
+        self.gateway.place.precede(http.map(client).transpose()?);
         self.gateway.place.hold(false);
         let mut told = self.call_ids();
-        let http = path.to_string_lossy().into_owned();
+        let http = answering.path();
         handover::write(&mut stream, &Word::Yours { http, calls: told.clone() }).await?;
         tracing::info!(
             calls = self.remaining(),
@@ -316,9 +338,15 @@ impl Offer {
 }
 
 /// Ends a listener and removes its file.
-struct Closed(PathBuf, tokio::task::AbortHandle);
+struct Answering(PathBuf, tokio::task::AbortHandle);
 
-impl Drop for Closed {
+impl Answering {
+    fn path(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Answering {
     fn drop(&mut self) {
         self.1.abort();
         let _ = std::fs::remove_file(&self.0);

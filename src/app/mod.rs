@@ -348,6 +348,10 @@ impl App {
             tokio::spawn(workers::follow(nodes, engine, cluster, stop.subscribe()));
             tokio::spawn(workers::forget_copies(copies, gateway.engine.clone(), stop.subscribe()));
         }
+        // A request for another node's call may be the first.
+        if let Some(nodes) = &gateway.nodes {
+            nodes.look().await;
+        }
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
         let reloader = Arc::new(reloader.telling(tell_phrases));
@@ -358,13 +362,14 @@ impl App {
         let manners = server::Manners { bounds, certificate, grace: HTTP_GRACE, place: place.clone() };
         let served = tokio::spawn(server::serve(listener, router.clone(), stopped, manners));
         let follows = predecessor.is_some();
+        let answers = handover::Answers { dir: config.state.dir.clone(), router, stop: stop.subscribe() };
         if let Some(predecessor) = predecessor {
-            predecessor.relieve(&place).await?;
+            predecessor.relieve(&place, answers.clone()).await?;
         }
         let left = CancellationToken::new();
         if succession != Succession::None && !config.state.dir.as_os_str().is_empty() {
-            let (dir, gateway, stop) = (config.state.dir.clone(), gateway.clone(), stop.subscribe());
-            tokio::spawn(handover::Offer { dir, gateway, router, stop, follows, left: left.clone() }.stand());
+            let gateway = gateway.clone();
+            tokio::spawn(handover::Offer { gateway, answers, follows, left: left.clone() }.stand());
         }
         Ok(Self { gateway, http, tls, stop, served, kept, reloader, left })
     }
@@ -432,7 +437,7 @@ async fn tell_others(
             () = place.until(true) => {}
         }
         let (end, ended) = watch::channel(false);
-        let keeping = nodes.clone().keep(tell.clone(), trunks.clone(), ended);
+        let keeping = nodes.clone().keep(tell.clone(), trunks.clone(), ended, || place.is_held());
         let mut keeping = std::pin::pin!(keeping);
         tokio::select! {
             () = &mut keeping => return,

@@ -11,6 +11,7 @@
 mod lease;
 mod pass;
 mod registry;
+mod rounds;
 mod view;
 pub mod voices;
 pub mod workers;
@@ -109,7 +110,7 @@ impl Nodes {
         else {
             return Ok(None);
         };
-        let redis = workers::client(redis)?;
+        let redis = rounds::client(redis)?;
         let mut client = reqwest::Client::builder()
             .connect_timeout(CONNECT)
             .pool_idle_timeout(IDLE)
@@ -217,10 +218,25 @@ impl Nodes {
         Pass::verify(header, &self.0.token, &format!("{method} {path}"), &self.0.name, clock::wall())
     }
 
+    /// Reads which other nodes there are, so that the first request knows them; where the registry cannot be read, after a few
+    /// seconds without. Says nothing of this node.
+    ///
+    /// A node that takes the place of another is asked for calls of all others at once.
+    pub async fn look(&self) {
+        registry::look(self).await;
+    }
+
     /// Writes this node into the registry, reads the others and holds leases of `trunks`, until `stop`. `tell` is asked
-    /// each time.
-    pub async fn keep(self, tell: impl Fn() -> Told + Send, trunks: Vec<String>, stop: watch::Receiver<bool>) {
-        registry::keep(&self, tell, trunks, stop).await;
+    /// each time. `ends` is asked at the end: where it says that this process ends and the node does not, others are told of the
+    /// node until the process that takes its place tells of itself.
+    pub async fn keep(
+        self,
+        tell: impl Fn() -> Told + Send,
+        trunks: Vec<String>,
+        stop: watch::Receiver<bool>,
+        ends: impl Fn() -> bool + Send,
+    ) {
+        registry::keep(&self, tell, trunks, stop, ends).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

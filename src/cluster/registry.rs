@@ -2,33 +2,29 @@
 
 use std::time::Duration;
 
-use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::lease::LEASE;
+use super::rounds::{Link, Rounds, millis};
 use super::view::{Peer, TTL};
 use super::{Nodes, Told, voices};
 use crate::clock;
 
-/// How often a node speaks and listens.
-pub(super) const ROUND: Duration = Duration::from_secs(1);
-/// Longest wait for one answer of Redis.
-const ANSWER: Duration = Duration::from_secs(1);
-/// Longest wait for a round: a connection, a word and a few leases.
-pub(super) const LIMIT: Duration = Duration::from_secs(3);
 /// Names of one cluster; the braces keep them in one slot of a Redis that is a cluster itself.
 pub(super) const PREFIX: &str = "{antiphon}";
 
 /// Writes a node, forgets those that were not written for a lifetime, and gives all that are there, by Redis' own clock:
 /// those of the nodes may differ. The index has no meaning of its own, what it names counts only while its key lives. A
-/// name that another process holds is not taken from it.
+/// name that another process holds is not taken from it, unless it has lent its place.
 ///
 /// Keys: index, this node. Arguments: its name, its word, the lifetime in ms, its instance, prefix of nodes' keys.
 pub(super) const SPEAK: &str = r"
 local told = redis.call('GET', KEYS[2])
-if told and cjson.decode(told)['instance'] ~= ARGV[4] then return {'taken'} end
+if told then
+  local holder = cjson.decode(told)['instance']
+  if holder ~= ARGV[4] and holder ~= '' then return {'taken'} end
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
@@ -42,6 +38,17 @@ for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
 end
 return all";
 
+/// Gives the words of all that are there, of nodes or of workers.
+///
+/// Keys: index. Arguments: prefix of their keys.
+pub(super) const LIST: &str = r"
+local all = {}
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local word = redis.call('GET', ARGV[1] .. name)
+  if word then all[#all + 1] = word end
+end
+return all";
+
 /// Removes a node that ends, and what it holds.
 ///
 /// Keys: index, this node, its leases. Arguments: its name, its instance.
@@ -50,6 +57,21 @@ local told = redis.call('GET', KEYS[2])
 if told and cjson.decode(told)['instance'] == ARGV[2] then
   redis.call('DEL', KEYS[2])
   redis.call('ZREM', KEYS[1], ARGV[1])
+end
+for lease = 3, #KEYS do
+  if redis.call('GET', KEYS[lease]) == ARGV[2] then redis.call('DEL', KEYS[lease]) end
+end
+return 0";
+
+/// Lets another process go by the name of a node, whose word others read until that one says its own: a node that is gone for a
+/// second is one whose calls are not found. Its leases are free.
+///
+/// Keys and arguments: as of leaving, and the lifetime in ms.
+const LEND: &str = r"
+local told = redis.call('GET', KEYS[2])
+if told and cjson.decode(told)['instance'] == ARGV[2] then
+  local from, to = string.find(told, ARGV[2], 1, true)
+  redis.call('SET', KEYS[2], string.sub(told, 1, from - 1) .. string.sub(told, to + 1), 'PX', ARGV[3])
 end
 for lease = 3, #KEYS do
   if redis.call('GET', KEYS[lease]) == ARGV[2] then redis.call('DEL', KEYS[lease]) end
@@ -70,54 +92,61 @@ return tonumber(redis.call('GET', KEYS[2]) or 0)";
 /// A number that was forgotten would begin anew: no holder sleeps for so long.
 const COUNTER: Duration = Duration::from_secs(30 * 86_400);
 
-/// Runs until `stop`.
+/// Runs until `stop`; then `ends` says whether the node does, or another process takes its place.
 pub(super) async fn keep(
     nodes: &Nodes,
     tell: impl Fn() -> Told + Send,
     trunks: Vec<String>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
+    ends: impl Fn() -> bool + Send,
 ) {
-    let (mut connection, mut written) = (None, None);
-    let mut tick = interval(ROUND);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            // Also when the application was dropped without being drained.
-            _ = stop.changed() => break,
-            _ = tick.tick() => {}
-        }
-        let round = timeout(LIMIT, round(nodes, &mut connection, &mut written, &tell, &trunks)).await;
-        let outcome = round.unwrap_or_else(|_| Err("no answer".to_owned()));
-        if outcome.is_err() {
-            // Made anew next time: what was half said on it is not waited for.
-            connection = None;
-        }
-        told(nodes, outcome.err());
+    let (mut link, mut written) = (Link::new(nodes.0.redis.clone()), None);
+    let mut rounds = Rounds::new(stop);
+    while rounds.next().await {
+        let said = link.exchange(|connection| round(nodes, connection, &mut written, &tell, &trunks)).await;
+        told(nodes, said.err());
     }
-    // A node that ends need not be waited for; one that is killed expires.
-    if let Some(connection) = &mut connection {
-        let mut leave = redis::cmd("EVAL");
-        leave.arg(LEAVE).arg(2 + trunks.len()).arg(index()).arg(key(nodes.name().as_str()));
-        trunks.iter().for_each(|trunk| {
-            leave.arg(lease(trunk));
-        });
-        leave.arg(nodes.name().as_str()).arg(&nodes.0.instance);
-        let left: Result<Result<i64, _>, _> = timeout(ANSWER, leave.query_async(connection)).await;
-        if !matches!(left, Ok(Ok(_))) {
-            tracing::info!("the registry was not told of the end");
-        }
+    let mut leave = redis::cmd("EVAL");
+    leave.arg(if ends() { LEAVE } else { LEND }).arg(2 + trunks.len()).arg(index()).arg(key(nodes.name().as_str()));
+    trunks.iter().for_each(|trunk| {
+        leave.arg(lease(trunk));
+    });
+    leave.arg(nodes.name().as_str()).arg(&nodes.0.instance).arg(millis(TTL));
+    if !link.leave(&leave).await {
+        tracing::info!("the registry was not told of the end");
     }
+}
+
+/// Reads which others there are, and says nothing.
+pub(super) async fn look(nodes: &Nodes) {
+    let mut link = Link::new(nodes.0.redis.clone());
+    let looked = link.exchange(async |mut connection| {
+        let mut list = redis::cmd("EVAL");
+        list.arg(LIST).arg(1).arg(index()).arg(key(""));
+        let words: Vec<String> = list.query_async(&mut connection).await.map_err(|error| error.to_string())?;
+        heard(nodes, &words);
+        voices::read(nodes, &mut connection).await.map_err(|error| error.to_string())
+    });
+    if let Err(error) = looked.await {
+        tracing::warn!(error, "the registry of nodes cannot be read; this one begins alone");
+    }
+}
+
+/// Keeps what others say of themselves. A node of another version may say what is not understood: it is not there for this one.
+fn heard(nodes: &Nodes, words: &[String]) {
+    let peers = words.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
+    nodes.lock().view.heard(clock::now(), nodes.name(), peers);
 }
 
 async fn round(
     nodes: &Nodes,
-    connection: &mut Option<MultiplexedConnection>,
+    mut connection: MultiplexedConnection,
     written: &mut Option<String>,
     tell: &(impl Fn() -> Told + Send),
     trunks: &[String],
 ) -> Result<(), String> {
     let in_redis = |error: redis::RedisError| error.to_string();
-    let connection = connected(&nodes.0.redis, connection).await?;
+    let connection = &mut connection;
     let Told { sip, load, voices } = tell();
     let list = voices::told(voices);
     // Before the word that names it.
@@ -138,9 +167,7 @@ async fn round(
     let Some(("ok", words)) = answer.split_first().map(|(first, words)| (first.as_str(), words)) else {
         return Err(format!("another gateway goes by the name `{}`: [cluster] node must be unique", nodes.name()));
     };
-    // A node of another version may say what is not understood: it is not there for this one.
-    let peers = words.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
-    nodes.lock().view.heard(clock::now(), nodes.name(), peers);
+    heard(nodes, words);
     voices::read(nodes, connection).await.map_err(in_redis)?;
     for trunk in trunks {
         let mut hold = redis::cmd("EVAL");
@@ -153,22 +180,6 @@ async fn round(
         }
     }
     Ok(())
-}
-
-/// The connection, made where there is none.
-pub(super) async fn connected<'a>(
-    redis: &redis::Client,
-    connection: &'a mut Option<MultiplexedConnection>,
-) -> Result<&'a mut MultiplexedConnection, String> {
-    match connection {
-        Some(connection) => Ok(connection),
-        None => {
-            let config = AsyncConnectionConfig::new();
-            let config = config.set_connection_timeout(Some(ANSWER)).set_response_timeout(Some(ANSWER));
-            let made = redis.get_multiplexed_async_connection_with_config(&config).await;
-            Ok(connection.insert(made.map_err(|error| error.to_string())?))
-        }
-    }
 }
 
 /// Says how it went, where that is new.
@@ -196,8 +207,4 @@ fn key(node: &str) -> String {
 
 fn lease(trunk: &str) -> String {
     format!("{PREFIX}:trunk:{trunk}")
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    duration.as_millis() as u64
 }

@@ -9,7 +9,8 @@ use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::registry::{PREFIX, millis};
+use super::registry::PREFIX;
+use super::rounds::millis;
 use super::view::{Peer, TTL};
 use super::{Nodes, State};
 use crate::node::NodeName;

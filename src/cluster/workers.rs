@@ -10,29 +10,17 @@ use std::net::SocketAddr;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::registry::{LIMIT, PREFIX, ROUND, SPEAK, connected, millis};
+use super::registry::{LEAVE, LIST, PREFIX, SPEAK};
+use super::rounds::{Link, Rounds, client, millis};
 use super::view::TTL;
 use super::{Nodes, advertised};
 use crate::node::NodeName;
-use crate::secret::Secret;
 use crate::synth::device::remote::config::Cluster;
 use crate::synth::device::remote::serve::Told;
 
 /// Workers looked at: more than any gateway connects to, so that a registry full of rubbish fills no memory.
 const MAX: usize = 1_024;
-
-/// Gives the words of all that are there.
-///
-/// Keys: index. Arguments: prefix of their keys.
-const LIST: &str = r"
-local all = {}
-for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  local word = redis.call('GET', ARGV[1] .. name)
-  if word then all[#all + 1] = word end
-end
-return all";
 
 /// A worker as it tells of itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,18 +79,12 @@ impl Announcer {
     }
 
     /// Tells gateways of this worker until `stop`, and then that it is gone. `tell` is asked each time.
-    pub async fn keep(self, tell: impl Fn() -> Told + Send, mut stop: watch::Receiver<bool>) {
-        let (mut connection, mut error) = (None, None);
-        let mut tick = interval(ROUND);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                // Also when its sender is gone.
-                _ = stop.changed() => break,
-                _ = tick.tick() => {}
-            }
-            let said = timeout(LIMIT, self.say(&mut connection, tell())).await;
-            let said = said.unwrap_or_else(|_| Err("no answer".to_owned())).err();
+    pub async fn keep(self, tell: impl Fn() -> Told + Send, stop: watch::Receiver<bool>) {
+        let (mut link, mut error) = (Link::new(self.redis.clone()), None);
+        let mut rounds = Rounds::new(stop);
+        while rounds.next().await {
+            let told = tell();
+            let said = link.exchange(|connection| self.say(connection, told)).await.err();
             match (&error, &said) {
                 (None, Some(error)) => {
                     tracing::error!(error, "the registry cannot be used; no gateway finds this worker")
@@ -110,21 +92,16 @@ impl Announcer {
                 (Some(_), None) => tracing::info!("the registry can be used again"),
                 _ => {}
             }
-            if said.is_some() {
-                connection = None;
-            }
             error = said;
         }
-        if let Some(connection) = &mut connection {
-            let mut leave = redis::cmd("EVAL");
-            leave.arg(super::registry::LEAVE).arg(2).arg(index()).arg(key(self.name.as_str()));
-            leave.arg(self.name.as_str()).arg(&self.instance);
-            // One that is not told so expires.
-            let _: Result<Result<i64, _>, _> = timeout(LIMIT, leave.query_async(connection)).await;
-        }
+        let mut leave = redis::cmd("EVAL");
+        leave.arg(LEAVE).arg(2).arg(index()).arg(key(self.name.as_str()));
+        leave.arg(self.name.as_str()).arg(&self.instance);
+        // One that is not told so expires.
+        let _ = link.leave(&leave).await;
     }
 
-    async fn say(&self, connection: &mut Option<MultiplexedConnection>, told: Told) -> Result<(), String> {
+    async fn say(&self, mut connection: MultiplexedConnection, told: Told) -> Result<(), String> {
         let word = Word {
             name: self.name.clone(),
             instance: self.instance.clone(),
@@ -136,8 +113,7 @@ impl Announcer {
         let mut speak = redis::cmd("EVAL");
         speak.arg(SPEAK).arg(2).arg(index()).arg(key(self.name.as_str()));
         speak.arg(self.name.as_str()).arg(word).arg(millis(TTL)).arg(&self.instance).arg(key(""));
-        let connection = connected(&self.redis, connection).await?;
-        let answer: Vec<String> = speak.query_async(connection).await.map_err(|error| error.to_string())?;
+        let answer: Vec<String> = speak.query_async(&mut connection).await.map_err(|error| error.to_string())?;
         match answer.first().map(String::as_str) {
             Some("ok") => Ok(()),
             _ => Err(format!("another worker goes by the name `{}`: [cluster] node must be unique", self.name)),
@@ -147,37 +123,23 @@ impl Announcer {
 
 impl Nodes {
     /// Tells which workers there are, every second until `stop`; nothing is told while the registry cannot be read.
-    pub async fn follow_workers(&self, mut tell: impl FnMut(Vec<Word>) + Send, mut stop: watch::Receiver<bool>) {
-        let mut connection = None;
-        let mut tick = interval(ROUND);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                // Also when the application was dropped without being drained.
-                _ = stop.changed() => return,
-                _ = tick.tick() => {}
-            }
-            match timeout(LIMIT, self.workers(&mut connection)).await {
-                Ok(Ok(words)) => tell(words),
-                // That the registry cannot be used is told where this node speaks.
-                Ok(Err(_)) | Err(_) => connection = None,
+    pub async fn follow_workers(&self, mut tell: impl FnMut(Vec<Word>) + Send, stop: watch::Receiver<bool>) {
+        let (mut link, mut rounds) = (Link::new(self.0.redis.clone()), Rounds::new(stop));
+        while rounds.next().await {
+            // That the registry cannot be used is told where this node speaks.
+            if let Ok(words) = link.exchange(listed).await {
+                tell(words);
             }
         }
     }
-
-    async fn workers(&self, connection: &mut Option<MultiplexedConnection>) -> Result<Vec<Word>, String> {
-        let connection = connected(&self.0.redis, connection).await?;
-        let mut list = redis::cmd("EVAL");
-        list.arg(LIST).arg(1).arg(index()).arg(key(""));
-        let words: Vec<String> = list.query_async(connection).await.map_err(|error| error.to_string())?;
-        // A worker of another version may say what is not understood: it is not there for this one.
-        Ok(words.iter().take(MAX).filter_map(|word| serde_json::from_str(word).ok()).collect())
-    }
 }
 
-/// The address may hold a password: what is wrong with it is told, and not what it is.
-pub(super) fn client(redis: &Secret) -> Result<redis::Client, String> {
-    redis::Client::open(redis.reveal()).map_err(|error| format!("redis: {error}"))
+async fn listed(mut connection: MultiplexedConnection) -> Result<Vec<Word>, String> {
+    let mut list = redis::cmd("EVAL");
+    list.arg(LIST).arg(1).arg(index()).arg(key(""));
+    let words: Vec<String> = list.query_async(&mut connection).await.map_err(|error| error.to_string())?;
+    // A worker of another version may say what is not understood: it is not there for this one.
+    Ok(words.iter().take(MAX).filter_map(|word| serde_json::from_str(word).ok()).collect())
 }
 
 fn index() -> String {

@@ -20,7 +20,8 @@
 //! attended transfer. For media the new process asks its own tables: a check for a fragment, an answer to a transaction or
 //! a packet from an address that no session here knows goes to the old process, which asks its own in turn. Connections
 //! (SIP over TCP and TLS, WebSockets, ICE over TCP) stay with the process that accepted them. Requests over HTTP for a call
-//! or session that is not known here go on, too (`server/handed.rs`).
+//! or session that is not known here go on to the other process, in both directions (`server/handed.rs`): a client that has
+//! kept a connection asks the old process for calls of the new one until that connection ends, with its next answer.
 //!
 //! *One stream for datagrams.* Unix datagram sockets take ten messages by default; a stream takes what its buffer holds,
 //! and tells when the other side is gone.

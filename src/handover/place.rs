@@ -50,6 +50,8 @@ struct Inner {
     /// Whether there is a process before this one: asked for every datagram.
     follows: AtomicBool,
     before: Mutex<Option<Before>>,
+    /// Asks the process after this one, where that answers what is its own.
+    after: Mutex<Option<reqwest::Client>>,
     sip: Inlet,
     webrtc: Inlet,
 }
@@ -97,6 +99,7 @@ impl Place {
             sockets: Mutex::new(Sockets { inherited, kept: passes_on.then(Vec::new) }),
             follows: AtomicBool::new(false),
             before: Mutex::new(None),
+            after: Mutex::new(None),
             sip: Inlet::new(),
             webrtc: Inlet::new(),
         }))
@@ -261,9 +264,17 @@ impl Place {
         self.0.follows.load(Ordering::Acquire)
     }
 
-    /// What asks the process before this one over HTTP, if there is one.
+    /// Another process has this one's place, and answers what is its own by `client`; `None`: it does not, or is gone.
+    pub fn precede(&self, client: Option<reqwest::Client>) {
+        *lock(&self.0.after) = client;
+    }
+
+    /// What asks the other process over HTTP: the one before this one, or, where this one has lent its place, the one after.
     pub fn client(&self) -> Option<reqwest::Client> {
-        self.follows().then(|| lock(&self.0.before).as_ref().map(|before| before.client.clone()))?
+        if self.follows() {
+            return lock(&self.0.before).as_ref().map(|before| before.client.clone());
+        }
+        if self.is_held() { None } else { lock(&self.0.after).clone() }
     }
 
     /// Whether a call with this Call-ID is the process's before this one.
@@ -349,5 +360,20 @@ mod tests {
         assert_eq!(arrived.recv().await, Some(passed));
         place.alone();
         assert!(!place.pass(Kind::Sip, from, b"x") && !place.is_theirs("a"));
+    }
+
+    #[tokio::test]
+    async fn who_has_lent_its_place_asks_who_has_it() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let place = Place::default();
+        place.precede(Some(reqwest::Client::new()));
+        assert!(place.client().is_none(), "it has its place still");
+        place.hold(false);
+        assert!(place.client().is_some());
+        // The successor died.
+        place.hold(true);
+        place.precede(None);
+        place.hold(false);
+        assert!(place.client().is_none());
     }
 }

@@ -16,7 +16,11 @@ const MAX: usize = 4 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
     /// From the new one: it has everything, and reads when it is told to.
-    Ready,
+    Ready {
+        /// A Unix socket that speaks HTTP, where it answers what comes to the old one on connections that are kept. A version
+        /// that does not know it neither says nor reads it.
+        http: Option<String>,
+    },
     /// From the old one: it reads no more. Where it answers requests that are passed on, and Call-IDs that are its own.
     Yours {
         /// A Unix socket that speaks HTTP.
@@ -36,7 +40,10 @@ impl Word {
     fn encode(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; 4];
         match self {
-            Word::Ready => bytes.push(0),
+            Word::Ready { http } => {
+                bytes.push(0);
+                bytes.extend(http.iter().flat_map(|http| http.bytes()));
+            }
             Word::Yours { http, calls } => {
                 bytes.push(1);
                 serde_json::to_writer(&mut bytes, &(http, calls))?;
@@ -68,7 +75,10 @@ impl Word {
     fn decode(word: &[u8]) -> Option<Word> {
         let (kind, content) = word.split_first()?;
         Some(match kind {
-            0 => Word::Ready,
+            0 => {
+                let http = std::str::from_utf8(content).ok()?;
+                Word::Ready { http: (!http.is_empty()).then(|| http.to_owned()) }
+            }
             1 => {
                 let (http, calls) = serde_json::from_slice(content).ok()?;
                 Word::Yours { http, calls }
@@ -119,7 +129,8 @@ mod tests {
             bytes: bytes.into(),
         };
         let said = [
-            Word::Ready,
+            Word::Ready { http: None },
+            Word::Ready { http: Some("/run/b.sock".into()) },
             Word::Yours { http: "/run/a.sock".into(), calls: vec!["a@b".into(), "\"c".into()] },
             Word::Calls(Vec::new()),
             Word::Left(7),

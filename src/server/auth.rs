@@ -13,6 +13,7 @@ use super::config::{Scope, Token, digest};
 use super::error::ApiError;
 use super::forward;
 use super::grants::{self, Page};
+use super::handed;
 use super::policy::Policies;
 use super::routes::{self, Access, Route};
 use crate::clock;
@@ -166,7 +167,7 @@ pub(super) async fn require(
     }
     let presented = bearer(&request).or_else(|| access_token(&request, route));
     let pass = request.extensions().get::<Pass>().cloned();
-    let caller = match (pass, presented.as_deref()) {
+    let mut caller = match (pass, presented.as_deref()) {
         // The gateway that passed the request on has asked for the token, and for its scopes.
         (Some(Pass { caller: Some(said), .. }), _) => policies.get().tokens.passed_on(said)?,
         (Some(pass), Some(token)) if token.starts_with(grants::PREFIX) => {
@@ -187,6 +188,7 @@ pub(super) async fn require(
     if matched.is_some() && route.is_none() {
         return Err(not_allowed(request.method(), request.uri().path()));
     }
+    caller.passed_on |= request.extensions().get::<handed::Passed>().is_some();
     request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -91,7 +91,7 @@ async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
     Parameters(page): Parameters<Page>,
-    headers: HeaderMap,
+    asker: handed::Asker,
 ) -> Result<Json<Value>, ApiError> {
     check_limit(page.limit, MAX_PAGE)?;
     let mut calls = gateway.calls.list();
@@ -111,7 +111,7 @@ async fn list(
     if let Some(nodes) = gateway.nodes.as_ref().filter(|_| !caller.passed_on) {
         add_others(nodes, &caller, &mut all).await;
     }
-    if let Some(mut told) = handed::part(&gateway, &headers, "/v1/calls").await {
+    if let Some(mut told) = handed::part(&gateway, asker, "/v1/calls").await {
         append(&mut all, &mut told);
     }
     cut(&mut all, &page)?;

@@ -255,8 +255,7 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
         Judged::Here(_) => without_token(parts.uri.path(), parts.uri.query()),
         Judged::There(_) => parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
     };
-    let waits = parts.method == Method::POST && parts.uri.path() == "/v1/calls";
-    let limit = if waits { ANSWER_OF_CALLED } else { ANSWER };
+    let limit = patience(&parts.method, parts.uri.path());
     let mut headers = passable(&parts.headers);
     for name in [header::CONNECTION, header::UPGRADE].iter().filter(|_| upgrades) {
         headers.extend(parts.headers.get(name).map(|value| (name.clone(), value.clone())));
@@ -277,6 +276,12 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
         asked = asked.body(reqwest::Body::wrap_stream(body.into_data_stream()));
     }
     relay(asked, limit, upgrade).await
+}
+
+/// Longest wait for the first byte of an answer to a request that is passed on.
+pub(super) fn patience(method: &Method, path: &str) -> Duration {
+    let waits = method == Method::POST && path == "/v1/calls";
+    if waits { ANSWER_OF_CALLED } else { ANSWER }
 }
 
 /// The answer to `asked`, whose first byte comes within `limit`; where both sides switch protocols, `upgrade` is the

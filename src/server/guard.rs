@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use super::config::Http;
 use super::console;
 use super::error::ApiError;
+use super::handed::Signed;
 use super::policy::Policies;
 use crate::cluster;
 
@@ -164,6 +165,7 @@ fn passed_on(policies: &Policies, request: &mut Request) -> Result<bool, ApiErro
     match nodes.verify(said.to_str().unwrap_or_default(), request.method().as_str(), line) {
         Ok(pass) => {
             request.extensions_mut().insert(pass);
+            request.extensions_mut().insert(Signed(said));
             Ok(true)
         }
         Err(why) => {

@@ -16,13 +16,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
@@ -58,8 +59,9 @@ pub struct Manners {
     pub certificate: Option<Certificate>,
     /// How long requests that are under way may take at the end.
     pub grace: Duration,
-    /// Connections are accepted while it is held. When it is lent, those that are there end with the answer under way, so that
-    /// their clients come again and reach the gateway that has it; sockets and event streams stay.
+    /// Connections are accepted while it is held. When it is lent, those that are there end with their next answer, which says so:
+    /// their clients come again and reach the gateway that has it, and no request is lost on its way. Sockets and event streams
+    /// stay.
     pub place: Place,
 }
 
@@ -188,7 +190,7 @@ impl Connection {
         let limit = if full { SPARE_TIMEOUT } else { HEAD_TIMEOUT };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => match stream.get_ref().1.alpn_protocol() {
-                Some(b"h2") => speak_http2(stream, peer, router, stop, full).await,
+                Some(b"h2") => speak_http2(stream, peer, router, stop, lent, full).await,
                 Some(certificate::CHALLENGE) => {}
                 _ => speak(stream, Some(peer), router, stop, Some(lent), full).await,
             },
@@ -198,8 +200,8 @@ impl Connection {
     }
 }
 
-/// HTTP on one connection, until `stop`, or the place is `lent`, and the answer under way. `peer` is `None` where another
-/// gateway passes requests on and says of each whose it is.
+/// HTTP on one connection, until `stop` and the answer under way, or the first answer while the place is `lent`. `peer` is `None`
+/// where another gateway passes requests on and says of each whose it is.
 async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     peer: Option<SocketAddr>,
@@ -208,22 +210,22 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     lent: Option<Place>,
     full: bool,
 ) {
-    let asked = Arc::new(Notify::new());
-    let leaves = {
-        let asked = asked.clone();
-        async move {
-            let Some(place) = lent else { return std::future::pending().await };
-            place.until(false).await;
-            // Who has connected a moment ago is still answered.
-            let _ = tokio::time::timeout(SPARE_TIMEOUT, asked.notified()).await;
-        }
-    };
     let service = service_fn(move |request: axum::http::Request<Incoming>| {
-        asked.notify_one();
         let mut request = request.map(hurried);
+        if peer.is_none() {
+            request.extensions_mut().insert(handed::Passed);
+        }
         let peer = peer.unwrap_or_else(|| handed::peer(request.headers_mut()));
         request.extensions_mut().insert(ConnectInfo(peer));
-        answer(router.clone(), request, full)
+        let (answering, lent) = (answer(router.clone(), request, full), lent.clone());
+        async move {
+            let mut response = answering.await?;
+            let leaves = lent.is_some_and(|place| !place.is_held());
+            if leaves && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        }
     });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -238,22 +240,19 @@ async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        () = leaves => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
     };
     if let (Err(error), Some(peer)) = (outcome, peer) {
         ended_badly(peer, &error);
     }
 }
 
-/// As [`speak`], where the handshake chose HTTP/2.
+/// As [`speak`], where the handshake chose HTTP/2, which says at once that it takes no more (RFC 9113 section 6.8).
 async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     peer: SocketAddr,
     router: Router,
     mut stop: watch::Receiver<bool>,
+    lent: Place,
     full: bool,
 ) {
     let streams = http2::Streams::new();
@@ -280,6 +279,10 @@ async fn speak_http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
         () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        () = lent.until(false) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -283,7 +283,6 @@ async fn behind_balancers_no_follow_up_is_misrouted() {
 
 /// Callers listen, and new calls come in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a follow-up may meet the process before on a connection that was kept, in the moment of the change: 404"]
 async fn a_deploy_of_all_nodes_ends_no_call() {
     let Some(mut site) = Site::start().await else { return };
     let live = if wanted() > 1_000 { 100 } else { LIVE };

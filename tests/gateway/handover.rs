@@ -14,10 +14,13 @@ use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::listen::StallCause;
 use antiphon_loadgen::{rtc, sip};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::program::Serve;
-use super::support::{PATIENCE, SENTENCE, gaps};
+use super::support::{PATIENCE, Rig, SENTENCE, gaps};
+use super::tour::offer;
 
 /// Calls that are up while the place changes hands; `ANTIPHON_TAKEOVER_CALLS=100` for a big gateway's.
 #[allow(clippy::disallowed_methods, reason = "this variable belongs to the test")]
@@ -306,6 +309,56 @@ async fn a_successor_that_dies_gives_the_place_back() {
         assert_eq!(call.hang_up().await, End::Local);
     }
     assert_eq!(first.terminate().await, Some(0));
+}
+
+/// What a connection that was kept says to `request`; it is over with that.
+async fn last_answer(mut kept: TcpStream, request: &str) -> String {
+    kept.write_all(request.as_bytes()).await.expect("written");
+    let mut answer = String::new();
+    timeout(PATIENCE, kept.read_to_string(&mut answer)).await.expect("it ends").expect("text");
+    assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kept_connection_to_the_process_before_reaches_calls_of_the_one_after() {
+    let (before, after) = (Rig::start().await, Rig::start().await);
+    // As over the Unix socket between two processes, but for the path.
+    let address = after.app.http();
+    let client = reqwest::Client::builder().resolve("antiphon", address).build().expect("a client");
+    let call = browser(&after.http).await;
+    let id = call.id().expect("named").to_owned();
+    let connect = async || TcpStream::connect(before.app.http()).await.expect("connects");
+    let mut kept = [connect().await, connect().await, connect().await];
+    for stream in &mut kept {
+        // Accepted before the place is lent.
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("written");
+        let mut head = [0; 12];
+        timeout(PATIENCE, stream.read_exact(&mut head)).await.expect("answered").expect("read");
+        assert_eq!(&head, b"HTTP/1.1 200");
+    }
+    let place = &before.app.gateway().place;
+    place.precede(Some(client));
+    place.hold(false);
+    let [one, all, new] = kept;
+    let shown = last_answer(one, &format!("GET /v1/calls/{id} HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
+    assert!(shown.contains("HTTP/1.1 200") && shown.contains(&id), "{shown}");
+    let list = last_answer(all, "GET /v1/calls HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(list.contains(&id), "{list}");
+    // A new call is the other one's.
+    let (_peer, sdp) = offer().await;
+    let made = last_answer(
+        new,
+        &format!(
+            "POST /whip?agent=silent HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/sdp\r\n\
+             Content-Length: {}\r\n\r\n{sdp}",
+            sdp.len()
+        ),
+    )
+    .await;
+    assert!(made.contains("HTTP/1.1 201"), "{made}");
+    assert_eq!((before.app.gateway().webrtc.count(), after.app.gateway().webrtc.count()), (0, 2));
+    assert_eq!(call.hang_up().await, End::Local);
 }
 
 /// `antiphon serve` with two sockets, as systemd starts it: they are descriptors 3 and 4, and variables say so.

@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use antiphon::cluster::{Caller, HEADER};
+use antiphon::clock;
+use antiphon::cluster::{Caller, HEADER, Nodes, Owner, Told};
 use antiphon::config::{Config, EngineKind};
 use antiphon::secret::Secret;
 use antiphon::server::config::{Scope, Token};
@@ -14,6 +15,7 @@ use antiphon_loadgen::sip;
 use futures_util::StreamExt;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::metrics::scrape;
@@ -412,4 +414,49 @@ async fn one_gateway_registers_at_a_trunk_and_another_after_it() {
     let leave = async { while registration(&mut registrar).await != next {} };
     let ((), left) = tokio::join!(other.app.drain(), timeout(PATIENCE, leave));
     left.expect("it says that it ends");
+}
+
+#[tokio::test]
+async fn a_node_whose_place_is_taken_is_known_throughout() {
+    let Some(redis) = Redis::start() else { return };
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let node = |name: &str| {
+        let mut config = Config::default();
+        config.cluster.redis = Some(Secret::new(redis.url()));
+        config.cluster.token = Some(Secret::new(TOKEN));
+        config.cluster.node = Some(name.parse().expect("a name"));
+        config.cluster.advertise = Some("http://127.0.0.1:0".into());
+        Nodes::new(&config.cluster, 8080).expect("valid").expect("a cluster")
+    };
+    // In the registry, until `stop` is sent or dropped.
+    let keeping = |nodes: &Nodes, ends: bool| {
+        let (stop, stopped) = watch::channel(false);
+        (stop, tokio::spawn(nodes.clone().keep(Told::default, Vec::new(), stopped, move || ends)))
+    };
+    let listed = async |nodes: &Nodes| {
+        let listed = async {
+            while !nodes.status(clock::now()).registry {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE, listed).await.expect("it is in the registry");
+    };
+    let before = node("a");
+    let (stop, kept) = keeping(&before, false);
+    listed(&before).await;
+    stop.send_replace(true);
+    kept.await.expect("no panic");
+    // Who comes now knows it, though no process tells of it in this moment.
+    let other = node("b");
+    other.look().await;
+    assert!(matches!(other.owner("a.1"), Owner::There(_)), "{:?}", other.status(clock::now()));
+    let after = node("a");
+    let (stop, kept) = keeping(&after, true);
+    listed(&after).await;
+    assert_eq!(after.status(clock::now()).error, None, "the name is free for it");
+    stop.send_replace(true);
+    kept.await.expect("no panic");
+    let late = node("c");
+    late.look().await;
+    assert!(matches!(late.owner("a.1"), Owner::Gone(_)), "the last process of the node said that it ends");
 }
