@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::nodes::{Redis, TOKEN};
 use super::program::{Serve, until};
-use super::support::{PATIENCE, SENTENCE, gaps};
+use super::support::{PATIENCE, SENTENCE, losses};
 use super::tour::offer;
 
 const NODES: [&str; 3] = ["n0", "n1", "n2"];
@@ -329,7 +329,7 @@ async fn a_deploy_of_all_nodes_ends_no_call() {
     assert!(answered > 0);
     for (call, onset) in calls.iter().zip(&begun) {
         let end = call.silence(*onset, Duration::from_millis(1_500), PATIENCE).await.expect("the turn ends");
-        let stalls = gaps(&call.ear().heard(), *onset, end);
+        let stalls = losses(&call.ear().heard(), *onset, end);
         assert!(stalls.is_empty(), "{:?}: {stalls:?}", call.leg());
     }
     for call in &calls {

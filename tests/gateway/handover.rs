@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use antiphon_loadgen::call::{Call, End, now};
 use antiphon_loadgen::codec::Codec;
-use antiphon_loadgen::listen::StallCause;
 use antiphon_loadgen::{rtc, sip};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::program::Serve;
-use super::support::{PATIENCE, Rig, SENTENCE, gaps};
+use super::support::{PATIENCE, Rig, SENTENCE, losses};
 use super::tour::offer;
 
 /// Calls that are up while the place changes hands; `ANTIPHON_TAKEOVER_CALLS=100` for a big gateway's.
@@ -27,9 +26,6 @@ use super::tour::offer;
 fn calls_before() -> usize {
     std::env::var("ANTIPHON_TAKEOVER_CALLS").map_or(4, |count| count.parse().expect("a number of calls"))
 }
-
-/// Longest pause inside speech that a busy machine explains.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where telephones reach a gateway.
 #[derive(Clone, Copy)]
@@ -237,10 +233,7 @@ async fn a_second_process_takes_the_place_of_the_first_and_no_call_is_lost() {
     }
     for (call, onset) in before.iter().zip(&onsets) {
         let end = call.silence(*onset, Duration::from_millis(1_500), PATIENCE).await.expect("the turn ends");
-        // A machine that is busy with two gateways and their callers may speak late; what a change of hands could cost is packets,
-        // or seconds.
-        let mut stalls = gaps(&call.ear().heard(), *onset, end);
-        stalls.retain(|stall| stall.cause != StallCause::Paused || stall.length > PAUSE);
+        let stalls = losses(&call.ear().heard(), *onset, end);
         assert!(stalls.is_empty(), "{:?}: {stalls:?}", call.leg());
     }
     let all = asker.calls(before.len() + after.len()).await;

@@ -182,3 +182,12 @@ pub(crate) fn gaps(heard: &Heard, from: Instant, to: Instant) -> Vec<Stall> {
     let all = listen::stalls(heard, from, to, Duration::from_secs(3_600));
     all.into_iter().filter(|stall| stall.cause != StallCause::Late).collect()
 }
+
+/// As [`gaps`] where processes come and go beside the call: what that could cost is packets, or seconds, and a busy machine may
+/// speak late.
+pub(crate) fn losses(heard: &Heard, from: Instant, to: Instant) -> Vec<Stall> {
+    const PAUSE: Duration = Duration::from_secs(1);
+    let mut stalls = gaps(heard, from, to);
+    stalls.retain(|stall| stall.cause != StallCause::Paused || stall.length > PAUSE);
+    stalls
+}

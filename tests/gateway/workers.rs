@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::nodes::Redis;
-use super::support::{PATIENCE, Rig, SENTENCE, gaps, hear_turn};
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn, losses};
 
 const TOKEN: &str = "between-these-machines";
 
@@ -148,7 +148,7 @@ async fn a_gateway_speaks_through_a_worker_of_another_process() {
     let whole = Rig::spoken_by(&rig.app.gateway().engine, &text).await;
     let seconds = |clip: &antiphon_loadgen::heard::Clip| clip.pcm.len() as f64 / f64::from(clip.rate);
     assert!(seconds(&clip) > 0.9 * seconds(&whole), "{} s of {} s", seconds(&clip), seconds(&whole));
-    assert!(gaps(&call.ear().heard(), onset, end).is_empty(), "{live:?}");
+    assert!(losses(&call.ear().heard(), onset, end).is_empty(), "{live:?}");
     until(&rig, &workers[speaking], |phase| matches!(phase, Phase::Failed(_))).await;
 
     // Without any worker the voice of this machine speaks.
@@ -237,7 +237,7 @@ async fn workers_are_found_through_redis_and_a_deploy_of_them_ends_no_turn() {
     let (status, said) = timeout(PATIENCE, draining).await.expect("it drains");
     assert_eq!((status, &said["ready"], &said["room"]), (503, &json!(false), &json!(false)), "{said}");
     let (onset, end) = hear_turn(&call, asked).await;
-    assert!(gaps(&call.ear().heard(), onset, end).is_empty());
+    assert!(losses(&call.ear().heard(), onset, end).is_empty());
     assert_eq!(workers[speaking].ended().await, Some(0), "it ends by itself, with its last turn");
     let left = async {
         while rig.app.gateway().engine.status().len() > 2 {
