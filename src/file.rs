@@ -4,6 +4,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// What a loss of power may do to a file, and who may read it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Care {
+    /// It may take it; what is lost is made again.
+    Little,
+    /// It may not.
+    Durable,
+    /// Nor may anybody else read it.
+    Secret,
+}
 
 /// Puts `bytes` at `path`. Who reads meanwhile gets the old content or the new; after a fault the old one is there. After a loss
 /// of power either may be: nothing is forced to disk.
@@ -11,7 +23,16 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// The folder is not there or not writable, or the disk is full.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write(path, bytes, false)
+    write(&draft(path), path, bytes, Care::Little)
+}
+
+/// As [`replace`], of what no loss of power may take. It is written as `draft` first, in the same folder: nobody else may write
+/// there meanwhile, and what a process that was killed left there is written over.
+///
+/// # Errors
+/// As there.
+pub fn replace_durably(draft: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write(draft, path, bytes, Care::Durable)
 }
 
 /// As [`replace`], of what nobody else may read and no loss of power may take.
@@ -19,33 +40,38 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// As there.
 pub fn replace_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write(path, bytes, true)?;
-    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    write(&draft(path), path, bytes, Care::Secret)
 }
 
-fn write(path: &Path, bytes: &[u8], secret: bool) -> io::Result<()> {
-    let draft = draft(path);
-    // Of a process of this number that was killed; nothing is wrong where there is none.
-    let _ = fs::remove_file(&draft);
+fn write(draft: &Path, path: &Path, bytes: &[u8], care: Care) -> io::Result<()> {
     let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    if secret {
-        options.mode(0o600);
-    }
-    let written = options.open(&draft).and_then(|mut file| {
+    options.write(true);
+    match care {
+        // A file that is there already may be open to others.
+        Care::Secret => options.create_new(true).mode(0o600),
+        Care::Little | Care::Durable => options.create(true).truncate(true),
+    };
+    let written = options.open(draft).and_then(|mut file| {
         file.write_all(bytes)?;
-        if secret { file.sync_all() } else { Ok(()) }
+        if care == Care::Little { Ok(()) } else { file.sync_all() }
     });
-    written.and_then(|()| fs::rename(&draft, path)).inspect_err(|_| {
-        // What cannot be removed either takes room and does no other harm.
-        let _ = fs::remove_file(&draft);
-    })
+    written.and_then(|()| fs::rename(draft, path)).inspect_err(|_| {
+        // A full disk must not be kept full by what did not fit. What cannot be removed takes room and does no other harm.
+        let _ = fs::remove_file(draft);
+    })?;
+    match path.parent() {
+        // The new name is on disk once its folder is.
+        Some(folder) if care != Care::Little => File::open(folder)?.sync_all(),
+        _ => Ok(()),
+    }
 }
 
-/// Of its own for each process: some share a folder.
+/// Of its own for each process, some of which share a folder, and for each file that one of its threads writes.
 fn draft(path: &Path) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Relaxed);
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
+    name.push(format!(".{}.{number}.part", std::process::id()));
     path.with_file_name(name)
 }
 
@@ -59,7 +85,6 @@ mod tests {
     fn a_file_is_replaced_whole_and_a_failure_leaves_what_was() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.json");
-        fs::write(draft(&path), "left behind").expect("written");
         replace(&path, b"one").expect("replaced");
         replace_secret(&path, b"two").expect("replaced");
         assert_eq!(fs::read(&path).expect("there"), b"two");
@@ -70,5 +95,40 @@ mod tests {
         assert!(replace(&taken, b"three").is_err() && replace(&folder.path().join("no/c"), b"x").is_err());
         let left: Vec<_> = fs::read_dir(folder.path()).expect("readable").flatten().map(|e| e.file_name()).collect();
         assert_eq!(left.len(), 2, "no drafts: {left:?}");
+    }
+
+    #[test]
+    fn threads_that_replace_the_same_file_leave_one_of_their_own_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        std::thread::scope(|scope| {
+            for byte in 0..4u8 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        replace(path, &[byte; 10_000]).expect("replaced");
+                        let read = fs::read(path).expect("there");
+                        assert!(read.len() == 10_000 && read.iter().all(|b| *b == read[0]), "{} bytes", read.len());
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1, "no drafts");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_half_written_is_written_over() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (draft, path) = (folder.path().join("a.partial"), folder.path().join("a"));
+        fs::write(&draft, "longer than what comes").expect("written");
+        replace_durably(&draft, &path, b"one").expect("replaced");
+        assert_eq!((fs::read(&path).expect("there"), draft.exists()), (b"one".to_vec(), false));
+        let full = Path::new("/dev/full");
+        if full.exists() {
+            std::os::unix::fs::symlink(full, &draft).expect("linked");
+            let error = replace_durably(&draft, &path, b"two").expect_err("no room");
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            assert_eq!((fs::read(&path).expect("there"), draft.is_symlink()), (b"one".to_vec(), false));
+        }
     }
 }

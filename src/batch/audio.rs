@@ -19,6 +19,7 @@ use super::{BatchError, Config, io};
 use crate::audio::{RATE, from_i16};
 use crate::audio_file::{AudioWriter, Format};
 use crate::clock;
+use crate::file::replace_durably;
 
 /// Samples read at once.
 const CHUNK: usize = 24_000;
@@ -217,21 +218,8 @@ fn mark(folder: &Path, path: &Path, mark: &str) -> io::Result<String> {
 /// Writes the audio of one utterance so that it is there as a whole or not at all, whatever happens.
 fn write(folder: &Path, job: &str, id: &PartId, fence: i64, pcm: &[i16]) -> io::Result<()> {
     let path = file(folder, job, id, fence);
-    let partial = path.with_extension(PARTIAL);
     fs::create_dir_all(folder.join(job))?;
-    let bytes = bytes_of(pcm);
-    let result = File::create(&partial).and_then(|mut out| {
-        out.write_all(&bytes)?;
-        out.sync_all()
-    });
-    if let Err(error) = result {
-        // A full disk must not be kept full by what did not fit.
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
-    fs::rename(&partial, &path)?;
-    // The new name is on disk once its folder is.
-    File::open(folder.join(job))?.sync_all()
+    replace_durably(&path.with_extension(PARTIAL), &path, &bytes_of(pcm))
 }
 
 /// Drops the audio of one utterance, which does not count after all.

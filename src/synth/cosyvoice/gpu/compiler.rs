@@ -8,7 +8,6 @@
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::nvrtc::result as rtc;
 use cudarc::nvrtc::sys;
@@ -16,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::device::{Elt, GpuError};
 use super::target::Target;
+use crate::file::replace;
 
 /// A CUDA source.
 pub(super) struct Source {
@@ -172,17 +172,11 @@ impl Kept {
 
     /// Writes `bytes` under `name`, in one go for whoever reads; says in the log why it could not.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let part = self.0.join(format!(".{name}.{}.{number}", std::process::id()));
         let mut all = bytes.to_vec();
         all.extend_from_slice(&Sha256::digest(bytes));
-        let done = std::fs::create_dir_all(&self.0)
-            .and_then(|()| std::fs::write(&part, all))
-            .and_then(|()| std::fs::rename(&part, self.0.join(name)));
+        let done = std::fs::create_dir_all(&self.0).and_then(|()| replace(&self.0.join(name), &all));
         if let Err(error) = done {
             tracing::debug!(%error, folder = %self.0.display(), "compiled kernels are not kept");
-            let _ = std::fs::remove_file(&part);
         }
     }
 }
