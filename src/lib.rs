@@ -5,7 +5,7 @@
 //!
 //! - [`clock`], [`audio`], [`secret`]: time, units of sound, values that never show in logs;
 //!   [`audio_file`]: files and downloads of sound; [`socket`]: WebSockets that the gateway opens;
-//!   [`postgres`]: a database that gateways share
+//!   [`postgres`]: a database that gateways share; [`webhook`]: signed requests to servers of others
 //! - [`turn`]: the vocabulary of speech work
 //! - [`sched`]: what the device runs next; decides, never computes
 //! - [`synth`]: voices; compute, never decide
@@ -56,4 +56,5 @@ pub mod telemetry;
 pub mod text;
 pub mod turn;
 pub mod voice;
+pub mod webhook;
 pub mod webrtc;

@@ -33,6 +33,7 @@ use crate::config::{self, Config};
 use crate::gateway::outgoing::Outgoing;
 use crate::gateway::recent::{self, Recent};
 use crate::gateway::tenants::Tenants;
+use crate::gateway::webhooks::Webhooks;
 use crate::gateway::{self, Gateway, Room};
 use crate::handover::{Name, Place, from_systemd, listener};
 use crate::recording::Recordings;
@@ -54,6 +55,8 @@ const RETRY_JOBS: Duration = Duration::from_secs(30);
 const GAUGES: Duration = Duration::from_secs(10);
 /// How long requests that are under way may take when everything else has stopped.
 const HTTP_GRACE: Duration = Duration::from_secs(1);
+/// How long receivers of events may take for the last ones.
+const WEBHOOK_GRACE: Duration = Duration::from_secs(5);
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +131,7 @@ pub struct App {
     /// The word to other gateways.
     kept: Option<tokio::task::JoinHandle<()>>,
     reloader: Arc<Reloader>,
+    webhooks: Webhooks,
     /// Another gateway has the place, and no call is left here.
     left: CancellationToken,
 }
@@ -253,7 +257,8 @@ impl App {
         if let Some(fallback) = &fallback {
             records.count(fallback.meter());
         }
-        calls.observe(Arc::new(records.clone()));
+        let webhooks = Webhooks::start(&config.webhook);
+        calls.observe(Arc::new((records.clone(), webhooks.clone())));
         let tenants = Tenants::new(config.tenant_rules());
         // A restart gives no tenant another day.
         let counted = records.clone();
@@ -354,7 +359,7 @@ impl App {
         }
         let policies = server::Policies::new(&config.http).among(gateway.nodes.clone());
         let reloader = Reloader::new(&config, policies.clone(), gateway.agents.clone(), gateway.tenants.clone());
-        let reloader = Arc::new(reloader.telling(tell_phrases));
+        let reloader = Arc::new(reloader.telling(tell_phrases, webhooks.clone()));
         let router = server::router(gateway.clone(), policies, reloader.clone());
         let bounds =
             server::Bounds { all: config.http.max_connections, per_address: config.http.connections_per_address };
@@ -371,7 +376,7 @@ impl App {
             let gateway = gateway.clone();
             tokio::spawn(handover::Offer { gateway, answers, follows, left: left.clone() }.stand());
         }
-        Ok(Self { gateway, http, tls, stop, served, kept, reloader, left })
+        Ok(Self { gateway, http, tls, stop, served, kept, reloader, webhooks, left })
     }
 
     /// The parts, for the command line and tests.
@@ -411,6 +416,8 @@ impl App {
         if cut > 0 {
             tracing::warn!(calls = cut, "cut off at the end of the grace");
         }
+        // After the last event of the last call.
+        self.webhooks.close(WEBHOOK_GRACE).await;
         let _ = self.stop.send(true);
         let _ = self.served.await;
         if let Some(kept) = self.kept {

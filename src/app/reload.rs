@@ -14,13 +14,15 @@ use tokio::sync::watch;
 use crate::agent::Agents;
 use crate::config::{self, Config, ConfigError, Source};
 use crate::gateway::tenants::Tenants;
+use crate::gateway::webhooks::Webhooks;
 use crate::sched;
 use crate::server::{self, Policies};
 use crate::telemetry;
 use crate::turn::Utterance;
 
 /// Keys, and sections with a dot after them, that a running gateway takes up.
-const APPLIED: [&str; 7] = ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "lexicon.", "tenant."];
+const APPLIED: [&str; 8] =
+    ["http.tokens", "http.hosts", "http.cors", "log.level", "agent.", "lexicon.", "tenant.", "webhook."];
 
 /// What a reload did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,6 +44,8 @@ pub struct Reloader {
     tenants: Tenants,
     /// Who has the phrases of the configuration spoken.
     phrases: Option<watch::Sender<Arc<[Utterance]>>>,
+    /// Who is told of events.
+    webhooks: Option<Webhooks>,
     /// What schedulers hold tenants to since the start.
     shares: BTreeMap<String, sched::Tenant>,
 }
@@ -50,12 +54,21 @@ impl Reloader {
     /// Follows the file that `config` was read from.
     pub fn new(config: &Config, policies: Policies, agents: Agents, tenants: Tenants) -> Self {
         let (file, read) = (config.source.file.clone(), Mutex::new(config.source.clone()));
-        Self { file, read, policies, agents, tenants, phrases: None, shares: config.scheduler.tenants.clone() }
+        Self {
+            file,
+            read,
+            policies,
+            agents,
+            tenants,
+            phrases: None,
+            webhooks: None,
+            shares: config.scheduler.tenants.clone(),
+        }
     }
 
-    /// Has `phrases` told which texts of the configuration will be said.
-    pub fn telling(self, phrases: watch::Sender<Arc<[Utterance]>>) -> Self {
-        Self { phrases: Some(phrases), ..self }
+    /// Has `phrases` told which texts of the configuration will be said, and `webhooks` who wants events.
+    pub fn telling(self, phrases: watch::Sender<Arc<[Utterance]>>, webhooks: Webhooks) -> Self {
+        Self { phrases: Some(phrases), webhooks: Some(webhooks), ..self }
     }
 
     /// Reads the file again and takes up what can change.
@@ -76,6 +89,9 @@ impl Reloader {
         self.tenants.replace(config.tenant_rules());
         if let Some(phrases) = &self.phrases {
             phrases.send_replace(super::phrases::of(&config));
+        }
+        if let Some(webhooks) = &self.webhooks {
+            webhooks.replace(&config.webhook);
         }
         self.agents.read_with(config.lexicon.said);
         self.agents.replace(config.agent);
@@ -121,7 +137,8 @@ mod tests {
         let reloader = Reloader::new(&config, Policies::new(&Http::default()), agents.clone(), Tenants::default());
         assert_eq!(reloader.reload().expect("valid"), Report::default());
 
-        let changed = "[sip]\nmax_calls = 7\n[agent.a]\nurl = \"builtin:silent\"\n[agent.b]\nurl = \"builtin:demo\"\n";
+        let changed = "[sip]\nmax_calls = 7\n[agent.a]\nurl = \"builtin:silent\"\n[agent.b]\nurl = \"builtin:demo\"\n\
+                       [webhook.w]\nurl = \"http://127.0.0.1:9/\"\nsecret = \"s\"\nevents = [\"ended\"]\n";
         write(&format!("[http]\nhosts = [\"voice.example\"]\nnonsense = 1\n{changed}"));
         let error = reloader.reload().expect_err("a mistake").to_string();
         assert!(error.contains("nonsense"), "{error}");
@@ -130,7 +147,7 @@ mod tests {
         write(&format!("[http]\nhosts = [\"voice.example\"]\n{changed}"));
         let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>();
         let report = reloader.reload().expect("valid");
-        assert_eq!(report.applied, keys(&["agent.a", "agent.b", "http.hosts"]));
+        assert_eq!(report.applied, keys(&["agent.a", "agent.b", "http.hosts", "webhook.w"]));
         assert_eq!(report.needs_restart, keys(&["sip.max_calls"]));
         assert_eq!(agents.find("a").expect("there").url, "builtin:silent");
         assert!(agents.find("b").is_some());

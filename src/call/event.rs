@@ -1,8 +1,12 @@
 //! What a call tells those who listen to it. Closed enums are also metric labels.
 
+mod kind;
+
 use std::time::Duration;
 
 use serde::Serialize;
+
+pub use self::kind::EventKind;
 
 use super::bridge::{BridgeState, Speaker};
 use super::{CallId, TurnId};

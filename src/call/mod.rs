@@ -34,7 +34,9 @@ mod task;
 mod witness;
 
 pub use bridge::{BridgeMode, BridgeRequest, BridgeState, Speaker};
-pub use event::{BargeInOutcome, CallEvent, Cause, Dialling, Direction, EndReason, Heard, Precision, Stages, TurnHow};
+pub use event::{
+    BargeInOutcome, CallEvent, Cause, Dialling, Direction, EndReason, EventKind, Heard, Precision, Stages, TurnHow,
+};
 pub use handle::{CallHandle, CallMeta, PlayRequest, SpeakError, Style, TextDelta, TurnRequest};
 pub use info::{CallInfo, MediaFrame, MediaTap, TapDirection};
 pub use machine::{streamed_utterances, utterances};

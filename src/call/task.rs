@@ -231,7 +231,7 @@ impl<L: MediaLeg> CallTask<L> {
     fn tell_watchers(&self, event: &CallEvent) {
         tracing::debug!(call = %self.shared.meta.id, ?event, "call");
         if let Some(witness) = &self.told.witness {
-            witness.happened(&self.shared.meta.id, event);
+            witness.happened(&self.shared.meta, event);
         }
         // overflow: as above
         let _ = self.told.all.send((self.shared.meta.id.clone(), event.clone()));

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::agent::config::Agent;
+use crate::gateway::webhooks::Webhook;
 use crate::recording::Mode;
 use crate::server::config::Http;
 use crate::synth::cosyvoice::backend::{LanguageModel, MemoryLimit};
@@ -64,6 +65,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// Customers by name: who they are, what they may use and how much.
     pub tenant: BTreeMap<String, Tenant>,
+    /// Who is told of what happens on calls, by name.
+    pub webhook: BTreeMap<String, Webhook>,
     /// The folder of voices and jobs.
     pub state: State,
     /// Logs and traces.
@@ -301,6 +304,18 @@ impl Config {
         self.batch.validate().map_err(|e| format!("[batch] {e}"))?;
         self.records.validate().map_err(|e| format!("[records] {e}"))?;
         self.recording.validate().map_err(|e| format!("[recording] {e}"))?;
+        for (name, hook) in &self.webhook {
+            hook.validate().map_err(|e| format!("[webhook.{name}] {e}"))?;
+            // Those of [tenant] are among the tokens, too, if they have any.
+            let known = |tenant: &String| {
+                self.tenant.contains_key(tenant) || self.http.tokens.iter().any(|token| token.name == *tenant)
+            };
+            if let Some(tenant) = hook.tenant.as_ref().filter(|tenant| !known(tenant)) {
+                return Err(format!(
+                    "[webhook.{name}] tenant: there is no [tenant.{tenant}] and no token of that name"
+                ));
+            }
+        }
         self.recognizer.validate().map_err(|e| format!("[recognizer] {e}"))?;
         self.turns.validate().map_err(|e| format!("[turns] {e}"))?;
         self.scheduler.validate().map_err(|e| format!("[scheduler] {e}"))?;

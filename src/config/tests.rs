@@ -187,6 +187,28 @@ fn records_lie_in_the_state_directory_and_a_webhook_is_checked() {
 }
 
 #[test]
+fn events_of_a_webhook_are_known_ones_and_the_schema_has_them_all() {
+    let hook = |keys: &str| load(&format!("[webhook.crm]\nurl = \"http://x\"\nsecret = \"s3cret\"\n{keys}"), &[]);
+    let config = hook("events = [\"answered\", \"bargeInPending\"]\n").expect("valid");
+    assert!(!format!("{config:?}").contains("s3cret"));
+    assert_eq!((config.webhook["crm"].tries, config.webhook["crm"].queue), (5, 1_000));
+    let slip = hook("events = [\"anwsered\"]\n").expect_err("a slip of the pen");
+    assert!(slip.message.contains("did you mean `answered`?"), "{slip}");
+    let nobody = hook("events = [\"ended\"]\ntenant = \"shop\"\n").expect_err("no such tenant");
+    assert!(nobody.message.contains("[tenant.shop]") && nobody.origin.ends_with("c.toml:5"), "{nobody}");
+    assert!(hook("events = [\"ended\"]\ntenant = \"shop\"\n[tenant.shop]\n").is_ok());
+    assert!(hook("events = []\n").expect_err("none").message.contains("events must name"));
+    // An unknown word makes the type name its own.
+    let all = hook("events = [\"?\"]\n").expect_err("unknown").message;
+    let known: std::collections::BTreeSet<&str> = all.split('`').skip(3).step_by(2).collect();
+    let schema: serde_json::Value = serde_json::from_str(SCHEMA).expect("JSON");
+    let told = schema.pointer("/properties/webhook/additionalProperties/properties/events/items/enum").expect("words");
+    let told: std::collections::BTreeSet<&str> =
+        told.as_array().expect("a list").iter().filter_map(|w| w.as_str()).collect();
+    assert!(told.len() > 30 && told == known, "{told:?} {known:?}");
+}
+
+#[test]
 fn an_onset_that_does_not_fit_its_window_is_refused_with_what_to_change() {
     let error = load("[call.vad]\nonset_ms = 300\n", &[]).expect_err("144 ms of window");
     assert!(error.message.contains("set onset_window_ms to 300 or more"), "{error}");

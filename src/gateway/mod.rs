@@ -17,6 +17,7 @@ mod setup;
 pub mod speaker;
 mod speech;
 pub mod tenants;
+pub mod webhooks;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -41,13 +41,14 @@ use self::record::Draft;
 use self::store::Store;
 pub use self::store::{Filter, Page, RecordError};
 pub use self::usage::{Period, Speech, Usage};
-pub use self::webhook::{deliver, signature};
+pub use self::webhook::deliver;
 use self::writer::Message;
 use crate::call::{CallEvent, CallId, CallInfo, CallMeta, Dialling, Witness};
 use crate::clock;
 use crate::postgres::{Database, Health};
 use crate::secret::Secret;
 use crate::synth::device::Meter;
+use crate::webhook::check;
 
 /// Most records that are listed at once.
 pub const PAGE: u32 = 1_000;
@@ -117,14 +118,7 @@ impl Config {
             return Err("lease_s must be 1 or more: records would be closed while their calls go on".into());
         }
         let Some(hook) = &self.webhook else { return Ok(()) };
-        let url = reqwest::Url::parse(&hook.url).map_err(|error| format!("webhook.url `{}`: {error}", hook.url))?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(format!("webhook.url `{}`: expected http://... or https://...", hook.url));
-        }
-        if hook.secret.reveal().is_empty() || hook.tries == 0 {
-            return Err("webhook: secret must not be empty, and tries must be 1 or more".into());
-        }
-        Ok(())
+        check(&hook.url, &hook.secret, hook.tries).map_err(|error| format!("webhook.{error}"))
     }
 }
 
@@ -294,8 +288,8 @@ impl Witness for Records {
         self.write(&draft);
     }
 
-    fn happened(&self, id: &CallId, event: &CallEvent) {
-        let Some(mut draft) = self.0.drafts.get_mut(id) else { return };
+    fn happened(&self, call: &CallMeta, event: &CallEvent) {
+        let Some(mut draft) = self.0.drafts.get_mut(&call.id) else { return };
         if draft.happened(event, clock::wall(), self.0.config.text) {
             self.write(&draft);
         }

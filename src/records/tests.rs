@@ -29,7 +29,7 @@ fn all() -> Filter {
 
 /// A call that is dialled, answered, and says something.
 fn converse(records: &Records, id: &str) {
-    let (meta, id) = (meta(id), CallId::from(id));
+    let meta = meta(id);
     for state in [Dialling::Trying, Dialling::Ringing { status: 180 }, Dialling::Answered] {
         records.dialling(&meta, Some("carrier"), &state);
     }
@@ -48,7 +48,7 @@ fn converse(records: &Records, id: &str) {
         CallEvent::Digit('5'),
         CallEvent::Handoff("{\"order\":7}".into()),
     ] {
-        records.happened(&id, &event);
+        records.happened(&meta, &event);
     }
 }
 
@@ -176,14 +176,6 @@ fn old_records_are_forgotten_unless_they_are_to_be_delivered() {
     store.write(&[ended("due", 100)], Duration::from_secs(900), true).expect("written");
     assert_eq!(store.forget(Duration::from_secs(500)).expect("forgotten"), 1);
     assert!(store.get("old").expect("reads").is_none() && store.get("due").expect("reads").is_some());
-}
-
-/// RFC 4231 has no case with a full stop in it; the expected value is that of `openssl dgst -sha256 -hmac`.
-#[test]
-fn a_delivery_is_signed_over_its_time_and_its_body() {
-    let signed = signature("key", 1_700_000_000, "{\"id\":\"1\"}");
-    assert_eq!(signed, "v1=9e040cb90cefc5a04ab9a9848a74e2ff0489b4d8837b38d54555cb67e4f8e76e");
-    assert_ne!(signed, signature("key", 1_700_000_001, "{\"id\":\"1\"}"));
 }
 
 #[test]

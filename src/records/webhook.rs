@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::Client;
-use reqwest::header::CONTENT_TYPE;
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 
@@ -12,10 +10,8 @@ use super::ledger::{Access, Ledger};
 use super::store::Due;
 use super::{RecordError, Webhook};
 use crate::clock;
-use crate::telemetry::context::TRACEPARENT;
+use crate::webhook::{Client, Delivery, pause};
 
-/// Longest time for one delivery.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The first pause after a delivery that failed; it doubles up to [`LONGEST`].
 const FIRST: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(5) };
 const LONGEST: Duration = Duration::from_secs(3_600);
@@ -24,21 +20,10 @@ const BATCH: u32 = 16;
 /// How long to wait where the database tells nothing.
 const IDLE: Duration = Duration::from_secs(600);
 
-/// `X-Antiphon-Signature` of a delivery: `v1=` and the HMAC-SHA256 (RFC 2104) of `TIMESTAMP.BODY` in hexadecimal.
-/// Receivers compute it anew and refuse timestamps that are old.
-pub fn signature(secret: &str, timestamp: u64, body: &str) -> String {
-    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret.as_bytes());
-    let tag = ring::hmac::sign(&key, format!("{timestamp}.{body}").as_bytes());
-    tag.as_ref().iter().fold("v1=".to_owned(), |mut text, byte| {
-        text.push_str(&format!("{byte:02x}"));
-        text
-    })
-}
-
 /// Delivers what is due until `stop` changes. One at a time and in order of time, so that a receiver that is slow gets
 /// no more than it takes.
 pub async fn deliver((hook, database, due): (Webhook, Access, Arc<Notify>), mut stop: watch::Receiver<bool>) {
-    let client = match Client::builder().timeout(PATIENCE).redirect(reqwest::redirect::Policy::none()).build() {
+    let client = match Client::new() {
         Ok(client) => client,
         Err(error) => return tracing::error!(%error, "[records] webhook: no HTTP client; nothing is delivered"),
     };
@@ -79,8 +64,7 @@ async fn round(client: &Client, hook: &Webhook, database: &Access) -> Result<Dur
                 }
                 Err(error) => {
                     tracing::info!(record = record.id, tries, %error, "[records] webhook: tried again later");
-                    let pause = (FIRST * 2u32.saturating_pow(tries.min(16) - 1)).min(LONGEST);
-                    ("failed", Some(clock::wall() + pause))
+                    ("failed", Some(clock::wall() + pause(tries, FIRST, LONGEST)))
                 }
             };
             metrics::counter!("antiphon_webhooks_total", "outcome" => label).increment(1);
@@ -99,22 +83,9 @@ fn trace(body: &str) -> Option<String> {
 }
 
 async fn send(client: &Client, hook: &Webhook, record: &Due) -> Result<(), String> {
-    let timestamp = clock::wall().as_secs();
-    let mut request = client
-        .post(&hook.url)
-        .header(CONTENT_TYPE, "application/json")
-        .header("X-Antiphon-Delivery", &record.id)
-        .header("X-Antiphon-Timestamp", timestamp.to_string())
-        .header("X-Antiphon-Signature", signature(hook.secret.reveal(), timestamp, &record.body))
-        .body(record.body.clone());
-    if let Some(trace) = trace(&record.body) {
-        request = request.header(TRACEPARENT, trace);
-    }
-    let response = request.send().await.map_err(|error| error.to_string())?;
-    match response.status() {
-        status if status.is_success() => Ok(()),
-        status => Err(format!("answered {status}")),
-    }
+    let trace = trace(&record.body);
+    let delivery = Delivery { id: &record.id, body: &record.body, trace: trace.as_deref() };
+    client.post(&hook.url, &hook.secret, delivery).await
 }
 
 /// Runs `work` on the database, off the runtime's workers; `None`: there is none yet.

@@ -18,7 +18,6 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::forward;
-use crate::call::{CallEvent, CallId};
 use crate::cluster::{self, Nodes, Peer};
 use crate::gateway::Gateway;
 use crate::node::NodeName;
@@ -64,7 +63,7 @@ async fn stream(
     let stream = stream::unfold(parts, |(mut events, mut tick, mut trunks, mut others, gateway, place)| async move {
         let event = tokio::select! {
             event = events.recv() => match event {
-                Ok((id, event)) => told("call", describe(&id, &event)),
+                Ok((id, event)) => told("call", event.describe(&id)),
                 Err(broadcast::error::RecvError::Lagged(lost)) => told("lagged", json!({ "lost": lost })),
                 Err(broadcast::error::RecvError::Closed) => return None,
             },
@@ -169,81 +168,6 @@ fn parse(event: &[u8]) -> Option<(String, String)> {
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_start);
     let name = field("event").filter(|name| matches!(*name, "call" | "lagged"))?;
     Some((name.to_owned(), field("data")?.to_owned()))
-}
-
-/// One event of a call as JSON.
-pub(super) fn describe(id: &CallId, event: &CallEvent) -> Value {
-    let ms = |d: &Duration| d.as_secs_f64() * 1e3;
-    let mut value = match event {
-        CallEvent::Dialling(dialling) => {
-            json!({ "event": dialling.label(), "status": dialling.status(), "reason": dialling.reason() })
-        }
-        CallEvent::Connected => json!({ "event": "connected" }),
-        CallEvent::TurnStarted { turn } => json!({ "event": "turnStarted", "utteranceId": turn }),
-        CallEvent::FirstAudio { turn, after, immediate } => {
-            json!({ "event": "firstAudio", "utteranceId": turn, "afterMs": ms(after), "immediate": immediate })
-        }
-        CallEvent::Speaking { turn, text, lasts } => {
-            json!({ "event": "speaking", "utteranceId": turn, "text": text, "lastsMs": ms(lasts) })
-        }
-        CallEvent::TurnEnded { turn, how, heard } => {
-            json!({
-                "event": "turnEnded", "utteranceId": turn, "how": how.label(), "reason": how.reason(),
-                "retryAfterMs": how.retry_after_ms(), "heard": heard,
-            })
-        }
-        CallEvent::Interrupted { turn, cause, heard } => {
-            json!({ "event": "interrupted", "utteranceId": turn, "cause": cause, "heard": heard })
-        }
-        CallEvent::BargeInPending { turn, cause, grace } => {
-            json!({ "event": "bargeInPending", "utteranceId": turn, "cause": cause, "graceMs": ms(grace) })
-        }
-        CallEvent::BargeInResolved { turn, outcome } => {
-            json!({ "event": "bargeInResolved", "utteranceId": turn, "outcome": outcome })
-        }
-        CallEvent::Vad { speaking } => json!({ "event": "vad", "speaking": speaking }),
-        CallEvent::Prompt { text, lang, last, eager } => {
-            json!({ "event": "prompt", "text": text, "lang": lang, "last": last, "speculation": eager })
-        }
-        CallEvent::Answered { turn, stages } => {
-            let mut event = stages.describe();
-            event["event"] = json!("turn");
-            event["utteranceId"] = json!(turn);
-            event
-        }
-        CallEvent::Handoff(data) => json!({ "event": "handoff", "data": data }),
-        CallEvent::Heard(turn) => json!({
-            "event": "heard", "phase": turn.phase, "text": turn.text, "lang": turn.language,
-            "startMs": ms(&turn.start), "endMs": ms(&turn.end), "confidence": turn.confidence,
-        }),
-        CallEvent::Deaf { lost, reason } => json!({ "event": "deaf", "lostMs": ms(lost), "reason": reason }),
-        CallEvent::Digit(digit) => json!({ "event": "dtmf", "digit": digit }),
-        CallEvent::AnsweredBy(by) => json!({ "event": "answeredBy", "by": by }),
-        CallEvent::MessageOver { beep } => json!({ "event": "messageOver", "beep": beep }),
-        CallEvent::Mark { name, played } => json!({ "event": "mark", "name": name, "played": played }),
-        // What a browser writes to its agent is between them.
-        CallEvent::Message { bytes } => json!({ "event": "message", "bytes": bytes }),
-        CallEvent::Held { held, by_peer } => json!({ "event": "held", "held": held, "byPeer": by_peer }),
-        CallEvent::Underrun { turn, gap } => json!({ "event": "underrun", "utteranceId": turn, "gapMs": ms(gap) }),
-        CallEvent::Flow { open } => json!({ "event": "flow", "open": open }),
-        CallEvent::Starved { turn } => json!({ "event": "starved", "utteranceId": turn }),
-        CallEvent::Error(message) => json!({ "event": "error", "message": message }),
-        CallEvent::TransferAccepted => json!({ "event": "transferAccepted" }),
-        CallEvent::TransferFailed(reason) => json!({ "event": "transferFailed", "error": reason }),
-        CallEvent::Transferred(outcome) => json!({ "event": "transferred", "error": outcome.as_ref().err() }),
-        CallEvent::Bridge { with, state } => {
-            let mut event = state.describe();
-            event["event"] = json!("bridge");
-            event["with"] = json!(with);
-            event
-        }
-        CallEvent::Overheard { speaker, text, lang } => {
-            json!({ "event": "overheard", "speaker": speaker, "text": text, "lang": lang })
-        }
-        CallEvent::Ended(reason) => json!({ "event": "ended", "reason": reason }),
-    };
-    value["callId"] = json!(id);
-    value
 }
 
 #[cfg(test)]

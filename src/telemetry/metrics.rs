@@ -177,6 +177,11 @@ pub const METRICS: &[Metric] = &[
         "Sound of recordings that was lost because the disk did not keep up",
     ),
     counter("antiphon_webhooks_total", &["outcome"], "Deliveries of call records, by what came of them"),
+    counter(
+        "antiphon_webhook_events_total",
+        &["webhook", "outcome"],
+        "Events for a webhook: delivered, failed (sent again), given_up, dropped (no room)",
+    ),
     // Hearing.
     histogram(
         "antiphon_recognizer_seconds",
@@ -487,7 +492,7 @@ mod tests {
         for metric in METRICS {
             let series = known(metric).len();
             assert!(lines(metric.name) >= series, "{} of {series} series of {}", lines(metric.name), metric.name);
-            let open = ["agent", "device", "end", "gpu", "part", "reason", "trunk", "worker"]
+            let open = ["agent", "device", "end", "gpu", "part", "reason", "trunk", "webhook", "worker"]
                 .iter()
                 .any(|label| metric.labels.contains(label));
             assert!(series > 0 || open, "{} has no value of its labels in VALUES", metric.name);
@@ -503,6 +508,7 @@ mod tests {
             include_str!("../../config/alerts.test.yml"),
             include_str!("../../config/packaging/grafana/antiphon.json"),
             include_str!("../../config/packaging/HANDBOOK.md"),
+            include_str!("../../config/packaging/FAULTS.md"),
         );
         let words = shipped.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
         let names = words.filter(|word| word.starts_with("antiphon_") || word.starts_with("voice_"));

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use antiphon::call::{CallEvent, CallId, Dialling, EndReason, TapDirection};
-use antiphon::records::{Webhook, signature};
+use antiphon::gateway::webhooks;
+use antiphon::records::Webhook;
 use antiphon::secret::Secret;
 use antiphon::server::config::Token;
 use antiphon::sip::quota::Limits;
+use antiphon::webhook::signature;
 use antiphon_loadgen::call::End;
 use antiphon_loadgen::codec::Codec;
 use serde_json::{Value, json};
@@ -197,8 +199,15 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/calls", listener.local_addr().expect("bound"));
+    let events = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let hook = json!({
+        "url": format!("http://{}/events", events.local_addr().expect("bound")), "secret": "news",
+        "events": ["connected", "handoff", "ended"],
+    });
+    let hook: webhooks::Webhook = serde_json::from_value(hook).expect("valid");
     let rig = Rig::with(|config| {
         config.records.webhook = Some(Webhook { url, secret: Secret::new("hook"), tries: 3 });
+        config.webhook.insert("crm".into(), hook);
     })
     .await;
     let call = rig.telephone("silent", Codec::Pcmu).await;
@@ -213,6 +222,18 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     // Read by the call before it ends.
     handle.finish(EndReason::HungUp).expect("taken");
     assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
+    // What happened was told as it did, in as many requests as it took.
+    let mut told = Vec::new();
+    while told.last() != Some(&format!("{id} ended")) {
+        let (head, body) = receive(&events, 204).await;
+        let timestamp = header(&head, "x-antiphon-timestamp").and_then(|value| value.parse().ok()).expect("a time");
+        assert_eq!(header(&head, "x-antiphon-signature"), Some(signature("news", timestamp, &body).as_str()));
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let events = body["events"].as_array().expect("a list").iter();
+        told.extend(events.map(|event| format!("{} {}", text(&event["callId"]), text(&event["event"]))));
+    }
+    assert_eq!(told, ["connected", "handoff", "ended"].map(|event| format!("{id} {event}")));
     let (_, body) = receive(&listener, 500).await;
     let delivered: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&delivered["id"], &delivered["state"]), (&json!(id), &json!("ended")));

@@ -107,6 +107,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_recording_errors_total", "a disk that is full or gone"),
     ("antiphon_recording_dropped_seconds", "a disk that hangs: unit tests of recording"),
     ("antiphon_webhooks_total", "somebody who wants records: gateway/ringing.rs"),
+    ("antiphon_webhook_events_total", "somebody who wants events: gateway/ringing.rs"),
     ("antiphon_traces_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp"),
     ("antiphon_logs_dropped_total", "a collector that does not answer: unit tests of telemetry/otlp"),
     ("antiphon_llm_requests_total", "an agent that is a language model: gateway/llm.rs"),

@@ -25,6 +25,7 @@ const GATEWAY: &[(&str, u32)] = &[
     ("telemetry", 2),
     ("sched", 3),
     ("voice", 3),
+    ("webhook", 3),
     ("synth", 4),
     ("media", 4),
     ("cluster", 5),
