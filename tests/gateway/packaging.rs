@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use antiphon_loadgen::call::End;
 use antiphon_loadgen::sip;
+use serde_json::Value;
 
 use super::program::Serve;
 use super::support::PATIENCE;
@@ -26,7 +27,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-fn text(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -78,12 +79,12 @@ fn the_debian_package_has_the_program_its_unit_and_its_configuration() {
         return;
     }
     let built = run(&script, &["/bin/true", &out]).expect("a script of the project");
-    assert!(built.status.success(), "{}", text(&built));
+    assert!(built.status.success(), "{}", text_of(&built));
     let package =
         std::fs::read_dir(folder.path()).expect("a folder").next().expect("a package").expect("readable").path();
     let package = package.to_string_lossy().into_owned();
     let listed = run("dpkg-deb", &["--contents", &package]).expect("installed");
-    let listed = text(&listed);
+    let listed = text_of(&listed);
     for file in [
         "./usr/bin/antiphon",
         "./lib/systemd/system/antiphon.service",
@@ -95,11 +96,11 @@ fn the_debian_package_has_the_program_its_unit_and_its_configuration() {
     ] {
         assert!(listed.contains(file), "{file}: {listed}");
     }
-    let fields = text(&run("dpkg-deb", &["--field", &package]).expect("installed"));
+    let fields = text_of(&run("dpkg-deb", &["--field", &package]).expect("installed"));
     assert!(fields.contains(concat!("Version: ", env!("CARGO_PKG_VERSION"))), "{fields}");
     let missing = run(&script, &["/no/such/program", &out]).expect("a script of the project");
     assert_eq!(missing.status.code(), Some(69));
-    assert!(text(&missing).contains("cargo build --release"));
+    assert!(text_of(&missing).contains("cargo build --release"));
 }
 
 #[test]
@@ -114,13 +115,13 @@ fn what_is_released_is_made_twice_the_same() {
     let (from, out) = (folder.path().to_string_lossy().into_owned(), folder.path().join("out"));
     let script = root("config/packaging/release").to_string_lossy().into_owned();
     let made = run(&script, &["--check", "--from", &from, &out.to_string_lossy()]).expect("a script of the project");
-    assert!(made.status.success(), "{}", text(&made));
+    assert!(made.status.success(), "{}", text_of(&made));
     let sums = std::fs::read_to_string(out.join("SHA256SUMS")).expect("written");
     for file in ["antiphon", "antiphon-loadgen", ".deb", "sbom.json", "NOTICE"] {
         assert!(sums.lines().any(|line| line.ends_with(file)), "{file}: {sums}");
     }
     let none = run(&script, &["--from", "/no/such/folder", &out.to_string_lossy()]).expect("a script of the project");
-    assert_eq!(none.status.code(), Some(69), "{}", text(&none));
+    assert_eq!(none.status.code(), Some(69), "{}", text_of(&none));
     assert_eq!(run(&script, &["--nonsense"]).expect("a script of the project").status.code(), Some(2));
 }
 
@@ -137,12 +138,12 @@ async fn a_gateway_out_of_the_debian_package_answers_a_call() {
         .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
         .output()
         .expect("a script of the project");
-    assert!(built.status.success(), "{}", text(&built));
+    assert!(built.status.success(), "{}", text_of(&built));
     let package = std::fs::read_dir(folder.path()).expect("a folder").next().expect("a package").expect("readable");
     let system = folder.path().join("system");
     let (package, into) = (package.path().to_string_lossy().into_owned(), system.to_string_lossy().into_owned());
     let unpacked = run("dpkg-deb", &["-x", &package, &into]).expect("installed");
-    assert!(unpacked.status.success(), "{}", text(&unpacked));
+    assert!(unpacked.status.success(), "{}", text_of(&unpacked));
     std::fs::remove_file(package).expect("it was large");
 
     let http = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
@@ -177,7 +178,7 @@ const HANDBOOK: &[(&str, &str)] = &[
         "cd config/packaging/compose && ./secrets.sh",
         "the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern",
     ),
-    ("helm install", ""),
+    ("helm install", "what_containers_are_configured_with_is_taken_and_helm_takes_the_chart"),
     ("systemctl", "systemd_takes_every_line_of_the_unit"),
     ("journalctl", ""),
     ("antiphon check --call", "check_explains_a_call_and_asks_the_hosts_of_trunks"),
@@ -191,7 +192,7 @@ const HANDBOOK: &[(&str, &str)] = &[
     ("antiphon-loadgen ladder", "a_ladder_tells_what_few_places_bear"),
     ("antiphon-loadgen size", "a_report_becomes_a_page_and_a_size"),
     ("promtool test rules", "each_alert_fires_for_what_it_means_and_for_nothing_else"),
-    ("sqlite3", ""),
+    ("sqlite3", "what_is_backed_up_while_the_gateway_runs_is_there_when_it_is_restored"),
     ("curl", "every_route_succeeds_and_every_metric_tells"),
 ];
 
@@ -252,12 +253,53 @@ fn every_command_of_the_handbook_is_one_and_is_run_by_a_test() {
         if let Some(arguments) = command.strip_prefix("antiphon ") {
             let arguments = arguments.split_whitespace().chain(["--help"]).collect::<Vec<_>>();
             let helped = run(env!("CARGO_BIN_EXE_antiphon"), &arguments).expect("it was built");
-            assert!(helped.status.success(), "{command}: {}", text(&helped));
+            assert!(helped.status.success(), "{command}: {}", text_of(&helped));
         }
     }
     for (known, _) in HANDBOOK {
         assert!(commands.iter().any(|command| command.starts_with(known)), "the handbook has no `{known}`");
     }
+}
+
+/// The object of the schema at `path`; names that are the user's own fit `additionalProperties`.
+fn section<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(schema, |node, part| {
+        let inner = [&node["properties"][part], &node["additionalProperties"]];
+        let inner = inner.into_iter().find(|inner| inner.is_object())?;
+        Some(if inner["items"].is_object() { &inner["items"] } else { inner })
+    })
+}
+
+#[test]
+fn every_route_and_key_of_the_handbook_is_one() {
+    let json = |path: &str| -> Value {
+        let text = std::fs::read_to_string(root(path)).expect("readable");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (api, schema) = (json("src/server/openapi.json"), json("config/schema.json"));
+    let handbook = std::fs::read_to_string(root("config/packaging/HANDBOOK.md")).expect("readable");
+    // Blocks aside, what is between two backticks.
+    let text: String = handbook.split("```").step_by(2).collect();
+    let (mut routes, mut keys) = (0, 0);
+    for span in text.split('`').skip(1).step_by(2) {
+        let known = ["/v1/", "/debug/", "/healthz", "/readyz", "/metrics"];
+        for word in span.split_whitespace().filter(|word| known.iter().any(|known| word.starts_with(known))) {
+            let route = word.split('?').next().unwrap_or_default();
+            // Or all below it.
+            let mut paths = api["paths"].as_object().expect("paths").keys();
+            let found = paths.any(|path| path.strip_prefix(route).is_some_and(|r| r.is_empty() || r.starts_with('/')));
+            assert!(found, "`{span}`: there is no route {route}");
+            routes += 1;
+        }
+        let Some((name, rest)) = span.strip_prefix('[').and_then(|rest| rest.split_once(']')) else { continue };
+        let found = section(&schema, name.trim_start_matches('['));
+        let found = found.unwrap_or_else(|| panic!("`{span}`: there is no section {name}"));
+        let rest = rest.trim_start_matches([']', ' ']);
+        let key = rest.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
+        assert!(key.is_empty() || found["properties"][key].is_object(), "`{span}`: [{name}] has no `{key}`");
+        keys += 1;
+    }
+    assert!(routes >= 10 && keys >= 25, "{routes} routes, {keys} keys");
 }
 
 #[test]
@@ -269,6 +311,12 @@ fn the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern() {
         assert!(root(file).exists(), "COPY {file}");
     }
     assert!(image.contains("USER 10001") && !image.contains("--privileged"));
+    // A build that fails is no image.
+    assert!(!image.contains("|| true"), "{image}");
+    // Built by the compiler that the project is built by.
+    let manifest: toml::Table = read("Cargo.toml").parse().expect("TOML");
+    let compiler = manifest["workspace"]["package"]["rust-version"].as_str().expect("a version");
+    assert!(image.contains(&format!("/rust:{compiler}-")), "{compiler}: {image}");
     // What compose mounts lies where it says.
     let compose = read("config/packaging/compose/compose.yaml");
     for line in compose.lines() {
@@ -281,11 +329,52 @@ fn the_images_are_made_of_files_that_are_there_and_secrets_of_no_pattern() {
     let script = folder.path().join("secrets.sh");
     std::fs::copy(root("config/packaging/compose/secrets.sh"), &script).expect("copied");
     let made = Command::new(&script).current_dir(folder.path()).output().expect("a script of the project");
-    assert!(made.status.success(), "{}", text(&made));
+    assert!(made.status.success(), "{}", text_of(&made));
     let secrets: Vec<String> = ["antiphon_token", "turn_password", "grafana"]
         .map(|name| std::fs::read_to_string(folder.path().join("secrets").join(name)).expect(name).trim().to_owned())
         .into();
     assert!(secrets.iter().all(|secret| secret.len() >= 16) && secrets[0] != secrets[1], "{secrets:?}");
+}
+
+/// The text of a block (`key: |`) at the top of a YAML file.
+fn block(yaml: &str, key: &str) -> String {
+    let lines = yaml.lines().skip_while(|line| *line != format!("{key}: |")).skip(1);
+    let lines = lines.take_while(|line| line.is_empty() || line.starts_with("  "));
+    lines.map(|line| format!("{}\n", line.trim_start_matches("  "))).collect()
+}
+
+#[test]
+fn what_containers_are_configured_with_is_taken_and_helm_takes_the_chart() {
+    let read = |path: &str| std::fs::read_to_string(root(path)).expect("readable");
+    let folder = tempfile::tempdir().expect("a folder");
+    for secret in ["token", "antiphon_token", "turn_password"] {
+        std::fs::write(folder.path().join(secret), "a-secret-that-is-long-enough\n").expect("written");
+    }
+    let here = format!("{}/", folder.path().display());
+    let chart = block(&read("config/packaging/helm/antiphon/values.yaml"), "config");
+    for (name, text, secrets) in [
+        ("chart.toml", chart, "/etc/antiphon/secrets/"),
+        ("compose.toml", read("config/packaging/compose/gateway.toml"), "/run/secrets/"),
+    ] {
+        assert!(text.contains(secrets), "{name}: {text}");
+        let file = folder.path().join(name);
+        std::fs::write(&file, text.replace(secrets, &here)).expect("written");
+        let checked = run(env!("CARGO_BIN_EXE_antiphon"), &["check", "-c", &file.to_string_lossy()]);
+        let checked = checked.expect("it was built");
+        assert!(checked.status.success(), "{name}: {}", text_of(&checked));
+    }
+    let chart = "config/packaging/helm/antiphon";
+    let Some(linted) = run("helm", &["lint", "--strict", chart]) else { return };
+    assert!(linted.status.success(), "{}", text_of(&linted));
+    let with = ["keda.enabled=true", "state.storageClass=fast", "resources.limits.nvidia\\.com/gpu=1"];
+    let made = run("helm", &["template", "voice", chart, "--set", &with.join(",")]).expect("it was there");
+    let made = text_of(&made);
+    for kind in ["ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "ScaledObject"] {
+        assert_eq!(made.lines().filter(|line| *line == format!("kind: {kind}")).count(), 1, "{kind}: {made}");
+    }
+    for part in ["nvidia.com/gpu: 1", "storageClassName: fast", "path: /readyz", "readOnlyRootFilesystem: true"] {
+        assert!(made.contains(part), "{part}: {made}");
+    }
 }
 
 #[test]
@@ -296,15 +385,15 @@ fn systemd_takes_every_line_of_the_unit() {
     // The program is not installed here; everything else is judged as it is.
     std::fs::write(&path, unit.replace("/usr/bin/antiphon", "/bin/true")).expect("written");
     if let Some(verified) = run("systemd-analyze", &["verify", &path.to_string_lossy()]) {
-        assert!(verified.status.success(), "{}", text(&verified));
-        assert!(!text(&verified).contains("antiphon.service"), "{}", text(&verified));
+        assert!(verified.status.success(), "{}", text_of(&verified));
+        assert!(!text_of(&verified).contains("antiphon.service"), "{}", text_of(&verified));
     }
 }
 
 #[test]
 fn each_alert_fires_for_what_it_means_and_for_nothing_else() {
     if let Some(tested) = run("promtool", &["test", "rules", "config/alerts.test.yml"]) {
-        assert!(tested.status.success(), "{}", text(&tested));
+        assert!(tested.status.success(), "{}", text_of(&tested));
     }
     let rules = std::fs::read_to_string(root("config/alerts.yml")).expect("readable");
     let tests = std::fs::read_to_string(root("config/alerts.test.yml")).expect("readable");
