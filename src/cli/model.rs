@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueEnum};
 
 use super::Failure;
+use crate::clock;
 use crate::config::Config;
-use crate::hear::whisper;
+use crate::hear::{RATE, whisper};
 use crate::synth::cosyvoice::backend::{Hardware, LanguageModel};
 use crate::synth::cosyvoice::cli;
 use crate::synth::cosyvoice::config::Config as Sizes;
@@ -56,6 +57,20 @@ pub(super) enum Command {
         /// Where to.
         to: PathBuf,
     },
+    /// Print what a Whisper checkpoint hears in recordings, on one core of the CPU, and what that costs.
+    Transcribe {
+        /// Checkpoint directory.
+        dir: PathBuf,
+        /// Recordings of at most a minute, in any common format.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// What is spoken in them (BCP 47); default: the model finds out.
+        #[arg(long)]
+        language: Option<String>,
+        /// Texts side by side, of which the likeliest counts; 1: the likeliest token counts.
+        #[arg(long, default_value_t = whisper::BEAMS)]
+        beams: usize,
+    },
     /// Compare every stage with a kit of reference tensors.
     Selftest {
         /// Kit: a checkpoint of the voice or of Whisper and its expected tensors, or enrolment networks and theirs.
@@ -104,9 +119,43 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
             println!("{}: {tensors} tensors", to.display());
             cli::DONE
         }
+        Command::Transcribe { dir, files, language, beams } => transcribe(&dir, &files, language, beams)?,
         Command::Selftest { kit, device, dtype } => selftest(&kit, &device, &dtype)?,
     };
     Failure::from_code(code)
+}
+
+/// One file that cannot be read fails the command after the others.
+fn transcribe(dir: &std::path::Path, files: &[PathBuf], language: Option<String>, beams: usize) -> Result<u8, Failure> {
+    use whisper::{Options, Stop};
+    let whisper = whisper::Whisper::load(dir).map_err(Failure::failed)?;
+    // Products of matrices use the threads of the pool that they are called in: one makes the time a cost.
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(Failure::failed)?;
+    let options = Options { language, beams, ..Options::default() };
+    let before = clock::cpu();
+    let (mut heard, mut code) = (0.0, cli::DONE);
+    for file in files {
+        let recording = std::fs::read(file).map_err(|e| e.to_string());
+        let recording = recording.and_then(|bytes| voice::decode::decode(bytes).map_err(|e| e.to_string()));
+        let recording = match recording {
+            Ok(recording) => recording,
+            Err(why) => {
+                eprintln!("{}: {why}", file.display());
+                code = cli::FAILED;
+                continue;
+            }
+        };
+        let samples = voice::resample::resample(&recording.samples, recording.rate, RATE);
+        let transcript = one.install(|| whisper.transcribe(&samples, &options, &Stop::default()));
+        let transcript = transcript.map_err(Failure::failed)?.unwrap_or_default();
+        println!("{}: {}", file.display(), transcript.text);
+        heard += recording.seconds();
+    }
+    if let (Some(before), Some(after)) = (before, clock::cpu()) {
+        let cost = after.saturating_sub(before).as_secs_f64();
+        eprintln!("{heard:.1} s of sound; {cost:.1} s of a core, {:.3} for each second", cost / heard.max(0.001));
+    }
+    Ok(code)
 }
 
 fn selftest(kit: &std::path::Path, device: &str, dtype: &str) -> Result<u8, Failure> {

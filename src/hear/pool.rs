@@ -17,7 +17,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use super::whisper::gpu::{Own, Seat, TEXTS};
-use super::whisper::{HearError, LoadError, Options, Stop, Suppressed, Transcript, Whisper};
+use super::whisper::{BEAMS, HearError, LoadError, Options, Stop, Suppressed, Transcript, Whisper};
 use super::{Answer, Recogniser, Request, Trouble, Words};
 use crate::audio::from_i16;
 
@@ -297,7 +297,9 @@ fn work(hearer: &Hearer, job: Job) {
     let samples: Vec<f32> = request.pcm.iter().map(|sample| from_i16(*sample)).collect();
     // An agent may name a language that the model does not know: then it listens for those it does.
     let language = request.language.clone().filter(|language| hearer.knows(language));
-    let options = Options { language, ..Options::default() };
+    // A text that the next one replaces is not worth more than one try.
+    let beams = if request.urgent { BEAMS } else { 1 };
+    let options = Options { language, beams, ..Options::default() };
     let compute = || hearer.transcribe(&samples, &options, &request.stop);
     let result = match catch_unwind(AssertUnwindSafe(compute)) {
         Ok(Ok(Some(transcript))) => {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::decode::Recording;
 use super::enrol::{EnrolError, Enroller, Options, Request};
 use super::random::{self, CamPlusSize, TokenizerSize};
+use crate::clock;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -102,9 +103,9 @@ pub fn run(config: &Config) -> Result<Report, BenchError> {
         None => Some(Scratch::write(&config.scratch)?),
     };
     let dir = scratch.as_ref().map(|s| s.0.as_path()).or(config.model.as_deref()).unwrap_or(Path::new("."));
-    let start = crate::clock::now();
+    let start = clock::now();
     let enroller = Enroller::open(dir)?;
-    let open = crate::clock::now().saturating_duration_since(start);
+    let open = clock::now().saturating_duration_since(start);
     let options = Options { threads: config.threads, ..Options::default() };
     let mut rows = Vec::new();
     for seconds in &config.seconds {
@@ -116,10 +117,10 @@ pub fn run(config: &Config) -> Result<Report, BenchError> {
             now: Duration::ZERO,
         };
         reset_peak();
-        let (start, cpu_before) = (crate::clock::now(), cpu());
+        let (start, cpu_before) = (clock::now(), clock::cpu());
         let enrolled = enroller.enrol(request, &options)?;
-        let took = crate::clock::now().saturating_duration_since(start);
-        let cpu = cpu().zip(cpu_before).map(|(after, before)| after.saturating_sub(before));
+        let took = clock::now().saturating_duration_since(start);
+        let cpu = clock::cpu().zip(cpu_before).map(|(after, before)| after.saturating_sub(before));
         rows.push(Row { seconds: *seconds, tokens: enrolled.voice.tokens.len(), took, cpu, peak: peak() });
     }
     let cores = std::thread::available_parallelism().map_or(1, Into::into);
@@ -188,16 +189,6 @@ fn peak() -> Option<u64> {
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
-}
-
-/// Processor time of this process so far (Linux).
-fn cpu() -> Option<Duration> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is a name in brackets that may hold anything; user and system time are 14 and 15.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
-    // The kernel counts in hundredths for every program, whatever its own clock.
-    Some(Duration::from_millis(ticks * 10))
 }
 
 /// Starts the measurement of [`peak`] anew, where the system lets us; else it is the peak since the start.

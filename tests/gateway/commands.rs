@@ -179,6 +179,14 @@ async fn models_are_invented_verified_and_tested() {
     assert_eq!(broken.status.code(), Some(1));
     let said = String::from_utf8_lossy(&[broken.stdout, broken.stderr].concat()).into_owned();
     assert!(said.contains("flow.pt"), "{said}");
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper");
+    let (model, sound) = (kit.display().to_string(), kit.join("audio.wav").display().to_string());
+    let heard = succeeds(folder.path(), &["model", "transcribe", &model, &sound]).await;
+    assert!(heard.lines().any(|line| line.starts_with(&format!("{sound}: "))), "{heard}");
+    let both = antiphon(folder.path(), &["model", "transcribe", &model, "tiny/flow.pt", &sound]).await;
+    assert_eq!(both.status.code(), Some(1));
+    let (said, told) = (String::from_utf8_lossy(&both.stdout), String::from_utf8_lossy(&both.stderr));
+    assert!(said.contains(&sound) && told.contains("flow.pt"), "the others are heard: {said}{told}");
 }
 
 #[tokio::test]

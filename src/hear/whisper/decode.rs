@@ -8,6 +8,7 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::beams;
 use super::engine::Text;
 use super::quality::{self, Limits, Suppressed};
 use super::rules::{Rules, likeliest, log_sum_exp, sampled};
@@ -32,6 +33,9 @@ pub struct Options {
     pub limits: Limits,
     /// Same sound and seed: same text, at every temperature.
     pub seed: u64,
+    /// Texts that are written side by side at temperature 0, of which the likeliest counts, where the device can
+    /// ([`super::BEAMS`] is the reference's number); up to 1: the likeliest token counts.
+    pub beams: usize,
 }
 
 impl Default for Options {
@@ -43,6 +47,7 @@ impl Default for Options {
             temperatures: vec![0.0, 0.4, 0.8],
             limits: Limits::default(),
             seed: 0,
+            beams: 1,
         }
     }
 }
@@ -185,7 +190,18 @@ impl Whisper {
                 true => sampled(scores, temperature, random.random()),
                 false => likeliest(scores),
             };
-            let Some(draft) = self.write(opening, &rules, most, &mut choose, stop)? else { return Ok(None) };
+            let draft = match options.beams {
+                width @ 2.. if temperature == 0.0 && most > 0 => self.search(opening, &rules, (width, most), stop)?,
+                _ => None,
+            };
+            let draft = match draft {
+                Some(draft) => draft,
+                None if stop.is_set() => return Ok(None),
+                None => match self.write(opening, &rules, most, &mut choose, stop)? {
+                    Some(draft) => draft,
+                    None => return Ok(None),
+                },
+            };
             let limits = &options.limits;
             let unlikely = draft.probability < limits.log_probability;
             // Where nobody speaks every text is unlikely: another try would only find another one.
@@ -197,6 +213,22 @@ impl Whisper {
             }
         }
         Ok(last)
+    }
+
+    /// The likeliest of several texts; `None` when stopped, or where the device writes one at a time.
+    fn search(
+        &self,
+        opening: &mut Opening<'_>,
+        rules: &Rules<'_>,
+        sizes: (usize, usize),
+        stop: &Stop,
+    ) -> Result<Option<Draft>, HearError> {
+        opening.text.rewind(opening.length)?;
+        let Some(mut beams) = opening.text.beams() else { return Ok(None) };
+        let Some(found) = beams::search(beams.as_mut(), &opening.scores, rules, sizes, stop)? else { return Ok(None) };
+        let (probability, tokens) = (found.probability(), found.tokens);
+        let text = self.tokens.text(&tokens).trim().to_owned();
+        Ok(Some(Draft { repeats: quality::loops(&tokens), tokens, text, probability }))
     }
 
     /// Writes one text; `None` when stopped.

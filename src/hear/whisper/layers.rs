@@ -150,10 +150,29 @@ pub(super) struct Attention {
     scale: f64,
 }
 
-/// Keys and values as `[heads, positions, width / heads]`.
+/// Keys and values as `[heads, positions, width / heads]`. A clone shares them.
+#[derive(Clone)]
 pub(super) struct Memory {
     pub(super) keys: Tensor,
     pub(super) values: Tensor,
+}
+
+impl Memory {
+    /// What `old` has, and behind it what this has.
+    pub(super) fn behind(self, old: Option<Memory>) -> Result<Memory> {
+        Ok(match old {
+            None => self,
+            Some(old) => Memory {
+                keys: Tensor::cat(&[&old.keys, &self.keys], 1)?,
+                values: Tensor::cat(&[&old.values, &self.values], 1)?,
+            },
+        })
+    }
+
+    /// One position of it.
+    pub(super) fn at(&self, position: usize) -> Result<Memory> {
+        Ok(Memory { keys: self.keys.narrow(1, position, 1)?, values: self.values.narrow(1, position, 1)? })
+    }
 }
 
 impl Attention {

@@ -7,6 +7,7 @@
 //! Contract: the numbers are those of `transformers` within the tolerances of [`selftest`]; a text that the model
 //! made up is dropped ([`Suppressed`]) and never given out as speech.
 
+mod beams;
 pub mod config;
 pub mod convert;
 mod decode;
@@ -28,6 +29,7 @@ pub mod verify;
 
 use std::path::Path;
 
+pub use beams::BEAMS;
 pub use config::{LoadError, RATE, is_checkpoint};
 pub use decode::{Options, Segment, Transcript};
 pub use quality::{Limits, Suppressed};

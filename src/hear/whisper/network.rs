@@ -6,7 +6,7 @@ use candle_core::{Device, IndexOp, Result, Tensor};
 
 use super::HearError;
 use super::config::{LoadError, Sizes};
-use super::engine::{Engine, Text};
+use super::engine::{Beams, Engine, Text};
 use super::layers::{Attention, Conv, FeedForward, Memory, Norm, Weights, gelu};
 use super::stop::Stop;
 use crate::voice::features::Matrix;
@@ -72,10 +72,33 @@ impl Text for CpuText<'_> {
         Ok(self.decoder.forward(tokens, &mut self.cache, None)?.flatten_all()?.to_vec1()?)
     }
 
+    fn beams(&self) -> Option<Box<dyn Beams + '_>> {
+        let Cache { text, heard, length } = &self.cache;
+        Some(Box::new(CpuBeams { decoder: self.decoder, heard, texts: vec![text.clone()], length: *length }))
+    }
+
     fn watched(&mut self, tokens: &[u32]) -> std::result::Result<(Vec<f32>, Option<Vec<Tensor>>), HearError> {
         let mut seen = Vec::new();
         let scores = self.decoder.forward(tokens, &mut self.cache, Some(&mut seen))?;
         Ok((scores.flatten_all()?.to_vec1()?, Some(seen)))
+    }
+}
+
+/// What each of several texts of one length remembers of itself, by layer.
+struct CpuBeams<'a> {
+    decoder: &'a Decoder,
+    heard: &'a [Memory],
+    texts: Vec<Vec<Option<Memory>>>,
+    length: usize,
+}
+
+impl Beams for CpuBeams<'_> {
+    fn next(&mut self, from: &[(usize, u32)]) -> std::result::Result<Vec<Vec<f32>>, HearError> {
+        self.texts = from.iter().map(|(parent, _)| self.texts[*parent].clone()).collect();
+        let tokens: Vec<u32> = from.iter().map(|(_, token)| *token).collect();
+        let scores = self.decoder.beside(&tokens, &mut self.texts, self.heard, self.length)?;
+        self.length += 1;
+        Ok(scores.to_vec2()?)
     }
 }
 
@@ -222,22 +245,12 @@ impl Decoder {
         if before + count > self.positions.dim(0)? {
             candle_core::bail!("a text of {} tokens is longer than the model's positions", before + count);
         }
-        let mut x = self.tokens.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?;
-        if let Some(scale) = self.scale {
-            x = (x * scale)?;
-        }
-        x = (x + self.positions.narrow(0, before, count)?)?;
+        let mut x = (self.embed(tokens)? + self.positions.narrow(0, before, count)?)?;
         let mask = if count > 1 { Some(mask(count, before)?) } else { None };
         for ((layer, text), heard) in self.layers.iter().zip(&mut cache.text).zip(&cache.heard) {
             let normed = layer.attention_norm.forward(&x)?;
             let new = layer.attention.memory(&normed)?;
-            let all = match text.take() {
-                None => new,
-                Some(old) => Memory {
-                    keys: Tensor::cat(&[&old.keys, &new.keys], 1)?,
-                    values: Tensor::cat(&[&old.values, &new.values], 1)?,
-                },
-            };
+            let all = new.behind(text.take())?;
             let (written, _) = layer.attention.attend(&normed, &all, mask.as_ref())?;
             *text = Some(all);
             x = (x + written)?;
@@ -249,8 +262,52 @@ impl Decoder {
             x = (&x + layer.forward.forward(&layer.forward_norm.forward(&x)?)?)?;
         }
         cache.length += count;
+        self.scores(&x)
+    }
+
+    /// Scores `[texts, vocabulary]` of what follows `tokens`, one of each text. `texts`: what each remembers of its own
+    /// `before` tokens, by layer.
+    fn beside(
+        &self,
+        tokens: &[u32],
+        texts: &mut [Vec<Option<Memory>>],
+        heard: &[Memory],
+        before: usize,
+    ) -> Result<Tensor> {
+        if before >= self.positions.dim(0)? {
+            candle_core::bail!("a text of {} tokens is longer than the model's positions", before + 1);
+        }
+        let mut x = self.embed(tokens)?.broadcast_add(&self.positions.narrow(0, before, 1)?)?;
+        for (n, (layer, heard)) in self.layers.iter().zip(heard).enumerate() {
+            let normed = layer.attention_norm.forward(&x)?;
+            let new = layer.attention.memory(&normed)?;
+            let own = |(row, text): (usize, &mut Vec<Option<Memory>>)| {
+                let all = new.at(row)?.behind(text[n].take())?;
+                let (written, _) = layer.attention.attend(&normed.narrow(0, row, 1)?, &all, None)?;
+                text[n] = Some(all);
+                Ok(written)
+            };
+            // All that they do not share is what was written.
+            let written = texts.iter_mut().enumerate().map(own).collect::<Result<Vec<_>>>()?;
+            x = (x + Tensor::cat(&written, 0)?)?;
+            let (taken, _) = layer.heard.attend(&layer.heard_norm.forward(&x)?, heard, None)?;
+            x = (x + taken)?;
+            x = (&x + layer.forward.forward(&layer.forward_norm.forward(&x)?)?)?;
+        }
+        self.scores(&x)
+    }
+
+    fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+        let x = self.tokens.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?;
+        match self.scale {
+            Some(scale) => x * scale,
+            None => Ok(x),
+        }
+    }
+
+    fn scores(&self, x: &Tensor) -> Result<Tensor> {
         // The vocabulary's rows are contiguous in memory, so each score is a product of two contiguous vectors.
-        self.norm.forward(&x)?.matmul(&self.tokens.t()?)
+        self.norm.forward(x)?.matmul(&self.tokens.t()?)
     }
 
     /// As [`Decoder::forward`], the scores behind the last of `tokens` alone.
