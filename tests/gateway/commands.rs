@@ -25,6 +25,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("model verify", "models_are_invented_verified_and_tested"),
     ("model random", "models_are_invented_verified_and_tested"),
     ("model selftest", "models_are_invented_verified_and_tested"),
+    ("model transcribe", "models_are_invented_verified_and_tested"),
     ("voice add", "voices_are_added_listed_and_removed"),
     ("voice list", "voices_are_added_listed_and_removed"),
     ("voice rm", "voices_are_added_listed_and_removed"),
