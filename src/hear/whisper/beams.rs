@@ -2,8 +2,8 @@
 //!
 //! # Why
 //! The likeliest next token often begins a text that becomes unlikely: where sound is poor, as on a telephone, a text that
-//! began with the second choice is right. On a hundred sentences by G.711 tiny.en mistakes one word in ten less than by
-//! the likeliest token alone (`tests/bench/README.md`). Weights are read once a step for all of them, so it costs little.
+//! began with the second choice is right. Of a hundred sentences by G.711 the reference gets 6.3 % of the words wrong with
+//! five texts and 7.6 % by the likeliest token alone (`tests/bench/README.md`). Weights are read once a step for all of them, so it costs little.
 //!
 //! As the reference does it (`openai/whisper`, `BeamSearchDecoder` with patience 1): a text that ends leaves the race and
 //! makes no room; the race is over when as many have ended as began.
@@ -109,10 +109,13 @@ mod tests {
     use super::super::Whisper;
     use super::*;
 
+    /// A text, and the tokens that may follow it with their probabilities.
+    type Row<'a> = (&'a [u32], &'a [(u32, f32)]);
+
     /// Probabilities of the next token, by the text so far; what has none ends.
     struct Told<'a> {
         texts: Vec<Vec<u32>>,
-        table: &'a [(&'a [u32], &'a [(u32, f32)])],
+        table: &'a [Row<'a>],
         size: usize,
         end: u32,
         steps: usize,
@@ -151,8 +154,7 @@ mod tests {
         let allowed = |id: &u32| !tokens.suppressed.contains(id) && !tokens.suppressed_first.contains(id);
         let some: Vec<u32> = (0..tokens.end).filter(allowed).take(4).collect();
         let [a, b, c, d] = some[..] else { panic!("four tokens") };
-        let table: &[(&[u32], &[(u32, f32)])] =
-            &[(&[], &[(a, 0.55), (b, 0.45)]), (&[a], &[(c, 0.3), (d, 0.3)]), (&[b], &[(d, 0.95)])];
+        let table: &[Row<'_>] = &[(&[], &[(a, 0.55), (b, 0.45)]), (&[a], &[(c, 0.3), (d, 0.3)]), (&[b], &[(d, 0.95)])];
         let found = |width: usize, most: usize| {
             let size = tokens.first_timestamp() as usize;
             let mut told = Told { texts: vec![Vec::new()], table, size, end: tokens.end, steps: 0 };
