@@ -52,6 +52,11 @@ impl Codec {
         }
     }
 
+    /// Whether it is one of the two of G.711.
+    pub fn is_g711(self) -> bool {
+        matches!(self, Codec::Pcmu | Codec::Pcma)
+    }
+
     /// What a static payload type stands for.
     pub fn from_static(payload_type: u8) -> Option<Codec> {
         Codec::ALL.into_iter().find(|c| c.static_type() == Some(payload_type))

@@ -5,11 +5,13 @@
 //! descriptions to and fro and must not start an exchange before the last one is over.
 
 mod address;
+mod opus;
 mod secure;
 
 use std::net::{IpAddr, SocketAddr};
 
 use self::address::Address;
+pub use self::opus::OpusParams;
 use crate::{
     attr::{Codec, Crypto, Direction, Fmtp, Key, RtpMap, Suite},
     dtls::{self, Dtls, LocalDtls, Theirs, attribute},
@@ -35,6 +37,8 @@ pub struct Policy {
     pub srtp: SrtpPolicy,
     /// Milliseconds of audio in a packet, where the peer wishes nothing else: 10, 20, 30, 40 or 60.
     pub ptime: u16,
+    /// Whether silence may be sent as comfort noise (RFC 3389) where the codec is G.711.
+    pub comfort_noise: bool,
 }
 
 impl Default for Policy {
@@ -44,6 +48,7 @@ impl Default for Policy {
             telephone_event: true,
             srtp: SrtpPolicy::Allowed,
             ptime: 20,
+            comfort_noise: false,
         }
     }
 }
@@ -100,6 +105,8 @@ pub struct Agreed {
     pub held: bool,
     /// Milliseconds of audio in a packet that we send. The peer may send any.
     pub ptime: u16,
+    /// Whether the peer takes silence as comfort noise, of the static payload type.
+    pub comfort_noise: bool,
     /// What the peer asks of Opus.
     pub opus: OpusParams,
     /// Protection both ways, where its keys are in the descriptions.
@@ -117,32 +124,6 @@ pub struct TelephoneEvent {
     pub receive_payload_type: u8,
     /// RTP clock in Hz.
     pub clock_rate: u32,
-}
-
-/// Parameters of RFC 7587 section 6.1 that concern a sender.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpusParams {
-    /// The peer can use in-band FEC.
-    pub fec: bool,
-    /// The peer likes DTX.
-    pub dtx: bool,
-    /// Upper limit in bit/s.
-    pub max_average_bitrate: Option<u32>,
-    /// Highest rate in Hz that is of use.
-    pub max_playback_rate: Option<u32>,
-}
-
-impl OpusParams {
-    fn read(fmtp: Option<&Fmtp>) -> OpusParams {
-        let Some(fmtp) = fmtp else { return OpusParams::default() };
-        let number = |name| fmtp.get(name).and_then(|v| v.parse().ok());
-        OpusParams {
-            fec: fmtp.get("useinbandfec") == Some("1"),
-            dtx: fmtp.get("usedtx") == Some("1"),
-            max_average_bitrate: number("maxaveragebitrate"),
-            max_playback_rate: number("maxplaybackrate"),
-        }
-    }
 }
 
 /// SRTP keys of both directions.
@@ -208,6 +189,9 @@ impl Negotiator {
                 let mut audio =
                     self.audio(&[(agreed.codec, agreed.receive_payload_type)], events.as_slice(), &proto, agreed.ptime);
                 audio.rtcp_mux = agreed.rtcp_mux;
+                if agreed.comfort_noise {
+                    audio.add_comfort_noise();
+                }
                 if let Some(keys) = agreed.srtp {
                     audio.crypto = vec![Crypto { tag: 1, suite: keys.suite, key: keys.local }];
                 }
@@ -267,6 +251,7 @@ impl Negotiator {
             direction,
             held: address == Address::Nowhere || !offer.direction(theirs).receives(),
             ptime: self.ptime(theirs, codec),
+            comfort_noise: self.noise(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp: crypto.as_ref().map(|c| self.keys(c.suite, c.key)),
             dtls,
@@ -278,6 +263,9 @@ impl Negotiator {
         let mut audio = self.audio(&[(codec, payload_type)], events.as_slice(), &theirs.proto, agreed.ptime);
         audio.direction = Some(direction);
         audio.rtcp_mux = theirs.rtcp_mux;
+        if agreed.comfort_noise {
+            audio.add_comfort_noise();
+        }
         if let Some(c) = crypto {
             audio.crypto = vec![Crypto { tag: c.tag, suite: c.suite, key: self.keys(c.suite, c.key).local }];
         }
@@ -364,6 +352,7 @@ impl Negotiator {
             // unless it does not even want what we send.
             held: address == Address::Nowhere || !answer.direction(theirs).receives(),
             ptime: self.ptime(theirs, codec),
+            comfort_noise: self.noise(theirs, codec),
             opus: OpusParams::read(theirs.fmtp(payload_type)),
             srtp,
             dtls,
@@ -460,6 +449,11 @@ impl Negotiator {
         fitting.or_else(|| media.telephone_events().next())
     }
 
+    /// G.711 alone: the others have silence of their own, or a clock that the payload type is not for.
+    fn noise(&self, theirs: &Media, codec: Codec) -> bool {
+        self.policy.comfort_noise && codec.is_g711() && theirs.has_comfort_noise()
+    }
+
     /// The longest packet that is no longer than the peer wishes and can take (RFC 4566 section 6), of those that we
     /// make: Opus in whole frames of 20 ms only, and so never shorter.
     fn ptime(&self, theirs: &Media, codec: Codec) -> u16 {
@@ -495,6 +489,9 @@ impl Negotiator {
             SrtpPolicy::Never | SrtpPolicy::Allowed => "RTP/AVP",
         };
         let mut audio = self.audio(&codecs, &events, proto, self.policy.ptime);
+        if self.policy.comfort_noise && self.policy.codecs.iter().any(|codec| codec.is_g711()) {
+            audio.add_comfort_noise();
+        }
         if keys {
             let lines = Suite::ALL.into_iter().zip(1..);
             audio.crypto = lines.map(|(suite, tag)| Crypto { tag, suite, key: self.key(suite) }).collect();

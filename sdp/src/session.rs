@@ -43,6 +43,9 @@ pub struct Attribute {
     pub value: Option<String>,
 }
 
+/// RFC 3551 table 4.
+const COMFORT_NOISE: u8 = 13;
+
 /// `m=` and what follows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Media {
@@ -111,6 +114,19 @@ impl Media {
             .filter(|map| map.encoding.eq_ignore_ascii_case("telephone-event"))
             .filter(|map| self.formats.iter().any(|f| f.parse() == Ok(map.payload_type)))
             .map(|map| (map.payload_type, map.clock_rate))
+    }
+
+    /// Whether comfort noise at 8 kHz is among the formats (RFC 3389 section 4: the static payload type 13).
+    pub fn has_comfort_noise(&self) -> bool {
+        let mapped = self.rtpmaps.iter().find(|map| map.payload_type == COMFORT_NOISE);
+        let meant = mapped.is_none_or(|map| map.encoding.eq_ignore_ascii_case("CN") && map.clock_rate == 8_000);
+        meant && self.formats.iter().any(|format| format.parse() == Ok(COMFORT_NOISE))
+    }
+
+    pub(crate) fn add_comfort_noise(&mut self) {
+        self.formats.push(COMFORT_NOISE.to_string());
+        let encoding = "CN".to_owned();
+        self.rtpmaps.push(RtpMap { payload_type: COMFORT_NOISE, encoding, clock_rate: 8_000, channels: 1 });
     }
 
     /// The parameters of `payload_type`.

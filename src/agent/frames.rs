@@ -85,7 +85,7 @@ pub enum ToAgent {
     /// Something worth knowing: a turn began to sound or ended.
     Info {
         /// `callConnected`, `answeredBy`, `messageOver`, `deaf`, `firstAudio`, `speaking`, `turn`, `turnEnded`,
-        /// `underrun`, `bargeInPending`, `transferred`.
+        /// `underrun`, `bargeInPending`, `handedOver`, `transferred`.
         name: String,
         /// The turn it is about.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -363,6 +363,7 @@ impl Relay {
                 Some(ToAgent::Transfer { accepted: false, reason: Some(reason.clone()) })
             }
             CallEvent::Transferred(Ok(())) => info("transferred", None, Value::Null),
+            CallEvent::HandedOver(with) => info("handedOver", None, json!({"to": with})),
             CallEvent::TransferFailed(reason) => {
                 Some(ToAgent::Error { description: format!("the transfer failed, the caller is still here: {reason}") })
             }

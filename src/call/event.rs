@@ -261,6 +261,8 @@ pub enum CallEvent {
     Transferred(Result<(), String>),
     /// A transfer that the peer had taken on came to nothing; the call goes on.
     TransferFailed(String),
+    /// The peer handed the call over, or another party was sent in its place: this one. The call goes on with it.
+    HandedOver(String),
     /// What becomes of a bridge to a human.
     Bridge {
         /// The other call; `None`: none was placed.

@@ -177,6 +177,9 @@ pub enum LegEvent {
     TransferAnswered(Result<(), String>),
     /// What became of a transfer that the peer had taken on.
     TransferEnded(Result<(), String>),
+    /// Another party took the peer's place: the peer handed the call over to it (SIP REFER), or it was sent here (INVITE with
+    /// Replaces). Its address.
+    Moved(String),
     /// The leg is over; nothing follows.
     Closed(LegEnd),
 }

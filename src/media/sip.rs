@@ -16,12 +16,14 @@ pub(crate) mod dtls;
 mod fuzz;
 mod ice;
 pub(crate) mod latch;
+mod noise;
 mod packets;
 pub(crate) mod ports;
 mod reports;
 mod seam;
 mod secure;
 mod srtp;
+mod succession;
 
 use std::{
     collections::VecDeque,
@@ -43,6 +45,7 @@ use self::{
     counters::Counters,
     dtls::Identity,
     latch::Latch,
+    noise::Noise,
     packets::{Length, Packets},
     ports::PortPair,
     secure::{Component, Secure},
@@ -78,6 +81,7 @@ pub struct SipLeg {
     ssrc: u32,
     /// Where packets were agreed on that are not as long as frames.
     packets: Option<Packets>,
+    noise: Noise,
     rtcp: Rtcp,
     /// When RTP or RTCP was last heard, or the wait for it began.
     heard: Instant,
@@ -117,6 +121,7 @@ impl SipLeg {
         Ok(SipLeg {
             format: format(&agreed),
             packets: length(&agreed).map(|length| Packets::new(Some(length))),
+            noise: Noise::default(),
             latch: Latch::new(peer, agreed.remote_rtp),
             rtcp_source: None,
             rtcp: Rtcp::new(now, ssrc, cname, codec(agreed.codec).clock_rate()),
@@ -199,6 +204,7 @@ impl SipLeg {
                 self.connect();
             }
             Some(Signal::Media(agreed)) => self.on_media(*agreed),
+            Some(Signal::Moved(leg, with)) => self.succeed(*leg, with),
             Some(Signal::Digit(digit)) => self.events.push_back(LegEvent::Digit(digit)),
             Some(Signal::HoldAnswered(hold, outcome)) => {
                 self.events.push_back(LegEvent::HoldAnswered { hold, outcome });
@@ -442,13 +448,15 @@ impl MediaLeg for SipLeg {
     }
 
     async fn attach(&mut self) -> io::Result<()> {
-        let Some(ports) = self.ports.take() else { return Ok(()) };
-        let sockets = Sockets { rtp: UdpSocket::from_std(ports.rtp)?, rtcp: UdpSocket::from_std(ports.rtcp)? };
-        // A try_send before the runtime has seen the socket once would report it full.
-        sockets.rtp.writable().await?;
-        sockets.rtcp.writable().await?;
-        self.sockets = Some(sockets);
-        self.heard = clock::now();
+        if self.sockets.is_some() {
+            return Ok(());
+        }
+        self.begin()?;
+        if let Some(sockets) = &self.sockets {
+            // A try_send before the runtime has seen the socket once would report it full.
+            sockets.rtp.writable().await?;
+            sockets.rtcp.writable().await?;
+        }
         if let Some(sends) = self.early {
             self.events.push_back(LegEvent::Early { sends });
         }
@@ -463,6 +471,10 @@ impl MediaLeg for SipLeg {
         let audio = packet.payload_type == self.format.payload_type;
         let now = clock::now();
         match &mut self.packets {
+            None if self.agreed.comfort_noise => {
+                let packet = self.noise.pass(packet, self.format.codec, audio);
+                self.transmit(packet)
+            }
             None => self.transmit(packet),
             Some(packets) => {
                 packets.push(now, packet, audio);

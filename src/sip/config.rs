@@ -69,6 +69,8 @@ pub struct SipConfig {
     pub session_expires_s: u64,
     /// Whether calls may go out.
     pub outbound: Outbound,
+    /// Whether `users` may hand calls over to whom they name (REFER), and to one another (INVITE with Replaces).
+    pub refer: bool,
     /// Carriers and exchanges for outbound calls.
     pub trunk: Vec<TrunkConfig>,
 }
@@ -100,6 +102,7 @@ impl Default for SipConfig {
             // What RFC 4028 section 4 recommends: a call on hold whose peer is gone ends in half an hour.
             session_expires_s: 1_800,
             outbound: Outbound::Trunks,
+            refer: false,
             trunk: Vec::new(),
         }
     }
@@ -169,6 +172,9 @@ pub struct TrunkConfig {
     /// Seconds between OPTIONS to every host, which tell whether it lives; 0: none are sent.
     #[serde(default)]
     pub options_s: u64,
+    /// Seconds between OPTIONS that keep the way from the registrar open (`register = true`); 0: none.
+    #[serde(default = "keep_alive_s")]
+    pub keep_alive_s: u64,
     /// `udp` (default), `tcp` or `tls`.
     #[serde(default)]
     pub transport: Transport,
@@ -203,12 +209,19 @@ pub struct TrunkConfig {
     /// Milliseconds of audio in a packet, where the carrier asks for nothing else: 10, 20, 30, 40 or 60. Opus has 20.
     #[serde(default = "ptime", deserialize_with = "packet_time")]
     pub ptime: u16,
+    /// Whether silence is sent as comfort noise (RFC 3389) where the carrier takes it, with G.711 in packets of 20 ms.
+    #[serde(default)]
+    pub comfort_noise: bool,
     /// Whether to encrypt media.
     #[serde(default)]
     pub srtp: Srtp,
     /// What a number or user must begin with to be called here; `*` is everything. Empty: nothing is called.
     #[serde(default)]
     pub prefixes: Vec<String>,
+    /// Whether it may hand calls of its over to whom it names (REFER): they are called as `prefixes` and the limits below
+    /// allow.
+    #[serde(default)]
+    pub refer: bool,
     /// Calls out at a time; 0: as many as `[sip] max_calls`.
     #[serde(default = "max_calls")]
     pub max_calls: usize,
@@ -261,6 +274,11 @@ fn packet_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Err
     let ms = u16::deserialize(deserializer)?;
     let possible = matches!(ms, 10 | 20 | 30 | 40 | 60);
     possible.then_some(ms).ok_or_else(|| D::Error::custom(format!("ptime = {ms}: expected 10, 20, 30, 40 or 60")))
+}
+
+/// Mappings of NAT in UDP last half a minute (RFC 5626 section 4.4.2 has 24 to 29 seconds).
+fn keep_alive_s() -> u64 {
+    25
 }
 
 /// As long as a registrar or proxy takes to restart.

@@ -7,7 +7,7 @@
 use std::{
     future::{Future, poll_fn},
     net::SocketAddr,
-    sync::{Arc, Mutex, OnceLock, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
     task::Poll,
     time::Duration,
 };
@@ -31,23 +31,21 @@ use tracing::{debug, info};
 use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
-    body,
-    calling::Calling,
-    config, dialplan,
+    body, config, dialplan,
     door::Door,
     inbound::{self, unsupported},
     inspect::Inspector,
     listen::{Guard, ScreenedUdp, StreamListener},
     names::{self, Carriers, Names, Naming},
     neighbours::{Addresses, Beside},
-    outbound,
+    outbound::{self, Provisional},
     parked::Parked,
     places::{HalfOpen, Places},
     quota::Quotas,
     reliable::Pending,
     routes::Routes,
     screen::MAX_MESSAGE,
-    shared::{Bound, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
+    shared::{Bound, Calls, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
     stateless::Stateless,
     tls, trunk,
     websocket::Origins,
@@ -162,25 +160,24 @@ impl Endpoint {
                 routes: Routes::new(beside.names.clone()),
             },
             incoming,
-            dialer: OnceLock::new(),
+            calls: Calls::default(),
             here: Here { bound, media_bind, public_ip: config.public_ip, public_ips: config.public_ips.clone() },
             life,
             reliable: Pending::default(),
-            calling: Calling::default(),
             invites: Mutex::default(),
             beside,
             config,
         });
         let weak = Arc::downgrade(&shared);
-        let dialer: Dialer = Box::new(move |request| {
+        let dialer: Dialer = Box::new(move |request, progress| {
             let shared = weak.upgrade();
             Box::pin(async move {
                 let shared = shared.ok_or(SipError::Closed)?;
-                outbound::dial(&shared, request, &|_| ()).await
+                outbound::dial(&shared, request, &|said: Provisional| progress(said.status())).await
             })
         });
         // Nobody else sets it.
-        shared.dialer.set(dialer).ok();
+        shared.calls.dialer.set(dialer).ok();
         let requests = stack.incoming_transactions().map_err(stack_error)?;
         let dispatching = Vital { shared: shared.clone(), task: "dispatch" };
         listeners.serve(&shared, &stack, parked).await?;
@@ -300,7 +297,7 @@ impl Endpoint {
         let mut ids: Vec<String> = known.map(|dialog| dialog.id().call_id).collect();
         // Those that have no dialog yet.
         ids.extend(lock(&self.shared.invites).iter().filter_map(|key| key.lines().next()).map(str::to_owned));
-        ids.extend(self.shared.calling.ids());
+        ids.extend(self.shared.calls.calling.ids());
         ids
     }
 
@@ -504,7 +501,7 @@ async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
     }
     let Some(source) = inbound::source(&tx) else { return };
     if in_dialog && let Ok(call_id) = tx.original.call_id_header() {
-        shared.calling.settled(call_id.value()).await;
+        shared.calls.calling.settled(call_id.value()).await;
     }
     // It was judged when it came in; its dialog may be gone since.
     match inbound::judge(shared, &tx.original, source) {

@@ -9,7 +9,7 @@ use super::{
     DialError, DialRequest, Endpoint, RtpConfig, SipConfig, SipError, TrunkStatus,
     config::Srtp,
     dialplan::{self, Caller, Dialplan, Route},
-    outbound, timer,
+    headers, timer,
 };
 use crate::clock;
 
@@ -47,8 +47,8 @@ pub fn explain(config: &SipConfig, request: &DialRequest) -> Result<Explanation,
         Caller::Address(uri) => Some(*uri),
         Caller::User(_) => None,
     };
-    let mut headers = outbound::extra_headers(&request.headers)?;
-    headers.extend(caller.as_ref().and_then(|caller| outbound::asserted(trunk, caller, &request.headers)));
+    let mut headers = headers::extra_headers(&request.headers)?;
+    headers.extend(caller.as_ref().and_then(|caller| headers::asserted(trunk, caller, &request.headers)));
     let own = trunk.and_then(|trunk| trunk.session_expires_s).unwrap_or(config.session_expires_s);
     headers.extend((own > 0).then(|| timer::wish_headers(own)).into_iter().flatten());
     let codecs = trunk.map(|trunk| &trunk.codecs).filter(|codecs| !codecs.is_empty()).unwrap_or(&config.codecs);

@@ -42,10 +42,12 @@ use super::{
     neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
     reliable::{self, Due, Wish},
+    replaces,
     session::{CONTROLS, SIGNALS, Session},
     shared::{RESTART, Shared},
     stateless::{Answer, Stateless},
     timer::SessionTimer,
+    up::{Answered, Party},
 };
 use crate::{
     clock::{self, Sparse},
@@ -73,8 +75,8 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
             return;
         }
     };
-    let Admitted { account, vetted, slot } = admitted;
-    let Vetted { standing, offer, policy, offered, timer } = vetted;
+    let Admitted { account, party, vetted, slot } = admitted;
+    let Vetted { standing, offer, policy, offered, timer, replaced } = vetted;
     let peer = Peer { signalling: source.ip(), trusted: standing != Standing::Stranger };
 
     let request = tx.original.clone();
@@ -95,16 +97,23 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let mut call = incoming(&request, source, standing == Standing::Trunk, account, offered, commands, gone.clone());
     call.trusted = peer.trusted;
     info!(call_id = %call.call_id, from = %call.from, to = %call.to, %source, "incoming call");
-    // overflow: refused: the caller is told 503 and comes again
-    let taken = shared.incoming.try_send(call).is_ok();
+    let taken = match replaced {
+        Some(replaced) => {
+            shared.life.tasks.spawn(replaces::take(replaced, call));
+            true
+        }
+        // overflow: refused: the caller is told 503 and comes again
+        None => shared.incoming.try_send(call).is_ok(),
+    };
     let mut driver = dialog.clone();
     let wish = Wish::of(&request);
     let timed = timer.map(|timer| timer.answer_headers(&request)).unwrap_or_default();
     let timer = timer.map(|timer| (timer, timed));
     let responses = tx.tu_sender.clone();
-    let ringing =
-        Ringing { shared: shared.clone(), dialog, states, responses, offer, policy, slot, peer, gone, wish, timer };
-    shared.life.tasks.spawn(ringing.run(receiver, taken));
+    let shared = shared.clone();
+    let tasks = shared.life.tasks.clone();
+    let ringing = Ringing { shared, dialog, states, responses, offer, policy, slot, peer, party, gone, wish, timer };
+    tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.
     if let Err(error) = driver.handle(&mut tx).await {
@@ -114,6 +123,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
 
 struct Admitted {
     account: Option<String>,
+    party: Party,
     vetted: Vetted,
     slot: Place,
 }
@@ -125,6 +135,8 @@ struct Vetted {
     policy: Policy,
     offered: Vec<Codec>,
     timer: Option<SessionTimer>,
+    /// The call whose place it takes.
+    replaced: Option<Answered>,
 }
 
 struct Refused {
@@ -158,7 +170,7 @@ pub(super) fn judge(shared: &Shared, request: &Request, source: SocketAddr) -> O
     }
     if request.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some() {
         let id = DialogId::try_from((request, TransactionRole::Server)).ok();
-        let soon = || request.call_id_header().is_ok_and(|call_id| shared.calling.has(call_id.value()));
+        let soon = || request.call_id_header().is_ok_and(|call_id| shared.calls.calling.has(call_id.value()));
         let known = id.is_some_and(|id| shared.dialogs.get_dialog(&id).is_some()) || soon();
         return if known { None } else { refuse(StatusCode::CallTransactionDoesNotExist, vec![]) };
     }
@@ -240,6 +252,7 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
         return Err(Refused::new(StatusCode::NotAcceptable, vec![accept]));
     }
     let mut policy = shared.policy();
+    policy.comfort_noise = trunk.is_some_and(|trunk| trunk.comfort_noise);
     match trunk.map(|trunk| trunk.srtp) {
         Some(Srtp::Required) => policy.srtp = SrtpPolicy::Required,
         Some(Srtp::Dtls) => policy.srtp = SrtpPolicy::Dtls,
@@ -257,7 +270,8 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     }
     let timer = SessionTimer::asked(request, shared.session_wish(trunk), now)
         .map_err(|(status, headers)| Refused::new(status, headers))?;
-    Ok(Vetted { standing, offer, policy, offered, timer })
+    let replaced = replaces::named(shared, request).map_err(|status| Refused::new(status, vec![]))?;
+    Ok(Vetted { standing, offer, policy, offered, timer, replaced })
 }
 
 /// What an INVITE says to prove who sent it.
@@ -293,9 +307,17 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     }
     turned_away(&shared.admission(), request)?;
     let call_id = request.call_id_header().map(|id| id.value().to_owned()).unwrap_or_default();
+    let party = match (shared.trunks.carriers.find(source.ip()), &account) {
+        (Some(trunk), _) => Party::Trunk(trunk),
+        (None, Some(name)) => Party::Account(name.clone()),
+        (None, None) => Party::Stranger,
+    };
+    if let Some(replaced) = &vetted.replaced {
+        replaced.allows(&party, shared.config.refer).map_err(|status| Refused::new(status, vec![]))?;
+    }
     let half_open = HalfOpen { call_id, source, since: now };
     let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;
-    Ok(Admitted { account, vetted, slot })
+    Ok(Admitted { account, party, vetted, slot })
 }
 
 /// A call that rings: what its task owns until it is answered.
@@ -309,6 +331,7 @@ struct Ringing {
     policy: Policy,
     slot: Place,
     peer: Peer,
+    party: Party,
     gone: CancellationToken,
     /// How provisional responses may be sent.
     wish: Wish,
@@ -448,7 +471,7 @@ impl Ringing {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();
         }
-        let Ringing { shared, dialog, mut states, slot, peer, gone, .. } = self;
+        let Ringing { shared, dialog, mut states, slot, peer, party, gone, .. } = self;
         gone.cancel();
         let agreed = match agreed {
             Some(agreed) => agreed,
@@ -474,7 +497,10 @@ impl Ringing {
         let leg = Session::leg(&shared, ports, agreed, peer, (receiver, sender), None);
         // A leg that nobody takes is dropped here, and the session then hangs up.
         reply.send(leg.map_err(SipError::NoPort)).ok();
-        Session { shared, dialog, states, negotiator, signals, controls, slot, lease: None, peer, timer }.run().await;
+        let lease = None;
+        let session =
+            Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer };
+        session.run().await;
     }
 }
 
@@ -497,8 +523,8 @@ async fn answer_in_ack(
     negotiator.accept(&answer).map_err(|error| SipError::NotAcceptable(error.to_string()))
 }
 
-/// Extensions that we have: session timers, and reliable provisional responses.
-const EXTENSIONS: [&str; 2] = ["timer", "100rel"];
+/// Extensions that we have: session timers, reliable provisional responses, and calls in the place of others.
+const EXTENSIONS: [&str; 3] = ["timer", "100rel", "replaces"];
 
 /// Extensions that are required of us and that we do not have.
 pub(super) fn unsupported(request: &Request) -> Option<String> {

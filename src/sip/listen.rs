@@ -47,6 +47,7 @@ use super::{
     parked::Parked,
     screen::{Frame, MAX_MESSAGE, Verdict, frame, screen},
     stateless::Stateless,
+    stun,
     tls::Tls,
     websocket::{self, Origins},
 };
@@ -214,6 +215,12 @@ impl ScreenedUdp {
             if length >= 4 {
                 self.socket.try_send_to(b"\r\n", from).ok();
             }
+            return Ok(None);
+        }
+        if let Some(answer) = stun::answer(datagram, from) {
+            count("answered");
+            // overflow: drops: it is asked again
+            self.socket.try_send_to(&answer, from).ok();
             return Ok(None);
         }
         if bridge::passes(&self.place, from, datagram) {

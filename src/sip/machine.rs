@@ -332,6 +332,11 @@ impl Machine {
         }
     }
 
+    /// Whether a transfer of ours is under way.
+    pub(super) fn is_transferring(&self) -> bool {
+        self.transfer != Transfer::None
+    }
+
     /// The peer tells how far it has got with a transfer.
     pub(super) fn notified(&mut self, request: &Request) -> StatusCode {
         match &mut self.transfer {

@@ -6,22 +6,22 @@
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
 //! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
-//! - `trunk`: registrations and health; `targets`: the hosts of a trunk; `routes`: their addresses; `number`: how it writes numbers;
-//!   `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
+//! - `trunk`: registrations and health; `flow`: the connections that calls of a trunk come by; `targets`: the hosts of a trunk; `routes`: their addresses; `number`: how it writes numbers;
+//!   `headers`: those of a call out; `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
-//! - `listen`, `websocket`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
+//! - `listen`, `websocket`, `stun`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
 //! - `bridge`: what belongs to the gateway whose place this one took
 //! - `door`, `stateless`: how fast a source may talk, and answers that keep nothing
 //! - `places`: how many calls, half-open ones, and who is turned away; `names`: what peers may have us send to
 //! - `explain`: how a call would go, without placing it; `reliable`: provisional responses that are acknowledged; `body`, `refer`,
-//!   `timer`, `tls`: what the names say
+//!   `referred`, `replaces`, `up`, `timer`, `tls`: what the names say
 //!
 //! Never touches media: the session task and the leg meet in two channels.
 //!
 //! # What it does
 //! UDP, TCP, TLS and WebSocket (RFC 7118). Media is RTP, or SRTP with keys in the description (SDES) or of a handshake (DTLS),
 //! to an address of the description or one that the peer's ICE finds: telephones and the SIP libraries of browsers both. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
-//! INFO with digits, REFER out (blind, or attended with Replaces); an incoming REFER is declined. Session timers
+//! INFO with digits, REFER out (blind, or attended with Replaces), and in, where the configuration allows it; INVITE with Replaces. Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
 //! 501, 505. Sound that the called side sends before it answers is heard; provisional responses are reliable both ways
@@ -48,6 +48,8 @@ mod dialplan;
 mod door;
 mod endpoint;
 mod explain;
+mod flow;
+mod headers;
 mod identity;
 mod inbound;
 mod incoming;
@@ -62,17 +64,21 @@ mod parked;
 mod places;
 pub mod quota;
 mod refer;
+mod referred;
 mod reliable;
+mod replaces;
 mod routes;
 mod screen;
 mod session;
 mod shared;
 mod stateless;
+mod stun;
 mod targets;
 mod tidy;
 mod timer;
 mod tls;
 mod trunk;
+mod up;
 mod websocket;
 
 use thiserror::Error;

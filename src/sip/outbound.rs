@@ -8,14 +8,7 @@
 //! *A call that forks* is the stack's business: the first 2xx is the call, those of other branches are acknowledged and
 //! ended by BYE (RFC 3261 section 13.2.2.4).
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    future::Future,
-    net::IpAddr,
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, future::Future, net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use metrics::counter;
 use rsipstack::{
@@ -40,9 +33,11 @@ use super::{
     DialError, SipError, body,
     config::{EarlyMedia, Srtp, TrunkConfig},
     dialplan::{self, Caller, DialRequest, Route},
+    headers::{asserted, extra_headers},
     session::{CONTROLS, Ends, SIGNALS, Session},
     shared::Shared,
     timer::{self, SessionTimer},
+    up::Party,
 };
 use crate::{
     clock,
@@ -51,34 +46,6 @@ use crate::{
         sip::{Signal, SipLeg, latch::Peer, ports::PortPair},
     },
 };
-
-/// Headers that an application may not set: the stack does, or the meaning of the call hangs on them.
-const RESERVED: [&str; 24] = [
-    "via",
-    "v",
-    "from",
-    "f",
-    "to",
-    "t",
-    "call-id",
-    "i",
-    "cseq",
-    "contact",
-    "m",
-    "max-forwards",
-    "content-length",
-    "l",
-    "content-type",
-    "c",
-    "route",
-    "record-route",
-    "require",
-    "proxy-require",
-    "supported",
-    "k",
-    "authorization",
-    "proxy-authorization",
-];
 
 /// What the called side says before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +60,15 @@ pub enum Provisional {
         /// SIP status, 180 to 199.
         status: u16,
     },
+}
+
+impl Provisional {
+    /// SIP status, 180 to 199.
+    pub(super) fn status(self) -> u16 {
+        match self {
+            Provisional::Ringing { status } | Provisional::EarlyMedia { status } => status,
+        }
+    }
 }
 
 /// Who is told of provisional responses.
@@ -171,7 +147,8 @@ pub(super) async fn dial_early(
     }
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
-    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, timer });
+    let party = plan.trunk.map_or(Party::Stranger, |(index, _)| Party::Trunk(index));
+    spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer });
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
 }
 
@@ -409,7 +386,7 @@ impl<'a> Plan<'a> {
         let user = trunk.and_then(|t| t.username.clone());
         let timer = interval.map(timer::wish_headers).unwrap_or_default();
         // Until the dialog is there.
-        let attempt = shared.calling.begin();
+        let attempt = shared.calls.calling.begin();
         let option = InviteOption {
             call_id: Some(attempt.call_id().to_owned()),
             caller: self.caller.clone(),
@@ -477,6 +454,7 @@ fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
             policy.codecs = trunk.codecs.iter().map(|c| c.codec()).collect();
         }
         policy.ptime = trunk.ptime;
+        policy.comfort_noise = trunk.comfort_noise;
         policy.srtp = match trunk.srtp {
             Srtp::Off => SrtpPolicy::Allowed,
             Srtp::Required => SrtpPolicy::Required,
@@ -484,18 +462,6 @@ fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
         };
     }
     policy
-}
-
-/// P-Asserted-Identity, where the trunk wants it and the application has set none.
-pub(super) fn asserted(
-    trunk: Option<&TrunkConfig>,
-    caller: &Uri,
-    headers: &BTreeMap<String, String>,
-) -> Option<Header> {
-    const NAME: &str = "P-Asserted-Identity";
-    let wanted = trunk.is_some_and(|trunk| trunk.assert_identity);
-    let set = headers.keys().any(|name| name.eq_ignore_ascii_case(NAME));
-    (wanted && !set).then(|| Header::Other(NAME.to_owned(), format!("<{caller}>")))
 }
 
 /// What was heard before the end of an INVITE.
@@ -579,36 +545,4 @@ fn wire(uri: &Uri) -> Wire {
     });
     let secure = uri.scheme == Some(rsipstack::sip::Scheme::Sips);
     named.unwrap_or(if secure { Wire::Tls } else { Wire::Udp })
-}
-
-pub(super) fn extra_headers(headers: &BTreeMap<String, String>) -> Result<Vec<Header>, DialError> {
-    let mut extra = vec![body::allow(), timer::supported()];
-    for (name, value) in headers {
-        let token = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.!%*_+`'~".contains(&b));
-        if !token || RESERVED.contains(&name.to_ascii_lowercase().as_str()) {
-            return Err(DialError::Address(format!("the header `{name}` cannot be set")));
-        }
-        if value.chars().any(char::is_control) || value.len() > 1_024 {
-            return Err(DialError::Address(format!(
-                "the value of header `{name}` is too long or has control characters"
-            )));
-        }
-        extra.push(Header::Other(name.clone(), value.clone()));
-    }
-    Ok(extra)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reserved_and_unsafe_headers_are_refused() {
-        let one = |name: &str, value: &str| extra_headers(&BTreeMap::from([(name.to_owned(), value.to_owned())]));
-        assert!(one("X-Account", "7").is_ok());
-        assert!(one("Via", "x").is_err());
-        assert!(one("X-Bad", "a\r\nVia: b").is_err());
-        assert!(one("X Bad", "a").is_err());
-        assert!(one("", "a").is_err());
-    }
 }

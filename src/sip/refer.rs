@@ -44,7 +44,7 @@ impl Transfer {
         let mut consultation = None;
         if attended {
             let request = DialRequest { to: to.to_owned(), ..DialRequest::default() };
-            let (leg, id) = shared.dial(request).await.map_err(|e| e.to_string())?;
+            let (leg, id) = shared.dial(request, Box::new(|_| ())).await.map_err(|e| e.to_string())?;
             refer_to = format!("<{target}?Replaces={}>", replaces(&id));
             consultation = Some(leg);
         }

@@ -39,8 +39,10 @@ use super::{
     places::Place,
     quota::Lease,
     refer::Transfer,
+    referred,
     shared::Shared,
     timer::{SessionTimer, until},
+    up::Party,
 };
 use crate::{
     clock,
@@ -77,6 +79,8 @@ pub(super) struct Session {
     /// A call out through a trunk counts to what the trunk allows.
     pub(super) lease: Option<Lease>,
     pub(super) peer: Peer,
+    /// Whose call it is.
+    pub(super) party: Party,
     /// What the INVITE and its answer settled of RFC 4028.
     pub(super) timer: Option<SessionTimer>,
 }
@@ -101,10 +105,25 @@ struct Running {
     referral: Option<Work<Result<Box<Transfer>, String>>>,
     /// What a transfer needs until it is over.
     transfer: Option<Box<Transfer>>,
+    hand_over: HandOver,
     /// When to look at the trunk's minutes again.
     quota: Option<Instant>,
     /// Nobody has acknowledged our answer.
     unacknowledged: bool,
+}
+
+/// The peer sends us to somebody else.
+struct HandOver {
+    /// Who the peer is.
+    party: Party,
+    /// The call to where it sends us.
+    call: Option<Work<Result<Box<SipLeg>, String>>>,
+    /// Where that is.
+    to: String,
+    /// The peer wants to hear how it goes.
+    told: bool,
+    /// It has left meanwhile: what the call ends with unless the other one is answered.
+    left: Option<LegEnd>,
 }
 
 type Flow = ControlFlow<Ending>;
@@ -139,11 +158,13 @@ impl Session {
         // The state may have been taken from the stream already, by whoever waited for the ACK.
         let confirmed = self.dialog.state().is_confirmed();
         let called = self.dialog.role() == TransactionRole::Server;
+        let _up = self.shared.calls.up.enter(self.dialog.id(), self.party.clone(), &self.signals);
         let mut running = Running {
             machine: Machine::new(called, self.negotiator, self.timer),
             exchange: None,
             referral: None,
             transfer: None,
+            hand_over: HandOver { party: self.party, call: None, to: String::new(), told: false, left: None },
             quota: self.lease.is_some().then(|| clock::now() + QUOTA),
             unacknowledged: false,
             shared: self.shared,
@@ -172,10 +193,11 @@ impl Running {
             }
             let deadline = self.machine.deadline();
             let (exchange, referral) = (under_way(&mut self.exchange), under_way(&mut self.referral));
+            let handed = under_way(&mut self.hand_over.call);
             let flow = tokio::select! {
                 biased;
                 () = stop.cancelled() => ControlFlow::Break(Ending::Ours(LegEnd::Local, "shutting down")),
-                state = self.states.recv() => self.on_state(state).await,
+                state = self.states.recv(), if self.hand_over.left.is_none() => self.on_state(state).await,
                 response = exchange => {
                     self.exchange = None;
                     self.machine.answered(clock::now(), response.as_ref(), rand::random());
@@ -187,6 +209,7 @@ impl Running {
                     self.machine.referred(clock::now(), result);
                     ControlFlow::Continue(())
                 }
+                leg = handed => self.on_handed_over(leg).await,
                 control = self.controls.recv() => {
                     self.machine.control(control.unwrap_or(Control::HangUp));
                     ControlFlow::Continue(())
@@ -253,14 +276,18 @@ impl Running {
                 let status = self.machine.notified(&request);
                 handle.reply(status).await.ok();
             }
-            // Being sent elsewhere by a peer is nothing a voice agent should obey.
-            DialogState::Refer(_, _, handle) => {
-                handle.reply(StatusCode::Decline).await.ok();
-            }
+            DialogState::Refer(_, request, handle) => self.on_refer(&request, handle).await,
             DialogState::Message(_, _, handle) | DialogState::Publish(_, _, handle) => {
                 handle.respond(StatusCode::MethodNotAllowed, Some(vec![body::allow()]), None).await.ok();
             }
-            DialogState::Terminated(_, reason) => return ControlFlow::Break(Ending::Dialog(self.end(&reason))),
+            DialogState::Terminated(_, reason) => {
+                let end = self.end(&reason);
+                // Who has sent us somewhere need not wait until we are there.
+                if self.hand_over.call.is_none() || end != LegEnd::Remote {
+                    return ControlFlow::Break(Ending::Dialog(end));
+                }
+                self.hand_over.left = Some(end);
+            }
             DialogState::Calling(_) | DialogState::Trying(_) | DialogState::Early(..) | DialogState::WaitAck(..) => {}
         }
         ControlFlow::Continue(())
@@ -278,6 +305,46 @@ impl Running {
         let reply = self.machine.offered(clock::now(), request);
         if handle.respond(reply.status, Some(reply.headers), reply.body).await.is_err() {
             self.machine.unsent();
+        }
+    }
+
+    /// The peer sends us to somebody else.
+    async fn on_refer(&mut self, request: &Request, handle: TransactionHandle) {
+        let wanted = match self.hand_over.call.is_some() || self.machine.is_transferring() {
+            true => Err((StatusCode::RequestPending, vec![])),
+            false => referred::wanted(&self.shared, &self.hand_over.party, request),
+        };
+        match wanted {
+            Ok(referral) => {
+                info!(id = %self.dialog.id(), to = referral.to(), "the peer hands the call over");
+                (self.hand_over.told, self.hand_over.to) = (referral.told, referral.to().to_owned());
+                handle.respond(StatusCode::Accepted, referral.headers(), None).await.ok();
+                self.hand_over.call = Some(Box::pin(referral.follow(self.shared.clone(), self.dialog.clone())));
+            }
+            Err((status, headers)) => {
+                info!(id = %self.dialog.id(), %status, "a REFER is refused");
+                handle.respond(status, Some(headers), None).await.ok();
+            }
+        }
+    }
+
+    /// The call to where the peer has sent us is answered, or has failed.
+    async fn on_handed_over(&mut self, leg: Result<Box<SipLeg>, String>) -> Flow {
+        self.hand_over.call = None;
+        match leg {
+            Ok(leg) => {
+                // First: a peer that hears of it hangs up, and nothing may end the agent's call then.
+                let to = std::mem::take(&mut self.hand_over.to);
+                self.signal(Signal::Moved(leg, to)).await;
+                if self.hand_over.told {
+                    referred::done(&self.dialog).await;
+                }
+                ControlFlow::Break(Ending::Ours(LegEnd::Local, "handed over"))
+            }
+            Err(reason) => {
+                info!(id = %self.dialog.id(), reason, "the call was not handed over");
+                self.hand_over.left.map_or(ControlFlow::Continue(()), |end| ControlFlow::Break(Ending::Dialog(end)))
+            }
         }
     }
 

@@ -41,6 +41,7 @@ use super::{
     reliable::Pending,
     routes::Routes,
     targets::{TargetStatus, Targets},
+    up::Up,
 };
 use crate::media::sip::{SipLeg, dtls::Identity, latch::Peer, ports::PortPool};
 
@@ -50,8 +51,12 @@ pub(super) const RESTART: Duration = Duration::from_secs(30);
 /// The end of a call out: its leg, and the id of its dialog.
 pub(super) type Dialled = Result<(SipLeg, DialogId), DialError>;
 
+/// Who is told the status of each provisional response.
+pub(super) type Progress = Box<dyn Fn(u16) + Send + Sync>;
+
 /// Places a call.
-pub(super) type Dialer = Box<dyn Fn(DialRequest) -> Pin<Box<dyn Future<Output = Dialled> + Send>> + Send + Sync>;
+pub(super) type Dialer =
+    Box<dyn Fn(DialRequest, Progress) -> Pin<Box<dyn Future<Output = Dialled> + Send>> + Send + Sync>;
 
 /// What every task of the endpoint sees.
 pub(super) struct Shared {
@@ -64,15 +69,12 @@ pub(super) struct Shared {
     pub(super) auth: Authenticator,
     pub(super) trunks: Trunks,
     pub(super) incoming: mpsc::Sender<IncomingCall>,
-    /// Calls out, for who is below the part that places them. Set once at the start.
-    pub(super) dialer: OnceLock<Dialer>,
+    pub(super) calls: Calls,
     pub(super) here: Here,
     pub(super) life: Life,
     /// Provisional responses that wait for their PRACK.
     pub(super) reliable: Pending,
-    /// Our INVITEs under way.
-    pub(super) calling: Calling,
-    /// Those of others, by Call-ID, From tag and CSeq.
+    /// INVITEs that came and are under way, by Call-ID, From tag and CSeq.
     pub(super) invites: Mutex<HashSet<String>>,
     /// Whether this process takes what comes, the gateway before it, and others where there may be some.
     pub(super) beside: Beside,
@@ -82,6 +84,17 @@ pub(super) struct Shared {
 pub(super) struct Media {
     pub(super) ports: PortPool,
     pub(super) identity: Identity,
+}
+
+/// The calls of the endpoint, for those that need other calls.
+#[derive(Default)]
+pub(super) struct Calls {
+    /// Calls out, for who is below the part that places them. Set once at the start.
+    pub(super) dialer: OnceLock<Dialer>,
+    /// Those that we place, until they have their dialogs.
+    pub(super) calling: Calling,
+    /// Those that are answered.
+    pub(super) up: Up,
 }
 
 /// What runs, and how it ends.
@@ -233,9 +246,9 @@ impl Drop for Once<'_> {
 
 impl Shared {
     /// Calls out.
-    pub(super) async fn dial(&self, request: DialRequest) -> Dialled {
-        match self.dialer.get() {
-            Some(dialer) => dialer(request).await,
+    pub(super) async fn dial(&self, request: DialRequest, progress: Progress) -> Dialled {
+        match self.calls.dialer.get() {
+            Some(dialer) => dialer(request, progress).await,
             None => Err(DialError::Sip(SipError::Closed)),
         }
     }

@@ -31,7 +31,7 @@ pub(super) async fn until(deadline: Option<Instant>) {
 
 /// The extensions of ours that requests and responses name.
 pub(super) fn supported() -> Header {
-    Header::Supported("timer, 100rel".into())
+    Header::Supported("timer, 100rel, replaces".into())
 }
 
 /// The timer of one dialog.

@@ -1,7 +1,7 @@
 //! Registration at trunks, who a trunk is, and whether it lives.
 //!
 //! One task a trunk: it keeps the addresses of the trunk's hosts known (calls from there need no password of
-//! ours) and, with `register = true`, the registration alive. With `options_s` another task asks every host by OPTIONS
+//! ours) and, with `register = true`, the registration alive, and made anew when its connection is gone. With `options_s` another task asks every host by OPTIONS
 //! whether it lives; what that means is for [`super::targets`] to say.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -11,23 +11,19 @@ use metrics::{counter, gauge};
 
 use rsipstack::{
     dialog::registration::{Registration, backoff_interval, refresh_interval},
-    sip::{Header, HostWithPort, Method, Param, SipMessage, StatusCodeKind, Uri, typed},
-    transaction::{
-        key::{TransactionKey, TransactionRole},
-        make_tag,
-        transaction::Transaction,
-    },
-    transport::SipAddr,
+    sip::{HostWithPort, StatusCode, StatusCodeKind, typed},
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
-    config::{Transport, TrunkConfig},
-    dialplan::{self, registrar},
+    config::TrunkConfig,
+    dialplan::registrar,
+    flow::{self, Losses, wire},
     outbound::credential,
     shared::{Shared, look_up},
 };
+use crate::clock;
 
 /// Lifetime asked for.
 const EXPIRES: u32 = 600;
@@ -45,6 +41,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     let Some(config) = shared.config.trunk.get(index).cloned() else { return };
     let mut registration = Registration::new(shared.stack.clone(), credential(&config));
     let mut failures = 0;
+    let mut losses = Losses::default();
     loop {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
@@ -95,11 +92,22 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             LOOK_UP
         };
         show(&shared, &config, index);
-        tokio::select! {
+        let (since, registered) = (clock::now(), config.register && ours && failures == 0);
+        let gone = tokio::select! {
             () = shared.life.stop.cancelled() => break,
-            () = sleep(wait) => {}
-            () = changed(&shared, &config, ours), if config.register => {}
-            () = shared.beside.place.until(false) => {}
+            () = sleep(wait) => None,
+            why = flow::lost(&shared, &config), if registered => Some(why),
+            () = changed(&shared, &config, ours), if config.register => None,
+            () = shared.beside.place.until(false) => None,
+        };
+        if let Some(why) = gone {
+            let wait = losses.lost(clock::now().saturating_duration_since(since));
+            info!(trunk = config.name, why, ?wait, "the way from the registrar is gone; it is registered with anew");
+            counter!("antiphon_trunk_flows_lost_total").increment(1);
+            tokio::select! {
+                () = shared.life.stop.cancelled() => break,
+                () = sleep(wait) => {}
+            }
         }
     }
     // Where another gateway has taken this one's place, the registration is that one's.
@@ -149,50 +157,19 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
     }
 }
 
-/// One OPTIONS. Every answer shows life but 503, which says that no calls are taken, and 408, by which the stack and
+/// Whether a host lives. Every answer shows life but 503, which says that no calls are taken, and 408, by which the stack and
 /// proxies say that there was none.
 async fn ask(shared: &Shared, config: &TrunkConfig, host: &str) -> Result<(), String> {
-    let mut uri = dialplan::at(config, host, "x").map_err(|e| e.to_string())?;
-    uri.auth = None;
-    uri.params.retain(|param| !matches!(param, Param::User(_)));
-    let error = |error: rsipstack::Error| error.to_string();
-    let stack = &shared.stack;
-    let target = SipAddr::try_from(&uri).map_err(error)?;
-    let (connection, _) = stack.transport_layer.lookup(&target, None).await.map_err(error)?;
-    let via = stack.get_via(Some(connection.get_addr().clone()), None).map_err(error)?;
-    let peer = shared.resolve(&uri).await;
-    let us: Uri = shared.contact(config.username.as_deref(), wire(config), peer);
-    let from = typed::From { display_name: None, uri: us.clone(), params: vec![] }.with_tag(make_tag());
-    let to = typed::To { display_name: None, uri: uri.clone(), params: vec![] };
-    let mut request = stack.make_request(Method::Options, uri, via, from, to, 1, None);
-    request.headers.push(Header::Contact(typed::Contact { display_name: None, uri: us, params: vec![] }.into()));
-    request.headers.push(Header::Accept("application/sdp".into()));
-    let key = TransactionKey::from_request(&request, TransactionRole::Client).map_err(error)?;
-    let mut tx = Transaction::new_client(key, request, stack.clone(), None);
-    tx.send().await.map_err(error)?;
-    while let Some(message) = tx.receive().await {
-        let SipMessage::Response(response) = message else { continue };
-        return match response.status_code.code() {
-            100..200 => continue,
-            408 | 503 => Err(format!("{} to OPTIONS", response.status_code)),
-            _ => Ok(()),
-        };
+    match flow::probe(shared, config, host).await? {
+        status @ (408 | 503) => Err(format!("{} to OPTIONS", StatusCode::from(status))),
+        _ => Ok(()),
     }
-    Err("no answer to OPTIONS".to_owned())
 }
 
 /// Shows the state of a trunk as a metric.
 fn show(shared: &Shared, config: &TrunkConfig, index: usize) {
     let usable = shared.trunk_state(index, |s| s.is_usable()).unwrap_or_default();
     gauge!("antiphon_trunk_up", "trunk" => config.name.clone()).set(f64::from(u8::from(usable)));
-}
-
-fn wire(config: &TrunkConfig) -> rsipstack::sip::Transport {
-    match config.transport {
-        Transport::Udp => rsipstack::sip::Transport::Udp,
-        Transport::Tcp => rsipstack::sip::Transport::Tcp,
-        Transport::Tls => rsipstack::sip::Transport::Tls,
-    }
 }
 
 async fn register(

@@ -222,6 +222,11 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
     gauge("antiphon_trunk_up", &["trunk"], "Whether calls through the trunk can be expected to get through (0 or 1)"),
     counter("antiphon_trunk_checks_total", &["outcome"], "OPTIONS to hosts of trunks, by what came of them"),
+    counter(
+        "antiphon_trunk_flows_lost_total",
+        &[],
+        "Connections of registrations that closed or died; each was made anew",
+    ),
     counter("antiphon_trunk_failovers_total", &[], "Calls out that went on to another host of their trunk"),
     counter(
         "antiphon_sip_auth_total",

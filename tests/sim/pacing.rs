@@ -91,6 +91,9 @@ fn asked_to_transfer() -> World {
 #[test]
 fn a_transfer_ends_the_call_when_the_peer_has_got_there() {
     let mut world = asked_to_transfer();
+    // The other way round the call goes on with somebody else.
+    world.leg(LegEvent::Moved("sip:other@example.com".into()));
+    assert_eq!(world.take_events().last(), Some(&CallEvent::HandedOver("sip:other@example.com".into())));
     world.leg(LegEvent::TransferAnswered(Err("603 Decline".into())));
     assert_eq!(world.take_events().last(), Some(&CallEvent::Transferred(Err("603 Decline".into()))));
     world.handle.transfer("sip:other@example.com", false).unwrap();

@@ -10,6 +10,7 @@ mod media;
 mod sipp;
 mod streams;
 mod support;
+mod telephones;
 mod toll;
 mod torture;
 mod trunks;

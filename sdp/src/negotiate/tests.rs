@@ -45,6 +45,35 @@ fn static_types_need_no_rtpmap() {
 }
 
 #[test]
+fn comfort_noise_is_agreed_where_both_want_it_and_the_codec_has_none() {
+    let wants = |codec| with_policy(Policy { codecs: vec![codec], comfort_noise: true, ..Policy::default() });
+    for (line, codec, agreed) in [
+        ("m=audio 4000 RTP/AVP 8 13\r\n", Codec::Pcma, true),
+        ("m=audio 4000 RTP/AVP 0 13\r\na=rtpmap:13 cn/8000\r\n", Codec::Pcmu, true),
+        ("m=audio 4000 RTP/AVP 8\r\n", Codec::Pcma, false),
+        ("m=audio 4000 RTP/AVP 8 13\r\na=rtpmap:13 G726-32/8000\r\n", Codec::Pcma, false),
+        ("m=audio 4000 RTP/AVP 9 13\r\n", Codec::G722, false),
+    ] {
+        let mut ours = wants(codec);
+        let (answer, found) = ours.answer(&offer(line)).expect("common");
+        assert_eq!(found.comfort_noise, agreed, "{line}");
+        assert_eq!(answer.to_string().contains("a=rtpmap:13 CN/8000\r\n"), agreed, "{answer}");
+        assert_eq!(ours.offer().media[0].has_comfort_noise(), agreed, "it stays as agreed");
+        let (_, without) = negotiator(&[codec]).answer(&offer(line)).expect("common");
+        assert!(!without.comfort_noise, "not asked for");
+    }
+    let mut caller = wants(Codec::Pcma);
+    let ours = caller.offer();
+    assert!(ours.to_string().contains("m=audio 20000 RTP/AVP 8 101 13\r\n"), "{ours}");
+    let (theirs, _) = wants(Codec::Pcma).answer(&ours).expect("common");
+    assert!(caller.accept(&theirs).expect("fits").comfort_noise);
+    let mut caller = wants(Codec::Pcma);
+    let (theirs, _) = negotiator(&[Codec::Pcma]).answer(&caller.offer()).expect("common");
+    assert!(!caller.accept(&theirs).expect("fits").comfort_noise);
+    assert!(!wants(Codec::Opus).offer().media[0].has_comfort_noise());
+}
+
+#[test]
 fn packets_are_as_long_as_the_peer_wishes_and_can_take() {
     for (lines, codec, ours) in [
         ("", Codec::Pcma, 30),

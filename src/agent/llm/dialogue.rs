@@ -300,6 +300,9 @@ impl Dialogue {
             CallEvent::TurnEnded { turn, how, heard } => self.turn_ended(now, turn, how, heard),
             CallEvent::TransferAccepted => self.transferred(now, Ok("the transfer is under way".to_owned())),
             CallEvent::Transferred(Err(reason)) => self.transferred(now, Err(reason.clone())),
+            CallEvent::HandedOver(with) => {
+                self.prompt(now, &format!("(The caller handed the call over to {with}, who is here now.)"));
+            }
             CallEvent::TransferFailed(reason) => {
                 self.prompt(now, &format!("(The transfer failed: {reason}. The caller is still here.)"));
             }

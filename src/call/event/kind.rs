@@ -84,6 +84,8 @@ pub enum EventKind {
     Transferred,
     /// [`CallEvent::TransferFailed`].
     TransferFailed,
+    /// [`CallEvent::HandedOver`].
+    HandedOver,
     /// [`CallEvent::Bridge`].
     Bridge,
     /// [`CallEvent::Overheard`].
@@ -134,6 +136,7 @@ impl CallEvent {
             CallEvent::TransferAccepted => EventKind::TransferAccepted,
             CallEvent::Transferred(_) => EventKind::Transferred,
             CallEvent::TransferFailed(_) => EventKind::TransferFailed,
+            CallEvent::HandedOver(_) => EventKind::HandedOver,
             CallEvent::Bridge { .. } => EventKind::Bridge,
             CallEvent::Overheard { .. } => EventKind::Overheard,
             CallEvent::Ended(_) => EventKind::Ended,
@@ -198,6 +201,7 @@ impl CallEvent {
             CallEvent::Error(message) => json!({ "message": message }),
             CallEvent::TransferAccepted => json!({}),
             CallEvent::TransferFailed(reason) => json!({ "error": reason }),
+            CallEvent::HandedOver(with) => json!({ "to": with }),
             CallEvent::Transferred(outcome) => json!({ "error": outcome.as_ref().err() }),
             CallEvent::Bridge { with, state } => {
                 let mut event = state.describe();

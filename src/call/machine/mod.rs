@@ -246,6 +246,10 @@ impl Machine {
                 self.out.event(event);
             }
             LegEvent::TransferEnded(outcome) => self.transfer_ended(outcome),
+            LegEvent::Moved(with) => {
+                self.lifetime.active(now);
+                self.out.event(CallEvent::HandedOver(with));
+            }
             // A peer that has taken a transfer on and hangs up has gone where it was sent.
             LegEvent::Closed(LegEnd::Remote) if self.transfer.is_accepted() => self.transfer_ended(Ok(())),
             LegEvent::Closed(end) => self.finish(end.into()),

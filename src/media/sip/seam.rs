@@ -5,7 +5,7 @@ use std::time::Duration;
 use sdp::Agreed;
 use tokio::sync::mpsc;
 
-use super::{dtls::Identity, latch::Peer, ports::PortPair};
+use super::{SipLeg, dtls::Identity, latch::Peer, ports::PortPair};
 use crate::media::leg::LegEnd;
 
 /// From the session task to the leg.
@@ -15,6 +15,8 @@ pub(crate) enum Signal {
     Connected,
     /// Another description was agreed to.
     Media(Box<Agreed>),
+    /// Another call takes this one's place: its leg, which signals for itself from then on, and with whom it is.
+    Moved(Box<SipLeg>, String),
     /// A digit by INFO.
     Digit(char),
     /// The end of [`Control::Hold`].

@@ -1,0 +1,85 @@
+//! Calls that take the place of others (RFC 3891): how a telephone or an exchange completes an attended transfer to an agent
+//! of ours. It has spoken with the agent, and has somebody else's INVITE name that call.
+//!
+//! The agent stays on its call, and goes over to the new one when that is answered; the old one ends. Whoever names a call
+//! knows its Call-ID and both tags, which nobody learns but its parties; that alone is not enough, see [`Party`](super::up::Party).
+
+use std::time::Duration;
+
+use rsipstack::{
+    dialog::DialogId,
+    sip::{Header, Request, StatusCode},
+};
+
+use super::{incoming::IncomingCall, shared::Shared, up::Answered};
+use crate::media::sip::Signal;
+
+/// How long a leg may leave its signals unread.
+const UNREAD: Duration = Duration::from_secs(2);
+
+/// The call that `request` is to take the place of, if any.
+///
+/// # Errors
+/// 400: it is named in no way that can be read, or several are. 481: there is none, or it is not answered. 486: it is, and
+/// only one that is not was meant. 603: it is over.
+pub(super) fn named(shared: &Shared, request: &Request) -> Result<Option<Answered>, StatusCode> {
+    let mut values = request.headers.iter().filter(|header| is_replaces(header)).map(Header::value);
+    let Some(value) = values.next() else { return Ok(None) };
+    let (id, early_only) = read(value).filter(|_| values.next().is_none()).ok_or(StatusCode::BadRequest)?;
+    match shared.calls.up.get(&id) {
+        Some(_) if early_only => Err(StatusCode::BusyHere),
+        Some(answered) => Ok(Some(answered)),
+        None => Err(match shared.dialogs.get_dialog(&id) {
+            Some(dialog) if dialog.state().is_terminated() => StatusCode::Decline,
+            _ => StatusCode::CallTransactionDoesNotExist,
+        }),
+    }
+}
+
+/// Answers `call` and has the agent of the `replaced` one go over to it.
+pub(super) async fn take(replaced: Answered, call: IncomingCall) {
+    // Where it fails, the other side has been told, and nothing has changed.
+    let from = call.from.clone();
+    let Ok(leg) = call.accept().await else { return };
+    if let Some(signals) = replaced.signals() {
+        // overflow: awaited, for a while: a leg that leaves its signals unread is stuck or gone. What is not taken is dropped,
+        // and its session hangs up.
+        signals.send_timeout(Signal::Moved(Box::new(leg), from), UNREAD).await.ok();
+    }
+}
+
+fn is_replaces(header: &Header) -> bool {
+    header.name().eq_ignore_ascii_case("Replaces")
+}
+
+/// `Call-ID;to-tag=...;from-tag=...[;early-only]`: the tags as the sender of the INVITE writes them to us, so that `to-tag` is
+/// ours.
+fn read(value: &str) -> Option<(DialogId, bool)> {
+    let mut parts = value.split(';').map(str::trim);
+    let call_id = parts.next().filter(|id| !id.is_empty())?.to_owned();
+    let (mut local_tag, mut remote_tag, mut early_only) = (None, None, false);
+    for part in parts {
+        match part.split_once('=').map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim())) {
+            Some((name, value)) if name == "to-tag" => local_tag = Some(value.to_owned()),
+            Some((name, value)) if name == "from-tag" => remote_tag = Some(value.to_owned()),
+            None if part.eq_ignore_ascii_case("early-only") => early_only = true,
+            _ => {}
+        }
+    }
+    Some((DialogId { call_id, local_tag: local_tag?, remote_tag: remote_tag? }, early_only))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_named_by_its_id_and_both_tags() {
+        let (id, early) = read("a@b; from-tag=theirs ;to-tag=ours;x=y").expect("valid");
+        assert_eq!((id.call_id.as_str(), id.local_tag.as_str(), id.remote_tag.as_str()), ("a@b", "ours", "theirs"));
+        assert!(!early && read("a;to-tag=1;from-tag=2;early-only").expect("valid").1);
+        for bad in ["", ";to-tag=1;from-tag=2", "a;to-tag=1", "a;from-tag=2", "a"] {
+            assert!(read(bad).is_none(), "{bad}");
+        }
+    }
+}
