@@ -29,9 +29,9 @@ const LONG: &str = "There are three flights to Lisbon tomorrow, the first of the
     little after noon, and the last one late in the evening, when fares are lowest. The first one is almost full, the \
     second has a stop in Madrid, and the third arrives a little before midnight, so that you would need a hotel.";
 /// The longest gap in what is heard, in packets of 20 ms: after so much without consent the call would be lost. On an idle
-/// machine it is 25 of a peer that knows that it has moved. Chromium sees that a network has come or gone two seconds after the
-/// last change of an address (its own wait for things to settle), three where addresses of IPv6 are tried meanwhile, and until
-/// then it nominates no pair of another network; sound is back 0.1 s later.
+/// machine it is 25 of a peer that knows that it has moved, and 32 of Chromium that has the other network already. A network
+/// that has just come up Chromium sees two seconds after the last change of an address (its own wait for things to settle), three
+/// where addresses of IPv6 are tried meanwhile; sound is back 0.1 s later.
 const GAP: u32 = 600;
 
 /// Two namespaces and the links between them; gone when this is dropped.

@@ -241,7 +241,7 @@ export class Call extends EventTarget {
     if (this.state === "ended") return this._end("hungUp"); // hung up while it rang
     const linked = iceServers(response.headers.get("Link"));
     if (linked.length && !servers.length) peer.setConfiguration({ ...peer.getConfiguration(), iceServers: linked });
-    await peer.setRemoteDescription({ type: "answer", sdp: await response.text() });
+    await peer.setRemoteDescription({ type: "answer", sdp: ranked(await response.text(), (this._generation = 0)) });
     this._flush();
     await new Promise((connected, failed) => {
       this._connected = connected;
@@ -416,7 +416,7 @@ export class Call extends EventTarget {
         const response = await this._patchOften(fragment);
         this._etag = response.headers.get("ETag") ?? this._etag;
         if (response.status !== 204) {
-          const sdp = withFragment(peer.currentRemoteDescription.sdp, await response.text());
+          const sdp = withFragment(peer.currentRemoteDescription.sdp, ranked(await response.text(), ++this._generation));
           await peer.setRemoteDescription({ type: "answer", sdp });
         }
       } catch (error) {
@@ -791,6 +791,18 @@ function fragmentOf(sdp) {
   const one = name => lines.find(line => line.startsWith("a=" + name + ":"));
   const candidates = [...new Set(lines.filter(line => line.startsWith("a=candidate:")))];
   return [one("ice-ufrag"), one("ice-pwd"), "m=audio 9 UDP/TLS/RTP/SAVPF 0", one("mid") ?? "a=mid:0", ...candidates, ""].join("\r\n");
+}
+
+/**
+ * `sdp` with priorities (RFC 8445 section 5.1.2) of the gateway's candidates that rise with each restart. A browser keeps to a
+ * pair that worked until it has heard nothing on it for two and a half seconds, unless another that works ranks higher. The
+ * lower priority of a pair's two ends ranks it (section 6.1.2.3), so the gateway's is put below all that a browser gives its
+ * own addresses, and above relays: pairs of a restart then outrank those before it, and among themselves have the order that
+ * they would have had.
+ */
+function ranked(sdp, generation) {
+  const base = 0x1000_0000 + Math.min(generation, 0xff) * 0x8_0000;
+  return sdp.replace(/^(a=candidate:\S+ \d+ \S+ )(\d+)/gm, (_, head, priority) => head + (base + Math.floor(priority / 0x2000)));
 }
 
 /** `sdp` with the ICE credentials and candidates of `fragment` in place of its own. */
