@@ -40,6 +40,49 @@ fn japanese_is_said_as_people_say_it() {
     check(include_str!("../../tests/data/text/ja.tsv"), Language::Japanese);
 }
 
+/// Classes that the tables lack: shares of one another, doors, accounts, sides, pressure, signs by themselves.
+#[test]
+fn ratios_doors_accounts_and_signs_are_said() {
+    check(
+        concat!(
+            "Mix them in a ratio of 4:1.\tMix them in a ratio of four to one.\n",
+            "They tested H1N1 first.\tThey tested H one N one first.\n",
+            "We watched R2-D2 on TV.\tWe watched R two D two on TV.\n",
+            "It began in 2020-05.\tIt began in may twenty twenty.\n",
+            "Sales of FY2023 are up.\tSales of FY twenty twenty three are up.\n",
+            "It is 120/80 mmHg today.\tIt is one hundred and twenty over eighty millimeters of mercury today.\n",
+            "The film is in 1080p.\tThe film is in ten eighty p.\n",
+            "That is a 4K video.\tThat is a four K video.\n",
+            "Show that a > b here.\tShow that a greater than b here.\n",
+            "It is 10^-3 of that.\tIt is ten to the power of minus three of that.\n",
+            "So E = mc² holds.\tSo E equals mc squared holds.\n",
+            "Please call 911 now.\tPlease call nine one one now.\n",
+            "Coffee w/ milk.\tCoffee with milk.\n",
+            "He lives at 221B Baker St now.\tHe lives at two twenty one B Baker Street now.\n",
+            "It was 45º warm.\tIt was forty five degrees warm.\n",
+            "We need 12/kg of it.\tWe need twelve per kilogram of it.\n",
+        ),
+        Language::English,
+    );
+    check(
+        concat!(
+            "周1-周5上班\t周一到周五上班\n",
+            "星期一至星期五营业\t星期一到星期五营业\n",
+            "周三到一家店\t周三到一家店\n",
+            "尺寸是10cm×20cm\t尺寸是十厘米乘二十厘米\n",
+            "加我QQ123456吧\t加我QQ一二三四五六吧\n",
+            "住在3单元501\t住在三单元五零一\n",
+            "如果a>b成立\t如果a大于b成立\n",
+            "计算√4的值\t计算根号四的值\n",
+            "①选择语言\t一选择语言\n",
+            "纪念9·18\t纪念九一八\n",
+            "速度是100Mbps\t速度是一百兆比特每秒\n",
+            "含量5mmol\t含量五毫摩尔\n",
+        ),
+        Language::Chinese,
+    );
+}
+
 #[test]
 fn german_french_and_spanish_are_said_as_people_say_them() {
     check(include_str!("../../tests/data/text/de.tsv"), Language::German);

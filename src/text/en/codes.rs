@@ -9,11 +9,12 @@ use crate::text::scan::{Context, End, Rule};
 
 /// House numbers and IP addresses.
 pub(super) fn addresses(rules: &mut Vec<Rule>) {
-    rule(rules, r"(\d{1,5})((?: [A-Z][a-z]+){1,3}) ([A-Z][a-z]+)(\.?)", |c, context| {
-        let kind = STREETS.iter().find(|(short, _)| *short == &c[3])?.1;
+    rule(rules, r"(\d{1,5})([A-Z]?)((?: [A-Z][a-z]+){1,3}) ([A-Z][a-z]+)(\.?)", |c, context| {
+        let kind = STREETS.iter().find(|(short, _)| *short == &c[4])?.1;
         // The stop of a shortened word, unless it ends the sentence as well.
-        let ends = !c[4].is_empty() && context.next_word().starts_with(char::is_uppercase);
-        Some(format!("{}{} {kind}{}", pairs(&c[1]), &c[2], if ends { "." } else { "" }))
+        let ends = !c[5].is_empty() && context.next_word().starts_with(char::is_uppercase);
+        let door = if c[2].is_empty() { String::new() } else { format!(" {}", &c[2]) };
+        Some(format!("{}{door}{} {kind}{}", pairs(&c[1]), &c[3], if ends { "." } else { "" }))
     });
     rule(rules, r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?::(\d{1,5}))?(?:/(\d{1,2}))?", |c, _| {
         let part = |at: usize| digits(&c[at], "zero");
@@ -25,6 +26,11 @@ pub(super) fn addresses(rules: &mut Vec<Rule>) {
             said.push_str(&format!(" slash {}", quantity(&c[6])));
         }
         Some(said)
+    });
+    rule(rules, r"([2458])K", |c, context| {
+        let shown =
+            ["video", "videos", "TV", "TVs", "display", "monitor", "screen", "resolution", "camera", "footage", "UHD"];
+        shown.contains(&context.next_word()).then(|| format!("{} K", quantity(&c[1])))
     });
     // Addresses of the net may begin with a digit, too.
     links(rules);
@@ -162,6 +168,14 @@ fn sign(c: char) -> &'static str {
 
 /// What nothing else took.
 pub(super) fn numbers(rules: &mut Vec<Rule>) {
+    // Lines of a picture: "1080p".
+    rule(rules, r"(480|576|720|1080|1440|2160)([pi])", |c, _| Some(format!("{} {}", pairs(&c[1]), &c[2])));
+    // What is no time of day is a share of something, or how a match ended.
+    rule(rules, r"(\d{1,4}):(\d{1,4})", |c, _| Some(format!("{} to {}", quantity(&c[1]), quantity(&c[2]))));
+    loose(rules, r"[<>]", |c, context| {
+        let apart = context.last() == Some(' ') && context.next() == Some(' ') && !context.before.trim().is_empty();
+        apart.then(|| if &c[0] == "<" { "less than" } else { "greater than" }.into())
+    });
     loose(rules, r"(401|403|457)\(([kb])\)", |c, _| Some(format!("{} {}", digits(&c[1], "oh"), &c[2])));
     rule(rules, r"#(\d+)", |c, _| Some(format!("number {}", quantity(&c[1]))));
     // Versions: more than one point.
@@ -175,8 +189,13 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
             return None;
         }
         let text = c[0].trim_start_matches(['-', '−']);
-        let sign =
-            if text.len() == c[0].len() || context.last().is_some_and(char::is_alphanumeric) { "" } else { "minus " };
+        let joined = context.last().is_some_and(char::is_alphanumeric);
+        let sign = match text.len() == c[0].len() {
+            true => "",
+            // A hyphen.
+            false if joined => " ",
+            false => "minus ",
+        };
         Some(format!("{sign}{}", decimal(text)))
     });
     rule(rules, r"[-−](\d{1,3}(?:,\d{3})+|\d+)", |c, context| {
@@ -213,6 +232,10 @@ fn bare(text: &str, context: &Context<'_>) -> String {
         || (matches!(last.as_str(), "is" | "number" | "in")
             && CODES.iter().any(|code| ends_before(context.before, code)));
     if coded && text.len() >= 3 {
+        return digits(text, "zero");
+    }
+    let called = matches!(last.as_str(), "call" | "called" | "calling" | "dial" | "dialed" | "ring" | "phone");
+    if called && matches!(text, "911" | "999" | "112" | "311" | "411" | "988") {
         return digits(text, "zero");
     }
     match text.len() {

@@ -23,6 +23,8 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         let zone = if c[8].is_empty() { "" } else { " UTC" };
         Some(format!("{date} at {}{zone}", clock(hour.as_str(), &c[7])?))
     });
+    // A year and a month, which only a zero before it tells from a span.
+    rule(rules, r"((?:19|20)\d{2})-(0[1-9])", |c, _| date(None, number(&c[2]), Some(&c[1])));
     // 01/05/2020: the month first, unless it cannot be one.
     rule(rules, r"(\d{1,2})([-/.])(\d{1,2})([-/.])(\d{4})", |c, _| {
         (c[2] == c[4]).then_some(())?;

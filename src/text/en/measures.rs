@@ -12,7 +12,7 @@ const N: &str = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)";
 const SIGN: &str = "[-−–]";
 const MAGNITUDE: &str = "(?:thousand|million|billion|trillion|quadrillion|hundred)";
 const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|NZ\$|S\$|USD|AUD|CAD|HKD|NZD|SGD|EUR|GBP|JPY|CNY|RMB|INR|KRW|RUB|CHF|BTC|TRY|ILS|[$€£¥￥₹₩₽₿₺₪])";
-const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|° ?[CF]|[℃℉°%‰Ω]|[A-Za-zµμ]{1,4})";
+const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|[°º] ?[CF]|[℃℉°º%‰Ω]|[A-Za-zµμ]{1,4})";
 
 /// What begins with a digit or a sign.
 pub(super) fn rules(rules: &mut Vec<Rule>) {
@@ -21,6 +21,14 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     rule(rules, &format!(r"(\d{{1,6}}) (\d{{1,2}})/(\d{{1,2}}) ?({UNIT})"), |c, _| {
         let (_, many) = named(&c[4])?;
         (number(&c[2]) < number(&c[3])).then(|| format!("{} and {} {many}", quantity(&c[1]), part(&c[2], &c[3])))
+    });
+    // Blood pressure.
+    rule(rules, r"(\d{2,3})/(\d{2,3})(?: ?mm ?Hg)", |c, _| {
+        Some(format!("{} over {} millimeters of mercury", quantity(&c[1]), quantity(&c[2])))
+    });
+    rule(rules, &format!(r"({N})/({UNIT})"), |c, _| {
+        let long = c[2].len() > 1 && !c[2].starts_with(|c: char| c.is_ascii_digit());
+        long.then(|| Some(format!("{} per {}", decimal(&c[1]), named(&c[2])?.0))).flatten()
     });
     vulgar(rules);
     // 5'10"
@@ -73,6 +81,9 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
             _ => "trillion",
         };
         Some(format!("{}{} {size}", minus(&c[1], &c[2]), decimal(&c[2])))
+    });
+    rule(rules, &format!(r"({N})\^[-−](\d{{1,3}})"), |c, _| {
+        Some(format!("{} to the power of minus {}", decimal(&c[1]), quantity(&c[2])))
     });
     // 1.2×10^5
     rule(rules, &format!(r"({SIGN}?)({N}) ?(?:×|\*|x) ?10\^(-?)(\d{{1,3}})"), |c, _| {
@@ -222,6 +233,8 @@ fn unit(c: &Captures<'_>, at: usize) -> Option<(String, String)> {
 }
 
 fn named(sign: &str) -> Option<(&'static str, &'static str)> {
+    let sign = sign.replace('º', "°");
+    let sign = sign.as_str();
     let sign = if sign.starts_with('°') || sign.starts_with("sq") { sign.replace(' ', "") } else { sign.to_owned() };
     UNITS
         .iter()

@@ -40,6 +40,14 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     });
     rule(rules, r"N/A", |_, _| Some("not applicable".into()));
     rule(rules, r"w/o", |_, _| Some("without".into()));
+    loose(rules, r"w/ ?", |_, context| context.next().is_some_and(char::is_alphabetic).then(|| "with ".into()));
+    rule(rules, r"FY ?((?:19|20)\d{2}|\d{2})", |c, _| {
+        let of = if c[1].len() == 2 { super::numbers::pairs(&c[1]) } else { super::year(super::number(&c[1])) };
+        Some(format!("FY {of}"))
+    });
+    rule(rules, r"([A-Z])(\d)-([A-Z])(\d)", |c, _| {
+        Some(format!("{} {} {} {}", &c[1], quantity(&c[2]), &c[3], quantity(&c[4])))
+    });
     rule(rules, r"([A-Z]\w*)&([A-Z]\w*)", |c, _| Some(format!("{} and {}", &c[1], &c[2])));
     // "O2O", "B2B", "P2P": a two between letters is "to".
     rule(rules, r"([A-Z])2([A-Z])", |c, _| {
@@ -48,6 +56,9 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         Some(format!("{} {} {}", &c[1], if two { "two" } else { "to" }, &c[2]))
     });
     rule(rules, r"([CF])#", |c, _| Some(format!("{} sharp", &c[1])));
+    rule(rules, r"([A-Za-z]{2,3})([²³])", |c, _| {
+        Some(format!("{} {}", &c[1], if &c[2] == "²" { "squared" } else { "cubed" }))
+    });
     rule(rules, r"([A-Za-z])(?:([²³])|\^(-?)(\d{1,3}))", |c, _| {
         Some(match (c.get(2).map(|power| power.as_str()), c.get(4).map(|power| power.as_str())) {
             (Some("²"), _) | (None, Some("2")) if c.get(3).is_none_or(|sign| sign.is_empty()) => {
@@ -85,7 +96,8 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
             3 => super::numbers::pairs(&c[2]),
             _ => digits(&c[2], "zero"),
         };
-        let gap = if carried { " " } else { "" };
+        // What follows digits puts a space before itself.
+        let gap = if carried && context.next().is_some_and(char::is_alphabetic) { " " } else { "" };
         (!text.is_empty()).then(|| match &c[3] {
             "" => format!("{} {number}{gap}", &c[1]),
             letter => format!("{} {number} {letter}{gap}", &c[1]),

@@ -10,7 +10,7 @@ use crate::text::characters::{
 use crate::text::scan::{Context, Rule};
 
 const CURRENCY: &str = r"(?:US\$|AU?\$|CA?\$|HK\$|N[ZT]\$|S\$|[$￥¥€£₩₽₹]|USD|CNY|RMB|HKD|AUD|CAD|EUR|GBP|JPY|KRW|CHF|SGD|TWD|MOP|NZD|RUB|INR|THB)";
-const UNIT: &str = r"(?:° ?[CF]|[℃℉°Ω㎡㎏㎝㎜㎞㎥]|[A-Za-zμ]{1,4})";
+const UNIT: &str = r"(?:[°º] ?[CF]|[℃℉°ºΩ㎡㎏㎝㎜㎞㎥]|[A-Za-zμ]{1,4})";
 const RANGE: &str = Chinese::RANGE;
 
 /// What begins with a digit, a sign or a currency.
@@ -28,6 +28,29 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Chinese>(rules);
     loose(rules, r"(公元前?)(\d{1,4})年", |c, _| Some(format!("{}{}年", &c[1], digits(&c[2]))));
     rule(rules, r"H2O", |_, _| Some("H二O".into()));
+    // Days of the week, and from one to another.
+    loose(
+        rules,
+        // "周三到一家店": behind a word the second day is named in full.
+        r"(周|星期|礼拜)([1-7一二三四五六日天])(?: ?[-~～—–] ?(?:周|星期|礼拜)?|[至到](?:周|星期|礼拜))([1-7一二三四五六日天])",
+        |c, context| {
+            // "周1-2次": so many times a week.
+            let counts = c[3].starts_with(|c: char| c.is_ascii_digit())
+                && COUNTERS.iter().any(|word| context.after.starts_with(word));
+            (!counts).then(|| format!("{}{}到{}{}", &c[1], weekday(&c[2]), &c[1], weekday(&c[3])))
+        },
+    );
+    // Numbers of accounts.
+    rule(rules, r"(QQ|qq|VX|vx|UID|ID|PIN)(群|号)?([:：是为]? ?)(\d{4,20})", |c, _| {
+        let of = c.get(2).map_or("", |of| of.as_str());
+        Some(format!("{}{of}{}{}", &c[1], &c[3], digits(&c[4])))
+    });
+    // A door behind its staircase or house.
+    loose(rules, r"(单元|号楼|栋|幢)(\d{3,4})", |c, context| {
+        let counted =
+            context.next().is_some_and(|next| next.is_ascii_digit() || matches!(next, '年' | '个' | '户' | '人'));
+        (!counted).then(|| format!("{}{}", &c[1], digits(&c[2])))
+    });
     // Flights, trains, aeroplanes: "CA1234", "C919".
     rule(rules, r"([A-Z]{1,2})(\d{3,4})", |c, context| {
         let train = context.after.starts_with('次');
@@ -61,6 +84,15 @@ pub(super) fn words(rules: &mut Vec<Rule>) {
     rule(rules, r"([A-Za-z])\^(\d{1,3})", |c, _| Some(format!("{}的{}次方", &c[1], quantity(&c[2]))));
     loose(rules, r"(第)(\d{1,9})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
     rule(rules, r"([A-Za-z]{2,})-(\d{1,3})", |c, _| Some(format!("{}{}", &c[1], quantity(&c[2]))));
+}
+
+/// The first day of a week is a Monday.
+fn weekday(day: &str) -> String {
+    if day == "7" {
+        "日".into()
+    } else {
+        day.chars().map(|c| if c.is_ascii_digit() { digits(&c.to_string()) } else { c.into() }).collect()
+    }
 }
 
 fn ends_with_any(text: &str, words: &[&str]) -> bool {
@@ -101,6 +133,27 @@ fn codes(rules: &mut Vec<Rule>) {
             (_, Some(month)) if month.as_str() == "10" => format!("十{}", digits(&c[3])),
             _ => format!("{}{}", digits(&c[2]), digits(&c[3])),
         })
+    });
+    // Days that are known by their digits, whatever follows: "9·11".
+    rule(rules, r"(\d{1,2})·(\d{1,2})", |c, context| {
+        let joined =
+            context.last().is_some_and(|last| last.is_ascii_digit() || last == '·') || context.next() == Some('·');
+        (!joined && number(&c[1]) <= 12 && number(&c[2]) <= 31).then(|| match &c[1] {
+            "10" => format!("十{}", digits(&c[2])),
+            month => format!("{}{}", digits(month), digits(&c[2])),
+        })
+    });
+    loose(rules, "[①-⑳]", |c, _| {
+        let n = c[0].chars().next()? as u128 - '①' as u128 + 1;
+        Some(super::numbers::cardinal(n))
+    });
+    loose(rules, "[<>]", |c, context| {
+        let word = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let sides =
+            word(context.before.trim_end().chars().next_back()) && word(context.after.trim_start().chars().next());
+        // "a<b>c" is markup.
+        let markup = context.after.contains('>') || context.before.contains('<');
+        (sides && !markup).then(|| if &c[0] == "<" { "小于" } else { "大于" }.into())
     });
     // Rooms and what is seen in so many lines.
     loose(rules, r"(\d{3,4})(室|房间|号房)", |c, _| Some(format!("{}{}", digits(&c[1]), &c[2])));
@@ -242,6 +295,16 @@ fn measures(rules: &mut Vec<Rule>) {
         let one = |sign: &str, number: &str| format!("{}{}", minus::<Chinese>(sign), quantity(number));
         Some(format!("{}{from}到{}{to}", one(&c[1], &c[2]), one(&c[4], &c[5])))
     });
+    // Sides: "10cm×20cm".
+    rule(rules, &format!(r"({N}) ?({UNIT}) ?[×xX*] ?({N}) ?({UNIT})(?: ?[×xX*] ?({N}) ?({UNIT}))?"), |c, _| {
+        let side = |number: usize| Some(format!("{}{}", quantity(&c[number]), unit(&c[number + 1], None)?));
+        let mut said = format!("{}乘{}", side(1)?, side(3)?);
+        if c.get(5).is_some() {
+            said.push_str(&format!("乘{}", side(5)?));
+        }
+        Some(said)
+    });
+    rule(rules, &format!(r"√({N})"), |c, _| Some(format!("根号{}", quantity(&c[1]))));
     // Shares of a hundred and of a thousand.
     rule(rules, &format!(r"([-−]?)({N})[%％]? ?{RANGE} ?({N}) ?([%％‰])"), |c, _| {
         Some(format!(
