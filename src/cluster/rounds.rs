@@ -117,7 +117,8 @@ mod tests {
     #[tokio::test]
     async fn the_first_round_is_at_once_and_none_follows_the_stop() {
         let (stop, stopped) = watch::channel(false);
-        let (mut rounds, begun) = (Rounds::new(stopped.clone()), tokio::time::Instant::now());
+        let begun = tokio::time::Instant::now();
+        let mut rounds = Rounds::new(stopped.clone());
         assert!(rounds.next().await);
         assert!(rounds.next().await && begun.elapsed() >= ROUND);
         stop.send_replace(true);
