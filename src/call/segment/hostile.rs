@@ -103,6 +103,123 @@ fn a_hundred_megabytes_of_each_are_survived() {
     survive(100 << 20);
 }
 
+/// Numbers from a seed: xorshift, so that a text is known by its number.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % sides.max(1)
+    }
+
+    fn one_of<'a>(&mut self, all: &[&'a str]) -> &'a str {
+        all[self.roll(all.len())]
+    }
+
+    /// Any character there is, the low ones more often.
+    fn character(&mut self) -> char {
+        let most = [0x80, 0x250, 0x3_100, 0xa_000, 0x11_0000][self.roll(5)];
+        char::from_u32(self.roll(most) as u32).unwrap_or('\u{fffd}')
+    }
+
+    /// A text of anything: characters at random, what rules look for, markup, and what does harm.
+    fn text(&mut self) -> String {
+        const RULES: [&str; 40] = [
+            "1", "2", "0", "19", "2024", ".", ",", ":", "-", "/", "$", "€", "%", "°C", "km", "th", "pm", "am", "Dr.",
+            "No.", "XIV", "May", "年", "月", "日", "点", "第", "￥", "人", "時", "½", "²", "^", "×", "+", "=", "@",
+            "www.", ".com", "#",
+        ];
+        const MARKUP: [&str; 14] = [
+            "<speak>",
+            "</speak>",
+            "<sub alias='x'>",
+            "<say-as interpret-as='date'>",
+            "<break time='1s'/>",
+            "<",
+            ">",
+            "&amp;",
+            "&#x1F600;",
+            "<!--",
+            "[breath]",
+            "**",
+            "`",
+            "\n\n",
+        ];
+        const HARM: [&str; 10] = [
+            "<|endofprompt|>",
+            "<|",
+            "|>",
+            "\u{202e}",
+            "\u{2067}",
+            "\u{301}\u{301}\u{301}",
+            "\0",
+            "\u{1b}[2J",
+            "\u{200d}",
+            "\u{feff}",
+        ];
+        let mut text = String::new();
+        for _ in 0..self.roll(24) {
+            match self.roll(8) {
+                0 | 1 => text.push(self.character()),
+                2..=4 => text.push_str(self.one_of(&RULES)),
+                5 => text.push_str(self.one_of(&MARKUP)),
+                6 => text.push_str(self.one_of(&HARM)),
+                _ => text.push(' '),
+            }
+        }
+        text
+    }
+}
+
+/// Streams `count` random texts, cut anywhere, and reads all their parts.
+fn survive_random(count: usize) {
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let lexicon = Lexicon::default();
+    for number in 0..count {
+        let text = dice.text();
+        let markup = [Markup::None, Markup::Tags, Markup::Ssml][dice.roll(3)];
+        let language = ["en", "zh", "ja", "de", "fr", "es", "", "ru"][dice.roll(8)];
+        let mut script = Script::new(SegmentConfig::default(), markup);
+        let (mut out, mut from) = (Vec::new(), 0);
+        while from < text.len() {
+            let mut to = from + 1 + dice.roll(12);
+            while !text.is_char_boundary(to.min(text.len())) {
+                to += 1;
+            }
+            script.push(&text[from..to.min(text.len())], &mut out);
+            from = to;
+        }
+        // A text of a few hundred bytes is held at most once, beside what a script always has.
+        if number.is_multiple_of(64) {
+            let held = format!("{script:?}").len();
+            assert!(held <= 8 * text.len() + 4_096, "{number}: {held} bytes are held of {text:?}");
+        }
+        script.finish(&mut out);
+        while script.mistake().is_some() {}
+        let how = How { language: Some(language), normalise: Normalise::On, lexicon: &lexicon };
+        for cut in &out {
+            let Cut::Piece(piece) = cut else { continue };
+            let reading = read_given("", &piece.text, &piece.given, how);
+            let spoken = &reading.spoken;
+            let given: usize = piece.given.iter().map(|given| format!("{given:?}").len()).sum();
+            let most = SAID * (piece.text.len() + given) + 1_024;
+            assert!(spoken.text.len() <= most, "{number}: {} bytes are said of {text:?}", spoken.text.len());
+            let ends = spoken.spans.last().map_or((0, 0), |span| (span.written.end, span.spoken.end));
+            assert_eq!(ends, (piece.text.len(), spoken.text.len()), "{number}: {text:?}");
+            assert!(!crate::text::without_tokens(&spoken.text).contains("<|"), "{number}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn random_texts_are_survived() {
+    // `ANTIPHON_TEXTS=1000000`: minutes.
+    let count = std::env::var("ANTIPHON_TEXTS").ok().and_then(|count| count.parse().ok());
+    survive_random(count.unwrap_or(1_500));
+}
+
 #[test]
 fn hostile_parts_are_read_in_proportion_to_their_length() {
     for (name, family) in FAMILIES {
