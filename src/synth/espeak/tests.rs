@@ -219,3 +219,40 @@ fn voices_are_equally_loud() {
     let (before, after) = (spread(&mut plain), spread(&mut level));
     assert!(before > 1.5 && after <= 1.0, "{before} LU before, {after} after");
 }
+
+/// Each speaks its own language; numbers would leave two units between them.
+#[test]
+fn voices_of_other_languages_are_as_loud() {
+    let Ok(mut voice) = Espeak::new(Config { loudness: Some(-22.0), ..Config::default() }) else {
+        return antiphon_skip::skip("espeak", "espeak-ng is not installed");
+    };
+    let texts = [
+        (
+            "en-us",
+            "Thank you for calling. Your parcel will arrive on Tuesday afternoon, between two and four. If you are not at \
+             home, a neighbour can take it for you.",
+        ),
+        (
+            "de",
+            "Vielen Dank für Ihren Anruf. Ihr Paket kommt am Dienstag Nachmittag, zwischen zwei und vier Uhr. Wenn Sie \
+             nicht zu Hause sind, kann ein Nachbar es annehmen.",
+        ),
+        (
+            "fr",
+            "Merci de votre appel. Votre colis arrivera mardi après-midi, entre deux et quatre heures. Si vous n'êtes pas \
+             chez vous, un voisin peut le prendre.",
+        ),
+        (
+            "es",
+            "Gracias por su llamada. Su paquete llegará el martes por la tarde, entre las dos y las cuatro. Si no está en \
+             casa, un vecino puede recogerlo.",
+        ),
+    ];
+    let loudness = texts.map(|(name, text)| {
+        let spoken = speak(&mut voice, Utterance { voice: Some(name.into()), ..utterance(text) });
+        loudness::measure(&spoken, crate::audio::RATE).expect("speech")
+    });
+    println!("{loudness:?}");
+    let (least, most) = loudness.iter().fold((0f32, -99f32), |(a, b), one| (a.min(*one), b.max(*one)));
+    assert!(most - least <= 1.0, "{loudness:?}");
+}
