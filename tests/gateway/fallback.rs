@@ -9,13 +9,13 @@ use antiphon::synth::SynthError;
 use antiphon::synth::device::Loader;
 use antiphon::synth::espeak::{self, Espeak};
 use antiphon::synth::tone::Tone;
-use antiphon_loadgen::call::Call;
+use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::{correlate, sip};
 use serde_json::json;
 
 use super::raw::{Raw, header, sdp};
-use super::support::{Rig, SENTENCE, hear_turn};
+use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 use super::watched::Watch;
 
 fn agents(config: &mut Config) {
@@ -126,7 +126,18 @@ async fn a_turn_too_many_is_refused_with_retry_after_or_has_the_default_voice() 
     // It recovers by itself: once the engine has room again, the strict call is served.
     let id = first.id().expect("named").to_owned();
     assert_eq!(rig.post(&format!("/v1/calls/{id}/interrupt"), json!({})).await.0, 202);
-    let asked = rig.speak(&strict, SENTENCE).await;
-    hear_turn(&strict, asked).await;
+    // Another call's task and the device's thread have to see it first.
+    let turns = format!("/v1/calls/{}/turns", strict.id().expect("named"));
+    let asked = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let asked = now();
+            match rig.post(&turns, json!({ "text": SENTENCE })).await.0 {
+                202 => return asked,
+                503 => tokio::time::sleep(Duration::from_millis(50)).await,
+                other => panic!("{other}"),
+            }
+        }
+    });
+    hear_turn(&strict, asked.await.expect("room in time")).await;
     rig.app.drain().await;
 }

@@ -98,7 +98,7 @@ async fn what_became_of_a_call_is_told_with_its_status_and_whoever_waits_is_answ
     assert_eq!((&busy["cause"], &busy["sip"]["status"]), (&json!("busy"), &json!(486)));
     // Nobody picks up.
     let mut asleep = Raw::new(rig.sip_udp(), "asleep").await;
-    let id = place(&rig, json!({ "to": asleep.uri(), "ringTimeoutS": 1 })).await;
+    let id = place(&rig, json!({ "to": asleep.uri(), "ringTimeoutS": 3 })).await;
     let invite = asleep.next("INVITE").await;
     asleep.answer(&invite, "180 Ringing", "").await;
     assert_eq!(dialling(&mut events, &id).await, Dialling::Trying);

@@ -90,9 +90,9 @@ async fn a_turn_reaches_the_collector_as_one_trace() {
     assert_eq!(synthesis.parent_span_id, first.span_id);
     assert_eq!(stage.parent_span_id, synthesis.span_id);
     assert_eq!((told(turn, "antiphon.leg"), told(turn, "antiphon.outcome")), (Some("sip"), Some("done")));
-    // One after the other, from the text to the packet. Ages are told by two threads, a millisecond apart at most
-    // in each direction.
-    let slack = Duration::from_millis(5).as_nanos() as u64;
+    // One after the other, from the text to the packet. Ages are told by two threads, either of which may be
+    // interrupted between its looks at the clock.
+    let slack = Duration::from_millis(100).as_nanos() as u64;
     let waits = named("text waits");
     let paced = named("encode and pace");
     for (before, after) in [(waits, synthesis), (synthesis, paced)] {

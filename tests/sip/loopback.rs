@@ -125,7 +125,7 @@ async fn cancelled_call_is_gone_on_both_sides() {
 async fn unanswered_call_times_out_with_cancel() {
     let (a, _) = start(loopback()).await;
     let (b, mut calls) = start(loopback()).await;
-    let request = DialRequest { timeout: Some(Duration::from_millis(300)), ..to(&b) };
+    let request = DialRequest { timeout: Some(Duration::from_secs(2)), ..to(&b) };
     let (result, call) = limited(async { tokio::join!(a.dial(request), calls.recv()) }).await;
     assert!(matches!(result, Err(DialError::NoAnswer)), "{:?}", result.err());
     limited(call.expect("a call").cancelled()).await;

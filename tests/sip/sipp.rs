@@ -47,8 +47,12 @@ async fn sipp(scenario: &str, port: u16, arguments: &[&str]) -> Output {
     output
 }
 
+/// Free for datagrams and for connections.
 fn free_port() -> u16 {
-    StdUdpSocket::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("a free port").port()
+    let port = || StdUdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
+    std::iter::repeat_with(port)
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("without end")
 }
 
 /// Answers every call and sends back what it hears, silence otherwise.
