@@ -13,6 +13,10 @@ use super::tenant::Tenants;
 
 /// One slot in this many stays free for live work: what is displaced loses its sentence so far.
 const LIVE_RESERVE: u32 = 4;
+/// One slot in this many, and one at least, stays free of utterances that only decode ahead of their turn to sound. Else
+/// those of speaking streams take the last slots, and new turns wait for one: simulated on the measured device at 80 %
+/// load, up to 17 at a time though some 200 streams spoke on 256 slots, and first audio p99 158 ms where it is 77.
+const AHEAD_RESERVE: u32 = 8;
 /// A listener with so much ahead does not notice that the rest of his utterance is made again.
 const SPARED: Duration = Duration::from_secs(1);
 
@@ -29,12 +33,13 @@ pub(super) struct Placement<'a> {
 
 impl Placement<'_> {
     /// A slot for the most urgent live job without one, or the displacement that it needs. What only decodes ahead of
-    /// its turn takes nothing from batch and not the last slot; while batch work is owed a step none begins.
+    /// its turn takes nothing from batch and not the last slots; while batch work is owed a step none begins.
     pub(super) fn live(&mut self, batch_is_owed: bool) -> Option<Plan> {
         let id = self.most_urgent()?;
         let needed = self.table.job(id)?.memory.claim();
         let fits = self.memory.fits(self.table, needed);
-        if !self.table.is_front(id) && (self.table.slots.free() < 2 || !fits || batch_is_owed) {
+        let reserve = (self.limits.slots / AHEAD_RESERVE).max(1);
+        if !self.table.is_front(id) && (self.table.slots.free() <= reserve || !fits || batch_is_owed) {
             return None;
         }
         match self.table.slots.first_free() {

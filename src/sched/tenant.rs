@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use super::config::{Config, Tenant as Limits};
 
+/// A tenant counts as there for so long after it last asked for something.
+const RECENT: Duration = Duration::from_secs(10);
 /// Names come from configured tokens, so there are few; beyond this many, newcomers share the first entry.
 const MAX_TENANTS: usize = 4096;
 
@@ -85,6 +87,19 @@ struct Tenant {
     time: f64,
     /// Jobs in the scheduler.
     jobs: u32,
+    /// When it last asked for something.
+    seen: Instant,
+}
+
+impl Tenant {
+    /// Whether it has work, or had of late.
+    fn is_there(&self, now: Instant) -> bool {
+        self.jobs > 0 || now.saturating_duration_since(self.seen) < RECENT
+    }
+
+    fn weight(&self) -> f64 {
+        self.quota.limits.weight
+    }
 }
 
 /// All tenants seen so far, by index.
@@ -102,12 +117,13 @@ impl Tenants {
 
     pub(super) fn index(&mut self, name: &Arc<str>, config: &Config, now: Instant) -> usize {
         if let Some(&index) = self.names.get(name) {
+            self.all[index].seen = now;
             return index;
         }
         if self.all.len() >= MAX_TENANTS {
             return 0;
         }
-        self.all.push(Tenant { quota: self.quotas.of(name, config, now), time: 0.0, jobs: 0 });
+        self.all.push(Tenant { quota: self.quotas.of(name, config, now), time: 0.0, jobs: 0, seen: now });
         self.names.insert(name.clone(), self.all.len() - 1);
         self.all.len() - 1
     }
@@ -164,7 +180,15 @@ impl Tenants {
 
     pub(super) fn charge(&mut self, index: usize, seconds: f64) {
         let tenant = &mut self.all[index];
-        tenant.time += seconds / tenant.quota.limits.weight;
+        tenant.time += seconds / tenant.weight();
+    }
+
+    /// Whether the tenant has more of the work than its weight among those that are there, and is not the only one.
+    pub(super) fn has_more_than_its_share(&self, index: usize, now: Instant) -> bool {
+        let there = || self.all.iter().filter(|t| t.is_there(now));
+        let (jobs, weights): (f64, f64) = (there().map(|t| f64::from(t.jobs)).sum(), there().map(Tenant::weight).sum());
+        let tenant = &self.all[index];
+        there().count() > 1 && f64::from(tenant.jobs) * weights > jobs * tenant.weight()
     }
 
     pub(super) fn time(&self, index: usize) -> f64 {
@@ -195,6 +219,26 @@ impl Tenants {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tenant_has_more_than_its_share_only_beside_others() {
+        let (now, mut tenants, mut config) = (crate::clock::now(), Tenants::default(), Config::default());
+        config.tenants.insert("heavy".into(), Limits { weight: 3.0, ..Limits::default() });
+        let heavy = tenants.index(&"heavy".into(), &config, now);
+        (0..6).for_each(|_| tenants.job_added(heavy, 1));
+        assert!(!tenants.has_more_than_its_share(heavy, now), "it is the only one");
+        let later = now + Duration::from_secs(8);
+        let light = tenants.index(&"light".into(), &config, later);
+        assert!(tenants.has_more_than_its_share(heavy, later) && !tenants.has_more_than_its_share(light, later));
+        tenants.job_added(light, 1);
+        tenants.job_added(light, 1);
+        assert!(!tenants.has_more_than_its_share(heavy, later), "six to two is three to one");
+        tenants.job_added(light, 1);
+        assert!(tenants.has_more_than_its_share(light, later) && !tenants.has_more_than_its_share(heavy, later));
+        (0..3).for_each(|_| tenants.job_ended(light));
+        assert!(tenants.has_more_than_its_share(heavy, later + RECENT / 2), "the other was there a moment ago");
+        assert!(!tenants.has_more_than_its_share(heavy, later + RECENT), "it has gone");
+    }
 
     #[test]
     fn limits_hold_for_all_devices_together() {

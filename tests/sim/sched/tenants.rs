@@ -65,16 +65,24 @@ fn batch_of_two_tenants_shares_the_device_by_weight() {
     }
 }
 
+/// What a tenant's callers heard: first audio at the 95th percentile, and how many turns were refused.
+fn heard(report: &Report, tenant: &'static str) -> (Duration, u32) {
+    let refused = report.refused_by.iter().filter(|((of, _), _)| *of == tenant).map(|(_, n)| *n).sum();
+    (quantile(&report.first_by[tenant], 0.95), refused)
+}
+
+/// Of twice what the device makes, half is refused: all of that to the one who asks for it. What is taken on is in time,
+/// whoever's it is.
 #[test]
-fn a_flood_of_one_tenant_makes_its_own_turns_late_and_not_those_of_another() {
+fn a_flood_of_one_tenant_has_its_own_turns_refused_and_not_those_of_another() {
     let config = Config::default();
-    let calm = run(&config, &[("calm", 2.0)], &[], 25);
-    let flood = run(&config, &[("calm", 2.0), ("flood", 45.0)], &[], 25);
-    let p95 = |report: &Report, tenant: &str| quantile(&report.first_by[tenant], 0.95);
-    let (alone, beside, itself) = (p95(&calm, "calm"), p95(&flood, "calm"), p95(&flood, "flood"));
+    let calm = run(&config, &[("calm", 2.0)], &[], 15);
+    let flood = run(&config, &[("calm", 2.0), ("flood", 90.0)], &[], 15);
+    let (alone, beside, itself) = (heard(&calm, "calm"), heard(&flood, "calm"), heard(&flood, "flood"));
     println!("calm alone {alone:.1?}, beside the flood {beside:.1?}, the flood itself {itself:.1?}");
-    assert!(beside < itself, "calm {beside:?}, flood {itself:?}");
-    assert!(beside <= Duration::from_millis(Config::default().first_audio_target_ms.into()), "{beside:?}");
+    let target = Duration::from_millis(Config::default().first_audio_target_ms.into());
+    assert!(beside.0 <= target / 2 && itself.0 <= target, "calm {beside:?}, flood {itself:?}");
+    assert!(beside.1 == 0 && itself.1 > 300, "calm {beside:?}, flood {itself:?}");
 }
 
 #[test]
