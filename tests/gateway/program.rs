@@ -123,18 +123,22 @@ pub(crate) async fn until(url: &str, done: impl Fn(&Value) -> bool) {
     // The client is built without a TLS provider of its own; a second call says that there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::new();
+    let mut said = String::from("nothing");
     let asked = async {
         loop {
             if let Ok(response) = client.get(url).send().await
-                && let Ok(body) = response.json::<Value>().await
-                && done(&body)
+                && let Ok(text) = response.text().await
             {
-                return;
+                match serde_json::from_str::<Value>(&text) {
+                    Ok(body) if done(&body) => return,
+                    _ => said = text,
+                }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{url} never said so"));
+    let waited = timeout(PATIENCE, asked).await;
+    assert!(waited.is_ok(), "{url} never said so, but at last: {said}");
 }
 
 /// Runs `antiphon` with `arguments` in `folder` to its end; its state lies in `folder`, too.

@@ -6,6 +6,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use antiphon_loadgen::call::End;
+use antiphon_loadgen::sip;
+
 use super::program::{Serve, until};
 
 fn names(folder: &Path) -> Vec<String> {
@@ -52,4 +55,78 @@ async fn serve_keeps_jobs_in_the_state_directory_and_leaves_the_folder_it_was_st
     assert!(kept.contains(&"batch".into()) && kept.contains(&"batch.sqlite".into()), "{kept:?}");
     assert_eq!(names(&state.path().join("antiphon/batch")), [id]);
     assert_eq!(program.terminate().await, Some(0), "SIGTERM drains it");
+}
+
+/// What the handbook has SQLite do to `database` for a backup.
+fn backup_of(database: &str) -> String {
+    let handbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/packaging/HANDBOOK.md");
+    let handbook = fs::read_to_string(handbook).expect("readable");
+    let line = handbook.lines().find_map(|line| line.strip_prefix(&format!("sqlite3 {database} \"")));
+    line.expect("a command").trim_end_matches('"').to_owned()
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("made");
+    for entry in fs::read_dir(from).expect("readable").map(|entry| entry.expect("an entry")) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().expect("a type").is_dir() {
+            true => copy(&entry.path(), &to),
+            false => fs::copy(entry.path(), to).map(|_| ()).expect("copied"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_backed_up_while_the_gateway_runs_is_there_when_it_is_restored() {
+    let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let start = |state: &Path| Serve::start(folder.path(), state, |c| _ = c.env("ANTIPHON_ENGINE__KIND", "tone"));
+    let mut program = start(state.path());
+    program.ready().await;
+    let client = reqwest::Client::new();
+    let job = client.post(format!("{}/v1/audio/speech/batch", program.http)).json(&json!({ "input": "Kept." }));
+    let job: Value = job.send().await.expect("HTTP").json().await.expect("JSON");
+    let id = job["id"].as_str().expect("the job is named");
+    let sound = async |program: &Serve| {
+        until(&format!("{}/v1/jobs/{id}", program.http), |body| body["state"] == "done").await;
+        let answer = client.get(format!("{}/v1/jobs/{id}/audio", program.http)).send().await.expect("HTTP");
+        assert_eq!(answer.status(), 200);
+        answer.bytes().await.expect("whole")
+    };
+    let spoken = sound(&program).await;
+    // Two calls, of which one goes on.
+    let caller = async || sip::Caller::bind(sip::Config::default()).await.expect("free ports");
+    let to = format!("sip:silent@{}", program.sip);
+    let (ended, open) = (caller().await.call(&to).await, caller().await.call(&to).await);
+    let (ended, open) = (ended.expect("answered"), open.expect("answered"));
+    assert_eq!(ended.hang_up().await, End::Local);
+    let records = |body: &Value, state: &str| {
+        body["records"].as_array().into_iter().flatten().filter(|record| record["state"] == state).count()
+    };
+    let url = format!("{}/v1/records", program.http);
+    until(&url, |body| records(body, "ended") == 1 && records(body, "open") == 1).await;
+
+    let (kept, backup) = (state.path().join("antiphon"), folder.path().join("restored/antiphon"));
+    fs::create_dir_all(&backup).expect("made");
+    for database in ["batch.sqlite", "records.sqlite"] {
+        let sql = backup_of(database).replace("backup/", &format!("{}/", backup.display()));
+        assert!(sql.starts_with("VACUUM INTO '/"), "{sql}");
+        rusqlite::Connection::open(kept.join(database)).expect("opens").execute_batch(&sql).expect("backed up");
+    }
+    for part in ["batch", "voices"] {
+        if kept.join(part).exists() {
+            copy(&kept.join(part), &backup.join(part));
+        }
+    }
+    assert_eq!(open.hang_up().await, End::Local);
+    assert_eq!(program.terminate().await, Some(0));
+
+    let mut restored = start(&folder.path().join("restored"));
+    restored.ready().await;
+    assert_eq!(sound(&restored).await, spoken);
+    until(&format!("{}/v1/records", restored.http), |body| {
+        let told = body["records"].as_array().map(Vec::as_slice).unwrap_or_default();
+        records(body, "ended") == 2 && told.iter().any(|record| record["cause"] == "gateway stopped")
+    })
+    .await;
+    assert_eq!(restored.terminate().await, Some(0));
 }
