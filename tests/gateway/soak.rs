@@ -1,7 +1,13 @@
 //! Everything at once, from a seed, for as long as is wanted: what is left of it in the end is nothing.
 //!
-//! `ANTIPHON_SOAK_S=1200 ANTIPHON_SOAK_SEED=7 cargo test --test gateway soak -- --nocapture` runs twenty minutes and prints
-//! a line every ten seconds (memory, descriptors, threads, calls so far). Without the variables it is short.
+//! `ANTIPHON_SOAK_S=1800 ANTIPHON_SOAK_SEED=7 cargo test --test gateway soak -- --nocapture` runs half an hour, prints a line
+//! every ten seconds and leaves them in `target/soak-7.csv` (seconds, calls, memory, descriptors, threads, gaps). Without
+//! the variables it is short. `ANTIPHON_SOAK_CALLERS=16` has more callers at a time; `ANTIPHON_SOAK_BRIEF=1` makes every call
+//! as short as it can be, so that what a call leaves behind shows in minutes.
+//!
+//! Callers come by telephone and by browser, over networks that lose and delay packets, interrupt, hang up at any
+//! moment, and meet agents that are dead or leave in the middle of a turn. Meanwhile jobs are handed in and cancelled, voices
+//! enrolled that are none, the configuration is read again, and garbage comes in.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,14 +16,18 @@ use std::time::Duration;
 
 use antiphon_loadgen::call::{Call, now};
 use antiphon_loadgen::codec::Codec;
+use antiphon_loadgen::relay::Impairment;
 use antiphon_loadgen::{rtc, sip};
+use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
 
 use super::program::{Serve, until};
 use super::support::PATIENCE;
 
-/// Callers at a time.
+/// Callers at a time, where nobody says.
 const CALLERS: u64 = 3;
 /// From this length on memory is judged: before, caches fill.
 const LONG: Duration = Duration::from_secs(600);
@@ -66,7 +76,12 @@ impl Held {
 struct Done {
     calls: AtomicU64,
     reloads: AtomicU64,
-    jobs: Mutex<Vec<String>>,
+    /// Calls whose agent was dead or left.
+    faulted: AtomicU64,
+    /// Calls that were answered, by their ids.
+    answered: Mutex<Vec<String>>,
+    /// Jobs, and whether each was cancelled.
+    jobs: Mutex<Vec<(String, bool)>>,
     failures: Mutex<Vec<String>>,
 }
 
@@ -75,41 +90,68 @@ struct Caller {
     sip: String,
     client: reqwest::Client,
     rng: Rng,
+    /// Calls as short as they can be.
+    brief: bool,
     done: Arc<Done>,
 }
 
 impl Caller {
     async fn run(mut self, until: std::time::Instant) {
         while now() < until {
-            match self.rng.below(20) {
-                0 => self.batch().await,
-                1 => self.reload().await,
-                2 => self.garbage().await,
-                3..=8 => self.call(true).await,
+            match self.rng.below(24) {
+                0 => self.batch(false).await,
+                1 => self.batch(true).await,
+                2 => self.reload().await,
+                3 => self.garbage().await,
+                4 => self.enrol().await,
+                5..=11 => self.call(true).await,
                 _ => self.call(false).await,
             }
         }
     }
 
     async fn call(&mut self, browser: bool) {
+        let agent = match self.rng.below(12) {
+            0 => "dead",
+            1 => "leaves",
+            _ => "demo",
+        };
+        let lossy =
+            (self.rng.below(5) == 0).then(|| Impairment { loss: 0.01, jitter_ms: 10.0, ..Impairment::default() });
         let call = if browser {
-            let config = rtc::Config { agent: Some("demo".into()), ..rtc::Config::new(self.http.clone()) };
+            let config =
+                rtc::Config { agent: Some(agent.into()), impairment: lossy, ..rtc::Config::new(self.http.clone()) };
             rtc::Caller::connect(config).await
         } else {
-            let codec = [Codec::Pcmu, Codec::Pcma, Codec::G722][self.rng.below(3) as usize];
-            let caller = sip::Caller::bind(sip::Config { codecs: vec![codec], ..sip::Config::default() });
-            caller.await.expect("free ports").call(&self.sip).await
+            let codec = [Codec::Pcmu, Codec::Pcma, Codec::G722, Codec::Opus][self.rng.below(4) as usize];
+            let config = sip::Config { codecs: vec![codec], impairment: lossy, ..sip::Config::default() };
+            let caller = sip::Caller::bind(config).await.expect("free ports");
+            caller.call(&format!("sip:{agent}@{}", self.sip)).await
         };
         match call {
-            Ok(call) => self.talk(call).await,
-            Err(error) => self.failed(format!("browser {browser}: {error}")),
+            Ok(call) => {
+                if let Some(id) = call.id() {
+                    self.done.answered.lock().expect("no panic").push(id.to_owned());
+                }
+                if agent == "demo" {
+                    self.talk(call).await;
+                } else {
+                    self.done.faulted.fetch_add(1, Relaxed);
+                    // The apology, if any, and the end; whoever has no patience hangs up.
+                    if self.rng.below(2) == 0 && call.ended(2 * PATIENCE).await.is_none() {
+                        self.failed(format!("{:?}: the call with the agent `{agent}` never ends", call.leg()));
+                    }
+                    call.hang_up().await;
+                }
+            }
+            Err(error) => self.failed(format!("browser {browser}, agent {agent}: {error}")),
         }
         self.done.calls.fetch_add(1, Relaxed);
     }
 
     /// Some hang up at once, some interrupt what they hear, some wait for its end.
     async fn talk(&mut self, call: Call) {
-        let kind = self.rng.below(5);
+        let kind = if self.brief { 0 } else { self.rng.below(5) };
         if kind > 0 {
             for _ in 0..=self.rng.below(2) {
                 let Ok(pressed) = call.press("5").await else { break };
@@ -124,12 +166,33 @@ impl Caller {
         call.hang_up().await;
     }
 
-    async fn batch(&self) {
+    async fn batch(&self, cancelled: bool) {
         let job = self.client.post(format!("{}/v1/audio/speech/batch", self.http)).json(&json!({ "input": "Later." }));
         let answer: Value = job.send().await.expect("HTTP").json().await.expect("JSON");
-        match answer["id"].as_str() {
-            Some(id) => self.done.jobs.lock().expect("no panic").push(id.to_owned()),
-            None => self.failed(format!("batch: {answer}")),
+        let Some(id) = answer["id"].as_str() else { return self.failed(format!("batch: {answer}")) };
+        if cancelled {
+            let answer = self.client.delete(format!("{}/v1/jobs/{id}", self.http)).send().await.expect("HTTP");
+            if !answer.status().is_success() {
+                self.failed(format!("cancelling a job: {}", answer.status()));
+            }
+        }
+        self.done.jobs.lock().expect("no panic").push((id.to_owned(), cancelled));
+    }
+
+    /// A voice that is none: the tone takes no recordings, and this one is no sound.
+    async fn enrol(&self) {
+        let mut body = String::new();
+        for (field, value) in
+            [("name", "nobody"), ("ref_text", "Nothing."), ("consent", "yes"), ("audio_sample", "no WAV")]
+        {
+            body += &format!("--part\r\nContent-Disposition: form-data; name=\"{field}\"\r\n\r\n{value}\r\n");
+        }
+        body += "--part--\r\n";
+        let request = self.client.post(format!("{}/v1/audio/voices", self.http)).body(body);
+        let request = request.header("content-type", "multipart/form-data; boundary=part");
+        let status = request.send().await.expect("HTTP").status();
+        if status.is_success() {
+            self.failed(format!("enrolling nothing: {status}"));
         }
     }
 
@@ -149,8 +212,7 @@ impl Caller {
             self.failed(format!("garbage: {refused}"));
         }
         let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
-        let to = self.sip.rsplit('@').next().unwrap_or_default();
-        socket.send_to(b"INVITE sip:x SIP/2.0\r\nVia: \0\r\n\r\n", to).await.expect("sent");
+        socket.send_to(b"INVITE sip:x SIP/2.0\r\nVia: \0\r\n\r\n", &self.sip).await.expect("sent");
     }
 
     fn failed(&self, what: String) {
@@ -158,29 +220,60 @@ impl Caller {
     }
 }
 
+/// An agent that says something to some callers, and leaves in the middle of it.
+async fn leaver() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let Ok(mut socket) = tokio_tungstenite::accept_async(stream).await else { return };
+                let _setup = socket.next().await;
+                let text = json!({ "type": "text", "token": "I was about to say that", "last": false });
+                let _ = socket.send(Message::text(text.to_string())).await;
+            });
+        }
+    });
+    port
+}
+
+/// Gaps inside speech that the gateway knows of.
+async fn gaps(http: &str) -> u64 {
+    let metrics = reqwest::get(format!("{http}/metrics")).await.expect("HTTP").text().await.expect("text");
+    let value = metrics.lines().find_map(|line| line.strip_prefix("antiphon_underruns_total "));
+    value.and_then(|value| value.trim().parse::<f64>().ok()).unwrap_or(0.0) as u64
+}
+
 #[tokio::test]
 async fn soak() {
     let (length, seed) = (setting("ANTIPHON_SOAK_S", 12), setting("ANTIPHON_SOAK_SEED", 1));
+    let (number, brief) = (setting("ANTIPHON_SOAK_CALLERS", CALLERS), setting("ANTIPHON_SOAK_BRIEF", 0) > 0);
     let length = Duration::from_secs(length);
     let (folder, state) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let leaver = leaver().await;
+    // Port 9 is that of a service that discards, and of nobody on loopback.
+    let agents = format!(
+        "[agent.demo]\nurl = \"builtin:demo\"\n[agent.dead]\nurl = \"ws://127.0.0.1:9/\"\n[agent.leaves]\nurl = \"ws://127.0.0.1:{leaver}/\"\n"
+    );
+    fs::write(folder.path().join("gateway.toml"), agents).expect("written");
     let mut program = Serve::start(folder.path(), state.path(), |command| {
-        command.env("ANTIPHON_ENGINE__KIND", "tone");
+        command.env("ANTIPHON_ENGINE__KIND", "tone").args(["-c", "gateway.toml"]);
     });
     program.ready().await;
     let (http, process) = (program.http.clone(), program.id());
     let done = Arc::new(Done::default());
     let before = Held::of(process);
     let began = now();
-    let callers: Vec<_> = (0..CALLERS)
+    let callers: Vec<_> = (0..number)
         .map(|n| {
-            let (http, sip) = (http.clone(), format!("sip:demo@{}", program.sip));
-            let caller =
-                Caller { http, sip, client: reqwest::Client::new(), rng: Rng(seed * 1_000 + n), done: done.clone() };
+            let (http, sip, client) = (http.clone(), program.sip.to_string(), reqwest::Client::new());
+            let caller = Caller { http, sip, client, rng: Rng(seed * 1_000 + n), brief, done: done.clone() };
             tokio::spawn(caller.run(began + length))
         })
         .collect();
     // (calls so far, memory)
     let mut curve: Vec<(u64, Held)> = Vec::new();
+    let mut report = String::from("seconds,calls,rss_kb,descriptors,threads,gaps\n");
     let mut all = Box::pin(async {
         for caller in callers {
             caller.await.expect("no caller panics");
@@ -188,40 +281,62 @@ async fn soak() {
     });
     loop {
         let ended = timeout(Duration::from_secs(10), &mut all).await.is_ok();
-        let (calls, held) = (done.calls.load(Relaxed), Held::of(process));
+        let (calls, held, gaps) = (done.calls.load(Relaxed), Held::of(process), gaps(&http).await);
         let Held { rss, descriptors, threads } = held;
-        let seconds = began.elapsed().as_secs();
+        let (seconds, kb) = (began.elapsed().as_secs(), rss / 1_024);
         println!(
-            "{seconds:>5} s {calls:>6} calls {:>7} kB {descriptors:>4} descriptors {threads:>3} threads",
-            rss / 1_024
+            "{seconds:>5} s {calls:>6} calls {kb:>7} kB {descriptors:>4} descriptors {threads:>3} threads {gaps:>3} gaps"
         );
+        report += &format!("{seconds},{calls},{kb},{descriptors},{threads},{gaps}\n");
         curve.push((calls, held));
         if ended {
             break;
         }
     }
+    if length >= LONG {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("target/soak-{seed}.csv"));
+        fs::write(&file, report).expect("written");
+        println!("the curves: {}", file.display());
+    }
     let (calls, jobs) = (done.calls.load(Relaxed), done.jobs.lock().expect("no panic").clone());
-    println!("seed {seed}: {calls} calls, {} jobs, {} reloads", jobs.len(), done.reloads.load(Relaxed));
+    let answered = done.answered.lock().expect("no panic").clone();
+    println!(
+        "seed {seed}: {calls} calls, {} answered and named, {} with a fault, {} jobs, {} reloads",
+        answered.len(),
+        done.faulted.load(Relaxed),
+        jobs.len(),
+        done.reloads.load(Relaxed)
+    );
     let failures = done.failures.lock().expect("no panic").clone();
     assert!(failures.is_empty(), "{} of {calls}: {failures:#?}", failures.len());
-    assert!(calls >= CALLERS, "{calls} calls");
+    assert!(calls >= number, "{calls} calls");
     until(&format!("{http}/v1/calls"), |body| body["calls"].as_array().is_some_and(Vec::is_empty)).await;
-    for job in &jobs {
-        until(&format!("{http}/v1/jobs/{job}"), |job| job["state"] == "done" && job["finished"] == 1).await;
+    for (job, cancelled) in &jobs {
+        // One that was over before it was cancelled is done.
+        let over =
+            |job: &Value| job["state"] == "done" && job["finished"] == 1 || *cancelled && job["state"] == "cancelled";
+        until(&format!("{http}/v1/jobs/{job}"), over).await;
+    }
+    for call in &answered {
+        until(&format!("{http}/v1/records/{call}"), |record| record["state"] == "ended").await;
     }
     // Sockets of sessions close a moment after their calls; connections of the questions above stay for a while.
+    let most = before.descriptors + 2 * number as usize + 12;
     let closed = async {
-        while Held::of(process).descriptors > before.descriptors + 2 * CALLERS as usize + 12 {
+        while Held::of(process).descriptors > most {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     let held = |_| format!("{before:?} became {:?}", Held::of(process));
     timeout(2 * PATIENCE, closed).await.map_err(held).expect("descriptors are given back");
+    let (first, last) = (curve[curve.len() / 2], curve[curve.len() - 1]);
+    let each = last.1.rss.saturating_sub(first.1.rss) / (last.0 - first.0).max(1);
+    println!("each call of the second half left {each} bytes");
     if length >= LONG {
-        let half = curve[curve.len() / 2];
-        let last = curve[curve.len() - 1];
-        let each = last.1.rss.saturating_sub(half.1.rss) / (last.0 - half.0).max(1);
         assert!(each <= BYTES_A_CALL, "each call of the second half left {each} bytes: {curve:#?}");
+        // Threads for work that blocks come and go; media threads and devices do not multiply.
+        let threads = Held::of(process).threads;
+        assert!(threads <= first.1.threads + 8, "{} threads became {threads}", first.1.threads);
     }
     assert_eq!(program.terminate().await, Some(0));
 }
