@@ -16,7 +16,7 @@ use crate::agent::config::Agent;
 use crate::call::{Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, TextDelta, TurnHow, TurnId};
 use crate::cluster::Nodes;
 use crate::fault;
-use crate::media::leg::MediaLeg;
+use crate::media::leg::{LegEnd, MediaLeg};
 use crate::media::webrtc::WebRtcLeg;
 use crate::sip::IncomingCall;
 use crate::telemetry::context;
@@ -298,9 +298,18 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
         Err(error) => tracing::info!(%error, "a call was not answered"),
         Ok(mut leg) => {
             // An INVITE may be forged, its ACK may not: for who nothing is known of, no agent is dialled before.
-            if !trusted && leg.acknowledged().await.is_err() {
-                tracing::debug!("a call was answered and never acknowledged");
-                return;
+            let acknowledged = if trusted { Ok(()) } else { leg.acknowledged().await };
+            match acknowledged {
+                Ok(()) => {}
+                // Who hangs up knows our answer as well as who acknowledges it (its message may be the first to be looked at): that
+                // was a call, and has a record. Nobody is left for an agent to speak to.
+                Err(LegEnd::Remote) => {
+                    return match admission.begin(leg) {
+                        Ok(call) => admission.leave(&call),
+                        Err(error) => tracing::warn!(%error, "an answered call could not be started"),
+                    };
+                }
+                Err(_) => return tracing::debug!("a call was answered and never acknowledged"),
             }
             if let Err(error) = admission.start(leg) {
                 tracing::warn!(%error, "an answered call could not be started");

@@ -1,7 +1,7 @@
 //! What a gateway costs that nobody calls, how soon it is there, and what a call adds. A measurement, of the program as built:
 //!
 //! `cargo test --release --test gateway idle -- --ignored --nocapture`; `ANTIPHON_IDLE_S` (60) and `ANTIPHON_IDLE_CALLS` (50)
-//! change its length and number of calls. Figures: config/packaging/HANDBOOK.md.
+//! change its length and number of calls. Figures: tests/bench/README.md.
 
 use std::time::Duration;
 

@@ -192,7 +192,7 @@ const HANDBOOK: &[(&str, &str)] = &[
     ("antiphon-loadgen ladder", "a_ladder_tells_what_few_places_bear"),
     ("antiphon-loadgen size", "a_report_becomes_a_page_and_a_size"),
     ("promtool test rules", "each_alert_fires_for_what_it_means_and_for_nothing_else"),
-    ("sqlite3", ""),
+    ("sqlite3", "what_is_backed_up_while_the_gateway_runs_is_there_when_it_is_restored"),
     ("curl", "every_route_succeeds_and_every_metric_tells"),
 ];
 

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-use super::raw::{Raw, sdp};
+use super::raw::{self, Raw, sdp};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
 type Events = broadcast::Receiver<(CallId, CallEvent)>;
@@ -268,6 +268,20 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
         lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect::<Vec<_>>(),
         [record]
     );
+    rig.app.drain().await;
+}
+
+/// As where the acknowledgement is lost, or is looked at after the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_hung_up_before_its_answer_is_acknowledged_has_a_record() {
+    let rig = Rig::start().await;
+    let mut telephone = Raw::new(rig.sip_udp(), "hasty").await;
+    let answer = telephone.ask("INVITE", "", &sdp(9, ""), "SIP/2.0 200").await;
+    let id = raw::header(&answer, "X-Antiphon-Call").expect("the call is named").to_owned();
+    telephone.ask("BYE", "", "", "SIP/2.0 200").await;
+    let record = record(&rig, &id, |record| record["state"] == "ended").await;
+    assert_eq!((&record["cause"], &record["endedBy"]), (&json!("remote"), &json!("peer")));
+    assert_eq!(rig.get("/v1/calls").await.1["calls"], json!([]));
     rig.app.drain().await;
 }
 

@@ -1,6 +1,6 @@
 //! Everything at once, from a seed, for as long as is wanted: what is left of it in the end is nothing.
 //!
-//! `ANTIPHON_SOAK_S=1800 ANTIPHON_SOAK_SEED=7 cargo test --test gateway soak -- --nocapture` runs half an hour, prints a line
+//! `ANTIPHON_SOAK_S=1800 ANTIPHON_SOAK_SEED=7 cargo test --test gateway soak -- --ignored --nocapture` runs half an hour, prints a line
 //! every ten seconds and leaves them in `target/soak-7.csv` (seconds, calls, memory, descriptors, threads, gaps). Without
 //! the variables it is short. `ANTIPHON_SOAK_CALLERS=16` has more callers at a time; `ANTIPHON_SOAK_BRIEF=1` makes every call
 //! as short as it can be, so that what a call leaves behind shows in minutes.
@@ -245,6 +245,7 @@ async fn gaps(http: &str) -> u64 {
 }
 
 #[tokio::test]
+#[ignore = "for as long as is wanted; its parts have tests of their own"]
 async fn soak() {
     let (length, seed) = (setting("ANTIPHON_SOAK_S", 12), setting("ANTIPHON_SOAK_SEED", 1));
     let (number, brief) = (setting("ANTIPHON_SOAK_CALLERS", CALLERS), setting("ANTIPHON_SOAK_BRIEF", 0) > 0);
