@@ -248,6 +248,12 @@ impl Bridging {
         taken.as_ref().map(CancellationToken::cancel).is_some()
     }
 
+    /// Whether it was given up before it began.
+    pub(super) fn is_cancelled(&self) -> bool {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
     pub(super) fn set(&self, with: Option<(CallId, BridgeMode)>) {
         *self.with.lock().unwrap_or_else(PoisonError::into_inner) = with;
     }

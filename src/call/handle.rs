@@ -57,6 +57,8 @@ pub struct TurnRequest {
     pub interrupt: bool,
     /// Speak it before other turns that wait.
     pub ahead: bool,
+    /// Where there is no capacity it waits for some, as streamed text does, in place of being refused.
+    pub patient: bool,
     /// How.
     pub style: Style,
 }
@@ -64,7 +66,7 @@ pub struct TurnRequest {
 impl TurnRequest {
     /// A turn with default settings.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { id: None, text: text.into(), interrupt: false, ahead: false, style: Style::default() }
+        Self { id: None, text: text.into(), interrupt: false, ahead: false, patient: false, style: Style::default() }
     }
 }
 
@@ -262,40 +264,6 @@ impl CallHandle {
         self.send(Command::Text(delta)).inspect_err(|_| self.shared.backlog.give_back(bytes))
     }
 
-    /// Plays recorded audio, after what waits already. Reads and decodes the source before it returns; a URL is fetched
-    /// while what waits already is said, and what comes later waits for it. An interruption ends the download. One that
-    /// fails is a turn that failed.
-    ///
-    /// # Errors
-    /// The source cannot be read or played, its URL may not be fetched, or the call takes no more.
-    pub async fn play(&self, request: PlayRequest) -> Result<TurnId, SpeakError> {
-        if let Some(url) = super::source::remote(&self.shared.config, &request.source)? {
-            return self.play_remote(request, url).await;
-        }
-        let clip = super::source::load(&self.shared.config, &request.source).await?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Play { request, clip, reply })?;
-        answer.await.unwrap_or(Err(SpeakError::Ended))
-    }
-
-    async fn play_remote(&self, request: PlayRequest, url: reqwest::Url) -> Result<TurnId, SpeakError> {
-        let (wanted, mut dropped) = oneshot::channel();
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Await { request, wanted, reply })?;
-        let turn = answer.await.unwrap_or(Err(SpeakError::Ended))?;
-        let (config, commands, id) = (self.shared.config.clone(), self.commands.clone(), turn.clone());
-        tokio::spawn(async move {
-            let clip = tokio::select! {
-                clip = super::source::fetch(&config, url) => clip,
-                // The turn was cut off, or the call is over.
-                _ = &mut dropped => return,
-            };
-            // overflow: awaited; a turn that waits for its clip must be told. A call that is over needs nothing.
-            let _ = commands.send(Command::Arrived { turn: id, clip }).await;
-        });
-        Ok(turn)
-    }
-
     /// Streams `pcm` (mono, 16-bit, `rate` samples per second: 8000, 16000, 24000 or 48000) into the call
     /// after what waits already; pieces that follow one another without a gap sound as one. `interruptible`: what cuts it
     /// off, as of text.
@@ -443,10 +411,15 @@ impl CallHandle {
     /// # Errors
     /// It is longer, or the call takes no more commands.
     pub fn hand_off(&self, data: String) -> Result<(), SpeakError> {
+        Self::may_hand_off(&data)?;
+        self.send(Command::Handoff(data))
+    }
+
+    fn may_hand_off(data: &str) -> Result<(), SpeakError> {
         if data.len() > MAX_HANDOFF {
             return Err(SpeakError::Invalid(format!("handoffData has {} bytes, at most {MAX_HANDOFF}", data.len())));
         }
-        self.send(Command::Handoff(data))
+        Ok(())
     }
 
     /// Ends the call when everything queued has been said.
@@ -460,6 +433,22 @@ impl CallHandle {
     /// Waits for the end of the call.
     pub async fn ended(&self) -> EndReason {
         self.shared.wait_ended().await
+    }
+
+    /// As [`CallHandle::hand_off`] and [`CallHandle::finish`]: both, or neither.
+    ///
+    /// # Errors
+    /// As theirs.
+    pub fn finish_with(&self, reason: EndReason, data: String) -> Result<(), SpeakError> {
+        Self::may_hand_off(&data)?;
+        // overflow: refused
+        let mut room = self.commands.try_reserve_many(2).map_err(full)?;
+        for command in [Command::Handoff(data), Command::Finish(reason)] {
+            if let Some(place) = room.next() {
+                place.send(command);
+            }
+        }
+        Ok(())
     }
 
     fn reserve(&self, bytes: usize) -> Result<(), SpeakError> {
@@ -478,10 +467,15 @@ impl CallHandle {
 
     pub(super) fn send(&self, command: Command) -> Result<(), SpeakError> {
         // overflow: refused
-        self.commands.try_send(command).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => SpeakError::Busy,
-            mpsc::error::TrySendError::Closed(_) => SpeakError::Ended,
-        })
+        self.commands.try_send(command).map_err(full)
+    }
+}
+
+/// Why the call takes no command.
+fn full<T>(error: mpsc::error::TrySendError<T>) -> SpeakError {
+    match error {
+        mpsc::error::TrySendError::Full(_) => SpeakError::Busy,
+        mpsc::error::TrySendError::Closed(_) => SpeakError::Ended,
     }
 }
 
@@ -497,6 +491,11 @@ pub enum Command {
     },
     /// The next piece of a streamed turn.
     Text(TextDelta),
+    /// Say whether recorded audio would be taken now.
+    Room {
+        /// Where the answer goes.
+        reply: oneshot::Sender<Result<(), SpeakError>>,
+    },
     /// Play recorded audio.
     Play {
         /// How.

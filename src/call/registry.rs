@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
 
 use super::bridge::BridgeRequest;
 use super::handle::{CallHandle, CallMeta};
@@ -157,7 +157,7 @@ impl Calls {
             dashmap::Entry::Vacant(entry) => entry.insert(handle.clone()),
         };
         // Made here and moved, so that a call that never starts, panics or ends leaves the registry alike.
-        let listed = Listed { calls: self.clone(), shared: shared.clone() };
+        let mut listed = Listed { calls: self.clone(), shared: shared.clone(), permit: Some(permit), over: None };
         let told = Told {
             all: inner.events.clone(),
             witness: inner.witness.get().cloned(),
@@ -168,9 +168,10 @@ impl Calls {
         }
         let voice_and_ears = (speech, inner.ears.clone());
         inner.shards.spawn(move || async move {
-            let _permit = permit;
-            let _listed = listed;
-            CallTask::new(shared, leg, voice_and_ears, inbox, tellers, told).run().await;
+            let mut task = CallTask::new(shared, leg, voice_and_ears, inbox, tellers, told);
+            listed.over = Some(task.run().await);
+            // Before the task's ends of what it tells: who listens too late is told why it ended.
+            drop(listed);
         })?;
         // Its announcement may go on: a call that is heard while it rings.
         inner.arrived.notify_waiters();
@@ -354,15 +355,18 @@ impl std::fmt::Debug for Calls {
 struct Listed {
     calls: Calls,
     shared: Arc<Shared>,
+    permit: Option<OwnedSemaphorePermit>,
+    /// Why it ended, and how long it had lasted.
+    over: Option<(EndReason, Duration)>,
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
         self.calls.0.live.remove(&self.shared.meta.id);
-        // Only a panic or a start that failed gets here without an end.
-        if self.shared.ended().is_none() {
-            self.shared.set_ended(EndReason::Failed, clock::now() - self.shared.started);
-        }
+        drop(self.permit.take());
+        // Who hears of the end finds the call gone and room for another. Only a panic or a start that failed has no reason.
+        let (reason, lasted) = self.over.unwrap_or((EndReason::Failed, clock::now() - self.shared.started));
+        self.shared.set_ended(reason, lasted);
         if let Some(witness) = self.calls.0.witness.get() {
             witness.ended(&self.shared.info());
         }

@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use reqwest::Url;
+use tokio::sync::oneshot;
 
 use self::fetch::Fetcher;
-use super::handle::SpeakError;
+use super::TurnId;
+use super::handle::{CallHandle, Command, PlayRequest, SpeakError};
 use super::settings::CallConfig;
 use crate::audio;
 use crate::media::resample;
@@ -18,6 +20,46 @@ use crate::voice::decode::{self, DecodeError};
 
 /// Longest source in bytes that is read at all: 5 min of 48 kHz stereo.
 const MAX_BYTES: usize = 64 << 20;
+
+impl CallHandle {
+    /// Plays recorded audio, after what waits already. Reads and decodes the source before it returns; a URL is fetched
+    /// while what waits already is said, and what comes later waits for it. An interruption ends the download. One that
+    /// fails is a turn that failed.
+    ///
+    /// # Errors
+    /// The source cannot be read or played, its URL may not be fetched, or the call takes no more.
+    pub async fn play(&self, request: PlayRequest) -> Result<TurnId, SpeakError> {
+        if let Some(url) = remote(&self.shared.config, &request.source)? {
+            return self.play_remote(request, url).await;
+        }
+        // A file that there is no room for is not read: its agent offers it again and again.
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Room { reply })?;
+        answer.await.unwrap_or(Err(SpeakError::Ended))?;
+        let clip = load(&self.shared.config, &request.source).await?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Play { request, clip, reply })?;
+        answer.await.unwrap_or(Err(SpeakError::Ended))
+    }
+
+    async fn play_remote(&self, request: PlayRequest, url: Url) -> Result<TurnId, SpeakError> {
+        let (wanted, mut dropped) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Await { request, wanted, reply })?;
+        let turn = answer.await.unwrap_or(Err(SpeakError::Ended))?;
+        let (config, commands, id) = (self.shared.config.clone(), self.commands.clone(), turn.clone());
+        tokio::spawn(async move {
+            let clip = tokio::select! {
+                clip = fetch(&config, url) => clip,
+                // The turn was cut off, or the call is over.
+                _ = &mut dropped => return,
+            };
+            // overflow: awaited; a turn that waits for its clip must be told. A call that is over needs nothing.
+            let _ = commands.send(Command::Arrived { turn: id, clip }).await;
+        });
+        Ok(turn)
+    }
+}
 
 /// The URL in `source`, where it names one that may be fetched; `None`: [`load`] reads it.
 ///

@@ -59,8 +59,8 @@ impl<L: MediaLeg> CallTask<L> {
         Self { shared, leg, speech, ears, inbox, link: None, tellers, told }
     }
 
-    /// Runs the call to its end.
-    pub(super) async fn run(mut self) {
+    /// Runs the call to its end; gives why it ended and how long it lasted. To be dropped when that is known to others.
+    pub(super) async fn run(&mut self) -> (EndReason, Duration) {
         let reason = match self.leg.attach().await {
             Ok(()) => self.converse().await,
             Err(error) => {
@@ -82,7 +82,7 @@ impl<L: MediaLeg> CallTask<L> {
             reason = reason.label(),
             began_us = lasted.as_micros() as u64,
         );
-        self.shared.set_ended(reason, lasted);
+        (reason, lasted)
     }
 
     async fn converse(&mut self) -> EndReason {

@@ -209,6 +209,7 @@ impl Gateway {
             let outcome = gateway.ring(&sip, request, &tell, admission, &ringing).await;
             // Live or over: what is told of its end can be relied on in the list.
             gateway.outgoing.0.remove(&ringing.meta.id);
+            let outcome = outcome.and_then(|call| unless_given_up(call, &ringing));
             if let Err(error) = &outcome {
                 gateway.dialling(&ringing, how(error));
             }
@@ -311,6 +312,18 @@ impl Gateway {
             bridge.tell(&ringing.meta.id, state.clone());
         }
         self.calls.dialling(&ringing.meta, ringing.trunk.as_deref(), state);
+    }
+}
+
+/// A call that was answered, unless it was given up as long as it was to be found: it ends, and nobody is joined with it.
+fn unless_given_up(call: CallHandle, ringing: &Ringing) -> Result<CallHandle, GatewayError> {
+    if !ringing.cancel.is_cancelled() {
+        return Ok(call);
+    }
+    call.hang_up(EndReason::HungUp);
+    match ringing.bridge {
+        Some(_) => Err(GatewayError::Cancelled),
+        None => Ok(call),
     }
 }
 

@@ -295,6 +295,7 @@ async fn speak(
         text: turn.text,
         interrupt: turn.interrupt,
         ahead: matches!(turn.priority, Some(Priority::High)),
+        patient: false,
         style: Style {
             voice: own_voice(&gateway, &caller, turn.voice)?.or_else(|| agent.as_ref().and_then(|a| a.voice.clone())),
             language: turn.language.or_else(|| agent.as_ref().and_then(|a| a.language.clone())),

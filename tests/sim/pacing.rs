@@ -143,5 +143,7 @@ fn a_hold_that_the_peer_refuses_is_told() {
     world.leg(LegEvent::HoldAnswered { hold: true, outcome: Ok(()) });
     assert!(!world.take_events().iter().any(|e| matches!(e, CallEvent::Error(_))));
     world.leg(LegEvent::HoldAnswered { hold: false, outcome: Err("the peer refused: 488".into()) });
-    assert!(matches!(&world.take_events()[..], [CallEvent::Error(why)] if why.contains("off hold: the peer refused")));
+    let told = world.take_events();
+    assert!(matches!(&told[0], CallEvent::Error(why) if why.contains("off hold: the peer refused")));
+    assert_eq!(told[1..], [CallEvent::Held { held: true, by_peer: false }], "it is as before");
 }

@@ -115,6 +115,9 @@ impl Machine {
                 // A requester that is gone needs no answer.
                 let _ = reply.send(Err(SpeakError::Bridged));
             }
+            Command::Room { reply } if self.bridge.silences() => {
+                let _ = reply.send(Err(SpeakError::Bridged));
+            }
             Command::Play { reply, .. } | Command::Await { reply, .. } if self.bridge.silences() => {
                 let _ = reply.send(Err(SpeakError::Bridged));
             }
@@ -221,6 +224,11 @@ impl Machine {
         let caller = matches!(role, Role::Caller(_));
         if self.lifetime.has_ended() {
             return;
+        }
+        // Given up at the moment of the answer: who gave it up has been told so. Dropping the way to the other call ends it.
+        if caller && self.out.shared.bridging.is_cancelled() {
+            self.dialled(now, Some(with), Dialling::Cancelled, WaitTone::None);
+            return self.out.push(Action::Unlink);
         }
         if matches!(role, Role::Waiting | Role::Ringing) {
             return self.join_ahead(now, role, with, to);
@@ -483,6 +491,28 @@ mod tests {
         assert!(human.keys >= 3, "packets of the key: {}", human.keys);
         assert!(!caller.events.contains(&CallEvent::Digit('7')), "it is none of the agent's business");
         assert!(caller.watched.contains(&CallEvent::Digit('7')));
+    }
+
+    #[test]
+    fn a_bridge_that_is_given_up_as_it_is_answered_is_none() {
+        let mut now = clock::now();
+        let (mut caller, mut human) = (Party::new(now), Party::new(now));
+        caller.handle.shared.bridging.take().expect("the only one");
+        caller.handle.end_bridge().expect("it is dialled");
+        let (one, other) = Link::pair(caller.handle.id().clone(), human.handle.id().clone(), BridgeMode::Leave);
+        human.join(now, other);
+        caller.join(now, one);
+        run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
+        let told: Vec<_> = caller
+            .events
+            .iter()
+            .filter_map(|event| match event {
+                CallEvent::Bridge { state, .. } => Some(state.label()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((told, human.ended, caller.ended), (vec!["cancelled"], Some(EndReason::HungUp), None));
+        assert!(caller.handle.claim_bridge().is_some(), "there may be another");
     }
 
     #[test]

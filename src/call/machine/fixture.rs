@@ -10,17 +10,22 @@ use super::outbox::Outbox;
 use super::speaking::Speaking;
 use crate::call::handle::Command;
 use crate::call::info::Shared;
-use crate::call::{CallConfig, CallHandle, CallId, CallMeta, Direction, Refusal, Speech, StreamState};
+use crate::call::{CallConfig, CallHandle, CallId, CallMeta, Direction, EndReason, Refusal, Speech, StreamState};
 use crate::media::leg::{Codec, MediaFormat};
 use crate::media::playout::Playout;
 use crate::turn::{SpeechSink, StreamId, Utterance};
 
-pub(super) fn format(codec: Codec) -> MediaFormat {
+pub(crate) fn format(codec: Codec) -> MediaFormat {
     MediaFormat { codec, payload_type: 0, telephone_event: None, opus_fec: false, continuous: false }
 }
 
 pub(super) fn playout() -> Playout {
     Playout::new(&format(Codec::Pcmu), 0, 0)
+}
+
+/// Why a handle of the call has asked for its end.
+pub(crate) fn asked_to_end(handle: &CallHandle) -> Option<EndReason> {
+    handle.shared.end_asked()
 }
 
 fn meta() -> CallMeta {
@@ -53,7 +58,7 @@ impl Speech for Mute {
 }
 
 /// A call on a leg with `format`, of its own; what its handle sends.
-pub(super) fn machine(now: Instant, format: &MediaFormat) -> (Machine, CallHandle, mpsc::Receiver<Command>) {
+pub(crate) fn machine(now: Instant, format: &MediaFormat) -> (Machine, CallHandle, mpsc::Receiver<Command>) {
     let (meta, config) = (meta(), CallConfig::default());
     let (machine, handle, inbox, _) =
         Machine::detached(meta, config, ("test", format), Arc::new(Mute), now).expect("a codec");
@@ -61,6 +66,10 @@ pub(super) fn machine(now: Instant, format: &MediaFormat) -> (Machine, CallHandl
 }
 
 pub(super) fn speaking(now: Instant, out: &Outbox) -> Speaking {
+    speaking_with(now, out, Arc::new(Mute))
+}
+
+pub(super) fn speaking_with(now: Instant, out: &Outbox, speech: Arc<dyn Speech>) -> Speaking {
     let (sink, _) = tokio::sync::mpsc::channel(1);
-    Speaking::new(&out.shared, &format(Codec::Pcmu), Arc::new(Mute), sink, 0, now).expect("a codec")
+    Speaking::new(&out.shared, &format(Codec::Pcmu), speech, sink, 0, now).expect("a codec")
 }

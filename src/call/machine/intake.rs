@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::outbox::Outbox;
+use super::part::Part;
 use super::queue::Entry;
 use super::speaking::Speaking;
 use super::speculation::Standing;
@@ -89,7 +90,7 @@ impl Intake {
             return Err(SpeakError::Busy);
         }
         speaking.close_open(out);
-        let TurnRequest { id, text, ahead, style, .. } = request;
+        let TurnRequest { id, text, ahead, patient, style, .. } = request;
         let mut turn = new_turn(now, id, style);
         turn.bytes = text.len();
         cuts.into_iter().for_each(|cut| turn.add(cut));
@@ -97,7 +98,7 @@ impl Intake {
         let id = self.begin(now, turn, ahead, speaking, out);
         speaking.submit(now);
         // Refused at once and nothing of it was taken: the requester may go elsewhere with it.
-        if let Some(retry_after) = speaking.take_back_refused(now, &id) {
+        if !patient && let Some(retry_after) = speaking.take_back_refused(now, &id) {
             return Err(SpeakError::Refused { retry_after, reason: "the engine has no capacity now".into() });
         }
         told(&id, out);
@@ -122,6 +123,10 @@ impl Intake {
             }
             if !has_room(speaking, out) {
                 out.shared.backlog.give_back(bytes);
+                if !delta.last {
+                    // No turn begins in the middle of its text when there is room again.
+                    self.cut_off(now, Some(delta.id.unwrap_or_else(TurnId::next)));
+                }
                 return out.error("too much is queued on this call: text was dropped".into());
             }
             let style = Style { speed: delta.style.speed.clamp(0.25, 4.0), ..delta.style };
@@ -184,10 +189,7 @@ impl Intake {
         out: &mut Outbox,
         add: impl FnOnce(&mut Turn),
     ) -> Result<TurnId, SpeakError> {
-        is_open(speaking)?;
-        if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
-            return Err(SpeakError::Busy);
-        }
+        has_room_for_sound(speaking, out)?;
         speaking.close_open(out);
         let PlayRequest { id, interruptible, preemptible, .. } = request;
         let style = Style { interruptible, preemptible, ..Style::default() };
@@ -302,6 +304,19 @@ fn has_room(speaking: &Speaking, out: &Outbox) -> bool {
     speaking.queue.entries.len() < out.shared.config.max_backlog_entries
 }
 
+/// Whether recorded audio is taken now.
+pub(super) fn has_room_for_sound(speaking: &Speaking, out: &Outbox) -> Result<(), SpeakError> {
+    is_open(speaking)?;
+    // There will never be room behind it: waiting for that would be waiting for ever.
+    if speaking.queue.turns().flat_map(|turn| &turn.parts).any(Part::is_endless) {
+        return Err(SpeakError::Invalid("a recording without end plays: clear it first".into()));
+    }
+    if !has_room(speaking, out) || speaking.waiting_seconds() > out.shared.config.max_clip_s {
+        return Err(SpeakError::Busy);
+    }
+    Ok(())
+}
+
 fn told(turn: &TurnId, out: &mut Outbox) {
     out.shared.stats.turns.fetch_add(1, Relaxed);
     out.event(CallEvent::TurnStarted { turn: turn.clone() });
@@ -310,10 +325,78 @@ fn told(turn: &TurnId, out: &mut Outbox) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::machine::fixture;
+    use crate::call::{Refusal, Speech, StreamState};
     use crate::clock;
+    use crate::turn::{SpeechSink, StreamId, Utterance};
 
     fn delta(id: Option<&TurnId>, last: bool) -> TextDelta {
         TextDelta { id: id.cloned(), token: "word ".into(), last, style: Style::default() }
+    }
+
+    fn whole(text: &str) -> TurnRequest {
+        TurnRequest::new(text)
+    }
+
+    /// An engine without capacity.
+    struct Full;
+
+    impl Speech for Full {
+        fn submit(&self, _utterance: Utterance, _sink: SpeechSink) -> Result<(), Refusal> {
+            Err(Refusal { retry_after: Duration::from_secs(1), reason: "full".into() })
+        }
+
+        fn note(&self, _stream: StreamId, _note: StreamState) {}
+    }
+
+    #[test]
+    fn a_patient_turn_waits_for_capacity_and_another_is_refused() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut speaking = fixture::speaking_with(now, &out, Arc::new(Full));
+        let mut intake = Intake::default();
+        assert!(out.shared.backlog.take(1_000), "as the handle does");
+        let refused = intake.turn(now, whole("Hello."), &mut speaking, &mut out);
+        assert!(matches!(refused, Err(SpeakError::Refused { .. })) && speaking.queue.front().is_none());
+        let patient = TurnRequest { patient: true, ..whole("Hello.") };
+        assert!(intake.turn(now, patient, &mut speaking, &mut out).is_ok());
+        assert!(speaking.queue.front().is_some() && speaking.synthesis.retry_at().is_some());
+    }
+
+    #[test]
+    fn a_stream_that_there_was_no_room_for_does_not_begin_in_its_middle() {
+        let now = clock::now();
+        for id in [Some(TurnId::next()), None] {
+            let mut out = fixture::outbox(now);
+            let (mut speaking, mut intake) = (fixture::speaking(now, &out), Intake::default());
+            assert!(out.shared.backlog.take(1_000), "as the handle does");
+            for _ in 0..out.shared.config.max_backlog_entries {
+                intake.mark("m".into(), &mut speaking, &mut out);
+            }
+            intake.text(now, delta(id.as_ref(), false), &mut speaking, &mut out);
+            speaking.queue.entries.clear();
+            intake.text(now, delta(id.as_ref(), false), &mut speaking, &mut out);
+            intake.text(now, delta(id.as_ref(), true), &mut speaking, &mut out);
+            assert!(speaking.queue.front().is_none(), "{id:?}: the rest of what was dropped");
+            intake.text(now, delta(id.as_ref(), true), &mut speaking, &mut out);
+            assert!(speaking.queue.front().is_some(), "{id:?}: another");
+        }
+    }
+
+    #[test]
+    fn nothing_is_queued_behind_a_recording_without_end_before_it_is_cleared() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let (mut speaking, mut intake) = (fixture::speaking(now, &out), Intake::default());
+        let play =
+            |times| PlayRequest { id: None, source: "a.wav".into(), times, interruptible: None, preemptible: false };
+        let clip: Arc<[f32]> = vec![0.5; 480].into();
+        assert!(intake.clip(now, play(0), clip.clone(), &mut speaking, &mut out).is_ok());
+        assert!(matches!(has_room_for_sound(&speaking, &out), Err(SpeakError::Invalid(_))));
+        let second = intake.clip(now, play(1), clip.clone(), &mut speaking, &mut out);
+        assert!(matches!(second, Err(SpeakError::Invalid(why)) if why.contains("clear")));
+        speaking.interrupt(now, Cause::Agent, &mut out);
+        assert!(intake.clip(now, play(1), clip, &mut speaking, &mut out).is_ok());
     }
 
     #[test]

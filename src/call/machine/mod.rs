@@ -14,6 +14,7 @@
 //! - [`super::caller`]: what the caller says and presses; [`hearing`]: what a recogniser made of it
 //! - [`bridge`]: what is different while the peer speaks with a human
 //! - [`transfer`], [`lifetime`]: handing the peer over; the limits of the call
+//! - [`spans`]: the times of a turn, for traces
 //! - [`outbox`]: actions, events and figures on their way out
 //!
 //! # Why
@@ -22,7 +23,7 @@
 
 mod bridge;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod hearing;
 mod intake;
 mod latency;
@@ -34,6 +35,7 @@ mod pause;
 mod phrases;
 mod queue;
 mod quiet;
+mod spans;
 mod speaking;
 mod speculation;
 mod synthesis;
@@ -239,6 +241,7 @@ impl Machine {
                 if let Err(reason) = outcome {
                     let what = if hold { "on" } else { "off" };
                     self.out.error(format!("the peer was not put {what} hold: {reason}"));
+                    self.speaking.hold_failed(now, hold, &mut self.out);
                 }
             }
             LegEvent::TransferAnswered(outcome) => {
@@ -267,6 +270,7 @@ impl Machine {
                 let _ = reply.send(self.intake.turn(now, turn, speaking, out));
             }
             Command::Text(delta) => self.intake.text(now, delta, speaking, out),
+            Command::Room { reply } => drop(reply.send(intake::has_room_for_sound(speaking, out))),
             Command::Play { request, clip, reply } => {
                 let _ = reply.send(self.intake.clip(now, request, clip, speaking, out));
             }
@@ -347,7 +351,9 @@ impl Machine {
                 continue;
             }
             let connected = self.lifetime.connected().map(|_| since);
-            match self.speaking.step(now, connected, &mut self.out) {
+            let step = self.speaking.step(now, connected, &mut self.out);
+            self.intake.cut_off(now, self.speaking.synthesis.take_given_up());
+            match step {
                 Step::Left { speech: true } => self.lifetime.active(now),
                 Step::Left { speech: false } | Step::Prepared => {}
                 Step::Nothing => {

@@ -281,6 +281,11 @@ impl Part {
         self.received
     }
 
+    /// Whether it is played until it is cut off.
+    pub(super) fn is_endless(&self) -> bool {
+        matches!(self.audio, Audio::Clip { left: None, .. } | Audio::Awaited { times: 0, .. })
+    }
+
     /// Everything that came of it has left, and no more will come.
     pub(super) fn has_left(&self, playout: &Playout) -> bool {
         self.state == PartState::Ended && self.available() == 0 && playout.sent(self.utterance).sent >= self.pushed

@@ -92,6 +92,11 @@ impl Pause {
         config: &settings::BargeIn,
         hears: bool,
     ) -> Reaction {
+        // A key is meant, whatever the words turn out to be; what is pending goes with what is cut off.
+        let is_key = cause == Cause::Dtmf && interruptible.by(cause);
+        if is_key && !self.unanswered && self.awaits_words() && config.grace().is_zero() {
+            return Reaction::Interrupt;
+        }
         // A greeting of the other side interrupts nothing that has not begun.
         if self.unanswered || self.pending.is_some() || !interruptible.by(cause) {
             return Reaction::None;
@@ -199,6 +204,13 @@ mod tests {
         assert_eq!(pause.barge_in(now, Cause::Dtmf, what, &on, true), Reaction::Interrupt, "a key is meant");
         assert_eq!(pause.barge_in(now, Cause::Speech, what, &on, true), Reaction::Ask(WORDS));
         assert!(pause.is_on() && pause.awaits_words());
+        assert_eq!(
+            pause.barge_in(now, Cause::Dtmf, what, &on, true),
+            Reaction::Interrupt,
+            "nor does it wait for words"
+        );
+        let asks = settings::BargeIn { reversible: true, ..asking() };
+        assert_eq!(pause.barge_in(now, Cause::Dtmf, what, &asks, true), Reaction::None, "the agent was asked");
         assert_eq!(pause.timed_out(now + WORDS, &on), Some(BargeInOutcome::TimedOutConfirmed));
     }
 

@@ -8,27 +8,27 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::Action;
-use super::latency::{Asked, Latency, Milestones};
+use super::latency::{Latency, Milestones};
 use super::outbox::{Outbox, age};
 use super::output::{Output, Spoken};
 use super::part::{Part, PartState};
 use super::pause::{Pause, Reaction};
 use super::queue::{Entry, TurnQueue};
+use super::spans::{parent, trace_answer, trace_first_audio};
 use super::speculation::Speculation;
 use super::synthesis::Synthesis;
 use super::turn::Turn;
 use crate::audio::{FRAME, FRAME_SAMPLES, RATE};
-use crate::call::event::{BargeInOutcome, Cause, Stages, TurnHow};
+use crate::call::event::{BargeInOutcome, Cause, TurnHow};
 use crate::call::handle::Style;
 use crate::call::info::Shared;
 use crate::call::speech::{Speech, StreamState};
-use crate::call::{CallEvent, EndReason, TurnId};
+use crate::call::{CallEvent, EndReason, Interruptible, TurnId};
 use crate::media::dtmf;
 use crate::media::encode::CodecError;
 use crate::media::leg::MediaFormat;
 use crate::media::playout::Departure;
-use crate::telemetry::context::TraceContext;
-use crate::turn::{SpeechEvent, SpeechSink, UtteranceId};
+use crate::turn::{SpeechEvent, SpeechSink};
 
 /// How long the end of a call waits after its last words: the most that jitter buffers of telephones hold.
 const LINGER: Duration = Duration::from_millis(120);
@@ -323,10 +323,21 @@ impl Speaking {
         } else {
             out.push(Action::Hold(held));
         }
+        self.held(now, held, by_peer, out);
+        true
+    }
+
+    /// The peer did not do what [`Speaking::hold`] asked of it with `held`: all is as before, and it can be asked again.
+    pub(super) fn hold_failed(&mut self, now: Instant, held: bool, out: &mut Outbox) {
+        if self.pause.hold(!held) {
+            self.held(now, !held, false, out);
+        }
+    }
+
+    fn held(&mut self, now: Instant, held: bool, by_peer: bool, out: &mut Outbox) {
         out.shared.stats.held.store(self.pause.is_held(), Relaxed);
         self.apply_pause(now);
         out.event(CallEvent::Held { held, by_peer });
-        true
     }
 
     /// Says nothing from now on until it is known who answered (`true`), or begins to.
@@ -341,7 +352,9 @@ impl Speaking {
     pub(super) fn dial(&mut self, now: Instant, digits: &str) {
         if !self.output.playout.dial(now, digits) {
             // No events were agreed: the tones go as sound.
-            let mut turn = Turn::new(TurnId::next(), Style::default(), now, false);
+            // Half a number is none: nothing that the peer does cuts it off.
+            let style = Style { interruptible: Some(Interruptible::None), ..Style::default() };
+            let mut turn = Turn::new(TurnId::next(), style, now, false);
             turn.silent = true;
             turn.add_clip(dtmf::tones(digits).into(), 1);
             self.add(turn, true);
@@ -547,48 +560,43 @@ impl Drop for Speaking {
     }
 }
 
-/// What the spans of `turn` are part of: what its text came with, else its call.
-fn parent<'a>(turn: &'a Turn, out: &'a Outbox) -> Option<&'a TraceContext> {
-    turn.style.trace.as_ref().or(out.shared.meta.trace.as_ref())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::machine::fixture;
+    use crate::clock;
 
-fn trace_first_audio(now: Instant, turn: &Turn, utterance: UtteranceId, codec: &'static str, out: &Outbox) {
-    if !tracing::enabled!(target: "antiphon::spans", tracing::Level::TRACE) {
-        return;
+    #[test]
+    fn a_caller_who_speaks_does_not_cut_off_the_tones_of_a_number() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut speaking = fixture::speaking(now, &out);
+        speaking.dial(now, "12");
+        assert!(!speaking.barge_in(now, Cause::Speech, false, &mut out));
+        speaking.interrupt(now, Cause::Speech, &mut out);
+        assert!(speaking.queue.waiting_samples() > 0, "they wait still");
+        speaking.interrupt(now, Cause::Agent, &mut out);
+        assert_eq!(speaking.queue.waiting_samples(), 0);
     }
-    let part = turn.parts.iter().find(|part| part.utterance == utterance);
-    let at = |field: fn(&Part) -> Option<Instant>| part.and_then(field).map(|at| age(now, at));
-    tracing::trace!(
-        target: "antiphon::spans",
-        kind = "first",
-        call = %out.shared.meta.id,
-        turn = %turn.id,
-        parent = parent(turn, out).map(tracing::field::display),
-        leg = out.shared.leg,
-        codec,
-        utterance = %utterance,
-        accepted_us = age(now, turn.accepted),
-        submitted_us = at(|part| part.submitted),
-        made_us = at(|part| part.made),
-    );
-}
 
-/// From the caller's last sound to the first packet of the answer.
-fn trace_answer(now: Instant, turn: &Turn, asked: Asked, stages: &Stages, codec: &'static str, out: &Outbox) {
-    let us = |time: Duration| time.as_micros() as u64;
-    tracing::trace!(
-        target: "antiphon::spans",
-        kind = "answer",
-        call = %out.shared.meta.id,
-        turn = %turn.id,
-        parent = parent(turn, out).map(tracing::field::display),
-        leg = out.shared.leg,
-        codec,
-        spoke_us = age(now, asked.spoke),
-        end_of_turn_us = us(stages.end_of_turn),
-        agent_us = us(stages.agent),
-        queue_us = us(stages.queue),
-        first_audio_us = us(stages.first_audio),
-        egress_us = us(stages.egress),
-    );
+    #[test]
+    fn a_hold_that_failed_is_undone_and_can_be_asked_for_again() {
+        let now = clock::now();
+        let mut out = fixture::outbox(now);
+        let mut speaking = fixture::speaking(now, &out);
+        assert!(speaking.hold(now, true, false, &mut out) && speaking.pause.is_held());
+        speaking.hold_failed(now, true, &mut out);
+        assert!(!speaking.pause.is_held() && !out.shared.stats.held.load(Relaxed));
+        assert!(speaking.hold(now, true, false, &mut out), "again");
+        assert!(speaking.hold(now, false, false, &mut out));
+        speaking.hold_failed(now, false, &mut out);
+        assert!(speaking.pause.is_held() && speaking.hold(now, false, false, &mut out), "again");
+        let told: Vec<_> = std::iter::from_fn(|| out.pop())
+            .filter_map(|action| match action {
+                Action::Event(CallEvent::Held { held, by_peer: false }) => Some(held),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, [true, false, true, false, true, false]);
+    }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::outbox::Outbox;
-use super::part::PartState;
+use super::part::{Audio, Part, PartState};
 use super::queue::TurnQueue;
 use super::turn::Turn;
+use crate::call::TurnId;
 use crate::call::event::TurnHow;
 use crate::call::handle::Style;
 use crate::call::speech::{Speech, StreamState};
@@ -32,13 +33,15 @@ pub(super) struct Synthesis {
     tenant: Arc<str>,
     /// When to submit again what was refused.
     retry_at: Option<Instant>,
+    /// The turn that was given up while its text was being written.
+    given_up: Option<TurnId>,
     /// It was told that a voice cannot say phonemes.
     told_of_phonemes: bool,
 }
 
 impl Synthesis {
     pub(super) fn new(speech: Arc<dyn Speech>, sink: SpeechSink, tenant: Arc<str>) -> Self {
-        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None, told_of_phonemes: false }
+        Self { speech, sink, stream: StreamId::next(), tenant, retry_at: None, given_up: None, told_of_phonemes: false }
     }
 
     /// Tells the engine how the listener fares.
@@ -74,6 +77,11 @@ impl Synthesis {
     /// When to submit again what was refused.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
+    }
+
+    /// The turn that was given up while its text was being written: the rest of it is not to be said.
+    pub(super) fn take_given_up(&mut self) -> Option<TurnId> {
+        self.given_up.take()
     }
 
     /// The wait after a refusal may be over.
@@ -212,8 +220,18 @@ impl Synthesis {
             return;
         }
         turn.trouble = Some(TurnHow::Refused { retry_after });
-        turn.writing = None;
+        if turn.writing.take().is_some() {
+            self.given_up = Some(turn.id.clone());
+        }
+        // Its marks are answered with its end.
+        let waiting = turn.parts.iter_mut().filter(|part| part.state == PartState::Waiting);
+        let marks: Vec<_> = waiting.flat_map(|part| std::mem::take(&mut part.reading.marks)).collect();
         turn.parts.retain(|part| part.state != PartState::Waiting);
+        if !marks.is_empty() {
+            let mut end = Part::sound(Audio::Silence(0));
+            end.reading.marks = marks.into_iter().map(|(_, name)| (0, name)).collect();
+            turn.parts.push(end);
+        }
     }
 }
 
@@ -224,8 +242,9 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::call::Refusal;
     use crate::call::machine::fixture;
-    use crate::call::{Refusal, TurnId};
+    use crate::call::machine::writing::Writing;
     use crate::clock;
     use crate::turn::Utterance;
 
@@ -290,6 +309,32 @@ mod tests {
         synthesis.submit(now, &mut queue);
         let turn = queue.front().expect("it is told of its end");
         assert!(matches!(turn.trouble, Some(TurnHow::Refused { .. })) && turn.parts.is_empty());
+    }
+
+    #[test]
+    fn the_rest_and_the_marks_of_a_turn_that_is_given_up_are_known() {
+        let (_, mut synthesis, mut queue, mut now) = set_up(Refusing { refuse: 99.into(), ..Refusing::default() });
+        let style = Style { markup: Markup::Ssml, ..Style::default() };
+        let mut turn = Turn::new(TurnId::next(), style, now, true);
+        turn.writing = Some(Writing::new(&Default::default(), turn.style.stream, now));
+        let mistakes = turn.write(now, "<speak>One is here. <mark name='a'/>Two is there. <mark name='b'/>And three. ");
+        turn.look(now, true);
+        assert!(mistakes.is_empty() && !turn.parts.is_empty(), "{mistakes:?}");
+        let (id, mut marks) = (turn.id.clone(), Vec::new());
+        let written: Vec<_> =
+            turn.parts.iter().flat_map(|part| &part.reading.marks).map(|(_, name)| name.clone()).collect();
+        assert!(!written.is_empty());
+        queue.entries.clear();
+        queue.add(turn, false, &mut fixture::playout());
+        for _ in 0..MAX_REFUSALS {
+            assert_eq!(synthesis.take_given_up(), None);
+            synthesis.submit(now, &mut queue);
+            now += MAX_RETRY;
+            synthesis.tick(now);
+        }
+        assert_eq!((synthesis.take_given_up(), synthesis.take_given_up()), (Some(id), None));
+        queue.turns_mut().for_each(|turn| marks.extend(turn.unreached()));
+        assert_eq!(marks, written);
     }
 
     #[test]

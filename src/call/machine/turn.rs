@@ -266,7 +266,8 @@ impl Turn {
 
     /// Adds streamed audio.
     pub(super) fn add_pcm(&mut self, pcm: Vec<f32>) {
-        if self.parts.is_empty() {
+        // Behind a clip, such as the tones of keys, it is a part of its own.
+        if !self.parts.last().is_some_and(|part| matches!(part.audio, Audio::Buffer(_))) {
             self.parts.push(Part::sound(Audio::Buffer(Buffer::default())));
         }
         if let Some(part) = self.parts.last_mut() {
@@ -611,6 +612,16 @@ mod tests {
             out.clear();
         }
         assert_eq!(total, 2_100);
+        // What is streamed behind it is heard, too.
+        turn.add_clip(vec![1.0; 480].into(), 1);
+        turn.add_pcm(vec![0.5; 480]);
+        let mut behind = Vec::new();
+        for part in &mut turn.parts {
+            while part.take(&mut out) {
+                behind.append(&mut out);
+            }
+        }
+        assert!(behind.len() == 960 && behind[0] > behind[959], "{}", behind.len());
         let mut endless = Turn::new(TurnId::next(), Style::default(), crate::clock::now(), true);
         endless.add_clip(clip, 0);
         for _ in 0..100 {

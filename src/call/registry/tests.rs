@@ -54,6 +54,16 @@ enum Fault {
     Attach,
     Send,
     Panic,
+    /// It takes its time to go.
+    Slow,
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if self.fault == Fault::Slow {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
 }
 
 impl MediaLeg for Loop {
@@ -141,6 +151,16 @@ async fn story(handle: &CallHandle) -> Vec<CallEvent> {
         all.push(event);
     }
     all
+}
+
+#[tokio::test]
+async fn who_hears_of_the_end_of_a_call_finds_it_gone_and_room_for_another() {
+    let (calls, _) = calls(1);
+    let (slow, _far) = leg(Fault::Slow);
+    let handle = calls.start(meta("a"), slow).unwrap();
+    handle.hang_up(EndReason::HungUp);
+    assert_eq!(timeout(LIMIT, handle.ended()).await.unwrap(), EndReason::HungUp);
+    assert_eq!((calls.count(), calls.has_room()), (0, Ok(())));
 }
 
 #[tokio::test]
