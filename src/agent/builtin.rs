@@ -141,7 +141,7 @@ async fn next(messages: &mut Option<Messages>) -> Option<PeerMessage> {
 }
 
 async fn say(relay: &Relay, text: &str) -> Result<(), SpeakError> {
-    let turn = TurnRequest { style: relay.style().clone(), ..TurnRequest::new(text) };
+    let turn = TurnRequest { patient: true, style: relay.style().clone(), ..TurnRequest::new(text) };
     relay.handle().speak(turn).await.map(|_| ())
 }
 

@@ -28,7 +28,7 @@ use llm::web::Web;
 use relay::{Link, Relay, RelayEnd};
 
 use crate::call::handle::TurnRequest;
-use crate::call::{BridgeState, CallEvent, CallHandle, CallId, EndReason, Messages};
+use crate::call::{BridgeState, CallEvent, CallHandle, CallId, EndReason, Messages, SpeakError};
 use crate::text::{CurrentLexicon, Lexicon};
 
 /// The agents of a gateway. Cheap to clone.
@@ -155,7 +155,8 @@ impl Conversation {
     async fn run(mut self) {
         // A model's greeting is part of its history.
         if let Some(greeting) = self.agent.greeting.as_ref().filter(|_| self.agent.llm.is_none()) {
-            let turn = TurnRequest { style: self.relay.style().clone(), ..TurnRequest::new(greeting.as_str()) };
+            let style = self.relay.style().clone();
+            let turn = TurnRequest { patient: true, style, ..TurnRequest::new(greeting.as_str()) };
             if let Err(error) = self.relay.handle().speak(turn).await {
                 tracing::warn!(call = %self.relay.handle().id(), %error, "the greeting was not spoken");
             }
@@ -191,13 +192,22 @@ impl Conversation {
             (Some(llm), ..) => self.serve_llm(llm.into()).await,
             (None, Some(url), _) => self.serve_media(&url).await,
             (None, None, Some(builtin)) => self.serve_builtin(builtin).await,
-            (None, None, None) => match client::dial(&self.agent, self.relay.handle().meta().trace.as_ref()).await {
-                Ok(link) => self.serve_link(link).await,
-                Err(error) => {
-                    tracing::warn!(call = %self.relay.handle().id(), %error, "the agent cannot be reached");
-                    RelayEnd::LinkClosed
+            (None, None, None) => {
+                let handle = self.relay.handle().clone();
+                // No event is taken meanwhile: the agent hears of all of them.
+                let dialled = tokio::select! {
+                    dialled = client::dial(&self.agent, handle.meta().trace.as_ref()) => dialled,
+                    _ = handle.ended() => return RelayEnd::CallEnded,
+                    Some(link) = self.attached.recv() => return RelayEnd::Replaced(link),
+                };
+                match dialled {
+                    Ok(link) => self.serve_link(link).await,
+                    Err(error) => {
+                        tracing::warn!(call = %handle.id(), %error, "the agent cannot be reached");
+                        RelayEnd::LinkClosed
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -262,12 +272,15 @@ impl Conversation {
     async fn apologise(&self) {
         let handle = self.relay.handle();
         let apology = self.agent.apology.trim();
-        if !apology.is_empty() {
-            let turn = TurnRequest { interrupt: true, style: self.relay.style().clone(), ..TurnRequest::new(apology) };
-            if handle.speak(turn).await.is_ok() && handle.finish(EndReason::AgentLost).is_ok() {
-                return;
-            }
+        let turn = TurnRequest { interrupt: true, style: self.relay.style().clone(), ..TurnRequest::new(apology) };
+        match handle.speak(turn).await {
+            Ok(_) if handle.finish(EndReason::AgentLost).is_ok() => {}
+            // It has ended the call behind what it said, and that is heard. Asked for without an apology, too.
+            Err(SpeakError::Draining) => {}
+            _ => handle.hang_up(EndReason::AgentLost),
         }
-        handle.hang_up(EndReason::AgentLost);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 //! flooding agent is slowed by its own transport and memory stays bounded.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
@@ -31,6 +31,9 @@ pub const LINK_INBOX: usize = 8;
 
 /// How often a frame that did not fit is offered again when no event says that there is room.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
+
+/// How long what an agent that is gone has sent is offered to a call that has no room for it.
+const LEFT: Duration = Duration::from_secs(2);
 
 /// A connection to an agent: frame texts both ways. Closed when either half is dropped.
 #[derive(Debug)]
@@ -112,10 +115,10 @@ impl Relay {
         events: &mut broadcast::Receiver<CallEvent>,
         attach: &mut mpsc::Receiver<Link>,
     ) -> RelayEnd {
-        if link.to.send(print(&self.setup())).await.is_err() {
-            return RelayEnd::LinkClosed;
-        }
+        // A peer that is gone is told nothing any more; what it has sent is carried out, here and below.
+        let _ = link.to.send(print(&self.setup())).await;
         let mut kept: Option<FromAgent> = None;
+        let mut gone: Option<Instant> = None;
         let told = Sparse::new();
         loop {
             tokio::select! {
@@ -125,7 +128,7 @@ impl Relay {
                         self.make_up_for(&event).await;
                         if let Some(frame) = self.frame(&event)
                             // overflow: an agent that reads none of 64 frames is gone; the link ends
-                            && link.to.try_send(print(&frame)).is_err()
+                            && let Err(mpsc::error::TrySendError::Full(_)) = link.to.try_send(print(&frame))
                         {
                             return RelayEnd::LinkClosed;
                         }
@@ -158,6 +161,12 @@ impl Relay {
             }
             if let Some(frame) = kept.take() {
                 kept = self.offer(frame, &link.to).await;
+            }
+            if kept.is_some() && link.to.is_closed() {
+                let now = clock::now();
+                if now.saturating_duration_since(*gone.get_or_insert(now)) >= LEFT {
+                    return RelayEnd::LinkClosed;
+                }
             }
         }
     }
@@ -246,12 +255,8 @@ impl Relay {
                 }
                 Ok(())
             }
-            FromAgent::End { handoff_data } => {
-                if let Some(data) = handoff_data {
-                    self.handle.hand_off(data)?;
-                }
-                self.handle.finish(EndReason::HungUp)
-            }
+            FromAgent::End { handoff_data: Some(data) } => self.handle.finish_with(EndReason::HungUp, data),
+            FromAgent::End { handoff_data: None } => self.handle.finish(EndReason::HungUp),
             FromAgent::Mark { name } => self.handle.mark(name),
             FromAgent::Clear {} => self.handle.clear(),
             FromAgent::Transfer { to, mode } => match mode.as_deref() {

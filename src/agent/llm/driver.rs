@@ -1,11 +1,13 @@
 //! Moves bytes, events and time into the [`Dialogue`] of a call, and its actions out. Decides nothing.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::Value;
@@ -81,7 +83,7 @@ pub async fn run(
             // While the call takes no more text nothing is read: the server is slowed by TCP.
             came = driver.net.next(), if !is_blocked => driver.came(came),
             Some(done) = driver.tools.join_next(), if !driver.tools.is_empty() => {
-                // A tool that panicked is told as one that failed; its id is lost, so that its deadline ends it.
+                // A panic of its own is a result, too: none ends otherwise.
                 if let Ok((id, result)) = done {
                     driver.dialogue.tool_done(clock::now(), &id, result);
                 }
@@ -164,7 +166,7 @@ impl Driver<'_> {
             Order::HangUp => self.out.push_back(Out::Finish),
             Order::Http { tool, arguments } => {
                 let web = self.web.clone();
-                self.tools.spawn(async move { (id, web.run(&tool, &arguments).await) });
+                self.tools.spawn(async move { (id, guarded(web.run(&tool, &arguments)).await) });
             }
         }
     }
@@ -180,8 +182,8 @@ impl Driver<'_> {
                     handle.push_text(TextDelta { id: Some(turn.clone()), token: token.clone(), last: *last, style })
                 }
                 Out::Whole { turn, text } => {
-                    let request = TurnRequest { id: Some(turn.clone()), style, ..TurnRequest::new(text.as_str()) };
-                    handle.speak(request).await.map(|_| ())
+                    let new = TurnRequest::new(text.as_str());
+                    handle.speak(TurnRequest { id: Some(turn.clone()), patient: true, style, ..new }).await.map(|_| ())
                 }
                 Out::Finish => handle.finish(EndReason::HungUp),
             };
@@ -251,6 +253,11 @@ impl Driver<'_> {
             }
         }
     }
+}
+
+/// The result of a tool. One that panics has failed: the model waits for every one.
+async fn guarded(tool: impl Future<Output = Result<String, String>>) -> Result<String, String> {
+    AssertUnwindSafe(tool).catch_unwind().await.unwrap_or_else(|_| Err("the tool failed".into()))
 }
 
 /// The words and the language of a browser's message: plain text, or a `prompt` frame.
@@ -372,6 +379,13 @@ async fn read(response: &mut Response, limit: usize) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_tool_that_panics_has_failed() {
+        let panics = async { if true { panic!("on purpose") } else { Ok(String::new()) } };
+        assert_eq!(guarded(panics).await, Err("the tool failed".into()));
+        assert_eq!(guarded(async { Ok("done".into()) }).await, Ok("done".into()));
+    }
 
     #[test]
     fn a_browser_may_write_plain_text_or_a_prompt_frame() {

@@ -140,11 +140,13 @@ impl Stream {
         let mut kept: VecDeque<Step> = VecDeque::new();
         // On a bridged call that the bot has left it hears nothing.
         let mut away = self.handle.info().bridge_mode.is_some_and(|mode| !mode.hears());
+        // One that has closed the link is told nothing any more; what it has sent is heard.
+        let mut listens = true;
         loop {
             tokio::select! {
-                room = link.to.reserve(), if !out.is_empty() => match (room, out.pop_front()) {
+                room = link.to.reserve(), if listens && !out.is_empty() => match (room, out.pop_front()) {
                     (Ok(room), Some(frame)) => room.send(frame),
-                    _ => return self.closed(closing).await,
+                    _ => listens = false,
                 },
                 // Not while other frames wait: a slow bot loses sound.
                 frame = tap.recv(), if out.is_empty() => match frame {
@@ -172,6 +174,9 @@ impl Stream {
                     None => return self.closed(closing).await,
                 },
                 () = tokio::time::sleep(RETRY), if !kept.is_empty() => {}
+            }
+            if !listens {
+                out.clear();
             }
             if out.len() > LINK_FRAMES {
                 return Outcome::Broken("it reads nothing".into());
@@ -232,6 +237,20 @@ impl Stream {
             Err(_) => Outcome::Broken("the link broke".into()),
         }
     }
+}
+
+/// One connection to its end, for tests.
+#[cfg(test)]
+pub(super) async fn serve_once(
+    handle: &CallHandle,
+    dialled: Dialled,
+    events: &mut broadcast::Receiver<CallEvent>,
+    attach: &mut mpsc::Receiver<Link>,
+) {
+    let (handle, interruptible) = (handle.clone(), Interruptible::None);
+    let mut stream = Stream { handle, form: Form::MuLaw, interruptible, keys: VecDeque::new(), told: Sparse::new() };
+    let outcome = stream.serve(dialled, events, attach).await;
+    assert!(matches!(outcome, Outcome::Hung));
 }
 
 /// One thing for the call to do.
