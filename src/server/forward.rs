@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -255,7 +256,7 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
         Judged::Here(_) => without_token(parts.uri.path(), parts.uri.query()),
         Judged::There(_) => parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
     };
-    let limit = patience(&parts.method, parts.uri.path());
+    let (body, limit) = patience(&parts, body).await?;
     let mut headers = passable(&parts.headers);
     for name in [header::CONNECTION, header::UPGRADE].iter().filter(|_| upgrades) {
         headers.extend(parts.headers.get(name).map(|value| (name.clone(), value.clone())));
@@ -278,10 +279,20 @@ async fn send(nodes: &Nodes, peer: &Peer, judged: Judged<'_>, mut request: Reque
     relay(asked, limit, upgrade).await
 }
 
-/// Longest wait for the first byte of an answer to a request that is passed on.
-pub(super) fn patience(method: &Method, path: &str) -> Duration {
-    let waits = method == Method::POST && path == "/v1/calls";
-    if waits { ANSWER_OF_CALLED } else { ANSWER }
+/// Longest wait for the first byte of an answer to a request that is passed on, and its body.
+pub(super) async fn patience(parts: &Parts, body: Body) -> Result<(Body, Duration), Failed> {
+    if parts.method != Method::POST || parts.uri.path() != "/v1/calls" {
+        return Ok((body, ANSWER));
+    }
+    let bytes = whole(body).await.map_err(|_| Failed::Unsayable("the body could not be read".into()))?;
+    let waits = waits_for_answer(parts.uri.query(), &bytes);
+    Ok((Body::from(bytes), if waits { ANSWER_OF_CALLED } else { ANSWER }))
+}
+
+/// Whether a request that places a call is answered when somebody has picked up.
+fn waits_for_answer(query: Option<&str>, body: &[u8]) -> bool {
+    query.unwrap_or_default().split('&').any(|pair| pair == "wait=answer")
+        || serde_json::from_slice::<Value>(body).is_ok_and(|body| body["wait"] == Value::Bool(true))
 }
 
 /// The answer to `asked`, whose first byte comes within `limit`; where both sides switch protocols, `upgrade` is the
@@ -380,6 +391,15 @@ mod tests {
         assert_eq!(passed.len(), 3, "{passed:?}");
         assert_eq!(passed.get_all("link").iter().count(), 2);
         assert!(passed.contains_key("if-match"));
+    }
+
+    #[test]
+    fn only_who_asks_to_wait_for_the_answer_waits_as_long_as_a_telephone_rings() {
+        let plain = br#"{"to":"sip:a@b"}"#;
+        assert!(!waits_for_answer(None, plain) && !waits_for_answer(Some("wait=no"), b"no JSON"));
+        assert!(!waits_for_answer(None, br#"{"to":"sip:a@b","wait":false}"#));
+        assert!(waits_for_answer(Some("x=1&wait=answer"), plain));
+        assert!(waits_for_answer(None, br#"{"to":"sip:a@b","wait":true}"#));
     }
 
     #[test]

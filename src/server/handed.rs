@@ -156,7 +156,7 @@ async fn pass_on(client: &reqwest::Client, mut request: Request) -> Result<Respo
     }
     let has_body =
         [header::CONTENT_LENGTH, header::TRANSFER_ENCODING].iter().any(|name| parts.headers.contains_key(name));
-    let limit = patience(&parts.method, parts.uri.path());
+    let (body, limit) = patience(&parts, body).await?;
     let mut asked = client.request(parts.method, format!("http://antiphon{path}")).headers(headers);
     if has_body {
         asked = asked.body(reqwest::Body::wrap_stream(body.into_data_stream()));

@@ -15,7 +15,7 @@ use tokio::sync::broadcast;
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::sockets::{Pulse, ping, write};
+use super::sockets::{Pulse, close, ping, write};
 use crate::agent::media::frames::{Form, Framing, Order};
 use crate::audio;
 use crate::call::{CallEvent, CallHandle, SpeakError, TapDirection};
@@ -128,7 +128,9 @@ impl Stream {
             }
         }
         let stop = self.framing.stop();
-        let _ = write(&mut socket, stop).await;
+        if write(&mut socket, stop).await {
+            close(&mut socket).await;
+        }
     }
 
     fn obey(&mut self, text: &str) -> Result<(), String> {

@@ -51,6 +51,9 @@ pub(super) async fn ping(socket: &mut WebSocket) -> bool {
     matches!(tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::Ping(Bytes::new()))).await, Ok(Ok(())))
 }
 
+/// A peer that has not answered a Close frame for this long is gone.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A peer that takes no bytes for this long is gone.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -73,13 +76,19 @@ pub(super) async fn attach(
 }
 
 async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
-    let (to, mut outbox) = mpsc::channel(LINK_FRAMES);
+    let (to, outbox) = mpsc::channel(LINK_FRAMES);
     let (inbox, from) = mpsc::channel(LINK_INBOX);
     if gateway.agents.attach(&id, Link { to, from }).is_err() {
         let _ =
             write(&mut socket, r#"{"type":"error","description":"the call cannot be attached to now"}"#.into()).await;
         return;
     }
+    pump(&mut socket, outbox, inbox).await;
+    close(&mut socket).await;
+}
+
+/// Moves frames until the peer is gone, or the call has dropped its end of both ways and the peer has all of `outbox`.
+async fn pump(socket: &mut WebSocket, mut outbox: mpsc::Receiver<String>, inbox: mpsc::Sender<String>) {
     let mut pulse = Pulse::new();
     loop {
         tokio::select! {
@@ -89,13 +98,13 @@ async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
                 } else if !lives {
                     break;
                 }
-                if !ping(&mut socket).await {
+                if !ping(socket).await {
                     break;
                 }
             }
             frame = outbox.recv() => {
                 let Some(frame) = frame else { break };
-                if !write(&mut socket, frame).await {
+                if !write(socket, frame).await {
                     break;
                 }
             }
@@ -103,21 +112,30 @@ async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {
             message = socket.recv(), if inbox.capacity() > 0 => match message {
                 Some(Ok(Message::Text(text))) => {
                     pulse.heard();
-                    // overflow: cannot happen, there is capacity and this is the only sender
-                    if inbox.try_send(text.as_str().to_owned()).is_err() {
-                        break;
-                    }
+                    // overflow: cannot happen, there is capacity and this is the only sender. A call that reads no more
+                    // has its last frames in the outbox.
+                    let _ = inbox.try_send(text.as_str().to_owned());
                 }
                 Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => pulse.heard(),
                 Some(Err(error)) => {
-                    fail(&mut socket, error).await;
+                    fail(socket, error).await;
                     break;
                 }
                 Some(Ok(Message::Close(_))) | None => break,
             },
-            () = inbox.closed() => break,
         }
     }
+}
+
+/// Ends a WebSocket (RFC 6455 section 7.1.2): what was sent is read before the connection goes.
+pub(super) async fn close(socket: &mut WebSocket) {
+    let closing = async {
+        // A peer that is gone cannot be told.
+        if socket.send(Message::Close(None)).await.is_ok() {
+            while let Some(Ok(_)) = socket.recv().await {}
+        }
+    };
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
 }
 
 /// A peer that does not keep to the protocol, or is gone without a word: it is told what it did by the status of a
@@ -141,4 +159,54 @@ pub(super) async fn fail(socket: &mut WebSocket, error: axum::Error) {
 /// Sends one text message; `false` when the peer is gone.
 pub(super) async fn write(socket: &mut WebSocket, text: String) -> bool {
     matches!(tokio::time::timeout(WRITE_TIMEOUT, socket.send(Message::text(text))).await, Ok(Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Router;
+    use axum::routing::get;
+    use futures_util::StreamExt as _;
+    use tokio_tungstenite::tungstenite::Message as Frame;
+
+    use super::*;
+
+    /// A call that ends drops both of its ways at once.
+    #[tokio::test]
+    async fn the_last_frames_of_a_call_reach_its_agent_and_then_it_is_told_to_close() {
+        let (to, outbox) = mpsc::channel(LINK_FRAMES);
+        let (inbox, from) = mpsc::channel::<String>(LINK_INBOX);
+        for number in 0..LINK_FRAMES {
+            to.try_send(number.to_string()).expect("room");
+        }
+        drop((to, from));
+        let ways = Arc::new(Mutex::new(Some((outbox, inbox))));
+        let serve = move |upgrade: WebSocketUpgrade| async move {
+            upgrade.on_upgrade(move |mut socket| async move {
+                let ways = ways.lock().ok().and_then(|mut ways| ways.take());
+                if let Some((outbox, inbox)) = ways {
+                    pump(&mut socket, outbox, inbox).await;
+                    close(&mut socket).await;
+                }
+            })
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("ws://{}/", listener.local_addr().expect("bound"));
+        let server = tokio::spawn(async move { axum::serve(listener, Router::new().route("/", get(serve))).await });
+        let (mut agent, _) = tokio_tungstenite::connect_async(url).await.expect("a WebSocket");
+        let mut heard = 0;
+        let last = loop {
+            match agent.next().await {
+                Some(Ok(Frame::Text(text))) => {
+                    assert_eq!(text.as_str(), heard.to_string());
+                    heard += 1;
+                }
+                other => break other,
+            }
+        };
+        assert_eq!(heard, LINK_FRAMES);
+        assert!(matches!(last, Some(Ok(Frame::Close(_)))), "{last:?}");
+        server.abort();
+    }
 }
