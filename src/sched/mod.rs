@@ -159,6 +159,9 @@ impl Scheduler {
     pub fn submit(&mut self, now: Instant, spec: JobSpec) -> Result<JobId, Refused> {
         self.drop_interrupted(now, &spec);
         let tenant = self.tenants.index(&spec.tenant, &self.config, now);
+        if spec.class == Class::Live {
+            self.tenants.asks(tenant, now);
+        }
         if self.has_work(spec.stream) {
             self.admission(now).check_more()?;
         } else {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::config::{Config, Tenant as Limits};
 
-/// A tenant counts as there for so long after it last asked for something.
+/// A tenant counts as there for so long after it last asked for live speech.
 const RECENT: Duration = Duration::from_secs(10);
 /// Names come from configured tokens, so there are few; beyond this many, newcomers share the first entry.
 const MAX_TENANTS: usize = 4096;
@@ -87,14 +87,18 @@ struct Tenant {
     time: f64,
     /// Jobs in the scheduler.
     jobs: u32,
-    /// When it last asked for something.
-    seen: Instant,
+    /// When it last asked for live speech.
+    asked: Option<Instant>,
 }
 
 impl Tenant {
-    /// Whether it has work, or had of late.
+    /// Whether it has live streams, or asked for one of late. Batch is refused nothing, and needs no room kept.
     fn is_there(&self, now: Instant) -> bool {
-        self.jobs > 0 || now.saturating_duration_since(self.seen) < RECENT
+        self.streams() > 0.0 || self.asked.is_some_and(|at| now.saturating_duration_since(at) < RECENT)
+    }
+
+    fn streams(&self) -> f64 {
+        f64::from(self.quota.live_streams.load(Ordering::Relaxed))
     }
 
     fn weight(&self) -> f64 {
@@ -117,13 +121,12 @@ impl Tenants {
 
     pub(super) fn index(&mut self, name: &Arc<str>, config: &Config, now: Instant) -> usize {
         if let Some(&index) = self.names.get(name) {
-            self.all[index].seen = now;
             return index;
         }
         if self.all.len() >= MAX_TENANTS {
             return 0;
         }
-        self.all.push(Tenant { quota: self.quotas.of(name, config, now), time: 0.0, jobs: 0, seen: now });
+        self.all.push(Tenant { quota: self.quotas.of(name, config, now), time: 0.0, jobs: 0, asked: None });
         self.names.insert(name.clone(), self.all.len() - 1);
         self.all.len() - 1
     }
@@ -183,12 +186,17 @@ impl Tenants {
         tenant.time += seconds / tenant.weight();
     }
 
-    /// Whether the tenant has more of the work than its weight among those that are there, and is not the only one.
+    /// The tenant asks for live speech.
+    pub(super) fn asks(&mut self, index: usize, now: Instant) {
+        self.all[index].asked = Some(now);
+    }
+
+    /// Whether the tenant has more of the live streams than its weight among those that are there, and is not the only one.
     pub(super) fn has_more_than_its_share(&self, index: usize, now: Instant) -> bool {
-        let there = || self.all.iter().filter(|t| t.is_there(now));
-        let (jobs, weights): (f64, f64) = (there().map(|t| f64::from(t.jobs)).sum(), there().map(Tenant::weight).sum());
+        let there = || self.all.iter().filter(|tenant| tenant.is_there(now));
+        let (streams, weights): (f64, f64) = (there().map(Tenant::streams).sum(), there().map(Tenant::weight).sum());
         let tenant = &self.all[index];
-        there().count() > 1 && f64::from(tenant.jobs) * weights > jobs * tenant.weight()
+        there().count() > 1 && tenant.streams() * weights > streams * tenant.weight()
     }
 
     pub(super) fn time(&self, index: usize) -> f64 {
@@ -225,19 +233,19 @@ mod tests {
         let (now, mut tenants, mut config) = (crate::clock::now(), Tenants::default(), Config::default());
         config.tenants.insert("heavy".into(), Limits { weight: 3.0, ..Limits::default() });
         let heavy = tenants.index(&"heavy".into(), &config, now);
-        (0..6).for_each(|_| tenants.job_added(heavy, 1));
-        assert!(!tenants.has_more_than_its_share(heavy, now), "it is the only one");
-        let later = now + Duration::from_secs(8);
-        let light = tenants.index(&"light".into(), &config, later);
-        assert!(tenants.has_more_than_its_share(heavy, later) && !tenants.has_more_than_its_share(light, later));
+        let _six: Vec<Permit> = (0..6).map(|_| tenants.permit(heavy)).collect();
+        let light = tenants.index(&"light".into(), &config, now);
         tenants.job_added(light, 1);
-        tenants.job_added(light, 1);
-        assert!(!tenants.has_more_than_its_share(heavy, later), "six to two is three to one");
-        tenants.job_added(light, 1);
-        assert!(tenants.has_more_than_its_share(light, later) && !tenants.has_more_than_its_share(heavy, later));
-        (0..3).for_each(|_| tenants.job_ended(light));
-        assert!(tenants.has_more_than_its_share(heavy, later + RECENT / 2), "the other was there a moment ago");
-        assert!(!tenants.has_more_than_its_share(heavy, later + RECENT), "it has gone");
+        assert!(!tenants.has_more_than_its_share(heavy, now), "the other has batch only");
+        tenants.asks(light, now);
+        assert!(tenants.has_more_than_its_share(heavy, now) && !tenants.has_more_than_its_share(light, now));
+        let two = [tenants.permit(light), tenants.permit(light)];
+        assert!(!tenants.has_more_than_its_share(heavy, now), "six to two is three to one");
+        let third = tenants.permit(light);
+        assert!(tenants.has_more_than_its_share(light, now) && !tenants.has_more_than_its_share(heavy, now));
+        drop((two, third));
+        assert!(tenants.has_more_than_its_share(heavy, now + RECENT / 2), "the other asked a moment ago");
+        assert!(!tenants.has_more_than_its_share(heavy, now + RECENT), "it has gone");
     }
 
     #[test]
