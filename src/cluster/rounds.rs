@@ -146,7 +146,7 @@ mod tests {
                 });
             }
         });
-        let mut link = Link::new(client(&Secret::new(&format!("redis://{address}"))).expect("an address"));
+        let mut link = Link::new(client(&Secret::new(format!("redis://{address}"))).expect("an address"));
         for _ in 0..2 {
             assert_eq!(link.exchange(async |_| Ok::<_, String>(7)).await, Ok(7));
         }

@@ -59,6 +59,7 @@ enum Fault {
 }
 
 impl Drop for Loop {
+    #[expect(clippy::disallowed_methods, reason = "a socket that is slow to close blocks like this")]
     fn drop(&mut self) {
         if self.fault == Fault::Slow {
             std::thread::sleep(Duration::from_millis(300));

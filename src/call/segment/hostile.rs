@@ -214,6 +214,7 @@ fn survive_random(count: usize) {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "no key of the configuration: only this test has it")]
 fn random_texts_are_survived() {
     // `ANTIPHON_TEXTS=1000000`: minutes.
     let count = std::env::var("ANTIPHON_TEXTS").ok().and_then(|count| count.parse().ok());
