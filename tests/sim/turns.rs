@@ -197,6 +197,20 @@ fn a_voice_that_waits_for_more_than_a_phrase_gets_phrases_unless_tokens_are_aske
 }
 
 #[test]
+fn text_is_given_as_it_is_written_at_another_speed_too() {
+    let mut world = World::new();
+    world.engine.take_pieces(5);
+    let style = Style { speed: 1.25, ..Style::default() };
+    for word in "We have been looking at the numbers that you sent us.".split_inclusive(' ') {
+        let delta = TextDelta { id: None, token: word.into(), last: false, style: style.clone() };
+        world.handle.push_text(delta).expect("room");
+        world.run(100 * MS);
+    }
+    assert_eq!(world.engine.submitted().len(), 1);
+    assert!(!world.engine.appended().is_empty());
+}
+
+#[test]
 fn an_agent_that_asks_for_sentences_gets_sentences() {
     let mut world = World::new();
     let style = Style { stream: Streaming::Sentence, ..Style::default() };

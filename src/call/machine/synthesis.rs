@@ -50,16 +50,14 @@ impl Synthesis {
     }
 
     /// Whether text of this style goes to its voice as it is written. `auto` does so where that sounds sooner than a phrase
-    /// of its own would. At another speed no voice sounds before its text is complete, and SSML changes how one speaks in
-    /// the midst of it.
+    /// of its own would. SSML changes how one speaks in the midst of a text.
     pub(super) fn streams(&self, style: &Style) -> bool {
         let most = match style.stream {
             Streaming::Sentence => return false,
             Streaming::Auto => MOST_IDS,
             Streaming::Token => u32::MAX,
         };
-        let plain = (style.speed - 1.0).abs() <= f32::EPSILON && style.markup != Markup::Ssml;
-        plain && self.speech.starts_after(style.voice.as_deref()).is_some_and(|ids| ids <= most)
+        style.markup != Markup::Ssml && self.speech.starts_after(style.voice.as_deref()).is_some_and(|ids| ids <= most)
     }
 
     /// Tells, once a call, that the voice of a turn does not say the phonemes that its text gives.

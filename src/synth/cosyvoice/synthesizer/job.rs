@@ -46,8 +46,9 @@ impl Job {
             stages = stages.with(Stage::Flow);
         }
         let complete = run.last_pushed && run.pending == 0;
-        let streams = (self.speed - 1.0).abs() <= f32::EPSILON;
-        if complete || (streams && run.frames > run.vocoded && run.frames > hold_back) {
+        // The vocoder withholds frames of what is played, which at another speed are more or fewer than were made.
+        let played = (f64::from(run.frames) / f64::from(self.speed)) as u32;
+        if complete || (run.frames > run.vocoded && played > hold_back) {
             stages = stages.with(Stage::Vocode);
         }
         stages
