@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -139,6 +139,7 @@ pub struct WordTimes(Arc<Told>);
 #[derive(Debug, Default)]
 struct Told {
     ends: OnceLock<Vec<WordEnd>>,
+    begins: Mutex<Vec<NotBefore>>,
     /// Somebody will ask later, however little the utterance hurries.
     kept: AtomicBool,
 }
@@ -152,7 +153,34 @@ pub struct WordEnd {
     pub samples: u64,
 }
 
+/// What a voice that is given its text bit by bit had not been given yet: a word cannot sound before the voice has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotBefore {
+    /// Characters of the text before it, white space left out.
+    pub letters: usize,
+    /// Samples of the speech before which nothing behind these characters sounds.
+    pub samples: u64,
+}
+
 impl WordTimes {
+    /// Bounds that are kept of an utterance: no text that is spoken as one comes in so many bits.
+    const MOST_BEGINS: usize = 4_096;
+
+    /// Tells that nothing behind so many characters of the text sounds before so many samples. In order, both growing;
+    /// what is not is left out.
+    pub fn begin(&self, bound: NotBefore) {
+        let mut begins = self.0.begins.lock().unwrap_or_else(PoisonError::into_inner);
+        let grows = begins.last().is_none_or(|last| last.letters < bound.letters && last.samples <= bound.samples);
+        if grows && begins.len() < Self::MOST_BEGINS {
+            begins.push(bound);
+        }
+    }
+
+    /// What was told by [`Self::begin`].
+    pub fn begins(&self) -> Vec<NotBefore> {
+        self.0.begins.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Tells the ends of all words, in order. What was told before stays.
     pub fn tell(&self, ends: Vec<WordEnd>) {
         // Refused where they are known already: an utterance that is spoken anew says the same.

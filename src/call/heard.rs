@@ -4,15 +4,18 @@
 //! Where a voice tells when each word ends ([`WordEnd`]), those count that have ended. Where it does not, the position
 //! inside an utterance is a share of its text. Characters are
 //! weighted by how long they usually take (an ideograph is a syllable, a full stop is a pause), which halves
-//! the error of counting them. At the boundaries of utterances nothing is estimated. Of an utterance that is there whole,
-//! pauses in its sound say more ([`align`]).
+//! the error of counting them. At the boundaries of utterances nothing is estimated. Inside of them the lengths of words and
+//! the pauses in their sound say more ([`align`]).
 
 mod align;
+#[rustfmt::skip]
+mod lengths;
 
 pub(super) use self::align::Envelope;
 use super::event::Precision;
 use crate::audio::RATE;
-use crate::turn::WordEnd;
+use crate::text::Language;
+use crate::turn::{NotBefore, WordEnd};
 
 /// Samples per unit of weight before anything was measured: about 15 letters a second.
 const DEFAULT_PACE: f64 = RATE as f64 / 15.0;
@@ -43,6 +46,12 @@ impl Pace {
     /// How much sound `text` is expected to make.
     pub(super) fn samples_of(&self, text: &str) -> f64 {
         text.chars().map(weight).sum::<f64>() * self.samples_per_weight
+    }
+
+    /// How many hops of an [`Envelope`] `text` is expected to sound, without its pauses.
+    fn hops_of(&self, text: &str) -> f64 {
+        let said = text.chars().filter(|c| !align::is_mark(*c)).map(weight).sum::<f64>();
+        said * self.samples_per_weight / align::HOP as f64
     }
 }
 
@@ -85,9 +94,30 @@ pub(super) fn prefix<'a>(
     (text[..end].trim_end(), precision)
 }
 
-/// When each word of `text` ends in the sound of `envelope`, as far as pauses tell.
-pub(super) fn aligned(text: &str, envelope: &Envelope) -> Option<Vec<WordEnd>> {
-    align::words(text, envelope)
+/// When each word of `text` ends in the sound of `envelope`, by the lengths of its words and by its pauses. `pace`: the
+/// voice's own, where the sound goes on.
+pub(super) fn aligned(
+    text: &str,
+    language: Language,
+    envelope: &Envelope,
+    pace: Option<&Pace>,
+) -> Option<Vec<WordEnd>> {
+    align::words(text, language, envelope, pace.map(|pace| pace.hops_of(text)))
+}
+
+/// Moves the ends of words of `text` that cannot be: a voice that is given its text bit by bit says no word before it has
+/// it (`begins`). `left_out`: samples of the voice before the first that is heard.
+pub(super) fn not_before(text: &str, ends: &mut [WordEnd], begins: &[NotBefore], left_out: u64) {
+    let (mut letters, mut from, mut next, mut earliest) = (0, 0, 0, 0);
+    for end in ends {
+        while let Some(begin) = begins.get(next).filter(|begin| begin.letters <= letters) {
+            earliest = begin.samples.saturating_sub(left_out);
+            next += 1;
+        }
+        end.samples = end.samples.max(earliest);
+        letters += text.get(from..end.text).unwrap_or_default().chars().filter(|c| !c.is_whitespace()).count();
+        from = end.text;
+    }
 }
 
 /// Words of `text`; where a script has no spaces, its characters.
@@ -150,6 +180,20 @@ mod tests {
             pace.learn(text, 96_000);
         }
         assert_eq!(prefix(text, 48_000, None, None, &pace), ("alpha beta", Precision::Estimated));
+    }
+
+    #[test]
+    fn no_word_is_heard_before_the_voice_had_it() {
+        let text = "one two three four";
+        let mut ends: Vec<WordEnd> =
+            [(3, 100), (7, 200), (13, 300), (18, 400)].map(|(text, samples)| WordEnd { text, samples }).into();
+        // "three" came at 500 of the voice's samples, of which 50 were left out; "four" before it could be.
+        let begins = [(0, 0), (6, 500), (11, 510)].map(|(letters, samples)| NotBefore { letters, samples });
+        not_before(text, &mut ends, &begins, 50);
+        assert_eq!(ends.iter().map(|end| end.samples).collect::<Vec<_>>(), [100, 200, 450, 460]);
+        let mut unknown = ends.clone();
+        not_before(text, &mut unknown, &[], 0);
+        assert_eq!(unknown, ends);
     }
 
     #[test]

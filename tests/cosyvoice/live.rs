@@ -8,7 +8,7 @@ use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::{CosyVoice, Settings};
 use antiphon::synth::device::{Engine, Loader, StreamNote};
 use antiphon::synth::{Slot, Stage, Step, Synthesizer, TextOrder};
-use antiphon::turn::{Class, Epoch, SpeechEvent, Utterance, UtteranceEnd};
+use antiphon::turn::{Class, Epoch, SpeechEvent, Utterance, UtteranceEnd, WordTimes};
 use tokio::sync::mpsc;
 
 use super::engine::{checkpoint, utterance};
@@ -123,4 +123,88 @@ async fn a_text_that_waits_is_cancelled_by_its_epoch_and_one_that_never_came_is_
     engine.append(text.stream, text.id, "", true);
     assert_eq!(rest(&mut events, Vec::new()).await, (Vec::new(), UtteranceEnd::Done));
     tokio::task::spawn_blocking(|| engine.shutdown()).await.expect("ends");
+}
+
+/// A text in many pieces, each given when the voice has said what it could of those before.
+const WRITTEN: [&str; 8] = [
+    "We have been looking at all ",
+    "the numbers which you sent us ",
+    "last week, and most of them ",
+    "seem to be in very good ",
+    "order, but some of the older ",
+    "ones from the second half of ",
+    "the year are still missing, so ",
+    "please send them again.",
+];
+
+/// What came of it: sound before each piece was given, samples of speech decoded before it, all sound.
+fn written(speed: f32, words: &WordTimes) -> (Vec<usize>, Vec<u64>, Vec<f32>) {
+    let (mut voice, slot) = (voice(1), Slot(0));
+    let text = Utterance { speed, words: words.clone(), ..utterance("", 3) };
+    voice.open_streamed(slot, &text, TextOrder::Fixed).expect("opens");
+    let (mut heard, mut decoded, mut pcm, mut out, mut now) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0);
+    for (n, piece) in WRITTEN.iter().enumerate() {
+        heard.push(pcm.len());
+        decoded.push(now);
+        let mut ready = voice.append(slot, piece, n + 1 == WRITTEN.len()).expect("takes it");
+        while !ready.is_empty() {
+            let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("one");
+            voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
+            let progress = out.pop().expect("one");
+            assert_eq!(progress.outcome.failed, None);
+            pcm.extend(progress.pcm);
+            now = progress.outcome.decoded;
+            ready = progress.outcome.ready;
+        }
+    }
+    (heard, decoded, pcm)
+}
+
+#[test]
+fn an_unfinished_text_sounds_at_any_speed() {
+    let plain = written(1.0, &WordTimes::default()).2.len() as f64;
+    for speed in [0.8f32, 1.25, 2.0] {
+        let (heard, _, pcm) = written(speed, &WordTimes::default());
+        assert!(heard[WRITTEN.len() - 1] > 0, "{speed}: nothing sounds before the last words are written: {heard:?}");
+        let ratio = plain / pcm.len() as f64 / f64::from(speed);
+        assert!((0.98..1.02).contains(&ratio), "{speed}: {ratio}");
+    }
+}
+
+#[test]
+fn no_word_sounds_before_the_model_had_it_and_the_voice_says_so() {
+    for speed in [1.0, 1.25] {
+        let words = WordTimes::default();
+        let (_, decoded, pcm) = written(speed, &words);
+        let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
+        let begins = words.begins();
+        assert!(begins.len() > WRITTEN.len() / 2, "{begins:?}");
+        for bound in &begins {
+            let piece = (0..WRITTEN.len())
+                .find(|n| WRITTEN[..*n].iter().map(|text| letters(text)).sum::<usize>() == bound.letters);
+            let piece = piece.expect("a bound lies before a piece");
+            assert!(bound.samples >= decoded[piece] && bound.samples <= pcm.len() as u64, "{bound:?} of {decoded:?}");
+        }
+        assert!(begins.windows(2).all(|pair| pair[0].letters < pair[1].letters && pair[0].samples <= pair[1].samples));
+        assert!(begins.last().is_some_and(|last| last.samples > 0), "{begins:?}");
+    }
+}
+
+#[test]
+fn a_whole_text_sounds_at_another_speed_before_it_is_decoded() {
+    for speed in [0.8f32, 1.25] {
+        let (mut voice, slot) = (voice(1), Slot(0));
+        let text = Utterance { speed, ..utterance(&WRITTEN.concat(), 3) };
+        let (mut ready, mut out) = (voice.open(slot, &text).expect("opens"), Vec::new());
+        let mut early = false;
+        while !ready.is_empty() {
+            let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("one");
+            voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
+            let progress = out.pop().expect("one");
+            assert_eq!(progress.outcome.failed, None);
+            ready = progress.outcome.ready;
+            early |= !progress.pcm.is_empty() && ready.has(Stage::Decode);
+        }
+        assert!(early, "{speed}");
+    }
 }

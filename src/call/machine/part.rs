@@ -1,6 +1,6 @@
 //! One utterance of a turn: its text, and the speech that is made of it until it leaves.
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::call::event::Precision;
 use crate::call::heard::{self, Envelope, Pace};
 use crate::call::segment::{is_closer, is_terminator};
 use crate::media::playout::Playout;
-use crate::text::{Reading, Span, Spoken};
+use crate::text::{Language, Reading, Span, Spoken};
 use crate::turn::{UtteranceId, WordEnd, WordTimes};
 use crate::voice::loudness::Leveller;
 
@@ -52,9 +52,17 @@ pub(super) struct Part {
     pub(super) rate: f32,
     /// When each word sounds, where the voice tells.
     pub(super) words: WordTimes,
-    /// How loud it is, and where its words are by that, once all of it is there.
+    /// How loud it is, and where its words are by that.
     pub(super) envelope: Envelope,
-    pub(super) aligned: OnceCell<Option<Vec<WordEnd>>>,
+    pub(super) aligned: RefCell<Aligned>,
+}
+
+/// Where the words of a part are, as far as its sound tells.
+#[derive(Debug, Default)]
+pub(super) struct Aligned {
+    /// Of so many bytes that are said, hops of sound, and whether that is all of it.
+    of: (usize, usize, bool),
+    ends: Option<Vec<WordEnd>>,
 }
 
 /// The text of a part on its way to a voice that takes it as it is written.
@@ -196,17 +204,33 @@ impl Part {
             let out = self.left_out();
             return heard::prefix(said, sent + out, total.map(|total| total + out), Some(words), pace);
         }
-        let Some(aligned) = total.and_then(|_| self.align()) else {
-            return heard::prefix(said, sent, total, None, pace);
-        };
-        let (heard, precision) = heard::prefix(said, sent, total, Some(aligned), pace);
+        let whole = total.is_some();
+        self.align(whole, pace);
+        let aligned = self.aligned.borrow();
+        let (heard, precision) = heard::prefix(said, sent, total, aligned.ends.as_deref(), pace);
         // Better than a share of the time, and no certainty either.
-        (heard, if precision == Precision::Word { Precision::Proportional } else { precision })
+        let precision = match precision {
+            Precision::Word if whole => Precision::Proportional,
+            Precision::Word => Precision::Estimated,
+            other => other,
+        };
+        (heard, precision)
     }
 
-    /// Where its words are by its pauses; it is there whole.
-    fn align(&self) -> Option<&[WordEnd]> {
-        self.aligned.get_or_init(|| heard::aligned(&self.reading.spoken.text, &self.envelope)).as_deref()
+    /// Finds where its words are by their lengths and its pauses, unless that is known of all the sound that is there.
+    fn align(&self, whole: bool, pace: &Pace) {
+        let said = &self.reading.spoken.text;
+        let of = (said.len(), self.envelope.len(), whole);
+        let mut aligned = self.aligned.borrow_mut();
+        if aligned.of == of {
+            return;
+        }
+        let language = self.reading.language.as_deref().map_or(Language::English, Language::of_tag);
+        let mut ends = heard::aligned(said, language, &self.envelope, (!whole).then_some(pace));
+        if let Some(ends) = &mut ends {
+            heard::not_before(said, ends, &self.words.begins(), self.left_out());
+        }
+        *aligned = Aligned { of, ends };
     }
 
     /// The part of what was written that `sent` samples of its speech carried.
@@ -236,7 +260,7 @@ impl Part {
             rate: 1.0,
             words: WordTimes::default(),
             envelope: Envelope::default(),
-            aligned: OnceCell::new(),
+            aligned: RefCell::default(),
         }
     }
 

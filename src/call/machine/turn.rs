@@ -440,12 +440,12 @@ mod tests {
         assert_eq!(turn.utterance(0, StreamId::next(), &tenant).text, "It costs three dollars fifty cents in all.");
         let mut turn = turn;
         let part = &mut turn.parts[0];
-        part.receive(vec![0.1; 1_000]);
+        part.receive(vec![0.1; 24_000]);
         part.state = PartState::Ended;
         let heard = |part: &Part, sent| part.heard(sent, &Pace::default()).0.to_owned();
-        assert_eq!(heard(part, 1_000), "It costs $3.50 in all.");
-        assert_eq!(heard(part, 500), "It costs", "half an amount was not heard");
-        assert_eq!(heard(part, 800), "It costs $3.50");
+        assert_eq!(heard(part, 24_000), "It costs $3.50 in all.");
+        assert_eq!(heard(part, 12_000), "It costs", "half an amount was not heard");
+        assert_eq!(heard(part, 19_400), "It costs $3.50");
         assert_eq!(heard(part, 0), "");
         // The voice tells when each word sounds: "all" ends the sentence.
         let ends = [2, 8, 14, 22, 28, 34, 37, 42].map(|text| WordEnd { text, samples: text as u64 * 10 });

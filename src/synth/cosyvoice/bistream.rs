@@ -77,6 +77,8 @@ pub struct Bistream {
     items: Vec<u32>,
     next_fill: usize,
     finished: bool,
+    /// Text ids that were prepared to be fed, those of the prompt's transcript among them.
+    given: usize,
 }
 
 impl Bistream {
@@ -97,7 +99,14 @@ impl Bistream {
             items: Vec::new(),
             next_fill: (count / mix[1] + 1) * mix[1] - count,
             finished: false,
+            given: 0,
         }
+    }
+
+    /// Text ids so far that the model has or is fed next, those of the prompt's transcript first: no speech token that was
+    /// drawn before an id was among them can say it.
+    pub fn given(&self) -> usize {
+        self.given
     }
 
     /// Takes text ids. In the reference's order at most one round of speech follows each call; else all that the
@@ -259,7 +268,7 @@ impl Bistream {
     fn advance(&mut self) {
         let [text, speech] = self.mix;
         while !self.speech.is_empty() && self.text.len() >= text {
-            self.input.extend(self.text.drain(..text).map(Embed::Text));
+            self.give(text);
             let count = speech.min(self.speech.len());
             self.input.extend(self.speech.drain(..count).map(Embed::Speech));
         }
@@ -276,9 +285,14 @@ impl Bistream {
             if paused {
                 self.input.clear();
             }
-            self.input.extend(self.text.drain(..text).map(Embed::Text));
+            self.give(text);
         }
         self.state = State::Decoding;
+    }
+
+    fn give(&mut self, ids: usize) {
+        self.input.extend(self.text.drain(..ids).map(Embed::Text));
+        self.given += ids;
     }
 
     fn has_speech(&self) -> bool {
@@ -286,7 +300,7 @@ impl Bistream {
     }
 
     fn close(&mut self) {
-        self.input.extend(self.text.drain(..).map(Embed::Text));
+        self.give(self.text.len());
         self.input.push(Embed::Speech(self.codebook + TASK));
         if self.order == Order::Fixed {
             self.input.extend(self.speech.drain(..).map(Embed::Speech));

@@ -20,7 +20,7 @@ use super::super::text;
 use super::{CosyVoice, Job, Run, push};
 use crate::synth::{Slot, Stage, Stages, SynthError, TextOrder};
 use crate::text::without_tokens;
-use crate::turn::{Markup, Utterance};
+use crate::turn::{Markup, NotBefore, Utterance, WordTimes};
 
 /// Marks after which a sentence goes on.
 const COMMAS: [char; 3] = ['，', ',', '、'];
@@ -52,9 +52,52 @@ pub(super) struct TextStream {
     left: u32,
     key: [u32; 2],
     markup: Markup,
+    order: Given,
+}
+
+/// Which text the model had when: no word sounds before it.
+struct Given {
+    words: WordTimes,
+    /// Text ids of the prompt's transcript.
+    transcript: usize,
+    /// Text ids that the model had when this was last looked at.
+    ids: usize,
+    /// Pieces of the text that the model does not have from their first id on: that id, and the characters before.
+    pieces: VecDeque<(usize, usize)>,
+    /// Characters of the text so far, white space left out.
+    letters: usize,
+}
+
+impl Given {
+    /// A piece of the text that is as long becomes text ids from `from` on.
+    fn piece(&mut self, from: u32, text: &str) {
+        self.pieces.push_back((from as usize, self.letters));
+        self.letters += text.chars().filter(|c| !c.is_whitespace()).count();
+    }
+
+    /// The model has so many ids now, after speech of so many samples: pieces that begin behind what it had sound later.
+    fn update(&mut self, given: usize, samples: u64) {
+        let had = std::mem::replace(&mut self.ids, given.saturating_sub(self.transcript));
+        if self.ids == had {
+            return;
+        }
+        while self.pieces.front().is_some_and(|(from, _)| *from < had) {
+            self.pieces.pop_front();
+        }
+        // All that it has now, whether a piece of it begins there or not, sounds from here on.
+        if let Some((_, letters)) = self.pieces.front().filter(|(from, _)| *from < self.ids) {
+            self.words.begin(NotBefore { letters: *letters, samples });
+        }
+    }
 }
 
 impl TextStream {
+    /// Tells what of the text the model had not been given before `run` had so much speech.
+    fn note_order(&mut self, run: &Run, token_samples: f64) {
+        let samples = (run.tokens.len() as f64 * token_samples) as u64;
+        self.order.update(self.machine.given(), samples);
+    }
+
     /// What it can run of the language model; `None`: it waits for text.
     pub(super) fn next_stage(&self) -> Option<Stage> {
         match (self.running, self.machine.is_waiting()) {
@@ -109,6 +152,8 @@ impl<B: Backend + Probe> CosyVoice<B> {
         let parts = Prompt { system: &prompt.system, transcript: &prompt.transcript, speech: &prompt.speech };
         let machine = Bistream::new(&self.config.llm, order, &parts);
         let markup = utterance.markup;
+        let (words, transcript) = (utterance.words.clone(), prompt.transcript.len());
+        let order = Given { words, transcript, ids: 0, pieces: VecDeque::new(), letters: 0 };
         let (fed, rest) = (Vec::new(), String::new());
         let text = TextStream {
             machine,
@@ -122,6 +167,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
             left: u32::MAX,
             key,
             markup,
+            order,
         };
         if !text.batched {
             // There is no prefill to do it in.
@@ -141,6 +187,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// See [`crate::synth::Synthesizer::append`].
     pub(super) fn append_text(&mut self, slot: Slot, piece: &str, last: bool) -> Result<Stages, SynthError> {
         let hold_back = self.backend.hold_back();
+        let token_samples = self.token_samples(slot);
         let refuse = |reason: &str| SynthError::Input(reason.into());
         let job = self.jobs.get_mut(&slot).ok_or_else(|| refuse("the slot is not open"))?;
         let Some(stream) = &mut job.text else { return Err(refuse("the slot speaks a whole text")) };
@@ -150,6 +197,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         stream.rest.push_str(piece);
         let cut = if last { stream.rest.len() } else { whole_words(&stream.rest) };
         let words: String = stream.rest.drain(..cut).collect();
+        stream.order.piece(stream.ids, &words);
         let words = without_tokens(&words);
         if !words.trim().is_empty() {
             // What is joined to words before keeps its gap, and a comma that text follows stays one: the rules make
@@ -165,12 +213,13 @@ impl<B: Backend + Probe> CosyVoice<B> {
         if last {
             stream.ended = true;
             stream.machine.finish();
-            if stream.ids == 0 {
-                // Nothing to say: the flow gets its end, and what comes of it is silence of no length.
-                job.now.decoded = true;
-                job.now.finished = true;
-                return Ok(Stages::NONE.with(crate::synth::Stage::Vocode));
-            }
+        }
+        stream.note_order(&job.now, token_samples);
+        if last && stream.ids == 0 {
+            // Nothing to say: the flow gets its end, and what comes of it is silence of no length.
+            job.now.decoded = true;
+            job.now.finished = true;
+            return Ok(Stages::NONE.with(crate::synth::Stage::Vocode));
         }
         Ok(job.ready(hold_back))
     }
@@ -209,6 +258,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
 
     /// Takes what the backend drew of a stretch.
     pub(super) fn take_stretch(&mut self, slot: Slot, tokens: &[u32], ended: Option<End>) -> Result<(), SynthError> {
+        let token_samples = self.token_samples(slot);
         let Some(job) = self.jobs.get_mut(&slot) else { return Ok(()) };
         let Some(stream) = &mut job.text else { return Ok(()) };
         stream.machine.absorb(tokens, ended)?;
@@ -216,6 +266,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
         stream.left = stream.left.saturating_sub(tokens.len() as u32);
         let run = &mut job.now;
         run.tokens.extend(tokens.iter().copied().filter(|&token| run.thinner.keeps(token)));
+        stream.note_order(run, token_samples);
         if let Some(ended) = ended {
             stream.running = false;
             // At its limit a text that is complete is over, whatever the model has left to say; and where the backend has
@@ -226,6 +277,12 @@ impl<B: Backend + Probe> CosyVoice<B> {
         push(&mut self.backend, slot, run)
     }
 
+    /// Samples of a speech token of `slot`, at the speed that it is played at.
+    fn token_samples(&self, slot: Slot) -> f64 {
+        let speed = self.jobs.get(&slot).map_or(1.0, |job| f64::from(job.speed));
+        (self.config.token_mel_ratio * self.config.hift.frame_samples()) as f64 / speed
+    }
+
     /// Whether the backend decodes the streamed slot among others.
     pub(super) fn is_batched(&self, slot: Slot) -> bool {
         self.backend.extends() || self.jobs.get(&slot).is_none_or(|job| job.text.is_none())
@@ -234,6 +291,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
     /// Decodes to the next pause, or as many tokens as lie between two. Returns why the utterance cannot go on.
     pub(super) fn decode_streamed(&mut self, slot: Slot) -> Result<Option<SynthError>, SynthError> {
         let limit = self.backend.caps().positions as usize;
+        let token_samples = self.token_samples(slot);
         let Some(job) = self.jobs.get_mut(&slot) else { return Ok(None) };
         let Some(stream) = &mut job.text else { return Ok(None) };
         let burst = self.config.llm.mix_ratio[1] + 1;
@@ -271,6 +329,7 @@ impl<B: Backend + Probe> CosyVoice<B> {
                 _ => None,
             }
         })?;
+        stream.note_order(run, token_samples);
         let over = stream.ended && stream.spoken >= longest || stream.fed.len() > limit;
         run.decoded |= over || stream.machine.poll() == Action::Done;
         Ok(failed.or_else(|| push(&mut self.backend, slot, run).err()))
