@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use antiphon::audio::RATE;
 use antiphon::synth::cosyvoice::backend::{self, Backend as _, LanguageModel, Options};
 use antiphon::synth::cosyvoice::config::Config;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
@@ -11,6 +12,8 @@ use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::{CosyVoice, Settings, verify};
 use antiphon::synth::{Slot, Stage, Stages, Step, SynthError, Synthesizer, TextOrder};
 use antiphon::turn::{Class, StreamId, Utterance};
+use antiphon::voice::enrol::LOUDNESS;
+use antiphon::voice::loudness::measure;
 
 type Engine = CosyVoice<CpuBackend>;
 
@@ -293,6 +296,32 @@ fn voices_come_and_go_while_running() {
     assert_eq!(names(&engine), ["random", "random-k10"]);
     // An utterance that began with it ends with it.
     assert!(!run(&mut engine, [(Slot(1), ready)].into(), eager)[&Slot(1)].is_empty());
+}
+
+/// How loud a voice was recorded does not decide how loud it speaks: what it makes is turned down or up by as much as the
+/// recording is off what is wanted.
+#[test]
+fn a_voice_is_brought_to_the_loudness_of_the_others_by_its_recording() {
+    let config = Config::load(checkpoint()).expect("sizes");
+    let spoken = |measured: Option<f32>| {
+        let mut voice = random::voice(&config, "anna", 40, 5);
+        voice.notes.extend(measured.map(|measured| (LOUDNESS.to_owned(), format!("{measured:.2}"))));
+        let dir = tempfile::tempdir().expect("temp dir");
+        std::fs::write(dir.path().join("anna.safetensors"), voice.to_bytes()).expect("written");
+        let settings = Settings { voice_dirs: vec![dir.path().into()], loudness: Some(-22.0), ..Settings::default() };
+        let mut engine = Engine::load_cpu(checkpoint(), Options::default(), settings).expect("loads");
+        engine.force_length(Some(60));
+        speak(&mut engine, &Utterance { voice: Some("anna".into()), ..utterance("As loud as all.", 2) })
+    };
+    let plain = spoken(None);
+    let as_it_is = measure(&plain, RATE).expect("sound");
+    for recorded in [-22.0, -17.0, -12.0] {
+        let level = measure(&spoken(Some(recorded)), RATE).expect("sound");
+        assert!(
+            (level - as_it_is - (-22.0 - recorded)).abs() < 0.1,
+            "{recorded}: {level}, {as_it_is} without a measure"
+        );
+    }
 }
 
 #[test]
