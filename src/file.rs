@@ -1,7 +1,7 @@
-//! Files that are there whole or not at all: written beside their name, then renamed.
+//! Files that are there whole or not at all: written beside their name, then renamed. And files of bounded length.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -15,6 +15,23 @@ enum Care {
     Durable,
     /// Nor may anybody else read it.
     Secret,
+}
+
+/// Longest text that a configuration may name a file for, bytes.
+pub const MAX_NAMED: usize = 16 << 20;
+
+/// The bytes of `path`.
+///
+/// # Errors
+/// It cannot be read, or has more than `most` bytes: a device may have no end.
+pub fn read_at_most(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    if bytes.len() > most {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most} bytes")));
+    }
+    Ok(bytes)
 }
 
 /// Puts `bytes` at `path`. Who reads meanwhile gets the old content or the new; after a fault the old one is there. After a loss
@@ -114,6 +131,17 @@ mod tests {
             }
         });
         assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1, "no drafts");
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit_and_one_without_end_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        fs::write(&path, "12345").expect("written");
+        assert_eq!(read_at_most(&path, 5).expect("fits"), b"12345");
+        assert!(read_at_most(&path, 4).expect_err("too long").to_string().contains("more than 4 bytes"));
+        assert!(read_at_most(Path::new("/dev/zero"), 1 << 16).is_err());
+        assert!(read_at_most(&folder.path().join("b"), 5).is_err());
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
+/// Longest file that holds a secret, bytes.
+pub const MAX_FILE: usize = 64 << 10;
+
 /// A secret from the configuration: a string, `{ env = "NAME" }` or `{ file = "PATH" }`.
 ///
 /// It is resolved while the configuration is read, so a missing variable or file is a configuration error
@@ -34,11 +37,12 @@ impl Secret {
     /// The text of a file, without the newline at its end.
     ///
     /// # Errors
-    /// It cannot be read, or is empty.
+    /// It cannot be read, is empty, or is longer than [`MAX_FILE`].
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let file = path.display();
-        let text =
-            std::fs::read_to_string(path).map_err(|e| format!("the secret file `{file}` cannot be read: {e}"))?;
+        let unreadable = |reason: String| format!("the secret file `{file}` cannot be read: {reason}");
+        let bytes = crate::file::read_at_most(path, MAX_FILE).map_err(|error| unreadable(error.to_string()))?;
+        let text = String::from_utf8(bytes).map_err(|_| unreadable("it is not UTF-8".to_owned()))?;
         // Newlines are what editors and `echo` leave; they are never part of a secret.
         match text.trim_end_matches(['\r', '\n']) {
             "" => Err(format!("the secret file `{file}` is empty")),

@@ -9,6 +9,7 @@ use super::builtin::Builtin;
 use super::llm::config::Llm;
 use super::media::frames::Form;
 use crate::call::{Interruptible, Style};
+use crate::file;
 use crate::secret::Secret;
 use crate::turn::Streaming;
 
@@ -101,7 +102,8 @@ impl Words {
             None => crate::text::Entries::new(),
             Some(path) => {
                 let wrong = |error: String| format!("file {}: {error}", path.display());
-                let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+                let text = file::read_at_most(path, file::MAX_NAMED).map_err(|error| wrong(error.to_string()))?;
+                let text = String::from_utf8(text).map_err(|_| wrong("it is not UTF-8".to_owned()))?;
                 toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?
             }
         };

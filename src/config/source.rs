@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::in_force;
+use crate::file;
 
 /// The file, and of each key a digest and what may be shown: enough to name what changed, without a copy of the secrets.
 #[derive(Clone, Default)]
@@ -77,9 +78,9 @@ fn digest(value: &toml::Value) -> [u8; 32] {
 fn add_files(value: &toml::Value, hash: &mut Sha256) {
     match value {
         toml::Value::Table(table) => {
-            if let Some(text) = table.get("file").and_then(toml::Value::as_str).map(std::fs::read) {
+            if let Some(path) = table.get("file").and_then(toml::Value::as_str) {
                 // What cannot be read was refused before, where it is a secret.
-                hash.update(text.unwrap_or_default());
+                hash.update(file::read_at_most(Path::new(path), file::MAX_NAMED).unwrap_or_default());
             }
             table.values().for_each(|value| add_files(value, hash));
         }

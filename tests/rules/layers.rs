@@ -6,11 +6,11 @@ use crate::tree::Crate;
 
 /// Each module of the gateway and its layer; a module may name only modules of lower layers.
 const GATEWAY: &[(&str, u32)] = &[
+    ("file", 0),
     ("clock", 1),
     ("audio", 1),
     ("node", 1),
     ("fault", 1),
-    ("file", 1),
     ("pem", 1),
     ("reach", 1),
     ("secret", 1),
