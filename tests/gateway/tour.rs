@@ -64,6 +64,7 @@ const ZERO_HERE: &[(&str, &str)] = &[
     ("antiphon_gpu_power_watts", "a GPU"),
     ("antiphon_gpu_errors_total", "a GPU"),
     ("antiphon_scheduler_queue_depth", "more work than the device takes at once"),
+    ("antiphon_trunk_flows_lost_total", "a registrar that closes its connections: sip/telephones.rs"),
     ("antiphon_worker_up", "a worker: gateway/workers.rs"),
     ("antiphon_handover_calls", "an upgrade under live calls: gateway/handover.rs"),
     ("antiphon_handover_datagrams_total", "the same"),
