@@ -406,22 +406,6 @@ impl CallHandle {
         self.shared.ask_to_end(reason);
     }
 
-    /// Tells listeners and the call's record what the agent hands on; at most [`MAX_HANDOFF`] bytes.
-    ///
-    /// # Errors
-    /// It is longer, or the call takes no more commands.
-    pub fn hand_off(&self, data: String) -> Result<(), SpeakError> {
-        Self::may_hand_off(&data)?;
-        self.send(Command::Handoff(data))
-    }
-
-    fn may_hand_off(data: &str) -> Result<(), SpeakError> {
-        if data.len() > MAX_HANDOFF {
-            return Err(SpeakError::Invalid(format!("handoffData has {} bytes, at most {MAX_HANDOFF}", data.len())));
-        }
-        Ok(())
-    }
-
     /// Ends the call when everything queued has been said.
     ///
     /// # Errors
@@ -430,17 +414,14 @@ impl CallHandle {
         self.send(Command::Finish(reason))
     }
 
-    /// Waits for the end of the call.
-    pub async fn ended(&self) -> EndReason {
-        self.shared.wait_ended().await
-    }
-
-    /// As [`CallHandle::hand_off`] and [`CallHandle::finish`]: both, or neither.
+    /// As [`CallHandle::finish`], and hands `data` over to whoever follows the call: both, or neither.
     ///
     /// # Errors
-    /// As theirs.
+    /// `data` is too long; the call takes no more commands.
     pub fn finish_with(&self, reason: EndReason, data: String) -> Result<(), SpeakError> {
-        Self::may_hand_off(&data)?;
+        if data.len() > MAX_HANDOFF {
+            return Err(SpeakError::Invalid(format!("handoffData has {} bytes, at most {MAX_HANDOFF}", data.len())));
+        }
         // overflow: refused
         let mut room = self.commands.try_reserve_many(2).map_err(full)?;
         for command in [Command::Handoff(data), Command::Finish(reason)] {
@@ -449,6 +430,11 @@ impl CallHandle {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the end of the call.
+    pub async fn ended(&self) -> EndReason {
+        self.shared.wait_ended().await
     }
 
     fn reserve(&self, bytes: usize) -> Result<(), SpeakError> {

@@ -357,24 +357,27 @@ impl Ear {
     }
 
     fn take(&mut self, item: Item) {
-        let (at, quiet) = match &item {
-            Item::Frame { at, quiet, .. } | Item::Silence { at, quiet, .. } => (*at, *quiet),
-            Item::Listen(_) => (Duration::ZERO, None),
-        };
-        if let Item::Listen(listen) = item {
-            return self.listen(listen);
+        match item {
+            Item::Listen(listen) => self.listen(listen),
+            Item::Frame { at, pcm, quiet } => {
+                self.make_up_for_lost(at);
+                self.sound.push(at, &*pcm);
+                self.machine.frame(at, quiet);
+            }
+            Item::Silence { at, length, quiet } => {
+                self.make_up_for_lost(at);
+                self.sound.silence(at, length);
+                self.machine.frame(at, quiet);
+            }
         }
-        // What was lost lay before this.
+    }
+
+    /// What was lost lay before `at`.
+    fn make_up_for_lost(&mut self, at: Duration) {
         if let Some(lost) = self.pulse.beat(at) {
             self.sound.silence(at, lost);
             self.tell.deaf(lost, BUSY.into());
         }
-        match item {
-            Item::Frame { pcm, .. } => self.sound.push(at, &*pcm),
-            Item::Silence { length, .. } => self.sound.silence(at, length),
-            Item::Listen(_) => {}
-        }
-        self.machine.frame(at, quiet);
     }
 
     fn listen(&mut self, listen: Listen) {

@@ -7,7 +7,7 @@ use antiphon::synth::cosyvoice::backend::Options;
 use antiphon::synth::cosyvoice::cpu::CpuBackend;
 use antiphon::synth::cosyvoice::{CosyVoice, Settings};
 use antiphon::synth::device::{Engine, Loader, StreamNote};
-use antiphon::synth::{Slot, Stage, Step, Synthesizer, TextOrder};
+use antiphon::synth::{Progress, Slot, Stage, Stages, Step, Synthesizer, TextOrder};
 use antiphon::turn::{Class, Epoch, SpeechEvent, Utterance, UtteranceEnd, WordTimes};
 use tokio::sync::mpsc;
 
@@ -25,6 +25,16 @@ fn voice(slots: u32) -> CosyVoice<CpuBackend> {
     voice
 }
 
+/// The latest of the stages that `slot` is ready for.
+fn step(voice: &mut CosyVoice<CpuBackend>, slot: Slot, ready: Stages) -> Progress {
+    let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("it has not ended");
+    let mut out = Vec::new();
+    voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
+    let progress = out.pop().expect("one");
+    assert_eq!(progress.outcome.failed, None);
+    progress
+}
+
 async fn engine(slots: u32) -> Engine {
     let loader: Loader = Box::new(move || Ok(Box::new(voice(slots))));
     let engine = Engine::start(vec![loader], Config::default()).expect("starts");
@@ -40,12 +50,9 @@ fn alone(seed: u64) -> Vec<f32> {
     for (n, piece) in PIECES.iter().enumerate() {
         ready = voice.append(slot, piece, n + 1 == PIECES.len()).expect("takes it");
     }
-    let (mut pcm, mut out) = (Vec::new(), Vec::new());
+    let mut pcm = Vec::new();
     loop {
-        let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("it has not ended");
-        voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
-        let progress = out.pop().expect("one");
-        assert_eq!(progress.outcome.failed, None);
+        let progress = step(&mut voice, slot, ready);
         pcm.extend(progress.pcm);
         ready = progress.outcome.ready;
         if progress.outcome.done {
@@ -142,16 +149,13 @@ fn written(speed: f32, words: &WordTimes) -> (Vec<usize>, Vec<u64>, Vec<f32>) {
     let (mut voice, slot) = (voice(1), Slot(0));
     let text = Utterance { speed, words: words.clone(), ..utterance("", 3) };
     voice.open_streamed(slot, &text, TextOrder::Fixed).expect("opens");
-    let (mut heard, mut decoded, mut pcm, mut out, mut now) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0);
+    let (mut heard, mut decoded, mut pcm, mut now) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (n, piece) in WRITTEN.iter().enumerate() {
         heard.push(pcm.len());
         decoded.push(now);
         let mut ready = voice.append(slot, piece, n + 1 == WRITTEN.len()).expect("takes it");
         while !ready.is_empty() {
-            let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("one");
-            voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
-            let progress = out.pop().expect("one");
-            assert_eq!(progress.outcome.failed, None);
+            let progress = step(&mut voice, slot, ready);
             pcm.extend(progress.pcm);
             now = progress.outcome.decoded;
             ready = progress.outcome.ready;
@@ -195,13 +199,10 @@ fn a_whole_text_sounds_at_another_speed_before_it_is_decoded() {
     for speed in [0.8f32, 1.25] {
         let (mut voice, slot) = (voice(1), Slot(0));
         let text = Utterance { speed, ..utterance(&WRITTEN.concat(), 3) };
-        let (mut ready, mut out) = (voice.open(slot, &text).expect("opens"), Vec::new());
+        let mut ready = voice.open(slot, &text).expect("opens");
         let mut early = false;
         while !ready.is_empty() {
-            let stage = Stage::ALL.into_iter().rev().find(|stage| ready.has(*stage)).expect("one");
-            voice.run(&Step { stage, slots: vec![slot], rounds: 8 }, &mut out).expect("works");
-            let progress = out.pop().expect("one");
-            assert_eq!(progress.outcome.failed, None);
+            let progress = step(&mut voice, slot, ready);
             ready = progress.outcome.ready;
             early |= !progress.pcm.is_empty() && ready.has(Stage::Decode);
         }

@@ -218,9 +218,7 @@ async fn a_call_leaves_a_record_that_is_listed_exported_and_delivered() {
     let asked = rig.speak(&call, SENTENCE).await;
     hear_turn(&call, asked).await;
     handle.prompt("Thank you.", "en").expect("taken");
-    handle.hand_off("{\"ticket\":7}".into()).expect("taken");
-    // Read by the call before it ends.
-    handle.finish(EndReason::HungUp).expect("taken");
+    handle.finish_with(EndReason::HungUp, "{\"ticket\":7}".into()).expect("taken");
     assert_eq!(call.ended(PATIENCE).await, Some(End::Remote));
     // What happened was told as it did, in as many requests as it took.
     let mut told = Vec::new();

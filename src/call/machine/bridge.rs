@@ -470,6 +470,14 @@ mod tests {
         events.iter().filter_map(mode).collect()
     }
 
+    fn states(events: &[CallEvent]) -> Vec<&'static str> {
+        let state = |event: &CallEvent| match event {
+            CallEvent::Bridge { state, .. } => Some(state.label()),
+            _ => None,
+        };
+        events.iter().filter_map(state).collect()
+    }
+
     #[test]
     fn each_hears_the_other_and_keys_pass() {
         let (mut caller, mut human, mut now) = joined(BridgeMode::Leave);
@@ -503,15 +511,10 @@ mod tests {
         human.join(now, other);
         caller.join(now, one);
         run((&mut caller, &mut human), &mut now, 5, |_, _, _| {});
-        let told: Vec<_> = caller
-            .events
-            .iter()
-            .filter_map(|event| match event {
-                CallEvent::Bridge { state, .. } => Some(state.label()),
-                _ => None,
-            })
-            .collect();
-        assert_eq!((told, human.ended, caller.ended), (vec!["cancelled"], Some(EndReason::HungUp), None));
+        assert_eq!(
+            (states(&caller.events), human.ended, caller.ended),
+            (vec!["cancelled"], Some(EndReason::HungUp), None)
+        );
         assert!(caller.handle.claim_bridge().is_some(), "there may be another");
     }
 
@@ -709,14 +712,6 @@ mod tests {
             caller.step(at);
         }
         assert!(caller.sent[from + 1..].iter().all(|loudest| *loudest < 20), "{:?}", &caller.sent[from..]);
-        let told: Vec<_> = caller
-            .events
-            .iter()
-            .filter_map(|event| match event {
-                CallEvent::Bridge { state, .. } => Some(state.label()),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(told, ["ringing", "busy"]);
+        assert_eq!(states(&caller.events), ["ringing", "busy"]);
     }
 }
