@@ -2,7 +2,7 @@
 //! punctually packets leave and what a call costs apart from its synthesis.
 //!
 //! The calls are those of the gateway: registry, shards, tasks, codecs, playout. Only the leg is smaller than a
-//! SIP leg (plain RTP on a socket of its own) and the engine plays canned speech, at most two seconds ahead of
+//! SIP leg (RTP or SRTP on a socket of its own) and the engine plays canned speech, at most two seconds ahead of
 //! the listener, as a scheduler would. CPU time is that of the media threads, by the kernel's account.
 
 mod canned;
@@ -56,6 +56,8 @@ pub struct Row {
     pub codec: &'static str,
     /// Whether the callers send, too, and are listened to for barge-in.
     pub duplex: bool,
+    /// Whether both directions are SRTP (`AES_CM_128_HMAC_SHA1_80`).
+    pub srtp: bool,
     /// Calls that spoke.
     pub calls: usize,
     /// Packets that left in the measured time.
@@ -95,7 +97,7 @@ pub enum BenchError {
 }
 
 impl EgressPacing {
-    /// Measures G.711 and Opus calls, speaking only and with callers who send. Blocks for about four times
+    /// Measures G.711 and Opus calls: speaking only, with callers who send, and with SRTP both ways. Blocks for about six times
     /// the configured time; call it outside any runtime.
     ///
     /// # Errors
@@ -104,14 +106,14 @@ impl EgressPacing {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let mut rows = Vec::new();
         for codec in [Codec::Pcmu, Codec::Opus] {
-            for duplex in [false, true] {
-                rows.push(runtime.block_on(self.measure(codec, duplex))?);
+            for (duplex, srtp) in [(false, false), (true, false), (true, true)] {
+                rows.push(runtime.block_on(self.measure(codec, duplex, srtp))?);
             }
         }
         Ok(Report { rows, cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()) })
     }
 
-    async fn measure(&self, codec: Codec, duplex: bool) -> Result<Row, BenchError> {
+    async fn measure(&self, codec: Codec, duplex: bool, srtp: bool) -> Result<Row, BenchError> {
         let engine = Arc::new(Canned::start()?);
         // Callers who speak are heard, but must not stop what is measured.
         let barge_in = BargeIn { interruptible: Interruptible::None, ..BargeIn::default() };
@@ -122,7 +124,7 @@ impl EgressPacing {
         let mut handles = Vec::new();
         let mut callers = Vec::new();
         for n in 0..self.calls {
-            let leg = UdpLeg::new(codec, sink.address(), lateness.clone())?;
+            let leg = UdpLeg::new(codec, srtp, sink.address(), lateness.clone())?;
             callers.push(leg.address());
             let handle = calls.start(meta(n), leg)?;
             // More than is measured, so that no call falls silent before the end.
@@ -133,7 +135,7 @@ impl EgressPacing {
             // Callers come at any time: the frames of the calls must not fall together.
             tokio::time::sleep(Duration::from_micros(1_370)).await;
         }
-        let traffic = if duplex { Some(Traffic::start(codec, callers)?) } else { None };
+        let traffic = if duplex { Some(Traffic::start(codec, srtp, callers)?) } else { None };
         tokio::time::sleep(SETTLE).await;
         let begun = clock::now();
         let sent = || handles.iter().map(|handle| handle.info().packets_sent).sum::<u64>();
@@ -160,6 +162,7 @@ impl EgressPacing {
         Ok(Row {
             codec: codec.label(),
             duplex,
+            srtp,
             calls: self.calls,
             packets: packets as usize,
             delivered: arrived as f64 / all.max(1) as f64,
@@ -177,14 +180,15 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "codec  callers send  calls  packets  delivered  late p50/p99/max ms   stalls  underruns  % core per call"
+            "codec  callers send  SRTP  calls  packets  delivered  late p50/p99/max ms   stalls  underruns  % core per call"
         )?;
         for row in &self.rows {
             writeln!(
                 f,
-                "{:<6} {:<13} {:>5} {:>8} {:>9.2}%  {:>6.2} {:>6.2} {:>6.2}  {:>7}  {:>9}  {:>15.3}",
+                "{:<6} {:<13} {:<5} {:>5} {:>8} {:>9.2}%  {:>6.2} {:>6.2} {:>6.2}  {:>7}  {:>9}  {:>15.3}",
                 row.codec,
                 if row.duplex { "yes" } else { "no" },
+                if row.srtp { "yes" } else { "no" },
                 row.calls,
                 row.packets,
                 row.delivered * 100.0,
@@ -197,7 +201,7 @@ impl fmt::Display for Report {
             )?;
         }
         for (name, percent) in PUBLISHED {
-            writeln!(f, "published: {name:<20} {percent:>71.2}")?;
+            writeln!(f, "published: {name:<20} {percent:>77.2}")?;
         }
         write!(f, "{} cores", self.cores)
     }

@@ -22,7 +22,7 @@ pub(crate) mod ports;
 mod reports;
 mod seam;
 mod secure;
-mod srtp;
+pub(crate) mod srtp;
 mod succession;
 
 use std::{

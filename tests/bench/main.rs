@@ -31,7 +31,7 @@ fn codecs() {
 #[test]
 fn departures_measure_real_calls() {
     let report = EgressPacing { calls: 4, time: Duration::from_millis(500), shards: 1 }.run().unwrap();
-    assert_eq!(report.rows.len(), 4);
+    assert_eq!(report.rows.len(), 6);
     for row in &report.rows {
         assert!(row.packets >= 40 && row.delivered > 0.9, "{row:?}");
         assert!(row.cpu_percent_per_call > 0.0, "{row:?}");

@@ -1,4 +1,4 @@
-//! The far ends: a plain RTP leg, a socket that swallows what calls say, callers who send.
+//! The far ends: a leg of RTP or SRTP, a socket that swallows what calls say, callers who send.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -8,13 +8,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use sdp::{Key, SrtpKeys, Suite};
 
 use crate::audio::FRAME;
 use crate::clock;
 use crate::media::leg::{Codec, InPacket, LegEnd, LegEvent, MediaFormat, MediaLeg, OutPacket};
+use crate::media::sip::srtp::Protection;
 use crate::media::{bench, encode};
 
-/// RTP on a socket of its own, without signalling, protection or reports.
+/// RTP or SRTP on a socket of its own, without signalling or reports.
 pub(super) struct UdpLeg {
     socket: Option<UdpSocket>,
     attached: Option<tokio::net::UdpSocket>,
@@ -23,6 +25,7 @@ pub(super) struct UdpLeg {
     format: MediaFormat,
     connected: bool,
     buffer: Vec<u8>,
+    protection: Option<Protection>,
     /// When the first packet left and with which timestamp.
     first: Option<(Instant, u32)>,
     /// Microseconds that packets were late.
@@ -31,7 +34,7 @@ pub(super) struct UdpLeg {
 }
 
 impl UdpLeg {
-    pub(super) fn new(codec: Codec, sink: SocketAddr, lateness: Arc<Mutex<Vec<u32>>>) -> io::Result<Self> {
+    pub(super) fn new(codec: Codec, srtp: bool, sink: SocketAddr, lateness: Arc<Mutex<Vec<u32>>>) -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.set_nonblocking(true)?;
         let format = MediaFormat { codec, payload_type: 96, telephone_event: None, opus_fec: true, continuous: false };
@@ -43,6 +46,7 @@ impl UdpLeg {
             format,
             connected: false,
             buffer: Vec::with_capacity(1_500),
+            protection: if srtp { Some(protection(1, 2)?) } else { None },
             first: None,
             late: Vec::new(),
             lateness,
@@ -79,9 +83,13 @@ impl MediaLeg for UdpLeg {
         self.buffer.extend(packet.timestamp.to_be_bytes());
         self.buffer.extend([0; 4]);
         self.buffer.extend_from_slice(&packet.payload);
+        let sealed = match &mut self.protection {
+            Some(protection) => Some(protection.protect_rtp(&self.buffer).map_err(|_| LegEnd::Failed)?),
+            None => None,
+        };
         if let Some(socket) = &self.attached {
             // overflow: drops (seen as packets not delivered)
-            let _ = socket.try_send_to(&self.buffer, self.sink);
+            let _ = socket.try_send_to(sealed.as_deref().unwrap_or(&self.buffer), self.sink);
         }
         let now = clock::now();
         let (at, timestamp) = *self.first.get_or_insert((now, packet.timestamp));
@@ -103,7 +111,15 @@ impl MediaLeg for UdpLeg {
         let mut datagram = [0; 1_500];
         loop {
             let Ok(length) = socket.recv(&mut datagram).await else { continue };
-            let [_, kind, s0, s1, t0, t1, t2, t3, _, _, _, _, ref payload @ ..] = datagram[..length] else { continue };
+            let opened = match &mut self.protection {
+                Some(protection) => match protection.open_rtp(&datagram[..length]) {
+                    Ok(opened) => Some(opened),
+                    Err(_) => continue,
+                },
+                None => None,
+            };
+            let plain = opened.as_deref().unwrap_or(&datagram[..length]);
+            let [_, kind, s0, s1, t0, t1, t2, t3, _, _, _, _, ref payload @ ..] = *plain else { continue };
             return LegEvent::Rtp(InPacket {
                 payload_type: kind & 0x7f,
                 marker: kind >> 7 == 1,
@@ -182,7 +198,8 @@ pub(super) struct Traffic {
 const GROUPS: usize = 20;
 
 impl Traffic {
-    pub(super) fn start(codec: Codec, callers: Vec<SocketAddr>) -> io::Result<Self> {
+    pub(super) fn start(codec: Codec, srtp: bool, callers: Vec<SocketAddr>) -> io::Result<Self> {
+        let mut sealing = if srtp { Some(protection(2, 1)?) } else { None };
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -206,6 +223,10 @@ impl Traffic {
                 packet.extend((frame as u32 * codec.frame_ticks()).to_be_bytes());
                 packet.extend([0; 4]);
                 packet.extend_from_slice(payload);
+                // One for all: they have the same keys.
+                if let Some(sealed) = sealing.as_mut().and_then(|sealing| sealing.protect_rtp(&packet).ok()) {
+                    packet = sealed.to_vec();
+                }
                 for caller in callers.iter().skip(group).step_by(GROUPS) {
                     // overflow: drops: a call that is over has no socket
                     let _ = socket.send_to(&packet, caller);
@@ -220,6 +241,13 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
     }
+}
+
+/// The suite that every peer knows, with keys that are told apart by these bytes.
+fn protection(local: u8, remote: u8) -> io::Result<Protection> {
+    let key = |byte| Key([byte; Key::LENGTH]);
+    let keys = SrtpKeys { suite: Suite::AesCm128Sha1_80, local: key(local), remote: key(remote) };
+    Protection::new(keys).map_err(|_| io::Error::other("the keys do not fit"))
 }
 
 fn payloads(codec: Codec) -> Result<Vec<Bytes>, encode::CodecError> {

@@ -13,7 +13,7 @@ use sdp::{SrtpKeys, Suite};
 const REPLAY_WINDOW: usize = 128;
 
 /// Both directions of one stream.
-pub(super) struct Protection {
+pub(crate) struct Protection {
     /// Where they were in the descriptions.
     keys: Option<SrtpKeys>,
     outgoing: Context,
@@ -22,14 +22,14 @@ pub(super) struct Protection {
 
 /// A packet that could not be protected or did not prove who sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rejected;
+pub(crate) struct Rejected;
 
 /// Master key and salt of one direction.
 pub(super) type Master<'a> = (&'a [u8], &'a [u8]);
 
 impl Protection {
     /// Derives the session keys of keys from the descriptions.
-    pub(super) fn new(keys: SrtpKeys) -> Result<Protection, Rejected> {
+    pub(crate) fn new(keys: SrtpKeys) -> Result<Protection, Rejected> {
         let SrtpKeys { suite, local, remote } = &keys;
         let profile = match suite {
             Suite::AesCm128Sha1_80 => ProtectionProfile::Aes128CmHmacSha1_80,
@@ -56,7 +56,7 @@ impl Protection {
         self.keys.as_ref() == Some(keys)
     }
 
-    pub(super) fn protect_rtp(&mut self, packet: &[u8]) -> Result<BytesMut, Rejected> {
+    pub(crate) fn protect_rtp(&mut self, packet: &[u8]) -> Result<BytesMut, Rejected> {
         self.outgoing.encrypt_rtp(packet).map_err(|_| Rejected)
     }
 
@@ -64,7 +64,7 @@ impl Protection {
         self.outgoing.encrypt_rtcp(packet).map_err(|_| Rejected)
     }
 
-    pub(super) fn open_rtp(&mut self, packet: &[u8]) -> Result<BytesMut, Rejected> {
+    pub(crate) fn open_rtp(&mut self, packet: &[u8]) -> Result<BytesMut, Rejected> {
         self.incoming.decrypt_rtp(packet).map_err(|_| Rejected)
     }
 
