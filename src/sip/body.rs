@@ -13,6 +13,27 @@ use crate::{clock, media::sip::dtls::Identity};
 /// Methods we take, as `Allow` says.
 const ALLOW: &str = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY, REFER";
 
+/// What a request of the peer is answered with.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: Vec<Header>,
+    pub(super) body: Option<Vec<u8>>,
+}
+
+impl Reply {
+    pub(super) fn new(status: StatusCode, headers: Vec<Header>) -> Reply {
+        Reply { status, headers, body: None }
+    }
+}
+
+impl From<Refusal> for Reply {
+    fn from(refusal: Refusal) -> Reply {
+        let headers = refusal.headers();
+        Reply::new(refusal.status, headers)
+    }
+}
+
 /// Anything with headers and a body.
 pub(super) trait Message {
     fn headers(&self) -> &Headers;

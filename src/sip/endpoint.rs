@@ -15,9 +15,8 @@ use std::{
 use metrics::{counter, gauge};
 use rsipstack::{
     EndpointBuilder,
-    dialog::{dialog::Dialog, dialog_layer::DialogLayer},
-    sip::{Header, Method, StatusCode, prelude::HeadersExt},
-    transaction::{Transaction, TransactionReceiver},
+    dialog::dialog_layer::DialogLayer,
+    transaction::TransactionReceiver,
     transport::{SipConnection, TcpListenerConnection, TlsConfig as StackTls, udp::UdpConnection},
 };
 use tokio::{
@@ -31,18 +30,20 @@ use tracing::{debug, info};
 use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
-    body, config, dialplan,
+    config, dialplan,
     door::Door,
-    inbound::{self, unsupported},
+    early::Provisional,
+    inbound,
     inspect::Inspector,
     listen::{Guard, ScreenedUdp, StreamListener},
     names::{self, Carriers, Names, Naming},
     neighbours::{Addresses, Beside},
-    outbound::{self, Provisional},
+    outbound,
     parked::Parked,
     places::{HalfOpen, Places},
     quota::Quotas,
     reliable::Pending,
+    requests,
     routes::Routes,
     screen::MAX_MESSAGE,
     shared::{Bound, Calls, Dialer, Here, Life, Media, Shared, State, TrunkStatus, Trunks, lock},
@@ -210,7 +211,7 @@ impl Endpoint {
     pub async fn dial_watched(
         &self,
         request: DialRequest,
-        tell: &(dyn Fn(outbound::Provisional) + Send + Sync),
+        tell: &(dyn Fn(Provisional) + Send + Sync),
     ) -> Result<SipLeg, DialError> {
         outbound::dial(&self.shared, request, tell).await.map(|(leg, _)| leg)
     }
@@ -223,7 +224,7 @@ impl Endpoint {
     pub async fn dial_early(
         &self,
         request: DialRequest,
-        tell: &(dyn Fn(outbound::Provisional) + Send + Sync),
+        tell: &(dyn Fn(Provisional) + Send + Sync),
         early: oneshot::Sender<SipLeg>,
     ) -> Result<Option<SipLeg>, DialError> {
         outbound::dial_early(&self.shared, request, tell, Some(early)).await.map(|(leg, _)| leg)
@@ -487,69 +488,10 @@ async fn dispatch(shared: Arc<Shared>, mut requests: TransactionReceiver) {
         let shared = shared.clone();
         tokio::spawn(async move {
             gauge!("antiphon_sip_transactions").increment(1.0);
-            handle(&shared, tx).await;
+            requests::handle(&shared, tx).await;
             gauge!("antiphon_sip_transactions").decrement(1.0);
             drop(permit);
         });
-    }
-}
-
-async fn handle(shared: &Arc<Shared>, mut tx: Transaction) {
-    let in_dialog = tx.original.to_header().ok().and_then(|to| to.tag().ok().flatten()).is_some();
-    if tx.original.method == Method::Invite && !in_dialog {
-        return inbound::receive(shared, tx).await;
-    }
-    let Some(source) = inbound::source(&tx) else { return };
-    if in_dialog && let Ok(call_id) = tx.original.call_id_header() {
-        shared.calls.calling.settled(call_id.value()).await;
-    }
-    // It was judged when it came in; its dialog may be gone since.
-    match inbound::judge(shared, &tx.original, source) {
-        Some((status, headers)) => body::reply(&mut tx, status, headers).await,
-        None => handle_in_dialog(shared, tx).await,
-    }
-}
-
-async fn handle_in_dialog(shared: &Shared, mut tx: Transaction) {
-    let method = tx.original.method;
-    let Some(Dialog::Invite(mut dialog)) = shared.dialogs.match_dialog(&tx) else {
-        if method != Method::Ack {
-            body::reply(&mut tx, StatusCode::CallTransactionDoesNotExist, vec![]).await;
-        }
-        return;
-    };
-    let later = || vec![body::retry_after(Duration::from_secs(2))];
-    match method {
-        Method::Message | Method::Subscribe | Method::Publish | Method::Register => {
-            body::reply(&mut tx, StatusCode::MethodNotAllowed, vec![body::allow()]).await;
-        }
-        Method::PRack => {
-            let fits = shared.reliable.acknowledge(&dialog.id().local_tag, &tx.original);
-            let status = match fits {
-                // A description belongs to an exchange that a reliable response of ours never begins.
-                true if !tx.original.body.is_empty() => StatusCode::NotAcceptableHere,
-                true => StatusCode::OK,
-                false => StatusCode::CallTransactionDoesNotExist,
-            };
-            body::reply(&mut tx, status, vec![]).await;
-        }
-        // A second INVITE while the first is open (RFC 3261 section 14.2); the stack would not answer it.
-        Method::Invite if !dialog.state().is_confirmed() => {
-            body::reply(&mut tx, StatusCode::ServerInternalError, later()).await;
-        }
-        Method::Invite | Method::Update if unsupported(&tx.original).is_some() => {
-            let extension = unsupported(&tx.original).unwrap_or_default();
-            body::reply(&mut tx, StatusCode::BadExtension, vec![Header::Unsupported(extension.into())]).await;
-        }
-        _ => {
-            if let Err(error) = dialog.handle(&mut tx).await {
-                debug!(%method, %error, "request in a dialog ended badly");
-            }
-            // The stack leaves some without an answer: an old CSeq, or what comes before the ACK.
-            if tx.last_response.is_none() && method != Method::Ack {
-                body::reply(&mut tx, StatusCode::ServerInternalError, later()).await;
-            }
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use rsipstack::{
     dialog::{
         DialogId,
-        dialog::{DialogState, DialogStateReceiver},
+        dialog::{DialogState, DialogStateReceiver, TerminatedReason},
         invite_dialog::InviteDialog,
     },
     sip::{Header, Method, Request, StatusCode, Transport, prelude::HeadersExt},
@@ -42,18 +42,18 @@ use super::{
     neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
     reliable::{self, Due, Wish},
-    replaces,
+    replaces::{self, Replaced},
     session::{CONTROLS, SIGNALS, Session},
     shared::{RESTART, Shared},
     stateless::{Answer, Stateless},
     timer::SessionTimer,
-    up::{Answered, Party},
+    up::Party,
 };
 use crate::{
     clock::{self, Sparse},
     media::{
         leg::Codec,
-        sip::{SipLeg, codec, latch::Peer},
+        sip::{Signal, SipLeg, codec, latch::Peer},
     },
 };
 
@@ -99,7 +99,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     info!(call_id = %call.call_id, from = %call.from, to = %call.to, %source, "incoming call");
     let taken = match replaced {
         Some(replaced) => {
-            shared.life.tasks.spawn(replaces::take(replaced, call));
+            shared.life.tasks.spawn(replaces::take(replaced, call, dialog.id()));
             true
         }
         // overflow: refused: the caller is told 503 and comes again
@@ -136,7 +136,7 @@ struct Vetted {
     offered: Vec<Codec>,
     timer: Option<SessionTimer>,
     /// The call whose place it takes.
-    replaced: Option<Answered>,
+    replaced: Option<Replaced>,
 }
 
 struct Refused {
@@ -357,6 +357,9 @@ impl Ringing {
         let _gone = self.gone.clone().drop_guard();
         let tag = self.dialog.id().local_tag;
         let _ringing = Rings { shared: self.shared.clone(), tag: tag.clone() };
+        // What comes before the answer waits in it for the leg.
+        let (signals, receiver) = mpsc::channel(SIGNALS);
+        let entered = self.shared.calls.ringing.enter(self.dialog.id(), self.party.clone(), &signals);
         let mut headers = vec![body::allow()];
         if !taken {
             return self.reject(Rejection::for_now(FULL, "no more calls can be taken"));
@@ -369,7 +372,13 @@ impl Ringing {
                 biased;
                 state = self.states.recv() => match state {
                     None => return self.forget(),
+                    // BYE ends a call that rings, too, and leaves its INVITE open (RFC 3261 section 15.1.2).
+                    Some(DialogState::Terminated(_, TerminatedReason::UacBye)) => {
+                        self.respond(StatusCode::RequestTerminated, vec![]);
+                        return self.forget();
+                    }
                     Some(DialogState::Terminated(..)) => return self.forget(),
+                    // Requests of the caller are answered where they come in: see `early`.
                     Some(_) => {}
                 },
                 () = stop.cancelled() => return self.reject(Rejection::for_now(RESTART, "shutting down")),
@@ -398,7 +407,10 @@ impl Ringing {
                         }
                         self.dialog.ringing(Some(headers.clone()), None).ok();
                     }
-                    Some(Command::Accept(headers, reply)) => return self.accept(headers, reply).await,
+                    Some(Command::Accept(headers, reply)) => {
+                        drop(entered);
+                        return self.accept(headers, reply, (signals, receiver)).await;
+                    }
                     Some(Command::Reject(rejection)) => return self.reject(rejection),
                     None => return self.reject(Rejection::nobody_answers()),
                 },
@@ -415,28 +427,36 @@ impl Ringing {
         if let Some(wait) = retry_after {
             // The stack's own rejection takes no headers. A transaction sends the first final response that it is
             // given and drops later ones, so that after this one the stack's only ends the dialog.
-            let mut response = self.shared.stack.make_response(&self.dialog.initial_request(), status.clone(), None);
-            let tag = self.dialog.id().local_tag;
-            for header in response.headers.iter_mut() {
-                if let Header::To(to) = header {
-                    *to = to.with_tag(tag.clone().into());
-                }
-            }
-            response.headers.push(body::retry_after(wait));
-            if let Some(cause) = &cause {
-                response.headers.push(Header::Reason(cause.clone().into()));
-            }
-            self.responses.send(TransactionEvent::Respond(response)).ok();
+            let reason = cause.as_ref().map(|cause| Header::Reason(cause.clone().into()));
+            self.respond(status.clone(), [body::retry_after(wait)].into_iter().chain(reason).collect());
         }
         self.dialog.reject(Some(status), cause).ok();
         self.forget();
+    }
+
+    /// Answers the INVITE past the stack's dialog.
+    fn respond(&self, status: StatusCode, headers: Vec<Header>) {
+        let mut response = self.shared.stack.make_response(&self.dialog.initial_request(), status, None);
+        let tag = self.dialog.id().local_tag;
+        for header in response.headers.iter_mut() {
+            if let Header::To(to) = header {
+                *to = to.with_tag(tag.clone().into());
+            }
+        }
+        headers.into_iter().for_each(|header| response.headers.push(header));
+        self.responses.send(TransactionEvent::Respond(response)).ok();
     }
 
     fn forget(self) {
         self.shared.dialogs.remove_dialog(&self.dialog.id());
     }
 
-    async fn accept(self, extra: Vec<(String, String)>, reply: oneshot::Sender<Result<SipLeg, SipError>>) {
+    async fn accept(
+        self,
+        extra: Vec<(String, String)>,
+        reply: oneshot::Sender<Result<SipLeg, SipError>>,
+        (signals, receiver): (mpsc::Sender<Signal>, mpsc::Receiver<Signal>),
+    ) {
         if self.dialog.state().is_terminated() {
             reply.send(Err(SipError::Cancelled)).ok();
             return self.forget();
@@ -492,7 +512,6 @@ impl Ringing {
         };
         // It counts from the 200, not from the INVITE.
         let timer = timer.map(|timer| timer.restarted(clock::now()));
-        let (signals, receiver) = mpsc::channel(SIGNALS);
         let (sender, controls) = mpsc::channel(CONTROLS);
         let leg = Session::leg(&shared, ports, agreed, peer, (receiver, sender), None);
         // A leg that nobody takes is dropped here, and the session then hangs up.
@@ -547,7 +566,7 @@ pub(super) fn source(tx: &Transaction) -> Option<SocketAddr> {
     tx.connection.as_ref()?.get_remote_addr()?.get_socketaddr().ok()
 }
 
-fn transport(tx: &Transaction) -> Transport {
+pub(super) fn transport(tx: &Transaction) -> Transport {
     let address = tx.connection.as_ref().and_then(|c| c.get_remote_addr()).and_then(|a: &SipAddr| a.r#type);
     address.unwrap_or(Transport::Udp)
 }

@@ -20,7 +20,7 @@ use sdp::Negotiator;
 use tracing::debug;
 
 use super::{
-    body,
+    body::{self, Reply},
     refer::{self, Outcome},
     timer::{Due, SessionTimer},
 };
@@ -49,20 +49,6 @@ pub(super) enum Action {
     EndConsultation,
     /// End the dialog, for this reason.
     End(LegEnd, &'static str),
-}
-
-/// What a request of the peer is answered with.
-#[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) status: StatusCode,
-    pub(super) headers: Vec<Header>,
-    pub(super) body: Option<Vec<u8>>,
-}
-
-impl Reply {
-    fn new(status: StatusCode, headers: Vec<Header>) -> Reply {
-        Reply { status, headers, body: None }
-    }
 }
 
 /// The signalling of one answered call.
@@ -202,10 +188,7 @@ impl Machine {
         let timed = timer.map(|timer| timer.answer_headers(request)).unwrap_or_default();
         let offer = match body::description(request) {
             Ok(offer) => offer,
-            Err(refusal) => {
-                let headers = refusal.headers();
-                return Reply::new(refusal.status, headers);
-            }
+            Err(refusal) => return refusal.into(),
         };
         let with_body = |description: &sdp::Description| Reply {
             status: StatusCode::OK,

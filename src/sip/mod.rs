@@ -5,6 +5,8 @@
 //! - [`Endpoint`]: listeners, limits, and where each request goes; `shared`: what every task of it sees
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
+//! - `early`: what is said, asked and settled before the answer; `calling`: the way to a call out that rings; `requests`: what
+//!   becomes of a request
 //! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
 //! - `trunk`: registrations and health; `flow`: the connections that calls of a trunk come by; `targets`: the hosts of a trunk; `routes`: their addresses; `number`: how it writes numbers;
 //!   `headers`: those of a call out; `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
@@ -21,7 +23,8 @@
 //! # What it does
 //! UDP, TCP, TLS and WebSocket (RFC 7118). Media is RTP, or SRTP with keys in the description (SDES) or of a handshake (DTLS),
 //! to an address of the description or one that the peer's ICE finds: telephones and the SIP libraries of browsers both. INVITE both ways with early and late offers, CANCEL, re-INVITE and UPDATE, OPTIONS,
-//! INFO with digits, REFER out (blind, or attended with Replaces), and in, where the configuration allows it; INVITE with Replaces. Session timers
+//! INFO with digits, REFER out (blind, or attended with Replaces), and in, where the configuration allows it; INVITE with Replaces,
+//! of calls that are answered and of ours that ring. Requests of either side while it rings (RFC 3311). Session timers
 //! in either role (RFC 4028), asked for and followed. Trunks of several hosts, with failover and health. Refusals: 400
 //! with a reason, 401 and 403, 405, 415, 416, 420, 422, 481, 482, 488 with a reason, 491, 500 and 503 with `Retry-After`,
 //! 501, 505. Sound that the called side sends before it answers is heard; provisional responses are reliable both ways
@@ -32,8 +35,8 @@
 //! leg; `max_calls` is a permit that this task holds, so nothing that ends can leave a call counted.
 //!
 //! *Sockets of our own.* See `listen` and `screen` for what the stack (0.7.14) does with bad input. Its
-//! dialogs have gaps too, closed in `endpoint`: some requests are never answered (an old CSeq, anything but
-//! BYE before the ACK), and a re-INVITE before the ACK would wait for ever.
+//! dialogs have gaps too, closed in `requests`: some requests are never answered (an old CSeq, anything but
+//! BYE before the ACK), a re-INVITE before the ACK would wait for ever, and the target of a dialog stays the first one.
 //!
 //! *The stack logs whole messages at `info`*, credentials included: run it with `rsipstack=warn`.
 
@@ -46,6 +49,7 @@ mod challenge;
 pub mod config;
 mod dialplan;
 mod door;
+mod early;
 mod endpoint;
 mod explain;
 mod flow;
@@ -67,6 +71,7 @@ mod refer;
 mod referred;
 mod reliable;
 mod replaces;
+mod requests;
 mod routes;
 mod screen;
 mod session;
@@ -89,11 +94,11 @@ pub use self::{
         SipConfig, TargetConfig, TlsConfig, TrunkConfig, User,
     },
     dialplan::DialRequest,
+    early::Provisional,
     endpoint::Endpoint,
     explain::{Explanation, addresses, explain, probe},
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Beside, Neighbours},
-    outbound::Provisional,
     places::HalfOpen,
     shared::TrunkStatus,
     targets::TargetStatus,

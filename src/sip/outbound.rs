@@ -8,15 +8,12 @@
 //! *A call that forks* is the stack's business: the first 2xx is the call, those of other branches are acknowledged and
 //! ended by BYE (RFC 3261 section 13.2.2.4).
 
-use std::{collections::VecDeque, future::Future, net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Duration};
 
 use metrics::counter;
 use rsipstack::{
     dialog::{
-        DialogId,
-        authenticate::Credential,
-        dialog::{DialogState, DialogStateReceiver},
-        invitation::InviteOption,
+        DialogId, authenticate::Credential, dialog::DialogStateReceiver, invitation::InviteOption,
         invite_dialog::InviteDialog,
     },
     sip::{Header, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
@@ -31,8 +28,10 @@ use tracing::{debug, info};
 
 use super::{
     DialError, SipError, body,
+    calling::Replacement,
     config::{EarlyMedia, Srtp, TrunkConfig},
     dialplan::{self, Caller, DialRequest, Route},
+    early::{Answer, Early, Ended, Tell, watch},
     headers::{asserted, extra_headers},
     session::{CONTROLS, Ends, SIGNALS, Session},
     shared::Shared,
@@ -46,36 +45,6 @@ use crate::{
         sip::{Signal, SipLeg, latch::Peer, ports::PortPair},
     },
 };
-
-/// What the called side says before it answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provisional {
-    /// It rings, or is looked for.
-    Ringing {
-        /// SIP status, 180 to 199.
-        status: u16,
-    },
-    /// It sends sound already: see [`super::Endpoint::dial_early`].
-    EarlyMedia {
-        /// SIP status, 180 to 199.
-        status: u16,
-    },
-}
-
-impl Provisional {
-    /// SIP status, 180 to 199.
-    pub(super) fn status(self) -> u16 {
-        match self {
-            Provisional::Ringing { status } | Provisional::EarlyMedia { status } => status,
-        }
-    }
-}
-
-/// Who is told of provisional responses.
-pub(super) type Tell<'a> = &'a (dyn Fn(Provisional) + Send + Sync);
-
-/// Who is told of the descriptions in them.
-type Sound<'a> = dyn FnMut(&sdp::Description) + Send + 'a;
 
 /// How long a host may leave an INVITE without any response where there is another host to try: its seventh copy has
 /// left by then (RFC 3261 section 17.1.1.2), and a caller who waits hears nothing yet.
@@ -121,22 +90,17 @@ pub(super) async fn dial_early(
     let mut media =
         Media { port: ports.port, parts: Some((ports, (receiver, control))), signals, early, untaken: None };
     // Dropping this future, by the limit or because our caller lost interest, sends CANCEL.
-    let answered = timeout(limit, plan.try_hosts(&mut media, tell)).await.map_err(|_| DialError::NoAnswer)??;
-    let Answered { dialog, response, states, mut negotiator, early, peer } = answered;
+    let ended = timeout(limit, plan.try_hosts(&mut media, tell)).await.map_err(|_| DialError::NoAnswer)??;
+    let Answered { dialog, response, states, answer, peer } = match ended {
+        Outcome::Answered(answered) => *answered,
+        Outcome::Replaced(replacement) => return Ok(media.replaced(replacement)),
+    };
 
     if let Some(lease) = &lease {
         lease.answered();
     }
     let timer = SessionTimer::answered(&response, clock::now());
-    let agreed = match body::description(&response) {
-        Ok(Some(answer)) => negotiator.accept(&answer).map_err(|e| e.to_string()),
-        // The answer may have come in a reliable provisional response, and need not come again (RFC 3262 section 5).
-        Ok(None) => match early {
-            Some(answer) => negotiator.accept(&answer).map_err(|e| e.to_string()),
-            None => Err("200 without a description".to_owned()),
-        },
-        Err(refusal) => Err(refusal.reason),
-    };
+    let Answer { negotiator, agreed } = answer;
     let id = dialog.id();
     let peer = plan.peer(peer);
     let leg = agreed.and_then(|agreed| media.answered(shared, agreed, peer));
@@ -147,7 +111,7 @@ pub(super) async fn dial_early(
     }
     // Where there is no leg its end of the channels is gone, and the session begins by hanging up.
     let shared = shared.clone();
-    let party = plan.trunk.map_or(Party::Stranger, |(index, _)| Party::Trunk(index));
+    let party = plan.party();
     spawn(Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer });
     leg.map(|leg| (leg, id)).map_err(DialError::Answer)
 }
@@ -189,6 +153,16 @@ impl Media {
         Session::leg(shared, ports, agreed, peer, ends, None).map(Some).map_err(|error| error.to_string())
     }
 
+    /// Another call has taken the place of this one: its leg, or `None` where it goes on as the one that was taken before.
+    fn replaced(self, Replacement { leg, id, with }: Replacement) -> (Option<SipLeg>, DialogId) {
+        if self.parts.is_some() || self.untaken.is_some() {
+            return (Some(*leg), id);
+        }
+        // overflow: drops: a leg that leaves so many signals unread is stuck, and the new call ends with its own
+        self.signals.try_send(Signal::Moved(leg, with)).ok();
+        (None, id)
+    }
+
     fn changed(&self, shared: &Shared, agreed: Agreed, peer: Peer) -> Result<(), String> {
         let agreed = Box::new(shared.reachable(agreed, peer));
         // overflow: refused: a leg that leaves so many signals unread is stuck
@@ -217,14 +191,19 @@ struct Hop {
     address: Option<SipAddr>,
 }
 
+/// What came of a call.
+enum Outcome {
+    Answered(Box<Answered>),
+    /// Another call has taken its place.
+    Replaced(Replacement),
+}
+
 /// A call that somebody has answered.
 struct Answered {
     dialog: InviteDialog,
     response: Response,
     states: DialogStateReceiver,
-    negotiator: Negotiator,
-    /// The description of the last reliable provisional response.
-    early: Option<sdp::Description>,
+    answer: Answer,
     peer: IpAddr,
 }
 
@@ -258,12 +237,16 @@ impl<'a> Plan<'a> {
         Ok(Plan { shared, uri, trunk, user, caller, headers })
     }
 
+    fn party(&self) -> Party {
+        self.trunk.map_or(Party::Stranger, |(index, _)| Party::Trunk(index))
+    }
+
     fn peer(&self, signalling: IpAddr) -> Peer {
         Peer { signalling, trusted: self.trunk.is_some() }
     }
 
     /// Asks one host after the other until one of them takes the call.
-    async fn try_hosts(&self, media: &mut Media, tell: Tell<'_>) -> Result<Answered, DialError> {
+    async fn try_hosts(&self, media: &mut Media, tell: Tell<'_>) -> Result<Outcome, DialError> {
         let shared = self.shared;
         let order = self
             .trunk
@@ -303,10 +286,10 @@ impl<'a> Plan<'a> {
             let asked = self.invite(&hop, media, interval, patience, tell).await;
             let Hop { host, uri, address } = hop;
             match asked {
-                Ok(answered) => {
+                Ok(outcome) => {
                     tell_of(&host, None);
                     address.iter().for_each(|address| shared.trunks.routes.worked(address));
-                    return Ok(answered);
+                    return Ok(outcome);
                 }
                 Err(Failure::Call(error)) => {
                     tell_of(&host, None);
@@ -363,7 +346,7 @@ impl<'a> Plan<'a> {
         interval: Option<u64>,
         patience: Option<Duration>,
         tell: Tell<'_>,
-    ) -> Result<Answered, Failure> {
+    ) -> Result<Outcome, Failure> {
         let shared = self.shared;
         let trunk = self.trunk.map(|(_, trunk)| trunk);
         let known = address.as_ref().and_then(|address| address.get_socketaddr().ok()).map(|address| address.ip());
@@ -386,7 +369,7 @@ impl<'a> Plan<'a> {
         let user = trunk.and_then(|t| t.username.clone());
         let timer = interval.map(timer::wish_headers).unwrap_or_default();
         // Until the dialog is there.
-        let attempt = shared.calls.calling.begin();
+        let mut attempt = shared.calls.calling.begin(self.party());
         let option = InviteOption {
             call_id: Some(attempt.call_id().to_owned()),
             caller: self.caller.clone(),
@@ -401,28 +384,31 @@ impl<'a> Plan<'a> {
         };
         let (sender, mut states) = shared.dialogs.new_dialog_state_channel();
         info!(%to, "calling");
-        let mut heard = Heard::default();
         let policy = trunk.map(|trunk| trunk.early_media).unwrap_or_default();
-        let mut sound = |description: &sdp::Description| {
-            // A copy: what an answer settles is settled once.
-            let agreed = negotiator.clone().accept(description).ok().filter(|_| policy != EarlyMedia::Off);
-            if let Some(agreed) = agreed {
+        let signals = media.signals.clone();
+        let mut sound = |agreed: Agreed| {
+            if policy != EarlyMedia::Off {
                 media.sounds(shared, agreed, self.peer(peer), policy == EarlyMedia::Both);
             }
         };
-        let said = (tell, &mut sound as &mut Sound<'_>);
-        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut heard, patience, said);
+        let mut early = Early::new(negotiator, &mut attempt, signals, tell, &mut sound);
+        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut early, patience);
         let (dialog, response) = match invite.await {
-            None => return Err(Failure::Host { error: DialError::NoAnswer, out: true }),
-            Some(Err(error)) => {
+            Ended::Silent => return Err(Failure::Host { error: DialError::NoAnswer, out: true }),
+            // Dropping the INVITE has cancelled it.
+            Ended::Replaced(replacement) => return Ok(Outcome::Replaced(replacement)),
+            Ended::With(Err(error)) => {
                 let error = DialError::Sip(SipError::Stack(error.to_string()));
                 return Err(Failure::Host { error, out: true });
             }
-            Some(Ok((_, None))) => return Err(Failure::Host { error: DialError::NoAnswer, out: !heard.anything }),
-            Some(Ok((dialog, Some(response)))) => (dialog, response),
+            Ended::With(Ok((_, None))) => {
+                return Err(Failure::Host { error: DialError::NoAnswer, out: !early.anything });
+            }
+            Ended::With(Ok((dialog, Some(response)))) => (dialog, response),
         };
         if response.status_code.kind() == StatusCodeKind::Successful {
-            return Ok(Answered { dialog, response, states, negotiator, early: heard.answer, peer });
+            let answer = early.answered(&response);
+            return Ok(Outcome::Answered(Box::new(Answered { dialog, response, states, answer, peer })));
         }
         let status = response.status_code.code();
         let reason = response.reason_phrase().unwrap_or_else(|| response.status_code.text()).to_owned();
@@ -437,7 +423,7 @@ impl<'a> Plan<'a> {
                 None => Failure::Call(error),
             },
             // The stack's own, where nothing was heard; else the called side's word.
-            408 if !heard.anything => Failure::Host { error, out: true },
+            408 if !early.anything => Failure::Host { error, out: true },
             // RFC 3261 section 21.5.4: to be left alone. The others are about this call.
             503 => Failure::Host { error, out: true },
             500 | 502 | 504 => Failure::Host { error, out: false },
@@ -462,64 +448,6 @@ fn policy(shared: &Shared, trunk: Option<&TrunkConfig>) -> sdp::Policy {
         };
     }
     policy
-}
-
-/// What was heard before the end of an INVITE.
-#[derive(Default)]
-struct Heard {
-    /// Any response.
-    anything: bool,
-    /// The description of the last reliable provisional response.
-    answer: Option<sdp::Description>,
-}
-
-/// Waits for the end of an INVITE and tells of its provisional responses meanwhile. `None`: nothing was heard for
-/// `patience`. Takes what happens until the call is confirmed from the stream, and that; the session asks the dialog.
-async fn watch<T>(
-    invite: impl Future<Output = T>,
-    states: &mut DialogStateReceiver,
-    heard: &mut Heard,
-    patience: Option<Duration>,
-    (tell, sound): (Tell<'_>, &mut Sound<'_>),
-) -> Option<T> {
-    let mut invite = pin!(invite);
-    let mut take = |state: DialogState, heard: &mut Heard| {
-        heard.anything |= matches!(state, DialogState::Trying(_));
-        let DialogState::Early(_, response) = state else { return };
-        heard.anything = true;
-        let description = body::description(&response).ok().flatten();
-        let status = response.status_code.code();
-        tell(match description {
-            Some(_) => Provisional::EarlyMedia { status },
-            None => Provisional::Ringing { status },
-        });
-        if let Some(description) = &description {
-            sound(description);
-        }
-        if response.header_contains_token("Require", "100rel") && description.is_some() {
-            heard.answer = description;
-        }
-    };
-    let silent = patience.map(|patience| clock::now() + patience);
-    // What follows is the session's: a peer may hold in the moment of our ACK, and its request must not be lost here.
-    let mut confirmed = false;
-    loop {
-        tokio::select! {
-            biased;
-            ended = &mut invite => {
-                while !confirmed && let Ok(state) = states.try_recv() {
-                    confirmed = matches!(state, DialogState::Confirmed(..));
-                    take(state, heard);
-                }
-                return Some(ended);
-            }
-            Some(state) = states.recv(), if !confirmed => {
-                confirmed = matches!(state, DialogState::Confirmed(..));
-                take(state, heard);
-            }
-            () = timer::until(silent.filter(|_| !heard.anything)) => return None,
-        }
-    }
 }
 
 /// Apart, so that the type of `dial` does not depend on that of the session, which may dial itself.

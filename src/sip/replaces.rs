@@ -11,37 +11,70 @@ use rsipstack::{
     sip::{Header, Request, StatusCode},
 };
 
-use super::{incoming::IncomingCall, shared::Shared, up::Answered};
+use super::{
+    calling::{Replacement, Rings},
+    incoming::IncomingCall,
+    shared::Shared,
+    up::{Answered, Party},
+};
 use crate::media::sip::Signal;
 
 /// How long a leg may leave its signals unread.
 const UNREAD: Duration = Duration::from_secs(2);
 
-/// The call that `request` is to take the place of, if any.
+/// A call that another one may take the place of.
+pub(super) enum Replaced {
+    Answered(Answered),
+    /// One of ours that is not answered yet.
+    Rings(Rings),
+}
+
+impl Replaced {
+    /// Whether a call of `party` may do so. `users`: `[sip] users` hand calls to one another.
+    ///
+    /// # Errors
+    /// 403: it is not its call.
+    pub(super) fn allows(&self, party: &Party, users: bool) -> Result<(), StatusCode> {
+        match self {
+            Replaced::Answered(answered) => answered.allows(party, users),
+            Replaced::Rings(rings) => rings.allows(party, users),
+        }
+    }
+}
+
+/// The call that `request` is to take the place of, if any: one that is answered, or one of ours that rings (RFC 3891
+/// section 3: a telephone that picks up what rings elsewhere).
 ///
 /// # Errors
-/// 400: it is named in no way that can be read, or several are. 481: there is none, or it is not answered. 486: it is, and
+/// 400: it is named in no way that can be read, or several are. 481: there is none, or it rings here. 486: it is answered, and
 /// only one that is not was meant. 603: it is over.
-pub(super) fn named(shared: &Shared, request: &Request) -> Result<Option<Answered>, StatusCode> {
+pub(super) fn named(shared: &Shared, request: &Request) -> Result<Option<Replaced>, StatusCode> {
     let mut values = request.headers.iter().filter(|header| is_replaces(header)).map(Header::value);
     let Some(value) = values.next() else { return Ok(None) };
     let (id, early_only) = read(value).filter(|_| values.next().is_none()).ok_or(StatusCode::BadRequest)?;
     match shared.calls.up.get(&id) {
         Some(_) if early_only => Err(StatusCode::BusyHere),
-        Some(answered) => Ok(Some(answered)),
-        None => Err(match shared.dialogs.get_dialog(&id) {
-            Some(dialog) if dialog.state().is_terminated() => StatusCode::Decline,
-            _ => StatusCode::CallTransactionDoesNotExist,
-        }),
+        Some(answered) => Ok(Some(Replaced::Answered(answered))),
+        None => match shared.calls.calling.rings(&id) {
+            Some(rings) => Ok(Some(Replaced::Rings(rings))),
+            None => Err(match shared.dialogs.get_dialog(&id) {
+                Some(dialog) if dialog.state().is_terminated() => StatusCode::Decline,
+                _ => StatusCode::CallTransactionDoesNotExist,
+            }),
+        },
     }
 }
 
-/// Answers `call` and has the agent of the `replaced` one go over to it.
-pub(super) async fn take(replaced: Answered, call: IncomingCall) {
+/// Answers `call`, whose dialog is `id`, and has the agent of the `replaced` one go over to it.
+pub(super) async fn take(replaced: Replaced, call: IncomingCall, id: DialogId) {
     // Where it fails, the other side has been told, and nothing has changed.
     let from = call.from.clone();
     let Ok(leg) = call.accept().await else { return };
-    if let Some(signals) = replaced.signals() {
+    let answered = match replaced {
+        Replaced::Answered(answered) => answered,
+        Replaced::Rings(rings) => return rings.replace(Replacement { leg: Box::new(leg), id, with: from }).await,
+    };
+    if let Some(signals) = answered.signals() {
         // overflow: awaited, for a while: a leg that leaves its signals unread is stuck or gone. What is not taken is dropped,
         // and its session hangs up.
         signals.send_timeout(Signal::Moved(Box::new(leg), from), UNREAD).await.ok();

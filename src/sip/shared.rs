@@ -95,6 +95,8 @@ pub(super) struct Calls {
     pub(super) calling: Calling,
     /// Those that are answered.
     pub(super) up: Up,
+    /// Those that ring here.
+    pub(super) ringing: Up,
 }
 
 /// What runs, and how it ends.

@@ -1,4 +1,4 @@
-//! The calls that are answered: whose each is, and the way to its leg for a call that takes its place.
+//! Calls by their dialogs, those that are answered and those that ring here: whose each is, and the way to its leg for a call that takes its place.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub(super) enum Party {
 
 impl Party {
     /// Whether a call of `self` may take the place of one of `other`. `users`: `[sip] users` hand calls to one another.
-    fn may_replace(&self, other: &Party, users: bool) -> bool {
+    pub(super) fn may_replace(&self, other: &Party, users: bool) -> bool {
         match (self, other) {
             (Party::Stranger, _) | (_, Party::Stranger) => false,
             (Party::Account(_), Party::Account(_)) if users => true,

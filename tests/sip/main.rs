@@ -2,6 +2,7 @@
 //! another endpoint of ours, and against sipp, baresip and Kamailio.
 
 mod baresip;
+mod early;
 mod flood;
 mod half_open;
 mod kamailio;
