@@ -1,5 +1,6 @@
-//! A call from baresip, a telephone program that shares no code with us: its tone is heard here, and it hears its
-//! tone back. Without it the test is skipped, and counted; continuous integration has it.
+//! Calls from baresip, a telephone program that shares no code with us: its tone is heard here, and it hears its
+//! tone back; it sends keys, holds, is held and is sent elsewhere. Without it the tests are skipped, and counted; continuous
+//! integration has it. Debian's release knows no Replaces: what an attended transfer needs of the other side is in `wire.rs`.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,10 +8,17 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{LIMIT, limited, loopback, start, within};
-use antiphon::media::leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket};
+use crate::support::{LIMIT, event, hold, limited, loopback, start, transfer, within};
+use antiphon::{
+    media::leg::{Codec, LegEnd, LegEvent, MediaLeg, OutPacket},
+    sip::{CodecName, SipConfig},
+};
 use antiphon_loadgen::{codec, wav};
-use tokio::process::Command;
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    process::{Child, Command},
+};
 
 /// Sends a tone from a file, keeps what it decodes in another; needs no sound card and no network but loopback.
 const CONFIG: &str = "
@@ -82,10 +90,8 @@ struct Keys {
 
 const PLAIN: Keys = Keys { module: "", account: "", mux: false, encrypted: false };
 
-async fn call(codec: Codec, keys: Keys) {
-    let (endpoint, mut calls) = start(loopback()).await;
-    let port = endpoint.local_udp().expect("bound").port();
-    let folder = tempfile::tempdir().expect("a folder");
+/// Starts it in `folder`, with a tone of the codec as its microphone; it calls `dial`.
+fn telephone(folder: &Path, codec: Codec, keys: Keys, more: &str, dial: &str) -> Child {
     let module = match codec {
         Codec::Opus => "opus",
         Codec::G722 => "g722",
@@ -96,21 +102,30 @@ async fn call(codec: Codec, keys: Keys) {
         config.push_str(&format!("module {}.so\n", keys.module));
     }
     config.push_str(if keys.mux { "rtcp_mux yes\n" } else { "rtcp_mux no\n" });
-    std::fs::write(folder.path().join("config"), config).expect("writes");
+    config.push_str(more);
+    std::fs::write(folder.join("config"), config).expect("writes");
     let account = format!("<sip:telephone@127.0.0.1>;regint=0{}\n", keys.account);
-    std::fs::write(folder.path().join("accounts"), account).expect("writes");
-    std::fs::write(folder.path().join("contacts"), "").expect("writes");
-    tone(&folder.path().join("tone.wav"), codec);
-    let dial = format!("/dial sip:demo@127.0.0.1:{port}");
-    let mut telephone = Command::new("baresip")
-        .current_dir(folder.path())
-        .args(["-f", ".", "-t", "12", "-e", &dial])
+    std::fs::write(folder.join("accounts"), account).expect("writes");
+    std::fs::write(folder.join("contacts"), "").expect("writes");
+    tone(&folder.join("tone.wav"), codec);
+    Command::new("baresip")
+        .current_dir(folder)
+        .args(["-f", ".", "-t", "60", "-e", &format!("/dial {dial}")])
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()
-        .expect("baresip runs");
+        .expect("baresip runs")
+}
+
+async fn call(codec: Codec, keys: Keys) {
+    // It offers both laws, the other one first.
+    let codecs = if codec == Codec::Pcma { vec![CodecName::Pcma] } else { loopback().codecs };
+    let (endpoint, mut calls) = start(SipConfig { codecs, ..loopback() }).await;
+    let port = endpoint.local_udp().expect("bound").port();
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut telephone = telephone(folder.path(), codec, keys, "", &format!("sip:demo@127.0.0.1:{port}"));
 
     let incoming = limited(calls.recv()).await.expect("a call");
     incoming.ringing();
@@ -181,7 +196,7 @@ async fn baresip_calls_and_is_heard_in_every_codec() {
     if !antiphon_skip::has_program("baresip", "baresip-core") {
         return;
     }
-    for codec in [Codec::Pcmu, Codec::G722, Codec::Opus] {
+    for codec in [Codec::Pcmu, Codec::Pcma, Codec::G722, Codec::Opus] {
         call(codec, PLAIN).await;
     }
 }
@@ -199,4 +214,69 @@ async fn baresip_calls_and_is_heard_with_keys_of_either_kind() {
     ] {
         call(Codec::Pcmu, keys).await;
     }
+}
+
+/// Tells a running baresip what to do (its module `ctrl_tcp`: JSON in netstrings).
+async fn tell(control: &mut TcpStream, command: &str, parameter: &str) {
+    let text = serde_json::json!({ "command": command, "params": parameter }).to_string();
+    control.write_all(format!("{}:{text},", text.len()).as_bytes()).await.expect("it listens");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn baresip_sends_keys_holds_is_held_and_is_sent_elsewhere() {
+    if !antiphon_skip::has_program("baresip", "baresip-core") {
+        return;
+    }
+    let (endpoint, mut calls) = start(loopback()).await;
+    let (expert, mut asked) = start(loopback()).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let control = format!("module_app ctrl_tcp.so\nctrl_tcp_listen {free}\n");
+    let to = format!("sip:demo@{}", endpoint.local_udp().expect("bound"));
+    let mut telephone = telephone(folder.path(), Codec::Pcmu, PLAIN, &control, &to);
+    let mut leg = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+    leg.attach().await.expect("attaches");
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    let mut control = limited(async {
+        loop {
+            match TcpStream::connect(free).await {
+                Ok(stream) => return stream,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    })
+    .await;
+
+    // RFC 4733: the event's number is the first byte of its packets.
+    let (keys, _) = leg.format().telephone_event.expect("it knows them");
+    for (key, number) in [("5", 5), ("#", 11)] {
+        tell(&mut control, "sndcode", key).await;
+        event(
+            &mut leg,
+            |e| matches!(e, LegEvent::Rtp(packet) if packet.payload_type == keys && packet.payload[0] == number),
+        )
+        .await;
+    }
+
+    for (command, held) in [("hold", true), ("resume", false)] {
+        tell(&mut control, command, "").await;
+        assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Held(_))).await, LegEvent::Held(held));
+    }
+    hold(&mut leg, true).await.expect("it lets itself be held");
+    hold(&mut leg, false).await.expect("and resumed");
+
+    // It calls whom it is sent to, and tells us how that went.
+    let target = format!("sip:expert@{}", expert.local_udp().expect("bound"));
+    transfer(&mut leg, &target, false).await.expect("it takes the transfer on");
+    let mut there = limited(limited(asked.recv()).await.expect("a call").accept()).await.expect("accepted");
+    there.attach().await.expect("attaches");
+    event(&mut there, |e| *e == LegEvent::Connected).await;
+    event(&mut there, |e| matches!(e, LegEvent::Rtp(_))).await;
+    let ended = event(&mut leg, |e| matches!(e, LegEvent::TransferEnded(_))).await;
+    assert_eq!(ended, LegEvent::TransferEnded(Ok(())));
+    event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await;
+    there.hang_up().await;
+    within("every call to be forgotten", || endpoint.calls() + expert.calls() == 0).await;
+    telephone.start_kill().ok();
+    tokio::time::timeout(Duration::from_secs(5), telephone.wait()).await.ok();
 }

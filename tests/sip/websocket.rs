@@ -27,7 +27,11 @@ fn open() -> SipConfig {
     SipConfig { ws: Some(([127, 0, 0, 1], 0).into()), ..loopback() }
 }
 
-async fn connect<S>(stream: S, url: &str, headers: &[(&'static str, &str)]) -> Result<WebSocketStream<S>, u16>
+pub(crate) async fn connect<S>(
+    stream: S,
+    url: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<WebSocketStream<S>, u16>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -46,7 +50,7 @@ where
 }
 
 /// The next SIP message whose first line contains `wanted`.
-async fn expect<S>(socket: &mut WebSocketStream<S>, wanted: &str) -> String
+pub(crate) async fn expect<S>(socket: &mut WebSocketStream<S>, wanted: &str) -> String
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -60,7 +64,7 @@ where
 
 /// A request of a browser: what it says of its address leads nowhere. There is no Content-Length, as the message ends
 /// with its frame.
-fn request(method: &str, uri: &str, tag: &str, headers: &str, body: &str) -> Message {
+pub(crate) fn request(method: &str, uri: &str, tag: &str, headers: &str, body: &str) -> Message {
     let number = if method == "BYE" { 2 } else { 1 };
     Message::text(format!(
         "{method} {uri} SIP/2.0\r\nVia: SIP/2.0/WS df7jal23ls0d.invalid;branch=z9hG4bK{method}\r\nMax-Forwards: 70\r\n\
@@ -102,7 +106,7 @@ where
     within("the call to be forgotten", || endpoint.calls() == 0).await;
 }
 
-fn header(message: &str, name: &str) -> String {
+pub(crate) fn header(message: &str, name: &str) -> String {
     let line = message.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("{name} in {message}")).trim_start_matches(':').trim().to_owned()
 }
@@ -125,7 +129,7 @@ where
 }
 
 /// Answers the BYE that comes.
-async fn ends<S>(socket: &mut WebSocketStream<S>)
+pub(crate) async fn ends<S>(socket: &mut WebSocketStream<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
