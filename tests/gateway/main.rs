@@ -42,6 +42,7 @@ mod program;
 #[path = "../sip/support/raw.rs"]
 mod raw;
 mod ringing;
+mod setups;
 mod signals;
 mod soak;
 mod speech;

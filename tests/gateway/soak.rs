@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(600);
 /// What a call may cost for ever, in the second half of a long run: noise of the allocator.
 const BYTES_A_CALL: u64 = 2_000;
 
-fn setting(name: &str, default: u64) -> u64 {
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var_os(name).and_then(|value| value.to_str()?.parse().ok()).unwrap_or(default)
 }
 
@@ -53,14 +53,14 @@ impl Rng {
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    rss: u64,
-    descriptors: usize,
-    threads: u64,
+pub(crate) struct Held {
+    pub(crate) rss: u64,
+    pub(crate) descriptors: usize,
+    pub(crate) threads: u64,
 }
 
 impl Held {
-    fn of(process: u32) -> Held {
+    pub(crate) fn of(process: u32) -> Held {
         let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
         let number = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of it");
