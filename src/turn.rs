@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 /// What is spoken one after the other: a call, a streamed request, one lane of a batch job.
 ///
@@ -142,6 +143,8 @@ struct Told {
     begins: Mutex<Vec<NotBefore>>,
     /// Somebody will ask later, however little the utterance hurries.
     kept: AtomicBool,
+    /// Those who wait for `ends`.
+    changed: Notify,
 }
 
 /// The end of a word.
@@ -178,18 +181,41 @@ impl WordTimes {
 
     /// What was told by [`Self::begin`].
     pub fn begins(&self) -> Vec<NotBefore> {
-        self.0.begins.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.begins_after(0)
+    }
+
+    /// What was told by [`Self::begin`], without the first `known`.
+    pub fn begins_after(&self, known: usize) -> Vec<NotBefore> {
+        let begins = self.0.begins.lock().unwrap_or_else(PoisonError::into_inner);
+        begins.get(known..).unwrap_or_default().to_vec()
     }
 
     /// Tells the ends of all words, in order. What was told before stays.
     pub fn tell(&self, ends: Vec<WordEnd>) {
         // Refused where they are known already: an utterance that is spoken anew says the same.
         let _ = self.0.ends.set(ends);
+        self.0.changed.notify_waiters();
+    }
+
+    /// Waits until the ends of all words are known. Cancel safe.
+    pub async fn told(&self) {
+        loop {
+            let changed = self.0.changed.notified();
+            if self.known().is_some() {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Whether anybody but the voice holds it.
     pub fn is_wanted(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
+        self.holders() > 1
+    }
+
+    /// How many hold it.
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.0)
     }
 
     /// The utterance is kept, to be heard later: its words are wanted although nobody listens now.

@@ -164,11 +164,18 @@ pub(super) struct Sound {
 
 /// Speaks what another device has left unfinished.
 pub(super) trait Respeak: Send + Sync {
-    /// Has a device that sounds like this speak `utterance` from its beginning; `None`: any that has its voice.
+    /// Has a device that sounds like this speak `utterance` from its beginning; `None`: any that has its voice. `text` is asked
+    /// once one does: what was written behind the first piece, and whether each is the last; nothing may be written meanwhile.
     ///
     /// # Errors
     /// None can.
-    fn respeak(&self, like: Option<Sound>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused>;
+    fn respeak(
+        &self,
+        like: Option<Sound>,
+        utterance: Utterance,
+        text: &dyn Fn() -> Vec<(String, bool)>,
+        sink: SpeechSink,
+    ) -> Result<(), Refused>;
 }
 
 impl Engine {
@@ -282,15 +289,12 @@ impl Engine {
     /// ([`VoiceInfo::starts_after`]); `None`: on some device that has it, it speaks whole texts only.
     pub fn starts_after(&self, voice: Option<&str>) -> Option<u32> {
         let devices = self.inner.devices();
-        let of = |device: &Device| {
-            let voices = device.voices();
-            let named = |known: &&VoiceInfo| voice.is_none_or(|voice| known.name == voice);
-            voices.iter().find(named).and_then(|known| known.starts_after)
-        };
         let content = self.inner.content(voice);
         let serving =
             devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        serving.map(of).reduce(|all, one| Some(all?.max(one?))).flatten()
+        // What a worker will say of a voice that it has not been sent yet the others say.
+        let told = serving.filter_map(|device| device.starts_after(voice, content.as_deref()));
+        told.reduce(|all, one| Some(all?.max(one?))).flatten()
     }
 
     /// Whether `voice` says phonemes that a text gives; others say the words that are written. While no device is ready:
@@ -306,8 +310,10 @@ impl Engine {
     /// Goes on with the text of a streamed utterance that was taken; behind the `last` piece none follows. A piece ends
     /// where a word does. One that is over is ignored.
     pub fn append(&self, stream: StreamId, utterance: UtteranceId, text: &str, last: bool) {
-        let placement = lock(&self.inner.placements).get(&stream).copied();
-        if let Some(device) = placement.and_then(|placement| self.inner.devices().get(&placement.device).cloned()) {
+        let devices = self.inner.devices();
+        // Held until it is taken: an utterance that moves to another device takes all of its text there, or none of this.
+        let placements = lock(&self.inner.placements);
+        if let Some(device) = placements.get(&stream).and_then(|placement| devices.get(&placement.device)) {
             device.append(utterance, text, last);
         }
     }
@@ -478,7 +484,7 @@ impl Inner {
     fn speak_anew(&self, utterance: &Utterance, sink: &SpeechSink) -> Result<(), Refused> {
         let (devices, content) = (self.devices(), self.content(utterance.voice.as_deref()));
         let content = content.as_deref();
-        self.submit(&devices, utterance, content, sink, true, |last| preferred(&devices, utterance, content, last))
+        self.submit(&devices, utterance, content, sink, None, |last| preferred(&devices, utterance, content, last))
     }
 
     /// Where phrases are kept, and the key of `utterance` on the device that would speak it.
@@ -497,14 +503,14 @@ impl Inner {
     }
 
     /// Has one of `devices` speak `utterance`, whose voice is `content`; which to try in turn `order` says by where its stream
-    /// spoke last. `keeps`: what is spoken may be kept.
+    /// spoke last. `again`: another device has begun it, what is spoken is not kept, and this was written on meanwhile.
     fn submit(
         &self,
         devices: &Devices,
         utterance: &Utterance,
         content: Option<&str>,
         sink: &SpeechSink,
-        keeps: bool,
+        again: Option<&dyn Fn() -> Vec<(String, bool)>>,
         order: impl FnOnce(Option<usize>) -> Vec<usize>,
     ) -> Result<(), Refused> {
         let mut placements = lock(&self.placements);
@@ -521,10 +527,13 @@ impl Inner {
             if unpaced && !device.knows(stream) {
                 device.note(clock::now(), stream, StreamNote::Unpaced);
             }
-            let recorder = if keeps { self.recorder(device, utterance) } else { None };
+            let recorder = if again.is_none() { self.recorder(device, utterance) } else { None };
             match device.submit(utterance, content, sink, recorder) {
                 Ok(()) => {
                     placements.insert(stream, Placement { device: number, unpaced });
+                    for (text, last) in again.map(|text| text()).unwrap_or_default() {
+                        device.append(utterance.id, &text, last);
+                    }
                     return Ok(());
                 }
                 Err(error) => refused = error,
@@ -541,19 +550,31 @@ impl Inner {
 }
 
 impl Respeak for Inner {
-    fn respeak(&self, like: Option<Sound>, utterance: Utterance, sink: SpeechSink) -> Result<(), Refused> {
+    fn respeak(
+        &self,
+        like: Option<Sound>,
+        utterance: Utterance,
+        text: &dyn Fn() -> Vec<(String, bool)>,
+        sink: SpeechSink,
+    ) -> Result<(), Refused> {
         let (devices, content) = (self.devices(), self.content(utterance.voice.as_deref()));
-        let content = content.as_deref();
+        let (content, voice) = (content.as_deref(), utterance.voice.as_deref());
+        // What it was given in pieces goes on in pieces.
+        let streams = |device: &Device| {
+            !utterance.streamed || device.starts_after(voice, content).is_none_or(|after| after.is_some())
+        };
         let like = |device: &Device| match &like {
             Some(Sound { kind, model }) => {
                 // Of another model the beginning would be as long as it likes, and the join would repeat or lose words.
                 let other = matches!((model, device.model()), (Some(model), Some(its)) if *model != its);
-                device.kind() == Some(*kind) && !other && has_voice(device, utterance.voice.as_deref(), content)
+                device.kind() == Some(*kind) && !other && has_voice(device, voice, content) && streams(device)
             }
-            None => serves(&devices, device, utterance.voice.as_deref(), content),
+            None => serves(&devices, device, voice, content) && streams(device),
         };
         // Its sink has a part of it already: what comes is not the whole.
-        self.submit(&devices, &utterance, content, &sink, false, |_| suitable(&devices, utterance.class, None, like))
+        self.submit(&devices, &utterance, content, &sink, Some(text), |_| {
+            suitable(&devices, utterance.class, None, like)
+        })
     }
 }
 

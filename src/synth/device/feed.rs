@@ -50,6 +50,12 @@ impl Feed {
         (self.given, self.told) = (0, false);
     }
 
+    /// All of it behind the first piece, and whether each is the last.
+    pub(super) fn behind_first(mut self) -> Vec<(String, bool)> {
+        (self.given, self.told) = (1, false);
+        self.take()
+    }
+
     /// Characters so far.
     pub(super) fn chars(&self) -> usize {
         self.pieces.iter().map(|piece| piece.chars().count()).sum()
@@ -73,5 +79,6 @@ mod tests {
         feed.rewind();
         assert_eq!(feed.take(), own(&[("one ", false), ("two ", false), ("three", true)]));
         assert_eq!(feed.chars(), 13);
+        assert_eq!(feed.behind_first(), own(&[("two ", false), ("three", true)]));
     }
 }

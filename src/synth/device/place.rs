@@ -80,8 +80,25 @@ impl Device {
     pub(super) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
         match self {
             Device::Local(local) => local.shared.append(utterance, text, last),
-            // Its voices say that they speak whole texts, so that it was given none.
-            Device::Worker(_) => {}
+            Device::Worker(link) => link.append(utterance, text, last),
+        }
+    }
+
+    /// Text ids after which a text sounds in this voice that is still being written ([`VoiceInfo::starts_after`]). The outer
+    /// `None`: it can be sent the voice, and has not told yet.
+    pub(super) fn starts_after(&self, voice: Option<&str>, content: Option<&str>) -> Option<Option<u32>> {
+        match self {
+            Device::Local(local) => {
+                let state = local.shared.state();
+                let voices = &state.voices;
+                let has = |name: &str| voices.iter().find(|known| known.name == name);
+                let known = match voice {
+                    Some(voice) => has(voice).or_else(|| has(content?)),
+                    None => voices.first(),
+                };
+                Some(known.and_then(|known| known.starts_after))
+            }
+            Device::Worker(link) => link.starts_after(voice, content),
         }
     }
 

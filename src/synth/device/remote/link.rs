@@ -2,7 +2,7 @@
 
 mod talk;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -14,9 +14,10 @@ use super::wire::{self, STATUS, Status};
 use crate::clock;
 use crate::sched::{EngineLimits, Load, Refused, RefusedReason, StreamNote};
 use crate::secret::Secret;
+use crate::synth::device::feed::Feed;
 use crate::synth::device::{DeviceStatus, Meter, Phase, Respeak, Spent};
 use crate::synth::{Caps, Memory, VoiceInfo};
-use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd};
+use crate::turn::{Class, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes};
 use crate::voice::copies::{Library, is_content};
 
 /// Orders that may wait for the connection; where there are more, it is not keeping up and is made anew.
@@ -25,6 +26,8 @@ const ORDERS: usize = 4_096;
 const SWEEP: Duration = Duration::from_millis(20);
 /// Pauses between attempts to connect: the first and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
+/// How long behind its end it is waited for when the words of an utterance sound.
+const WORDS: Duration = Duration::from_secs(30);
 
 /// A worker as `[engine] workers` names it.
 #[derive(Clone)]
@@ -56,9 +59,12 @@ struct State {
     /// As it told last; kept when it is lost, for the join.
     model: Option<String>,
     voices: Vec<VoiceInfo>,
-    /// Voices that it has as copies, by what they are.
-    copies: HashSet<String>,
+    /// Voices that it has as copies, by what they are, and after how much of a text each starts.
+    copies: HashMap<String, Option<u32>>,
     status: Status,
+    /// Texts that are still being written, all of what there is, and those of them that the worker has not all of.
+    texts: HashMap<UtteranceId, Feed>,
+    written: Vec<UtteranceId>,
     /// Utterances of each stream that are not over.
     working: HashMap<StreamId, u32>,
     /// Live ones handed over since the worker last told its load.
@@ -78,13 +84,24 @@ impl State {
 }
 
 enum Order {
-    /// What its voice is, where that is one of this machine's files.
-    Submit(Box<Utterance>, Option<String>, SpeechSink),
+    Submit(Box<Handed>),
+    /// There is more of some text.
+    Written,
     Note(StreamId, StreamNote),
     Refresh(oneshot::Sender<()>),
     /// Pieces of an utterance were handed on.
     Taken(u64, usize),
     Stop,
+}
+
+/// An utterance that was accepted.
+struct Handed {
+    utterance: Utterance,
+    /// What its voice is, where that is one of this machine's files.
+    content: Option<String>,
+    sink: SpeechSink,
+    /// Somebody wants to know when its words sound.
+    words: bool,
 }
 
 /// An utterance that the worker speaks.
@@ -97,6 +114,15 @@ struct Open {
     given: usize,
     accepted: Instant,
     cancelled: bool,
+    /// The worker was asked when its words sound.
+    words: bool,
+}
+
+/// An utterance that is over, and the words of which somebody may still ask for.
+struct Late {
+    text: String,
+    words: WordTimes,
+    until: Instant,
 }
 
 impl Link {
@@ -112,8 +138,10 @@ impl Link {
             caps: None,
             model: None,
             voices: Vec::new(),
-            copies: HashSet::new(),
+            copies: HashMap::new(),
             status: Status::default(),
+            texts: HashMap::new(),
+            written: Vec::new(),
             working: HashMap::new(),
             since: 0,
             produced: 0,
@@ -156,17 +184,58 @@ impl Link {
         if let Some(refusal) = state.status.refusal.as_ref().filter(|_| new && utterance.class == Class::Live) {
             return Err(refusal.into());
         }
+        // As voices in process look at it.
+        let words = utterance.words.is_kept() || (utterance.class == Class::Live && utterance.words.is_wanted());
+        let (content, sink) = (content.map(str::to_owned), sink.clone());
+        let handed = Box::new(Handed { utterance: utterance.clone(), content, sink, words });
         // overflow: refused
-        if self
-            .orders
-            .try_send(Order::Submit(Box::new(utterance.clone()), content.map(str::to_owned), sink.clone()))
-            .is_err()
-        {
+        if self.orders.try_send(Order::Submit(handed)).is_err() {
             return refused(RefusedReason::Full);
+        }
+        if utterance.streamed {
+            let mut text = Feed::new(utterance.text.clone());
+            // It goes with the utterance.
+            text.take();
+            state.texts.insert(utterance.id, text);
         }
         *state.working.entry(utterance.stream).or_default() += 1;
         state.since += u32::from(utterance.class == Class::Live);
         Ok(())
+    }
+
+    /// Goes on with the text of a streamed utterance; one that is over takes none.
+    pub(in crate::synth) fn append(&self, utterance: UtteranceId, text: &str, last: bool) {
+        let mut state = self.state();
+        // Bounded by who writes, as in process.
+        if !state.texts.get_mut(&utterance).is_some_and(|feed| feed.push(text, last)) {
+            return;
+        }
+        if !state.written.contains(&utterance) {
+            state.written.push(utterance);
+        }
+        drop(state);
+        // overflow: drops; the text is kept, and looked for at the next sweep
+        let _ = self.orders.try_send(Order::Written);
+    }
+
+    /// Ends the text of an utterance that goes to another device: what is written behind the first piece.
+    fn take_text(&self, utterance: UtteranceId) -> Vec<(String, bool)> {
+        let mut state = self.state();
+        state.written.retain(|written| *written != utterance);
+        state.texts.remove(&utterance).map(Feed::behind_first).unwrap_or_default()
+    }
+
+    /// Text ids after which a text sounds in this voice that is still being written ([`VoiceInfo::starts_after`]); `content` is
+    /// what the voice is, where the worker takes voices. The outer `None`: it was not sent the voice yet.
+    pub(in crate::synth) fn starts_after(&self, voice: Option<&str>, content: Option<&str>) -> Option<Option<u32>> {
+        let state = self.state();
+        match content.filter(|_| state.status.copies) {
+            Some(content) => state.copies.get(content).copied(),
+            None => {
+                let named = |known: &&VoiceInfo| voice.is_none_or(|voice| known.name == voice);
+                Some(state.voices.iter().find(named).and_then(|known| known.starts_after))
+            }
+        }
     }
 
     pub(in crate::synth) fn has_room(&self) -> Result<(), Refused> {
@@ -201,7 +270,7 @@ impl Link {
 
     /// Whether it has told that it has a copy of this voice.
     pub(in crate::synth) fn has_copy(&self, content: &str) -> bool {
-        self.state().copies.contains(content)
+        self.state().copies.contains_key(content)
     }
 
     /// Whether it speaks with voices that are sent to it.
@@ -260,6 +329,7 @@ impl Link {
         state.voices.clear();
         state.copies.clear();
         state.working.clear();
+        state.written.clear();
         state.status = Status::default();
         drop(state);
         self.up(false);
@@ -273,14 +343,13 @@ impl Link {
         let mut state = self.state();
         state.since = 0;
         if let Some(voices) = &status.voices {
-            // Texts go to a worker whole: what is written on would pause for the network at each word.
             let voice = |voice: &wire::Voice| VoiceInfo {
                 name: voice.name.clone(),
                 languages: voice.languages.clone(),
-                starts_after: None,
+                starts_after: voice.starts_after,
             };
             let (copies, named): (Vec<_>, Vec<_>) = voices.iter().partition(|voice| is_content(&voice.name));
-            state.copies = copies.into_iter().map(|voice| voice.name.clone()).collect();
+            state.copies = copies.into_iter().map(|voice| (voice.name.clone(), voice.starts_after)).collect();
             state.voices = named.into_iter().map(voice).collect();
         }
         let kind = status.engine.as_deref().and_then(known);
@@ -307,7 +376,7 @@ impl Link {
     /// An utterance is over.
     fn over(&self, open: &Open, how: &UtteranceEnd) {
         let utterance = &open.utterance;
-        {
+        let text = {
             let mut state = self.state();
             if let Some(count) = state.working.get_mut(&utterance.stream) {
                 *count -= 1;
@@ -316,13 +385,16 @@ impl Link {
                 }
             }
             state.produced += open.given as u64;
-        }
+            state.written.retain(|written| *written != utterance.id);
+            state.texts.remove(&utterance.id)
+        };
         let (class, outcome) = (utterance.class.label(), how.label());
         metrics::counter!("voice_requests_total", "class" => class, "outcome" => outcome).increment(1);
         let took = clock::now().saturating_duration_since(open.accepted);
         metrics::histogram!("voice_request_duration_seconds", "class" => class).record(took);
         let audio = crate::audio::duration_of(open.given as u64);
-        self.meter.add(&utterance.tenant, utterance.class, utterance.text.chars().count(), audio);
+        let chars = text.as_ref().map_or_else(|| utterance.text.chars().count(), Feed::chars);
+        self.meter.add(&utterance.tenant, utterance.class, chars, audio);
     }
 }
 

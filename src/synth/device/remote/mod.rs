@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! gateway: Engine -> Link ==TCP, mutual TLS==> worker: Session -> Engine -> devices
-//!          text, deadlines, cancels -->            <-- audio, load, ends
+//!          text, deadlines, cancels -->            <-- audio, words, load, ends
 //! ```
 //!
 //! # Why
@@ -18,6 +18,9 @@
 //!   worker told last ([`wire::STATUS`]) and passes a later refusal on as the utterance's end.
 //! - **Credit instead of a queue**: a worker sends at most [`wire::CREDIT`] pieces of an utterance that the gateway has
 //!   not handed on, so that a slow reader of a file delays that file and nobody's call.
+//! - **Text crosses as it is written, and words come back**: pieces of a text that somebody still writes are sent to voices that
+//!   take them so, one by one, for the same pieces make the same audio; when words sound is told before the audio that they
+//!   are in, and behind the end by voices that find them later.
 //! - **A lost worker costs no word**: what it had not finished is spoken again by a device of the same kind, with the same
 //!   seed, and what was delivered before is left out; equal text, voice and seed make equal audio. Where there is none,
 //!   the utterance fails, and the call does what it does for a failed device.

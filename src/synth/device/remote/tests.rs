@@ -1,6 +1,7 @@
 //! A gateway's engine and its workers over real sockets.
 
 mod voices;
+mod written;
 
 use std::time::Duration;
 

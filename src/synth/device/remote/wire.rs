@@ -7,6 +7,7 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -14,7 +15,8 @@ use crate::sched::{Load, Refused, RefusedReason};
 use crate::turn::{Class, Markup, UtteranceEnd};
 use crate::voice::copies::is_content;
 
-/// Both sides must speak the same; raised with every change that the other side would misread.
+/// Both sides must speak the same; raised with every change that the other side would misread. A field that may be missing, or
+/// a frame that only a side gets which asked for it, is no such change: machines of two releases work together.
 pub(super) const VERSION: u32 = 2;
 /// How often a worker tells how it is.
 pub(super) const STATUS: Duration = Duration::from_millis(100);
@@ -27,6 +29,8 @@ pub(super) const CREDIT: usize = 64;
 const MAX_FRAME: usize = 8 << 20;
 /// The same before the other side has said who it is: a thousand of strangers fill no memory.
 const MAX_GREETING: usize = 4 << 10;
+/// Room for what the next read brings: a TLS record and some.
+const READ: usize = 32 << 10;
 const JSON: u8 = 0;
 const AUDIO: u8 = 1;
 const VOICE: u8 = 2;
@@ -45,6 +49,9 @@ pub(super) enum ToWorker {
     },
     /// Something to speak.
     Submit(Box<Submission>),
+    /// The next piece of the text of one whose text is still being written; behind the `last` none follows. Only of voices
+    /// that the worker told to start after some of their text.
+    Append { id: u64, text: String, last: bool },
     /// It is not wanted any more.
     Cancel { id: u64 },
     /// Pieces of its audio were handed on.
@@ -75,10 +82,16 @@ pub(super) struct Submission {
     pub(super) seed: u64,
     pub(super) speed: f32,
     pub(super) markup: Markup,
-    /// Phonemes that are given. When words sound is not told back: the voices of workers do not know.
+    /// Phonemes that are given.
     #[serde(default)]
     pub(super) sounds: Vec<(std::ops::Range<usize>, String)>,
     pub(super) tenant: String,
+    /// The text is still being written: `text` is its beginning.
+    #[serde(default)]
+    pub(super) streamed: bool,
+    /// Somebody wants to know when its words sound.
+    #[serde(default)]
+    pub(super) words: bool,
 }
 
 /// A [`crate::sched::StreamNote`]; clocks differ between machines, so times are ages.
@@ -102,6 +115,14 @@ pub(super) enum ToGateway {
     Welcome { version: u32, refusal: Option<String> },
     /// How it is.
     Status(Box<Status>),
+    /// When words of an utterance sound whose gateway asked; before the audio that it is about, or behind the end.
+    Words {
+        id: u64,
+        /// Letters and samples of [`crate::turn::NotBefore`], those that were not told yet.
+        begins: Vec<(usize, u64)>,
+        /// Bytes and samples of [`crate::turn::WordEnd`], once and all of them.
+        ends: Option<Vec<(usize, u64)>>,
+    },
     /// An utterance is over.
     End { id: u64, how: How },
 }
@@ -136,6 +157,8 @@ pub(super) struct Status {
 pub(super) struct Voice {
     pub(super) name: String,
     pub(super) languages: Vec<String>,
+    #[serde(default)]
+    pub(super) starts_after: Option<u32>,
 }
 
 /// A [`Refused`].
@@ -169,7 +192,7 @@ impl From<&Refusal> for Refused {
 }
 
 /// An [`UtteranceEnd`].
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum How {
     Done,
@@ -229,7 +252,7 @@ pub(super) fn audio(id: u64, pcm: &[f32]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(13 + 4 * pcm.len());
     frame.extend([0, 0, 0, 0, AUDIO]);
     frame.extend(id.to_le_bytes());
-    frame.extend(pcm.iter().flat_map(|sample| sample.to_le_bytes()));
+    pcm.iter().for_each(|sample| frame.extend_from_slice(&sample.to_le_bytes()));
     seal(frame)
 }
 
@@ -253,10 +276,11 @@ fn seal(mut frame: Vec<u8>) -> Vec<u8> {
 
 /// Reads `bytes` as what a gateway and what a worker says; for fuzzing.
 pub(super) fn fuzz(bytes: &[u8]) {
-    fn all<T: for<'a> Deserialize<'a>>(mut bytes: &[u8]) {
+    fn all<T: for<'a> Deserialize<'a>>(bytes: &[u8]) {
         use futures_util::FutureExt;
+        let mut reader = Reader::new(bytes);
         // A slice never makes anybody wait.
-        while let Some(Ok(_)) = read::<T>(&mut bytes).now_or_never() {}
+        while let Some(Ok(_)) = reader.next::<T>().now_or_never() {}
     }
     all::<ToWorker>(bytes);
     all::<ToGateway>(bytes);
@@ -268,33 +292,63 @@ pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> i
     to.flush().await
 }
 
-/// The next frame. Not cancel safe.
+/// The frames of a connection.
 ///
-/// # Errors
-/// The connection, or bytes that are no frame.
-pub(super) async fn read<T: for<'a> Deserialize<'a>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame<T>> {
-    read_within(MAX_FRAME, from).await
+/// # Why
+/// It keeps what has come of a frame, so that waiting for the rest may be given up and taken up again: who reads can wait for
+/// other things in the same task, and no task and no channel lie between the socket and what is done with a frame.
+pub(super) struct Reader<R> {
+    from: R,
+    come: BytesMut,
 }
 
-/// The first frame, of a side that nothing is known of. Not cancel safe.
-///
-/// # Errors
-/// As of [`read`], or it is longer than a greeting.
-pub(super) async fn greeting<T: for<'a> Deserialize<'a>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame<T>> {
-    read_within(MAX_GREETING, from).await
-}
-
-async fn read_within<T: for<'a> Deserialize<'a>>(
-    limit: usize,
-    from: &mut (impl AsyncRead + Unpin),
-) -> io::Result<Frame<T>> {
-    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let length = from.read_u32_le().await? as usize;
-    if !(1..=limit).contains(&length) {
-        return Err(wrong(format!("a frame of {length} bytes; is the other side an antiphon?")));
+impl<R: AsyncRead + Unpin> Reader<R> {
+    pub(super) fn new(from: R) -> Self {
+        Self { from, come: BytesMut::new() }
     }
-    let mut body = vec![0; length];
-    from.read_exact(&mut body).await?;
+
+    /// The next frame. Cancel safe.
+    ///
+    /// # Errors
+    /// The connection, or bytes that are no frame.
+    pub(super) async fn next<T: for<'a> Deserialize<'a>>(&mut self) -> io::Result<Frame<T>> {
+        self.within(MAX_FRAME).await
+    }
+
+    /// The first frame, of a side that nothing is known of. Cancel safe.
+    ///
+    /// # Errors
+    /// As of [`Self::next`], or it is longer than a greeting.
+    pub(super) async fn greeting<T: for<'a> Deserialize<'a>>(&mut self) -> io::Result<Frame<T>> {
+        self.within(MAX_GREETING).await
+    }
+
+    async fn within<T: for<'a> Deserialize<'a>>(&mut self, limit: usize) -> io::Result<Frame<T>> {
+        loop {
+            if let Some(length) = self.come.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) {
+                if !(1..=limit).contains(&length) {
+                    return Err(wrong(format!("a frame of {length} bytes; is the other side an antiphon?")));
+                }
+                if let Some(body) = self.come.get(4..4 + length) {
+                    let frame = frame(body);
+                    self.come.advance(4 + length);
+                    return frame;
+                }
+            }
+            self.come.reserve(READ);
+            if self.from.read_buf(&mut self.come).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+fn wrong(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// `body` is not empty.
+fn frame<T: for<'a> Deserialize<'a>>(body: &[u8]) -> io::Result<Frame<T>> {
     match (body[0], &body[1..]) {
         (JSON, text) => match serde_json::from_slice(text) {
             Ok(message) => Ok(Frame::Message(message)),
@@ -327,49 +381,82 @@ mod tests {
         let pcm = [0.0, -1.0, f32::MIN_POSITIVE, 0.1];
         let mut bytes = audio(u64::MAX - 1, &pcm);
         bytes.extend(message(&ToGateway::End { id: 7, how: How::Failed { reason: "no \"voice\"".into() } }));
-        let mut from = &bytes[..];
-        match read::<ToGateway>(&mut from).await.expect("audio") {
+        let mut from = Reader::new(&bytes[..]);
+        match from.next::<ToGateway>().await.expect("audio") {
             Frame::Audio { id, pcm: read } => assert_eq!((id, &read[..]), (u64::MAX - 1, &pcm[..])),
             other => panic!("{other:?}"),
         }
-        match read::<ToGateway>(&mut from).await.expect("an end") {
+        match from.next::<ToGateway>().await.expect("an end") {
             Frame::Message(ToGateway::End { id: 7, how }) => {
                 assert_eq!(UtteranceEnd::from(how), UtteranceEnd::Failed("no \"voice\"".into()));
             }
             other => panic!("{other:?}"),
         }
-        assert!(read::<ToGateway>(&mut from).await.is_err(), "the end");
+        assert!(from.next::<ToGateway>().await.is_err(), "the end");
+    }
+
+    #[tokio::test]
+    async fn a_frame_that_comes_in_bits_is_whole_although_nobody_waited_for_all_of_it() {
+        use futures_util::FutureExt;
+        let pcm = vec![0.25; 5_000];
+        let bytes = [audio(3, &pcm), message(&ToGateway::End { id: 3, how: How::Done })].concat();
+        let (mut to, from) = tokio::io::duplex(bytes.len());
+        let mut from = Reader::new(from);
+        let mut frames = Vec::new();
+        for bits in bytes.chunks(777) {
+            to.write_all(bits).await.expect("room");
+            // As a task that has something else to do.
+            frames.extend(from.next::<ToGateway>().now_or_never());
+        }
+        frames.extend(from.next::<ToGateway>().now_or_never());
+        match &frames[..] {
+            [Ok(Frame::Audio { id: 3, pcm: read }), Ok(Frame::Message(ToGateway::End { id: 3, how: How::Done }))] => {
+                assert_eq!(*read, pcm);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn words_of_an_older_release_are_understood() {
+        let submit = br#"{"type":"submit","id":1,"stream":2,"batch":false,"text":"Hi.","voice":null,"language":null,
+            "instructions":null,"seed":0,"speed":1.0,"markup":"none","tenant":""}"#;
+        match frame::<ToWorker>(&[&[JSON][..], &submit[..]].concat()).expect("understood") {
+            Frame::Message(ToWorker::Submit(submission)) => assert!(!submission.streamed && !submission.words),
+            other => panic!("{other:?}"),
+        }
+        let voice: Voice = serde_json::from_str(r#"{"name":"anna","languages":[]}"#).expect("understood");
+        assert_eq!(voice.starts_after, None, "it is given whole texts");
     }
 
     #[tokio::test]
     async fn a_voice_says_what_it_is() {
         let content = "0a".repeat(32);
         let frame = voice(&content, b"file").expect("short enough");
-        match read::<ToWorker>(&mut &frame[..]).await.expect("a voice") {
+        match Reader::new(&frame[..]).next::<ToWorker>().await.expect("a voice") {
             Frame::Voice { content: read, file } => assert_eq!((read, &file[..]), (content.clone(), &b"file"[..])),
             other => panic!("{other:?}"),
         }
         assert!(voice(&content, &vec![0; MAX_FRAME]).is_none() && voice("anna", b"file").is_none());
         let mut wrong = frame;
         wrong[5] = b'/';
-        assert!(read::<ToWorker>(&mut &wrong[..]).await.is_err());
+        assert!(Reader::new(&wrong[..]).next::<ToWorker>().await.is_err());
     }
 
     #[tokio::test]
     async fn a_stranger_may_not_say_much() {
         let mut long = message(&ToWorker::Hello { version: VERSION, token: "x".repeat(MAX_GREETING) });
         long.truncate(64);
-        let error = greeting::<ToWorker>(&mut &long[..]).await.expect_err("refused by its length alone");
+        let error = Reader::new(&long[..]).greeting::<ToWorker>().await.expect_err("refused by its length alone");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let short = message(&ToWorker::Hello { version: VERSION, token: "x".repeat(64) });
-        assert!(greeting::<ToWorker>(&mut &short[..]).await.is_ok());
+        assert!(Reader::new(&short[..]).greeting::<ToWorker>().await.is_ok());
     }
 
     #[tokio::test]
     async fn what_is_no_frame_is_refused_without_reading_on() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0, 0, 0], &[3, 0, 0, 0, AUDIO, 1, 2], &[2, 0, 0, 0, 9, 9]] {
-            let mut from = bytes;
-            let error = read::<ToWorker>(&mut from).await.expect_err("refused");
+            let error = Reader::new(bytes).next::<ToWorker>().await.expect_err("refused");
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{bytes:?}");
         }
     }

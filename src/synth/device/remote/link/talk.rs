@@ -10,14 +10,15 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
-use super::super::wire::{self, CREDIT, Frame, Note, SILENCE, Submission, ToGateway, ToWorker, VERSION};
-use super::{Link, Open, Order, PAUSES, SWEEP, Worker};
+use super::super::wire::{self, CREDIT, Frame, How, Note, Reader, SILENCE, Submission, ToGateway, ToWorker, VERSION};
+use super::{Handed, Late, Link, Open, Order, PAUSES, SWEEP, WORDS, Worker};
 use crate::clock;
 use crate::sched::StreamNote;
+use crate::synth::device::feed::Feed;
 use crate::synth::device::{Phase, Sound};
-use crate::turn::{Class, SpeechEvent, SpeechSink, Utterance, UtteranceEnd};
+use crate::turn::{Class, NotBefore, SpeechEvent, SpeechSink, Utterance, UtteranceEnd, UtteranceId, WordEnd};
 
 /// Keeps the link connected until it is stopped or forgotten.
 pub(super) async fn run(link: Arc<Link>, mut orders: mpsc::Receiver<Order>) {
@@ -70,9 +71,9 @@ async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
     loop {
         match orders.recv().await {
             // It was accepted a moment before the worker was lost.
-            Some(Order::Submit(utterance, _, sink)) => hand_over(link, begun(link, *utterance, sink).0),
+            Some(Order::Submit(handed)) => hand_over(link, begun(link, handed.utterance, handed.sink, handed.words).0),
             Some(Order::Stop) | None => return link.down(Phase::Stopped, Duration::ZERO),
-            Some(Order::Note(..) | Order::Refresh(_) | Order::Taken(..)) => {}
+            Some(Order::Note(..) | Order::Refresh(_) | Order::Taken(..) | Order::Written) => {}
         }
     }
 }
@@ -80,7 +81,7 @@ async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
 trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
-type Connection = (ReadHalf<Pin<Box<dyn Stream>>>, WriteHalf<Pin<Box<dyn Stream>>>);
+type Connection = (Reader<ReadHalf<Pin<Box<dyn Stream>>>>, WriteHalf<Pin<Box<dyn Stream>>>);
 
 /// A connection to the worker, which has let us in.
 async fn dial(link: &Link) -> io::Result<Connection> {
@@ -95,10 +96,11 @@ async fn dial(link: &Link) -> io::Result<Connection> {
             Box::pin(timeout(SILENCE, tls.connect(name, stream)).await??)
         }
     };
-    let (mut from, mut to) = tokio::io::split(stream);
+    let (from, mut to) = tokio::io::split(stream);
+    let mut from = Reader::new(from);
     let hello = ToWorker::Hello { version: VERSION, token: token.reveal().to_owned() };
     timeout(SILENCE, wire::write(&mut to, &wire::message(&hello))).await??;
-    match timeout(SILENCE, wire::greeting(&mut from)).await?? {
+    match timeout(SILENCE, from.greeting()).await?? {
         Frame::Message(ToGateway::Welcome { refusal: None, version: VERSION }) => Ok((from, to)),
         Frame::Message(ToGateway::Welcome { refusal, version }) => {
             let reason = refusal.unwrap_or_else(|| format!("it speaks version {version}, this is {VERSION}"));
@@ -115,75 +117,72 @@ async fn talk(
     orders: &mut mpsc::Receiver<Order>,
     open: &mut HashMap<u64, Open>,
 ) -> io::Result<()> {
-    // Reading is not cancel safe, so it has a task; a few frames ahead, and TCP slows the rest.
-    let (read, mut frames) = mpsc::channel(8);
-    let reading = tokio::spawn(async move {
-        loop {
-            let frame = timeout(SILENCE, wire::read::<ToGateway>(&mut from)).await;
-            let frame = frame.unwrap_or_else(|_| Err(io::Error::other("nothing heard from it")));
-            let failed = frame.is_err();
-            // overflow: awaited
-            if read.send(frame).await.is_err() || failed {
-                return;
+    let mut sweep = tokio::time::interval(SWEEP);
+    sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut said, mut heard) = (clock::now(), clock::now());
+    // Voices that were sent, and of which the worker has not told yet.
+    let mut sent = HashSet::new();
+    let mut late = HashMap::new();
+    loop {
+        let mut out: Vec<u8> = Vec::new();
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(Order::Stop) | None => return Ok(()),
+                Some(order) => obey(link, order, open, &mut sent, &mut out),
+            },
+            frame = timeout_at((heard + SILENCE).into(), from.next::<ToGateway>()) => {
+                let frame = frame.map_err(|_| io::Error::other("nothing heard from it"))??;
+                heard = clock::now();
+                hear(link, frame, open, &mut late)?;
+                sent.retain(|content| !link.state().copies.contains_key(content));
             }
-        }
-    });
-    let ended = async {
-        let mut sweep = tokio::time::interval(SWEEP);
-        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut said = clock::now();
-        // Voices that were sent, and of which the worker has not told yet.
-        let mut sent = HashSet::new();
-        loop {
-            let mut out: Vec<u8> = Vec::new();
-            tokio::select! {
-                order = orders.recv() => match order {
-                    Some(Order::Stop) | None => return Ok(()),
-                    Some(order) => obey(link, order, open, &mut sent, &mut out),
-                },
-                frame = frames.recv() => match frame {
-                    Some(Ok(frame)) => {
-                        hear(link, frame, open)?;
-                        sent.retain(|content| !link.state().copies.contains(content));
-                    }
-                    Some(Err(error)) => return Err(error),
-                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                },
-                _ = sweep.tick() => {
-                    for (id, open) in open.iter_mut().filter(|(_, open)| !open.cancelled) {
-                        if open.utterance.token.is_stale() || open.sink.is_closed() {
-                            open.cancelled = true;
-                            out.extend(wire::message(&ToWorker::Cancel { id: *id }));
-                        }
-                    }
-                    let now = clock::now();
-                    if out.is_empty() && now.saturating_duration_since(said) >= SILENCE / 6 {
-                        out.extend(wire::message(&ToWorker::Alive));
+            _ = sweep.tick() => {
+                for (id, open) in open.iter_mut().filter(|(_, open)| !open.cancelled) {
+                    if open.utterance.token.is_stale() || open.sink.is_closed() {
+                        open.cancelled = true;
+                        out.extend(wire::message(&ToWorker::Cancel { id: *id }));
                     }
                 }
-            }
-            if !out.is_empty() {
-                said = clock::now();
-                timeout(SILENCE, wire::write(&mut to, &out)).await??;
+                write_on(link, open, &mut out);
+                let now = clock::now();
+                late.retain(|_, late: &mut Late| now < late.until && late.words.is_wanted());
+                if out.is_empty() && now.saturating_duration_since(said) >= SILENCE / 6 {
+                    out.extend(wire::message(&ToWorker::Alive));
+                }
             }
         }
-    };
-    let ended = ended.await;
-    reading.abort();
-    ended
+        if !out.is_empty() {
+            said = clock::now();
+            timeout(SILENCE, wire::write(&mut to, &out)).await??;
+        }
+    }
+}
+
+/// Sends what was written on of texts that the worker has the beginning of.
+fn write_on(link: &Link, open: &HashMap<u64, Open>, out: &mut Vec<u8>) {
+    let mut state = link.state();
+    let (mine, later): (Vec<_>, _) =
+        std::mem::take(&mut state.written).into_iter().partition(|id: &UtteranceId| open.contains_key(&id.0));
+    state.written = later;
+    for id in mine {
+        for (text, last) in state.texts.get_mut(&id).map(Feed::take).unwrap_or_default() {
+            out.extend(wire::message(&ToWorker::Append { id: id.0, text, last }));
+        }
+    }
 }
 
 /// An utterance that was accepted, and the audio that its task hands on.
-fn begun(link: &Link, utterance: Utterance, sink: SpeechSink) -> (Open, u64) {
+fn begun(link: &Link, utterance: Utterance, sink: SpeechSink, words: bool) -> (Open, u64) {
     let (pieces, waiting) = mpsc::channel(CREDIT + 1);
     let id = utterance.id.0;
     tokio::spawn(hand_on(id, waiting, sink.clone(), link.orders.clone()));
-    (Open { utterance, sink, pieces, given: 0, accepted: clock::now(), cancelled: false }, id)
+    (Open { utterance, sink, pieces, given: 0, accepted: clock::now(), cancelled: false, words }, id)
 }
 
 fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut HashSet<String>, out: &mut Vec<u8>) {
     match order {
-        Order::Submit(utterance, content, sink) => {
+        Order::Submit(handed) => {
+            let Handed { utterance, content, sink, words } = *handed;
             let content = content.filter(|content| has(link, &utterance, content, sent, out));
             let submission = Submission {
                 id: utterance.id.0,
@@ -199,11 +198,15 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
                 markup: utterance.markup,
                 sounds: utterance.sounds.clone(),
                 tenant: utterance.tenant.to_string(),
+                streamed: utterance.streamed,
+                words,
             };
             out.extend(wire::message(&ToWorker::Submit(Box::new(submission))));
-            let (begun, id) = begun(link, *utterance, sink);
+            let (begun, id) = begun(link, utterance, sink, words);
             open.insert(id, begun);
+            write_on(link, open, out);
         }
+        Order::Written => write_on(link, open, out),
         Order::Note(stream, note) => {
             let note = match note {
                 StreamNote::Anchored { at } => {
@@ -240,7 +243,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
 /// Has the worker have the voice of `utterance`: it is sent before the first utterance that wants it. `false`: it cannot be,
 /// and the worker says that it does not know the name, unless it does.
 fn has(link: &Link, utterance: &Utterance, content: &str, sent: &mut HashSet<String>, out: &mut Vec<u8>) -> bool {
-    if sent.contains(content) || link.state().copies.contains(content) {
+    if sent.contains(content) || link.state().copies.contains_key(content) {
         return true;
     }
     // A file of half a megabyte, once for each voice and worker: what else this thread carries waits that long.
@@ -258,7 +261,12 @@ fn has(link: &Link, utterance: &Utterance, content: &str, sent: &mut HashSet<Str
     }
 }
 
-fn hear(link: &Link, frame: Frame<ToGateway>, open: &mut HashMap<u64, Open>) -> io::Result<()> {
+fn hear(
+    link: &Link,
+    frame: Frame<ToGateway>,
+    open: &mut HashMap<u64, Open>,
+    late: &mut HashMap<u64, Late>,
+) -> io::Result<()> {
     match frame {
         Frame::Audio { id, pcm } => {
             // Of one that was cancelled, perhaps.
@@ -273,13 +281,38 @@ fn hear(link: &Link, frame: Frame<ToGateway>, open: &mut HashMap<u64, Open>) -> 
         }
         Frame::Message(ToGateway::End { id, how }) => {
             if let Some(ended) = open.remove(&id) {
+                let Utterance { text, words, streamed, .. } = &ended.utterance;
+                if ended.words && how == How::Done && !streamed && words.known().is_none() {
+                    let until = clock::now() + WORDS;
+                    late.insert(id, Late { text: text.clone(), words: words.clone(), until });
+                }
                 end(link, ended, how.into());
+            }
+        }
+        Frame::Message(ToGateway::Words { id, begins, ends }) => {
+            if let Some(Open { utterance: Utterance { text, words, streamed, .. }, .. }) = open.get(&id) {
+                begins.into_iter().for_each(|(letters, samples)| words.begin(NotBefore { letters, samples }));
+                // Of a text that is being written only its beginning is known here, and voices tell no more of it.
+                if let Some(ends) = ends.filter(|_| !streamed).and_then(|ends| checked(text, ends)) {
+                    words.tell(ends);
+                }
+            } else if let Some(Late { text, words, .. }) = late.remove(&id) {
+                if let Some(ends) = ends.and_then(|ends| checked(&text, ends)) {
+                    words.tell(ends);
+                }
             }
         }
         Frame::Message(ToGateway::Status(status)) => link.hear(*status),
         Frame::Message(ToGateway::Welcome { .. }) | Frame::Voice { .. } => {}
     }
     Ok(())
+}
+
+/// The ends of words of `text`; `None`: they are none.
+fn checked(text: &str, ends: Vec<(usize, u64)>) -> Option<Vec<WordEnd>> {
+    let grow = ends.windows(2).all(|two| two[0].0 <= two[1].0 && two[0].1 <= two[1].1);
+    let are = grow && ends.iter().all(|(at, _)| text.is_char_boundary(*at));
+    are.then(|| ends.into_iter().map(|(text, samples)| WordEnd { text, samples }).collect())
 }
 
 /// Tells the sink, after all of its audio.
@@ -304,7 +337,7 @@ fn hand_over(link: &Link, open: Open) {
     // What has begun in one voice does not go on in another.
     let like = link.kind().filter(|_| open.given > 0).map(|kind| Sound { kind, model: link.model() });
     let (sink, mut rest) = mpsc::channel(CREDIT);
-    if let Err(refused) = respeak.respeak(like, utterance, sink) {
+    if let Err(refused) = respeak.respeak(like, utterance, &|| link.take_text(id), sink) {
         return fail(link, open, &format!("{reason}, and no other speaks the rest: {refused}"));
     }
     metrics::counter!("antiphon_worker_handovers_total").increment(1);

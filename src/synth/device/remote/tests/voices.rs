@@ -10,7 +10,7 @@ use crate::voice::copies::{Copies, FOLDER, Library};
 use crate::voice::store::{Store, VoiceName};
 
 /// How much this machine computes is not judged here.
-fn patient() -> Config {
+pub(super) fn patient() -> Config {
     Config { first_audio_target_ms: 60_000, load_limit: 1.0, ..Config::default() }
 }
 
