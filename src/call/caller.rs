@@ -104,8 +104,8 @@ impl CallerInput {
     }
 
     /// Where the sound is recognised.
-    pub(super) fn feed(&self) -> Option<&Feed> {
-        self.feed.as_ref()
+    pub(super) fn feed(&mut self) -> Option<&mut Feed> {
+        self.feed.as_mut()
     }
 
     /// What the caller says goes to another call from now on (`None`: no more).
@@ -199,7 +199,7 @@ impl CallerInput {
                             self.voiced += FRAME;
                         }
                     }
-                    if let Some(feed) = &self.feed {
+                    if let Some(feed) = &mut self.feed {
                         feed.frame(at, &frame, self.vad.quiet());
                     }
                     if let Some(answer) = &mut self.answer {
@@ -214,7 +214,7 @@ impl CallerInput {
                     self.position += length;
                     let changed = self.vad.silence(length);
                     echo.silence(now, length);
-                    if let Some(feed) = &self.feed {
+                    if let Some(feed) = &mut self.feed {
                         feed.silence(at, length, self.vad.quiet());
                     }
                     if let Some(answer) = &mut self.answer {
@@ -244,7 +244,7 @@ impl CallerInput {
             // Silence counts from here on, so that the usual offset applies in full.
             self.quiet_at = Some(now + QUIET);
             let changed = self.vad.silence(QUIET);
-            if let Some(feed) = &self.feed {
+            if let Some(feed) = &mut self.feed {
                 feed.silence(at, QUIET, self.vad.quiet());
             }
             return changed.map(Signal::Speaking);

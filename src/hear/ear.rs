@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -19,7 +18,7 @@ use super::turn::{Action, Delays, Machine, Source};
 use super::{Expect, HearEvent, RATE, Recogniser, Request, Stop, Trouble, Words};
 use crate::clock;
 
-/// Frames that may wait for the task: five seconds. More are dropped, counted and told as deafness.
+/// Frames that may wait for the task: five seconds. More are dropped and told as deafness.
 const FRAMES: usize = 250;
 /// Events that may wait for the call, which reads them at once; they come a few a second.
 const EVENTS: usize = 64;
@@ -99,9 +98,7 @@ impl Ears {
     pub fn open(&self) -> (Feed, mpsc::Receiver<HearEvent>) {
         let (items, inbox) = mpsc::channel(FRAMES);
         let (tell, told) = mpsc::channel(EVENTS);
-        let missed = Arc::new(AtomicU64::new(0));
-        let pulse = Pulse { origin: None, missed: missed.clone() };
-        let (tell, language) = (Teller(tell), self.0.language.clone());
+        let (pulse, tell, language) = (Pulse::default(), Teller(tell), self.0.language.clone());
         let asked = Asked::new(self.0.judge.clone());
         match &self.0.mind {
             Mind::Asked(recogniser) => {
@@ -126,7 +123,7 @@ impl Ears {
                 self.0.runtime.spawn(Listener::new(services.clone(), how, pulse, tell).run(inbox));
             }
         }
-        (Feed { items, missed }, told)
+        (Feed::new(items), told)
     }
 
     /// What a call says when a turn was not heard; empty: nothing.
@@ -149,7 +146,10 @@ impl std::fmt::Debug for Ears {
 #[derive(Debug)]
 pub struct Feed {
     items: mpsc::Sender<Item>,
-    missed: Arc<AtomicU64>,
+    /// Sound that found no room since something did.
+    lost: Duration,
+    /// A wish that found none.
+    wish: Option<Listen>,
 }
 
 /// How an agent wants to hear.
@@ -163,12 +163,40 @@ pub struct Listen {
     pub expect: Option<Expect>,
 }
 
+impl Listen {
+    /// This, but for what `newer` says.
+    fn with(self, newer: Listen) -> Self {
+        Self {
+            partials: newer.partials.or(self.partials),
+            language: newer.language.or(self.language),
+            expect: newer.expect.or(self.expect),
+        }
+    }
+}
+
 /// What a call's end sends to its task.
 #[derive(Debug)]
 pub(super) enum Item {
-    Frame { at: Duration, pcm: Box<[i16; FRAME]>, quiet: Option<Duration> },
-    Silence { at: Duration, length: Duration, quiet: Option<Duration> },
+    Sound(Piece),
     Listen(Listen),
+}
+
+/// Sound that ended `at` in the call.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) at: Duration,
+    pub(super) heard: Heard,
+    /// As in [`Machine::frame`].
+    pub(super) quiet: Option<Duration>,
+    /// How much was lost between the piece before and this one.
+    pub(super) lost: Duration,
+}
+
+#[derive(Debug)]
+pub(super) enum Heard {
+    Frame(Box<[i16; FRAME]>),
+    /// Nothing came for so long.
+    Silence(Duration),
 }
 
 /// What a [`Feed`] was given, for drivers with a time of their own.
@@ -180,7 +208,7 @@ impl Frames {
     pub fn take(&mut self) -> Option<(Duration, Option<Duration>)> {
         loop {
             match self.0.try_recv().ok()? {
-                Item::Frame { at, quiet, .. } | Item::Silence { at, quiet, .. } => return Some((at, quiet)),
+                Item::Sound(Piece { at, quiet, .. }) => return Some((at, quiet)),
                 Item::Listen(_) => {}
             }
         }
@@ -191,29 +219,46 @@ impl Feed {
     /// A feed without a task, and what comes of it.
     pub fn detached() -> (Self, Frames) {
         let (items, inbox) = mpsc::channel(FRAMES);
-        (Self { items, missed: Arc::default() }, Frames(inbox))
+        (Self::new(items), Frames(inbox))
+    }
+
+    fn new(items: mpsc::Sender<Item>) -> Self {
+        Self { items, lost: Duration::ZERO, wish: None }
     }
 
     /// 20 ms of the caller at `at` in the call. `quiet` as in [`Machine::frame`].
-    pub fn frame(&self, at: Duration, pcm: &[i16; FRAME], quiet: Option<Duration>) {
-        self.send(Item::Frame { at, pcm: Box::new(*pcm), quiet });
+    pub fn frame(&mut self, at: Duration, pcm: &[i16; FRAME], quiet: Option<Duration>) {
+        self.send(at, Heard::Frame(Box::new(*pcm)), quiet, crate::audio::FRAME);
     }
 
     /// The caller sent nothing for `length` until `at`.
-    pub fn silence(&self, at: Duration, length: Duration, quiet: Option<Duration>) {
-        self.send(Item::Silence { at, length, quiet });
+    pub fn silence(&mut self, at: Duration, length: Duration, quiet: Option<Duration>) {
+        self.send(at, Heard::Silence(length), quiet, length);
     }
 
     /// Hears differently from now on.
-    pub fn listen(&self, listen: Listen) {
-        self.send(Item::Listen(listen));
+    pub fn listen(&mut self, listen: Listen) {
+        self.wish = Some(self.wish.take().unwrap_or_default().with(listen));
+        self.wish();
     }
 
-    fn send(&self, item: Item) {
-        // overflow: drops the newest and counts it; the task tells of it as deafness
-        if let Err(mpsc::error::TrySendError::Full(_)) = self.items.try_send(item) {
-            self.missed.fetch_add(1, Relaxed);
+    fn wish(&mut self) {
+        // overflow: retained; it goes before the next sound that finds room
+        if let Some(wish) = self.wish.take()
+            && let Err(mpsc::error::TrySendError::Full(Item::Listen(wish))) = self.items.try_send(Item::Listen(wish))
+        {
+            self.wish = Some(wish);
         }
+    }
+
+    fn send(&mut self, at: Duration, heard: Heard, quiet: Option<Duration>, length: Duration) {
+        self.wish();
+        let piece = Piece { at, heard, quiet, lost: self.lost };
+        // overflow: drops the newest; the next that finds room says how much, and the task tells of it as deafness
+        self.lost = match self.items.try_send(Item::Sound(piece)) {
+            Err(mpsc::error::TrySendError::Full(_)) => self.lost + length,
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Duration::ZERO,
+        };
     }
 }
 
@@ -283,31 +328,24 @@ struct Ear {
 /// Why sound is lost between a call and its ear.
 pub(super) const BUSY: &str = "this machine is too busy to listen";
 
-/// Call time by the frames that come, and the frames that did not.
+/// Call time by the frames that come: when it was zero, by the last of them.
 #[derive(Debug, Default)]
-pub(super) struct Pulse {
-    /// When call time was zero, by the last frame.
-    origin: Option<Instant>,
-    /// Frames that the feed had no room for.
-    missed: Arc<AtomicU64>,
-}
+pub(super) struct Pulse(Option<Instant>);
 
 impl Pulse {
     /// Call time; zero before the first frame.
     pub(super) fn now(&self) -> Duration {
-        self.origin.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
+        self.0.map_or(Duration::ZERO, |origin| clock::now().saturating_duration_since(origin))
     }
 
     /// When it is `at` in the call; never before the first frame.
     pub(super) fn instant_of(&self, at: Duration) -> Option<Instant> {
-        self.origin.map(|origin| origin + at)
+        self.0.map(|origin| origin + at)
     }
 
-    /// A frame or a silence ended at `at`; how much was lost before it.
-    pub(super) fn beat(&mut self, at: Duration) -> Option<Duration> {
-        self.origin = clock::now().checked_sub(at);
-        let missed = self.missed.swap(0, Relaxed);
-        (missed > 0).then(|| crate::audio::FRAME * u32::try_from(missed).unwrap_or(u32::MAX))
+    /// A piece of sound ended at `at`.
+    pub(super) fn beat(&mut self, at: Duration) {
+        self.0 = clock::now().checked_sub(at);
     }
 }
 
@@ -339,7 +377,8 @@ impl Ear {
             }
             tokio::select! {
                 item = items.recv() => match item {
-                    Some(item) => self.take(item),
+                    Some(Item::Sound(piece)) => self.take(piece),
+                    Some(Item::Listen(listen)) => self.listen(listen),
                     None => break,
                 },
                 Some((id, asked, result)) = self.requests.next(), if !self.requests.is_empty() => {
@@ -356,28 +395,17 @@ impl Ear {
         }
     }
 
-    fn take(&mut self, item: Item) {
-        match item {
-            Item::Listen(listen) => self.listen(listen),
-            Item::Frame { at, pcm, quiet } => {
-                self.make_up_for_lost(at);
-                self.sound.push(at, &*pcm);
-                self.machine.frame(at, quiet);
-            }
-            Item::Silence { at, length, quiet } => {
-                self.make_up_for_lost(at);
-                self.sound.silence(at, length);
-                self.machine.frame(at, quiet);
-            }
-        }
-    }
-
-    /// What was lost lay before `at`.
-    fn make_up_for_lost(&mut self, at: Duration) {
-        if let Some(lost) = self.pulse.beat(at) {
+    fn take(&mut self, Piece { at, heard, quiet, lost }: Piece) {
+        self.pulse.beat(at);
+        if !lost.is_zero() {
             self.sound.silence(at, lost);
             self.tell.deaf(lost, BUSY.into());
         }
+        match heard {
+            Heard::Frame(pcm) => self.sound.push(at, &*pcm),
+            Heard::Silence(length) => self.sound.silence(at, length),
+        }
+        self.machine.frame(at, quiet);
     }
 
     fn listen(&mut self, listen: Listen) {
@@ -482,7 +510,7 @@ mod tests {
     async fn converse(lines: Vec<Result<&'static str, Trouble>>) -> Vec<HearEvent> {
         let script = Arc::new(Script(std::sync::Mutex::new(lines.into())));
         let ears = Ears::new(script, None, Turns::default(), String::new(), tokio::runtime::Handle::current());
-        let (feed, mut told) = ears.open();
+        let (mut feed, mut told) = ears.open();
         let (mut events, mut at) = (Vec::new(), Duration::ZERO);
         let mut quiet = Duration::ZERO;
         while events.iter().all(|event| !matches!(event, HearEvent::Turn(t) if t.phase == Phase::EndOfTurn)) {
@@ -528,13 +556,77 @@ mod tests {
         assert!(matches!(again.last(), Some(HearEvent::Turn(turn)) if turn.text == "Once more."), "{again:?}");
     }
 
+    /// Keeps what it is asked about.
+    struct Keeps(std::sync::Mutex<Vec<Vec<i16>>>);
+
+    impl Recogniser for Keeps {
+        fn kind(&self) -> &'static str {
+            "keeps"
+        }
+
+        fn recognise(&self, request: Request) -> Answer {
+            self.0.lock().expect("unpoisoned").push(request.pcm);
+            Box::pin(async { Ok(Some(Words { text: "Yes.".into(), language: "en".into(), confidence: 0.8 })) })
+        }
+    }
+
     #[tokio::test]
-    async fn a_feed_that_nobody_reads_counts_what_it_drops() {
-        let (items, _inbox) = mpsc::channel(FRAMES);
-        let feed = Feed { items, missed: Arc::default() };
-        for n in 0..FRAMES as u64 + 7 {
+    async fn sound_that_finds_no_room_is_missing_where_it_was_lost() {
+        let kept = Arc::new(Keeps(std::sync::Mutex::default()));
+        let ears = Ears::new(kept.clone(), None, Turns::default(), String::new(), tokio::runtime::Handle::current());
+        let (mut feed, mut told) = ears.open();
+        let frames = |n: usize| crate::audio::FRAME * n as u32;
+        // The task does not run while this does not wait.
+        for n in 0..FRAMES + 47 {
+            feed.frame(frames(n + 1), &[1; FRAME], Some(Duration::ZERO));
+        }
+        feed.silence(frames(FRAMES + 50), frames(3), Some(Duration::ZERO));
+        assert_eq!(feed.lost, frames(50));
+        while feed.items.capacity() < FRAMES {
+            tokio::task::yield_now().await;
+        }
+        // A second of voice, then the pause in which words are asked for.
+        for n in FRAMES + 50..FRAMES + 120 {
+            let quiet = frames((n + 1).saturating_sub(FRAMES + 100));
+            feed.frame(frames(n + 1), &[2; FRAME], Some(quiet));
+        }
+        let mut deaf = Vec::new();
+        while kept.0.lock().expect("unpoisoned").is_empty() {
+            tokio::task::yield_now().await;
+        }
+        drop(feed);
+        while let Some(event) = told.recv().await {
+            deaf.extend(match event {
+                HearEvent::Deaf { lost, reason } => Some((lost, reason)),
+                HearEvent::Turn(_) => None,
+            });
+        }
+        assert_eq!(deaf, [(frames(50), BUSY.to_owned())], "told once");
+        let asked = kept.0.lock().expect("unpoisoned");
+        let sound: Vec<i16> = asked[0].chunks_exact(FRAME).map(|frame| frame[0]).collect();
+        assert!(asked[0].chunks_exact(FRAME).all(|frame| frame.iter().all(|s| *s == frame[0])), "whole frames");
+        let (heard, rest) = sound.split_at(FRAMES);
+        let (lost, after) = rest.split_at(50);
+        assert!(heard.iter().all(|s| *s == 1) && lost.iter().all(|s| *s == 0), "{sound:?}");
+        assert!(after.len() >= 50 && after.iter().all(|s| *s == 2), "{sound:?}");
+    }
+
+    #[tokio::test]
+    async fn a_wish_that_finds_no_room_goes_before_the_next_sound_that_does() {
+        let (mut feed, mut frames) = Feed::detached();
+        for n in 0..FRAMES as u64 {
             feed.frame(Duration::from_millis(20 * n), &[0; FRAME], None);
         }
-        assert_eq!(feed.missed.load(Relaxed), 7);
+        feed.listen(Listen { partials: Some(true), ..Listen::default() });
+        feed.listen(Listen { expect: Some(Expect::Digits), ..Listen::default() });
+        assert_eq!(feed.lost, Duration::ZERO, "a wish is no sound");
+        for _ in 0..2 {
+            frames.0.try_recv().expect("a frame");
+        }
+        feed.frame(Duration::from_secs(6), &[0; FRAME], None);
+        let mut rest = std::iter::from_fn(|| frames.0.try_recv().ok()).skip(FRAMES - 2);
+        let wished = Listen { partials: Some(true), language: None, expect: Some(Expect::Digits) };
+        assert!(matches!(rest.next(), Some(Item::Listen(listen)) if listen == wished));
+        assert!(matches!(rest.next(), Some(Item::Sound(Piece { lost: Duration::ZERO, .. }))));
     }
 }

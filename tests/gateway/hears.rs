@@ -119,24 +119,37 @@ async fn a_recogniser_that_is_not_there_costs_an_apology_and_the_call_goes_on() 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let gone = format!("http://{}", listener.local_addr().expect("bound"));
     drop(listener);
+    let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a free port");
+    let url = server.url();
+    let mut server = server;
     let rig = Rig::with(|config| {
         config.recognizer.url = Some(gone);
         config.recognizer.timeout_ms = 20_000;
         config.call.barge_in.interruptible = antiphon::call::Interruptible::None;
+        config.agent.insert("remote".into(), Agent::at(&url));
     })
     .await;
-    let call = rig.telephone("silent", Codec::Pcmu).await;
+    let call = rig.telephone("remote", Codec::Pcmu).await;
+    let mut session = server.next_session(PATIENCE).await.expect("the gateway dials");
     let handle = rig.handle(&call).await;
     let mut events = handle.events();
     call.say(&voice()).await.expect("the caller speaks");
     let reason = find(&mut events, |event| match event {
         CallEvent::Deaf { reason, lost } => {
             assert!(lost >= Duration::from_millis(100), "{lost:?}");
-            Some(reason)
+            Some((reason, lost))
         }
         _ => None,
     });
-    assert!(reason.await.contains("cannot be reached"));
+    let (reason, lost) = reason.await;
+    let frame = loop {
+        let (_, frame) = session.recv_type("info", PATIENCE).await.expect("the agent is told");
+        if frame["name"] == json!("deaf") {
+            break frame;
+        }
+    };
+    assert_eq!((&frame["lostMs"], &frame["reason"]), (&json!(lost.as_millis() as u64), &json!(reason)));
+    assert!(reason.contains("cannot be reached"));
     let apology = find(&mut events, |event| match event {
         CallEvent::TurnEnded { heard, .. } => Some(heard.text),
         _ => None,

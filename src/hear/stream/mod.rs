@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::Message as Frame;
 
 use self::link::{Action, Link, Way};
 use self::protocol::{Dialect, Message};
-use super::ear::{BUSY, Item, Listen, Pulse, Sound, Teller};
+use super::ear::{BUSY, Heard, Item, Listen, Piece, Pulse, Sound, Teller};
 use super::smart_turn::{self, Asked};
 use super::turn::{Action as Turn, Delays, Machine, Source};
 use super::{HearEvent, Phase};
@@ -138,7 +138,8 @@ impl Listener {
             }
             tokio::select! {
                 item = items.recv() => match item {
-                    Some(item) => self.take(item),
+                    Some(Item::Sound(piece)) => self.take(piece),
+                    Some(Item::Listen(listen)) => self.listen(listen),
                     None => break,
                 },
                 incoming = receive(&mut self.socket) => self.came(incoming),
@@ -156,29 +157,23 @@ impl Listener {
         self.count(true);
     }
 
-    fn take(&mut self, item: Item) {
-        let at = match item {
-            Item::Frame { at, pcm, quiet } => {
-                if self.asked.is_there() {
-                    self.recent.push(at, &*pcm);
-                    self.recent.forget(at.saturating_sub(RECENT));
-                }
-                self.machine.frame(at, quiet);
-                self.link.frame(at, &pcm, self.machine.is_open());
-                at
-            }
-            Item::Silence { at, length, quiet } => {
-                if self.asked.is_there() {
-                    self.recent.silence(at, length.min(RECENT));
-                    self.recent.forget(at.saturating_sub(RECENT));
-                }
-                self.machine.frame(at, quiet);
-                at
-            }
-            Item::Listen(listen) => return self.listen(listen),
-        };
-        if let Some(lost) = self.pulse.beat(at) {
+    fn take(&mut self, Piece { at, heard, quiet, lost }: Piece) {
+        self.pulse.beat(at);
+        if !lost.is_zero() {
             self.tell.deaf(lost, BUSY.into());
+        }
+        if self.asked.is_there() {
+            self.recent.silence(at, lost.min(RECENT));
+            match &heard {
+                Heard::Frame(pcm) => self.recent.push(at, &**pcm),
+                Heard::Silence(length) => self.recent.silence(at, (*length).min(RECENT)),
+            }
+            self.recent.forget(at.saturating_sub(RECENT));
+        }
+        self.machine.frame(at, quiet);
+        // What was lost or did not come is a hole to the link, which knows it by the times.
+        if let Heard::Frame(pcm) = &heard {
+            self.link.frame(at, pcm, self.machine.is_open());
         }
         let pausing = self.machine.is_pausing();
         match (self.pausing, pausing) {

@@ -161,7 +161,7 @@ fn ears(services: Vec<Service>, patience_ms: u64) -> Ears {
 
 /// A second of voice, then silence until the turn has ended; in real time, as the link's clock is the frames'.
 async fn converse(ears: &Ears) -> Vec<HearEvent> {
-    let (feed, mut told) = ears.open();
+    let (mut feed, mut told) = ears.open();
     let (began, mut events, mut n) = (clock::now(), Vec::new(), 0u64);
     let ended = |events: &[HearEvent]| {
         events.iter().any(|event| matches!(event, HearEvent::Turn(turn) if turn.phase == Phase::EndOfTurn))
