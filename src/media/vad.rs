@@ -7,6 +7,11 @@
 //! window, offset for an unbroken quiet stretch with a lower threshold, so that a sentence with pauses between
 //! its words is one stretch of speech. An energy floor goes first: it spares quiet lines the network's cost
 //! and keeps comfort noise from ever counting as speech.
+//!
+//! Behind speech over the noise of a street the network takes seconds to be sure that what is left is none, and in a third of
+//! the sentences it never is while the noise lasts: a turn would not end. So a frame that it is not sure of is quiet, too,
+//! where it is hardly louder than the softest of the last seconds. Lines that are quiet between words know no such noise, and
+//! nothing changes on them.
 
 use std::time::Duration;
 
@@ -54,6 +59,7 @@ impl Default for VadConfig {
 pub struct Vad {
     detector: Box<earshot::Detector>,
     machine: Hysteresis,
+    ground: Ground,
     pending: Vec<i16>,
     floor_energy: f32,
 }
@@ -66,6 +72,7 @@ impl Vad {
         Self {
             detector: Box::default(),
             machine: Hysteresis::new(config),
+            ground: Ground::default(),
             pending: Vec::with_capacity(FRAME * 2),
             floor_energy,
         }
@@ -86,7 +93,8 @@ impl Vad {
         for frame in self.pending[..whole].chunks_exact(FRAME) {
             let energy = frame.iter().map(|s| (f32::from(*s) / 32_768.0).powi(2)).sum::<f32>() / FRAME as f32;
             let score = if energy < floor { 0.0 } else { self.detector.predict_i16(frame) };
-            changed = self.machine.push(score).or(changed);
+            let drowned = self.ground.push(energy) && score < SURE;
+            changed = self.machine.push(score, drowned).or(changed);
         }
         self.pending.drain(..whole);
         changed
@@ -95,8 +103,10 @@ impl Vad {
     /// Nothing arrived for `time` (the peer sends nothing in silence): counts as quiet.
     pub fn silence(&mut self, time: Duration) -> Option<bool> {
         let frames = time.as_millis() as usize / 16;
+        // What sends nothing has no noise to tell from speech.
+        (0..frames.min(SMOOTH)).for_each(|_| _ = self.ground.push(0.0));
         // Past the offset more quiet changes nothing.
-        (0..frames.min(self.machine.offset_frames)).fold(None, |changed, _| self.machine.push(0.0).or(changed))
+        (0..frames.min(self.machine.offset_frames)).fold(None, |changed, _| self.machine.push(0.0, false).or(changed))
     }
 
     /// How long the last voice is ago while somebody counts as speaking.
@@ -114,6 +124,57 @@ impl Vad {
 impl std::fmt::Debug for Vad {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Vad").field("machine", &self.machine).finish_non_exhaustive()
+    }
+}
+
+/// A frame with such a score is voice, however much noise there is.
+const SURE: f32 = 0.9;
+/// A frame is no louder than the noise that was measured up to this much more energy: 6 dB, by which noise varies.
+const NEAR: f32 = 4.0;
+/// Frames whose mean is the noise at that time: 128 ms, longer than the gaps inside words.
+const SMOOTH: usize = 8;
+/// Frames whose mean is looked at: 64 ms.
+const RECENT: usize = 4;
+/// Frames of one of [`BLOCKS`]: 256 ms.
+const BLOCK: usize = 16;
+/// Softest means that are remembered: four seconds, in which everybody pauses.
+const BLOCKS: usize = 16;
+/// Blocks that must have been heard: two seconds.
+const KNOWN: usize = 8;
+
+/// The noise under a voice: the softest that was heard of late.
+#[derive(Debug, Default)]
+struct Ground {
+    /// Mean squares of the latest frames; the newest is at `at - 1`.
+    latest: [f32; SMOOTH],
+    at: usize,
+    /// The softest mean of each block, the newest at `blocks - 1`.
+    softest: [f32; BLOCKS],
+    blocks: usize,
+    /// Of the block that is going on, which has `frames` of them.
+    now: f32,
+    frames: usize,
+}
+
+impl Ground {
+    /// Hears a frame; whether the last ones are hardly louder than the noise.
+    fn push(&mut self, energy: f32) -> bool {
+        self.latest[self.at % SMOOTH] = energy;
+        self.at += 1;
+        let mean = |frames: usize| {
+            let of = (1..=frames).map(|back| self.latest[(self.at + SMOOTH - back) % SMOOTH]);
+            of.sum::<f32>() / frames as f32
+        };
+        let (recent, smooth) = (mean(RECENT), mean(SMOOTH));
+        self.now = if self.frames == 0 { smooth } else { self.now.min(smooth) };
+        self.frames += 1;
+        let softest = self.softest[..self.blocks.min(BLOCKS)].iter().copied().fold(self.now, f32::min);
+        if self.frames == BLOCK {
+            self.softest[self.blocks % BLOCKS] = self.now;
+            self.blocks += 1;
+            self.frames = 0;
+        }
+        self.blocks >= KNOWN && recent < softest * NEAR
     }
 }
 
@@ -147,9 +208,10 @@ impl Hysteresis {
         }
     }
 
-    fn push(&mut self, score: f32) -> Option<bool> {
+    /// `drowned`: the frame is one of the noise around the caller.
+    fn push(&mut self, score: f32, drowned: bool) -> Option<bool> {
         if self.speaking {
-            self.quiet = if score < self.offset_score { self.quiet + 1 } else { 0 };
+            self.quiet = if drowned || score < self.offset_score { self.quiet + 1 } else { 0 };
             if self.quiet < self.offset_frames {
                 return None;
             }
@@ -170,6 +232,9 @@ impl Hysteresis {
 
 #[cfg(test)]
 mod tests {
+    use antiphon_loadgen::heard::Clip;
+    use antiphon_loadgen::synthetic;
+
     use super::*;
 
     fn machine() -> Hysteresis {
@@ -180,15 +245,15 @@ mod tests {
     fn speech_begins_after_six_voiced_frames_of_nine() {
         let mut machine = machine();
         let scores = [0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9];
-        assert!(scores.iter().all(|score| machine.push(*score).is_none()));
-        assert_eq!(machine.push(0.9), Some(true));
+        assert!(scores.iter().all(|score| machine.push(*score, false).is_none()));
+        assert_eq!(machine.push(0.9, false), Some(true));
     }
 
     #[test]
     fn clicks_are_not_speech() {
         let mut machine = machine();
         for n in 0..1_000 {
-            assert_eq!(machine.push(if n % 9 < 5 { 0.99 } else { 0.0 }), None);
+            assert_eq!(machine.push(if n % 9 < 5 { 0.99 } else { 0.0 }, false), None);
         }
     }
 
@@ -196,13 +261,13 @@ mod tests {
     fn pauses_between_words_do_not_end_speech() {
         let mut machine = machine();
         for _ in 0..6 {
-            machine.push(0.9);
+            machine.push(0.9, false);
         }
         assert!(machine.speaking);
         for n in 0..300 {
-            assert_eq!(machine.push(if n % 30 == 0 { 0.9 } else { 0.0 }), None);
+            assert_eq!(machine.push(if n % 30 == 0 { 0.9 } else { 0.0 }, false), None);
         }
-        let quiet = (0..30).filter_map(|_| machine.push(0.0)).collect::<Vec<_>>();
+        let quiet = (0..30).filter_map(|_| machine.push(0.0, false)).collect::<Vec<_>>();
         assert_eq!(quiet, [false]);
     }
 
@@ -224,5 +289,60 @@ mod tests {
         vad.machine.quiet = 0;
         assert_eq!(vad.silence(Duration::from_millis(479)), None);
         assert_eq!(vad.silence(Duration::from_secs(3_600)), Some(false));
+    }
+
+    /// Speech of a telephone in the noise of a street `since` so many seconds, which lies 10 dB below it, has gone on for
+    /// two seconds and does so for five more: how long the last voice is ago behind each frame, and where the speech is.
+    fn on_the_street(since: usize) -> (Vec<(usize, Option<Duration>)>, std::ops::Range<usize>) {
+        let mut reader = hound::WavReader::open("tests/data/speech-8k.wav").expect("the recording");
+        let narrow: Vec<f32> = reader.samples::<i16>().map(|s| f32::from(s.expect("a sample")) / 32_768.0).collect();
+        let wide = narrow.windows(2).flat_map(|pair| [pair[0], (pair[0] + pair[1]) / 2.0]);
+        let pause = |seconds: usize| std::iter::repeat_n(0.0, seconds * RATE as usize);
+        let speech: Vec<f32> = wide.take(3 * RATE as usize).collect();
+        let first = 2 * RATE as usize + speech.iter().position(|s| s.abs() > 0.05).expect("a voice");
+        let last = 2 * RATE as usize + speech.iter().rposition(|s| s.abs() > 0.05).expect("a voice");
+        let clip = Clip { rate: RATE, pcm: pause(2).chain(speech).chain(pause(5)).collect() };
+        let mut street = synthetic::street(1, RATE, 77.0);
+        street.pcm.rotate_left(since * RATE as usize);
+        let noisy = clip.over(&street, 10.0).to_i16();
+        let mut vad = Vad::new(&VadConfig::default());
+        let frames = noisy.chunks_exact(FRAME).enumerate().map(|(n, frame)| {
+            vad.push(frame);
+            (n * FRAME, vad.quiet())
+        });
+        (frames.collect(), first..last)
+    }
+
+    #[test]
+    fn speech_on_a_street_ends_although_the_noise_does_not() {
+        // By its score alone the end shows after 0.6, 1.1, 1.0 and 3.1 seconds.
+        for since in [0, 20, 30, 45] {
+            let (frames, speech) = on_the_street(since);
+            let began =
+                frames.iter().position(|(at, quiet)| *at > speech.start && quiet.is_some()).expect("it is heard");
+            assert!(frames[began].0 < speech.start + RATE as usize / 2, "{since}: {frames:?}");
+            let paused = |quiet: &Option<Duration>| quiet.is_none_or(|quiet| quiet >= Duration::from_millis(350));
+            let end = frames[began..].iter().find(|(_, quiet)| paused(quiet)).expect("it ends").0;
+            let late = (end as f32 - speech.end as f32) / RATE as f32;
+            assert!((0.0..0.5).contains(&late), "{since}: {late} s behind the speech");
+        }
+    }
+
+    #[test]
+    fn where_it_is_quiet_between_words_nothing_is_taken_for_noise() {
+        let mut ground = Ground::default();
+        for n in 0..1_000 {
+            // Words over silence: soft ones, too.
+            let energy = if n % 40 < 30 { 1e-4 * (1 + n % 7) as f32 } else { 1e-9 };
+            let near = ground.push(energy);
+            assert!(!near || energy < 1e-8, "{n}");
+        }
+        // A tone that begins a call is no noise before a pause was heard, or could have been.
+        let mut ground = Ground::default();
+        assert!((0..KNOWN * BLOCK - 1).all(|_| !ground.push(0.1)));
+        let mut vad = Vad::new(&VadConfig::default());
+        vad.ground = ground;
+        vad.silence(Duration::from_secs(3));
+        assert!((0..100).all(|_| !vad.ground.push(0.1)), "a peer that sends nothing in its pauses");
     }
 }
