@@ -65,7 +65,7 @@ impl std::str::FromStr for Normalise {
 pub fn normalise(text: &str, language: Language) -> Spoken {
     match language {
         Language::English => en::GRAMMAR.say(text),
-        Language::Chinese => zh::GRAMMAR.say(text),
+        Language::Chinese => zh::say(text),
         Language::Japanese => ja::GRAMMAR.say(text),
         Language::German => europe::GERMAN.say(text),
         Language::French => europe::FRENCH.say(text),

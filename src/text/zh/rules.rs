@@ -26,7 +26,7 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
 /// What begins with a letter or a character.
 pub(super) fn words(rules: &mut Vec<Rule>) {
     link::<Chinese>(rules);
-    loose(rules, r"(公元前?)(\d{1,4})年", |c, _| Some(format!("{}{}年", &c[1], digits(&c[2]))));
+    loose(rules, r"([公西]元前?)(\d{1,4})年", |c, _| Some(format!("{}{}年", &c[1], digits(&c[2]))));
     rule(rules, r"H2O", |_, _| Some("H二O".into()));
     // Days of the week, and from one to another.
     loose(
