@@ -30,7 +30,9 @@ pub(super) fn addresses(rules: &mut Vec<Rule>) {
     rule(rules, r"([2458])K", |c, context| {
         let shown =
             ["video", "videos", "TV", "TVs", "display", "monitor", "screen", "resolution", "camera", "footage", "UHD"];
-        shown.contains(&context.next_word()).then(|| format!("{} K", quantity(&c[1])))
+        // At the end of a clause people say the letter, whatever it means.
+        let ends = context.next().is_none_or(|next| matches!(next, '.' | ',' | '!' | '?' | ';' | ')'));
+        (ends || shown.contains(&context.next_word())).then(|| format!("{} K", quantity(&c[1])))
     });
     // Addresses of the net may begin with a digit, too.
     links(rules);

@@ -84,6 +84,14 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
 }
 
 fn times(rules: &mut Vec<Rule>) {
+    // How long it took: "3h 20m", "5m30s". By itself an "m" is metres.
+    rule(rules, r"(\d{1,3})h ?(\d{1,2})m(?:in)?(?: ?(\d{1,2})s)?", |c, _| {
+        let seconds = c.get(3).map(|s| format!(" {}", lasts(s.as_str(), "second"))).unwrap_or_default();
+        Some(format!("{} {}{seconds}", lasts(&c[1], "hour"), lasts(&c[2], "minute")))
+    });
+    rule(rules, r"(\d{1,3})m ?(\d{1,2})s", |c, _| {
+        Some(format!("{} {}", lasts(&c[1], "minute"), lasts(&c[2], "second")))
+    });
     rule(
         rules,
         &format!(r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))? ?[-–—] ?(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF}))"),
@@ -96,10 +104,9 @@ fn times(rules: &mut Vec<Rule>) {
         Some(format!("{} to {}", clock(&c[1], &c[2])?, clock(&c[3], &c[4])?))
     });
     rule(rules, &format!(r"(\d{{1,3}}):([0-5]\d):([0-5]\d)(?: ?(?i:({HALF})))?"), |c, _| {
-        let one = |n: u128, unit: &str| format!("{} {unit}{}", cardinal(n), if n == 1 { "" } else { "s" });
-        let (h, m, s) = (number(&c[1]), number(&c[2]), number(&c[3]));
         let half = c.get(4).map(|half| half_of_day(half.as_str())).unwrap_or_default();
-        Some(format!("{} {} and {}{half}", one(h, "hour"), one(m, "minute"), one(s, "second")))
+        let [h, m, s] = [(1, "hour"), (2, "minute"), (3, "second")].map(|(at, unit)| lasts(&c[at], unit));
+        Some(format!("{h} {m} and {s}{half}"))
     });
     rule(rules, &format!(r"(\d{{1,2}})(?:[:.](\d{{2}}))? ?(?i:({HALF})){ZONE}"), |c, _| {
         Some(format!("{}{}", time(c, [1, 2, 3])?, zone(c.get(4).map(|zone| zone.as_str()))))
@@ -115,8 +122,10 @@ fn times(rules: &mut Vec<Rule>) {
 
 /// What begins with a letter.
 pub(super) fn words(rules: &mut Vec<Rule>) {
-    rule(rules, r"([QH])([1-4]) ?'?(\d{4}|\d{2})", |c, context| {
-        part_of_year(&c[1], &c[2], &c[3]).map(|said| behind_article(said, context))
+    // Two digits of a year are set apart: "H264" is none.
+    rule(rules, r"([QH])([1-4])(?: ?'?(\d{4})|(?: |'| ')(\d{2}))", |c, context| {
+        let of = c.get(3).or(c.get(4))?.as_str();
+        part_of_year(&c[1], &c[2], of).map(|said| behind_article(said, context))
     });
     rule(rules, r"Q([1-4])", |c, context| {
         Some(behind_article(format!("the {} quarter", ordinal(number(&c[1]))), context))
@@ -219,6 +228,12 @@ fn part_of_year(kind: &str, part: &str, of: &str) -> Option<String> {
     };
     let of = if of.len() == 2 { pairs(of) } else { year(number(of)) };
     Some(format!("the {} {kind} of {of}", ordinal(n)))
+}
+
+/// So many of a unit of time.
+fn lasts(count: &str, unit: &str) -> String {
+    let n = number(count);
+    format!("{} {unit}{}", cardinal(n), if n == 1 { "" } else { "s" })
 }
 
 /// Hour and minutes as on a clock.

@@ -48,7 +48,12 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         Some(format!("{} to {}", one(&c[1], &c[2], &c[3])?, one(&c[4], &c[5], &c[6])?))
     });
     // 4.4x
-    rule(rules, &format!(r"({N})[x×]"), |c, _| Some(format!("{} x", decimal(&c[1]))));
+    rule(rules, &format!(r"({N})[x×]"), |c, context| {
+        // "10x faster" is a factor, "a 4x zoom" a name.
+        let next = context.next_word();
+        let factor = matches!(next, "more" | "less" | "as" | "the") || next.len() > 4 && next.ends_with("er");
+        Some(format!("{} {}", decimal(&c[1]), if factor { "times" } else { "x" }))
+    });
     // A span of a measure, and a measure.
     rule(
         rules,
@@ -97,7 +102,16 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     sums(rules);
 }
 
+/// An amount with the comma before its cents: what is no thousand, and stands with a currency.
+const COMMA: &str = r"(\d{1,3}(?:\.\d{3})*|\d{1,9}),(\d{2})";
+
 fn money(rules: &mut Vec<Rule>) {
+    rule(rules, &format!(r"({CURRENCY}) ?{COMMA}"), |c, _| {
+        Some(amount(currency(&c[1])?, &format!("{}.{}", c[2].replace('.', ""), &c[3]), None))
+    });
+    rule(rules, &format!(r"{COMMA} ?({CURRENCY})"), |c, _| {
+        Some(amount(currency(&c[3])?, &format!("{}.{}", c[1].replace('.', ""), &c[2]), None))
+    });
     rule(
         rules,
         &format!(r"({CURRENCY}) ?({N}) ?[-–—] ?(?:{CURRENCY})? ?({N})(?: ?({MAGNITUDE}|bn|[kKMBm]))?"),
@@ -327,6 +341,9 @@ fn sums(rules: &mut Vec<Rule>) {
     });
     rule(rules, r"(\d+)(?:st|nd|rd|th) ?[-–—] ?(\d+)(?:st|nd|rd|th)", |c, _| {
         Some(format!("{} to {}", ordinal(number(&c[1])), ordinal(number(&c[2]))))
+    });
+    rule(rules, r"(\d{1,9})(?:st|nd|rd|th) ?/ ?(\d{1,9})(?:st|nd|rd|th)", |c, _| {
+        Some(format!("{} or {}", ordinal(number(&c[1])), ordinal(number(&c[2]))))
     });
     rule(rules, r"(\d{1,3}(?:,\d{3})+|\d{1,30})(?:st|nd|rd|th|ᵗʰ)", |c, _| {
         let bare: String = c[1].chars().filter(char::is_ascii_digit).collect();

@@ -14,7 +14,7 @@ pub(super) const ABBREVIATIONS: &[(&str, &str)] = &[
     ("vol", "volume"), ("ed", "edition"), ("fig", "figure"), ("eq", "equation"), ("sec", "section"),
     ("ch", "chapter"), ("pp", "pages"), ("nos", "numbers"), ("ext", "extension"), ("tel", "telephone"),
     ("min", "minimum"), ("max", "maximum"), ("avg", "average"), ("temp", "temperature"), ("govt", "government"),
-    ("intl", "international"), ("natl", "national"), ("ca", "circa"), ("cf", "compare"), ("viz", "namely"),
+    ("intl", "international"), ("natl", "national"), ("incl", "including"), ("excl", "excluding"), ("ca", "circa"), ("cf", "compare"), ("viz", "namely"),
 ];
 
 /// The same without a full stop, as written.

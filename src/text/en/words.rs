@@ -56,22 +56,15 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
         Some(format!("{} {} {}", &c[1], if two { "two" } else { "to" }, &c[2]))
     });
     rule(rules, r"([CF])#", |c, _| Some(format!("{} sharp", &c[1])));
-    rule(rules, r"([A-Za-z]{2,3})([²³])", |c, _| {
-        Some(format!("{} {}", &c[1], if &c[2] == "²" { "squared" } else { "cubed" }))
-    });
-    rule(rules, r"([A-Za-z])(?:([²³])|\^(-?)(\d{1,3}))", |c, _| {
-        Some(match (c.get(2).map(|power| power.as_str()), c.get(4).map(|power| power.as_str())) {
-            (Some("²"), _) | (None, Some("2")) if c.get(3).is_none_or(|sign| sign.is_empty()) => {
-                format!("{} squared", &c[1])
-            }
-            (Some(_), _) | (None, Some("3")) if c.get(3).is_none_or(|sign| sign.is_empty()) => {
-                format!("{} cubed", &c[1])
-            }
-            (_, power) => {
-                let sign = if c.get(3).is_some_and(|sign| !sign.is_empty()) { "minus " } else { "" };
-                format!("{} to the power of {sign}{}", &c[1], quantity(power?))
-            }
-        })
+    rule(rules, r"([A-Za-z]{1,3})(?:([²³])|\^(-?)(\d{1,3}))", |c, _| {
+        let group = |at: usize| c.get(at).map_or("", |group| group.as_str());
+        let power = match (group(2), group(3), group(4)) {
+            ("²", ..) | ("", "", "2") => "squared".to_owned(),
+            ("³", ..) | ("", "", "3") => "cubed".to_owned(),
+            (_, "", power) => format!("to the power of {}", quantity(power)),
+            (_, _, power) => format!("to the power of minus {}", quantity(power)),
+        };
+        Some(format!("{} {power}", &c[1]))
     });
     rule(rules, r"[vV](?:er|ersion)?\.? ?(\d{1,4}(?:\.\d{1,6}){1,4})", |c, _| {
         let parts: Vec<_> = c[1].split('.').map(quantity).collect();
@@ -80,6 +73,13 @@ pub(super) fn rules(rules: &mut Vec<Rule>) {
     rule(rules, r"v(\d{1,3})", |c, _| Some(format!("version {}", quantity(&c[1]))));
     // "COVID-19", "F-16": the hyphen is not a minus.
     rule(rules, r"([A-Za-z]{1,24})[-–](\d{1,3})", |c, _| Some(format!("{} {}", &c[1], quantity(&c[2]))));
+    // An account as banks write it all over the world (ISO 13616): four characters, then groups of four.
+    rule(rules, r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?", |c, _| {
+        let plain: Vec<char> = c[0].chars().filter(|c| *c != ' ').collect();
+        let account = plain.iter().filter(|c| c.is_ascii_digit()).count() >= 10 && plain.len() >= 15;
+        let groups = plain.chunks(4).map(|group| spell(&group.iter().collect::<String>()));
+        account.then(|| groups.collect::<Vec<_>>().join(", "))
+    });
     // Codes: letters and digits change more than twice.
     rule(rules, r"[A-Z0-9]{5,24}", |c, _| is_code(&c[0]).then(|| spell(&c[0])));
     rule(rules, r"[A-Z0-9]{2,8}(?:-[A-Z0-9]{1,8}){1,6}", |c, _| {

@@ -1,6 +1,6 @@
 //! French.
 
-use super::{Money, Signs, Tongue, Words, counted, group, minute_at, money, number, quantity, rule, year_at};
+use super::{Money, Signs, Tongue, Words, counted, ends_in, group, minute_at, money, number, quantity, rule, year_at};
 use crate::text::scan::Rule;
 
 pub(super) struct French;
@@ -124,6 +124,18 @@ impl Tongue for French {
         }
     }
 
+    fn counted(_n: u128, word: &str) -> Option<bool> {
+        // Of the others "un" is right, or more often than not.
+        const FEMININE: [&str; 7] = ["tion", "sion", "ée", "ette", "ance", "ence", "aine"];
+        const KNOWN: [&str; 18] = [
+            "heure", "minute", "seconde", "personne", "fois", "page", "place", "chambre", "nuit", "ligne", "pièce",
+            "voiture", "réponse", "erreur", "tonne", "table", "étape", "adresse",
+        ];
+        let one = word.strip_suffix('s').unwrap_or(word);
+        let known = ends_in(one, &FEMININE) || KNOWN.contains(&word) || KNOWN.contains(&one);
+        known.then_some(true)
+    }
+
     fn day(n: u128, _before: &str) -> String {
         if n == 1 { "premier".into() } else { words(n) }
     }
@@ -152,6 +164,11 @@ impl Tongue for French {
         rule(numbers, r"1er|1ʳ?ᵉʳ", |_, _| Some("premier".into()));
         rule(numbers, r"1(?:ère|re)", |_, _| Some("première".into()));
         rule(numbers, r"(\d{1,6})(?:ème|e|ᵉ)", |c, _| Some(nth(number(&c[1]))));
+        rule(numbers, r"(\d{1,2}) ?h(?: ?(\d{2}))? ?[-–] ?(\d{1,2}) ?h(?: ?(\d{2}))?", |c, _| {
+            let (from, to) = (number(&c[1]), number(&c[3]));
+            let clock = |hour, at| Self::clock(hour, minute_at(c, at));
+            (from <= 24 && to <= 24).then(|| format!("{} à {}", clock(from, 2), clock(to, 4)))
+        });
         rule(numbers, r"(\d{1,2}) ?h(?: ?(\d{2}))?", |c, _| {
             (number(&c[1]) <= 24).then(|| Self::clock(number(&c[1]), minute_at(c, 2)))
         });

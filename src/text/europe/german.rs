@@ -1,6 +1,6 @@
 //! German.
 
-use super::{Money, Signs, Tongue, Words, counted, minute_at, money, number, quantity, rule, year_at};
+use super::{Money, Signs, Tongue, Words, counted, ends_in, minute_at, money, number, quantity, rule, year_at};
 use crate::text::scan::{Context, Rule};
 
 pub(super) struct German;
@@ -142,8 +142,13 @@ impl Tongue for German {
         words(n, if feminine { "eine" } else { "ein" })
     }
 
-    fn is_noun(word: &str) -> bool {
-        word.starts_with(char::is_uppercase)
+    fn counted(n: u128, word: &str) -> Option<bool> {
+        const FEMININE: [&str; 9] = ["e", "ung", "heit", "keit", "schaft", "ion", "tät", "ei", "nacht"];
+        const KNOWN: [&str; 8] = ["Nacht", "Person", "Stadt", "Antwort", "Nummer", "Zahl", "Mail", "Kraft"];
+        const OTHERS: [&str; 8] = ["Kunde", "Kollege", "Name", "Junge", "Ende", "Auge", "Gebäude", "Interesse"];
+        let feminine = ends_in(word, &FEMININE) && !OTHERS.contains(&word) || KNOWN.contains(&word);
+        // Of a plural the ending tells nothing, and no number takes one.
+        word.starts_with(char::is_uppercase).then_some(n == 1 && feminine)
     }
 
     fn year(n: u128) -> String {

@@ -25,10 +25,9 @@ trait Tongue: Sized + 'static {
     /// A quantity before a noun; `feminine` if that is: "ein", "eine", "veintiún".
     fn counting(n: u128, feminine: bool) -> String;
 
-    /// Whether the word behind a number is what is counted, so that a one before it takes its ending.
-    fn is_noun(_word: &str) -> bool {
-        false
-    }
+    /// Whether the word behind `n` is what is counted, so that a one takes its ending; and whether that is feminine, as
+    /// far as its own ending tells.
+    fn counted(n: u128, word: &str) -> Option<bool>;
 
     /// As a year is read.
     fn year(n: u128) -> String {
@@ -173,6 +172,7 @@ fn grammar<T: Tongue>() -> Grammar {
     let (mut numbers, mut words) = (Vec::new(), Vec::new());
     links::rules::<T>(&mut numbers, &mut words);
     T::own(&mut numbers, &mut words);
+    account::<T>(&mut words);
     dates::<T>(&mut numbers);
     telephone::<T>(&mut numbers);
     amounts::<T>(&mut numbers, &mut words);
@@ -252,6 +252,17 @@ fn dates<T: Tongue>(rules: &mut Vec<Rule>) {
             None => T::clock(h, m),
             Some(s) => format!("{} {} {}", T::clock(h, m), T::WORDS.and, T::cardinal(number(s.as_str()))),
         })
+    });
+}
+
+/// An account as banks write it (ISO 13616): letters and digits one by one, in groups of four.
+fn account<T: Tongue>(rules: &mut Vec<Rule>) {
+    rule(rules, r"[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?", |c, _| {
+        let plain: Vec<char> = c[0].chars().filter(|c| *c != ' ').collect();
+        let account = plain.iter().filter(|c| c.is_ascii_digit()).count() >= 10 && plain.len() >= 15;
+        let one = |c: &char| c.to_digit(10).map_or_else(|| c.to_string(), |digit| T::cardinal(u128::from(digit)));
+        let groups = plain.chunks(4).map(|group| group.iter().map(one).collect::<Vec<_>>().join(" "));
+        account.then(|| groups.collect::<Vec<_>>().join(", "))
     });
 }
 
@@ -403,13 +414,12 @@ fn bare<T: Tongue>(rules: &mut Vec<Rule>) {
         if context.last().is_some_and(char::is_alphanumeric) {
             return None;
         }
-        let noun = context.next_word();
-        Some(if year {
-            T::year(n)
-        } else if !text.contains(',') && !text.starts_with('0') && context.next() == Some(' ') && T::is_noun(noun) {
-            T::counting(n, noun.ends_with("as"))
-        } else {
-            quantity::<T>(text)
+        let whole = !text.contains(',') && !text.starts_with('0') && context.next() == Some(' ');
+        let noun = if whole { T::counted(n, context.next_word()) } else { None };
+        Some(match noun {
+            _ if year => T::year(n),
+            Some(feminine) => T::counting(n, feminine),
+            None => quantity::<T>(text),
         })
     });
     loose(rules, r"(\d+)", |c, context| {
@@ -482,6 +492,11 @@ fn year_at<T: Tongue>(c: &Captures<'_>, at: usize) -> String {
 /// The minute that a rule of one language may have found at `at`; a full hour has none.
 fn minute_at(c: &Captures<'_>, at: usize) -> u128 {
     c.get(at).map_or(0, |minute| number(minute.as_str()))
+}
+
+/// Whether `word` ends in one of these.
+fn ends_in(word: &str, endings: &[&str]) -> bool {
+    endings.iter().any(|ending| word.ends_with(ending))
 }
 
 /// What a rule of one language gives to a group that may be absent.

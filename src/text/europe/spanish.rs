@@ -1,6 +1,6 @@
 //! Spanish.
 
-use super::{Money, Signs, Tongue, Words, money, number, quantity, rule, year_at};
+use super::{Money, Signs, Tongue, Words, ends_in, money, number, quantity, rule, year_at};
 use crate::text::scan::Rule;
 
 pub(super) struct Spanish;
@@ -160,14 +160,32 @@ impl Tongue for Spanish {
 
     fn counting(n: u128, feminine: bool) -> String {
         let said = words(n);
+        if !feminine {
+            return shorten(&said);
+        }
+        // "doscientas", "quinientas"
+        let said = said.replace("ientos", "ientas");
         match said.strip_suffix("uno") {
-            Some(head) if feminine => format!("{head}una"),
-            _ => shorten(&said),
+            Some(head) => format!("{head}una"),
+            None => said,
         }
     }
 
-    fn is_noun(word: &str) -> bool {
-        word.len() > 3 && word.starts_with(char::is_lowercase) && word.ends_with('s')
+    fn counted(n: u128, word: &str) -> Option<bool> {
+        const NO_NOUNS: [&str; 17] = [
+            "por", "con", "que", "más", "del", "para", "como", "sobre", "entre", "hasta", "desde", "cada", "pero",
+            "sin", "los", "las", "menos",
+        ];
+        const FEMININE: [&str; 9] = ["a", "ción", "sión", "cion", "sion", "dad", "tad", "vez", "noche"];
+        const KNOWN: [&str; 6] = ["tarde", "calle", "llave", "clase", "parte", "vece"];
+        const MASCULINE: [&str; 7] = ["día", "mapa", "problema", "programa", "sistema", "tema", "idioma"];
+        let long = word.chars().count() >= 3 && word.chars().all(char::is_lowercase);
+        let noun = long && !NO_NOUNS.contains(&word) && (n == 1 || word.ends_with('s'));
+        // "horas" to "hora", "estaciones" to "estacion".
+        let one = if n == 1 { word } else { word.strip_suffix('s').unwrap_or(word) };
+        let stem = one.strip_suffix('e').filter(|stem| ends_in(stem, &FEMININE[1..])).unwrap_or(one);
+        let feminine = ends_in(stem, &FEMININE) && !MASCULINE.contains(&stem) || KNOWN.contains(&one);
+        noun.then_some(feminine)
     }
 
     fn day(n: u128, _before: &str) -> String {

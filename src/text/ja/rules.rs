@@ -54,8 +54,11 @@ fn codes(rules: &mut Vec<Rule>) {
     });
     // Blocks and houses of an address: "千代田区1-2-3".
     rule(rules, r"\d{1,4}(?:-\d{1,4}){1,3}", |c, context| {
-        let placed =
+        let after =
             ['区', '町', '村', '丁', '目', '条', '園', '通'].iter().any(|place| context.before.ends_with(*place));
+        // Three small groups right behind a name are no sum.
+        let house = c[0].split('-').count() == 3 && c[0].split('-').all(|group| group.len() <= 2);
+        let placed = after || house && context.last().is_some_and(|last| ('\u{4e00}'..='\u{9fff}').contains(&last));
         placed.then(|| c[0].split('-').map(quantity).collect::<Vec<_>>().join("の"))
     });
     rule(rules, r"0[5789]0\d{8}", |c, _| Some(phone(&c[0])));

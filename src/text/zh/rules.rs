@@ -193,6 +193,10 @@ fn dates(rules: &mut Vec<Rule>) {
     );
     partial_dates::<Chinese>(rules);
     loose(rules, r"((?:19|20)\d{2})年?Q([1-4])", |c, _| Some(format!("{}年第{}季度", digits(&c[1]), digits(&c[2]))));
+    // A season, a school year: "2024/25赛季".
+    loose(rules, r"((?:19|20)\d{2})[-/–](\d{2}|(?:19|20)\d{2})(赛季|学年|财年|年度)", |c, _| {
+        Some(format!("{}到{}{}", digits(&c[1]), digits(&c[2]), &c[3]))
+    });
     // Years of four digits, and of two before a month.
     loose(rules, &format!(r"(\d{{4}}){RANGE}(\d{{4}})年"), |c, _| {
         Some(format!("{}到{}年", digits(&c[1]), digits(&c[2])))
@@ -273,7 +277,7 @@ fn currency(sign: &str) -> Option<&'static str> {
 fn money(rules: &mut Vec<Rule>) {
     rule(rules, &format!(r"({CURRENCY}) ?({N})(?:{RANGE}({N}))?([百千万亿]{{0,2}})"), |c, _| {
         let to = c.get(3).map(|to| format!("到{}", counted_or(to.as_str(), !c[4].is_empty()))).unwrap_or_default();
-        Some(format!("{}{to}{}{}", counted_or(&c[2], !c[4].is_empty()), &c[4], currency(&c[1])?))
+        Some(format!("{}{to}{}{}", counted_or(rounded(&c[2]), !c[4].is_empty()), &c[4], currency(&c[1])?))
     });
 }
 
@@ -283,8 +287,13 @@ fn counted_or(text: &str, counted_by: bool) -> String {
 
 fn measures(rules: &mut Vec<Rule>) {
     money(rules);
+    // How tall: "1米75".
+    loose(rules, r"([12])米(\d{2})", |c, context| {
+        (!context.next().is_some_and(|next| next.is_ascii_digit() || next == '米'))
+            .then(|| format!("{}米{}", counted(&c[1]), digits(&c[2])))
+    });
     rule(rules, &format!(r"({N})([百千万亿]{{0,2}})({CURRENCY})"), |c, _| {
-        Some(format!("{}{}{}", counted_or(&c[1], !c[2].is_empty()), &c[2], currency(&c[3])?))
+        Some(format!("{}{}{}", counted_or(rounded(&c[1]), !c[2].is_empty()), &c[2], currency(&c[3])?))
     });
     // A span with the measure at both ends.
     loose(rules, &format!(r"([-−]?)({N}) ?({UNIT}) ?{RANGE} ?([-−]?)({N}) ?({UNIT})"), |c, context| {
@@ -364,6 +373,11 @@ fn measures(rules: &mut Vec<Rule>) {
 
 fn share(sign: &str) -> &'static str {
     if sign == "‰" { "千分之" } else { "百分之" }
+}
+
+/// An amount without the hundredths where there are none.
+fn rounded(text: &str) -> &str {
+    text.strip_suffix(".00").or(text.strip_suffix(".0")).unwrap_or(text)
 }
 
 /// A kilometre has another name before a power.
