@@ -138,6 +138,8 @@ enum State {
     /// In a tag, within these quotes.
     Tag(Option<char>),
     Comment,
+    /// In `<![CDATA[`: no sign is markup before `]]>`.
+    Verbatim,
     /// In a tag that is too long.
     Skip,
 }
@@ -188,6 +190,7 @@ impl Ssml {
                         self.buffer = tail.chars().rev().collect();
                     }
                 }
+                State::Verbatim => self.verbatim(c, out),
                 State::Skip if c == '>' => self.begin(State::Text),
                 State::Skip => {}
             }
@@ -201,6 +204,11 @@ impl Ssml {
             State::Entity => {
                 let entity = std::mem::take(&mut self.buffer);
                 self.say(&entity, out);
+            }
+            State::Verbatim => {
+                mistake(out, "`<![CDATA[` is never closed by `]]>`".into());
+                let rest = std::mem::take(&mut self.buffer);
+                self.say(&rest, out);
             }
             State::Tag(_) | State::Comment | State::Skip => {
                 mistake(out, format!("`<{}` is never closed by `>`", cut(&self.buffer)));
@@ -273,9 +281,25 @@ impl Ssml {
         self.buffer.push(c);
         if self.buffer == "!--" {
             self.begin(State::Comment);
+        } else if self.buffer == "![CDATA[" {
+            self.begin(State::Verbatim);
         } else if self.buffer.len() > LONGEST_TAG {
             mistake(out, format!("the tag `<{}` is longer than {LONGEST_TAG} bytes", cut(&self.buffer)));
             self.begin(State::Skip);
+        }
+    }
+
+    fn verbatim(&mut self, c: char, out: &mut Vec<Event>) {
+        const END: &str = "]]>";
+        self.buffer.push(c);
+        while !END.starts_with(&self.buffer) {
+            let c = self.buffer.remove(0);
+            if !is_inline(c) {
+                self.say(c.encode_utf8(&mut [0; 4]), out);
+            }
+        }
+        if self.buffer == END {
+            self.begin(State::Text);
         }
     }
 

@@ -90,10 +90,28 @@ fn a_mistake_says_what_to_change_and_costs_its_own_tag() {
 }
 
 #[test]
+fn no_sign_is_markup_in_a_section_of_characters() {
+    for size in 1..20 {
+        let (events, _) = events("a <![CDATA[<b> &amp; ]] x[0]]>1]]> <s>c</s><![CDATA[d]", size);
+        let (mut said, mut mistakes) = (String::new(), Vec::new());
+        for event in events {
+            match event {
+                Event::Text(text) => said.push_str(&text),
+                Event::Mistake(what) => mistakes.push(what),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(said, "a <b> &amp; ]] x[01]]> \n\nc\n\nd]", "in pieces of {size}");
+        assert_eq!(mistakes.len(), 1, "{mistakes:?}");
+        assert!(mistakes[0].contains("never closed by `]]>`"), "{mistakes:?}");
+    }
+}
+
+#[test]
 fn what_is_endless_is_bounded() {
     let mut ssml = Ssml::default();
     let mut out = Vec::new();
-    for piece in ["<a ", "<!--", "<sub alias='x'>", "<p>", "&", "<b \""] {
+    for piece in ["<a ", "<!--", "<![CDATA[", "<sub alias='x'>", "<p>", "&", "<b \""] {
         for _ in 0..20_000 {
             ssml.push(piece, &mut out);
             out.clear();
