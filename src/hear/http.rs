@@ -200,7 +200,14 @@ fn read(answer: &[u8]) -> Result<Words, String> {
     }
     let answer: Transcription =
         serde_json::from_slice(answer).map_err(|_| "the recogniser's answer is no transcription".to_owned())?;
-    Ok(Words { text: tidy(&answer.text), language: answer.language.unwrap_or_default(), confidence: 1.0 })
+    let language = tag(answer.language.as_deref().unwrap_or_default());
+    Ok(Words { text: tidy(&answer.text), language, confidence: 1.0 })
+}
+
+/// A language from outside; empty where it cannot be one (BCP 47 needs no more than 35 characters).
+pub(super) fn tag(text: &str) -> String {
+    let may_be = text.len() <= 35 && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+    if may_be { text.to_owned() } else { String::new() }
 }
 
 /// Text from outside: without control characters, and no longer than speech.

@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::audio::{from_i16, to_i16};
-use crate::hear::http::tidy;
+use crate::hear::http::{tag, tidy};
 use crate::hear::{RATE, Words};
 use crate::media::resample::Converter;
 
@@ -358,6 +358,8 @@ impl Talk {
 const MAX_ITEM: usize = 16 << 10;
 /// Items under way.
 const MAX_ITEMS: usize = 64;
+/// No connection lasts as long: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 fn failed(reason: &Value) -> Said {
     let reason = tidy(reason.as_str().unwrap_or("no reason given"));
@@ -365,13 +367,14 @@ fn failed(reason: &Value) -> Said {
 }
 
 fn said(text: &str, language: &str, confidence: f32, until: Duration, fixed: bool) -> Said {
-    let words = Words { text: tidy(text), language: language.to_owned(), confidence };
+    let words = Words { text: tidy(text), language: tag(language), confidence: confidence.clamp(0.0, 1.0) };
     Said::Words { words, until, fixed, ended: false, eager: false }
 }
 
-/// Seconds of a message; nonsense counts as none.
+/// Seconds of a message; nonsense counts as none, also what no call lasts: times are added to one another.
 fn seconds(value: &Value) -> Duration {
-    Duration::try_from_secs_f64(value.as_f64().unwrap_or_default()).unwrap_or_default()
+    let time = Duration::try_from_secs_f64(value.as_f64().unwrap_or_default()).unwrap_or_default();
+    if time < LONGEST { time } else { Duration::ZERO }
 }
 
 fn listen(message: &Value) -> Option<Said> {
@@ -399,6 +402,23 @@ fn flux(message: &Value) -> Option<Said> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_and_shares_that_cannot_be_are_none() {
+        for (start, duration, expected) in
+            [(1.5, 0.5, 2.0), (1e19, 1e19, 0.0), (1.0, 1.8e19, 1.0), (-1.0, 2.0, 2.0), (f64::MAX, 1e308, 0.0)]
+        {
+            let best = json!({ "transcript": "Yes.", "confidence": 1e300, "languages": ["e\u{7}n"] });
+            let message = json!({
+                "type": "Results", "start": start, "duration": duration, "is_final": true,
+                "channel": { "alternatives": [best] },
+            });
+            let read = Talk::new(Dialect::Listen, None, None).read(&message.to_string());
+            let Ok(Some(Said::Words { words, until, .. })) = read else { panic!("{read:?}") };
+            assert_eq!((until.as_secs_f64(), words.confidence), (expected, 1.0), "{start} and {duration}");
+            assert_eq!(words.language, "", "a control character is in no language's name");
+        }
+    }
 
     #[test]
     fn a_service_that_only_takes_sound_and_never_finishes_is_bounded() {
