@@ -296,10 +296,10 @@ fn hear(
                 if let Some(ends) = ends.filter(|_| !streamed).and_then(|ends| checked(text, ends)) {
                     words.tell(ends);
                 }
-            } else if let Some(Late { text, words, .. }) = late.remove(&id) {
-                if let Some(ends) = ends.and_then(|ends| checked(&text, ends)) {
-                    words.tell(ends);
-                }
+            } else if let Some(Late { text, words, .. }) = late.remove(&id)
+                && let Some(ends) = ends.and_then(|ends| checked(&text, ends))
+            {
+                words.tell(ends);
             }
         }
         Frame::Message(ToGateway::Status(status)) => link.hear(*status),
