@@ -1,6 +1,8 @@
-//! Rules of single lines: sends, `unsafe`, documentation.
+//! Rules of single lines: sends, `unsafe`, documentation, links.
 
-use crate::tree::files;
+use std::fs;
+
+use crate::tree::{files, root};
 
 const SOURCES: &[&str] = &["src", "sdp/src", "loadgen/src"];
 
@@ -68,4 +70,28 @@ fn documentation_has_no_code_to_run() {
         }
     }
     assert!(found.is_empty(), "name the language (text, toml, json, sh), or have .ci/run test it: {found:?}");
+}
+
+/// What a link names is there. Links that leave the repository are not followed.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut documents = files(&["src", "sdp", "loadgen", "tests", "config", ".github"], &["md"]);
+    documents.push(("README.md".into(), fs::read_to_string(root().join("README.md")).expect("README.md")));
+    let mut followed = 0;
+    let mut broken = Vec::new();
+    for (path, text) in documents {
+        for link in text.split("](").skip(1) {
+            let Some((target, _)) = link.split_once(')') else { continue };
+            let target = target.split('#').next().unwrap_or("");
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            followed += 1;
+            if !root().join(&path).with_file_name("").join(target).exists() {
+                broken.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    assert!(followed > 20, "only {followed} links were found: has their form changed?");
+    assert!(broken.is_empty(), "links to what is not there:\n{}", broken.join("\n"));
 }
