@@ -130,14 +130,23 @@ impl Page {
         self.ask("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Clicks into the middle of what has this id, as a mouse does: what lies over it gets the click.
+    /// Clicks into the middle of what has this id, as a mouse does: what lies over it gets the click. Like a person it waits
+    /// until the page holds still; what moves away in the moment of the click is missed.
     pub(crate) async fn click(&mut self, id: &str) {
-        let place = self
-            .value(&format!(
-                "(() => {{ const e = document.getElementById({id:?}); e.scrollIntoView({{block: 'center'}}); \
-                 const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"
-            ))
-            .await;
+        let still = format!(
+            "(async () => {{ const e = document.getElementById({id:?}); e.scrollIntoView({{block: 'center'}}); \
+             const middle = () => {{ const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }}; \
+             const before = middle(); await new Promise(done => setTimeout(done, 100)); const now = middle(); \
+             return before[0] == now[0] && before[1] == now[1] ? now : null; }})()"
+        );
+        let begun = antiphon_loadgen::call::now();
+        let place = loop {
+            let place = self.value(&still).await;
+            if !place.is_null() {
+                break place;
+            }
+            assert!(antiphon_loadgen::call::now() - begun < PATIENCE, "{id} never holds still");
+        };
         for kind in ["mousePressed", "mouseReleased"] {
             let event = json!({ "type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1 });
             self.ask("Input.dispatchMouseEvent", event).await;
