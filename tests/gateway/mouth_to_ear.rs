@@ -73,7 +73,7 @@ async fn measure(speculate: bool) -> Level {
         // A slow machine takes some seconds for a turn.
         duration: Duration::from_secs(15),
         warm_up: Duration::ZERO,
-        ramp: Duration::ZERO,
+        ramp: (Duration::ZERO, Duration::ZERO),
         legs: vec![(Leg::Sip, 1.0)],
         turns: Some(2..=2),
         think: (0.1, 0.2),

@@ -74,9 +74,10 @@ pub struct Load {
     /// So long at the beginning nothing is counted but failures: calls of an open loop have to become as many as
     /// they are going to be.
     pub warm_up: Duration,
-    /// Callers of a closed loop begin spread over so long, but over a quarter of `duration` at least and half of it at most.
-    /// A turn and the pause after it are right: then they ask for as many turns a second as they do later, and not more.
-    pub ramp: Duration,
+    /// The shortest and the longest turn of a closed loop with the pause after it: callers begin spread over that ([`begins`]),
+    /// but over a quarter of `duration` at least and half of it at most. Then they ask for as many turns a second as they do
+    /// later, and not more.
+    pub ramp: (Duration, Duration),
     /// Kinds of calls and their weights.
     pub legs: Vec<(Leg, f64)>,
     /// Turns of a call; `None`: as many as fit (closed loop only).
@@ -135,11 +136,11 @@ pub async fn run(
     let (events, mut received) = mpsc::channel(1_024);
     let ramp = match load.arrivals {
         // Callers that all began together would also speak together, and be refused as they never are later.
-        Arrivals::Closed(n) if n > 1 => load.ramp.clamp(load.duration / 4, load.duration / 2),
-        Arrivals::Closed(_) => Duration::ZERO,
-        _ => load.warm_up.min(load.duration / 2),
+        Arrivals::Closed(n) if n > 1 => within(load.ramp, load.duration),
+        Arrivals::Closed(_) => (Duration::ZERO, Duration::ZERO),
+        _ => (Duration::ZERO, load.warm_up.min(load.duration / 2)),
     };
-    let window = (start + ramp, start + load.duration);
+    let window = (start + ramp.1, start + load.duration);
     let mode = if matches!(load.arrivals, Arrivals::Closed(_)) { "closed" } else { "open" };
     let lateness = AbortOnDropHandle::new(tokio::spawn(own_lateness(window.1)));
     let callers =
@@ -194,12 +195,36 @@ pub async fn run(
     (level, turns)
 }
 
+/// A ramp that takes a quarter of `duration` at least and half of it at most.
+fn within((shortest, longest): (Duration, Duration), duration: Duration) -> (Duration, Duration) {
+    if longest.is_zero() {
+        return (duration / 4, duration / 4);
+    }
+    let longer = (duration.as_secs_f64() / 4.0 / longest.as_secs_f64()).max(1.0);
+    let longer = longer.min(duration.as_secs_f64() / 2.0 / longest.as_secs_f64());
+    (shortest.min(longest).mul_f64(longer), longest.mul_f64(longer))
+}
+
+/// When a caller of a closed loop begins, seconds after the start, of whom `share` have begun before: such that turns are
+/// asked for as often at the beginning as they are later, where each takes a turn and a pause of `shortest` to `longest`
+/// seconds, evenly spread. Callers who begin evenly over the mean of that ask for half as many again as soon as those of the
+/// first are back, while the last ones begin.
+///
+/// That is the time until the next event of a renewal process that has gone on for ever (Cox, "Renewal Theory", 1962).
+pub fn begins(share: f64, shortest: f64, longest: f64) -> f64 {
+    let mean = f64::midpoint(shortest, longest);
+    match share * mean {
+        evenly if evenly <= shortest => evenly,
+        _ => longest - (2.0 * (longest - shortest) * mean * (1.0 - share)).max(0.0).sqrt(),
+    }
+}
+
 /// Lets calls arrive until the time is over, then waits for the last of them.
 async fn arrive(
     plan: Arc<Plan>,
     load: Load,
     start: Instant,
-    ramp: Duration,
+    (shortest, longest): (Duration, Duration),
     live: Arc<AtomicU32>,
     events: mpsc::Sender<Event>,
 ) {
@@ -220,7 +245,9 @@ async fn arrive(
     };
     if let Arrivals::Closed(callers) = load.arrivals {
         for n in 0..callers {
-            clock::sleep_until(start + ramp.mul_f64(f64::from(n) / f64::from(callers.max(1)))).await;
+            let share = f64::from(n) / f64::from(callers.max(1));
+            let after = begins(share, shortest.as_secs_f64(), longest.as_secs_f64());
+            clock::sleep_until(start + Duration::from_secs_f64(after)).await;
             spawn(&mut tasks, rng.random(), true);
         }
     } else {

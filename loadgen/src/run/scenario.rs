@@ -278,7 +278,7 @@ impl Scenario {
             arrivals,
             duration: Duration::from_secs_f64(table.duration_s),
             warm_up: Duration::ZERO,
-            ramp: Duration::ZERO,
+            ramp: (Duration::ZERO, Duration::ZERO),
             legs: legs.clone(),
             turns,
             think,

@@ -184,6 +184,27 @@ fn places_are_held_until_speech_is_computed() {
     assert!((8.0..12.0).contains(&heard), "{heard}");
 }
 
+/// Turns of 12 s on one H200: of the 8.7 s for which each holds its part, half a second of it is computed. The knee of the
+/// simulated scheduler is 355.
+#[test]
+fn a_full_device_holds_no_turn_longer_that_waits_for_its_listener() {
+    let with = |steps: f64| {
+        let mut report = report("closed", &[48, 100, 600, 601], Knee { level: 600, broken_at: Some(601) });
+        report.devices = json!([{ "state": "ready", "capacity": 255 }]);
+        for level in &mut report.levels {
+            let calls = f64::from(level.level);
+            (level.seconds, level.turns) = (13.2, u64::from(level.level));
+            level.speech = Summary { mean: 12.0, ..Summary::default() };
+            level.metrics.sustainable_streams = Some(400.0);
+            level.metrics.holding_seconds = Some(8.7 * calls);
+            level.metrics.stage_seconds = [("decode".to_owned(), steps * calls)].into();
+        }
+        bound(&report, "capacity")
+    };
+    assert!((330.0..380.0).contains(&with(0.5)), "{}", with(0.5));
+    assert!(with(8.7) < 280.0, "all of it is computed: {}", with(8.7));
+}
+
 #[test]
 fn turns_wait_for_the_device_where_they_come_by_chance() {
     let with = |mode: &str, sustained: f64, limit: f64| {

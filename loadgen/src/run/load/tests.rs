@@ -48,6 +48,34 @@ fn a_ramp_grows_evenly() {
 }
 
 #[test]
+fn callers_of_a_closed_loop_ask_for_turns_as_often_while_they_begin_as_later() {
+    // 20,000 callers, turns of 2 to 4 s: a fifteenth of all turns are asked for in each fifth of a second, throughout.
+    let (shortest, longest, callers) = (2.0, 4.0, 20_000);
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut asked = [0u32; 60];
+    for n in 0..callers {
+        let mut at = begins(f64::from(n) / f64::from(callers), shortest, longest);
+        assert!((0.0..=longest).contains(&at));
+        while let Some(count) = asked.get_mut((at / 0.2) as usize) {
+            *count += 1;
+            at += rng.random_range(shortest..=longest);
+        }
+    }
+    let mean = f64::from(callers) * 0.2 / 3.0;
+    let most = asked.iter().map(|n| (f64::from(*n) / mean - 1.0).abs()).fold(0.0, f64::max);
+    assert!(most < 0.1, "{most} {asked:?}");
+}
+
+#[test]
+fn a_ramp_leaves_time_to_measure() {
+    let seconds = Duration::from_secs;
+    assert_eq!(within((seconds(2), seconds(4)), seconds(12)), (seconds(2), seconds(4)));
+    assert_eq!(within((seconds(1), seconds(2)), seconds(12)), (seconds(3) / 2, seconds(3)), "a quarter");
+    assert_eq!(within((seconds(6), seconds(12)), seconds(12)), (seconds(3), seconds(6)), "half");
+    assert_eq!(within((Duration::ZERO, Duration::ZERO), seconds(12)).1, seconds(3), "not known yet");
+}
+
+#[test]
 fn bursts_and_traces_come_when_they_should() {
     assert_eq!(arrivals(&Arrivals::Burst(2, Duration::from_secs(4)), 10), [0.0, 0.0, 4.0, 4.0, 8.0, 8.0]);
     let trace = [0.5, 0.5, 3.0].map(Duration::from_secs_f64).to_vec();
