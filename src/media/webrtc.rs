@@ -15,6 +15,7 @@
 mod driver;
 mod reports;
 pub mod rtvi;
+mod succession;
 
 use std::collections::VecDeque;
 use std::future::{Future, pending};
@@ -40,6 +41,8 @@ use rtvi::{Asked, Rtvi};
 
 pub use driver::Driver;
 pub use reports::Reports;
+pub use succession::Heir;
+use succession::Succession;
 
 /// How far a session has come. It only moves forward, and the first end is the one that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +139,7 @@ pub struct WebRtcLeg {
     /// What a message asked for beyond the first thing: keys, which are few.
     asked: VecDeque<LegEvent>,
     outbox: Outbox,
+    succession: Succession,
     closed: bool,
 }
 
@@ -165,8 +169,14 @@ impl WebRtcLeg {
             rtvi: None,
             asked: VecDeque::new(),
             outbox: Outbox::default(),
+            succession: Succession::default(),
             closed: false,
         }
+    }
+
+    /// Where the leg of a new connection is put that is to go on in place of this one.
+    pub fn heir(&self) -> Heir {
+        self.succession.heir()
     }
 
     /// `None`: not for the call.
@@ -346,6 +356,10 @@ impl MediaLeg for WebRtcLeg {
                     report.map(LegEvent::Report)
                 }
                 () = self.outbox.drive(self.channel.as_ref()) => None,
+                next = self.succession.next() => {
+                    self.succeed(*next);
+                    None
+                }
             };
             if let Some(event) = event {
                 return event;

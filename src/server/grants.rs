@@ -65,7 +65,8 @@ enum State {
     Fresh,
     /// A call is being set up with it.
     Claimed,
-    Used(SessionId),
+    /// For this session; where its call goes on as another, the one before stays until that has connected.
+    Used(Vec<SessionId>),
 }
 
 /// The tokens that were issued. Clones mean the same.
@@ -107,7 +108,7 @@ impl Grants {
         table.retain(|_, (grant, state)| match state {
             State::Fresh => now < grant.expires,
             State::Claimed => true,
-            State::Used(session) => alive(session),
+            State::Used(sessions) => sessions.iter().any(&alive),
         });
         if table.len() >= MAX_GRANTS {
             let message = format!("{MAX_GRANTS} single-use tokens wait for their calls, as many as may");
@@ -154,7 +155,17 @@ impl Page {
 
     /// Whether `session` was begun with it.
     pub(super) fn began(&self, session: &SessionId) -> bool {
-        matches!(self.grants.lock().get(&self.key), Some((_, State::Used(used))) if used == session)
+        matches!(self.grants.lock().get(&self.key), Some((_, State::Used(used))) if used.contains(session))
+    }
+}
+
+impl Page {
+    /// The call that was begun with it goes on as `session`.
+    pub(super) fn goes_on(&self, session: &SessionId) {
+        if let Some((_, State::Used(sessions))) = self.grants.lock().get_mut(&self.key) {
+            sessions.drain(..sessions.len().saturating_sub(1));
+            sessions.push(session.clone());
+        }
     }
 }
 
@@ -162,7 +173,7 @@ impl Claim {
     /// The call is there: nothing else can be begun with the token.
     pub(super) fn used(mut self, session: &SessionId) {
         if let Some(page) = self.0.take() {
-            page.set(State::Used(session.clone()));
+            page.set(State::Used(vec![session.clone()]));
         }
     }
 }
@@ -302,6 +313,11 @@ mod tests {
         // It outlives its time, for its own session.
         let page = grants.find(now + Duration::from_secs(3_600), "t", None).expect("known");
         assert!(page.began(&session) && !page.began(&other));
+        // It goes on by another connection, and by a third: the one before each counts until it has connected.
+        page.goes_on(&other);
+        assert!(page.began(&session) && page.began(&other));
+        page.goes_on(&"third".into());
+        assert!(!page.began(&session) && page.began(&other) && page.began(&"third".into()));
     }
 
     #[test]

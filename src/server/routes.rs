@@ -91,6 +91,7 @@ pub const ROUTES: &[Route] = &[
     socket("/v1/calls/{id}/media", CALLS),
     http("GET", "/v1/webrtc", Access::Page),
     http("POST", "/v1/webrtc", Access::Page),
+    http("POST", "/v1/webrtc/{session}", Access::Page),
     http("PATCH", "/v1/webrtc/{session}", Access::Page),
     http("DELETE", "/v1/webrtc/{session}", Access::Page),
     http("POST", "/whip", Access::Page),

@@ -2,6 +2,7 @@
 //!
 //! - `POST /v1/webrtc` and `/whip` (`application/sdp`), then `PATCH` and `DELETE` on the session's `Location`
 //!   (WHIP, RFC 9725; unlike there, audio flows both ways)
+//! - `POST` to a session below `/v1/webrtc`: an offer of another connection, on which the session's call goes on
 //! - `GET /v1/webrtc`: the ICE servers, for pages that want relay candidates in their offer
 //! - `POST` and `PATCH /api/offer` (JSON), which is what Pipecat's SmallWebRTC client speaks
 //!
@@ -72,10 +73,11 @@ pub struct WhipState<A> {
 /// The routes of browser calls.
 pub fn router<A: AcceptCall>(state: WhipState<A>) -> Router {
     let session = || -> MethodRouter<WhipState<A>> { MethodRouter::new().patch(patch::<A>).delete(delete::<A>) };
+    let succeeded = || session().post(succeed::<A>);
     Router::new()
         .route("/v1/webrtc", post(offer::<A>).get(ice_servers::<A>))
         .route("/whip", post(offer::<A>))
-        .route("/v1/webrtc/{session}", session())
+        .route("/v1/webrtc/{session}", succeeded())
         .route("/whip/{session}", session())
         .route("/api/offer", post(json_offer::<A>).patch(json_patch::<A>))
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -157,6 +159,32 @@ async fn patch<A: AcceptCall>(
             Ok((StatusCode::OK, headers, fragment).into_response())
         }
     }
+}
+
+/// Another connection of the same page, whose network the first one does not know: the call goes on there.
+async fn succeed<A: AcceptCall>(
+    State(state): State<WhipState<A>>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    Path(session): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    // Whose it is comes first: of another's session nothing is told.
+    let session = own(&state, &caller, &session)?;
+    require(&headers, SDP)?;
+    let succeeded = state.gateway.succeed(&session, &text(body)?).await.map_err(|error| refusal(error, &session))?;
+    if let Some(page) = &caller.page {
+        page.goes_on(&succeeded.id);
+    }
+    let place = uri.path().trim_end_matches(session.as_str()).trim_end_matches('/');
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static(SDP)),
+        (ACCEPT_PATCH, HeaderValue::from_static(FRAGMENT)),
+        (LOCATION, ascii(&format!("{place}/{}", succeeded.id))?),
+        (ETAG, ascii(&succeeded.etag)?),
+    ];
+    Ok((StatusCode::CREATED, headers, succeeded.sdp).into_response())
 }
 
 async fn delete<A: AcceptCall>(

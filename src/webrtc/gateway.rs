@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ::webrtc::error::Error;
 use ::webrtc::peer_connection::RTCCertificate;
@@ -28,7 +28,7 @@ use super::trickle::{Fragment, restart_answer};
 use super::{IceServer, WebRtcConfig, WebRtcError};
 use crate::handover::Place;
 use crate::media::leg::LegEnd;
-use crate::media::webrtc::{Driver, Progress, WebRtcLeg};
+use crate::media::webrtc::{Driver, Heir, Progress, WebRtcLeg};
 use crate::node::fresh_id;
 
 /// Names a session in URLs; not guessable.
@@ -66,6 +66,16 @@ pub struct Answered {
     pub leg: WebRtcLeg,
 }
 
+/// A session that waits for its peer, and whose leg its call has.
+pub struct Succeeded {
+    /// Its name.
+    pub id: SessionId,
+    /// As [`Answered::sdp`].
+    pub sdp: String,
+    /// As [`Answered::etag`].
+    pub etag: String,
+}
+
 /// What a fragment did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Patched {
@@ -100,6 +110,8 @@ struct Session {
     seat: Arc<Seat>,
     progress: watch::Sender<Progress>,
     driver: Driver,
+    /// Where a leg is put that is to follow this session's; set once that has been made.
+    heir: OnceLock<Heir>,
     /// Locked across a negotiation: two restarts at a time would mix their credentials.
     negotiated: tokio::sync::Mutex<Negotiated>,
     /// Ends with the keeper.
@@ -181,6 +193,20 @@ impl Gateway {
         let inner = self.0.clone();
         let answered = self.0.runtime.spawn(async move { inner.establish(offer, owner, place).await }).await;
         answered.unwrap_or_else(|_| Err(WebRtcError::BadOffer("the offer cannot be answered".to_owned())))
+    }
+
+    /// Answers the offer of a new connection on which the call of session `id` goes on: the session it gives takes that one's
+    /// place as soon as it has connected, and its leg is the call's already.
+    ///
+    /// # Errors
+    /// As [`Gateway::answer`], and no such session.
+    pub async fn succeed(&self, id: &SessionId, offer: &str) -> Result<Succeeded, WebRtcError> {
+        let session = self.session(id)?;
+        let heir = session.heir.get().ok_or(WebRtcError::NoSession)?;
+        let Answered { id, sdp, etag, leg } = self.answer_for(offer, session.owner.clone()).await?;
+        // A leg that is refused is dropped, which ends its session.
+        heir.put(leg).map_err(|_| WebRtcError::NoSession)?;
+        Ok(Succeeded { id, sdp, etag })
     }
 
     /// Takes the candidates of an SDP fragment, or restarts ICE when it has new credentials.
@@ -321,6 +347,7 @@ impl Inner {
             seat,
             progress: connection.progress.clone(),
             driver: connection.driver.clone(),
+            heir: OnceLock::new(),
             negotiated: tokio::sync::Mutex::new(Negotiated { connection, offer: None, generation: 0, candidates: 0 }),
             closed: watch::Sender::new(false),
         });
@@ -333,6 +360,7 @@ impl Inner {
         let local = negotiated.connection.answer(&self.common, &offer).await?;
         session.seat.credentials(&local.fragment, &local.password, offer.credentials());
         let leg = WebRtcLeg::new(negotiated.connection.parts(&offer).await?);
+        let _ = session.heir.set(leg.heir());
         negotiated.candidates = offer.candidates.len();
         negotiated.offer = Some(offer);
         unfinished.disarm();

@@ -7,5 +7,6 @@ mod loss;
 mod lossy;
 mod moving;
 mod relayed;
+mod succession;
 mod support;
 mod whip;

@@ -62,6 +62,8 @@ export interface CallEvents {
   caption: CustomEvent<Caption>;
   level: CustomEvent<{ input: number; output: number }>;
   blocked: CustomEvent<Record<string, never>>;
+  /** The browser has another network, and the call goes on by another connection; there is nothing to do. */
+  moved: CustomEvent<Record<string, never>>;
   /** The session was lost and another begun, with an agent that knows nothing of the first. */
   renewed: CustomEvent<{ id: string; before: string | null }>;
   ended: CustomEvent<{ reason: "hungUp" | "remote" | "lost" | "failed" }>;

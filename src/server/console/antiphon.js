@@ -15,9 +15,8 @@ const RESTART_WAITS = [0, 500, 1_000, 2_000, 4_000, 8_000];
 const DISCONNECT_GRACE = 1_500;
 /** Longest wait for the answer to an ICE restart, in milliseconds: the connection it went by may be gone too. */
 const RESTART_TIMEOUT = 3_000;
-/** How often to ask meanwhile, over another connection each time, and how many times: browsers have six to one server. */
-const RESTART_AGAIN = 350;
-const RESTART_ASKS = 5;
+/** When to ask meanwhile, over another connection each time, in milliseconds: browsers have six to one server. */
+const RESTART_ASKS = [0, 150, 400, 800, 1_400];
 /** Sound that is due and does not come for so long, in milliseconds, means that the path is gone. */
 const STALLED = 400;
 /** How often that is looked at. */
@@ -29,7 +28,10 @@ const STALL_PERIOD = 100;
 const STALL_PATIENCE = 1_000;
 const STALL_SPACING = 5_000;
 /** Longest wait for the browser's list of its own addresses, in milliseconds. */
-const LISTING = 250;
+const LISTING = 400;
+/** Longest wait for another connection in place of one whose network is gone, in milliseconds, and between two looks for it. */
+const GOING_OVER = 4_000;
+const LOOKING = 150;
 /** New sessions in place of lost ones, until one has lasted `SETTLED` milliseconds. */
 const RENEWALS = 3;
 const SETTLED = 30_000;
@@ -82,7 +84,8 @@ export async function devices() {
 /**
  * One call. Events (all CustomEvents, data in `detail`):
  * `state` {state}, `frame` (each agent frame), `caption` {who, id, text, heard, final}, `level` {input, output},
- * `blocked` (the browser wants a click before it plays: call `play()` in its handler), `renewed` {id, before} (the old
+ * `blocked` (the browser wants a click before it plays: call `play()` in its handler), `moved` (the call goes on by another
+ * connection, as the browser has another network: nothing to do), `renewed` {id, before} (the old
  * session was lost; this is another, whose agent knows nothing of it), `ended` {reason}: `hungUp`, `remote`, `lost`.
  */
 export class Call extends EventTarget {
@@ -211,26 +214,42 @@ export class Call extends EventTarget {
     await this._open();
   }
 
-  /** Begins a session: the first one, or another in place of a lost one. */
-  async _open() {
-    const servers = this._servers;
-    const peer = (this._peer = new RTCPeerConnection({ bundlePolicy: "max-bundle", iceServers: servers }));
-    this._pending = this._sending = null;
-    this._restarts = 0;
-    peer.ontrack = event => this._hear(event.streams[0] ?? new MediaStream([event.track]));
+  /** A connection that knows the networks that the window `home` knows. Its events count while it is the call's. */
+  _build(home) {
+    const peer = new home.RTCPeerConnection({ bundlePolicy: "max-bundle", iceServers: this._servers });
+    const made = { home, peer, stream: null };
+    peer.ontrack = event => {
+      made.stream = event.streams[0] ?? new MediaStream([event.track]);
+      if (peer === this._peer) this._hear(made.stream);
+    };
     peer.onicecandidate = event => peer === this._peer && this._trickle(event.candidate);
     peer.onconnectionstatechange = () => peer === this._peer && this._transport();
     peer.oniceconnectionstatechange = () => peer === this._peer && this._transport();
-    const channel = (this._channel = peer.createDataChannel("agent"));
-    channel.onmessage = event => this._frame(event.data);
+    made.channel = peer.createDataChannel("agent");
+    made.channel.onmessage = event => this._frame(event.data);
     // The gateway closes it when the call ends there; what breaks off does not.
-    channel.onclose = () => peer === this._peer && this.state === "connected" && this._end("remote");
+    made.channel.onclose = () => peer === this._peer && this.state === "connected" && this._end("remote");
     const track = this._microphone?.getAudioTracks()[0];
     const transceiver = peer.addTransceiver(track ?? "audio", {
       direction: track ? "sendrecv" : "recvonly",
       streams: this._microphone ? [this._microphone] : [],
     });
-    this._sender = transceiver.sender;
+    made.sender = transceiver.sender;
+    return made;
+  }
+
+  /** Makes a connection the call's. */
+  _use({ home, peer, channel, sender }) {
+    Object.assign(this, { _home: home, _peer: peer, _channel: channel, _sender: sender, _restarts: 0 });
+  }
+
+  /** Begins a session: the first one, or another in place of a lost one. */
+  async _open() {
+    const servers = this._servers;
+    const made = this._build(globalThis);
+    const { peer } = made;
+    this._use(made);
+    this._pending = this._sending = null;
 
     await peer.setLocalDescription();
     const query = this.agent == null ? "" : "?agent=" + encodeURIComponent(this.agent);
@@ -280,15 +299,19 @@ export class Call extends EventTarget {
     clearTimeout(this._restartTimer);
     clearTimeout(this._settling);
     this._restartTimer = this._settling = null;
-    const peer = this._peer;
-    this._peer = null;
+    const { _peer: peer, _window: frame } = this;
+    this._peer = this._window = null;
+    const close = () => {
+      peer?.close();
+      frame?.remove();
+    };
     if (this._resource) {
       // `keepalive`: also while the page goes away. The connection is closed behind it: a gateway that sees that first
       // has no session left to delete.
-      fetch(this._resource, { method: "DELETE", headers: this._headers(), keepalive: true }).catch(() => {}).finally(() => peer?.close());
-      setTimeout(() => peer?.close(), 1_000);
+      fetch(this._resource, { method: "DELETE", headers: this._headers(), keepalive: true }).catch(() => {}).finally(close);
+      setTimeout(close, 1_000);
       this._resource = null;
-    } else peer?.close();
+    } else close();
     if (this._audio) this._audio.srcObject = null;
   }
 
@@ -340,6 +363,7 @@ export class Call extends EventTarget {
       this._restart(0);
     } else if (state === "disconnected") {
       this._set("reconnecting");
+      this._lookAround();
       this._restart(DISCONNECT_GRACE);
     }
   }
@@ -363,10 +387,14 @@ export class Call extends EventTarget {
       if (this._flow?.received !== received) {
         this._flow = { received, since: now };
         this._patience = 0;
-      } else if (now - this._flow.since > STALLED && !this._restarting && !this._restartTimer) {
+        return;
+      }
+      if (now - this._flow.since <= STALLED) return;
+      this._lookAround();
+      if (!this._restarting && !this._restartTimer) {
         // A browser learns of another network up to two seconds after the old one is gone, and a restart before that finds
         // no path: the next one begins when it has.
-        const seen = this._patience ? await networks() : "";
+        const seen = this._patience ? await networks(this._home) : "";
         const changed = seen !== "" && this._networks !== "" && seen !== this._networks;
         if (peer !== this._peer || this.state !== "connected" || this._restarting || this._restartTimer) return;
         if (!this._patience || changed || now - this._restarted > this._patience) {
@@ -378,6 +406,70 @@ export class Call extends EventTarget {
       }
     } finally {
       this._looking = false;
+    }
+  }
+
+  /**
+   * Finds out whether the browser has a network that the connection has not been told of, and goes over to it: Chromium tells
+   * a connection only when no address has changed for two seconds, and a new window's at once.
+   */
+  async _lookAround() {
+    const peer = this._peer;
+    if (this._going || !peer || !this._resource || !globalThis.document?.body) return;
+    this._going = true;
+    const frame = Object.assign(document.createElement("iframe"), { hidden: true, title: "another network" });
+    document.body.append(frame);
+    try {
+      const [known, found] = await Promise.all([networks(this._home), networks(frame.contentWindow)]);
+      const old = known.split(",");
+      // Where addresses are hidden (no microphone), nothing can be told.
+      if (!known || !found || found.split(",").every(address => old.includes(address))) return;
+      // It goes by a connection of the new network once the restart's requests have found one.
+      const since = performance.now();
+      while (this._restarting && performance.now() - since < RESTART_TIMEOUT) await new Promise(done => setTimeout(done, 20));
+      if (peer === this._peer && this._resource) await this._goOver(frame);
+    } catch {
+      // The old connection is what there is; its restarts go on.
+    } finally {
+      if (this._window !== frame) frame.remove();
+      setTimeout(() => (this._going = false), LOOKING);
+    }
+  }
+
+  /** Goes on by a connection of `frame`'s window, in the same call. */
+  async _goOver(frame) {
+    const [old, before] = [this._peer, this._window];
+    const made = this._build(frame.contentWindow);
+    const { peer } = made;
+    let over = false;
+    try {
+      await peer.setLocalDescription();
+      const response = await this._request("POST", this._resource, peer.localDescription.sdp, "application/sdp", {}, RESTART_TIMEOUT);
+      const place = new URL(response.headers.get("Location"), this.url).href;
+      await peer.setRemoteDescription({ type: "answer", sdp: ranked(await response.text(), 0) });
+      await new Promise((connected, failed) => {
+        setTimeout(failed, GOING_OVER);
+        const look = () => {
+          if (peer.connectionState === "connected") connected();
+          else if (peer.connectionState === "failed") failed();
+        };
+        peer.addEventListener("connectionstatechange", look);
+        look();
+      });
+      if (old !== this._peer || this.state === "ended") return;
+      over = true;
+      clearTimeout(this._restartTimer);
+      this._use(made);
+      Object.assign(this, { _resource: place, _etag: response.headers.get("ETag"), _generation: 0, _window: frame });
+      this._restartTimer = this._pending = this._flow = null;
+      this._patience = 0;
+      if (made.stream) this._hear(made.stream);
+      this._transport();
+      this._tell("moved", {});
+    } finally {
+      if (over) old.close();
+      else peer.close();
+      if (over) before?.remove();
     }
   }
 
@@ -414,12 +506,14 @@ export class Call extends EventTarget {
         // At once, with what candidates there are: the gateway learns our addresses from our checks anyway.
         const fragment = fragmentOf(peer.localDescription.sdp);
         const response = await this._patchOften(fragment);
+        if (peer !== this._peer) return; // it has gone over meanwhile
         this._etag = response.headers.get("ETag") ?? this._etag;
         if (response.status !== 204) {
           const sdp = withFragment(peer.currentRemoteDescription.sdp, ranked(await response.text(), ++this._generation));
           await peer.setRemoteDescription({ type: "answer", sdp });
         }
       } catch (error) {
+        if (peer !== this._peer) return;
         again = quietly;
         if (error.code === "unreachable") this._down = true;
         if (error.status === 404 || error.status === 409) {
@@ -445,10 +539,10 @@ export class Call extends EventTarget {
     const ask = () => this._request("PATCH", resource, fragment, "application/trickle-ice-sdpfrag", { "If-Match": "*" }, RESTART_TIMEOUT);
     let answered = false;
     const asked = [];
-    for (let number = 0; number < RESTART_ASKS; number += 1) {
-      const due = new Promise(done => setTimeout(done, number * RESTART_AGAIN));
+    for (const wait of RESTART_ASKS) {
+      const due = new Promise(done => setTimeout(done, wait));
       // The gateway has nothing new to say to who asks a second time (204): what it says stands in its other answer.
-      const full = number ? due.then(() => (answered ? asked[0] : ask())) : ask();
+      const full = wait ? due.then(() => (answered ? asked[0] : ask())) : ask();
       asked.push(full.then(response => {
         if (response.status === 204) throw new CallError("another request was answered", { code: "answered" });
         answered = true;
@@ -750,9 +844,9 @@ function spoken(text, share) {
   return end.trimEnd();
 }
 
-/** The browser's own addresses, as it would offer them now; empty where it does not say in time. Nothing is sent for it. */
-async function networks() {
-  const probe = new RTCPeerConnection();
+/** The browser's own addresses, as the window `home` would offer them; empty where it does not say in time. Nothing is sent. */
+async function networks(home) {
+  const probe = new home.RTCPeerConnection();
   try {
     probe.createDataChannel("");
     const found = new Set();
