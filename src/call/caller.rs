@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::bridge::{LinkSender, Piece};
 use super::info::{MediaFrame, TapDirection, TapSender};
+use super::settings::CallConfig;
 use crate::audio::{from_i16, to_i16};
 use crate::hear::Feed;
 use crate::media::answer::{Detector, Finding};
@@ -16,7 +17,8 @@ use crate::media::echo::{self, EchoGuard};
 use crate::media::encode::CodecError;
 use crate::media::leg::{InPacket, MediaFormat};
 use crate::media::resample::Converter;
-use crate::media::vad::{Vad, VadConfig};
+use crate::media::suppress::Suppressor;
+use crate::media::vad::Vad;
 
 /// A caller who sends nothing for this long while speaking has stopped: peers with silence suppression send
 /// nothing, and so does a browser whose microphone was muted.
@@ -50,6 +52,8 @@ pub(super) enum Signal {
 #[derive(Debug)]
 pub(super) struct CallerInput {
     inbound: Inbound,
+    /// Takes noise out, where that is asked for.
+    suppressor: Option<Suppressor>,
     vad: Vad,
     digits: dtmf::Receiver,
     event_type: Option<u8>,
@@ -77,10 +81,11 @@ pub(super) struct CallerInput {
 }
 
 impl CallerInput {
-    pub(super) fn new(format: &MediaFormat, vad: &VadConfig) -> Result<Self, CodecError> {
+    pub(super) fn new(format: &MediaFormat, config: &CallConfig) -> Result<Self, CodecError> {
         Ok(Self {
             inbound: inbound(format)?,
-            vad: Vad::new(vad),
+            suppressor: config.suppress_noise.then(Suppressor::default),
+            vad: Vad::new(&config.vad),
             digits: dtmf::Receiver::default(),
             event_type: format.telephone_event.map(|(payload_type, _)| payload_type),
             digit: None,
@@ -181,6 +186,11 @@ impl CallerInput {
                     if self.keyed.is_some_and(|until| now < until) {
                         frame.fill(0);
                     }
+                    // The tones of a machine are as steady as noise.
+                    let unfiltered = frame;
+                    if let Some(suppressor) = &mut self.suppressor {
+                        suppressor.frame(&mut frame);
+                    }
                     if let Some(link) = &self.link {
                         link.send(Piece::Heard(Box::new(frame)));
                     }
@@ -203,7 +213,7 @@ impl CallerInput {
                         feed.frame(at, &frame, self.vad.quiet());
                     }
                     if let Some(answer) = &mut self.answer {
-                        self.found = answer.push(&frame, self.vad.is_speaking());
+                        self.found = answer.push(&unfiltered, self.vad.is_speaking());
                     }
                     changed
                 }
@@ -298,7 +308,7 @@ mod tests {
         let telephone_event = Some((101, 8_000));
         let format =
             MediaFormat { codec: Codec::Pcmu, payload_type: 0, telephone_event, opus_fec: false, continuous: true };
-        let mut caller = CallerInput::new(&format, &VadConfig::default()).expect("a codec");
+        let mut caller = CallerInput::new(&format, &CallConfig::default()).expect("a codec");
         let tap = TapSender::new();
         let mut tapped = tap.subscribe();
         let (start, mut echo) = (clock::now(), EchoGuard::default());
@@ -334,5 +344,46 @@ mod tests {
         assert!(loud(0, 1_000) >= 49 && loud(1_320, 2_200) >= 40, "{} and {}", loud(0, 1_000), loud(1_320, 2_200));
         // The filter of the tap's converter rings for a frame.
         assert_eq!(loud(1_020, 1_240), 0, "nothing while it is pressed");
+    }
+
+    #[test]
+    fn noise_behind_a_caller_is_taken_out_where_that_is_asked_for() {
+        // Two seconds of noise at some -30 dB, by telephone; the power of the second one as a listener has it.
+        let heard = |suppress_noise| {
+            let format = MediaFormat {
+                codec: Codec::Pcmu,
+                payload_type: 0,
+                telephone_event: None,
+                opus_fec: false,
+                continuous: true,
+            };
+            let config = CallConfig { suppress_noise, ..CallConfig::default() };
+            let mut caller = CallerInput::new(&format, &config).expect("a codec");
+            let tap = TapSender::new();
+            let mut tapped = tap.subscribe();
+            let (start, mut echo, mut state) = (clock::now(), EchoGuard::default(), 7_u32);
+            let mut power = 0.0;
+            for n in 0..100_u32 {
+                let now = start + FRAME * n;
+                let payload = (0..160).map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    // Either sign, and one of the sixteen steps around 1,000.
+                    0x30 | (state >> 24) as u8 & 0x8f
+                });
+                let (payload, sequence, timestamp) = (payload.collect(), n as u16, n * 160);
+                let packet =
+                    InPacket { payload_type: 0, marker: false, sequence, timestamp, ssrc: 1, arrived: now, payload };
+                caller.push(packet);
+                while caller.poll(now, start, &tap, &mut echo).is_some() {}
+                while let Ok(frame) = tapped.try_recv() {
+                    if n >= 50 {
+                        power += frame.pcm.iter().map(|s| f64::from(*s).powi(2)).sum::<f64>();
+                    }
+                }
+            }
+            power
+        };
+        let quieter = 10.0 * (heard(false) / heard(true)).log10();
+        assert!(quieter > 9.0, "{quieter} dB quieter");
     }
 }

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 const MAX_ONSET_WINDOW_MS: u64 = 1_024;
 
 /// Settings of all calls.
+///
+/// Why this struct is large: it is a section of the configuration, one field for each of its keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CallConfig {
@@ -34,6 +36,8 @@ pub struct CallConfig {
     pub play: PlayWeb,
     /// Whether what is sent between turns is a quiet noise in place of digital silence.
     pub quiet_bed: bool,
+    /// Whether steady noise behind callers is taken out before they are heard.
+    pub suppress_noise: bool,
     /// How long a drain lets turns end.
     pub drain_grace_s: u64,
     /// How the caller may interrupt.
@@ -58,6 +62,7 @@ impl Default for CallConfig {
             media_dir: None,
             play: PlayWeb::default(),
             quiet_bed: false,
+            suppress_noise: false,
             drain_grace_s: 30,
             barge_in: BargeIn::default(),
             vad: crate::media::vad::VadConfig::default(),

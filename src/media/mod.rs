@@ -6,7 +6,7 @@
 //! - [`jitter`]: packets in order; [`red`]: packets that carry those before them
 //! - [`vad`], [`dtmf`]: what the caller does
 //! - [`sip`], [`webrtc`], [`rtcp`]: the legs and their reports
-//! - [`noise`]: what silence is filled with
+//! - [`noise`]: what silence is filled with; [`suppress`]: noise behind a caller, taken out
 //! - [`relay`]: sound of one leg on its way to another; [`ringback`]: what is heard until it is there
 //! - [`quality`]: how good a call can have sounded
 //! - [`shard`]: the threads on which calls live
@@ -31,5 +31,6 @@ pub mod ringback;
 pub mod rtcp;
 pub mod shard;
 pub mod sip;
+pub mod suppress;
 pub mod vad;
 pub mod webrtc;

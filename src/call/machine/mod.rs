@@ -135,7 +135,7 @@ impl Machine {
         Ok(Self {
             speaking: Speaking::new(&shared, format, speech, sink, random, now)?,
             intake: Intake::default(),
-            caller: CallerInput::new(format, &shared.config.vad)?,
+            caller: CallerInput::new(format, &shared.config)?,
             hearing: Hearing::default(),
             transfer: Transfer::default(),
             bridge: Bridge::default(),
