@@ -108,6 +108,14 @@ impl Failure {
         Self { code: FAILED, message: error.to_string() }
     }
 
+    /// What came of writing to a file or a pipe. Whoever closes the pipe has had enough: nothing is said, and exit code 0.
+    pub(crate) fn to_write(error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self { code: 0, message: String::new() },
+            _ => Self::failed(error),
+        }
+    }
+
     /// The exit code of a command that has already said what was wrong.
     pub(crate) fn from_code(code: u8) -> Result<(), Self> {
         if code == 0 { Ok(()) } else { Err(Self { code, message: String::new() }) }

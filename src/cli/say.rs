@@ -189,7 +189,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         let mut samples = 0;
         while let Some(pcm) = speaker.next().await.map_err(Failure::failed)? {
             samples += pcm.len();
-            out.write(&writer.push(&pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
+            out.write(&writer.push(&pcm).map_err(Failure::failed)?)?;
             bar.set_message(format!("{:.1} s", samples as f64 / f64::from(crate::audio::RATE)));
             bar.tick();
         }
@@ -253,7 +253,7 @@ fn speak_as_it_comes(
             return Err(Failure::failed(reason));
         }
         samples += result.pcm.len();
-        out.write(&writer.push(&result.pcm).map_err(Failure::failed)?).map_err(Failure::failed)?;
+        out.write(&writer.push(&result.pcm).map_err(Failure::failed)?)?;
         if result.outcome.done {
             break;
         }
@@ -281,7 +281,7 @@ fn take_text(bytes: &mut Vec<u8>, end: bool) -> String {
 
 /// Writes what the encoder still holds and, where it can be gone back to, the length.
 fn finish(writer: AudioWriter, format: Format, samples: usize, out: &mut Out) -> Result<(), Failure> {
-    out.write(&writer.finish().map_err(Failure::failed)?).map_err(Failure::failed)?;
+    out.write(&writer.finish().map_err(Failure::failed)?)?;
     if format == Format::Wav {
         let header = AudioWriter::with_length(format, crate::audio::RATE, samples as u64)
             .and_then(|mut writer| writer.push(&[]))
@@ -340,12 +340,13 @@ enum Out {
 }
 
 impl Out {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        match self {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let written = match self {
             Out::File(draft) => draft.file.write_all(bytes),
             // Flushed at once: somebody may be listening to the pipe.
             Out::Stream(stdout) => stdout.write_all(bytes).and_then(|()| stdout.flush()),
-        }
+        };
+        written.map_err(|error| Failure::to_write(&error))
     }
 
     /// Now that the length is known, a file's header gets it; a stream has gone by.

@@ -192,6 +192,22 @@ pub trait Synthesizer: Send {
     }
 }
 
+/// Voices that are all named where one is not found; of more, the nearest.
+const FEW: usize = 8;
+
+/// What of `known`, names with commas between and perhaps a hint behind a semicolon, whoever wrote `name` may have meant.
+fn nearest(name: &str, known: &str) -> String {
+    let (names, hint) = known.split_once("; ").unwrap_or((known, ""));
+    let all: Vec<&str> = names.split(", ").collect();
+    if all.len() <= FEW {
+        return format!("known voices: {known}");
+    }
+    let alike = |other: &&&str| (1e6 * strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase())) as u32;
+    let best = all.iter().max_by_key(alike).unwrap_or(&"");
+    let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+    format!("did you mean `{best}`? {} voices are known: `antiphon voice list`, GET /v1/voices{hint}", all.len())
+}
+
 /// Why speech could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -200,7 +216,7 @@ pub enum SynthError {
     #[error("{0}")]
     Input(String),
     /// No voice of that name.
-    #[error("unknown voice `{name}`; known voices: {known}")]
+    #[error("unknown voice `{name}`; {}", nearest(.name, .known))]
     UnknownVoice {
         /// What was asked for.
         name: String,
@@ -224,4 +240,19 @@ pub enum SynthError {
     /// The device cannot run this voice, now or later: it is not tried again. The text says what would help.
     #[error("{0}")]
     Unusable(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_voices_only_the_nearest_is_named() {
+        let unknown = |known: &str| SynthError::UnknownVoice { name: "En-Uss".into(), known: known.into() }.to_string();
+        assert_eq!(unknown("anna, ben"), "unknown voice `En-Uss`; known voices: anna, ben");
+        let many = "a, b, c, d, e, f, g, en-gb, en-us, zz; add `+f3`";
+        let said = unknown(many);
+        assert!(said.starts_with("unknown voice `En-Uss`; did you mean `en-us`? 10 voices are known"), "{said}");
+        assert!(said.ends_with("; add `+f3`"), "{said}");
+    }
 }
