@@ -22,6 +22,8 @@ export function drawCalls(list) {
         ["First audio", ms(one.firstAudioMs), true],
         ["Lost", one.fractionLost == null ? null : percent(one.fractionLost), true],
         ["Round trip", ms(one.roundTripMs), true],
+        // How good each way can sound, of 4.4 (ITU-T G.107).
+        ["MOS out, in", one.mos == null && one.receivedMos == null ? null : [one.mos, one.receivedMos].map(score => score?.toFixed(1) ?? "–").join(", "), true],
         ["Gaps", one.underruns, true],
         ["", el("span", { class: "row" },
           act(one, "Interrupt", () => api("POST", `/v1/calls/${one.id}/interrupt`)),
