@@ -20,7 +20,7 @@ const RED: u8 = 63;
 /// What the rest of a stream waits for at most, and some more.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Recorded words at 16 kHz.
+/// Sounds as of a voice, at 16 kHz.
 fn words() -> Clip {
     let words = wav::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper/audio.wav"));
     let words = words.expect("recorded words");
@@ -42,8 +42,8 @@ fn packet(sequence: u16, timestamp: u32, payload: Vec<u8>) -> OutPacket {
 }
 
 /// What a call made of a stream.
-struct Outcome {
-    clip: Clip,
+pub(crate) struct Outcome {
+    pub(crate) clip: Clip,
     /// Frames that never came.
     lost: u64,
     /// Silence that was not sent.
@@ -51,7 +51,7 @@ struct Outcome {
 }
 
 /// Hears `packets`, of which each arrives at its instant, if at all.
-fn hear(packets: Vec<(Instant, OutPacket)>) -> Outcome {
+pub(crate) fn hear(packets: Vec<(Instant, OutPacket)>) -> Outcome {
     let mut packets = packets;
     packets.sort_by_key(|(at, _)| *at);
     let mut receiver = Receiver::new(RED, OPUS);
@@ -89,20 +89,29 @@ fn hear(packets: Vec<(Instant, OutPacket)>) -> Outcome {
 
 /// The words through a network that loses `loss` of the packets and shakes them by up to 60 ms.
 fn through(loss: f64, redundant: bool, seed: u64) -> Outcome {
+    hear(arriving(&words(), (loss, redundant, seed), antiphon::clock::now()))
+}
+
+/// What arrives of `clip` and when, where it is sent from `start` on through a network that loses this share, with redundant
+/// packets or without, and of this seed.
+pub(crate) fn arriving(
+    clip: &Clip,
+    (loss, redundant, seed): (f64, bool, u64),
+    start: Instant,
+) -> Vec<(Instant, OutPacket)> {
     let mut network = Impair::new(Impairment { loss, jitter_ms: 60.0, ..Impairment::default() }, seed);
     let (mut encoder, mut sender) = (encoder(), Sender::new(RED, OPUS));
     if redundant {
         sender.report(loss as f32);
     }
-    let start = antiphon::clock::now();
     let mut packets = Vec::new();
-    for (number, frame) in words().pcm.chunks_exact(FRAME).enumerate() {
+    for (number, frame) in clip.pcm.chunks_exact(FRAME).enumerate() {
         let payload = encoder.encode_vec_float(frame, 1_275).expect("a frame");
         let packet = sender.add(packet(number as u16, number as u32 * 960, payload));
         let sent = start + Duration::from_millis(20) * number as u32;
         packets.extend(network.fate(sent).into_iter().map(|at| (at, packet.clone())));
     }
-    hear(packets)
+    packets
 }
 
 /// Correlation with what a network without fault brings, the mean of several networks, and the share that was lost.

@@ -24,13 +24,16 @@ pub(crate) const PEER_OPUS: u8 = 109;
 /// And telephone events.
 pub(crate) const PEER_EVENTS: u8 = 101;
 
+/// How long [`within`] waits, for the driver of Chromium.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 pub(crate) async fn gateway(config: WebRtcConfig) -> Gateway {
     Gateway::start(config).await.expect("a free port")
 }
 
 /// Nothing here takes seconds on an idle machine; a busy one gets a minute.
 pub(crate) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(Duration::from_secs(60), work).await {
+    match tokio::time::timeout(PATIENCE, work).await {
         Ok(value) => value,
         Err(_) => panic!("{what} did not happen in time"),
     }
