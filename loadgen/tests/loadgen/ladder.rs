@@ -226,7 +226,7 @@ async fn an_open_loop_counts_what_arrives() {
         arrivals: Arrivals::Trace(arrivals),
         duration: Duration::from_secs(2),
         warm_up: Duration::ZERO,
-        ramp: Duration::ZERO,
+        ramp: (Duration::ZERO, Duration::ZERO),
         legs: shared.legs,
         turns: Some(1..=1),
         think: (0.0, 0.0),
