@@ -37,8 +37,6 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// How long a connection is kept for the next request: the other side closes it after fifteen seconds, and a request that
 /// meets that would be lost.
 const IDLE: Duration = Duration::from_secs(8);
-/// A node that has found no registry for so long after its start registers at its trunks by itself.
-const ALONE: Duration = Duration::from_secs(15);
 
 /// What this node tells of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,7 +84,6 @@ struct Inner {
     token: Secret,
     redis: redis::Client,
     client: reqwest::Client,
-    started: Instant,
     state: Mutex<State>,
 }
 
@@ -126,7 +123,6 @@ impl Nodes {
             token: token.clone(),
             redis,
             client: client.build().map_err(|error| format!("no HTTP client: {error}"))?,
-            started: clock::now(),
             state: Mutex::default(),
         }))))
     }
@@ -167,12 +163,10 @@ impl Nodes {
         self.lock().view.retry_after(now, own)
     }
 
-    /// Whether this node is the one that registers at `trunk`: it has the lease, or there never was a registry that could
-    /// say who has it.
+    /// Whether this node is the one that registers at `trunk`: it has the lease. One that never found the registry has none:
+    /// another may.
     pub fn registers(&self, now: Instant, trunk: &str) -> bool {
-        let state = self.lock();
-        let alone = !state.view.was_read() && now.saturating_duration_since(self.0.started) >= ALONE;
-        alone || state.leases.holds(trunk)
+        self.lock().leases.holds(now, trunk)
     }
 
     /// What is known.
@@ -268,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trunk_is_registered_at_though_there_is_no_registry() {
+    fn a_node_registers_at_a_trunk_while_it_has_the_lease() {
         // A second call says that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let text =
@@ -276,13 +270,10 @@ mod tests {
         let config: Cluster = toml::from_str(text).expect("readable");
         let nodes = Nodes::new(&config, 8080).expect("valid").expect("a cluster");
         assert_eq!(nodes.0.advertise, "http://10.0.0.1:8080", "the port that was got");
-        let now = nodes.0.started;
-        assert!(!nodes.registers(now, "t"), "the registry is waited for");
-        assert!(nodes.registers(now + ALONE, "t"));
-        nodes.lock().view.heard(now, nodes.name(), Vec::new());
-        assert!(!nodes.registers(now + ALONE, "t"), "another may have the lease");
-        nodes.lock().leases.answered("t", Some(1));
-        assert!(nodes.registers(now, "t"));
+        let now = clock::now();
+        assert!(!nodes.registers(now, "t"), "another may have it");
+        nodes.lock().leases.answered(now, "t", Some(1));
+        assert!(nodes.registers(now, "t") && !nodes.registers(now + lease::LEASE, "t"));
         assert!(Nodes::new(&Cluster::default(), 8080).expect("valid").is_none());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::watch;
 
@@ -78,19 +79,36 @@ for lease = 3, #KEYS do
 end
 return 0";
 
-/// Takes or renews a lease; gives the number of the holding, or -1 where another has it.
+/// Takes or renews a lease; gives the number of the holding, or -1 where another has it or it may not be taken yet. A Redis
+/// that has lost its memory does not know whether there is a holder: it begins at the time of day, which is greater than all
+/// numbers before, and leaves who holds the lease by its own clock the time to say so.
 ///
-/// Keys: lease, counter. Arguments: instance, the lifetime in ms, that of the counter.
+/// Keys: lease, counter, quiet. Arguments: instance, the lifetime in ms, that of the counter, the number of the own holding
+/// or 0, whether it may be taken (1).
 const HOLD: &str = r"
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return -1 end
+local own, fence = tonumber(ARGV[4]), tonumber(redis.call('GET', KEYS[2]) or 0)
+if fence == 0 then
+  local time = redis.call('TIME')
+  fence = math.max(own, time[1] * 1000 + math.floor(time[2] / 1000))
+  redis.call('SET', KEYS[2], string.format('%.0f', fence))
+  redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
+end
+if own ~= fence then
+  local quiet = redis.call('EXISTS', KEYS[3]) == 1
+  if quiet and own == 0 or not quiet and ARGV[5] ~= '1' then return -1 end
+  fence = redis.call('INCR', KEYS[2])
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-if not holder then redis.call('INCR', KEYS[2]) end
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return tonumber(redis.call('GET', KEYS[2]) or 0)";
+return fence";
 
 /// A number that was forgotten would begin anew: no holder sleeps for so long.
 const COUNTER: Duration = Duration::from_secs(30 * 86_400);
+
+/// How long another node may take to say whether it can use the registry.
+const ASKED: Duration = Duration::from_secs(1);
 
 /// Runs until `stop`; then `ends` says whether the node does, or another process takes its place.
 pub(super) async fn keep(
@@ -104,7 +122,12 @@ pub(super) async fn keep(
     let mut rounds = Rounds::new(stop);
     while rounds.next().await {
         let said = link.exchange(|connection| round(nodes, connection, &mut written, &tell, &trunks)).await;
+        let (reached, now) = (said.is_ok(), clock::now());
+        nodes.lock().leases.reached(now, reached);
         told(nodes, said.err());
+        if !reached && nodes.lock().leases.any(now) && nobody_reaches_it(nodes).await {
+            nodes.lock().leases.alone(now);
+        }
     }
     let mut leave = redis::cmd("EVAL");
     leave.arg(if ends() { LEAVE } else { LEND }).arg(2 + trunks.len()).arg(index()).arg(key(nodes.name().as_str()));
@@ -136,6 +159,28 @@ pub(super) async fn look(nodes: &Nodes) {
 fn heard(nodes: &Nodes, words: &[String]) {
     let peers = words.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
     nodes.lock().view.heard(clock::now(), nodes.name(), peers);
+}
+
+/// What another node says of itself, as far as it is looked at here.
+#[derive(serde::Deserialize)]
+struct Ready {
+    cluster: Option<Registry>,
+}
+
+#[derive(serde::Deserialize)]
+struct Registry {
+    error: Option<String>,
+}
+
+/// Whether every other node that was in the registry says that it cannot use it either. One that does not answer may be able to.
+async fn nobody_reaches_it(nodes: &Nodes) -> bool {
+    let asked = nodes.others().into_iter().map(|peer| async move {
+        let request = nodes.request(&peer, reqwest::Method::GET, "/readyz", None, None).ok()?;
+        // One that is full says so by its status, and the rest all the same.
+        let said: Ready = request.timeout(ASKED).send().await.ok()?.json().await.ok()?;
+        said.cluster?.error
+    });
+    join_all(asked).await.iter().all(Option::is_some)
 }
 
 async fn round(
@@ -170,12 +215,19 @@ async fn round(
     heard(nodes, words);
     voices::read(nodes, connection).await.map_err(in_redis)?;
     for trunk in trunks {
+        // Redis counts from later on.
+        let asked = clock::now();
+        let (own, may_take) = {
+            let leases = &nodes.lock().leases;
+            (leases.fence(asked, trunk), leases.may_take(asked))
+        };
         let mut hold = redis::cmd("EVAL");
-        hold.arg(HOLD).arg(2).arg(lease(trunk)).arg(format!("{PREFIX}:fence:{trunk}"));
-        hold.arg(&nodes.0.instance).arg(millis(LEASE)).arg(millis(COUNTER));
+        hold.arg(HOLD).arg(3).arg(lease(trunk)).arg(format!("{PREFIX}:fence:{trunk}"));
+        hold.arg(format!("{PREFIX}:quiet:{trunk}")).arg(&nodes.0.instance).arg(millis(LEASE)).arg(millis(COUNTER));
+        hold.arg(own.unwrap_or_default()).arg(u8::from(may_take));
         let fence: i64 = hold.query_async(connection).await.map_err(in_redis)?;
         let fence = (fence >= 0).then_some(fence);
-        if nodes.lock().leases.answered(trunk, fence) {
+        if nodes.lock().leases.answered(asked, trunk, fence) {
             tracing::info!(trunk, ?fence, ours = fence.is_some(), "who registers at a trunk has changed");
         }
     }

@@ -141,11 +141,6 @@ impl View {
         self.live().filter(|peer| !peer.load.draining).map(of).fold(own, Duration::min)
     }
 
-    /// Whether the registry was read at all.
-    pub(super) fn was_read(&self) -> bool {
-        self.read.is_some()
-    }
-
     /// Whether the registry was read a moment ago.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         self.read.is_some_and(|read| now.saturating_duration_since(read) < TTL)

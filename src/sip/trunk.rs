@@ -42,11 +42,22 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     let mut registration = Registration::new(shared.stack.clone(), credential(&config));
     let mut failures = 0;
     let mut losses = Losses::default();
+    // Whether the registrar was told of this gateway, and not yet that it is gone.
+    let mut said = false;
     loop {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
             () = shared.life.stop.cancelled() => break,
             () = shared.beside.place.until(true) => {}
+        }
+        let ours = shared.registers(&config.name);
+        if config.register && !ours {
+            // Another gateway does, or will in a moment: before anything else, what this one had there goes, so that not both ring.
+            if std::mem::take(&mut said) {
+                info!(trunk = config.name, "another gateway registers from now on");
+                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
+            }
+            shared.trunk_state(index, |s| (s.registered, s.error) = (None, None));
         }
         let mut known = None;
         for (name, ..) in config.hosts() {
@@ -56,17 +67,15 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
                 addresses.iter().for_each(|address| shared.trunks.carriers.found(&host.host, *address));
             }
         }
-        let ours = shared.registers(&config.name);
-        let wait = if config.register && !ours {
-            // Another gateway does. What this one had there goes, so that not both ring.
-            if shared.trunk_state(index, |s| s.registered.replace(false)).flatten() == Some(true) {
-                info!(trunk = config.name, "another gateway registers from now on");
-                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
-            }
-            shared.trunk_state(index, |s| (s.registered, s.error) = (None, None));
-            LOOK_UP
-        } else if config.register {
-            match register(&shared, &config, &mut registration, known, EXPIRES).await {
+        let wait = if config.register && ours {
+            said = true;
+            let registered = tokio::select! {
+                // Nothing is said to the registrar behind the end of the lease.
+                biased;
+                () = changed(&shared, &config, true) => continue,
+                registered = register(&shared, &config, &mut registration, known, EXPIRES) => registered,
+            };
+            match registered {
                 Ok(expires) => {
                     if failures > 0 || shared.trunk_state(index, |s| s.registered) == Some(Some(false)) {
                         info!(trunk = config.name, expires, "registered");
@@ -111,7 +120,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         }
     }
     // Where another gateway has taken this one's place, the registration is that one's.
-    if shared.beside.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
+    if said && shared.beside.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
         timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
     }
 }
