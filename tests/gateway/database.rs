@@ -17,7 +17,7 @@ use super::nodes::{Redis, knows};
 use super::support::{PATIENCE, Rig, SENTENCE, hear_turn};
 
 /// Puts jobs and records at `url`, and the audio of jobs in `audio`.
-fn share(config: &mut Config, url: &str, audio: &Path) {
+pub(crate) fn share(config: &mut Config, url: &str, audio: &Path) {
     let database = Database::Postgres(Address::new(Secret::new(url)).expect("an address"));
     config.engine.kind = EngineKind::Tone;
     (config.batch.database, config.records.database) = (database.clone(), database);

@@ -36,6 +36,7 @@ mod moving;
 mod nodes;
 mod packaging;
 mod pages;
+mod partitions;
 mod phrases;
 mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
