@@ -85,6 +85,9 @@ pub struct Config {
     /// Words that are said otherwise than they are written.
     #[serde(skip)]
     pub lexicon: CurrentLexicon,
+    /// With PostgreSQL: utterances in voices that the engine has not are left to others, who may have them.
+    #[serde(skip)]
+    pub own_voices: bool,
 }
 
 impl Default for Config {
@@ -103,6 +106,7 @@ impl Default for Config {
             lease_s: 30,
             node: None,
             lexicon: CurrentLexicon::default(),
+            own_voices: false,
         }
     }
 }

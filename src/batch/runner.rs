@@ -319,12 +319,14 @@ impl Runner {
         let mut store = self.shared.store();
         let mut tenants = store.tenants()?;
         let lanes = || self.lanes.values().map(|lane| &lane.work);
+        let named = || self.engine.voices().into_iter().map(|voice| voice.name).collect::<Vec<_>>();
+        let voices = self.config.own_voices.then(named);
         tenants.sort_by_cached_key(|tenant| lanes().filter(|work| work.tenant == *tenant).count());
         for tenant in tenants {
             let made = self.unrecorded.iter().chain(self.storing.values()).map(|over| &over.id);
             let spoken = lanes().filter(|work| work.tenant == tenant).map(|work| &work.id);
             let busy: Vec<&PartId> = spoken.chain(made).collect();
-            let free = store.claim(&tenant, &busy)?;
+            let free = store.claim(&tenant, &busy, voices.as_deref())?;
             if free.is_some() {
                 return Ok(free);
             }

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::Failure;
 use crate::app::engines;
 use crate::app::workers::forget_copies;
+use crate::batch::{self, Batch};
 use crate::certificate::Certificate;
 use crate::cluster::workers::Announcer;
 use crate::config::Config;
@@ -20,6 +21,7 @@ use crate::synth::device::remote;
 use crate::synth::device::remote::serve::Service;
 use crate::synth::device::{Engine, Phase};
 use crate::telemetry;
+use crate::text::CurrentLexicon;
 use crate::voice::copies::Copies;
 
 #[derive(clap::Args)]
@@ -32,7 +34,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDRESS")]
     http: Option<SocketAddr>,
     /// Configuration file: `[engine]`, `[scheduler]`, `[cluster]` and `[log]` count, and `[call] drain_grace_s`. With
-    /// `[cluster] redis` gateways find this worker by itself, at the host of `advertise`.
+    /// `[cluster] redis` gateways find this worker by itself, at the host of `advertise`. With `[batch] database` on PostgreSQL its
+    /// idle time is for the jobs there.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -80,6 +83,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 _ => {}
             }
         }
+        let batch = batch(&config, &engine)?;
         // Not before it speaks: who finds it may use it at once.
         let announced = announcer.map(|announcer| {
             tracing::info!("gateways find this worker at {}", announcer.address());
@@ -91,6 +95,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             _ = interrupt.recv() => {}
         }
         service.drain();
+        if let Some(batch) = batch {
+            // What is unfinished of it another begins anew. Joining the thread blocks.
+            let _ = tokio::task::spawn_blocking(move || batch.shutdown()).await;
+        }
         tracing::info!(open = service.open(), "draining: no new streams, and what is begun is ended");
         tokio::select! {
             () = service.idle() => {}
@@ -110,6 +118,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let _ = tokio::task::spawn_blocking(move || engine.shutdown()).await;
         Ok(())
     })
+}
+
+/// Batch work of a database that gateways share, in the voices that are here; `None`: there is none.
+fn batch(config: &Config, engine: &Engine) -> Result<Option<Batch>, Failure> {
+    if config.batch.database.path().is_some() {
+        // A file is a gateway's own.
+        return Ok(None);
+    }
+    let lexicon = CurrentLexicon::default();
+    lexicon.set(config.lexicon.said.clone());
+    let batch = batch::Config { lexicon, own_voices: true, ..config.batch.clone() };
+    let batch = Batch::open(batch, engine.clone()).map_err(Failure::failed)?;
+    tracing::info!("idle time is for the jobs of {}", config.batch.database);
+    Ok(Some(batch))
 }
 
 /// Serves health, readiness and metrics at `address` until `stop`; gives the address with the port that was got.

@@ -4,6 +4,7 @@ mod kill;
 mod records;
 mod shared;
 mod speed;
+mod worker;
 
 use std::time::Duration;
 

@@ -25,10 +25,10 @@ const SENTENCES: usize = 40;
 
 /// A gate before the device: nothing is spoken while it is closed.
 #[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub(super) struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    fn set(&self, closed: bool) {
+    pub(super) fn set(&self, closed: bool) {
         *self.0.0.lock().expect("sound") = closed;
         self.0.1.notify_all();
     }
@@ -76,7 +76,7 @@ fn engine(gate: &Gate) -> Engine {
 }
 
 /// A gateway's batch work on the database at `url`.
-fn gateway(url: &str, audio: &Path, lease_s: u32, gate: &Gate) -> Batch {
+pub(super) fn gateway(url: &str, audio: &Path, lease_s: u32, gate: &Gate) -> Batch {
     Batch::open(Config { lease_s, ..config(url, audio) }, engine(gate)).expect("opens")
 }
 
@@ -127,7 +127,7 @@ pub(super) fn audio(batch: &Batch, job: &Job) -> Vec<u8> {
 }
 
 /// The files of finished sentences below `folder`.
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
     let jobs = fs::read_dir(folder).expect("readable").flatten().map(|job| job.path()).filter(|path| path.is_dir());
     let files = jobs.flat_map(|job| fs::read_dir(job).expect("readable").flatten().map(|file| file.path()));
     files.filter(|path| path.extension().is_some_and(|ending| ending == "pcm")).collect()

@@ -146,8 +146,8 @@ pub(super) trait Store: Send {
     fn insert(&mut self, job: &NewJob<'_>) -> Result<(), BatchError>;
 
     /// The first utterance of a tenant's jobs, by priority and age, that nobody works on, and a lease of it. `busy`: on
-    /// which this gateway works or has worked.
-    fn claim(&mut self, tenant: &str, busy: &[&PartId]) -> Result<Option<Work>, BatchError>;
+    /// which this gateway works or has worked. `voices`: those that it is to be for, beside the default one; `None`: any.
+    fn claim(&mut self, tenant: &str, busy: &[&PartId], voices: Option<&[String]>) -> Result<Option<Work>, BatchError>;
 
     /// One utterance that this gateway holds, if it is still to be made.
     fn part(&mut self, id: &PartId) -> Result<Option<Work>, BatchError>;

@@ -81,7 +81,8 @@ const STEPS: &[&str] = &["
 const WORK: &str = "part.job, part.item, part.part, part.fence, job.id, job.tenant, part.text,
     COALESCE(part.voice, job.voice), job.language, COALESCE(part.instructions, job.instructions), job.speed, part.seed";
 
-/// The next utterance of tenant $1 for holder $2, for $3 ms; not those of $4, $5 and $6.
+/// The next utterance of tenant $1 for holder $2, for $3 ms; not those of $4, $5 and $6, and, where there are voices $7, of
+/// those or of the default one.
 const CLAIM: &str = "
     WITH next AS MATERIALIZED (
         SELECT job, item, part FROM antiphon.batch_part AS part
@@ -90,6 +91,9 @@ const CLAIM: &str = "
                   SELECT FROM unnest($4::bigint[], $5::integer[], $6::integer[]) AS busy (job, item, part)
                   WHERE busy.job = part.job AND busy.item = part.item AND busy.part = part.part
               )
+              AND ($7::text[] IS NULL OR COALESCE(
+                  part.voice, (SELECT voice FROM antiphon.batch_job WHERE seq = part.job)
+              ) = ANY ($7) IS NOT FALSE)
         ORDER BY priority DESC, job, item, part LIMIT 1 FOR UPDATE SKIP LOCKED
     )
     UPDATE antiphon.batch_part AS part
@@ -236,14 +240,14 @@ impl Store for Postgres {
         }
     }
 
-    fn claim(&mut self, tenant: &str, busy: &[&PartId]) -> Result<Option<Work>, BatchError> {
+    fn claim(&mut self, tenant: &str, busy: &[&PartId], voices: Option<&[String]>) -> Result<Option<Work>, BatchError> {
         let jobs: Vec<i64> = busy.iter().map(|id| id.seq).collect();
         let items: Vec<i32> = busy.iter().map(|id| id.item as i32).collect();
         let parts: Vec<i32> = busy.iter().map(|id| id.part as i32).collect();
         let (holder, lease) = (self.holder.clone(), self.lease.as_secs_f64() * 1e3);
         self.run(async |client| {
             let query = format!("{CLAIM}{WORK}");
-            let row = client.query_opt(&query, &[&tenant, &holder, &lease, &jobs, &items, &parts]).await?;
+            let row = client.query_opt(&query, &[&tenant, &holder, &lease, &jobs, &items, &parts, &voices]).await?;
             Ok(row.as_ref().map(work_of))
         })
     }

@@ -199,7 +199,13 @@ impl Store for Sqlite {
         Ok(())
     }
 
-    fn claim(&mut self, tenant: &str, busy: &[&PartId]) -> Result<Option<Work>, BatchError> {
+    fn claim(
+        &mut self,
+        tenant: &str,
+        busy: &[&PartId],
+        _voices: Option<&[String]>,
+    ) -> Result<Option<Work>, BatchError> {
+        // Who works on a database alone leaves nothing to others.
         let waiting = self.waiting(tenant, busy.len() + 1)?;
         Ok(waiting.into_iter().find(|work| !busy.contains(&&work.id)))
     }
@@ -470,7 +476,9 @@ mod tests {
             store.insert(&NewJob::plain(id, &spec, &texts)).expect("inserts");
         }
         let mut order = Vec::<Work>::new();
-        while let Some(work) = store.claim("", &order.iter().map(|work| &work.id).collect::<Vec<_>>()).expect("reads") {
+        while let Some(work) =
+            store.claim("", &order.iter().map(|work| &work.id).collect::<Vec<_>>(), None).expect("reads")
+        {
             order.push(work);
         }
         let order: Vec<&str> = order.iter().map(|work| work.job.as_str()).collect();
