@@ -22,9 +22,9 @@ const WHISPER: pull::Set =
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Fetch a checkpoint of the voice, or of Whisper (`openai/whisper-tiny.en`), from a hub; `HF_ENDPOINT` names
-    /// another hub. Resumes, checks sizes and hashes.
+    /// another hub. Resumes, checks sizes and hashes; of the default checkpoint those that are known beforehand.
     Pull {
-        /// Which checkpoint.
+        /// Which checkpoint; `ID@REVISION` for a certain commit of it.
         #[arg(default_value = pull::DEFAULT_ID)]
         id: String,
         /// Where to; default: the name's last part.
@@ -96,7 +96,7 @@ pub(super) enum Size {
 pub(super) fn run(command: Command) -> Result<(), Failure> {
     let code = match command {
         Command::Pull { id, dir } => {
-            let name = id.rsplit('/').next().unwrap_or(&id);
+            let name = pull::name(&id);
             let dir = dir.unwrap_or_else(|| PathBuf::from(name));
             let set = if name.to_ascii_lowercase().contains("whisper") { &WHISPER } else { &pull::COSYVOICE };
             cli::pull(&id, &dir, crate::config::hub_endpoint().as_deref(), set)

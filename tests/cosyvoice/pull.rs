@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use antiphon::synth::cosyvoice::pull::{PullError, pull};
+use antiphon::synth::cosyvoice::pull::{DEFAULT_ID, PullError, Pulled, pull};
 use antiphon::synth::cosyvoice::random::{self, Size};
 use antiphon::synth::cosyvoice::verify;
 use sha2::{Digest, Sha256};
@@ -27,6 +27,8 @@ struct Hub {
     mischief: Arc<Mutex<Mischief>>,
     /// Requests for content by file: the offset each began at.
     ranges: Arc<Mutex<HashMap<String, Vec<usize>>>>,
+    /// Revisions whose list was asked for.
+    listed: Arc<Mutex<Vec<String>>>,
 }
 
 /// The files of a checkpoint by their names in a repository.
@@ -47,20 +49,26 @@ impl Hub {
     fn start(files: BTreeMap<String, Vec<u8>>) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
         let address = format!("http://{}", listener.local_addr().expect("bound"));
-        let hub = Hub { address, mischief: Arc::default(), ranges: Arc::default() };
+        let hub = Hub { address, mischief: Arc::default(), ranges: Arc::default(), listed: Arc::default() };
         let (mischief, ranges, files) = (hub.mischief.clone(), hub.ranges.clone(), Arc::new(files));
+        let listed = hub.listed.clone();
         // Ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (mischief, ranges, files) = (mischief.clone(), ranges.clone(), files.clone());
-                std::thread::spawn(move || serve(&stream, &files, &mischief, &ranges));
+                let listed = listed.clone();
+                std::thread::spawn(move || serve(&stream, &files, &mischief, &ranges, &listed));
             }
         });
         hub
     }
 
-    fn pull(&self, dir: &Path) -> Result<usize, PullError> {
-        pull(ID, dir, Some(&self.address), &mut |_, done, total| assert!(done <= total))
+    fn pull(&self, dir: &Path) -> Result<Pulled, PullError> {
+        self.pull_of(ID, dir)
+    }
+
+    fn pull_of(&self, id: &str, dir: &Path) -> Result<Pulled, PullError> {
+        pull(id, dir, Some(&self.address), &mut |_, done, total| assert!(done <= total))
     }
 
     fn starts(&self, file: &str) -> Vec<usize> {
@@ -73,6 +81,7 @@ fn serve(
     files: &BTreeMap<String, Vec<u8>>,
     mischief: &Mutex<Mischief>,
     ranges: &Mutex<HashMap<String, Vec<usize>>>,
+    listed: &Mutex<Vec<String>>,
 ) {
     let mut reader = BufReader::new(stream);
     loop {
@@ -92,14 +101,21 @@ fn serve(
             }
         }
         let mut out = stream;
-        if path.starts_with(&format!("/api/models/{ID}")) {
-            let body = listing(files);
+        if path.starts_with("/api/models/") {
+            let asked = path.split("/revision/").nth(1).and_then(|rest| rest.split('?').next()).unwrap_or_default();
+            listed.lock().expect("lock").push(asked.to_owned());
+            // A commit is itself, also of the other checkpoint; one of zeros is none that it has.
+            let commit = if asked.len() == 40 && !asked.starts_with("00") { asked } else { COMMIT };
+            let body = listing(files, commit);
             let head =
                 format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nContent-Type: application/json\r\n\r\n", body.len());
             out.write_all(&[head.as_bytes(), body.as_bytes()].concat()).ok();
             continue;
         }
-        let name = path.strip_prefix(&format!("/{ID}/resolve/main/")).unwrap_or_default();
+        // By commit only: a branch is another in a moment.
+        let (revision, name) =
+            path.split_once("/resolve/").and_then(|(_, rest)| rest.split_once('/')).unwrap_or_default();
+        let name = if revision.len() == 40 { name } else { "" };
         let Some(bytes) = files.get(name) else {
             out.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok();
             continue;
@@ -143,7 +159,7 @@ fn serve(
     }
 }
 
-fn listing(files: &BTreeMap<String, Vec<u8>>) -> String {
+fn listing(files: &BTreeMap<String, Vec<u8>>, commit: &str) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     let siblings: Vec<serde_json::Value> = files
         .iter()
@@ -155,7 +171,7 @@ fn listing(files: &BTreeMap<String, Vec<u8>>) -> String {
             file
         })
         .collect();
-    serde_json::json!({ "siblings": siblings, "sha": COMMIT }).to_string()
+    serde_json::json!({ "siblings": siblings, "sha": commit }).to_string()
 }
 
 fn checkpoint() -> tempfile::TempDir {
@@ -169,15 +185,51 @@ fn a_pulled_checkpoint_is_complete_and_only_what_is_wanted() {
     let source = checkpoint();
     let hub = Hub::start(files(source.path()));
     let dir = tempfile::tempdir().expect("temp dir");
-    assert_eq!(hub.pull(dir.path()).expect("pulled"), 8);
+    assert_eq!(hub.pull(dir.path()).expect("pulled").files, 8);
     assert!(verify::verify(dir.path(), "llm").passed());
     assert!(!dir.path().join("README.md").exists());
     assert!(!dir.path().parent().expect("parent").join("evil").exists());
     assert!(!dir.path().join(".pull").exists(), "nothing unfinished is left");
     // What is there and right is not fetched again.
     let before = hub.starts("llm.pt").len();
-    assert_eq!(hub.pull(dir.path()).expect("pulled"), 8);
+    assert_eq!(hub.pull(dir.path()).expect("pulled").files, 8);
     assert_eq!(hub.starts("llm.pt").len(), before);
+}
+
+#[test]
+fn all_files_are_of_one_commit_and_of_the_one_that_is_asked_for() {
+    let source = checkpoint();
+    let hub = Hub::start(files(source.path()));
+    let dir = tempfile::tempdir().expect("temp dir");
+    // The hub gives nothing by the name of a branch.
+    let pulled = hub.pull(dir.path()).expect("pulled");
+    assert_eq!(pulled, Pulled { files: 8, revision: COMMIT.into(), known: 0 });
+    let other = "89abcdef0123456789abcdef0123456789abcdef";
+    let elsewhere = tempfile::tempdir().expect("temp dir");
+    let pulled = hub.pull_of(&format!("{ID}@{other}"), elsewhere.path()).expect("pulled");
+    assert_eq!(pulled.revision, other);
+    assert_eq!(*hub.listed.lock().expect("lock"), ["main", other]);
+    let refused = hub.pull_of(&format!("{ID}@{}", "0".repeat(40)), elsewhere.path());
+    assert!(matches!(&refused, Err(PullError::OtherRevision { found, .. }) if found == COMMIT), "{refused:?}");
+    let refused = hub.pull_of(&format!("{ID}@../evil"), elsewhere.path());
+    assert!(matches!(&refused, Err(PullError::Unreachable { .. })), "{refused:?}");
+}
+
+#[test]
+fn of_the_published_checkpoint_a_hub_can_bring_no_other_files_than_those_that_are_known() {
+    let source = checkpoint();
+    // Its hashes are those of what it sends.
+    let hub = Hub::start(files(source.path()));
+    let dir = tempfile::tempdir().expect("temp dir");
+    match hub.pull_of(DEFAULT_ID, dir.path()) {
+        Err(PullError::Corrupt { file, what, expected, .. }) => {
+            assert_eq!((file.as_str(), what, expected.len()), ("cosyvoice3.yaml", "SHA-256", 64));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!dir.path().join("cosyvoice3.yaml").exists());
+    let listed = hub.listed.lock().expect("lock").clone();
+    assert!(listed.len() == 1 && listed[0].len() == 40, "at a commit: {listed:?}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ pub fn selftest_left_out(kit: &Path, misfits: &[(&'static str, String)]) -> u8 {
     print_selftest(Kit::open(kit).and_then(|kit| selftest::left_out(&kit, misfits)))
 }
 
-/// `model pull [ID]`: fetches the files of a checkpoint into `dir` from `endpoint` (`None`: the public hub).
+/// `model pull [ID[@REVISION]]`: fetches the files of a checkpoint into `dir` from `endpoint` (`None`: the public hub).
 pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8 {
     let bar = bytes_bar("fetching");
     let pulled = pull::pull_set(id, dir, endpoint, set, &mut |file, done, total| {
@@ -99,8 +99,10 @@ pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, set: &pull::Set) -> u8
     });
     bar.finish_and_clear();
     match pulled {
-        Ok(files) => {
-            println!("{}: {files} files, sizes and hashes checked", dir.display());
+        Ok(pulled) => {
+            let pull::Pulled { files, revision, known } = pulled;
+            println!("{}: {files} files of revision {revision}, sizes and hashes checked", dir.display());
+            println!("{known} of them by hashes that are known beforehand, the others by what the hub lists");
             DONE
         }
         Err(error @ PullError::Unreachable { .. }) => {

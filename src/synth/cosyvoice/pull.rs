@@ -3,6 +3,14 @@
 //! Only the files that are read are fetched; a [`Set`] lists them for each kind of checkpoint. Each lands under a
 //! temporary name, is compared with the size and hash that the hub lists, and only then takes its place: a file in the
 //! directory is a good file.
+//!
+//! # Why
+//! *All files are of one commit*, which the hub names first: a branch may move in between. Who writes `ID@REVISION` chooses it.
+//!
+//! *Of the default checkpoint the revision and the hashes are [`known`]*: that a hub lists a hash says only that the file is
+//! what this hub has.
+
+mod known;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,6 +22,8 @@ use reqwest::{Client, StatusCode};
 use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+
+use self::known::Known;
 
 /// The published checkpoint.
 pub const DEFAULT_ID: &str = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512";
@@ -90,14 +100,24 @@ pub enum PullError {
         /// Why.
         reason: String,
     },
-    /// A file arrived with other content than the hub lists, twice.
-    #[error("{file}: {what} is {found}, the hub lists {expected}")]
+    /// The hub has another revision under this name.
+    #[error("`{id}`: the hub gives revision {found}, not {wanted}")]
+    OtherRevision {
+        /// Which checkpoint.
+        id: String,
+        /// Which was asked for.
+        wanted: String,
+        /// Which it says that it gives.
+        found: String,
+    },
+    /// A file arrived with other content than the hub lists, or than is known of it, twice.
+    #[error("{file}: {what} is {found}, expected {expected}")]
     Corrupt {
         /// Which file.
         file: String,
         /// `size` or the hash's name.
         what: &'static str,
-        /// What the hub says.
+        /// What the hub says, or is known.
         expected: String,
         /// What arrived.
         found: String,
@@ -114,7 +134,20 @@ pub enum PullError {
 
 #[derive(Deserialize)]
 struct Listing {
+    /// The commit.
+    sha: Option<String>,
     siblings: Vec<Sibling>,
+}
+
+/// What a pull has brought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// Files of the checkpoint that are there now.
+    pub files: usize,
+    /// The commit that they are of, as `ID@REVISION` asks for it again.
+    pub revision: String,
+    /// How many of them were compared with a hash that is known beforehand, and not only with the hub's.
+    pub known: usize,
 }
 
 #[derive(Deserialize)]
@@ -141,12 +174,12 @@ impl Sibling {
 /// Told the file, bytes of it here, and its size.
 pub type OnProgress<'a> = &'a mut dyn FnMut(&str, u64, u64);
 
-/// Fetches what `dir` lacks of checkpoint `id` and returns how many files are there now. `endpoint` is the hub's
-/// address, `None` the public one.
+/// Fetches what `dir` lacks of checkpoint `id`, which may be `ID@REVISION`. `endpoint` is the hub's address, `None` the public
+/// one.
 ///
 /// # Errors
 /// See [`PullError`]; what has arrived stays for the next call.
-pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, progress: OnProgress<'_>) -> Result<usize, PullError> {
+pub fn pull(id: &str, dir: &Path, endpoint: Option<&str>, progress: OnProgress<'_>) -> Result<Pulled, PullError> {
     pull_set(id, dir, endpoint, &COSYVOICE, progress)
 }
 
@@ -160,19 +193,33 @@ pub fn pull_set(
     endpoint: Option<&str>,
     set: &Set,
     progress: OnProgress<'_>,
-) -> Result<usize, PullError> {
+) -> Result<Pulled, PullError> {
     let io = |path: &Path| {
         let path = path.display().to_string();
         move |source| PullError::Io { path, source }
     };
     let parts = dir.join(PARTS);
     fs::create_dir_all(&parts).map_err(io(&parts))?;
-    let hub = Hub { base: endpoint.unwrap_or(PUBLIC).trim_end_matches('/'), id, dir, client: client() };
+    let (id, wanted) = id.split_once('@').map_or((id, None), |(id, revision)| (id, Some(revision)));
+    let known = Known::find(id, wanted);
+    let wanted = wanted.or(known.map(|known| known.revision));
+    let hub = Hub { base: endpoint.unwrap_or(PUBLIC).trim_end_matches('/'), id, wanted, known, dir, client: client() };
     // Its own thread of control, so that commands without a runtime can call this.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io(&parts))?;
-    let count = runtime.block_on(hub.fetch_set(set, progress))?;
+    let pulled = runtime.block_on(hub.fetch_set(set, progress))?;
     fs::remove_dir_all(&parts).map_err(io(&parts))?;
-    Ok(count)
+    Ok(pulled)
+}
+
+/// What a folder for `ID@REVISION` is called: the last part of the name.
+pub fn name(id: &str) -> &str {
+    let id = id.split('@').next().unwrap_or(id);
+    id.rsplit('/').next().unwrap_or(id)
+}
+
+/// Whether `revision` is the full name of a commit, which means the same for ever.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn client() -> Result<Client, String> {
@@ -201,6 +248,9 @@ fn reason(error: &dyn std::error::Error) -> String {
 struct Hub<'a> {
     base: &'a str,
     id: &'a str,
+    /// Branch, tag or commit; `None`: the main branch.
+    wanted: Option<&'a str>,
+    known: Option<&'static Known>,
     dir: &'a Path,
     client: Result<Client, String>,
 }
@@ -218,16 +268,17 @@ enum Rest {
 }
 
 impl Hub<'_> {
-    async fn fetch_set(&self, set: &Set, progress: OnProgress<'_>) -> Result<usize, PullError> {
+    async fn fetch_set(&self, set: &Set, progress: OnProgress<'_>) -> Result<Pulled, PullError> {
         let unreachable = |reason| PullError::Unreachable { endpoint: self.base.into(), id: self.id.into(), reason };
         let client = self.client.as_ref().map_err(|error| unreachable(error.clone()))?;
         let listing = self.list(client).await.map_err(unreachable)?;
-        let mut count = 0;
+        let (revision, mut files, mut known) = (self.revision(&listing)?, 0, 0);
         for (name, needed) in set.needed.iter().map(|n| (n, true)).chain(set.welcome.iter().map(|n| (n, false))) {
             match listing.siblings.iter().find(|s| s.rfilename == **name) {
                 Some(file) => {
-                    self.fetch(client, file, progress).await?;
-                    count += 1;
+                    self.fetch(client, &revision, file, progress).await?;
+                    files += 1;
+                    known += usize::from(self.known.is_some_and(|known| known.hash(name).is_some()));
                 }
                 None if needed => {
                     return Err(PullError::NotACheckpoint { what: set.what, id: self.id.into(), file: (*name).into() });
@@ -235,29 +286,51 @@ impl Hub<'_> {
                 None => {}
             }
         }
-        Ok(count)
+        Ok(Pulled { files, revision, known })
+    }
+
+    /// The commit of a listing, in which no other part of a path can hide.
+    fn revision(&self, listing: &Listing) -> Result<String, PullError> {
+        let found = listing.sha.clone().unwrap_or_default();
+        let other = self.wanted.is_some_and(|wanted| is_commit(wanted) && !wanted.eq_ignore_ascii_case(&found));
+        if other || !is_commit(&found) {
+            let wanted = self.wanted.unwrap_or("a commit").to_owned();
+            return Err(PullError::OtherRevision { id: self.id.to_owned(), wanted, found });
+        }
+        Ok(found)
     }
 
     async fn list(&self, client: &Client) -> Result<Listing, String> {
-        let url = format!("{}/api/models/{}/revision/main?blobs=true", self.base, self.id);
+        let wanted = self.wanted.unwrap_or("main");
+        if wanted.is_empty() || !wanted.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+            return Err(format!("`{wanted}` is no revision: write the commit, or a branch or tag without `/`"));
+        }
+        let url = format!("{}/api/models/{}/revision/{wanted}?blobs=true", self.base, self.id);
         let response = client.get(url).send().await.and_then(reqwest::Response::error_for_status);
         let text = response.map_err(|e| reason(&e))?.text().await.map_err(|e| reason(&e))?;
         serde_json::from_str(&text).map_err(|e| format!("its list of files is malformed: {e}"))
     }
 
-    async fn fetch(&self, client: &Client, file: &Sibling, progress: OnProgress<'_>) -> Result<(), PullError> {
+    async fn fetch(
+        &self,
+        client: &Client,
+        revision: &str,
+        file: &Sibling,
+        progress: OnProgress<'_>,
+    ) -> Result<(), PullError> {
         let name = &file.rfilename;
         let place = self.dir.join(name);
         let size = file.size().unwrap_or_default();
-        if place.exists() && check(file, &place).is_ok() {
+        let known = self.known.and_then(|known| known.hash(name));
+        if place.exists() && check(file, known, &place).is_ok() {
             progress(name, size, size);
             return Ok(());
         }
         let part = self.dir.join(PARTS).join(name.replace('/', "--"));
         let mut wrong = None;
         for _ in 0..ATTEMPTS {
-            self.download(client, file, &part, progress).await?;
-            match check(file, &part) {
+            self.download(client, revision, file, &part, progress).await?;
+            match check(file, known, &part) {
                 Ok(()) => {
                     let io = |source| PullError::Io { path: place.display().to_string(), source };
                     if let Some(parent) = place.parent() {
@@ -279,6 +352,7 @@ impl Hub<'_> {
     async fn download(
         &self,
         client: &Client,
+        revision: &str,
         file: &Sibling,
         part: &Path,
         progress: OnProgress<'_>,
@@ -287,7 +361,7 @@ impl Hub<'_> {
         let mut fruitless = 0;
         loop {
             let before = length(part);
-            match self.rest(client, file, part, progress).await? {
+            match self.rest(client, revision, file, part, progress).await? {
                 Rest::Whole => return Ok(()),
                 Rest::Refused(reason) => return Err(transfer(reason)),
                 Rest::NoPart => forget(part)?,
@@ -309,6 +383,7 @@ impl Hub<'_> {
     async fn rest(
         &self,
         client: &Client,
+        revision: &str,
         file: &Sibling,
         part: &Path,
         progress: OnProgress<'_>,
@@ -321,7 +396,7 @@ impl Hub<'_> {
             Some(size) if here > size => return Ok(Rest::NoPart),
             _ => {}
         }
-        let mut request = client.get(format!("{}/{}/resolve/main/{name}", self.base, self.id));
+        let mut request = client.get(format!("{}/{}/resolve/{revision}/{name}", self.base, self.id));
         if here > 0 {
             request = request.header(RANGE, format!("bytes={here}-"));
         }
@@ -382,8 +457,9 @@ fn forget(part: &Path) -> Result<(), PullError> {
     }
 }
 
-/// Compares a file with what the hub lists: its size, and SHA-256 of large files or the git blob hash of others.
-fn check(file: &Sibling, path: &Path) -> Result<(), PullError> {
+/// Compares a file with its SHA-256 where that is known, else with what the hub lists: its size, and SHA-256 of large files or
+/// the git blob hash of others.
+fn check(file: &Sibling, known: Option<&str>, path: &Path) -> Result<(), PullError> {
     let io = |source| PullError::Io { path: path.display().to_string(), source };
     let corrupt = |what, expected: String, found: String| PullError::Corrupt {
         file: file.rfilename.clone(),
@@ -396,21 +472,21 @@ fn check(file: &Sibling, path: &Path) -> Result<(), PullError> {
         return Err(corrupt("size", expected.to_string(), size.to_string()));
     }
     let mut reader = File::open(path).map_err(io)?;
-    let (what, expected, found) = if let Some(lfs) = &file.lfs {
+    let (what, expected, found) = if let Some(sha256) = known.or(file.lfs.as_ref().map(|lfs| lfs.sha256.as_str())) {
         let mut hash = Sha256::new();
         feed(&mut reader, |bytes| hash.update(bytes)).map_err(io)?;
-        ("SHA-256", &lfs.sha256, hex(&hash.finalize()))
+        ("SHA-256", sha256, hex(&hash.finalize()))
     } else if let Some(blob) = &file.blob {
         // Git's name of a blob tells damage, not malice. This crate is of an older generation of the same traits.
         use sha1::digest::{FixedOutput as _, Update as _};
         let mut hash = Sha1::default();
         hash.update(format!("blob {size}\0").as_bytes());
         feed(&mut reader, |bytes| hash.update(bytes)).map_err(io)?;
-        ("git hash", blob, hex(&hash.finalize_fixed()))
+        ("git hash", blob.as_str(), hex(&hash.finalize_fixed()))
     } else {
         return Ok(());
     };
-    if expected.eq_ignore_ascii_case(&found) { Ok(()) } else { Err(corrupt(what, expected.clone(), found)) }
+    if expected.eq_ignore_ascii_case(&found) { Ok(()) } else { Err(corrupt(what, expected.to_owned(), found)) }
 }
 
 fn feed(reader: &mut impl Read, mut take: impl FnMut(&[u8])) -> io::Result<()> {
