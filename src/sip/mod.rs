@@ -53,6 +53,7 @@ mod early;
 mod endpoint;
 mod explain;
 mod flow;
+mod fuzz;
 mod headers;
 mod identity;
 mod inbound;
@@ -97,6 +98,7 @@ pub use self::{
     early::Provisional,
     endpoint::Endpoint,
     explain::{Explanation, addresses, explain, probe},
+    fuzz::fuzz,
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Beside, Neighbours},
     places::HalfOpen,
@@ -171,13 +173,4 @@ pub enum DialError {
     /// As for inbound calls.
     #[error(transparent)]
     Sip(#[from] SipError),
-}
-
-/// Reads `bytes` as a datagram and as the head of a stream, as a socket would; for fuzzing.
-pub fn fuzz(bytes: &[u8]) {
-    let from = std::net::SocketAddr::from(([192, 0, 2, 1], 5060));
-    let _ = (screen::frame(bytes), screen::screen(bytes, from, "antiphon"));
-    // Of a message, the description is what comes behind the empty line.
-    let body = bytes.windows(4).position(|four| four == b"\r\n\r\n").map_or(bytes, |at| &bytes[at + 4..]);
-    let _ = sdp::parse(body);
 }

@@ -77,7 +77,7 @@ fn is_here(shared: &Shared, host: &HostWithPort) -> bool {
 }
 
 /// Reads a REFER. `own` tells our hosts: a user or number there is one of a trunk.
-fn read(request: &Request, own: impl Fn(&HostWithPort) -> bool) -> Result<Referral, &'static str> {
+pub(super) fn read(request: &Request, own: impl Fn(&HostWithPort) -> bool) -> Result<Referral, &'static str> {
     let named = |name: &'static str| {
         request.headers.iter().filter(move |header| header.name().eq_ignore_ascii_case(name)).map(Header::value)
     };

@@ -87,7 +87,7 @@ fn is_replaces(header: &Header) -> bool {
 
 /// `Call-ID;to-tag=...;from-tag=...[;early-only]`: the tags as the sender of the INVITE writes them to us, so that `to-tag` is
 /// ours.
-fn read(value: &str) -> Option<(DialogId, bool)> {
+pub(super) fn read(value: &str) -> Option<(DialogId, bool)> {
     let mut parts = value.split(';').map(str::trim);
     let call_id = parts.next().filter(|id| !id.is_empty())?.to_owned();
     let (mut local_tag, mut remote_tag, mut early_only) = (None, None, false);

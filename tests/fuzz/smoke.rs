@@ -1,7 +1,7 @@
 //! Every reader of strangers' bytes, fed with spoilt versions of good ones: none may panic, abort or hang.
 //!
 //! A bounded number of runs from a fixed seed, on any toolchain. `ANTIPHON_FUZZ_SECONDS=60` gives each target so long, from a
-//! seed that is printed. The same functions are the targets of cargo-fuzz, which is guided by coverage and needs a nightly
+//! seed that is printed; `ANTIPHON_FUZZ_SEED` is another. `.ci/run` gives each a minute. The same functions are the targets of cargo-fuzz, which is guided by coverage and needs a nightly
 //! toolchain.
 
 #[path = "targets.rs"]
@@ -85,10 +85,10 @@ fn spoil(rng: &mut Rng, good: &[u8], other: &[u8]) -> Vec<u8> {
 fn feed(target: &Target) {
     let corpus = target.corpus();
     corpus.iter().for_each(|good| target.run(good));
-    #[allow(clippy::disallowed_methods, reason = "this variable belongs to the test")]
-    let seconds = std::env::var("ANTIPHON_FUZZ_SECONDS").ok();
-    let seconds = seconds.map(|text| Duration::from_secs(text.parse().expect("ANTIPHON_FUZZ_SECONDS is a number")));
-    let seed = seconds.map_or(0x5eed_0000 + corpus.len() as u64, |_| clock::wall().as_nanos() as u64 | 1);
+    let seconds = number("ANTIPHON_FUZZ_SECONDS").map(Duration::from_secs);
+    let usual = seconds.map_or(0x5eed_0000 + corpus.len() as u64, |_| clock::wall().as_nanos() as u64);
+    // Zero would stay zero.
+    let seed = number("ANTIPHON_FUZZ_SEED").unwrap_or(usual) | 1;
     let (mut rng, until): (Rng, Option<Instant>) = (Rng(seed), seconds.map(|seconds| clock::now() + seconds));
     let mut runs = 0_u64;
     while until.map_or(runs < u64::from(target.runs), |until| clock::now() < until) {
@@ -102,6 +102,12 @@ fn feed(target: &Target) {
     if seconds.is_some() {
         println!("{}: {runs} inputs from seed {seed:#x}", target.name);
     }
+}
+
+/// A variable of the environment.
+#[allow(clippy::disallowed_methods, reason = "these variables belong to the test")]
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
 thread_local! {
@@ -138,4 +144,6 @@ fn every_target_has_a_test_and_a_binary_for_cargo_fuzz() {
         let text = std::fs::read_to_string(folder.join(format!("fuzz_targets/{name}.rs"))).expect("readable");
         assert!(text.contains(&format!("run(\"{name}\"")), "{name}");
     }
+    let checks = std::fs::read_to_string(folder.join("../../.ci/run")).expect("readable");
+    assert!(checks.contains("ANTIPHON_FUZZ_SECONDS=60 "), "each has a minute in what a change must pass");
 }

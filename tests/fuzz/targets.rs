@@ -23,7 +23,7 @@ const fn target(name: &'static str, read: fn(&[u8])) -> Target {
 }
 
 pub(crate) const TARGETS: [Target; 15] = [
-    Target { data: &[("rfc4475", "dat")], ..target("sip", antiphon::sip::fuzz) },
+    Target { data: &[("rfc4475", "dat")], runs: 1_000, ..target("sip", antiphon::sip::fuzz) },
     target("sdp", describe),
     // Offers, fragments of trickle ICE, and STUN.
     target("whip", antiphon::webrtc::fuzz),
