@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use builtin::Builtin;
 use config::{Agent, Words};
 use llm::web::Web;
-use relay::{Link, Relay, RelayEnd};
+use relay::{Link, Relay, RelayEnd, VoiceRule};
 
 use crate::call::handle::TurnRequest;
 use crate::call::{BridgeState, CallEvent, CallHandle, CallId, EndReason, Messages, SpeakError};
@@ -43,6 +43,8 @@ struct Inner {
     attachable: DashMap<CallId, mpsc::Sender<Link>>,
     /// For agents that are models; made when the first is needed, `None` where TLS cannot be set up.
     web: OnceLock<Option<Web>>,
+    /// Which voices an agent may name; not set: any.
+    voices: OnceLock<VoiceRule>,
 }
 
 impl Agents {
@@ -53,6 +55,7 @@ impl Agents {
             lexicon: CurrentLexicon::default(),
             attachable: DashMap::new(),
             web: OnceLock::new(),
+            voices: OnceLock::new(),
         }))
     }
 
@@ -88,6 +91,12 @@ impl Agents {
         *self.0.configured.write().unwrap_or_else(PoisonError::into_inner) = configured;
     }
 
+    /// Has agents name only those voices that `rule` lets them. Said once, before the first call.
+    pub fn hold_to(&self, rule: VoiceRule) {
+        // The first one stays.
+        let _ = self.0.voices.set(rule);
+    }
+
     /// Begins to supply the text of a call. Returns at once.
     pub fn serve(&self, handle: CallHandle, agent: Agent) {
         let agents = self.clone();
@@ -99,7 +108,7 @@ impl Agents {
         let (attach, attached) = mpsc::channel(1);
         self.0.attachable.insert(handle.id().clone(), attach);
         tokio::spawn(async move {
-            let relay = Relay::new(handle.clone(), &agent);
+            let relay = Relay::new(handle.clone(), &agent).held_to(agents.0.voices.get().cloned());
             let web = agent.llm.is_some().then(|| agents.web()).flatten();
             Conversation { relay, agent, web, events, shown, messages, attached }.run().await;
             agents.0.attachable.remove(handle.id());

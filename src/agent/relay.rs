@@ -5,6 +5,8 @@
 //! flooding agent is slowed by its own transport and memory stays bounded.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -55,6 +57,23 @@ pub enum RelayEnd {
     Replaced(Link),
 }
 
+/// Whether an agent on a call of a tenant, the first argument, may name a voice, the second.
+#[derive(Clone)]
+pub struct VoiceRule(Arc<dyn Fn(&str, &str) -> bool + Send + Sync>);
+
+impl VoiceRule {
+    /// That of a function.
+    pub fn new(rule: impl Fn(&str, &str) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(rule))
+    }
+}
+
+impl fmt::Debug for VoiceRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VoiceRule")
+    }
+}
+
 /// Turns frames into commands for one call.
 #[derive(Debug)]
 pub struct Relay {
@@ -63,6 +82,8 @@ pub struct Relay {
     apology: Apology,
     /// The agent wants to hear of turns before they have ended.
     partials: bool,
+    /// Which voices its frames may name.
+    voices: Option<VoiceRule>,
 }
 
 impl Relay {
@@ -72,12 +93,23 @@ impl Relay {
         // A call that is over hears nothing.
         let _ =
             handle.listen(Listen { partials: Some(agent.partials), language: agent.language.clone(), expect: None });
-        Self { handle, style, apology: Apology::new(&agent.apology), partials: agent.partials }
+        Self { handle, style, apology: Apology::new(&agent.apology), partials: agent.partials, voices: None }
+    }
+
+    /// The same, whose frames may name those voices only that `rule` lets them.
+    pub(super) fn held_to(self, rule: Option<VoiceRule>) -> Self {
+        Self { voices: rule, ..self }
     }
 
     /// Another that looks on: it says what a listener is told, and changes nothing of the call.
     pub(super) fn observer(&self) -> Self {
-        Self { handle: self.handle.clone(), style: self.style.clone(), apology: Apology::new(""), partials: true }
+        Self {
+            handle: self.handle.clone(),
+            style: self.style.clone(),
+            apology: Apology::new(""),
+            partials: true,
+            voices: self.voices.clone(),
+        }
     }
 
     /// The call.
@@ -217,6 +249,11 @@ impl Relay {
                 speculation,
                 traceparent,
             } => {
+                let tenant = &self.handle.meta().tenant;
+                let may = |name: &str| self.voices.as_ref().is_none_or(|rule| (rule.0)(tenant, name));
+                if let Some(name) = voice.as_ref().filter(|name| !may(name)) {
+                    return Err(SpeakError::Invalid(format!("there is no voice `{name}` on this call")));
+                }
                 let style = Style {
                     voice: voice.or_else(|| self.style.voice.clone()),
                     language: lang.or_else(|| self.style.language.clone()),

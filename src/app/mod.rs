@@ -24,6 +24,7 @@ use self::engines::Choice;
 use crate::acme::Keeper;
 use crate::agent::Agents;
 use crate::agent::config::Overload;
+use crate::agent::relay::VoiceRule;
 use crate::batch::Jobs;
 use crate::call::Calls;
 use crate::certificate::Certificate;
@@ -321,6 +322,9 @@ impl App {
             default_agent: config.sip.agent.clone().unwrap_or_else(|| "demo".into()).into(),
             drain_grace: Duration::from_secs(config.call.drain_grace_s),
         };
+        // Before the first call; it holds nothing that holds the agents.
+        let rights = gateway.rights();
+        gateway.agents.hold_to(VoiceRule::new(move |tenant, voice| rights.may_name(tenant, voice)));
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(phrases::render(gateway.engine.clone(), told_phrases, stop.subscribe()));
         tokio::spawn(gateway::answer(gateway.clone(), ringing));

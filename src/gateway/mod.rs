@@ -12,6 +12,7 @@ pub mod dialers;
 mod error;
 pub mod outgoing;
 pub mod recent;
+pub mod rights;
 mod room;
 mod setup;
 pub mod speaker;
@@ -139,6 +140,11 @@ impl Gateway {
             faults.push(Fault { part: "records", reason, fatal: false, mends: true });
         }
         faults
+    }
+
+    /// Whose voices are.
+    pub fn rights(&self) -> rights::Rights {
+        rights::Rights::new(self.voices.clone(), self.tenants.clone(), self.nodes.clone())
     }
 
     /// Waits until every engine speaks, or has failed.

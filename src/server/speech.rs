@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use super::auth::Caller;
 use super::error::ApiError;
 use super::extract::Body;
-use super::voices::owner_of;
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{Cut, Script, SegmentConfig};
 use crate::gateway::Gateway;
@@ -53,7 +52,7 @@ pub(super) fn own_voice(gateway: &Gateway, caller: &Caller, asked: Option<String
     if copies::is_content(&name) || copies::parts(&name).is_some() {
         return Err(ApiError::not_found("voice", &name).param("voice"));
     }
-    match owner_of(gateway, &name) {
+    match gateway.rights().owner_of(&name) {
         Some(owner) if !caller.sees(&owner) => Err(ApiError::not_found("voice", &name).param("voice")),
         // Theirs by enrolment, whatever list of shared ones they have.
         Some(owner) if *owner == *caller.tenant => Ok(Some(name)),

@@ -140,14 +140,6 @@ fn is_own(gateway: &Gateway, caller: &Caller, name: &str) -> Result<(), ApiError
     }
 }
 
-/// Whose the voice of this name is that would speak here: one of this node, or else of another; `None`: everybody's.
-pub(super) fn owner_of(gateway: &Gateway, name: &str) -> Option<String> {
-    if gateway.voices.knows(name) {
-        return gateway.voices.owner(name);
-    }
-    gateway.nodes.as_ref()?.voice(name)?.1.owner
-}
-
 async fn remove(
     State(gateway): State<Gateway>,
     caller: Caller,

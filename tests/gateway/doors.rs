@@ -10,10 +10,13 @@ use antiphon::config::Tenant;
 use antiphon::gateway::tenants::Limits;
 use antiphon::server::config::{Scope, Token};
 use antiphon::server::routes::{Access, ROUTES, Route};
+use antiphon::voice::file::Voice;
 use antiphon_loadgen::codec::Codec;
 use antiphon_loadgen::rtc;
+use futures_util::{SinkExt, StreamExt};
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
 
 use super::support::{PATIENCE, Rig, SENTENCE};
 
@@ -21,6 +24,8 @@ const OPERATOR: &str = "operator-operator-operator";
 const OWNER: &str = "owner-owner-owner-owner";
 const OTHER: &str = "other-other-other-other";
 const SPEAKER: &str = "speaker-speaker-speaker";
+const CALLER: &str = "caller-caller-caller-caller";
+const WRONG: &str = "wrong-wrong-wrong-wrong";
 
 /// A gateway with a token of each kind.
 async fn guarded() -> Rig {
@@ -31,6 +36,7 @@ async fn guarded() -> Rig {
             Token::new("owner", OWNER, all()),
             Token::new("other", OTHER, all()),
             Token::new("speaker", SPEAKER, vec![Scope::Speech]),
+            Token::new("caller", CALLER, vec![Scope::Calls]),
         ];
         let mut agent = antiphon::agent::config::Agent::at("builtin:silent");
         agent.tenant = Some("owner".into());
@@ -76,6 +82,21 @@ async fn ask(rig: &Rig, route: &Route, path: &str, token: Option<&str>, headers:
     request.send().await.expect("HTTP")
 }
 
+/// Tokens whose scopes do not open a route.
+fn lacking(access: Access) -> &'static [&'static str] {
+    match access {
+        Access::Of(Scope::Admin) => &[SPEAKER, CALLER, OWNER],
+        Access::Of(Scope::Calls) | Access::Page => &[SPEAKER],
+        Access::Of(Scope::Speech) => &[CALLER],
+        Access::Public | Access::Loopback | Access::Any => &[],
+    }
+}
+
+/// Whether a route answers by every name: who asks it learns nothing.
+fn is_probe(route: &Route) -> bool {
+    matches!(route.path, "/healthz" | "/readyz")
+}
+
 fn is_open(status: StatusCode) -> bool {
     status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS
 }
@@ -103,20 +124,25 @@ async fn no_route_opens_to_a_wrong_key_a_foreign_name_or_a_foreign_page() {
         let name = format!("{} {}", route.method, route.path);
         if !matches!(route.access, Access::Public | Access::Loopback) {
             // Without a key, with a wrong one and with an empty one; also in the query, which counts on sockets only.
-            for token in [None, Some("wrong-wrong-wrong-wrong"), Some("")] {
+            for token in [None, Some(WRONG), Some("")] {
                 let status = ask(&rig, route, &path, token, &[]).await.status();
                 assert_eq!(status, StatusCode::UNAUTHORIZED, "{name} with {token:?}");
                 asked += 1;
             }
-            if !route.socket {
+            if route.socket {
+                for token in ["", WRONG] {
+                    let status = ask(&rig, route, &format!("{path}?access_token={token}"), None, &[]).await.status();
+                    assert_eq!(status, StatusCode::UNAUTHORIZED, "{name} with `{token}` in the query");
+                }
+            } else {
                 let query = format!("{path}?access_token={OPERATOR}");
                 let upgrade = [("upgrade", "websocket"), ("connection", "upgrade")];
                 let status = ask(&rig, route, &query, None, &upgrade).await.status();
                 assert_eq!(status, StatusCode::UNAUTHORIZED, "{name} with a token in the query");
             }
         }
-        if let Access::Of(Scope::Calls | Scope::Admin) | Access::Page = route.access {
-            let status = ask(&rig, route, &path, Some(SPEAKER), &[]).await.status();
+        for token in lacking(route.access) {
+            let status = ask(&rig, route, &path, Some(token), &[]).await.status();
             assert_eq!(status, StatusCode::FORBIDDEN, "{name} with another scope");
             asked += 1;
         }
@@ -132,11 +158,19 @@ async fn no_route_opens_to_a_wrong_key_a_foreign_name_or_a_foreign_page() {
             assert!([400, 404].contains(&status.as_u16()), "{name} of another owner: {status}");
             asked += 1;
         }
+        // A wrong key is none the better for a foreign name or page.
+        let wrong = [None, Some(WRONG), Some("")].into_iter().chain(lacking(route.access).iter().copied().map(Some));
+        for (token, headers) in wrong.flat_map(|token| foreign.iter().map(move |headers| (token, headers))) {
+            let status = ask(&rig, route, &path, token, headers).await.status();
+            let public = matches!(route.access, Access::Public | Access::Loopback);
+            assert!(public || !is_open(status), "{name} with {token:?} and {headers:?}: {status}");
+            assert!(headers[0].0 != "host" || !is_open(status) || is_probe(route), "{name} with {headers:?}: {status}");
+            asked += 1;
+        }
         for headers in &foreign {
             let status = ask(&rig, route, &path, Some(OPERATOR), headers).await.status();
-            let probe = matches!(route.path, "/healthz" | "/readyz");
             let (wanted, refused) = match headers[0].0 {
-                "host" => (StatusCode::MISDIRECTED_REQUEST, !probe),
+                "host" => (StatusCode::MISDIRECTED_REQUEST, !is_probe(route)),
                 // Another page may ask what changes nothing; it cannot read the answer.
                 _ => (StatusCode::FORBIDDEN, route.method != "GET" || route.socket),
             };
@@ -146,7 +180,7 @@ async fn no_route_opens_to_a_wrong_key_a_foreign_name_or_a_foreign_page() {
             asked += 1;
         }
     }
-    assert!(asked > 200, "{asked}");
+    assert!(asked > 500, "{asked}");
 
     // Nothing of this was done.
     assert!(!rig.handle(&call).await.has_ended() && !rig.handle(&browser).await.has_ended());
@@ -194,6 +228,92 @@ async fn an_agent_of_one_tenant_is_none_to_another() {
         let outcome = rtc::Caller::connect(config).await;
         assert_eq!(outcome.is_ok(), status == 201, "{token}: {:?}", outcome.err());
     }
+    rig.app.drain().await;
+}
+
+/// Nobody sees, removes or speaks with what another tenant enrolled: by requests, in jobs, and by frames of an agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voice_of_one_tenant_is_none_to_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let enrolled = |name: &str, owner: Option<&str>| {
+        let notes = owner.map(|owner| ("owner".to_owned(), owner.to_owned())).into_iter().collect();
+        let (tokens, mel) = (vec![1, 2, 3], vec![0.5; 12]);
+        let voice = Voice { transcript: "hello".into(), tokens, mel, mel_bins: 2, speaker: vec![0.5, -0.25], notes };
+        std::fs::write(folder.path().join(format!("{name}.safetensors")), voice.to_bytes()).expect("written");
+    };
+    enrolled("anna", Some("owner"));
+    enrolled("house", None);
+    let rig = Rig::with(|config| {
+        let all = || vec![Scope::Calls, Scope::Speech];
+        config.http.tokens = vec![Token::new("owner", OWNER, all()), Token::new("other", OTHER, all())];
+        config.engine.voices = folder.path().to_owned();
+    })
+    .await;
+    let ask = async |method: Method, path: &str, token: &str, body: Value| {
+        let request = rig.client.request(method, format!("{}{path}", rig.http)).bearer_auth(token).json(&body);
+        let response = request.send().await.expect("HTTP");
+        (response.status().as_u16(), response.json::<Value>().await.unwrap_or_default())
+    };
+    let voices = "/v1/audio/voices";
+    for (token, sees) in [(OWNER, true), (OTHER, false)] {
+        let (_, listed) = ask(Method::GET, voices, token, Value::Null).await;
+        let names: Vec<&str> =
+            listed["voices"].as_array().into_iter().flatten().filter_map(|voice| voice["name"].as_str()).collect();
+        assert_eq!((names.contains(&"anna"), names.contains(&"house")), (sees, true), "{listed}");
+    }
+    for (method, path, status) in [
+        (Method::GET, "/v1/audio/voices/anna", 404),
+        (Method::DELETE, "/v1/audio/voices/anna", 404),
+        (Method::DELETE, "/v1/audio/voices?name=anna", 404),
+        (Method::DELETE, "/v1/audio/voices/house", 403),
+    ] {
+        assert_eq!(ask(method.clone(), path, OTHER, Value::Null).await.0, status, "{method} {path}");
+    }
+    let text = json!({ "input": SENTENCE, "voice": "anna" });
+    for path in ["/v1/audio/speech", "/v1/audio/speech/batch"] {
+        let (status, error) = ask(Method::POST, path, OTHER, text.clone()).await;
+        assert_eq!((status, &error["error"]["param"]), (404, &json!("voice")), "{path}: {error}");
+    }
+
+    // On a call of its own, by request and by the agent that it attaches.
+    let config = |token: &str| rtc::Config {
+        agent: Some("silent".into()),
+        token: Some(token.into()),
+        ..rtc::Config::new(rig.http.clone())
+    };
+    for (token, refused) in [(OTHER, true), (OWNER, false)] {
+        let call = rtc::Caller::connect(config(token)).await.expect("the browser call is answered");
+        let id = call.id().expect("named").to_owned();
+        let turn = json!({ "text": SENTENCE, "voice": "anna" });
+        let (status, error) = ask(Method::POST, &format!("/v1/calls/{id}/turns"), token, turn).await;
+        assert!(!refused || (status == 404 && error["error"]["param"] == "voice"), "{status}: {error}");
+        let url = format!("{}/v1/calls/{id}/agent?access_token={token}", rig.http.replace("http", "ws"));
+        let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("upgraded");
+        for (voice, wrong) in [("anna", refused), ("house", false)] {
+            let text = json!({ "type": "text", "token": "One.", "last": true, "voice": voice });
+            socket.send(Message::text(text.to_string())).await.expect("sent");
+            let mark = json!({ "type": "transfer", "to": "x", "mode": "answers at once" });
+            socket.send(Message::text(mark.to_string())).await.expect("sent");
+            let mut told = false;
+            // What is wrong with the second frame is told behind what is wrong with the first.
+            let answered = async {
+                loop {
+                    let frame = socket.next().await.expect("open").expect("sound");
+                    let Ok(frame) = serde_json::from_str::<Value>(frame.to_text().unwrap_or_default()) else {
+                        continue;
+                    };
+                    let why = frame["description"].as_str().unwrap_or_default();
+                    told |= why.contains("there is no voice `anna` on this call");
+                    if why.contains("transfer mode") {
+                        return;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, answered).await.expect("it is answered");
+            assert_eq!(told, wrong, "{voice} with {token}");
+        }
+    }
+    assert_eq!(ask(Method::DELETE, "/v1/audio/voices/anna", OWNER, Value::Null).await.0, 204);
     rig.app.drain().await;
 }
 
