@@ -22,11 +22,15 @@ const WRITE_PAUSE: Duration = Duration::from_secs(300);
 
 /// `body`, which fails once its sender is slower than it may be.
 pub(super) fn hurried(body: Incoming) -> Body {
+    hurry(Body::new(body), BODY_PAUSE)
+}
+
+fn hurry(body: Body, pause: Duration) -> Body {
     let begun = Instant::now();
-    let pieces = Body::new(body).into_data_stream();
+    let pieces = body.into_data_stream();
     Body::from_stream(stream::unfold((pieces, 0u64), move |(mut pieces, received)| async move {
         let allowed = begun + BODY_TIME + Duration::from_secs(received / BODY_RATE);
-        let deadline = allowed.min(Instant::now() + BODY_PAUSE);
+        let deadline = allowed.min(Instant::now() + pause);
         match timeout_at(deadline, pieces.next()).await {
             Ok(Some(Ok(piece))) => {
                 let received = received + piece.len() as u64;
@@ -110,6 +114,15 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_stands_still_fails_and_one_that_comes_is_whole() {
+        let first = || stream::iter([Ok::<_, io::Error>("abc")]);
+        let whole = hurry(Body::from_stream(first()), BODY_PAUSE);
+        assert_eq!(&axum::body::to_bytes(whole, 100).await.expect("all of it")[..], b"abc");
+        let stands = hurry(Body::from_stream(first().chain(stream::pending())), Duration::from_millis(10));
+        axum::body::to_bytes(stands, 100).await.expect_err("the rest does not come");
+    }
 
     #[tokio::test]
     async fn a_reader_that_stands_still_ends_the_connection() {
