@@ -196,8 +196,39 @@ fn escaped(value: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// `value` without the user parts of SIP and TEL URIs and without international numbers; their last two characters stay.
+/// `value` without the user parts of SIP and TEL URIs and without numbers as they are dialled; their last two characters stay.
 fn masked(value: &str) -> Cow<'_, str> {
+    match dialled(value) {
+        Some(hidden) => named(&hidden).into_owned().into(),
+        None => named(value),
+    }
+}
+
+/// `value` without the numbers that it is, or quotes: one without `+` cannot be told from others in the middle of a text.
+fn dialled(value: &str) -> Option<String> {
+    let number = |text: &str| {
+        let digits = text.bytes().filter(u8::is_ascii_digit).count();
+        let dialled = text.bytes().all(|b| b.is_ascii_digit() || b" -.()*#".contains(&b));
+        digits >= 7 && dialled && text.parse::<std::net::IpAddr>().is_err()
+    };
+    let hidden = |text: &str| {
+        let mut out = String::new();
+        hide(&mut out, text);
+        out
+    };
+    if number(value) {
+        return Some(hidden(value));
+    }
+    let pieces: Vec<&str> = value.split('`').collect();
+    let quoted = |place: usize| place % 2 == 1 && place + 1 < pieces.len() && number(pieces[place]);
+    (0..pieces.len()).any(quoted).then(|| {
+        let shown = |place: usize| if quoted(place) { hidden(pieces[place]) } else { pieces[place].to_owned() };
+        (0..pieces.len()).map(shown).collect::<Vec<_>>().join("`")
+    })
+}
+
+/// `value` without the user parts of URIs and without international numbers.
+fn named(value: &str) -> Cow<'_, str> {
     let lower = value.to_ascii_lowercase();
     if !["sip:", "sips:", "tel:"].iter().any(|scheme| lower.contains(scheme)) && !value.contains('+') {
         return value.into();
@@ -333,6 +364,27 @@ mod tests {
         }
         let line = logged(LogFormat::Text, false, tell).remove(0);
         assert!(line.contains("+4915112345678") && line.contains("my secret"), "{line}");
+    }
+
+    #[test]
+    fn numbers_without_a_plus_are_left_out_where_they_can_be_told() {
+        let tell = || {
+            tracing::info!(
+                to = "004989123456",
+                from = "0171-2345678",
+                peer = "192.168.100.200",
+                code = "123456",
+                "`0088212345678` begins with none of the `prefixes`; 16777216 bytes"
+            );
+        };
+        let line = logged(LogFormat::Text, true, tell).remove(0);
+        for hidden in ["4989123", "2345678", "88212345"] {
+            assert!(!line.contains(hidden), "{hidden}: {line}");
+        }
+        for kept in ["to=***56", "from=***78", "192.168.100.200", "123456", "`***78` begins", "16777216 bytes"] {
+            assert!(line.contains(kept), "{kept}: {line}");
+        }
+        assert!(logged(LogFormat::Text, false, tell).remove(0).contains("004989123456"));
     }
 
     #[test]
