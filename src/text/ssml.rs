@@ -124,6 +124,8 @@ pub struct Ssml {
     /// The tag or the entity that is being read.
     buffer: String,
     open: Vec<Open>,
+    /// Elements that are open within the deepest that count.
+    deeper: usize,
     /// What is being read to be said otherwise.
     capture: Option<Capture>,
     manner: Manner,
@@ -165,6 +167,7 @@ impl Default for Ssml {
             state: State::Text,
             buffer: String::new(),
             open: Vec::new(),
+            deeper: 0,
             capture: None,
             manner: Manner::default(),
             inlines: Inlines::default(),
@@ -348,7 +351,8 @@ impl Ssml {
             }
         };
         if self.open.len() >= DEEPEST && !empty {
-            // Its end is without a beginning, and told, too.
+            // Its end is its own, and not that of an element around it with the same name.
+            self.deeper += 1;
             return mistake(out, format!("`<{name}>`: elements are nested more than {DEEPEST} deep"));
         }
         if self.capture.is_some() {
@@ -481,6 +485,10 @@ impl Ssml {
     }
 
     fn end(&mut self, name: &str, out: &mut Vec<Event>) {
+        if self.deeper > 0 {
+            self.deeper -= 1;
+            return;
+        }
         let Some(at) = self.open.iter().rposition(|open| open.name == name) else {
             return mistake(out, format!("`</{}>` without a beginning", cut(name)));
         };

@@ -217,6 +217,7 @@ pub(super) fn numbers(rules: &mut Vec<Rule>) {
         let behind = context.after.trim_start().chars().next();
         (number(context.before.trim_end().chars().next_back()) && number(behind)).then(|| "times".into())
     });
+    loose(rules, "§§", |_, _| Some("sections".into()));
     rules.push(Rule::new(r"[&%£€¥$°±×÷≈≠≤≥∞√→©§¶∑∫=+@]", End::Any, |c, context| {
         let sign = c[0].chars().next()?;
         let word = super::tables::SIGNS.iter().find(|(known, _)| *known == sign)?.1;

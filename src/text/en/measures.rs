@@ -17,6 +17,43 @@ const UNIT: &str = r"(?:sq ?ft|sq ?mi|sq ?m|sq ?km|fl oz|[°º] ?[CF]|[℃℉°�
 /// What begins with a digit or a sign.
 pub(super) fn rules(rules: &mut Vec<Rule>) {
     money(rules);
+    // "3,5 hours": a comma before tenths, where a measure is behind it.
+    rule(rules, &format!(r"(\d{{1,4}}),(\d{{1,2}}) ?({UNIT})"), |c, context| {
+        let listed = context.before.ends_with([',', '.']);
+        let (_, many) = named(&c[3]).filter(|_| !listed)?;
+        Some(format!("{} {many}", decimal(&format!("{}.{}", &c[1], &c[2]))))
+    });
+    rule(rules, r"(\d{1,4}),(\d{1,2})", |c, context| {
+        const MEASURES: [&str; 20] = [
+            "hours",
+            "minutes",
+            "seconds",
+            "days",
+            "weeks",
+            "months",
+            "years",
+            "percent",
+            "degrees",
+            "times",
+            "million",
+            "billion",
+            "meters",
+            "metres",
+            "kilometers",
+            "kilometres",
+            "miles",
+            "liters",
+            "litres",
+            "kilos",
+        ];
+        let measured = context.next() == Some(' ') && MEASURES.contains(&context.next_word());
+        let listed = context.before.ends_with([',', '.']);
+        (measured && !listed).then(|| decimal(&format!("{}.{}", &c[1], &c[2])))
+    });
+    // "2x daily"
+    rule(rules, r"(\d{1,3}) ?[x×] (daily|weekly|monthly|yearly|a|per|each|every)", |c, _| {
+        Some(format!("{} {} {}", quantity(&c[1]), if &c[1] == "1" { "time" } else { "times" }, &c[2]))
+    });
     // 4 1/2 lbs
     rule(rules, &format!(r"(\d{{1,6}}) (\d{{1,2}})/(\d{{1,2}}) ?({UNIT})"), |c, _| {
         let (_, many) = named(&c[4])?;

@@ -15,6 +15,7 @@ mod words;
 use std::sync::LazyLock;
 
 pub(in crate::text) use self::numbers::{cardinal, ordinal, year};
+pub(in crate::text) use self::words::roman;
 use super::scan::{End, Grammar, Rule};
 
 /// The name of a month, from one.

@@ -247,7 +247,7 @@ fn numerals(rules: &mut Vec<Rule>) {
 }
 
 /// The value of a well-formed Roman numeral up to 399.
-fn roman(text: &str) -> Option<u128> {
+pub(in crate::text) fn roman(text: &str) -> Option<u128> {
     const HUNDREDS: [&str; 4] = ["", "C", "CC", "CCC"];
     const TENS: [&str; 10] = ["", "X", "XX", "XXX", "XL", "L", "LX", "LXX", "LXXX", "XC"];
     const ONES: [&str; 10] = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"];

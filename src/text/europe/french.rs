@@ -1,7 +1,8 @@
 //! French.
 
+use super::often::is_named;
 use super::{Money, Signs, Tongue, Words, counted, ends_in, group, minute_at, money, number, quantity, rule, year_at};
-use crate::text::scan::Rule;
+use crate::text::scan::{Context, Rule};
 
 pub(super) struct French;
 
@@ -89,6 +90,7 @@ impl Tongue for French {
         divided: "divisé par",
         equals: "égale",
         and: "et",
+        section: ["paragraphe", "paragraphes"],
         signs: Signs { at: "arobase", dot: "point", slash: "barre oblique", dash: "tiret", underscore: "tiret bas" },
         per: "par",
         months: [
@@ -160,6 +162,38 @@ impl Tongue for French {
         format!("{} {part}{plural}", words(top))
     }
 
+    fn times(n: u128) -> String {
+        format!("{} fois", Self::counting(n, true))
+    }
+
+    fn half(noun: &str, _first: bool) -> Option<&'static str> {
+        const FEMININE: [&str; 5] = ["tasse", "cuillère", "bouteille", "tablette", "dose"];
+        let feminine = Self::counted(1, noun) == Some(true) || FEMININE.contains(&noun);
+        feminine.then_some("une demi")
+    }
+
+    fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String> {
+        const NUMBERED: [&str; 15] = [
+            "chapitre", "tome", "acte", "scène", "volume", "livre", "partie", "article", "annexe", "titre", "phase",
+            "niveau", "type", "figure", "tableau",
+        ];
+        const QUEENS: [&str; 4] = ["Élisabeth", "Elisabeth", "Catherine", "Marie"];
+        let before = context.last_word();
+        if NUMBERED.contains(&before.to_lowercase().as_str()) {
+            return Some(words(value));
+        }
+        let ruler = RULERS.contains(&before) || QUEENS.contains(&before);
+        // "XL" and "CV" are none; behind a name that is no ruler's one letter is a letter.
+        if value >= 40 && !ruler || !(ruler || is_named(context) && !short) {
+            return None;
+        }
+        Some(match value {
+            1 if QUEENS.contains(&before) => "première".into(),
+            1 => "premier".into(),
+            _ => words(value),
+        })
+    }
+
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {
         rule(numbers, r"1er|1ʳ?ᵉʳ", |_, _| Some("premier".into()));
         rule(numbers, r"1(?:ère|re)", |_, _| Some("première".into()));
@@ -188,6 +222,18 @@ impl Tongue for French {
                 _ => counted::<Self>(&whole, money.one, money.many, money.feminine),
             })
         });
+        // "XIXe siècle"; "Ce" and "Le" are words.
+        rule(words, r"([IVXLC]{1,9})(er|re|ère|ème|e|ᵉ)", |c, context| {
+            let value = crate::text::en::roman(&c[1])?;
+            let first = matches!(&c[2], "er" | "re" | "ère");
+            let counted = matches!(context.next_word(), "siècle" | "siècles" | "arrondissement" | "République");
+            match (value, c[1].len()) {
+                (1, _) if first => Some(if &c[2] == "er" { "premier" } else { "première" }.into()),
+                (5 | 10, 1) if !first && counted => Some(nth(value)),
+                (_, 2..) if !first => Some(nth(value)),
+                _ => None,
+            }
+        });
         rule(words, r"[nN][°º] ?(\d{1,6})", |c, _| Some(format!("numéro {}", quantity::<Self>(&c[1]))));
         rule(words, r"(Mme|Mlle|Mmes|Dr|Pr)", |c, _| {
             let long = match &c[1] {
@@ -204,6 +250,12 @@ impl Tongue for French {
         });
     }
 }
+
+#[rustfmt::skip]
+const RULERS: &[&str] = &[
+    "Louis", "Charles", "Henri", "François", "Philippe", "Napoléon", "Paul", "Jean", "Benoît", "Pie", "Léon", "Grégoire", "Clément",
+    "Innocent", "Frédéric", "Guillaume", "Édouard", "George", "Georges", "Albert", "Léopold", "Ramsès", "Baudouin", "Nicolas", "Alexandre",
+];
 
 #[rustfmt::skip]
 const UNITS: &[(&str, &str, &str, bool)] = &[

@@ -110,6 +110,7 @@ impl Tongue for German {
         divided: "geteilt durch",
         equals: "gleich",
         and: "und",
+        section: ["Paragraf", "Paragrafen"],
         signs: Signs {
             at: "ät", dot: "Punkt", slash: "Schrägstrich", dash: "Bindestrich", underscore: "Unterstrich"
         },
@@ -189,6 +190,43 @@ impl Tongue for German {
             }
         };
         format!("{} {part}", words(top, "ein"))
+    }
+
+    fn times(n: u128) -> String {
+        format!("{}mal", words(n, "ein"))
+    }
+
+    fn half(noun: &str, first: bool) -> Option<&'static str> {
+        const NEUTER: [&str; 10] =
+            ["Kilo", "Kilogramm", "Gramm", "Pfund", "Jahr", "Glas", "Dutzend", "Jahrhundert", "Brot", "Prozent"];
+        let feminine = Self::counted(1, noun)?;
+        Some(match (feminine, NEUTER.contains(&noun)) {
+            (true, _) => "eine halbe",
+            (_, true) => "ein halbes",
+            // What is taken, drunk or waited for, unless it stands first.
+            _ if first => "ein halber",
+            _ => "einen halben",
+        })
+    }
+
+    fn roman(value: u128, _short: bool, context: &Context<'_>) -> Option<String> {
+        const NUMBERED: [&str; 14] = [
+            "Kapitel",
+            "Band",
+            "Teil",
+            "Akt",
+            "Szene",
+            "Artikel",
+            "Abschnitt",
+            "Anhang",
+            "Stufe",
+            "Phase",
+            "Typ",
+            "Klasse",
+            "Buch",
+            "Titel",
+        ];
+        NUMBERED.contains(&context.last_word()).then(|| Self::cardinal(value))
     }
 
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {

@@ -5,6 +5,7 @@
 mod french;
 mod german;
 mod links;
+mod often;
 mod spanish;
 
 use std::sync::LazyLock;
@@ -57,6 +58,15 @@ trait Tongue: Sized + 'static {
         }
     }
 
+    /// "zweimal", "deux fois": how often.
+    fn times(n: u128) -> String;
+
+    /// Half of `noun`, where that is one; `first`: nothing stands before it.
+    fn half(noun: &str, first: bool) -> Option<&'static str>;
+
+    /// The Roman numeral `value`, of one character if `short`, behind what is in `context`.
+    fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String>;
+
     /// The rules that only this language has.
     fn own(_numbers: &mut Vec<Rule>, _words: &mut Vec<Rule>) {}
 }
@@ -72,6 +82,8 @@ struct Words {
     divided: &'static str,
     equals: &'static str,
     and: &'static str,
+    /// The sign of a section of a law, and two of them.
+    section: [&'static str; 2],
     signs: Signs,
     per: &'static str,
     months: [&'static str; 12],
@@ -172,6 +184,7 @@ fn grammar<T: Tongue>() -> Grammar {
     let (mut numbers, mut words) = (Vec::new(), Vec::new());
     links::rules::<T>(&mut numbers, &mut words);
     T::own(&mut numbers, &mut words);
+    often::rules::<T>(&mut numbers, &mut words);
     account::<T>(&mut words);
     dates::<T>(&mut numbers);
     telephone::<T>(&mut numbers);
@@ -429,13 +442,15 @@ fn bare<T: Tongue>(rules: &mut Vec<Rule>) {
         let said = if c[1].len() > 3 { digits::<T>(&c[1]) } else { quantity::<T>(&c[1]) };
         Some(format!("{before}{said}{behind}"))
     });
-    loose(rules, "[&%€$£=+°@§]", |c, context| {
+    loose(rules, "§§|[&%€$£=+°@§]", |c, context| {
         let word = match &c[0] {
             "&" => T::WORDS.and,
             "%" => T::WORDS.percent,
             "=" => T::WORDS.equals,
             "+" => T::WORDS.plus,
             "@" => T::WORDS.signs.at,
+            "§" => T::WORDS.section[0],
+            "§§" => T::WORDS.section[1],
             sign => currency::<T>(sign)?.one,
         };
         let before = if context.last().is_none_or(char::is_whitespace) { "" } else { " " };

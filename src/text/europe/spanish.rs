@@ -1,7 +1,8 @@
 //! Spanish.
 
+use super::often::is_named;
 use super::{Money, Signs, Tongue, Words, ends_in, money, number, quantity, rule, year_at};
-use crate::text::scan::Rule;
+use crate::text::scan::{Context, Rule};
 
 pub(super) struct Spanish;
 
@@ -132,6 +133,7 @@ impl Tongue for Spanish {
         divided: "entre",
         equals: "igual a",
         and: "y",
+        section: ["párrafo", "párrafos"],
         signs: Signs { at: "arroba", dot: "punto", slash: "barra", dash: "guion", underscore: "guion bajo" },
         per: "por",
         months: [
@@ -209,6 +211,63 @@ impl Tongue for Spanish {
             _ => format!("{}avo", words(bottom).replace(' ', "")),
         };
         format!("{} {part}{}", shorten(&words(top)), if top > 1 { "s" } else { "" })
+    }
+
+    fn times(n: u128) -> String {
+        format!("{} {}", Self::counting(n, true), if n == 1 { "vez" } else { "veces" })
+    }
+
+    fn half(noun: &str, _first: bool) -> Option<&'static str> {
+        Some(if Self::counted(1, noun)? { "media" } else { "medio" })
+    }
+
+    fn roman(value: u128, short: bool, context: &Context<'_>) -> Option<String> {
+        const NUMBERED: [&str; 15] = [
+            "capítulo",
+            "tomo",
+            "volumen",
+            "libro",
+            "parte",
+            "acto",
+            "escena",
+            "artículo",
+            "anexo",
+            "título",
+            "fase",
+            "nivel",
+            "tipo",
+            "figura",
+            "sección",
+        ];
+        const RULERS: [&str; 14] = [
+            "Felipe",
+            "Carlos",
+            "Alfonso",
+            "Fernando",
+            "Juan",
+            "Pablo",
+            "Pío",
+            "Benedicto",
+            "León",
+            "Luis",
+            "Enrique",
+            "Jorge",
+            "Jaime",
+            "Sancho",
+        ];
+        const QUEENS: [&str; 5] = ["Isabel", "María", "Catalina", "Juana", "Margarita"];
+        let before = context.last_word();
+        if NUMBERED.contains(&before.to_lowercase().as_str()) {
+            return Some(words(value));
+        }
+        // "siglos XIX y XX"
+        let century = context.before.split_whitespace().rev().take(3).any(|word| matches!(word, "siglo" | "siglos"));
+        if century && (!short || matches!(before, "siglo" | "siglos")) {
+            return Some(nth(value, false));
+        }
+        let (king, queen) = (RULERS.contains(&before), QUEENS.contains(&before));
+        let named = is_named(context) && !short && value < 40;
+        (king || queen || named).then(|| nth(value, queen))
     }
 
     fn own(numbers: &mut Vec<Rule>, words: &mut Vec<Rule>) {

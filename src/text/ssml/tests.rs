@@ -140,3 +140,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn elements_that_are_nested_too_deep_end_none_around_them() {
+    let text = format!("{}deep{} still", "<prosody rate=\"fast\">".repeat(40), "</prosody>".repeat(9));
+    let (mut ssml, mut out) = (Ssml::default(), Vec::new());
+    ssml.push(&text, &mut out);
+    assert_eq!(
+        (ssml.open.len(), ssml.deeper),
+        (DEEPEST - 1, 0),
+        "eight of them count for nothing, and so do their ends"
+    );
+    let told = out.iter().filter(|event| matches!(event, Event::Mistake(_))).count();
+    assert_eq!(told, 8);
+    // However many there are.
+    ssml.push(&"<p>".repeat(100_000), &mut out);
+    assert_eq!(ssml.open.len(), DEEPEST);
+}
