@@ -87,7 +87,7 @@ async fn secure(stream: TcpStream, name: String) -> io::Result<tokio_rustls::cli
 
 /// How the platform judges certificates, read once: reading takes milliseconds, and sessions are resumed by it. A
 /// failure is not kept, as its cause may be mended.
-fn trust() -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
+pub(crate) fn trust() -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
     use rustls_platform_verifier::ConfigVerifierExt;
     static TRUST: OnceLock<Arc<rustls::ClientConfig>> = OnceLock::new();
     if let Some(known) = TRUST.get() {

@@ -227,7 +227,7 @@ mod tests {
         for (turn, word) in [
             ("{ urls = ['turn:t'] }", "needs `username`"),
             ("{ urls = ['turn:t', 'turn:u'], username = 'u', credential = 'c' }", "one server"),
-            ("{ urls = ['turns:t'], username = 'u', credential = 'c' }", "turn:host:port"),
+            ("{ urls = ['stun:t'], username = 'u', credential = 'c' }", "turn:host:port"),
         ] {
             let error = relay(turn).expect_err(turn);
             assert!(error.contains(word), "{turn}: {error}");
