@@ -33,6 +33,11 @@ pub(crate) struct Page {
 impl Page {
     /// Starts Chromium with an empty page; `microphone` is a WAV file that it takes for one, again and again.
     pub(crate) async fn open(microphone: &Path) -> Page {
+        Page::open_with(microphone, &[]).await
+    }
+
+    /// The same with more of its switches.
+    pub(crate) async fn open_with(microphone: &Path, switches: &[&str]) -> Page {
         let profile = tempfile::tempdir().expect("a folder");
         let browser = Command::new("chromium")
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
@@ -41,6 +46,7 @@ impl Page {
             .args(["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"])
             .arg(format!("--use-file-for-fake-audio-capture={}", microphone.display()))
             .arg(format!("--user-data-dir={}", profile.path().display()))
+            .args(switches)
             .arg("about:blank")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

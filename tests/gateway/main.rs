@@ -13,6 +13,8 @@ mod client;
 mod commands;
 mod configuration;
 mod console;
+#[path = "../webrtc/coturn.rs"]
+mod coturn;
 mod database;
 mod doors;
 mod fallback;
@@ -38,10 +40,12 @@ mod packaging;
 mod pages;
 mod partitions;
 mod phrases;
+mod pipecat;
 mod program;
 #[allow(dead_code, reason = "shared with the tests of the SIP endpoint, which use the rest")]
 #[path = "../sip/support/raw.rs"]
 mod raw;
+mod relayed;
 mod ringing;
 mod setups;
 mod signals;

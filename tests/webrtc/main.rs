@@ -4,6 +4,7 @@ mod calls;
 #[path = "../gateway/chromium.rs"]
 #[allow(dead_code, reason = "the console's tests use the rest")]
 mod chromium;
+mod coturn;
 mod hostile;
 mod interop;
 mod loss;

@@ -1,73 +1,18 @@
 //! A gateway whose port no peer can reach: through a real TURN server (coturn), over UDP and over TCP.
 
-use std::net::{TcpListener, UdpSocket};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::net::UdpSocket;
 
-use crate::support::{Audio, Peer, echo, gateway, within};
+use crate::coturn::Turn;
+use crate::support::{Audio, Peer, echo, gateway};
 use antiphon::media::leg::LegEvent;
-use antiphon::secret::Secret;
-use antiphon::webrtc::{IceServer, Login, WebRtcConfig};
+use antiphon::webrtc::WebRtcConfig;
 use webrtc::peer_connection::RTCPeerConnectionState;
-
-const SECRET: &str = "the relay knows it too";
-
-/// coturn, killed when this is dropped.
-struct Turn {
-    child: Child,
-    port: u16,
-    _folder: tempfile::TempDir,
-}
-
-impl Turn {
-    async fn start() -> Turn {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port();
-        let folder = tempfile::tempdir().expect("a folder");
-        let child = Command::new("turnserver")
-            .args(["-n", "--no-cli", "--no-tls", "--no-dtls", "--listening-ip=127.0.0.1", "--relay-ip=127.0.0.1"])
-            .args(["--allow-loopback-peers", "--realm=example.org", "--use-auth-secret", "--log-file=stdout"])
-            .arg(format!("--static-auth-secret={SECRET}"))
-            .arg(format!("--listening-port={port}"))
-            .arg(format!("--userdb={}", folder.path().join("users").display()))
-            .arg(format!("--pidfile={}", folder.path().join("pid").display()))
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("coturn starts");
-        let turn = Turn { child, port, _folder: folder };
-        within("coturn", async {
-            while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await;
-        turn
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_nobody_reaches_is_called_through_its_relay() {
-    if !antiphon_skip::has_program("turnserver", "coturn") {
-        return;
-    }
-    let turn = Turn::start().await;
+    let Some(turn) = Turn::start().await else { return };
     for transport in ["udp", "tcp"] {
-        let login = Login::Shared {
-            secret: Secret::new(SECRET),
-            username: "gateway".to_owned(),
-            ttl: Duration::from_secs(600),
-        };
-        let server =
-            IceServer { urls: vec![format!("turn:127.0.0.1:{}?transport={transport}", turn.port)], login: Some(login) };
+        let server = turn.by(transport);
         let gateway = gateway(WebRtcConfig { turn: Some(server), ..WebRtcConfig::default() }).await;
         let mut peer = Peer::new(Audio::SendRecv, Some("agent")).await;
         // A permission is for an address with all its ports: this one names the address and reaches nobody.
