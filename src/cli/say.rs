@@ -145,7 +145,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         .ok_or_else(|| Failure::failed(format!("format `{name}` is not known; use wav, flac, opus or pcm")))?;
     let mut out = match &args.out {
         Some(path) if !to_stdout => {
-            Out::File(Draft::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?)
+            let draft = Draft::create(path).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            Out::File(draft, path.clone())
         }
         _ if std::io::stdout().is_terminal() => {
             return Err(Failure::failed("standard output is a terminal; name a file with -o or redirect"));
@@ -172,7 +173,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         let source: Box<dyn Read> =
             if args.text == "-" { Box::new(std::io::stdin()) } else { Box::new(std::io::Cursor::new(args.text)) };
         let loader = choice.loaders.into_iter().next().ok_or_else(|| Failure::unavailable("there is no device"))?;
-        return speak_as_it_comes(loader, manner, args.text_order.into(), source, format, &mut out);
+        let began = crate::clock::now();
+        let samples = speak_as_it_comes(loader, manner, args.text_order.into(), source, format, &mut out)?;
+        out.report(samples, crate::clock::now() - began);
+        return Ok(());
     }
     let engine = Engine::start(choice.loaders, config.scheduler).map_err(Failure::failed)?;
     let outcome = super::block_on(async {
@@ -183,6 +187,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             }
         }
         let bar = progress(text.chars().count());
+        let began = crate::clock::now();
         let mut writer = AudioWriter::new(format, crate::audio::RATE).map_err(Failure::failed)?;
         let mut speaker = Speaker::new(engine.clone(), manner);
         speaker.add(parts);
@@ -194,7 +199,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             bar.tick();
         }
         finish(writer, format, samples, &mut out)?;
-        bar.finish();
+        bar.finish_and_clear();
+        out.report(samples, crate::clock::now() - began);
         Ok(())
     });
     // A device thread that still computes while the process ends would have its driver taken away under it.
@@ -211,7 +217,7 @@ fn speak_as_it_comes(
     mut source: Box<dyn Read>,
     format: Format,
     out: &mut Out,
-) -> Result<(), Failure> {
+) -> Result<usize, Failure> {
     let mut voice = loader().map_err(Failure::unavailable)?;
     let utterance = Utterance {
         id: UtteranceId::next(),
@@ -262,7 +268,8 @@ fn speak_as_it_comes(
     if samples == 0 {
         return Err(Failure::failed("the text contains nothing to speak"));
     }
-    finish(writer, format, samples, out)
+    finish(writer, format, samples, out)?;
+    Ok(samples)
 }
 
 /// What of `bytes` is whole characters; at the end, all of it.
@@ -335,14 +342,15 @@ impl Drop for Draft {
 }
 
 enum Out {
-    File(Draft),
+    /// And its name as it was given.
+    File(Draft, PathBuf),
     Stream(std::io::Stdout),
 }
 
 impl Out {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let written = match self {
-            Out::File(draft) => draft.file.write_all(bytes),
+            Out::File(draft, _) => draft.file.write_all(bytes),
             // Flushed at once: somebody may be listening to the pipe.
             Out::Stream(stdout) => stdout.write_all(bytes).and_then(|()| stdout.flush()),
         };
@@ -351,7 +359,7 @@ impl Out {
 
     /// Now that the length is known, a file's header gets it; a stream has gone by.
     fn rewrite_start(&mut self, header: &[u8]) -> std::io::Result<()> {
-        let Out::File(Draft { file, names: Some(_) }) = self else { return Ok(()) };
+        let Out::File(Draft { file, names: Some(_) }, _) = self else { return Ok(()) };
         file.rewind()?;
         file.write_all(header)
     }
@@ -359,9 +367,20 @@ impl Out {
     /// Everything was written.
     fn complete(&mut self) -> std::io::Result<()> {
         match self {
-            Out::File(draft) => draft.complete(),
+            Out::File(draft, _) => draft.complete(),
             Out::Stream(_) => Ok(()),
         }
+    }
+
+    /// The last line: which file, how much speech, how fast it was made. Who reads a stream wants nothing but sound.
+    fn report(&self, samples: usize, took: std::time::Duration) {
+        let Out::File(_, path) = self else { return };
+        let (seconds, took) = (samples as f64 / f64::from(crate::audio::RATE), took.as_secs_f64());
+        let speed = seconds / took.max(1e-3);
+        eprintln!(
+            "{}: {seconds:.1} s of speech in {took:.1} s, {speed:.1} times as fast as it is heard",
+            path.display()
+        );
     }
 }
 

@@ -77,7 +77,12 @@ async fn every_command_is_run_by_a_test() {
 async fn say_speaks_into_files_of_every_format() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = "The quick brown fox jumps over the lazy dog.";
-    succeeds(folder.path(), &["say", text, "-o", "a.wav"]).await;
+    let made = antiphon(folder.path(), &["say", text, "-o", "a.wav"]).await;
+    let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert!(made.status.success() && made.stdout.is_empty(), "{said}");
+    // Which file, how much, how fast; and no more of a bar than that.
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with("a.wav: ") && last.contains(" s of speech in ") && !said.contains('\u{1b}'), "{said}");
     let spoken = wav::read(folder.path().join("a.wav")).expect("a sound file");
     assert!((1.5..6.0).contains(&spoken.duration().as_secs_f64()), "{:?}", spoken.duration());
     for (name, magic) in [("b.flac", &b"fLaC"[..]), ("b.opus", b"OggS"), ("b.pcm", b"")] {
