@@ -175,7 +175,7 @@ pub struct TrunkConfig {
     /// Seconds between OPTIONS that keep the way from the registrar open (`register = true`); 0: none.
     #[serde(default = "keep_alive_s")]
     pub keep_alive_s: u64,
-    /// `udp` (default), `tcp` or `tls`.
+    /// `udp` (default), `tcp`, `tls`, or `auto`: what the NAPTR and SRV records of the host say.
     #[serde(default)]
     pub transport: Transport,
     /// How numbers are read and written here; absent: they are sent as they are.
@@ -353,6 +353,15 @@ pub enum Transport {
     Tcp,
     /// A stream under TLS.
     Tls,
+    /// What the host's name servers say (RFC 3263 section 4.1), UDP where they say nothing.
+    Auto,
+}
+
+impl Transport {
+    /// Whether certificates may have to be checked.
+    pub(super) fn may_be_tls(self) -> bool {
+        matches!(self, Transport::Tls | Transport::Auto)
+    }
 }
 
 /// What becomes of sound before an answer.

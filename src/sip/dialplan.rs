@@ -178,7 +178,8 @@ pub(super) fn registrar(trunk: &TrunkConfig) -> Result<Uri, DialError> {
 /// `user` at a host of the trunk.
 pub(super) fn at(trunk: &TrunkConfig, host: &str, user: &str) -> Result<Uri, DialError> {
     let transport = match trunk.transport {
-        Transport::Udp => "",
+        // An address that names no transport lets the host say which (RFC 3263 section 4.1).
+        Transport::Udp | Transport::Auto => "",
         Transport::Tcp => ";transport=tcp",
         Transport::Tls => ";transport=tls",
     };

@@ -30,7 +30,7 @@ use tracing::{debug, info};
 use super::{
     DialError, DialRequest, IncomingCall, RtpConfig, SipConfig, SipError,
     auth::Authenticator,
-    config, dialplan,
+    dialplan,
     door::Door,
     early::Provisional,
     inbound,
@@ -138,7 +138,7 @@ impl Endpoint {
             .with_transport_inspector(Box::new(parked.clone()))
             .with_inspector(Box::new(Inspector { naming: naming.clone(), carriers: carriers.clone() }))
             .build();
-        if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport == config::Transport::Tls) {
+        if config.tls_roots.is_some() || config.trunk.iter().any(|t| t.transport.may_be_tls()) {
             tls::install_provider();
             let ca_certs = tls::roots(config.tls_roots.as_deref()).await?;
             stack.inner.transport_layer.set_tls_config(StackTls { ca_certs, ..StackTls::default() });

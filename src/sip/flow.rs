@@ -23,6 +23,7 @@ use tracing::debug;
 use super::{
     config::{Transport, TrunkConfig},
     dialplan::{self, registrar},
+    names,
     shared::Shared,
 };
 
@@ -68,10 +69,10 @@ impl Pongs {
 }
 
 /// Keeps the way from the registrar of `config` open, and returns, with the reason, when it is gone. A way without a connection
-/// (UDP) never is: what is lost there is only a packet.
-pub(super) async fn lost(shared: &Shared, config: &TrunkConfig) -> &'static str {
-    let Some(connection) = connection(shared, config).await else {
-        return kept(shared, config, false).await;
+/// (UDP) never is: what is lost there is only a packet. `at`: which of the registrar's addresses it leads to.
+pub(super) async fn lost(shared: &Shared, config: &TrunkConfig, at: Option<&SipAddr>) -> &'static str {
+    let Some(connection) = connection(shared, config, at).await else {
+        return kept(shared, config, at, false).await;
     };
     let closed = async {
         match connection.cancel_token() {
@@ -81,7 +82,7 @@ pub(super) async fn lost(shared: &Shared, config: &TrunkConfig) -> &'static str 
     };
     tokio::select! {
         () = closed => "its connection was closed",
-        why = kept(shared, config, true) => {
+        why = kept(shared, config, at, true) => {
             // The next request opens another. This one may still be open on its other side.
             shared.stack.transport_layer.remove_connection(&connection);
             timeout(CLOSING, connection.close()).await.ok();
@@ -91,12 +92,12 @@ pub(super) async fn lost(shared: &Shared, config: &TrunkConfig) -> &'static str 
 }
 
 /// Asks every `keep_alive_s` and returns when nobody answers any more, where that is to be `judged`.
-async fn kept(shared: &Shared, config: &TrunkConfig, judged: bool) -> &'static str {
+async fn kept(shared: &Shared, config: &TrunkConfig, at: Option<&SipAddr>, judged: bool) -> &'static str {
     let every = Duration::from_secs(config.keep_alive_s);
     let mut pongs = Pongs::default();
     while !every.is_zero() {
         sleep(every).await;
-        let answered = match timeout(PONG, probe(shared, config, &config.host)).await {
+        let answered = match timeout(PONG, probe(shared, config, &config.host, at)).await {
             // The stack's own, where nothing came.
             Ok(Ok(status)) => status != 408,
             Ok(Err(error)) => {
@@ -113,24 +114,41 @@ async fn kept(shared: &Shared, config: &TrunkConfig, judged: bool) -> &'static s
 }
 
 /// The connection that a registration goes by; `None`: it goes by UDP, or there is none.
-async fn connection(shared: &Shared, config: &TrunkConfig) -> Option<SipConnection> {
-    let target = SipAddr::try_from(&registrar(config).ok()?).ok()?;
-    let (connection, _) = shared.stack.transport_layer.lookup(&target, None).await.ok()?;
+async fn connection(shared: &Shared, config: &TrunkConfig, at: Option<&SipAddr>) -> Option<SipConnection> {
+    let uri = registrar(config).ok()?;
+    let target = SipAddr::try_from(&uri).ok()?;
+    let (connection, _) = names::pinned(&uri, at, shared.stack.transport_layer.lookup(&target, None)).await.ok()?;
     connection.is_reliable().then_some(connection)
 }
 
-/// One OPTIONS to a host of the trunk; the status of its answer.
-pub(super) async fn probe(shared: &Shared, config: &TrunkConfig, host: &str) -> Result<u16, String> {
+/// The address of a host itself.
+pub(super) fn host_uri(config: &TrunkConfig, host: &str) -> Result<Uri, String> {
     let mut uri = dialplan::at(config, host, "x").map_err(|e| e.to_string())?;
     uri.auth = None;
     uri.params.retain(|param| !matches!(param, Param::User(_)));
+    Ok(uri)
+}
+
+/// One OPTIONS to a host of the trunk, at this of its addresses where one is given; the status of its answer.
+pub(super) async fn probe(
+    shared: &Shared,
+    config: &TrunkConfig,
+    host: &str,
+    at: Option<&SipAddr>,
+) -> Result<u16, String> {
+    let uri = host_uri(config, host)?;
+    names::pinned(&uri.clone(), at, ask(shared, config, uri)).await
+}
+
+async fn ask(shared: &Shared, config: &TrunkConfig, uri: Uri) -> Result<u16, String> {
     let error = |error: rsipstack::Error| error.to_string();
     let stack = &shared.stack;
     let target = SipAddr::try_from(&uri).map_err(error)?;
     let (connection, _) = stack.transport_layer.lookup(&target, None).await.map_err(error)?;
     let via = stack.get_via(Some(connection.get_addr().clone()), None).map_err(error)?;
     let peer = shared.resolve(&uri).await;
-    let us: Uri = shared.contact(config.username.as_deref(), wire(config), peer);
+    let by = connection.get_addr().r#type.unwrap_or_else(|| wire(config));
+    let us: Uri = shared.contact(config.username.as_deref(), by, peer);
     let from = typed::From { display_name: None, uri: us.clone(), params: vec![] }.with_tag(make_tag());
     let to = typed::To { display_name: None, uri: uri.clone(), params: vec![] };
     let mut request = stack.make_request(Method::Options, uri, via, from, to, 1, None);
@@ -151,7 +169,8 @@ pub(super) async fn probe(shared: &Shared, config: &TrunkConfig, host: &str) -> 
 
 pub(super) fn wire(config: &TrunkConfig) -> Wire {
     match config.transport {
-        Transport::Udp => Wire::Udp,
+        // What its contact is at first; a call knows better.
+        Transport::Udp | Transport::Auto => Wire::Udp,
         Transport::Tcp => Wire::Tcp,
         Transport::Tls => Wire::Tls,
     }

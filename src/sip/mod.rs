@@ -8,7 +8,7 @@
 //! - `early`: what is said, asked and settled before the answer; `calling`: the way to a call out that rings; `requests`: what
 //!   becomes of a request
 //! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
-//! - `trunk`: registrations and health; `flow`: the connections that calls of a trunk come by; `targets`: the hosts of a trunk; `routes`: their addresses; `number`: how it writes numbers;
+//! - `trunk`: registrations and health; `flow`: the connections that calls of a trunk come by; `targets`: the hosts of a trunk; `routes`, `resolve`: their addresses; `number`: how it writes numbers;
 //!   `headers`: those of a call out; `identity`: who a caller is said to be; `auth`, `challenge`: digest as server and as client
 //! - `dialplan`, `quota`: who may be called, and how much
 //! - `listen`, `websocket`, `stun`, `screen`, `tidy`, `parked`, `inspect`: sockets, and what stands between them and the stack
@@ -73,6 +73,7 @@ mod referred;
 mod reliable;
 mod replaces;
 mod requests;
+mod resolve;
 mod routes;
 mod screen;
 mod session;
@@ -102,6 +103,7 @@ pub use self::{
     incoming::IncomingCall,
     neighbours::{Addresses, Admission, Beside, Neighbours},
     places::HalfOpen,
+    resolve::{NameSource, Naptr},
     shared::TrunkStatus,
     targets::TargetStatus,
 };

@@ -22,7 +22,7 @@ use std::{
 use async_trait::async_trait;
 use rsipstack::{
     sip::{
-        Contact, Header, Headers, Host, HostWithPort, SipMessage,
+        Contact, Header, Headers, Host, HostWithPort, SipMessage, Uri,
         prelude::{HeadersExt, ToTypedHeader},
     },
     transport::{
@@ -44,6 +44,16 @@ const MAX_ADDRESSES: usize = 32;
 
 tokio::task_local! {
     static SIGNALLING: ();
+    static PINNED: (Host, SipAddr);
+}
+
+/// Runs requests of a task to the host of `uri`, which go to `address` of its addresses. The stack keeps the name, by which TLS
+/// knows the host's certificate. Without an address: where the stack finds it.
+pub(super) async fn pinned<F: Future>(uri: &Uri, address: Option<&SipAddr>, work: F) -> F::Output {
+    match address {
+        Some(address) => PINNED.scope((uri.host_with_port.host.clone(), address.clone()), work).await,
+        None => work.await,
+    }
 }
 
 /// Runs the stack's loop, in which nothing may wait for a name server.
@@ -222,6 +232,10 @@ impl Names {
 impl DomainResolver for Names {
     async fn resolve(&self, target: &SipAddr) -> rsipstack::Result<SipAddr> {
         let error = |why: &str| rsipstack::Error::DnsResolutionError(format!("{target}: {why}"));
+        let pinned = PINNED.try_with(|(host, address)| same_host(host, &target.addr.host).then(|| address.clone()));
+        if let Ok(Some(address)) = pinned {
+            return Ok(address);
+        }
         let key = target.to_string();
         if SIGNALLING.try_with(|()| ()).is_ok() {
             return self.known().get(&key).cloned().ok_or_else(|| error("no name is looked up for an answer"));
@@ -313,6 +327,18 @@ mod tests {
         if names.resolve(&localhost).await.is_ok() {
             assert!(in_signalling(names.resolve(&localhost)).await.is_ok());
         }
+    }
+
+    #[tokio::test]
+    async fn a_name_leads_where_its_task_has_it() {
+        let names = Names::new(naming("127.0.0.1", ""), Carriers::new(&SipConfig::default()));
+        let host = |name: &str| SipAddr::from(HostWithPort::try_from(name).expect("a host"));
+        let (uri, address) = (Uri::try_from("sip:x@Nowhere.invalid").expect("valid"), host("192.0.2.7:5061"));
+        assert!(names.resolve(&host("nowhere.invalid:5061")).await.is_err());
+        let found = pinned(&uri, Some(&address), names.resolve(&host("nowhere.invalid:5061"))).await;
+        assert_eq!(found.ok(), Some(address.clone()));
+        assert!(pinned(&uri, Some(&address), names.resolve(&host("else.invalid"))).await.is_err(), "another host");
+        assert!(pinned(&uri, None, names.resolve(&host("nowhere.invalid"))).await.is_err());
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use rsipstack::resolver::sip_resolver::LookupSource;
 use rsipstack::sip::{Auth, Header, Param, Request, Scheme, Transport, Uri, prelude::HeadersExt, typed};
 
+use super::resolve::NameSource;
 use crate::handover::Place;
 
 /// Who else there is.
@@ -15,7 +15,7 @@ pub struct Beside {
     /// Other gateways of the cluster.
     pub neighbours: Option<Arc<dyn Neighbours>>,
     /// Who is asked where the hosts of trunks are; `None`: the system's name servers.
-    pub names: Option<Arc<dyn LookupSource>>,
+    pub names: Option<Arc<dyn NameSource>>,
 }
 
 /// Knows the other gateways. Asked for every INVITE and OPTIONS: it answers from memory.

@@ -16,7 +16,7 @@ use rsipstack::{
         DialogId, authenticate::Credential, dialog::DialogStateReceiver, invitation::InviteOption,
         invite_dialog::InviteDialog,
     },
-    sip::{Header, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
+    sip::{Header, HostWithPort, Param, Response, StatusCodeKind, Transport as Wire, Uri, prelude::HeadersExt},
     transport::SipAddr,
 };
 use sdp::{Agreed, Negotiator, SrtpPolicy};
@@ -33,6 +33,7 @@ use super::{
     dialplan::{self, Caller, DialRequest, Route},
     early::{Answer, Early, Ended, Tell, watch},
     headers::{asserted, extra_headers},
+    names,
     session::{CONTROLS, Ends, SIGNALS, Session},
     shared::Shared,
     timer::{self, SessionTimer},
@@ -274,7 +275,9 @@ impl<'a> Plan<'a> {
         while let Some(hop) = hosts.pop_front() {
             // Each address of a trunk's host is tried.
             let found = match (&hop, self.trunk) {
-                (Hop { address: None, uri, .. }, Some(_)) => shared.trunks.routes.of(uri, clock::now()).await,
+                (Hop { address: None, uri, .. }, Some((_, trunk))) => {
+                    shared.trunks.routes.of(uri, trunk.transport, clock::now()).await
+                }
                 _ => Vec::new(),
             };
             if !found.is_empty() {
@@ -363,6 +366,8 @@ impl<'a> Plan<'a> {
             let error = DialError::Address(format!("`{host}` has no address that can be found"));
             return Err(Failure::Host { error, out: true });
         };
+        let wire = address.as_ref().and_then(|address| address.r#type).unwrap_or_else(|| wire(to));
+        connect(shared, to, address.as_ref(), wire).await?;
         let local = body::local_media(shared.media_ip(peer), media.port, &shared.media.identity);
         let mut negotiator = Negotiator::new(policy(shared, trunk), local);
         let offer = negotiator.offer().to_string();
@@ -374,8 +379,8 @@ impl<'a> Plan<'a> {
             call_id: Some(attempt.call_id().to_owned()),
             caller: self.caller.clone(),
             callee: to.clone(),
-            destination: address.clone(),
-            contact: shared.contact(user.as_deref(), wire(to), Some(peer)),
+            destination: address.as_ref().map(|address| named(to, address, wire)),
+            contact: shared.contact(user.as_deref(), wire, Some(peer)),
             content_type: Some("application/sdp".to_owned()),
             offer: Some(offer.into_bytes()),
             credential: trunk.and_then(credential),
@@ -392,8 +397,8 @@ impl<'a> Plan<'a> {
             }
         };
         let mut early = Early::new(negotiator, &mut attempt, signals, tell, &mut sound);
-        let invite = watch(shared.dialogs.do_invite(option, sender), &mut states, &mut early, patience);
-        let (dialog, response) = match invite.await {
+        let invite = names::pinned(to, address.as_ref(), shared.dialogs.do_invite(option, sender));
+        let (dialog, response) = match watch(invite, &mut states, &mut early, patience).await {
             Ended::Silent => return Err(Failure::Host { error: DialError::NoAnswer, out: true }),
             // Dropping the INVITE has cancelled it.
             Ended::Replaced(replacement) => return Ok(Outcome::Replaced(replacement)),
@@ -430,6 +435,38 @@ impl<'a> Plan<'a> {
             _ => Failure::Call(error),
         })
     }
+}
+
+/// Where the stack sends a request to `uri` that is to go to `address`: TLS needs the name to know the certificate by.
+fn named(uri: &Uri, address: &SipAddr, wire: Wire) -> SipAddr {
+    match wire {
+        Wire::Tls => SipAddr::new(Wire::Tls, HostWithPort { port: None, ..uri.host_with_port.clone() }),
+        _ => address.clone(),
+    }
+}
+
+/// Connects to a host before the INVITE, which takes the same connection: the stack would go on trying for half a minute where
+/// nobody listens.
+async fn connect(shared: &Shared, to: &Uri, address: Option<&SipAddr>, wire: Wire) -> Result<(), Failure> {
+    if !matches!(wire, Wire::Tcp | Wire::Tls) {
+        return Ok(());
+    }
+    let mut target = match address {
+        Some(address) => named(to, address, wire),
+        None => SipAddr::new(wire, to.host_with_port.clone()),
+    };
+    if target.addr.port.is_none() && wire == Wire::Tls {
+        target.addr.port = Some(5061.into());
+    }
+    let connecting = names::pinned(to, address, shared.stack.transport_layer.lookup(&target, None));
+    let why = match timeout(SILENCE, connecting).await {
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "no connection in time".to_owned(),
+    };
+    let at = address.unwrap_or(&target);
+    let error = DialError::Sip(SipError::Stack(format!("no connection to {at}: {why}")));
+    Err(Failure::Host { error, out: true })
 }
 
 /// What is offered to a trunk, or (`None`) where there is none.

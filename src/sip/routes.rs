@@ -3,8 +3,11 @@
 //!
 //! # Why
 //! The stack takes the first address that it finds and knows of no other: a carrier that has one of its three hosts down
-//! loses every call that begins there. NAPTR would say which transport a host wants, and the configuration says that.
-//! Where TLS checks a certificate it needs the name, so that the stack looks it up by itself there.
+//! loses every call that begins there. Where TLS checks a certificate it needs the name, so that the stack is given that, and
+//! the address by [`super::names::pinned`].
+//!
+//! *Which transport* a host wants stands in its NAPTR records, and is asked with `transport = "auto"` only: otherwise the
+//! configuration says it.
 
 use std::{
     collections::HashMap,
@@ -14,13 +17,17 @@ use std::{
 };
 
 use rsipstack::{
-    resolver::sip_resolver::{LookupSource, SipResolver, Target, resolve_logic},
-    sip::{Host, Param, Transport, Uri},
+    resolver::sip_resolver::{Target, resolve_logic},
+    sip::{Domain, Host, Param, Port, Transport, Uri},
     transport::SipAddr,
 };
 use tokio::time::timeout;
 
-use super::names::LOOK_UP;
+use super::{
+    config,
+    names::LOOK_UP,
+    resolve::{At, NameSource, System, wanted},
+};
 
 /// Addresses of one host that one call tries.
 const MOST: usize = 6;
@@ -29,41 +36,52 @@ const MAX_FAILED: usize = 1_024;
 
 /// Where hosts are, and which of their addresses have failed.
 pub(super) struct Routes {
-    names: Source,
+    names: Arc<dyn NameSource>,
     failed: Mutex<HashMap<SocketAddr, Instant>>,
-}
-
-enum Source {
-    System(SipResolver),
-    Given(Arc<dyn LookupSource>),
 }
 
 impl Routes {
     /// `names`: who is asked for them; `None`: the system's name servers.
-    pub(super) fn new(names: Option<Arc<dyn LookupSource>>) -> Routes {
-        let names = names.map_or_else(|| Source::System(SipResolver::default()), Source::Given);
-        Routes { names, failed: Mutex::default() }
+    pub(super) fn new(names: Option<Arc<dyn NameSource>>) -> Routes {
+        Routes { names: names.unwrap_or_else(System::open), failed: Mutex::default() }
     }
 
-    /// Where a request to `uri` may go, in the order in which it is tried; none: where the stack finds it.
-    pub(super) async fn of(&self, uri: &Uri, now: Instant) -> Vec<SipAddr> {
+    /// Where a request to `uri` at a trunk of this transport may go, in the order in which it is tried; none: where the stack
+    /// finds it.
+    pub(super) async fn of(&self, uri: &Uri, wish: config::Transport, now: Instant) -> Vec<SipAddr> {
         let Host::Domain(domain) = &uri.host_with_port.host else { return Vec::new() };
         let transport = uri.params.iter().find_map(|param| match param {
             Param::Transport(transport) => Some(*transport),
             _ => None,
         });
-        let transport = transport.unwrap_or(Transport::Udp);
-        if !matches!(transport, Transport::Udp | Transport::Tcp) {
+        // Who names a port says which transport by that (RFC 3263 section 4.1).
+        let asks = wish == config::Transport::Auto && uri.host_with_port.port.is_none();
+        let transport = transport.or((!asks).then_some(Transport::Udp));
+        if !matches!(transport, None | Some(Transport::Udp | Transport::Tcp | Transport::Tls)) {
             return Vec::new();
         }
-        let port = uri.host_with_port.port;
-        let found = match &self.names {
-            Source::System(resolver) => timeout(LOOK_UP, resolver.lookup(domain, port, Some(transport), false)).await,
-            Source::Given(source) => {
-                timeout(LOOK_UP, resolve_logic(&**source, domain, port, Some(transport), false)).await
-            }
-        };
-        self.order(now, found.ok().and_then(Result::ok).unwrap_or_default())
+        let found = timeout(LOOK_UP, self.look_up(domain, uri.host_with_port.port, transport)).await;
+        self.order(now, found.unwrap_or_default())
+    }
+
+    /// Every address of a host. `transport`: `None` where the host is to say.
+    async fn look_up(&self, domain: &Domain, port: Option<Port>, transport: Option<Transport>) -> Vec<Target> {
+        let names = &*self.names;
+        if let Some(transport) = transport {
+            let secure = transport == Transport::Tls;
+            return resolve_logic(names, domain, port, Some(transport), secure).await.unwrap_or_default();
+        }
+        let mut found = Vec::new();
+        for (transport, name) in wanted(names.lookup_naptr(&domain.to_string()).await.unwrap_or_default()) {
+            let at = At { source: names, name };
+            let secure = transport == Transport::Tls;
+            found.extend(resolve_logic(&at, domain, None, Some(transport), secure).await.unwrap_or_default());
+        }
+        if found.is_empty() {
+            // Then SRV of each transport, and an address by UDP.
+            found = resolve_logic(names, domain, None, None, false).await.unwrap_or_default();
+        }
+        found
     }
 
     /// Those that failed come last, and each once.
@@ -108,8 +126,12 @@ impl Routes {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
+
     use super::*;
-    use crate::clock;
+    use crate::{clock, sip::resolve::Naptr};
 
     fn target(address: &str) -> Target {
         Target { addr: address.parse().expect("an address"), transport: Transport::Udp }
@@ -136,11 +158,89 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_and_certificates_are_left_to_the_stack() {
+    async fn addresses_and_websockets_are_left_to_the_stack() {
         let routes = Routes::new(None);
-        for uri in ["sip:x@192.0.2.1", "sip:x@carrier.example;transport=tls", "sip:x@[2001:db8::1]:5070"] {
+        for uri in ["sip:x@192.0.2.1", "sip:x@carrier.example;transport=wss", "sip:x@[2001:db8::1]:5070"] {
             let uri = Uri::try_from(uri).expect("an address");
-            assert_eq!(routes.of(&uri, clock::now()).await, []);
+            assert_eq!(routes.of(&uri, config::Transport::Auto, clock::now()).await, []);
         }
+    }
+
+    /// Records by name; a number stands for an address of 192.0.2.0/24.
+    struct Zone {
+        naptr: Vec<(&'static str, &'static str)>,
+        srv: Vec<(&'static str, &'static str, u16)>,
+        a: Vec<(&'static str, u8)>,
+    }
+
+    #[async_trait::async_trait]
+    impl LookupSource for Zone {
+        async fn lookup_srv(&self, name: &str) -> Result<Vec<SrvRecord>, String> {
+            let records = self.srv.iter().filter(|(at, ..)| *at == name).zip(1..);
+            let record = |((_, target, port), priority): (&(_, &str, u16), u16)| SrvRecord {
+                target: (*target).to_owned(),
+                port: *port,
+                priority,
+                weight: 0,
+            };
+            Ok(records.map(record).collect())
+        }
+
+        async fn lookup_a_aaaa(&self, name: &str) -> Result<Vec<IpAddr>, String> {
+            Ok(self.a.iter().filter(|(at, _)| *at == name).map(|(_, n)| [192, 0, 2, *n].into()).collect())
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl NameSource for Zone {
+        async fn lookup_naptr(&self, name: &str) -> Result<Vec<Naptr>, String> {
+            assert_eq!(name, "h.example");
+            let record = |((service, replacement), order): (&(&str, &str), u16)| Naptr {
+                order,
+                preference: 0,
+                flags: "s".to_owned(),
+                service: (*service).to_owned(),
+                replacement: (*replacement).to_owned(),
+            };
+            Ok(self.naptr.iter().zip(1..).map(record).collect())
+        }
+    }
+
+    async fn found(zone: Zone, uri: &str, wish: config::Transport) -> Vec<String> {
+        let routes = Routes::new(Some(Arc::new(zone)));
+        let uri = Uri::try_from(uri).expect("an address");
+        let found = routes.of(&uri, wish, clock::now()).await;
+        found.iter().map(|a| format!("{} {}", a.r#type.expect("a transport"), a.addr)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_host_says_which_transport_it_wants_where_it_is_asked() {
+        let zone = || Zone {
+            naptr: vec![("SIPS+D2T", "_sips._tcp.else.example"), ("SIP+D2U", "_sip._udp.h.example")],
+            srv: vec![
+                ("_sips._tcp.else.example", "one.example", 5061),
+                ("_sips._tcp.else.example", "two.example", 5071),
+                ("_sip._udp.h.example", "one.example", 5060),
+                ("_sips._tcp.h.example", "two.example", 5081),
+            ],
+            a: vec![("one.example", 1), ("two.example", 2), ("two.example", 3), ("h.example", 9)],
+        };
+        let auto = config::Transport::Auto;
+        assert_eq!(
+            found(zone(), "sip:x@h.example", auto).await,
+            ["TLS 192.0.2.1:5061", "TLS 192.0.2.2:5071", "TLS 192.0.2.3:5071", "UDP 192.0.2.1:5060"]
+        );
+        assert_eq!(found(zone(), "sip:x@h.example:5090", auto).await, ["UDP 192.0.2.9:5090"], "a port says it");
+        // A trunk whose transport is written down asks nobody for it.
+        assert_eq!(
+            found(zone(), "sip:x@h.example;transport=tls", config::Transport::Tls).await,
+            ["TLS 192.0.2.2:5081", "TLS 192.0.2.3:5081"]
+        );
+        assert_eq!(found(zone(), "sip:x@h.example", config::Transport::Udp).await, ["UDP 192.0.2.1:5060"]);
+        // Without NAPTR the SRV records say it, without any the address is one for UDP.
+        let plain = Zone { naptr: vec![], srv: vec![("_sip._tcp.h.example", "one.example", 5070)], ..zone() };
+        assert_eq!(found(plain, "sip:x@h.example", auto).await, ["TCP 192.0.2.1:5070"]);
+        let bare = Zone { naptr: vec![], srv: vec![], ..zone() };
+        assert_eq!(found(bare, "sip:x@h.example", auto).await, ["UDP 192.0.2.9:5060"]);
     }
 }

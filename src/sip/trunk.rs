@@ -4,7 +4,7 @@
 //! ours) and, with `register = true`, the registration alive, and made anew when its connection is gone. With `options_s` another task asks every host by OPTIONS
 //! whether it lives; what that means is for [`super::targets`] to say.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use metrics::{counter, gauge};
@@ -12,6 +12,7 @@ use metrics::{counter, gauge};
 use rsipstack::{
     dialog::registration::{Registration, backoff_interval, refresh_interval},
     sip::{HostWithPort, StatusCode, StatusCodeKind, typed},
+    transport::SipAddr,
 };
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -20,6 +21,7 @@ use super::{
     config::TrunkConfig,
     dialplan::registrar,
     flow::{self, Losses, wire},
+    names,
     outbound::credential,
     shared::{Shared, look_up},
 };
@@ -44,6 +46,8 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     let mut losses = Losses::default();
     // Whether the registrar was told of this gateway, and not yet that it is gone.
     let mut said = false;
+    // Which of the registrar's addresses has it.
+    let mut at: Option<SipAddr> = None;
     loop {
         // Both gateways are known by one address: the registration is kept by the one that takes the calls.
         tokio::select! {
@@ -55,7 +59,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
             // Another gateway does, or will in a moment: before anything else, what this one had there goes, so that not both ring.
             if std::mem::take(&mut said) {
                 info!(trunk = config.name, "another gateway registers from now on");
-                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
+                timeout(UNREGISTER, register(&shared, &config, &mut registration, None, &mut at, 0)).await.ok();
             }
             shared.trunk_state(index, |s| (s.registered, s.error) = (None, None));
         }
@@ -73,7 +77,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
                 // Nothing is said to the registrar behind the end of the lease.
                 biased;
                 () = changed(&shared, &config, true) => continue,
-                registered = register(&shared, &config, &mut registration, known, EXPIRES) => registered,
+                registered = register(&shared, &config, &mut registration, known, &mut at, EXPIRES) => registered,
             };
             match registered {
                 Ok(expires) => {
@@ -105,7 +109,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
         let gone = tokio::select! {
             () = shared.life.stop.cancelled() => break,
             () = sleep(wait) => None,
-            why = flow::lost(&shared, &config), if registered => Some(why),
+            why = flow::lost(&shared, &config, at.as_ref()), if registered => Some(why),
             () = changed(&shared, &config, ours), if config.register => None,
             () = shared.beside.place.until(false) => None,
         };
@@ -121,7 +125,7 @@ pub(super) async fn keep(shared: Arc<Shared>, index: usize) {
     }
     // Where another gateway has taken this one's place, the registration is that one's.
     if said && shared.beside.place.is_held() && shared.trunk_state(index, |s| s.registered) == Some(Some(true)) {
-        timeout(UNREGISTER, register(&shared, &config, &mut registration, None, 0)).await.ok();
+        timeout(UNREGISTER, register(&shared, &config, &mut registration, None, &mut at, 0)).await.ok();
     }
 }
 
@@ -141,13 +145,12 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
             () = shared.beside.place.until(true) => {}
         }
         let hosts: Vec<String> = config.hosts().map(|(host, ..)| host).collect();
-        let asked = hosts.iter().map(|host| timeout(ANSWER, ask(&shared, &config, host)));
+        let asked = hosts.iter().map(|host| ask(&shared, &config, host));
         let answers = tokio::select! {
             () = shared.life.stop.cancelled() => return,
             answers = join_all(asked) => answers,
         };
         for (host, answer) in hosts.iter().zip(answers) {
-            let answer = answer.unwrap_or_else(|_| Err("no answer to OPTIONS".to_owned()));
             counter!("antiphon_trunk_checks_total", "outcome" => if answer.is_ok() { "answered" } else { "failed" })
                 .increment(1);
             let error = answer.as_ref().err().cloned().unwrap_or_default();
@@ -166,10 +169,34 @@ pub(super) async fn watch(shared: Arc<Shared>, index: usize) {
     }
 }
 
-/// Whether a host lives. Every answer shows life but 503, which says that no calls are taken, and 408, by which the stack and
-/// proxies say that there was none.
+/// Whether a host lives: one of its addresses does. Those that do not are tried last by the next call.
 async fn ask(shared: &Shared, config: &TrunkConfig, host: &str) -> Result<(), String> {
-    match flow::probe(shared, config, host).await? {
+    let found = shared.trunks.routes.of(&flow::host_uri(config, host)?, config.transport, clock::now()).await;
+    if found.is_empty() {
+        return ask_at(shared, config, host, None).await;
+    }
+    let answers = join_all(found.iter().map(|address| ask_at(shared, config, host, Some(address)))).await;
+    let mut all = Err("no answer to OPTIONS".to_owned());
+    for (address, answer) in found.iter().zip(answers) {
+        match &answer {
+            Ok(()) => shared.trunks.routes.worked(address),
+            Err(_) => {
+                let wait = Duration::from_secs(config.failed_target_s.max(config.options_s + 1));
+                shared.trunks.routes.failed(clock::now(), address, wait);
+            }
+        }
+        if all.is_err() {
+            all = answer;
+        }
+    }
+    all
+}
+
+/// Every answer shows life but 503, which says that no calls are taken, and 408, by which the stack and proxies say that there
+/// was none.
+async fn ask_at(shared: &Shared, config: &TrunkConfig, host: &str, at: Option<&SipAddr>) -> Result<(), String> {
+    let answer = timeout(ANSWER, flow::probe(shared, config, host, at)).await;
+    match answer.unwrap_or_else(|_| Err("no answer to OPTIONS".to_owned()))? {
         status @ (408 | 503) => Err(format!("{} to OPTIONS", StatusCode::from(status))),
         _ => Ok(()),
     }
@@ -181,21 +208,77 @@ fn show(shared: &Shared, config: &TrunkConfig, index: usize) {
     gauge!("antiphon_trunk_up", "trunk" => config.name.clone()).set(f64::from(u8::from(usable)));
 }
 
+/// Registers, or with `expires` 0 no longer. `at`: which of the registrar's addresses has it; the others are asked where that
+/// one fails.
 async fn register(
     shared: &Shared,
     config: &TrunkConfig,
     registration: &mut Registration,
     peer: Option<IpAddr>,
+    at: &mut Option<SipAddr>,
     expires: u32,
 ) -> Result<u32, String> {
     let server = registrar(config).map_err(|e| e.to_string())?;
+    // Nobody is looked for to say good-bye to.
+    let mut found: VecDeque<SipAddr> = match expires {
+        0 => at.iter().cloned().collect(),
+        _ => shared.trunks.routes.of(&server, config.transport, clock::now()).await.into(),
+    };
+    if let Some(before) = at.as_ref().filter(|before| found.contains(before)).cloned() {
+        found.retain(|address| *address != before);
+        found.push_front(before);
+    }
+    loop {
+        *at = found.pop_front();
+        let asked =
+            names::pinned(&server, at.as_ref(), register_at(shared, config, registration, peer, at.as_ref(), expires));
+        let answer = match found.is_empty() {
+            true => asked.await,
+            false => timeout(ANSWER, asked).await.unwrap_or_else(|_| Err((true, "no answer to REGISTER".to_owned()))),
+        };
+        match (answer, at.as_ref()) {
+            (Ok(granted), address) => {
+                address.iter().for_each(|address| shared.trunks.routes.worked(address));
+                return Ok(granted);
+            }
+            (Err((true, error)), Some(address)) => {
+                shared.trunks.routes.failed(clock::now(), address, Duration::from_secs(config.failed_target_s));
+                if found.is_empty() {
+                    return Err(error);
+                }
+                info!(trunk = config.name, %address, error, "the registrar's next address is asked");
+            }
+            (Err((_, error)), _) => return Err(error),
+        }
+    }
+}
+
+/// Registers at one address. The error says whether another one may do better.
+async fn register_at(
+    shared: &Shared,
+    config: &TrunkConfig,
+    registration: &mut Registration,
+    peer: Option<IpAddr>,
+    at: Option<&SipAddr>,
+    expires: u32,
+) -> Result<u32, (bool, String)> {
+    let server = registrar(config).map_err(|e| (false, e.to_string()))?;
+    let ip = at.and_then(|at| at.get_socketaddr().ok()).map(|address| address.ip());
+    if let Some(ip) = ip {
+        // What comes from there is the trunk's.
+        shared.trunks.carriers.found(&server.host_with_port.host, ip);
+    }
     if registration.contact.is_none() {
-        let uri = shared.contact(config.username.as_deref(), wire(config), peer);
+        let by = at.and_then(|at| at.r#type).unwrap_or_else(|| wire(config));
+        let uri = shared.contact(config.username.as_deref(), by, ip.or(peer));
         registration.contact = Some(typed::Contact { display_name: None, uri, params: vec![] });
     }
-    let response = registration.register(server, Some(expires)).await.map_err(|e| e.to_string())?;
+    let response = registration.register(server, Some(expires)).await.map_err(|e| (true, e.to_string()))?;
     match response.status_code.kind() {
         StatusCodeKind::Successful => Ok(registration.expires()),
-        _ => Err(format!("{} {}", response.status_code.code(), response.status_code.text())),
+        _ => {
+            let code = response.status_code.code();
+            Err((code == 408 || (500..600).contains(&code), format!("{code} {}", response.status_code.text())))
+        }
     }
 }

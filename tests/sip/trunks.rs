@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use crate::support::{
-    limited, loopback,
+    event, limited, loopback,
     raw::{Raw, header, sdp},
     start, within,
 };
 use antiphon::{
-    media::{leg::MediaLeg, sip::SipLeg},
-    sip::{Beside, DialError, DialRequest, Endpoint, RtpConfig, SipConfig, TrunkConfig},
+    media::{
+        leg::{LegEnd, LegEvent, MediaLeg},
+        sip::SipLeg,
+    },
+    sip::{Beside, DialError, DialRequest, Endpoint, NameSource, Naptr, RtpConfig, SipConfig, TlsConfig, TrunkConfig},
 };
 use rsipstack::resolver::sip_resolver::{LookupSource, SrvRecord};
 use tokio::task::JoinHandle;
@@ -105,6 +108,9 @@ impl LookupSource for Names {
     }
 }
 
+#[async_trait::async_trait]
+impl NameSource for Names {}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_the_hosts_that_a_name_stands_for_the_next_is_asked_where_one_fails() {
     let ((mut a, at_a), (mut b, at_b)) = (host().await, host().await);
@@ -134,6 +140,75 @@ async fn of_the_hosts_that_a_name_stands_for_the_next_is_asked_where_one_fails()
     b.expect("ACK").await;
     assert!(limited(call).await.expect("runs").is_err());
     within("every call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+/// A name server whose `localhost` wants TLS, at these ports.
+struct Secure(Vec<u16>);
+
+#[async_trait::async_trait]
+impl LookupSource for Secure {
+    async fn lookup_srv(&self, name: &str) -> Result<Vec<SrvRecord>, String> {
+        let records = self.0.iter().zip(1..).map(|(port, priority)| SrvRecord {
+            target: "edge.carrier.example".to_owned(),
+            port: *port,
+            priority,
+            weight: 1,
+        });
+        if name == "_sips._tcp.localhost" { Ok(records.collect()) } else { Err("no such record".to_owned()) }
+    }
+
+    async fn lookup_a_aaaa(&self, name: &str) -> Result<Vec<std::net::IpAddr>, String> {
+        assert_eq!(name, "edge.carrier.example");
+        Ok(vec![[127, 0, 0, 1].into()])
+    }
+}
+
+#[async_trait::async_trait]
+impl NameSource for Secure {
+    async fn lookup_naptr(&self, name: &str) -> Result<Vec<Naptr>, String> {
+        assert_eq!(name, "localhost");
+        let (flags, service, replacement) = ("S".to_owned(), "SIPS+D2T".to_owned(), "_sips._tcp.localhost".to_owned());
+        Ok(vec![Naptr { order: 1, preference: 1, flags, service, replacement }])
+    }
+}
+
+/// The certificate is that of the name, at whichever of its addresses: one that takes no connection, and one that is no TLS, are
+/// passed over at once, and stay behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_one_name_of_tls_the_next_address_is_asked() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/sip");
+    let (cert, key) = (folder.join("test-only-cert.pem"), folder.join("test-only-key.pem"));
+    for transport in ["tls", "auto"] {
+        let tls = TlsConfig { bind: ([127, 0, 0, 1], 0).into(), cert: cert.clone(), key: key.clone() };
+        let (callee, mut calls) = start(SipConfig { tls: Some(tls), ..loopback() }).await;
+        let live = callee.local_tls().expect("bound").port();
+        let plain = callee.local_tcp().expect("bound").port();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("bound").port();
+        let names = std::sync::Arc::new(Secure(vec![closed, plain, live]));
+        let beside = Beside { names: Some(names), ..Beside::default() };
+        let trunk = format!("name = \"t\"\nhost = \"localhost\"\ntransport = \"{transport}\"\nprefixes = [\"*\"]");
+        let trunk = vec![toml::from_str(&trunk).expect("valid")];
+        let config = SipConfig { trunk, tls_roots: Some(cert.clone()), ..loopback() };
+        let (sender, _calls) = tokio::sync::mpsc::channel(1);
+        let endpoint = Endpoint::start_beside(config, RtpConfig::default(), sender, beside).await.expect("starts");
+        for _ in 0..2 {
+            let call = dial(&endpoint, "demo");
+            let mut called = limited(limited(calls.recv()).await.expect("a call").accept()).await.expect("accepted");
+            let mut leg = limited(call).await.expect("runs").expect("answered");
+            for leg in [&mut called, &mut leg] {
+                leg.attach().await.expect("attaches");
+            }
+            leg.hang_up().await;
+            event(&mut called, |e| matches!(e, LegEvent::Closed(LegEnd::Remote))).await;
+        }
+        assert!(!endpoint.trunks()[0].targets[0].blocked, "another of its addresses took the calls");
+        within("every call to be forgotten", || endpoint.calls() == 0 && callee.calls() == 0).await;
+        // Nobody is left: that is known at once, not after half a minute.
+        callee.shutdown().await;
+        drop(calls);
+        let began = dial(&endpoint, "demo");
+        assert!(limited(began).await.expect("runs").is_err());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
