@@ -1,7 +1,7 @@
-//! Calls that come in: from the INVITE to the answer.
+//! Calls that come in: what becomes of an INVITE.
 //!
-//! Each INVITE that may become a call has a task of its own while it rings. That task owns the dialog; the
-//! application holds an [`IncomingCall`] and tells it what to do. The caller's CANCEL wins over an answer
+//! Each INVITE that may become a call has a task of its own while it rings ([`super::ringing`]). That task owns the dialog; the
+//! application holds an [`super::IncomingCall`] and tells it what to do. The caller's CANCEL wins over an answer
 //! that comes later, and an answer that was sent wins over a later CANCEL (RFC 3261 section 9.2).
 
 use std::{
@@ -11,39 +11,26 @@ use std::{
 };
 
 use rsipstack::{
-    dialog::{
-        DialogId,
-        dialog::{DialogState, DialogStateReceiver, TerminatedReason},
-        invite_dialog::InviteDialog,
-    },
+    dialog::DialogId,
     sip::{Header, Method, Request, StatusCode, Transport, prelude::HeadersExt},
-    transaction::{
-        Transaction,
-        key::TransactionRole,
-        transaction::{TransactionEvent, TransactionEventSender},
-    },
+    transaction::{Transaction, key::TransactionRole},
     transport::SipAddr,
 };
 use sdp::{Description, Negotiator, Policy, SrtpPolicy};
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::sleep,
-};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{
-    SipError,
     auth::{Claim, Proof},
     body,
-    bye::bye,
     config::Srtp,
-    incoming::{Command, Rejection, incoming},
+    incoming::incoming,
     neighbours::Admission,
     places::{FULL, HalfOpen, Place, Standing},
-    reliable::{self, Due, Wish},
+    reliable::Wish,
     replaces::{self, Replaced},
-    session::{CONTROLS, SIGNALS, Session},
+    ringing::Ringing,
     shared::{RESTART, Shared},
     stateless::{Answer, Stateless},
     timer::SessionTimer,
@@ -53,12 +40,9 @@ use crate::{
     clock::{self, Sparse},
     media::{
         leg::Codec,
-        sip::{Signal, SipLeg, codec, latch::Peer},
+        sip::{codec, latch::Peer},
     },
 };
-
-/// How long a call may ring here before it is declined.
-const RINGING: Duration = Duration::from_secs(180);
 
 /// Takes an INVITE outside any dialog. Returns when its transaction is over.
 pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
@@ -318,228 +302,6 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     let half_open = HalfOpen { call_id, source, since: now };
     let slot = shared.places.inbound(now, vetted.standing, half_open).map_err(Refused::later)?;
     Ok(Admitted { account, party, vetted, slot })
-}
-
-/// A call that rings: what its task owns until it is answered.
-struct Ringing {
-    shared: Arc<Shared>,
-    dialog: InviteDialog,
-    states: DialogStateReceiver,
-    /// What the INVITE's transaction is to answer.
-    responses: TransactionEventSender,
-    offer: Option<Description>,
-    policy: Policy,
-    slot: Place,
-    peer: Peer,
-    party: Party,
-    gone: CancellationToken,
-    /// How provisional responses may be sent.
-    wish: Wish,
-    /// What the 200 settles of RFC 4028, and how it says so.
-    timer: Option<(SessionTimer, Vec<Header>)>,
-}
-
-/// Forgets what waits for a PRACK when the call rings no longer.
-struct Rings {
-    shared: Arc<Shared>,
-    tag: String,
-}
-
-impl Drop for Rings {
-    fn drop(&mut self) {
-        self.shared.reliable.forget(&self.tag);
-    }
-}
-
-impl Ringing {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>, taken: bool) {
-        // Told to everybody who waits, on every way out.
-        let _gone = self.gone.clone().drop_guard();
-        let tag = self.dialog.id().local_tag;
-        let _ringing = Rings { shared: self.shared.clone(), tag: tag.clone() };
-        // What comes before the answer waits in it for the leg.
-        let (signals, receiver) = mpsc::channel(SIGNALS);
-        let entered = self.shared.calls.ringing.enter(self.dialog.id(), self.party.clone(), &signals);
-        let mut headers = vec![body::allow()];
-        if !taken {
-            return self.reject(Rejection::for_now(FULL, "no more calls can be taken"));
-        }
-        let limit = sleep(RINGING);
-        tokio::pin!(limit);
-        let stop = self.shared.life.stop.clone();
-        loop {
-            tokio::select! {
-                biased;
-                state = self.states.recv() => match state {
-                    None => return self.forget(),
-                    // BYE ends a call that rings, too, and leaves its INVITE open (RFC 3261 section 15.1.2).
-                    Some(DialogState::Terminated(_, TerminatedReason::UacBye)) => {
-                        self.respond(StatusCode::RequestTerminated, vec![]);
-                        return self.forget();
-                    }
-                    Some(DialogState::Terminated(..)) => return self.forget(),
-                    // Requests of the caller are answered where they come in: see `early`.
-                    Some(_) => {}
-                },
-                () = stop.cancelled() => return self.reject(Rejection::for_now(RESTART, "shutting down")),
-                () = reliable::due(&self.shared.reliable, &tag) => match self.shared.reliable.due(clock::now(), &tag) {
-                    Some(Due::Repeat) => drop(self.dialog.ringing(Some(headers.clone()), None)),
-                    // RFC 3262 section 3.
-                    Some(Due::GiveUp) => return self.reject(Rejection {
-                        status: 504,
-                        reason: "no PRACK".to_owned(),
-                        retry_after: None,
-                    }),
-                    None => {}
-                },
-                command = commands.recv() => match command {
-                    Some(Command::Ringing) => {
-                        match (self.wish, &self.offer) {
-                            // It would have to bring our offer; see `reliable`.
-                            (Wish::Demanded, None) => continue,
-                            (Wish::Unknown, _) | (Wish::Known, None) => {}
-                            (Wish::Known | Wish::Demanded, Some(_)) => {
-                                let request = self.dialog.initial_request();
-                                let pending = &self.shared.reliable;
-                                headers.truncate(1);
-                                headers.extend(pending.begin(clock::now(), &tag, &request, rand::random()));
-                            }
-                        }
-                        self.dialog.ringing(Some(headers.clone()), None).ok();
-                    }
-                    Some(Command::Accept(headers, reply)) => {
-                        drop(entered);
-                        return self.accept(headers, reply, (signals, receiver)).await;
-                    }
-                    Some(Command::Reject(rejection)) => return self.reject(rejection),
-                    None => return self.reject(Rejection::nobody_answers()),
-                },
-                () = &mut limit => return self.reject(Rejection::nobody_answers()),
-            }
-        }
-    }
-
-    fn reject(self, rejection: Rejection) {
-        let Rejection { status, reason, retry_after } = rejection;
-        let text: String = reason.chars().filter(|c| !matches!(c, '"' | '\\') && !c.is_control()).take(100).collect();
-        let cause = (!text.is_empty()).then(|| format!("SIP;cause={status};text=\"{text}\""));
-        let status = StatusCode::from(status);
-        if let Some(wait) = retry_after {
-            // The stack's own rejection takes no headers. A transaction sends the first final response that it is
-            // given and drops later ones, so that after this one the stack's only ends the dialog.
-            let reason = cause.as_ref().map(|cause| Header::Reason(cause.clone().into()));
-            self.respond(status.clone(), [body::retry_after(wait)].into_iter().chain(reason).collect());
-        }
-        self.dialog.reject(Some(status), cause).ok();
-        self.forget();
-    }
-
-    /// Answers the INVITE past the stack's dialog.
-    fn respond(&self, status: StatusCode, headers: Vec<Header>) {
-        let mut response = self.shared.stack.make_response(&self.dialog.initial_request(), status, None);
-        let tag = self.dialog.id().local_tag;
-        for header in response.headers.iter_mut() {
-            if let Header::To(to) = header {
-                *to = to.with_tag(tag.clone().into());
-            }
-        }
-        headers.into_iter().for_each(|header| response.headers.push(header));
-        self.responses.send(TransactionEvent::Respond(response)).ok();
-    }
-
-    fn forget(self) {
-        self.shared.dialogs.remove_dialog(&self.dialog.id());
-    }
-
-    async fn accept(
-        self,
-        extra: Vec<(String, String)>,
-        reply: oneshot::Sender<Result<SipLeg, SipError>>,
-        (signals, receiver): (mpsc::Sender<Signal>, mpsc::Receiver<Signal>),
-    ) {
-        if self.dialog.state().is_terminated() {
-            reply.send(Err(SipError::Cancelled)).ok();
-            return self.forget();
-        }
-        let ports = match self.shared.media.ports.bind() {
-            Ok(ports) => ports,
-            Err(error) => {
-                reply.send(Err(SipError::NoPort(error))).ok();
-                return self.reject(Rejection::for_now(FULL, "no media port is free"));
-            }
-        };
-        let local =
-            body::local_media(self.shared.media_ip(self.peer.signalling), ports.port, &self.shared.media.identity);
-        let mut negotiator = Negotiator::new(self.policy.clone(), local);
-        let (description, agreed) = match &self.offer {
-            None => (negotiator.offer(), None),
-            Some(offer) => match negotiator.answer(offer) {
-                Ok((answer, agreed)) => (answer, Some(agreed)),
-                Err(error) => {
-                    reply.send(Err(SipError::NotAcceptable(error.to_string()))).ok();
-                    let reason = "nothing in common".to_owned();
-                    return self.reject(Rejection { status: 488, reason, retry_after: None });
-                }
-            },
-        };
-        let (timer, timed) = self.timer.clone().unzip();
-        let mut headers = body::sdp_headers();
-        headers.extend(timed.into_iter().flatten());
-        headers.extend(extra.into_iter().map(|(name, value)| rsipstack::sip::Header::Other(name, value)));
-        let sent = self.dialog.accept(Some(headers), Some(description.to_string().into_bytes()));
-        if sent.is_err() {
-            reply.send(Err(SipError::Cancelled)).ok();
-            return self.forget();
-        }
-        let Ringing { shared, dialog, mut states, slot, peer, party, gone, .. } = self;
-        gone.cancel();
-        let agreed = match agreed {
-            Some(agreed) => agreed,
-            None => match answer_in_ack(&dialog, &mut states, &mut negotiator).await {
-                Ok(agreed) => agreed,
-                Err(error) => {
-                    // Without the ACK the stack gives up after half a minute, and so much again may pass until a BYE
-                    // is: its place is free before.
-                    let blame = slot.release();
-                    if matches!(error, SipError::Cancelled) {
-                        blame.penalise(clock::now());
-                    }
-                    reply.send(Err(error)).ok();
-                    bye(&dialog, states, false, "no usable answer").await;
-                    return shared.dialogs.remove_dialog(&dialog.id());
-                }
-            },
-        };
-        // It counts from the 200, not from the INVITE.
-        let timer = timer.map(|timer| timer.restarted(clock::now()));
-        let (sender, controls) = mpsc::channel(CONTROLS);
-        let leg = Session::leg(&shared, ports, agreed, peer, (receiver, sender), None);
-        // A leg that nobody takes is dropped here, and the session then hangs up.
-        reply.send(leg.map_err(SipError::NoPort)).ok();
-        let lease = None;
-        let session =
-            Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer };
-        session.run().await;
-    }
-}
-
-/// Waits for the ACK of a 2xx that carried our offer, and takes its answer.
-async fn answer_in_ack(
-    dialog: &InviteDialog,
-    states: &mut DialogStateReceiver,
-    negotiator: &mut Negotiator,
-) -> Result<sdp::Agreed, SipError> {
-    loop {
-        match states.recv().await {
-            None | Some(DialogState::Terminated(..)) => return Err(SipError::Cancelled),
-            Some(DialogState::Confirmed(..)) => break,
-            Some(_) => {}
-        }
-    }
-    let ack = dialog.last_remote_ack().ok_or(SipError::Cancelled)?;
-    let answer = body::description(&ack).map_err(|refusal| SipError::NotAcceptable(refusal.reason))?;
-    let answer = answer.ok_or_else(|| SipError::NotAcceptable("the ACK brings no answer".to_owned()))?;
-    negotiator.accept(&answer).map_err(|error| SipError::NotAcceptable(error.to_string()))
 }
 
 /// Extensions that we have: session timers, reliable provisional responses, and calls in the place of others.

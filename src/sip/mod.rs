@@ -5,7 +5,7 @@
 //! - [`Endpoint`]: listeners, limits, and where each request goes; `shared`: what every task of it sees
 //! - [`IncomingCall`], [`DialRequest`]: a call until it is answered; then it is a
 //!   [`SipLeg`](crate::media::sip::SipLeg)
-//! - `early`: what is said, asked and settled before the answer; `calling`: the way to a call out that rings; `requests`: what
+//! - `ringing`: a call in until its answer; `early`: what is said, asked and settled before the answer; `calling`: the way to a call out that rings; `requests`: what
 //!   becomes of a request
 //! - `session`: the signalling of an answered call; `machine` decides (hold, refresh, transfer), the task does
 //! - `trunk`: registrations and health; `flow`: the connections that calls of a trunk come by; `targets`: the hosts of a trunk; `routes`, `resolve`: their addresses; `number`: how it writes numbers;
@@ -74,6 +74,7 @@ mod reliable;
 mod replaces;
 mod requests;
 mod resolve;
+mod ringing;
 mod routes;
 mod screen;
 mod session;
