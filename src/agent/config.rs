@@ -62,6 +62,10 @@ pub struct Agent {
     pub record: Option<bool>,
     /// Said before a recording begins, in place of `[recording] consent`; empty: nothing.
     pub consent: Option<String>,
+    /// Said to telephones before their call is answered (183 with sound), where a trunk or an account calls and offers media; to
+    /// others as soon as it is. Empty: nothing.
+    #[serde(default)]
+    pub announcement: String,
     /// What becomes of a turn that the engine refuses or fails at: `refuse` or `default_voice`.
     #[serde(default)]
     pub overload: Overload,
@@ -149,7 +153,7 @@ impl Agent {
         }
     }
 
-    /// How its parties are told that they are recorded.
+    /// How its parties are told what nothing cuts off: that they are recorded, and its announcement.
     pub fn consent_style(&self) -> Style {
         Style {
             voice: self.voice.clone(),
@@ -173,6 +177,7 @@ impl Agent {
         }
         let mut phrases: Vec<_> = texts.into_iter().flatten().chain(sorry).map(|text| (text, style.clone())).collect();
         phrases.push((&self.apology, apology_style(&style)));
+        phrases.insert(0, (self.announcement.as_str(), self.consent_style()));
         phrases.retain(|(text, _)| !text.trim().is_empty());
         phrases.iter_mut().for_each(|(text, _)| *text = text.trim());
         phrases.dedup();
@@ -199,6 +204,7 @@ impl Agent {
             stall_s: default_stall_s(),
             record: None,
             consent: None,
+            announcement: String::new(),
             overload: Overload::default(),
             tenant: None,
         }

@@ -13,7 +13,9 @@ use tokio::time::timeout;
 use super::tenants::Lease;
 use super::{Gateway, GatewayError, WithFallback};
 use crate::agent::config::Agent;
-use crate::call::{Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, TextDelta, TurnHow, TurnId};
+use crate::call::{
+    Arriving, CallEvent, CallHandle, CallId, CallMeta, Direction, SpeakError, Style, TextDelta, TurnHow, TurnId,
+};
 use crate::cluster::Nodes;
 use crate::fault;
 use crate::media::leg::{LegEnd, MediaLeg};
@@ -24,6 +26,10 @@ use crate::webrtc::SessionId;
 
 /// The turn by which parties are told that they are recorded.
 const CONSENT: &str = "recording-consent";
+/// The turn that callers hear before the answer.
+const ANNOUNCEMENT: &str = "announcement";
+/// How long one may take: a caller who hears nothing more is answered.
+const ANNOUNCED: Duration = Duration::from_secs(60);
 /// How long that may take. An outbound call may be held for its machine's message first.
 const CONSENT_LIMIT: Duration = Duration::from_secs(120);
 
@@ -134,36 +140,93 @@ impl Gateway {
         if consent.is_empty() {
             return recordings.record(&call);
         }
-        let mut events = self.calls.events();
         let style = agent.consent_style();
-        let turn = TurnId::from(CONSENT);
-        let text = TextDelta { id: Some(turn.clone()), token: consent, last: true, style };
-        if let Err(error) = call.push_text(text) {
-            tracing::warn!(call = %call.id(), %error, "the call is not recorded: its parties cannot be told");
-            return;
-        }
+        let told = match self.say(&call, CONSENT, consent, style) {
+            Ok(told) => told,
+            Err(error) => {
+                tracing::warn!(call = %call.id(), %error, "the call is not recorded: its parties cannot be told");
+                return;
+            }
+        };
         tokio::spawn(async move {
-            let told = async {
-                loop {
-                    match events.recv().await {
-                        Ok((id, CallEvent::TurnEnded { turn: ended, how, .. }))
-                            if id == *call.id() && ended == turn =>
-                        {
-                            return matches!(how, TurnHow::Done);
-                        }
-                        Ok((id, CallEvent::Ended(_))) if id == *call.id() => return false,
-                        // What was lost may have been the end of it: the call is then not recorded.
-                        Ok(_) | Err(RecvError::Lagged(_)) => {}
-                        Err(RecvError::Closed) => return false,
-                    }
-                }
-            };
+            // What was lost may have been the end of it: the call is then not recorded.
             match timeout(CONSENT_LIMIT, told).await {
                 Ok(true) => recordings.record(&call),
                 Ok(false) if call.has_ended() => {}
                 _ => tracing::warn!(call = %call.id(), "the call is not recorded: its parties were not told"),
             }
         });
+    }
+}
+
+impl Gateway {
+    /// Says `text` as the turn `turn`; what comes of it is whether it was said whole.
+    fn say(
+        &self,
+        call: &CallHandle,
+        turn: &str,
+        text: String,
+        style: Style,
+    ) -> Result<impl Future<Output = bool> + Send + use<>, SpeakError> {
+        let mut events = self.calls.events();
+        let (call, turn) = (call.clone(), TurnId::from(turn));
+        call.push_text(TextDelta { id: Some(turn.clone()), token: text, last: true, style })?;
+        Ok(async move {
+            loop {
+                match events.recv().await {
+                    Ok((id, CallEvent::TurnEnded { turn: ended, how, .. })) if id == *call.id() && ended == turn => {
+                        return matches!(how, TurnHow::Done);
+                    }
+                    Ok((id, CallEvent::Ended(_))) if id == *call.id() => return false,
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return false,
+                }
+            }
+        })
+    }
+
+    /// Says the agent's announcement before the call is answered, then answers it.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be said before: the call is to be answered at once.
+    async fn announce(&self, admission: Admission, call: IncomingCall) -> Result<(), (Admission, IncomingCall)> {
+        let id = admission.id().clone();
+        let headers = [("X-Antiphon-Call", id.as_str())];
+        // To who has proven nothing no sound is sent before the ACK: its address may be another's.
+        if admission.agent.announcement.is_empty() || !call.trusted {
+            return Err((admission, call));
+        }
+        let leg = match call.sound(&headers).await {
+            Ok(leg) => leg,
+            Err(error) => {
+                tracing::debug!(%error, "nothing is said before the answer");
+                return Err((admission, call));
+            }
+        };
+        let handle = match admission.begin(leg) {
+            Ok(handle) => handle,
+            Err(error) => {
+                tracing::warn!(%error, "a call could not be started");
+                return Ok(());
+            }
+        };
+        let (text, style) = (admission.agent.announcement.clone(), admission.agent.consent_style());
+        match self.say(&handle, ANNOUNCEMENT, text, style) {
+            Ok(told) => drop(timeout(ANNOUNCED, told).await),
+            Err(error) => tracing::warn!(call = %id, %error, "the announcement was not said"),
+        }
+        if handle.has_ended() {
+            admission.leave(&handle);
+            return Ok(());
+        }
+        match call.answer(&headers).await {
+            Ok(()) => admission.serve(&handle),
+            Err(error) => {
+                tracing::info!(%error, "a call was not answered");
+                admission.leave(&handle);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -292,6 +355,10 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
             };
         }
     };
+    let (admission, call) = match gateway.announce(admission, call).await {
+        Ok(()) => return,
+        Err(unsaid) => unsaid,
+    };
     let id = admission.id().clone();
     let trusted = call.trusted;
     match call.accept_with(&[("X-Antiphon-Call", id.as_str())]).await {
@@ -311,8 +378,19 @@ async fn answer_one(gateway: Gateway, call: IncomingCall) {
                 }
                 Err(_) => return tracing::debug!("a call was answered and never acknowledged"),
             }
-            if let Err(error) = admission.start(leg) {
-                tracing::warn!(%error, "an answered call could not be started");
+            match admission.begin(leg) {
+                Ok(handle) => {
+                    let agent = &admission.agent;
+                    if !agent.announcement.is_empty() {
+                        let (text, style) = (agent.announcement.clone(), agent.consent_style());
+                        // What comes behind it waits in the call's queue.
+                        if let Err(error) = gateway.say(&handle, ANNOUNCEMENT, text, style) {
+                            tracing::warn!(call = %id, %error, "the announcement was not said");
+                        }
+                    }
+                    admission.serve(&handle);
+                }
+                Err(error) => tracing::warn!(%error, "an answered call could not be started"),
             }
         }
     }

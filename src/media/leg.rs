@@ -144,10 +144,12 @@ impl Arrivals {
 /// What happened on a leg.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LegEvent {
-    /// The called side sends sound before it answers; `sends`: it is to get silence meanwhile.
+    /// There is sound before the call is answered.
     Early {
         /// Whether packets of ours may leave.
         sends: bool,
+        /// Whether they may say something: where we are called. Who has not answered us is not spoken to.
+        speaks: bool,
     },
     /// Media may flow (ICE and DTLS done; SIP: ACK seen).
     Connected,

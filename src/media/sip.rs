@@ -40,7 +40,7 @@ use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 
 pub use self::fuzz::fuzz;
-pub(crate) use self::seam::{Control, Parts, Signal};
+pub(crate) use self::seam::{Control, Early, Parts, Signal};
 use self::{
     counters::Counters,
     dtls::Identity,
@@ -87,7 +87,7 @@ pub struct SipLeg {
     heard: Instant,
     media_timeout: Duration,
     /// Until the answer: whether packets leave.
-    early: Option<bool>,
+    early: Option<Early>,
     signals: mpsc::Receiver<Signal>,
     controls: mpsc::Sender<Control>,
     /// Drained before anything else is read, so a wake bounds it.
@@ -457,8 +457,8 @@ impl MediaLeg for SipLeg {
             sockets.rtp.writable().await?;
             sockets.rtcp.writable().await?;
         }
-        if let Some(sends) = self.early {
-            self.events.push_back(LegEvent::Early { sends });
+        if let Some(early) = self.early {
+            self.events.push_back(LegEvent::Early { sends: early != Early::Hears, speaks: early == Early::Speaks });
         }
         self.shake();
         Ok(())

@@ -96,7 +96,9 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
     let responses = tx.tu_sender.clone();
     let shared = shared.clone();
     let tasks = shared.life.tasks.clone();
-    let ringing = Ringing { shared, dialog, states, responses, offer, policy, slot, peer, party, gone, wish, timer };
+    let sound = None;
+    let ringing =
+        Ringing { shared, dialog, states, responses, offer, policy, slot, peer, party, gone, wish, timer, sound };
     tasks.spawn(ringing.run(receiver, taken));
 
     // Sends 100 and drives the transaction until ACK, CANCEL or timeout.

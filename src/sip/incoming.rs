@@ -44,6 +44,10 @@ pub struct IncomingCall {
 
 pub(super) enum Command {
     Ringing,
+    /// Sound before the answer.
+    Sound(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
+    /// The answer, where there is a leg already.
+    Answer(Vec<(String, String)>, oneshot::Sender<Result<(), SipError>>),
     Accept(Vec<(String, String)>, oneshot::Sender<Result<SipLeg, SipError>>),
     Reject(Rejection),
 }
@@ -62,6 +66,31 @@ impl IncomingCall {
         self.commands.try_send(Command::Ringing).ok();
     }
 
+    /// Sends 183 with a description, and gives the leg by which the caller hears what is said before the answer. It says
+    /// [`LegEvent::Early`](crate::media::leg::LegEvent::Early) first; dropping it declines the call. Where the caller knows
+    /// reliable provisional responses the 183 is one. [`IncomingCall::answer`] answers the call.
+    ///
+    /// # Errors
+    /// The caller cancelled or sent no offer, no port is free, or nothing common was offered. Only where it cancelled is the
+    /// call over.
+    pub async fn sound(&self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
+        let (reply, leg) = oneshot::channel();
+        // overflow: awaited
+        self.commands.send(Command::Sound(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
+        leg.await.map_err(|_| SipError::Cancelled)?
+    }
+
+    /// Answers with 200 what [`IncomingCall::sound`] has given a leg of. Waits for the caller's PRACK where one is due.
+    ///
+    /// # Errors
+    /// The caller cancelled, or there is no such leg.
+    pub async fn answer(self, headers: &[(&str, &str)]) -> Result<(), SipError> {
+        let (reply, answered) = oneshot::channel();
+        // overflow: awaited
+        self.commands.send(Command::Answer(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
+        answered.await.map_err(|_| SipError::Cancelled)?
+    }
+
     /// Answers with 200. The leg says `Connected` when the ACK is here. Where the INVITE had no offer, this
     /// waits for the ACK with the answer.
     ///
@@ -77,9 +106,8 @@ impl IncomingCall {
     /// As [`IncomingCall::accept`].
     pub async fn accept_with(self, headers: &[(&str, &str)]) -> Result<SipLeg, SipError> {
         let (reply, answer) = oneshot::channel();
-        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         // overflow: awaited
-        self.commands.send(Command::Accept(headers, reply)).await.map_err(|_| SipError::Cancelled)?;
+        self.commands.send(Command::Accept(owned(headers), reply)).await.map_err(|_| SipError::Cancelled)?;
         answer.await.map_err(|_| SipError::Cancelled)?
     }
 
@@ -103,6 +131,10 @@ impl IncomingCall {
     pub async fn cancelled(&self) {
         self.gone.cancelled().await;
     }
+}
+
+fn owned(headers: &[(&str, &str)]) -> Vec<(String, String)> {
+    headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 impl Rejection {

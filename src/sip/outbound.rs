@@ -43,7 +43,7 @@ use crate::{
     clock,
     media::{
         leg::LegEnd,
-        sip::{Signal, SipLeg, latch::Peer, ports::PortPair},
+        sip::{Early as EarlyLeg, Signal, SipLeg, latch::Peer, ports::PortPair},
     },
 };
 
@@ -137,7 +137,8 @@ impl Media {
         }
         let Some(early) = self.early.take() else { return };
         let Some((ports, ends)) = self.parts.take() else { return };
-        match Session::leg(shared, ports, agreed, peer, ends, Some(sends)) {
+        let until = if sends { EarlyLeg::Sends } else { EarlyLeg::Hears };
+        match Session::leg(shared, ports, agreed, peer, ends, Some(until)) {
             Ok(leg) => self.untaken = early.send(leg).err(),
             // The answer cannot be used then, either, and says so.
             Err(error) => debug!(%error, "early media"),

@@ -4,9 +4,10 @@
 //! endpoint's dispatch, and both meet in [`Pending`].
 //!
 //! # Why
-//! *They bring no description.* With one the answer would have to wait for the PRACK (section 3), and where the INVITE had
-//! no offer the first reliable response must bring ours (section 5): who demands them then gets none, and who only
-//! knows them an ordinary one.
+//! *A 180 brings no description.* Where the INVITE had no offer the first reliable response must bring ours (section 5): who
+//! demands them then gets none, and who only knows them an ordinary one.
+//!
+//! *A 183 that brings ours is an answer*, and the 200 waits for its PRACK (section 3).
 
 use std::{
     collections::HashMap,
@@ -15,6 +16,7 @@ use std::{
 };
 
 use rsipstack::sip::{Header, Request, prelude::HeadersExt};
+use tokio::sync::Notify;
 
 use super::timer;
 
@@ -67,13 +69,16 @@ pub(super) enum Due {
 
 /// The reliable responses of all calls that ring, by the tag that we have given the dialog.
 #[derive(Debug, Default)]
-pub(super) struct Pending(Mutex<HashMap<String, Sent>>);
+pub(super) struct Pending {
+    sent: Mutex<HashMap<String, Sent>>,
+    acknowledged: Notify,
+}
 
 impl Pending {
     /// A reliable response to `invite` leaves now; its headers. `random` is where its numbers begin (section 3).
     pub(super) fn begin(&self, now: Instant, tag: &str, invite: &Request, random: u32) -> Vec<Header> {
         let cseq = invite.cseq_header().ok().and_then(|cseq| cseq.seq().ok()).unwrap_or(0);
-        let mut sent = lock(&self.0);
+        let mut sent = lock(&self.sent);
         // 1 to 2^31 - 1, and room for what follows.
         let number = sent.get(tag).map_or(random % (1 << 30) + 1, |before| before.number + 1);
         let fresh = Sent { number, cseq, began: now, wait: FIRST, next: now + FIRST, acknowledged: false };
@@ -83,13 +88,13 @@ impl Pending {
 
     /// When [`Pending::due`] is to be asked.
     pub(super) fn deadline(&self, tag: &str) -> Option<Instant> {
-        let sent = lock(&self.0);
+        let sent = lock(&self.sent);
         sent.get(tag).filter(|sent| !sent.acknowledged).map(|sent| sent.next.min(sent.began + LIMIT))
     }
 
     /// What is due now.
     pub(super) fn due(&self, now: Instant, tag: &str) -> Option<Due> {
-        let mut table = lock(&self.0);
+        let mut table = lock(&self.sent);
         let sent = table.get_mut(tag).filter(|sent| !sent.acknowledged)?;
         if now >= sent.began + LIMIT {
             return Some(Due::GiveUp);
@@ -105,16 +110,31 @@ impl Pending {
     /// A PRACK came for the dialog. `false`: it names no response of ours that still waits for one (481).
     pub(super) fn acknowledge(&self, tag: &str, prack: &Request) -> bool {
         let named = prack.header_value("RAck").and_then(|value| rack(&value));
-        let mut table = lock(&self.0);
+        let mut table = lock(&self.sent);
         let Some(sent) = table.get_mut(tag) else { return false };
         let fits = !sent.acknowledged && named == Some((sent.number, sent.cseq));
         sent.acknowledged |= fits;
+        if fits {
+            self.acknowledged.notify_waiters();
+        }
         fits
+    }
+
+    /// Waits until nothing of the dialog waits for a PRACK. Cancel safe.
+    pub(super) async fn settled(&self, tag: &str) {
+        loop {
+            // Before the look, so that a PRACK between both is not missed.
+            let told = self.acknowledged.notified();
+            if self.deadline(tag).is_none() {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// The call rings no longer.
     pub(super) fn forget(&self, tag: &str) {
-        lock(&self.0).remove(tag);
+        lock(&self.sent).remove(tag);
     }
 }
 

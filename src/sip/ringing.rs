@@ -32,11 +32,16 @@ use super::{
 };
 use crate::{
     clock,
-    media::sip::{Signal, SipLeg, latch::Peer},
+    media::{
+        leg::LegEnd,
+        sip::{Control, Early, Signal, SipLeg, latch::Peer},
+    },
 };
 
 /// How long a call may ring here before it is declined.
 const RINGING: Duration = Duration::from_secs(180);
+/// What a leg is told that asks for something before the answer.
+const UNANSWERED: &str = "the call is not answered yet";
 
 /// A call that rings: what its task owns until it is answered.
 pub(super) struct Ringing {
@@ -55,7 +60,23 @@ pub(super) struct Ringing {
     pub(super) wish: Wish,
     /// What the 200 settles of RFC 4028, and how it says so.
     pub(super) timer: Option<(SessionTimer, Vec<Header>)>,
+    /// Sound before the answer, once there is some.
+    pub(super) sound: Option<Sound>,
 }
+
+/// What a call that is heard before its answer has settled.
+pub(super) struct Sound {
+    negotiator: Negotiator,
+    description: Vec<u8>,
+    /// What its leg asks for.
+    controls: mpsc::Receiver<Control>,
+}
+
+/// The answer that waits for a PRACK.
+type Answering = (Vec<(String, String)>, oneshot::Sender<Result<(), SipError>>);
+
+/// The ends of the channel to a leg.
+type Signals = (mpsc::Sender<Signal>, Option<mpsc::Receiver<Signal>>);
 
 /// Forgets what waits for a PRACK when the call rings no longer.
 struct Rings {
@@ -78,7 +99,9 @@ impl Ringing {
         // What comes before the answer waits in it for the leg.
         let (signals, receiver) = mpsc::channel(SIGNALS);
         let entered = self.shared.calls.ringing.enter(self.dialog.id(), self.party.clone(), &signals);
+        let mut signals: Signals = (signals, Some(receiver));
         let mut headers = vec![body::allow()];
+        let mut answering: Option<Answering> = None;
         if !taken {
             return self.reject(Rejection::for_now(FULL, "no more calls can be taken"));
         }
@@ -91,17 +114,23 @@ impl Ringing {
                 state = self.states.recv() => match state {
                     None => return self.forget(),
                     // BYE ends a call that rings, too, and leaves its INVITE open (RFC 3261 section 15.1.2).
-                    Some(DialogState::Terminated(_, TerminatedReason::UacBye)) => {
-                        self.respond(StatusCode::RequestTerminated, vec![]);
+                    Some(DialogState::Terminated(_, reason)) => {
+                        if matches!(reason, TerminatedReason::UacBye) {
+                            self.respond(StatusCode::RequestTerminated, vec![]);
+                        }
+                        // overflow: drops: a leg that reads nothing ends with the channel
+                        signals.0.try_send(Signal::Closed(LegEnd::Remote)).ok();
                         return self.forget();
                     }
-                    Some(DialogState::Terminated(..)) => return self.forget(),
                     // Requests of the caller are answered where they come in: see `early`.
                     Some(_) => {}
                 },
                 () = stop.cancelled() => return self.reject(Rejection::for_now(RESTART, "shutting down")),
                 () = reliable::due(&self.shared.reliable, &tag) => match self.shared.reliable.due(clock::now(), &tag) {
-                    Some(Due::Repeat) => drop(self.dialog.ringing(Some(headers.clone()), None)),
+                    Some(Due::Repeat) => {
+                        let description = self.sound.as_ref().map(|sound| sound.description.clone());
+                        self.dialog.ringing(Some(headers.clone()), description).ok();
+                    }
                     // RFC 3262 section 3.
                     Some(Due::GiveUp) => return self.reject(Rejection {
                         status: 504,
@@ -110,22 +139,63 @@ impl Ringing {
                     }),
                     None => {}
                 },
-                command = commands.recv() => match command {
+                // RFC 3262 section 3: a description that nobody has acknowledged yet may still be repeated.
+                () = self.shared.reliable.settled(&tag), if answering.is_some() => {
+                    drop(entered);
+                    let Some((extra, reply)) = answering else { return self.forget() };
+                    return self.answer(extra, reply, signals.0).await;
+                }
+                control = asked(&mut self.sound) => match control {
+                    None | Some(Control::HangUp | Control::Lost) => {
+                        return self.reject(Rejection::nobody_answers());
+                    }
+                    // overflow: drops: as a leg that reads nothing
+                    Some(Control::Hold(hold)) => {
+                        signals.0.try_send(Signal::HoldAnswered(hold, Err(UNANSWERED.to_owned()))).ok();
+                    }
+                    // overflow: drops: as above
+                    Some(_) => {
+                        signals.0.try_send(Signal::TransferAnswered(Err(UNANSWERED.to_owned()))).ok();
+                    }
+                },
+                command = commands.recv(), if answering.is_none() => match command {
+                    // Who hears something need not be told that it rings.
+                    Some(Command::Ringing) if self.sound.is_some() => {}
                     Some(Command::Ringing) => {
                         match (self.wish, &self.offer) {
                             // It would have to bring our offer; see `reliable`.
                             (Wish::Demanded, None) => continue,
                             (Wish::Unknown, _) | (Wish::Known, None) => {}
                             (Wish::Known | Wish::Demanded, Some(_)) => {
-                                let request = self.dialog.initial_request();
-                                let pending = &self.shared.reliable;
                                 headers.truncate(1);
-                                headers.extend(pending.begin(clock::now(), &tag, &request, rand::random()));
+                                headers.extend(self.reliably(&tag));
                             }
                         }
                         self.dialog.ringing(Some(headers.clone()), None).ok();
                     }
+                    Some(Command::Sound(extra, reply)) => {
+                        let leg = self.sound(&mut signals);
+                        if let (Ok(_), Some(sound)) = (&leg, &self.sound) {
+                            headers = body::sdp_headers();
+                            headers.extend(extra.into_iter().map(|(name, value)| Header::Other(name, value)));
+                            if self.wish != Wish::Unknown {
+                                headers.extend(self.reliably(&tag));
+                            }
+                            self.dialog.ringing(Some(headers.clone()), Some(sound.description.clone())).ok();
+                        }
+                        reply.send(leg).ok();
+                    }
+                    Some(Command::Answer(_, reply)) if self.sound.is_none() => {
+                        reply.send(Err(SipError::NotAcceptable("nothing was heard of the call".to_owned()))).ok();
+                        return self.reject(Rejection::nobody_answers());
+                    }
+                    Some(Command::Answer(extra, reply)) => answering = Some((extra, reply)),
                     Some(Command::Accept(headers, reply)) => {
+                        let (signals, Some(receiver)) = signals else {
+                            let why = "its leg is there already".to_owned();
+                            reply.send(Err(SipError::NotAcceptable(why))).ok();
+                            return self.reject(Rejection::nobody_answers());
+                        };
                         drop(entered);
                         return self.accept(headers, reply, (signals, receiver)).await;
                     }
@@ -135,6 +205,56 @@ impl Ringing {
                 () = &mut limit => return self.reject(Rejection::nobody_answers()),
             }
         }
+    }
+
+    /// Headers of a provisional response that is to be acknowledged.
+    fn reliably(&self, tag: &str) -> Vec<Header> {
+        self.shared.reliable.begin(clock::now(), tag, &self.dialog.initial_request(), rand::random())
+    }
+
+    /// The leg by which the caller is spoken to before the answer.
+    fn sound(&mut self, signals: &mut Signals) -> Result<SipLeg, SipError> {
+        let offer = self.offer.as_ref().filter(|_| signals.1.is_some());
+        let offer = offer.ok_or_else(|| SipError::NotAcceptable("the INVITE has no offer".to_owned()))?;
+        let ports = self.shared.media.ports.bind().map_err(SipError::NoPort)?;
+        let local =
+            body::local_media(self.shared.media_ip(self.peer.signalling), ports.port, &self.shared.media.identity);
+        let mut negotiator = Negotiator::new(self.policy.clone(), local);
+        let (answer, agreed) = negotiator.answer(offer).map_err(|error| SipError::NotAcceptable(error.to_string()))?;
+        let Some(receiver) = signals.1.take() else { return Err(SipError::Closed) };
+        let (sender, controls) = mpsc::channel(CONTROLS);
+        let leg = Session::leg(&self.shared, ports, agreed, self.peer, (receiver, sender), Some(Early::Speaks));
+        self.sound = Some(Sound { negotiator, description: answer.to_string().into_bytes(), controls });
+        leg.map_err(SipError::NoPort)
+    }
+
+    /// Answers a call whose leg is there.
+    async fn answer(
+        self,
+        extra: Vec<(String, String)>,
+        reply: oneshot::Sender<Result<(), SipError>>,
+        signals: mpsc::Sender<Signal>,
+    ) {
+        let (timer, timed) = self.timer.clone().unzip();
+        let mut headers = body::sdp_headers();
+        headers.extend(timed.into_iter().flatten());
+        headers.extend(extra.into_iter().map(|(name, value)| Header::Other(name, value)));
+        let description = self.sound.as_ref().map(|sound| sound.description.clone());
+        let over = self.dialog.state().is_terminated();
+        // The answer of before once more: who got no reliable one knows only this (RFC 6337 section 3.1.1).
+        if over || self.dialog.accept(Some(headers), description).is_err() {
+            reply.send(Err(SipError::Cancelled)).ok();
+            return self.forget();
+        }
+        let Ringing { shared, dialog, states, slot, peer, party, gone, sound, .. } = self;
+        gone.cancel();
+        let Some(Sound { negotiator, controls, .. }) = sound else { return };
+        reply.send(Ok(())).ok();
+        let timer = timer.map(|timer| timer.restarted(clock::now()));
+        let lease = None;
+        let session =
+            Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer };
+        session.run().await;
     }
 
     fn reject(self, rejection: Rejection) {
@@ -238,6 +358,14 @@ impl Ringing {
         let session =
             Session { shared, dialog, states, negotiator, signals, controls, slot, lease, peer, party, timer };
         session.run().await;
+    }
+}
+
+/// What the leg of a call that is not answered asks for. Never where there is none.
+async fn asked(sound: &mut Option<Sound>) -> Option<Control> {
+    match sound {
+        Some(sound) => sound.controls.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -48,7 +48,7 @@ use crate::{
     clock,
     media::{
         leg::LegEnd,
-        sip::{Control, Parts, Signal, SipLeg, latch::Peer, ports::PortPair},
+        sip::{Control, Early, Parts, Signal, SipLeg, latch::Peer, ports::PortPair},
     },
 };
 
@@ -145,7 +145,7 @@ impl Session {
         agreed: Agreed,
         peer: Peer,
         (signals, controls): Ends,
-        early: Option<bool>,
+        early: Option<Early>,
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);

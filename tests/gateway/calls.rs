@@ -197,3 +197,65 @@ async fn a_gateway_that_is_going_down_has_nobody_pick_up_in_vain() {
     assert!(error["error"]["message"].as_str().is_some_and(|why| why.contains("draining")), "{error}");
     rig.app.drain().await;
 }
+
+/// A telephone of a trunk hears the agent's announcement before it is answered; a stranger, whose address may be another's, behind
+/// the answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announcement_is_heard_before_the_answer() {
+    let announced = |config: &mut antiphon::config::Config| {
+        let agent = antiphon::agent::config::Agent::at("builtin:silent");
+        let agent = antiphon::agent::config::Agent { announcement: SENTENCE.to_owned(), ..agent };
+        config.agent.insert("announcing".to_owned(), agent);
+    };
+    let trunk = "name = \"t\"\nhost = \"127.0.0.1:9\"\nprefixes = [\"+49\"]";
+    let rig = Rig::with(|config| {
+        config.sip.trunk = vec![toml::from_str(trunk).expect("valid")];
+        announced(config);
+    })
+    .await;
+    let media = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let mut telephone = Raw::new(rig.sip_udp(), "announced").await;
+    telephone.contact = format!("sip:announcing@{}", rig.sip_udp());
+    let invite = telephone.request("INVITE", "", &sdp(media.local_addr().expect("bound").port(), ""));
+    telephone.send(&invite).await;
+    telephone.expect("SIP/2.0 183").await;
+    let mut buffer = [0; 2_048];
+    // Frames that are no silence: mu-law has 0xff and 0x7f for nothing.
+    let mut sounding = 0;
+    let answer = {
+        let mut answered = std::pin::pin!(telephone.expect("SIP/2.0 200"));
+        loop {
+            tokio::select! {
+                answer = &mut answered => break answer,
+                packet = media.recv_from(&mut buffer) => {
+                    let (length, _) = packet.expect("a packet");
+                    let sound = buffer[12..length].iter().filter(|byte| !matches!(byte, 0xff | 0x7f)).count();
+                    sounding += usize::from(sound > 40);
+                }
+            }
+        }
+    };
+    assert!(sounding > 50, "a second of speech came before the answer: {sounding} packets");
+    let id = super::raw::header(&answer, "X-Antiphon-Call").expect("named").to_owned();
+    telephone.ack("").await;
+    let taken = async {
+        loop {
+            let (_, list) = rig.get("/v1/calls").await;
+            if list["calls"][0]["id"] == id.as_str() && list["calls"][0]["agent"] == "announcing" {
+                assert_eq!(list["calls"][0]["trunk"], "t", "{list}");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, taken).await.expect("the agent has it");
+    rig.app.drain().await;
+
+    let rig = Rig::with(announced).await;
+    let asked = now();
+    let call = rig.telephone("announcing", Codec::Pcmu).await;
+    let (_, end) = hear_turn(&call, asked).await;
+    rig.assert_heard(&call, SENTENCE, (asked, end), 0.8).await;
+    call.hang_up().await;
+    rig.app.drain().await;
+}

@@ -283,7 +283,7 @@ async fn carriers_move_their_media_with_the_answer() {
     let mut leg = limited(early).await.expect("a leg");
     let announced = leg.remote().expect("the port of the announcement").port();
     leg.attach().await.expect("attaches");
-    assert_eq!(limited(leg.recv()).await, LegEvent::Early { sends: false });
+    assert_eq!(limited(leg.recv()).await, LegEvent::Early { sends: false, speaks: false });
     assert_eq!(limited(leg.recv()).await, LegEvent::Connected);
     assert_eq!(leg.remote().map(|address| address.port()), Some(announced + 2));
     leg.hang_up().await;

@@ -197,10 +197,10 @@ impl Machine {
     /// Takes what happened on the leg.
     pub fn handle_leg(&mut self, now: Instant, event: LegEvent) {
         match event {
-            LegEvent::Early { sends } => {
+            LegEvent::Early { sends, speaks } => {
                 self.lifetime.ring(now);
                 // Who has not answered is not spoken to.
-                self.speaking.await_answer(now, true);
+                self.speaking.await_answer(now, !speaks);
                 if sends {
                     self.speaking.output.playout.start(now);
                 }

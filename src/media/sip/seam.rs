@@ -42,14 +42,25 @@ pub(crate) enum Control {
     Transfer { to: String, attended: bool },
 }
 
+/// What a leg does before the call is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Early {
+    /// We call: what the called side sends is heard.
+    Hears,
+    /// And it gets silence.
+    Sends,
+    /// We are called: the caller is spoken to.
+    Speaks,
+}
+
 /// What the session task makes a leg of.
 pub(crate) struct Parts {
     pub(crate) ports: PortPair,
     pub(crate) agreed: Agreed,
     pub(crate) peer: Peer,
     pub(crate) media_timeout: Duration,
-    /// The call is not answered yet; whether the called side gets packets meanwhile.
-    pub(crate) early: Option<bool>,
+    /// What it does while the call is not answered yet.
+    pub(crate) early: Option<Early>,
     /// What handshakes are made with.
     pub(crate) identity: Identity,
     pub(crate) signals: mpsc::Receiver<Signal>,
