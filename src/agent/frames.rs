@@ -248,6 +248,9 @@ pub enum FromAgent {
         /// `blind` or `attended`.
         #[serde(default)]
         mode: Option<String>,
+        /// Seconds after which the call comes back where nobody was reached, 1 to 600.
+        #[serde(default, rename = "timeoutS")]
+        timeout_s: Option<u64>,
     },
     /// Call a human and join them with the caller, or (without `to`) do something else on a call that is bridged.
     Bridge {

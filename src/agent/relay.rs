@@ -296,9 +296,12 @@ impl Relay {
             FromAgent::End { handoff_data: None } => self.handle.finish(EndReason::HungUp),
             FromAgent::Mark { name } => self.handle.mark(name),
             FromAgent::Clear {} => self.handle.clear(),
-            FromAgent::Transfer { to, mode } => match mode.as_deref() {
-                None | Some("blind") => self.handle.transfer(to, false),
-                Some("attended") => self.handle.transfer(to, true),
+            FromAgent::Transfer { timeout_s: Some(seconds), .. } if !(1..=600).contains(&seconds) => {
+                Err(SpeakError::Invalid(format!("timeoutS is {seconds}: expected 1 to 600")))
+            }
+            FromAgent::Transfer { to, mode, timeout_s } => match mode.as_deref() {
+                None | Some("blind") => self.handle.transfer_within(to, false, timeout_s.map(Duration::from_secs)),
+                Some("attended") => self.handle.transfer_within(to, true, timeout_s.map(Duration::from_secs)),
                 Some(other) => Err(SpeakError::Invalid(format!("transfer mode `{other}`: expected blind or attended"))),
             },
             FromAgent::Bridge { ring_timeout_s: Some(seconds), .. } if !(1..=600).contains(&seconds) => {

@@ -346,7 +346,21 @@ impl CallHandle {
     /// # Errors
     /// The call takes no more commands.
     pub fn transfer(&self, to: impl Into<String>, attended: bool) -> Result<(), SpeakError> {
-        self.send(Command::Transfer { to: to.into(), attended })
+        self.transfer_within(to, attended, None)
+    }
+
+    /// As [`CallHandle::transfer`]; the call comes back after `limit` where nobody was reached by then (`None`: after as long as
+    /// telephones ring).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn transfer_within(
+        &self,
+        to: impl Into<String>,
+        attended: bool,
+        limit: Option<Duration>,
+    ) -> Result<(), SpeakError> {
+        self.send(Command::Transfer { to: to.into(), attended, limit })
     }
 
     /// Sends digits to the peer (`0`-`9`, `*`, `#`, `A`-`D`; `w` or `,` waits half a second).
@@ -532,6 +546,8 @@ pub enum Command {
         to: String,
         /// Whether we speak to them first.
         attended: bool,
+        /// How long they may take to answer; `None`: as long as telephones ring.
+        limit: Option<Duration>,
     },
     /// Call a human and join them with the peer.
     Bridge(BridgeRequest),

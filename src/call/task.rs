@@ -106,6 +106,8 @@ impl<L: MediaLeg> CallTask<L> {
         let shared = self.shared.clone();
         let mut alarm = std::pin::pin!(sleep_until(Alarm::now()));
         loop {
+            // Another leg may have taken the place of the one before.
+            machine.signal_digits(self.leg.signals_digits());
             while let Some(action) = machine.poll(clock::now()) {
                 if let Some(reason) = self.act(&mut machine, action).await {
                     return reason;
@@ -177,8 +179,13 @@ impl<L: MediaLeg> CallTask<L> {
                     machine.handle_leg(clock::now(), LegEvent::HoldAnswered { hold, outcome: Err(reason) });
                 }
             }
-            Action::Transfer { to, attended } => {
-                if let Err(reason) = self.leg.transfer(&to, attended) {
+            Action::Dial(digits) => {
+                if let Err(reason) = self.leg.dial(&digits) {
+                    machine.handle_failure(format!("digits were not sent: {reason}"));
+                }
+            }
+            Action::Transfer { to, attended, limit } => {
+                if let Err(reason) = self.leg.transfer(&to, attended, limit) {
                     machine.handle_leg(clock::now(), LegEvent::TransferAnswered(Err(reason)));
                 }
             }

@@ -239,9 +239,22 @@ pub trait MediaLeg: Send + 'static {
     }
 
     /// Asks the peer to go over to `to` (SIP REFER), and returns at once; the answer arrives as
-    /// [`LegEvent::TransferAnswered`].
+    /// [`LegEvent::TransferAnswered`]. `limit`: how long the peer may take to reach them; `None`: as long as telephones ring.
     ///
     /// # Errors
     /// As [`MediaLeg::hold`].
-    fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String>;
+    fn transfer(&mut self, to: &str, attended: bool, limit: Option<Duration>) -> Result<(), String>;
+
+    /// Whether digits go beside the media (SIP INFO), by [`MediaLeg::dial`].
+    fn signals_digits(&self) -> bool {
+        false
+    }
+
+    /// Sends digits (`0`-`9`, `*`, `#`, `A`-`D`; `w` or `,` waits half a second) beside the media, where it does.
+    ///
+    /// # Errors
+    /// They do not go there, or too many wait.
+    fn dial(&mut self, _digits: &str) -> Result<(), String> {
+        Err("digits go with the media".to_owned())
+    }
 }

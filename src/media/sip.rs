@@ -88,6 +88,8 @@ pub struct SipLeg {
     media_timeout: Duration,
     /// Until the answer: whether packets leave.
     early: Option<Early>,
+    /// Digits of ours go by INFO.
+    signals_digits: bool,
     signals: mpsc::Receiver<Signal>,
     controls: mpsc::Sender<Control>,
     /// Drained before anything else is read, so a wake bounds it.
@@ -112,7 +114,7 @@ enum Wake {
 impl SipLeg {
     pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
         let now = clock::now();
-        let Parts { ports, agreed, peer, media_timeout, early, identity, signals, controls } = parts;
+        let Parts { ports, agreed, peer, media_timeout, early, signals_digits, identity, signals, controls } = parts;
         let protection = protection(None, &agreed)?;
         let dtls = agreed.dtls.clone();
         let secure = dtls.map(|dtls| Secure::new(&identity, dtls, agreed.rtcp_mux)).transpose()?;
@@ -136,6 +138,7 @@ impl SipLeg {
             heard: now,
             media_timeout,
             early,
+            signals_digits,
             signals,
             controls,
             events: VecDeque::new(),
@@ -538,8 +541,16 @@ impl MediaLeg for SipLeg {
         self.ask(Control::Hold(hold))
     }
 
-    fn transfer(&mut self, to: &str, attended: bool) -> Result<(), String> {
-        self.ask(Control::Transfer { to: to.to_owned(), attended })
+    fn transfer(&mut self, to: &str, attended: bool, limit: Option<Duration>) -> Result<(), String> {
+        self.ask(Control::Transfer { to: to.to_owned(), attended, limit })
+    }
+
+    fn signals_digits(&self) -> bool {
+        self.signals_digits
+    }
+
+    fn dial(&mut self, digits: &str) -> Result<(), String> {
+        self.ask(Control::Digits(digits.to_owned()))
     }
 }
 

@@ -23,6 +23,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use ::webrtc::data_channel::{DataChannel, DataChannelEvent};
 use ::webrtc::error::Error;
@@ -379,7 +380,7 @@ impl MediaLeg for WebRtcLeg {
         Ok(())
     }
 
-    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool, _limit: Option<Duration>) -> Result<(), String> {
         Err("a browser call cannot be transferred: there is no REFER in WebRTC".to_owned())
     }
 }

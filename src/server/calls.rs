@@ -364,6 +364,9 @@ pub(super) struct Transfer {
     to: String,
     #[serde(default)]
     mode: TransferMode,
+    /// Seconds after which the call comes back where nobody was reached.
+    #[serde(rename = "timeoutS")]
+    timeout_s: Option<u64>,
 }
 
 #[derive(Default, Deserialize, PartialEq)]
@@ -380,12 +383,17 @@ async fn transfer(
     Path(id): Path<String>,
     Body(body): Body<Transfer>,
 ) -> Result<StatusCode, ApiError> {
+    if let Some(seconds) = body.timeout_s.filter(|seconds| !(1..=MAX_RING_S).contains(seconds)) {
+        let message = format!("timeoutS is {seconds}: expected 1 to {MAX_RING_S}");
+        return Err(ApiError::bad_request("invalid_request", message).param("timeoutS"));
+    }
     let call = find(&gateway, &caller, &id).await?;
     if let Some(dialer) = &caller.dialer {
         // The peer places this call: it counts to the token's calls a minute.
         drop(gateway.dialers.begin(dialer)?);
     }
-    call.transfer(body.to, body.mode == TransferMode::Attended)?;
+    let limit = body.timeout_s.map(Duration::from_secs);
+    call.transfer_within(body.to, body.mode == TransferMode::Attended, limit)?;
     Ok(StatusCode::ACCEPTED)
 }
 

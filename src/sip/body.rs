@@ -3,7 +3,8 @@
 use std::{net::IpAddr, time::Duration};
 
 use rsipstack::{
-    sip::{Header, Headers, Request, Response, StatusCode},
+    dialog::invite_dialog::InviteDialog,
+    sip::{Header, Headers, Request, Response, StatusCode, StatusCodeKind},
     transaction::Transaction,
 };
 use tracing::debug;
@@ -133,6 +134,37 @@ pub(super) fn digit(request: &Request) -> Body {
         text => text.chars().next().filter(|_| text.chars().count() == 1).map(|c| c.to_ascii_uppercase()),
     };
     digit.filter(|d| matches!(d, '0'..='9' | '*' | '#' | 'A'..='D')).map_or(Body::Unknown, Body::Digit)
+}
+
+/// How long a digit is said to last; what telephones write.
+const DIGIT_MS: u32 = 160;
+/// Between digits, where that is asked for.
+const DIGIT_WAIT: Duration = Duration::from_millis(500);
+
+/// The body of an INFO for a digit; `None`: it is none.
+fn digit_body(digit: char) -> Option<Vec<u8>> {
+    let digit = digit.to_ascii_uppercase();
+    let known = matches!(digit, '0'..='9' | '*' | '#' | 'A'..='D');
+    known.then(|| format!("Signal={digit}\r\nDuration={DIGIT_MS}\r\n").into_bytes())
+}
+
+/// Sends an INFO for each digit, when the one before is answered; `w` or `,` waits half a second.
+pub(super) async fn type_digits(dialog: InviteDialog, digits: String) {
+    for digit in digits.chars() {
+        let Some(body) = digit_body(digit) else {
+            tokio::time::sleep(DIGIT_WAIT).await;
+            continue;
+        };
+        let headers = vec![Header::ContentType("application/dtmf-relay".into())];
+        match dialog.info(Some(headers), Some(body)).await {
+            Ok(Some(response)) if response.status_code.kind() == StatusCodeKind::Successful => {}
+            Ok(Some(response)) => {
+                tracing::info!(id = %dialog.id(), status = %response.status_code, "the peer refused a digit by INFO");
+            }
+            Ok(None) => return,
+            Err(error) => debug!(id = %dialog.id(), %error, "a digit by INFO was lost"),
+        }
+    }
 }
 
 /// Headers that go with a description.
@@ -289,6 +321,22 @@ mod tests {
         ] {
             assert_eq!(self::digit(&info(kind, text.as_bytes())), digit, "{kind} {text}");
         }
+    }
+
+    #[test]
+    fn digits_are_written_as_they_are_read() {
+        for sent in "0123456789*#ABCDd".chars() {
+            let headers = vec![Header::ContentType("application/dtmf-relay".into())];
+            let request = Request {
+                method: rsipstack::sip::Method::Info,
+                uri: "sip:a@b".try_into().expect("valid"),
+                version: rsipstack::sip::Version::V2,
+                headers: headers.into(),
+                body: digit_body(sent).expect("a digit"),
+            };
+            assert_eq!(digit(&request), Body::Digit(sent.to_ascii_uppercase()));
+        }
+        assert_eq!((digit_body('w'), digit_body(',')), (None, None));
     }
 
     #[test]

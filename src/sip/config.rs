@@ -212,6 +212,10 @@ pub struct TrunkConfig {
     /// Whether silence is sent as comfort noise (RFC 3389) where the carrier takes it, with G.711 in packets of 20 ms.
     #[serde(default)]
     pub comfort_noise: bool,
+    /// How digits are sent there: `events` (RFC 4733, tones where the carrier takes none) or `info` (SIP INFO). They are read in
+    /// every form.
+    #[serde(default)]
+    pub dtmf: Dtmf,
     /// Whether to encrypt media.
     #[serde(default)]
     pub srtp: Srtp,
@@ -375,6 +379,17 @@ pub enum EarlyMedia {
     Hear,
     /// It is heard, and silence is sent: some carriers and NATs pass nothing on before they have got a packet.
     Both,
+}
+
+/// How digits go to a trunk.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtmf {
+    /// With the media: RFC 4733 events, or tones where none were agreed.
+    #[default]
+    Events,
+    /// Each as an INFO (`application/dtmf-relay`): nothing of it is heard.
+    Info,
 }
 
 /// Our address as one network sees it.

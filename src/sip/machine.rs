@@ -44,7 +44,9 @@ pub(super) enum Action {
     /// Send a re-INVITE; what comes of it goes to [`Machine::answered`].
     Invite { headers: Vec<Header>, offer: Vec<u8> },
     /// Send REFER; what comes of it goes to [`Machine::referred`].
-    Refer { to: String, attended: bool },
+    Refer { to: String, attended: bool, limit: Option<Duration> },
+    /// Send these digits by INFO.
+    Digits(String),
     /// The transfer is over: end what was kept for it.
     EndConsultation,
     /// End the dialog, for this reason.
@@ -97,7 +99,11 @@ enum Transfer {
     #[default]
     None,
     /// REFER is not answered. A NOTIFY may say how it ended even before that (RFC 6665 section 4.1.2.4).
-    Asked(Option<Outcome>),
+    Asked {
+        early: Option<Outcome>,
+        /// How long the peer may take once it has taken it on.
+        limit: Duration,
+    },
     /// The peer has taken it on, and has until then to tell how it ended.
     Taken(Instant),
 }
@@ -140,7 +146,7 @@ impl Machine {
         let retry = self.retry.filter(|_| self.is_free()).map(|(at, _)| at);
         let transfer = match self.transfer {
             Transfer::Taken(until) => Some(until),
-            Transfer::None | Transfer::Asked(_) => None,
+            Transfer::None | Transfer::Asked { .. } => None,
         };
         [timer, retry, transfer].into_iter().flatten().min()
     }
@@ -148,7 +154,7 @@ impl Machine {
     /// A deadline has passed. An attempt that waited for it begins with the next [`Machine::poll`].
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         if matches!(self.transfer, Transfer::Taken(until) if until <= now) {
-            self.transferred(Err("the peer never told how it ended".to_owned()));
+            self.transferred(Err("nobody was reached in time".to_owned()));
         }
         match self.timer.as_mut().and_then(|timer| Some((timer.due(now)?, timer))) {
             Some((Due::Expired, _)) => self.end(LegEnd::Lost, "session expired"),
@@ -228,14 +234,15 @@ impl Machine {
             Control::HangUp => self.end(LegEnd::Local, "normal clearing"),
             Control::Lost => self.end(LegEnd::Lost, "media timeout"),
             Control::Hold(hold) => self.wanted = Some(hold),
-            Control::Transfer { to, attended } => {
+            Control::Digits(digits) => self.actions.push_back(Action::Digits(digits)),
+            Control::Transfer { to, attended, limit } => {
                 let refusal = match self.transfer {
                     _ if !self.connected => "the call is not confirmed yet",
                     Transfer::None => {
-                        self.transfer = Transfer::Asked(None);
-                        return self.actions.push_back(Action::Refer { to, attended });
+                        self.transfer = Transfer::Asked { early: None, limit: limit.unwrap_or(TRANSFER) };
+                        return self.actions.push_back(Action::Refer { to, attended, limit });
                     }
-                    Transfer::Asked(_) | Transfer::Taken(_) => "another transfer is under way",
+                    Transfer::Asked { .. } | Transfer::Taken(_) => "another transfer is under way",
                 };
                 self.signal(Signal::TransferAnswered(Err(refusal.to_owned())));
             }
@@ -302,12 +309,12 @@ impl Machine {
 
     /// REFER is answered.
     pub(super) fn referred(&mut self, now: Instant, result: Result<(), String>) {
-        let early = match std::mem::take(&mut self.transfer) {
-            Transfer::Asked(early) => early,
-            Transfer::None | Transfer::Taken(_) => None,
+        let (early, limit) = match std::mem::take(&mut self.transfer) {
+            Transfer::Asked { early, limit } => (early, limit),
+            Transfer::None | Transfer::Taken(_) => (None, TRANSFER),
         };
         if result.is_ok() {
-            self.transfer = Transfer::Taken(now + TRANSFER);
+            self.transfer = Transfer::Taken(now + limit);
         }
         self.signal(Signal::TransferAnswered(result));
         if let (Transfer::Taken(_), Some(outcome)) = (&self.transfer, early) {
@@ -324,7 +331,7 @@ impl Machine {
     pub(super) fn notified(&mut self, request: &Request) -> StatusCode {
         match &mut self.transfer {
             Transfer::None => return StatusCode::CallTransactionDoesNotExist,
-            Transfer::Asked(early) => {
+            Transfer::Asked { early, .. } => {
                 *early = Some(refer::progress(request)).filter(|outcome| *outcome != Outcome::Pending).or(early.take());
             }
             Transfer::Taken(_) => self.progress(refer::progress(request)),

@@ -1,5 +1,7 @@
 //! Handing a call over: REFER, blind or with a consultation call (RFC 3515, RFC 3891, RFC 5589).
 
+use std::time::Duration;
+
 use rsipstack::{
     dialog::{DialogId, invite_dialog::InviteDialog},
     sip::{Header, Request, StatusCode, StatusCodeKind, prelude::HeadersExt},
@@ -26,12 +28,13 @@ pub(super) enum Outcome {
 }
 
 impl Transfer {
-    /// Sends REFER. Attended: calls the target first, and lets the peer replace that call.
+    /// Sends REFER. Attended: calls the target first, for `limit` at most, and lets the peer replace that call.
     pub(super) async fn begin(
         shared: &Shared,
         dialog: &InviteDialog,
         to: &str,
         attended: bool,
+        limit: Option<Duration>,
     ) -> Result<Transfer, String> {
         let route = shared.dialplan().route(to, None, None).map_err(|e| e.to_string())?;
         // The peer places this call, and often our trunk: it counts to that trunk's calls a minute. An attended one
@@ -43,7 +46,7 @@ impl Transfer {
         let mut refer_to = format!("<{target}>");
         let mut consultation = None;
         if attended {
-            let request = DialRequest { to: to.to_owned(), ..DialRequest::default() };
+            let request = DialRequest { to: to.to_owned(), timeout: limit, ..DialRequest::default() };
             let (leg, id) = shared.dial(request, Box::new(|_| ())).await.map_err(|e| e.to_string())?;
             refer_to = format!("<{target}?Replaces={}>", replaces(&id));
             consultation = Some(leg);

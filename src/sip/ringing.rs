@@ -150,6 +150,9 @@ impl Ringing {
                         return self.reject(Rejection::nobody_answers());
                     }
                     // overflow: drops: as a leg that reads nothing
+                    // Who is not connected yet takes no digits.
+                    Some(Control::Digits(_)) => {}
+                    // overflow: drops: as a leg that reads nothing
                     Some(Control::Hold(hold)) => {
                         signals.0.try_send(Signal::HoldAnswered(hold, Err(UNANSWERED.to_owned()))).ok();
                     }

@@ -35,6 +35,7 @@ use tracing::info;
 use super::{
     body::{self, Body},
     bye::bye,
+    config::Dtmf,
     machine::{Action, Machine},
     places::Place,
     quota::Lease,
@@ -97,7 +98,8 @@ struct Running {
     signals: mpsc::Sender<Signal>,
     controls: mpsc::Receiver<Control>,
     slot: Place,
-    lease: Option<Lease>,
+    /// With it, when to look at the trunk's minutes again.
+    lease: Option<(Lease, Instant)>,
     peer: Peer,
     /// A re-INVITE of ours; `None` comes of one that nobody answers.
     exchange: Option<Work<Option<Response>>>,
@@ -106,8 +108,7 @@ struct Running {
     /// What a transfer needs until it is over.
     transfer: Option<Box<Transfer>>,
     hand_over: HandOver,
-    /// When to look at the trunk's minutes again.
-    quota: Option<Instant>,
+    typed: Typed,
     /// Nobody has acknowledged our answer.
     unacknowledged: bool,
 }
@@ -124,6 +125,23 @@ struct HandOver {
     told: bool,
     /// It has left meanwhile: what the call ends with unless the other one is answered.
     left: Option<LegEnd>,
+}
+
+/// Digits that go by INFO, one after the other: a carrier may answer them in any order.
+#[derive(Default)]
+struct Typed {
+    waiting: String,
+    sending: Option<Work<()>>,
+}
+
+impl Typed {
+    /// Sends what waits, once nothing is under way.
+    fn begin(&mut self, dialog: &InviteDialog) {
+        if self.sending.is_none() && !self.waiting.is_empty() {
+            let (dialog, digits) = (dialog.clone(), std::mem::take(&mut self.waiting));
+            self.sending = Some(Box::pin(body::type_digits(dialog, digits)));
+        }
+    }
 }
 
 type Flow = ControlFlow<Ending>;
@@ -149,8 +167,9 @@ impl Session {
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);
+        let signals_digits = shared.trunk_at(peer.signalling).is_some_and(|trunk| trunk.dtmf == Dtmf::Info);
         let identity = shared.media.identity.clone();
-        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, identity, signals, controls })
+        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, signals_digits, identity, signals, controls })
     }
 
     /// Runs until the call is over.
@@ -165,7 +184,7 @@ impl Session {
             referral: None,
             transfer: None,
             hand_over: HandOver { party: self.party, call: None, to: String::new(), told: false, left: None },
-            quota: self.lease.is_some().then(|| clock::now() + QUOTA),
+            typed: Typed::default(),
             unacknowledged: false,
             shared: self.shared,
             dialog: self.dialog,
@@ -173,7 +192,7 @@ impl Session {
             signals: self.signals,
             controls: self.controls,
             slot: self.slot,
-            lease: self.lease,
+            lease: self.lease.map(|lease| (lease, clock::now() + QUOTA)),
             peer: self.peer,
         };
         if confirmed {
@@ -194,6 +213,9 @@ impl Running {
             let deadline = self.machine.deadline();
             let (exchange, referral) = (under_way(&mut self.exchange), under_way(&mut self.referral));
             let handed = under_way(&mut self.hand_over.call);
+            self.typed.begin(&self.dialog);
+            let typed = under_way(&mut self.typed.sending);
+            let quota = self.lease.as_ref().map(|(_, at)| *at);
             let flow = tokio::select! {
                 biased;
                 () = stop.cancelled() => ControlFlow::Break(Ending::Ours(LegEnd::Local, "shutting down")),
@@ -218,7 +240,11 @@ impl Running {
                     self.machine.handle_timeout(clock::now());
                     ControlFlow::Continue(())
                 }
-                () = until(self.quota) => self.on_quota(),
+                () = typed => {
+                    self.typed.sending = None;
+                    ControlFlow::Continue(())
+                }
+                () = until(quota) => self.on_quota(),
             };
             if let ControlFlow::Break(ending) = flow {
                 return ending;
@@ -238,12 +264,12 @@ impl Running {
                         timeout(ANSWER, asked).await.ok().and_then(Result::ok).flatten()
                     }));
                 }
-                Action::Refer { to, attended } => {
+                Action::Digits(digits) => self.typed.waiting.push_str(&digits),
+                Action::Refer { to, attended, limit } => {
                     let (shared, dialog) = (self.shared.clone(), self.dialog.clone());
-                    self.referral =
-                        Some(Box::pin(
-                            async move { Transfer::begin(&shared, &dialog, &to, attended).await.map(Box::new) },
-                        ));
+                    self.referral = Some(Box::pin(async move {
+                        Transfer::begin(&shared, &dialog, &to, attended, limit).await.map(Box::new)
+                    }));
                 }
                 Action::EndConsultation => self.transfer = None,
                 Action::End(end, reason) => return ControlFlow::Break(Ending::Ours(end, reason)),
@@ -350,11 +376,12 @@ impl Running {
 
     /// Minutes that are used up end the calls that use them.
     fn on_quota(&mut self) -> Flow {
-        if self.lease.as_ref().is_some_and(Lease::is_exhausted) {
+        let Some((lease, next)) = &mut self.lease else { return ControlFlow::Continue(()) };
+        if lease.is_exhausted() {
             info!(id = %self.dialog.id(), "the trunk's minutes_per_day are used up: the call ends");
             return ControlFlow::Break(Ending::Ours(LegEnd::Local, "minutes used up"));
         }
-        self.quota = Some(clock::now() + QUOTA);
+        *next = clock::now() + QUOTA;
         ControlFlow::Continue(())
     }
 

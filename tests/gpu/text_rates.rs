@@ -79,7 +79,7 @@ impl MediaLeg for Ear {
         Ok(())
     }
 
-    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool, _limit: Option<Duration>) -> Result<(), String> {
         Ok(())
     }
 }

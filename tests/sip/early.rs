@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::support::{
-    event, limited, loopback,
+    event, limited, loopback, packet,
     raw::{Raw, audio_port, body, header, sdp},
     start, within,
 };
@@ -18,9 +18,9 @@ use antiphon::{
         leg::{LegEnd, LegEvent, MediaLeg},
         sip::SipLeg,
     },
-    sip::{DialError, DialRequest, Endpoint, SipConfig},
+    sip::{DialError, DialRequest, Endpoint, IncomingCall, SipConfig},
 };
-use tokio::task::JoinHandle;
+use tokio::{net::UdpSocket, task::JoinHandle};
 
 const SDP: &str = "Content-Type: application/sdp\r\n";
 const DIGIT: &str = "Content-Type: application/dtmf-relay\r\n";
@@ -246,4 +246,133 @@ async fn what_sounds_elsewhere_is_picked_up() {
     other.answer(&bye, "200 OK", "").await;
     within("both calls to be forgotten", || endpoint.calls() == 0).await;
     assert!(!host.hears("BYE", Duration::from_millis(50)).await, "it was never answered there");
+}
+
+/// Invites with sound wanted before the answer; gives the 183, and where its own media is heard.
+async fn sounding(
+    raw: &mut Raw,
+    calls: &mut tokio::sync::mpsc::Receiver<IncomingCall>,
+    headers: &str,
+) -> (IncomingCall, SipLeg, String, UdpSocket) {
+    let media = UdpSocket::bind("127.0.0.1:0").await.expect("binds");
+    let invite = raw.request("INVITE", headers, &sdp(media.local_addr().expect("bound").port(), ""));
+    raw.send(&invite).await;
+    let call = limited(calls.recv()).await.expect("a call");
+    call.ringing();
+    let rings = raw.expect("SIP/2.0 180").await;
+    if headers.contains("100rel") {
+        let number = header(&rings, "RSeq").expect("reliable").to_owned();
+        raw.ask("PRACK", &format!("RAck: {number} 1 INVITE\r\n"), "", "SIP/2.0 200").await;
+    }
+    let mut leg = limited(call.sound(&[("X-Antiphon-Call", "7")])).await.expect("a leg");
+    let progress = raw.expect("SIP/2.0 183").await;
+    assert_eq!(header(&progress, "X-Antiphon-Call"), Some("7"), "{progress}");
+    leg.attach().await.expect("attaches");
+    assert_eq!(limited(leg.recv()).await, LegEvent::Early { sends: true, speaks: true });
+    leg.send(packet(&leg, 0, b"hello")).await.expect("sends");
+    let mut buffer = [0; 2_048];
+    let (length, from) = limited(media.recv_from(&mut buffer)).await.expect("heard before the answer");
+    assert!(buffer[..length].ends_with(b"hello"));
+    assert_eq!(from.port(), audio_port(&progress));
+    (call, leg, progress, media)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_hear_us_before_the_answer_which_waits_for_their_prack() {
+    let (endpoint, mut calls) = start(loopback()).await;
+    let mut raw = Raw::new(endpoint.local_udp().expect("bound"), "sound").await;
+    let (call, mut leg, progress, _media) = sounding(&mut raw, &mut calls, "Supported: 100rel\r\n").await;
+    assert_eq!(header(&progress, "Require"), Some("100rel"));
+    // It is repeated until it is acknowledged, description and all, and nothing is answered before (RFC 3262 section 3).
+    let again = raw.expect("SIP/2.0 183").await;
+    assert_eq!((header(&again, "RSeq"), body(&again)), (header(&progress, "RSeq"), body(&progress)));
+    let answering = tokio::spawn(call.answer(&[]));
+    assert!(!raw.hears("SIP/2.0 200", Duration::from_millis(300)).await);
+    leg.transfer("sip:x@y", false, None).expect("asked");
+    assert!(matches!(
+        event(&mut leg, |e| matches!(e, LegEvent::TransferAnswered(_))).await,
+        LegEvent::TransferAnswered(Err(_))
+    ));
+    let number = header(&progress, "RSeq").expect("RSeq").to_owned();
+    let prack = raw.request("PRACK", &format!("RAck: {number} 1 INVITE\r\n"), "");
+    raw.send(&prack).await;
+    let mut answer = String::new();
+    while !header(&answer, "CSeq").is_some_and(|number| number.ends_with("INVITE")) {
+        answer = raw.expect("SIP/2.0 200").await;
+    }
+    assert_eq!(body(&answer), body(&progress), "the answer of before");
+    limited(answering).await.expect("runs").expect("answered");
+    let ack = raw.request("ACK", "", "");
+    let own = header(&ack, "CSeq").expect("CSeq").to_owned();
+    raw.send(&ack.replace(&format!("CSeq: {own}"), "CSeq: 1 ACK")).await;
+    event(&mut leg, |e| *e == LegEvent::Connected).await;
+    leg.hang_up().await;
+    let bye = raw.next("BYE").await;
+    raw.answer(&bye, "200 OK", "").await;
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sound_before_the_answer_ends_with_either_side() {
+    let (endpoint, mut calls) = start(loopback()).await;
+    let at = endpoint.local_udp().expect("bound");
+    // Who knows no 100rel gets an ordinary 183; CANCEL ends the leg.
+    let mut raw = Raw::new(at, "cancelled").await;
+    let (call, mut leg, progress, _media) = sounding(&mut raw, &mut calls, "").await;
+    assert_eq!(header(&progress, "Require"), None);
+    let cancel = raw.request("CANCEL", "", "").replace(&format!(";tag={}", raw.remote_tag), "");
+    raw.send(&cancel).await;
+    assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Remote));
+    assert!(limited(call.answer(&[])).await.is_err());
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+    // Where we hang up it is declined.
+    let mut raw = Raw::new(at, "declined").await;
+    let (call, mut leg, ..) = sounding(&mut raw, &mut calls, "").await;
+    leg.hang_up().await;
+    raw.expect("SIP/2.0 480").await;
+    drop(call);
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
+    // An INVITE without an offer has nowhere to send to: it can be answered still.
+    let mut raw = Raw::new(at, "no-offer").await;
+    let invite = raw.request("INVITE", "", "");
+    raw.send(&invite).await;
+    let call = limited(calls.recv()).await.expect("a call");
+    assert!(limited(call.sound(&[])).await.is_err());
+    let answering = tokio::spawn(call.accept());
+    raw.expect("SIP/2.0 200").await;
+    raw.ack(&sdp(4_000, "")).await;
+    limited(answering).await.expect("runs").expect("answered").hang_up().await;
+    raw.next("BYE").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn digits_go_by_info_to_a_trunk_that_wants_them_so() {
+    let mut host = Raw::new(([127, 0, 0, 1], 9).into(), "host").await;
+    let at = host.uri().split_once('@').expect("a host").1.to_owned();
+    let trunk = format!("name = \"t\"\nhost = \"{at}\"\nprefixes = [\"*\"]\ndtmf = \"info\"");
+    let trunk = vec![toml::from_str(&trunk).expect("valid")];
+    let (endpoint, _calls) = start(SipConfig { trunk, ..loopback() }).await;
+    host.target = endpoint.local_udp().expect("bound");
+    let (call, _) = dial(&endpoint);
+    let invite = host.next("INVITE").await;
+    host.answer_with(&invite, "200 OK", SDP, &sdp(4_000, "")).await;
+    host.expect("ACK").await;
+    let mut leg = limited(call).await.expect("runs").expect("answered");
+    leg.attach().await.expect("attaches");
+    assert!(leg.signals_digits());
+    leg.dial("1w#").expect("asked");
+    leg.dial("d").expect("asked");
+    // One after the other; one that is refused keeps the others from nothing.
+    for (signal, status) in
+        [("Signal=1\r\n", "200 OK"), ("Signal=#\r\n", "415 Unsupported Media Type"), ("Signal=D\r\n", "200 OK")]
+    {
+        let info = host.next("INFO").await;
+        assert_eq!(header(&info, "Content-Type"), Some("application/dtmf-relay"));
+        assert!(body(&info).starts_with(signal), "{info}");
+        host.answer(&info, status, "").await;
+    }
+    leg.hang_up().await;
+    let bye = host.next("BYE").await;
+    host.answer(&bye, "200 OK", "").await;
+    within("the call to be forgotten", || endpoint.calls() == 0).await;
 }

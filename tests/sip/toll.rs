@@ -76,7 +76,7 @@ async fn transfers_obey_the_same_rules() {
         assert!(error.contains("not allowed"), "{to}: {error}");
     }
     // The first REFER that leaves is the first that is allowed.
-    leg.transfer("+49301", false).expect("asked");
+    leg.transfer("+49301", false, None).expect("asked");
     let refer = raw.expect("REFER").await;
     assert!(header(&refer, "Refer-To").is_some_and(|to| to.starts_with("<sip:+49301@")), "{refer}");
     raw.answer(&refer, "202 Accepted", "").await;

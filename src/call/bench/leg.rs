@@ -138,7 +138,7 @@ impl MediaLeg for UdpLeg {
         Ok(())
     }
 
-    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool, _limit: Option<Duration>) -> Result<(), String> {
         Err("a bench leg cannot be transferred".into())
     }
 }

@@ -162,7 +162,7 @@ impl Machine {
     fn take_piece(&mut self, now: Instant, piece: Piece) {
         match piece {
             Piece::Digit(_) | Piece::Said { .. } if !self.bridge.is_up() => return,
-            Piece::Digit(digit) => return self.speaking.dial(now, digit.encode_utf8(&mut [0; 4])),
+            Piece::Digit(digit) => return self.speaking.dial(now, digit.encode_utf8(&mut [0; 4]), &mut self.out),
             Piece::Said { text, lang } => {
                 if self.bridge.mode().is_some_and(BridgeMode::hears) {
                     self.out.event(CallEvent::Overheard { speaker: Speaker::Human, text, lang });

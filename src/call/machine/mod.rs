@@ -98,7 +98,11 @@ pub enum Action {
         to: String,
         /// Whether we speak to them first.
         attended: bool,
+        /// How long they may take to answer; `None`: as long as telephones ring.
+        limit: Option<Duration>,
     },
+    /// Send digits beside the media.
+    Dial(String),
     /// Call a human, to be joined with the peer.
     Bridge(BridgeRequest),
     /// Listen to the other call no more.
@@ -194,6 +198,11 @@ impl Machine {
         }
     }
 
+    /// Whether digits go beside the media from now on.
+    pub fn signal_digits(&mut self, beside: bool) {
+        self.speaking.signals_digits = beside;
+    }
+
     /// Takes what happened on the leg.
     pub fn handle_leg(&mut self, now: Instant, event: LegEvent) {
         match event {
@@ -287,11 +296,11 @@ impl Machine {
             Command::Hold(hold) => {
                 speaking.hold(now, hold, false, out);
             }
-            Command::Transfer { to, attended } => match self.transfer.ask() {
-                Ok(()) => out.push(Action::Transfer { to, attended }),
+            Command::Transfer { to, attended, limit } => match self.transfer.ask(limit) {
+                Ok(()) => out.push(Action::Transfer { to, attended, limit }),
                 Err(reason) => out.event(CallEvent::Transferred(Err(reason))),
             },
-            Command::Digits(digits) => speaking.dial(now, &digits),
+            Command::Digits(digits) => speaking.dial(now, &digits, out),
             Command::Handoff(data) => out.event(CallEvent::Handoff(data)),
             Command::DetectAnswer { hold } => {
                 self.caller.detect(now);

@@ -55,6 +55,8 @@ pub(super) struct Speaking {
     starved: Option<Instant>,
     /// When it was stepped last: now, for spans.
     stepped: Instant,
+    /// Digits go beside the media.
+    pub(super) signals_digits: bool,
     closed: bool,
 }
 
@@ -96,6 +98,7 @@ impl Speaking {
             last_spoken: None,
             starved: None,
             stepped: now,
+            signals_digits: false,
             closed: false,
         })
     }
@@ -349,7 +352,10 @@ impl Speaking {
     }
 
     /// Sends digits to the peer.
-    pub(super) fn dial(&mut self, now: Instant, digits: &str) {
+    pub(super) fn dial(&mut self, now: Instant, digits: &str, out: &mut Outbox) {
+        if self.signals_digits {
+            return out.push(Action::Dial(digits.to_owned()));
+        }
         if !self.output.playout.dial(now, digits) {
             // No events were agreed: the tones go as sound.
             // Half a number is none: nothing that the peer does cuts it off.
@@ -571,7 +577,7 @@ mod tests {
         let now = clock::now();
         let mut out = fixture::outbox(now);
         let mut speaking = fixture::speaking(now, &out);
-        speaking.dial(now, "12");
+        speaking.dial(now, "12", &mut out);
         assert!(!speaking.barge_in(now, Cause::Speech, false, &mut out));
         speaking.interrupt(now, Cause::Speech, &mut out);
         assert!(speaking.queue.waiting_samples() > 0, "they wait still");

@@ -6,6 +6,8 @@ use crate::call::CallEvent;
 
 /// How long the peer may take to reach the party it was sent to: longer than telephones ring.
 const LIMIT: Duration = Duration::from_secs(180);
+/// Beyond the agent's own limit, which the signalling watches and knows the reason of.
+const SLACK: Duration = Duration::from_secs(10);
 
 /// One transfer at a time.
 #[derive(Debug, Default)]
@@ -13,8 +15,8 @@ pub(super) struct Transfer(Option<State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The peer has not answered.
-    Asked,
+    /// The peer has not answered. It may take so long then.
+    Asked { limit: Duration },
     /// The peer has taken it on; it ends by what the peer tells, by its hang-up, or at this instant without a word.
     Accepted { until: Instant },
 }
@@ -24,11 +26,11 @@ impl Transfer {
     ///
     /// # Errors
     /// Another is under way.
-    pub(super) fn ask(&mut self) -> Result<(), String> {
+    pub(super) fn ask(&mut self, limit: Option<Duration>) -> Result<(), String> {
         if self.0.is_some() {
             return Err("another transfer is under way".into());
         }
-        self.0 = Some(State::Asked);
+        self.0 = Some(State::Asked { limit: limit.map_or(LIMIT, |limit| limit + SLACK) });
         Ok(())
     }
 
@@ -36,7 +38,11 @@ impl Transfer {
     pub(super) fn answered(&mut self, now: Instant, outcome: Result<(), String>) -> CallEvent {
         match outcome {
             Ok(()) => {
-                self.0 = Some(State::Accepted { until: now + LIMIT });
+                let limit = match self.0 {
+                    Some(State::Asked { limit }) => limit,
+                    Some(State::Accepted { .. }) | None => LIMIT,
+                };
+                self.0 = Some(State::Accepted { until: now + limit });
                 CallEvent::TransferAccepted
             }
             Err(reason) => {
@@ -64,7 +70,7 @@ impl Transfer {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.0 {
             Some(State::Accepted { until }) => Some(until),
-            Some(State::Asked) | None => None,
+            Some(State::Asked { .. }) | None => None,
         }
     }
 
@@ -83,19 +89,21 @@ mod tests {
     fn one_transfer_at_a_time_until_its_end() {
         let now = clock::now();
         let mut transfer = Transfer::default();
-        transfer.ask().expect("the first");
-        assert!(transfer.ask().is_err());
+        transfer.ask(None).expect("the first");
+        assert!(transfer.ask(None).is_err());
         assert!(!transfer.is_accepted(), "a hang-up before the answer is a hang-up");
         assert_eq!(transfer.deadline(), None);
         assert_eq!(transfer.answered(now, Ok(())), CallEvent::TransferAccepted);
         assert!(transfer.is_accepted());
-        assert!(transfer.ask().is_err());
+        assert!(transfer.ask(None).is_err());
         assert!(!transfer.is_overdue(now + LIMIT - Duration::from_nanos(1)));
         assert!(transfer.is_overdue(now + LIMIT));
         assert_eq!(transfer.ended(Err("busy".into())), CallEvent::TransferFailed("busy".into()));
-        transfer.ask().expect("another after its end");
+        transfer.ask(None).expect("another after its end");
         assert_eq!(transfer.answered(now, Err("no".into())), CallEvent::Transferred(Err("no".into())));
-        transfer.ask().expect("another after a refusal");
+        transfer.ask(Some(Duration::from_secs(20))).expect("another after a refusal");
+        assert_eq!(transfer.answered(now, Ok(())), CallEvent::TransferAccepted);
+        assert_eq!(transfer.deadline(), Some(now + Duration::from_secs(20) + SLACK), "the agent's own limit");
         assert_eq!(transfer.ended(Ok(())), CallEvent::Transferred(Ok(())));
     }
 }

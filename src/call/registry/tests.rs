@@ -105,7 +105,7 @@ impl MediaLeg for Loop {
         Ok(())
     }
 
-    fn transfer(&mut self, _to: &str, _attended: bool) -> Result<(), String> {
+    fn transfer(&mut self, _to: &str, _attended: bool, _limit: Option<Duration>) -> Result<(), String> {
         Err("nobody there".into())
     }
 }

@@ -39,7 +39,9 @@ pub(crate) enum Control {
     /// Re-INVITE with or without hold.
     Hold(bool),
     /// REFER.
-    Transfer { to: String, attended: bool },
+    Transfer { to: String, attended: bool, limit: Option<Duration> },
+    /// An INFO for each of these digits.
+    Digits(String),
 }
 
 /// What a leg does before the call is answered.
@@ -61,6 +63,8 @@ pub(crate) struct Parts {
     pub(crate) media_timeout: Duration,
     /// What it does while the call is not answered yet.
     pub(crate) early: Option<Early>,
+    /// Digits of ours go by INFO.
+    pub(crate) signals_digits: bool,
     /// What handshakes are made with.
     pub(crate) identity: Identity,
     pub(crate) signals: mpsc::Receiver<Signal>,

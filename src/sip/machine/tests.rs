@@ -97,6 +97,7 @@ impl World {
                         self.send(1 - side, Packet::Request(request(Method::Invite, headers, offer)));
                     }
                     Action::Refer { to, .. } => self.told[side].push(format!("refer {to}")),
+                    Action::Digits(digits) => self.told[side].push(format!("digits {digits}")),
                     Action::EndConsultation => self.told[side].push("consultation ended".to_owned()),
                     Action::End(end, reason) => self.over[side] = self.over[side].or(Some((end, reason))),
                 }
@@ -271,7 +272,7 @@ fn a_transfer_is_told_step_by_step_and_ends_the_call_when_it_is_done() {
     let now = clock::now();
     let mut world = World::new([None, None], now);
     assert_eq!(world.sides[0].notified(&notify("SIP/2.0 200 OK")), StatusCode::CallTransactionDoesNotExist);
-    let refer = || Control::Transfer { to: "sip:b@c".to_owned(), attended: true };
+    let refer = || Control::Transfer { to: "sip:b@c".to_owned(), attended: true, limit: None };
     world.sides[0].control(refer());
     world.sides[0].control(refer());
     world.drain();
@@ -299,8 +300,17 @@ fn a_transfer_is_told_step_by_step_and_ends_the_call_when_it_is_done() {
     world.drain();
     assert_eq!(
         world.told[0][world.told[0].len() - 2..],
-        ["consultation ended", "TransferEnded(Err(\"the peer never told how it ended\"))"]
+        ["consultation ended", "TransferEnded(Err(\"nobody was reached in time\"))"]
     );
+    // The agent may want the call back earlier.
+    let limit = Duration::from_secs(20);
+    let soon = Control::Transfer { to: "sip:b@c".to_owned(), attended: false, limit: Some(limit) };
+    world.sides[0].control(soon);
+    world.drain();
+    world.sides[0].referred(now, Ok(()));
+    assert_eq!(world.sides[0].deadline(), Some(now + limit));
+    world.sides[0].handle_timeout(now + limit);
+    assert!(!world.sides[0].is_transferring() && world.over[0].is_none(), "the call goes on");
     // The next one; how it ended is told before it is accepted.
     world.sides[0].control(refer());
     world.sides[0].notified(&notify("SIP/2.0 200 OK"));
@@ -317,7 +327,7 @@ fn nothing_is_begun_before_the_call_is_confirmed() {
     let mut machine = Machine::new(false, caller, None);
     machine.control(Control::Hold(true));
     assert!(machine.poll(now).is_none());
-    machine.control(Control::Transfer { to: "sip:b@c".to_owned(), attended: false });
+    machine.control(Control::Transfer { to: "sip:b@c".to_owned(), attended: false, limit: None });
     assert!(matches!(machine.poll(now), Some(Action::Signal(Signal::TransferAnswered(Err(_))))));
     machine.confirmed(None);
     assert!(matches!(machine.poll(now), Some(Action::Signal(Signal::Connected))));

@@ -89,7 +89,7 @@ pub(crate) async fn hold(leg: &mut SipLeg, hold: bool) -> Result<(), String> {
 
 /// Asks for a transfer, and waits for the peer's answer.
 pub(crate) async fn transfer(leg: &mut SipLeg, to: &str, attended: bool) -> Result<(), String> {
-    leg.transfer(to, attended)?;
+    leg.transfer(to, attended, None)?;
     match event(leg, |e| matches!(e, LegEvent::TransferAnswered(_))).await {
         LegEvent::TransferAnswered(outcome) => outcome,
         other => unreachable!("{other:?}"),
