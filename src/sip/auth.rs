@@ -101,6 +101,14 @@ pub(super) struct Claim<'a> {
     pub(super) credentials: Option<&'a str>,
 }
 
+/// Credentials that answer a challenge of ours.
+#[derive(Debug)]
+pub(super) struct Read {
+    fields: HashMap<String, String>,
+    /// When that was made.
+    made: u64,
+}
+
 /// What credentials are worth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Proof {
@@ -149,9 +157,10 @@ impl Authenticator {
         self.algorithms.iter().map(one).collect()
     }
 
-    /// Checks credentials. Right ones are used up by that: the same come a second time only as a replay.
-    pub(super) fn check(&self, now: Instant, claim: &Claim<'_>) -> Proof {
-        let proof = self.evaluate(now, claim);
+    /// Checks what [`Authenticator::refused`] has read. Right credentials are used up by that: the same come a second time only as
+    /// a replay.
+    pub(super) fn check(&self, now: Instant, claim: &Claim<'_>, read: &Read) -> Proof {
+        let proof = self.evaluate(now, claim, read);
         let outcome = match &proof {
             Proof::Account(_) => "right",
             Proof::Missing { stale: true } => "stale",
@@ -164,30 +173,31 @@ impl Authenticator {
     }
 
     /// What needs no look at the password: there are no credentials, they answer no challenge of ours for this call, or
-    /// their source has guessed too often. Uses nothing up, so that it may be asked of a request that nothing is kept of.
-    pub(super) fn refused(&self, now: Instant, claim: &Claim<'_>) -> Option<Proof> {
-        if self.answered(claim).is_none() {
-            return Some(Proof::Missing { stale: false });
-        }
+    /// their source has guessed too often. Uses nothing up, so that it may be asked of a request that nothing is kept of. Gives
+    /// the credentials as they were read, for [`Authenticator::check`].
+    ///
+    /// # Errors
+    /// What they are worth.
+    pub(super) fn refused(&self, now: Instant, claim: &Claim<'_>) -> Result<Read, Proof> {
+        let Some(read) = self.answered(claim) else { return Err(Proof::Missing { stale: false }) };
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = seen.throttled(now, block(claim.source))?;
+        let Some(wait) = seen.throttled(now, block(claim.source)) else { return Ok(read) };
         counter!("antiphon_sip_auth_total", "outcome" => "throttled").increment(1);
-        Some(Proof::Throttled(wait))
+        Err(Proof::Throttled(wait))
     }
 
     /// The fields of credentials that answer a challenge of ours, and when that was made.
-    fn answered(&self, claim: &Claim<'_>) -> Option<(HashMap<String, String>, u64)> {
+    fn answered(&self, claim: &Claim<'_>) -> Option<Read> {
         let fields = parse(claim.credentials?)?;
         let field = |name: &str| fields.get(name).map(String::as_str);
         // Another realm's credentials, or a nonce that is not ours for this call: not an attack, just not for us.
         let made = self.made(field("nonce")?, claim.source, claim.call_id);
         let made = made.filter(|_| field("realm") == Some(self.realm.as_str()))?;
         let whole = ["username", "uri", "response"].iter().all(|name| fields.contains_key(*name));
-        whole.then_some((fields, made))
+        whole.then_some(Read { fields, made })
     }
 
-    fn evaluate(&self, now: Instant, claim: &Claim<'_>) -> Proof {
-        let Some((fields, made)) = self.answered(claim) else { return Proof::Missing { stale: false } };
+    fn evaluate(&self, now: Instant, claim: &Claim<'_>, Read { fields, made }: &Read) -> Proof {
         let field = |name: &str| fields.get(name).map(String::as_str);
         let (Some(username), Some(nonce), Some(uri), Some(response)) =
             (field("username"), field("nonce"), field("uri"), field("response"))
@@ -207,8 +217,8 @@ impl Authenticator {
             seen.guess(now, source);
             return Proof::Wrong;
         }
-        let age = self.seconds(now).saturating_sub(made);
-        if age > LIFETIME.as_secs() || !seen.take(self.seconds(now), nonce, made, count) {
+        let age = self.seconds(now).saturating_sub(*made);
+        if age > LIFETIME.as_secs() || !seen.take(self.seconds(now), nonce, *made, count) {
             return Proof::Missing { stale: true };
         }
         Proof::Account(username.to_owned())
@@ -404,7 +414,15 @@ mod tests {
 
     fn check(auth: &Authenticator, now: Instant, call_id: &str, credentials: Option<&str>) -> Proof {
         let uri = uri("sip:x@y");
-        auth.check(now, &Claim { source: SOURCE, call_id, method: Method::Invite, uri: &uri, credentials })
+        prove(auth, now, &Claim { source: SOURCE, call_id, method: Method::Invite, uri: &uri, credentials })
+    }
+
+    /// As an INVITE is looked at.
+    fn prove(auth: &Authenticator, now: Instant, claim: &Claim<'_>) -> Proof {
+        match auth.refused(now, claim) {
+            Ok(read) => auth.check(now, claim, &read),
+            Err(proof) => proof,
+        }
     }
 
     fn challenge(auth: &Authenticator, now: Instant, call_id: &str) -> String {
@@ -454,9 +472,9 @@ mod tests {
             uri: &uri("sip:x@y"),
             credentials: Some(&good),
         };
-        assert_eq!(auth.check(now, &elsewhere), Proof::Missing { stale: false }, "of another host");
+        assert_eq!(prove(&auth, now, &elsewhere), Proof::Missing { stale: false }, "of another host");
         let bye = Claim { source: SOURCE, method: Method::Bye, ..elsewhere };
-        assert_eq!(auth.check(now, &bye), Proof::Wrong);
+        assert_eq!(prove(&auth, now, &bye), Proof::Wrong);
         let bad = credentials(&challenge, "guess", "00000009", "sip:x@y");
         assert_eq!(check(&auth, now, "call-1", Some(&bad)), Proof::Wrong);
         let nobody = good.replace("alice", "bob");
@@ -538,7 +556,7 @@ mod tests {
             uri: &uri("sip:x@y"),
             credentials: Some(&good),
         };
-        assert_eq!(auth.check(end, &claim), Proof::Account("alice".into()));
+        assert_eq!(prove(&auth, end, &claim), Proof::Account("alice".into()));
     }
 
     #[test]

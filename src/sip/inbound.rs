@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{
-    auth::{Claim, Proof},
+    auth::{Claim, Proof, Read},
     body,
     config::Srtp,
     incoming::incoming,
@@ -60,7 +60,7 @@ pub(super) async fn receive(shared: &Arc<Shared>, mut tx: Transaction) {
         }
     };
     let Admitted { account, party, vetted, slot } = admitted;
-    let Vetted { standing, offer, policy, offered, timer, replaced } = vetted;
+    let Vetted { standing, offer, policy, offered, timer, replaced, .. } = vetted;
     let peer = Peer { signalling: source.ip(), trusted: standing != Standing::Stranger };
 
     let request = tx.original.clone();
@@ -117,6 +117,8 @@ struct Admitted {
 /// What an INVITE asks for, found to be possible.
 struct Vetted {
     standing: Standing,
+    /// To be checked where callers have to prove who they are.
+    credentials: Option<Read>,
     offer: Option<Description>,
     policy: Policy,
     offered: Vec<Codec>,
@@ -210,13 +212,14 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     if let Some(wait) = shared.places.refused(now, source.ip()).filter(|_| trunk.is_none()) {
         return Err(Refused::later(wait));
     }
+    let mut credentials = None;
     if shared.auth.is_required() && trunk.is_none() {
         // Before the stack has it: it would keep the refusal of each guess for half a minute.
         let claim = claim(request, source.ip());
         match shared.auth.refused(now, &claim) {
-            Some(Proof::Throttled(wait)) => return Err(Refused::later(wait)),
-            Some(_) => return Err(Refused::challenge(shared, now, source.ip(), claim.call_id, false)),
-            None => {}
+            Err(Proof::Throttled(wait)) => return Err(Refused::later(wait)),
+            Err(_) => return Err(Refused::challenge(shared, now, source.ip(), claim.call_id, false)),
+            Ok(read) => credentials = Some(read),
         }
     }
     // Who has to prove who they are learns of other gateways when that is done, in `admit`.
@@ -257,7 +260,7 @@ fn vet(shared: &Shared, request: &Request, source: SocketAddr) -> Result<Vetted,
     let timer = SessionTimer::asked(request, shared.session_wish(trunk), now)
         .map_err(|(status, headers)| Refused::new(status, headers))?;
     let replaced = replaces::named(shared, request).map_err(|status| Refused::new(status, vec![]))?;
-    Ok(Vetted { standing, offer, policy, offered, timer, replaced })
+    Ok(Vetted { standing, credentials, offer, policy, offered, timer, replaced })
 }
 
 /// What an INVITE says to prove who sent it.
@@ -282,9 +285,9 @@ fn admit(shared: &Shared, tx: &Transaction, source: SocketAddr) -> Result<Admitt
     let mut vetted = vet(shared, request, source)?;
     let now = clock::now();
     let mut account = None;
-    if shared.auth.is_required() && vetted.standing != Standing::Trunk {
+    if let Some(read) = vetted.credentials.take() {
         let claim = claim(request, source.ip());
-        match shared.auth.check(now, &claim) {
+        match shared.auth.check(now, &claim, &read) {
             Proof::Account(name) => (account, vetted.standing) = (Some(name), Standing::Account),
             Proof::Missing { stale } => return Err(Refused::challenge(shared, now, source.ip(), claim.call_id, stale)),
             Proof::Wrong => return Err(Refused::new(StatusCode::Forbidden, vec![])),
