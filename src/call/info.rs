@@ -32,6 +32,9 @@ pub struct CallInfo {
     pub meta: CallMeta,
     /// `sip` or `webrtc`.
     pub leg: &'static str,
+    /// The trunk at the other end, of telephone calls by one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<String>,
     /// Codec on the wire.
     pub codec: &'static str,
     /// `connecting`, `connected` or `ended`.
@@ -295,6 +298,7 @@ pub(super) struct Shared {
     pub(super) meta: CallMeta,
     pub(super) config: Arc<CallConfig>,
     pub(super) leg: &'static str,
+    pub(super) trunk: OnceLock<Arc<str>>,
     pub(super) started: Instant,
     pub(super) started_wall: Duration,
     pub(super) stats: Stats,
@@ -338,6 +342,7 @@ impl Shared {
         let shared = Self {
             meta,
             leg,
+            trunk: OnceLock::new(),
             started,
             started_wall,
             stats,
@@ -418,6 +423,7 @@ impl Shared {
         CallInfo {
             meta: self.meta.clone(),
             leg: self.leg,
+            trunk: self.trunk.get().map(ToString::to_string),
             codec: codec_of(stats.codec.load(Relaxed)).map_or("unknown", Codec::label),
             state: match ended {
                 Some(_) => "ended",

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::histogram;
+use metrics::{SharedString, histogram};
 use rand::Rng as _;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant as Alarm, sleep_until, timeout};
@@ -221,10 +221,15 @@ impl<L: MediaLeg> CallTask<L> {
 
     /// How good the call can have sounded, each way, as metrics.
     fn tell_quality(&self) {
-        let (info, leg) = (self.shared.info(), self.leg.kind());
+        let (info, leg, codec) = (self.shared.info(), self.leg.kind(), self.leg.format().codec.label());
+        let trunk = || self.leg.trunk().map_or(SharedString::const_str(""), |trunk| SharedString::from(trunk.clone()));
         for (direction, score) in [("sent", info.mos), ("received", info.received_mos)] {
             if let Some(score) = score {
-                histogram!("antiphon_call_mos", "leg" => leg, "direction" => direction).record(score);
+                histogram!(
+                    "antiphon_call_mos",
+                    "leg" => leg, "direction" => direction, "codec" => codec, "trunk" => trunk()
+                )
+                .record(score);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The media side of a call, as the call task sees it: SIP/RTP, WebRTC or a test's loop.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -244,6 +245,11 @@ pub trait MediaLeg: Send + 'static {
     /// # Errors
     /// As [`MediaLeg::hold`].
     fn transfer(&mut self, to: &str, attended: bool, limit: Option<Duration>) -> Result<(), String>;
+
+    /// Name of the trunk at the other end, where it is one's.
+    fn trunk(&self) -> Option<&Arc<str>> {
+        None
+    }
 
     /// Whether digits go beside the media (SIP INFO), by [`MediaLeg::dial`].
     fn signals_digits(&self) -> bool {

@@ -30,11 +30,11 @@ use std::{
     future::pending,
     io,
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use metrics::histogram;
 use rtc::shared::marshal::{Marshal, MarshalSize, Unmarshal};
 use sdp::Agreed;
 use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
@@ -42,11 +42,11 @@ use tokio::{net::UdpSocket, sync::mpsc, time::sleep_until};
 pub use self::fuzz::fuzz;
 pub(crate) use self::seam::{Control, Early, Parts, Signal};
 use self::{
-    counters::Counters,
+    counters::{Counters, Line},
     dtls::Identity,
     latch::Latch,
     noise::Noise,
-    packets::{Length, Packets},
+    packets::{Packets, length},
     ports::PortPair,
     secure::{Component, Secure},
     srtp::Protection,
@@ -90,6 +90,8 @@ pub struct SipLeg {
     early: Option<Early>,
     /// Digits of ours go by INFO.
     signals_digits: bool,
+    /// Name of the trunk at the other end.
+    trunk: Option<Arc<str>>,
     signals: mpsc::Receiver<Signal>,
     controls: mpsc::Sender<Control>,
     /// Drained before anything else is read, so a wake bounds it.
@@ -114,12 +116,14 @@ enum Wake {
 impl SipLeg {
     pub(crate) fn new(parts: Parts) -> Result<SipLeg, io::Error> {
         let now = clock::now();
-        let Parts { ports, agreed, peer, media_timeout, early, signals_digits, identity, signals, controls } = parts;
+        let Parts { ports, agreed, peer, media_timeout, early, signals_digits, trunk, identity, signals, controls } =
+            parts;
         let protection = protection(None, &agreed)?;
         let dtls = agreed.dtls.clone();
         let secure = dtls.map(|dtls| Secure::new(&identity, dtls, agreed.rtcp_mux)).transpose()?;
         let ssrc = rand::random();
         let cname = format!("{:016x}", rand::random::<u64>());
+        let counters = Counters::new(trunk.as_ref(), codec(agreed.codec));
         Ok(SipLeg {
             format: format(&agreed),
             packets: length(&agreed).map(|length| Packets::new(Some(length))),
@@ -139,11 +143,12 @@ impl SipLeg {
             media_timeout,
             early,
             signals_digits,
+            trunk,
             signals,
             controls,
             events: VecDeque::new(),
             over: None,
-            counters: Counters::new(),
+            counters,
             told: Sparse::new(),
         })
     }
@@ -248,6 +253,7 @@ impl SipLeg {
             self.heard = clock::now();
         }
         if format != self.format {
+            self.counters.line = Line::new(self.trunk.as_ref(), format.codec);
             self.format = format.clone();
             self.events.push_back(LegEvent::Format(format));
         }
@@ -280,7 +286,7 @@ impl SipLeg {
             self.send_rtcp(&datagram);
             if let Some(jitter) = self.rtcp.jitter() {
                 let seconds = f64::from(jitter) / f64::from(self.format.codec.clock_rate());
-                histogram!("antiphon_rtcp_local_jitter_seconds").record(seconds);
+                self.counters.line.local_jitter.record(seconds);
             }
         }
         if self.listens() && now.saturating_duration_since(self.heard) >= self.media_timeout {
@@ -545,6 +551,10 @@ impl MediaLeg for SipLeg {
         self.ask(Control::Transfer { to: to.to_owned(), attended, limit })
     }
 
+    fn trunk(&self) -> Option<&Arc<str>> {
+        self.trunk.as_ref()
+    }
+
     fn signals_digits(&self) -> bool {
         self.signals_digits
     }
@@ -571,15 +581,6 @@ fn format(agreed: &Agreed) -> MediaFormat {
         opus_fec: agreed.opus.fec,
         // Trunks take a gap for a broken path, and NAT for an unused one.
         continuous: true,
-    }
-}
-
-/// What the peer wants in a packet; `None`: as much as a frame has.
-fn length(agreed: &Agreed) -> Option<Length> {
-    match agreed.codec {
-        _ if agreed.ptime == 20 => None,
-        sdp::Codec::Opus => Some(Length::Frames(usize::from(agreed.ptime / 20).clamp(1, 3))),
-        _ => Some(Length::Tens(usize::from(agreed.ptime / 10))),
     }
 }
 

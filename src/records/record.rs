@@ -229,6 +229,7 @@ impl Draft {
     pub(super) fn begun(&mut self, call: &CallInfo) {
         self.0.leg = Some(call.leg.to_owned());
         self.0.codec = Some(call.codec.to_owned());
+        self.0.trunk = self.0.trunk.take().or_else(|| call.trunk.clone());
     }
 
     /// `true` when the record is to be written now. `text`: what is said is kept.

@@ -167,9 +167,22 @@ impl Session {
     ) -> std::io::Result<SipLeg> {
         let media_timeout = Duration::from_secs(shared.config.media_timeout_s.max(1));
         let agreed = shared.reachable(agreed, peer);
-        let signals_digits = shared.trunk_at(peer.signalling).is_some_and(|trunk| trunk.dtmf == Dtmf::Info);
+        let trunk = shared.trunk_at(peer.signalling);
+        let signals_digits = trunk.is_some_and(|trunk| trunk.dtmf == Dtmf::Info);
+        let trunk = trunk.map(|trunk| trunk.name.as_str().into());
         let identity = shared.media.identity.clone();
-        SipLeg::new(Parts { ports, agreed, peer, media_timeout, early, signals_digits, identity, signals, controls })
+        SipLeg::new(Parts {
+            ports,
+            agreed,
+            peer,
+            media_timeout,
+            early,
+            signals_digits,
+            trunk,
+            identity,
+            signals,
+            controls,
+        })
     }
 
     /// Runs until the call is over.

@@ -17,6 +17,8 @@ const REQUEST: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 const FINE: &[f64] = &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5];
 /// Slack may be spent: negative is a gap that the listener hears.
 const SLACK: &[f64] = &[-1.0, -0.1, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Shares of packets that are lost.
+const LOSS: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 /// Opinion scores: below 3.6 many are dissatisfied.
 const MOS: &[f64] = &[1.5, 2.0, 2.5, 3.0, 3.3, 3.6, 3.8, 4.0, 4.2, 4.3, 4.4];
 /// Gaps, from one frame to seconds.
@@ -209,15 +211,26 @@ pub const METRICS: &[Metric] = &[
     counter("antiphon_rtp_discarded_total", &["reason"], "RTP packets of telephones that could not be used"),
     counter("antiphon_rtcp_packets_total", &["direction"], "RTCP packets of telephone calls"),
     gauge("antiphon_rtcp_fraction_lost", &[], "Share of packets lost in the latest report of a telephone"),
-    histogram("antiphon_rtcp_jitter_seconds", &[], &[], "Interarrival jitter that telephones report"),
-    histogram("antiphon_rtcp_local_jitter_seconds", &[], &[], "Interarrival jitter of what telephones send"),
+    histogram(
+        "antiphon_rtcp_loss_ratio",
+        &["trunk", "codec"],
+        LOSS,
+        "Share of packets lost, by each report of a telephone",
+    ),
+    histogram("antiphon_rtcp_jitter_seconds", &["trunk", "codec"], &[], "Interarrival jitter that telephones report"),
+    histogram(
+        "antiphon_rtcp_local_jitter_seconds",
+        &["trunk", "codec"],
+        &[],
+        "Interarrival jitter of what telephones send",
+    ),
     histogram(
         "antiphon_call_mos",
-        &["leg", "direction"],
+        &["leg", "direction", "codec", "trunk"],
         MOS,
         "How good a call can have sounded by loss, delay and jitter (E-model, 1 to 4.5), one value a call and direction",
     ),
-    histogram("antiphon_rtcp_round_trip_seconds", &[], &[], "Round trip to telephones"),
+    histogram("antiphon_rtcp_round_trip_seconds", &["trunk", "codec"], &[], "Round trip to telephones"),
     // Signalling.
     counter("antiphon_sip_messages_total", &["outcome"], "SIP messages that came, by what became of them"),
     gauge("antiphon_trunk_up", &["trunk"], "Whether calls through the trunk can be expected to get through (0 or 1)"),

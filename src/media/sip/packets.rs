@@ -17,6 +17,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use sdp::Agreed;
 
 use crate::media::leg::OutPacket;
 
@@ -37,6 +38,15 @@ pub(super) enum Length {
     Tens(usize),
     /// So many Opus frames of 20 ms.
     Frames(usize),
+}
+
+/// What the peer wants in a packet; `None`: as much as a frame has.
+pub(super) fn length(agreed: &Agreed) -> Option<Length> {
+    match agreed.codec {
+        _ if agreed.ptime == 20 => None,
+        sdp::Codec::Opus => Some(Length::Frames(usize::from(agreed.ptime / 20).clamp(1, 3))),
+        _ => Some(Length::Tens(usize::from(agreed.ptime / 10))),
+    }
 }
 
 /// The packets of one stream.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
-use metrics::{counter, gauge, histogram};
+use metrics::{counter, gauge};
 
 use super::{SipLeg, secure::Component, srtp::Protection};
 use crate::{
@@ -44,11 +44,14 @@ impl SipLeg {
                     if let Some(packets) = &mut self.packets {
                         report.highest_sequence = packets.acknowledged(report.highest_sequence);
                     }
+                    // The latest of any call: kept for a release beside the histogram.
                     gauge!("antiphon_rtcp_fraction_lost").set(report.fraction_lost);
+                    let line = &self.counters.line;
+                    line.loss.record(f64::from(report.fraction_lost));
                     let jitter = f64::from(report.jitter) / f64::from(self.format.codec.clock_rate());
-                    histogram!("antiphon_rtcp_jitter_seconds").record(jitter);
+                    line.jitter.record(jitter);
                     if let Some(trip) = report.round_trip {
-                        histogram!("antiphon_rtcp_round_trip_seconds").record(trip);
+                        line.round_trip.record(trip);
                     }
                     self.events.push_back(LegEvent::Report(report));
                 }

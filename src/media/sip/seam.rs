@@ -1,6 +1,6 @@
 //! What the session task of [`crate::sip`] and a leg say to each other.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sdp::Agreed;
 use tokio::sync::mpsc;
@@ -65,6 +65,8 @@ pub(crate) struct Parts {
     pub(crate) early: Option<Early>,
     /// Digits of ours go by INFO.
     pub(crate) signals_digits: bool,
+    /// Name of the trunk at the other end.
+    pub(crate) trunk: Option<Arc<str>>,
     /// What handshakes are made with.
     pub(crate) identity: Identity,
     pub(crate) signals: mpsc::Receiver<Signal>,
