@@ -26,6 +26,8 @@ const REACH: Duration = Duration::from_millis(600);
 const DELAYS: usize = 30;
 /// Frames that came back of late, half a second: a few syllables.
 const WINDOW: usize = 25;
+/// Frames of what was sent that frames of the window may be echoes of, and room for those that came late.
+const CELLS: usize = DELAYS + WINDOW * 2;
 /// Frames of them that must have been sent loud, for a delay to count as looked at.
 const ENOUGH: usize = 10;
 /// How often is looked, in frames.
@@ -128,34 +130,53 @@ impl EchoGuard {
         // What was sent in each 20 ms before and while the frames came.
         let Some(first) = oldest.checked_sub(REACH) else { return };
         let place = |at: Instant| (at.saturating_duration_since(first).as_micros() / FRAME.as_micros()) as usize;
-        let mut grid = [0f32; DELAYS + WINDOW * 2];
+        let mut grid = [0f32; CELLS];
         for (at, energy) in self.sent.iter().filter(|(at, _)| *at >= first) {
             if let Some(cell) = grid.get_mut(place(*at)) {
                 *cell = cell.max(*energy);
             }
         }
         let loud = grid.iter().copied().fold(0.0, f32::max) * QUIET;
-        let back: Vec<(usize, f32)> = self.back.iter().map(|(at, energy)| (place(*at), *energy)).collect();
+        let back = self.back.iter().map(|(at, energy)| (place(*at), *energy));
+        let mut frames = [(0usize, 0f32); WINDOW];
+        frames.iter_mut().zip(back).for_each(|(frame, heard)| *frame = heard);
+        let back = &frames[..self.back.len().min(WINDOW)];
+        // What the delays have in common, once: the quieter of two frames that were sent, and the mean of four.
+        let (mut pairs, mut fours) = ([0f32; CELLS], [0f32; CELLS]);
+        for at in 1..CELLS {
+            pairs[at] = grid[at].min(grid[at - 1]);
+        }
+        for (four, cells) in fours.iter_mut().zip(grid.windows(4)) {
+            *four = cells.iter().sum::<f32>() / 4.0;
+        }
+        let mut threes = [(0usize, 0f32); WINDOW];
+        for (three, frames) in threes.iter_mut().zip(back.windows(3)) {
+            *three = (frames[1].0, frames.iter().map(|(_, energy)| energy).sum::<f32>() / 3.0);
+        }
+        let threes = &threes[..back.len().saturating_sub(2)];
         let (mut most, mut unknown, mut echo) = (0f32, false, None::<f32>);
         for delay in 0..=DELAYS {
             // A frame that comes is of two that were sent, and no quieter than what the quieter one leaves.
-            let shares = back.iter().filter_map(|(place, energy)| {
-                let at = place.checked_sub(delay)?;
-                let sent = grid.get(at)?.min(*grid.get(at.checked_sub(1)?)?);
-                (sent > loud).then(|| energy / sent)
-            });
-            match largest_echo(shares.collect()) {
+            let mut shares = Least::default();
+            for (place, energy) in back {
+                let sent = place.checked_sub(delay).and_then(|at| pairs.get(at)).copied().unwrap_or(0.0);
+                if sent > loud {
+                    shares.add(energy / sent);
+                }
+            }
+            match shares.reached() {
                 Some(share) => most = most.max(share),
                 None => unknown = true,
             }
             // Over three frames and more it matters little how those of both sides lie.
-            let smooth = back.windows(3).filter_map(|frames| {
-                let at = frames[1].0.checked_sub(delay + 2)?;
-                let sent = grid.get(at..at + 4)?.iter().sum::<f32>() / 4.0;
-                let came = frames.iter().map(|(_, energy)| energy).sum::<f32>() / 3.0;
-                (sent > loud).then(|| (sent, came / sent))
-            });
-            echo = echo.into_iter().chain(certain_echo(smooth.collect())).reduce(f32::max);
+            let mut smooth = Smooth::default();
+            for (place, came) in threes {
+                let sent = place.checked_sub(delay + 2).and_then(|at| fours.get(at)).copied().unwrap_or(0.0);
+                if sent > loud {
+                    smooth.add(sent, came / sent);
+                }
+            }
+            echo = echo.into_iter().chain(smooth.echo()).reduce(f32::max);
         }
         match echo {
             Some(found) => {
@@ -178,28 +199,61 @@ impl EchoGuard {
     }
 }
 
-/// The gain that an echo has at most, by the shares of what was sent that came back. `None`: too few tell.
-fn largest_echo(mut shares: Vec<f32>) -> Option<f32> {
-    if shares.len() < ENOUGH {
-        return None;
-    }
-    shares.sort_unstable_by(f32::total_cmp);
-    // A lost packet leaves a hole: a tenth of the frames may be anything.
-    Some(shares[shares.len() / 10])
+/// The least of some numbers but for a tenth of them, which may be anything: a lost packet leaves a hole. Keeps no more of them than
+/// that takes, as it is asked for every delay, many times a second.
+#[derive(Clone, Copy, Debug)]
+struct Least {
+    count: usize,
+    /// Ascending.
+    low: [f32; WINDOW / 10 + 1],
 }
 
-/// The gain of an echo, where frames, as (sent, share of it that came back), show that one is there.
-fn certain_echo(mut frames: Vec<(f32, f32)>) -> Option<f32> {
-    if frames.len() < ENOUGH {
-        return None;
+impl Default for Least {
+    fn default() -> Self {
+        Self { count: 0, low: [f32::INFINITY; WINDOW / 10 + 1] }
     }
-    let (low, high) = (frames.len() / 10, frames.len() - 1 - frames.len() / 10);
-    frames.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let rise = frames[high].0 / frames[low].0;
-    frames.sort_unstable_by(|a, b| a.1.total_cmp(&b.1));
-    let (least, most) = (frames[low].1, frames[high].1);
-    // Less than that is no echo that matters, and silence is as steady as can be.
-    (most >= LEAST && rise >= RISE && most / least.max(1e-12) <= rise.sqrt().min(STEADY)).then_some(most)
+}
+
+impl Least {
+    fn add(&mut self, mut number: f32) {
+        self.count += 1;
+        for low in &mut self.low {
+            (*low, number) = (low.min(number), low.max(number));
+        }
+    }
+
+    /// `None`: too few tell.
+    fn reached(&self) -> Option<f32> {
+        self.low.get(self.count / 10).copied().filter(|_| self.count >= ENOUGH)
+    }
+}
+
+/// What was sent, and the share of it that came back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Smooth {
+    quietest: Least,
+    /// Of the negative.
+    loudest: Least,
+    least: Least,
+    /// Of the negative.
+    most: Least,
+}
+
+impl Smooth {
+    fn add(&mut self, sent: f32, share: f32) {
+        self.quietest.add(sent);
+        self.loudest.add(-sent);
+        self.least.add(share);
+        self.most.add(-share);
+    }
+
+    /// The gain of an echo, where one is there.
+    fn echo(&self) -> Option<f32> {
+        let (least, most) = (self.least.reached()?, -self.most.reached()?);
+        let rise = -self.loudest.reached()? / self.quietest.reached()?;
+        // Less than that is no echo that matters, and silence is as steady as can be.
+        (most >= LEAST && rise >= RISE && most / least.max(1e-12) <= rise.sqrt().min(STEADY)).then_some(most)
+    }
 }
 
 /// The mean square of samples in -1..=1.
