@@ -171,7 +171,8 @@ async fn call(codec: Codec, keys: Keys) {
     })
     .await;
     leg.hang_up().await;
-    assert_eq!(limited(leg.recv()).await, LegEvent::Closed(LegEnd::Local));
+    // Packets that were read before may wait in front of it.
+    assert_eq!(event(&mut leg, |e| matches!(e, LegEvent::Closed(_))).await, LegEvent::Closed(LegEnd::Local));
     within("the call to be forgotten", || endpoint.calls() == 0).await;
     let pcm: Vec<f32> = pcm.into_iter().map(codec::from_i16).collect();
     // Codecs need a moment to begin.

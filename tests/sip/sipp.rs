@@ -127,6 +127,23 @@ async fn sipp_calls_in_numbers_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_hears_us_before_the_answer() {
+    if !have_sipp() {
+        return;
+    }
+    let (endpoint, mut calls) = start(loopback()).await;
+    let announcing = tokio::spawn(async move {
+        let call = calls.recv().await.expect("a call");
+        let mut leg = call.sound(&[]).await.expect("an offer");
+        leg.attach().await.expect("attaches");
+        call.answer(&[]).await.expect("acknowledged");
+        talk(&mut leg).await
+    });
+    passes(&endpoint, "early", "u1", &["-m", "1"]).await;
+    assert_eq!(limited(announcing).await.expect("runs"), LegEnd::Remote);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sipp_gives_up_while_it_rings() {
     if !have_sipp() {
         return;
@@ -179,9 +196,7 @@ async fn sipp_is_called() {
             loop {
                 match endpoint.dial(request.clone()).await {
                     Ok(leg) => return leg,
-                    Err(DialError::Declined { status: 503, .. }) => {
-                        tokio::time::sleep(Duration::from_millis(100)).await
-                    }
+                    Err(DialError::Sip(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
                     Err(error) => panic!("{transport}: {error}"),
                 }
             }
@@ -196,6 +211,35 @@ async fn sipp_is_called() {
     let result = limited(endpoint.dial(DialRequest { to: "+49301234".to_owned(), ..DialRequest::default() })).await;
     assert!(matches!(result, Err(DialError::Declined { status: 486, .. })), "{:?}", result.err());
     assert!(busy.await.expect("runs").status.success());
+}
+
+/// A trunk at `port`, and a call by it.
+async fn through(port: u16) -> (Endpoint, DialRequest) {
+    let trunk =
+        format!("name = \"c\"\nhost = \"127.0.0.1:{port}\"\ncodecs = [\"pcmu\"]\nprefixes = [\"*\"]\nredirects = 1");
+    let trunk = vec![toml::from_str(&trunk).expect("valid")];
+    let (endpoint, _calls) = start(SipConfig { trunk, ..loopback() }).await;
+    (endpoint, DialRequest { to: "+49301234".to_owned(), ..DialRequest::default() })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sipp_rings_reliably_and_is_elsewhere() {
+    if !have_sipp() {
+        return;
+    }
+    let port = free_port();
+    let (endpoint, request) = through(port).await;
+    let carrier = tokio::spawn(async move { sipp("reliable", port, &["-m", "1"]).await });
+    let mut leg = limited(endpoint.dial(request.clone())).await.expect("answered by what rang");
+    leg.attach().await.expect("attaches");
+    assert_eq!(leg.format().codec, Codec::Pcmu);
+    leg.hang_up().await;
+    assert!(carrier.await.expect("runs").status.success());
+    let carrier = tokio::spawn(async move { sipp("redirect", port, &["-m", "1"]).await });
+    let result = limited(endpoint.dial(request)).await;
+    assert!(matches!(result, Err(DialError::Declined { status: 302, .. })), "{:?}", result.err());
+    assert!(carrier.await.expect("runs").status.success());
+    within("every call to be forgotten", || endpoint.calls() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
