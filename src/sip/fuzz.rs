@@ -77,7 +77,9 @@ fn asked(request: &Request, from: SocketAddr) {
         uri: &request.uri,
         credentials: credentials.as_deref(),
     };
-    let _ = (guard.refused(now, &claim), guard.check(now, &claim));
+    if let Ok(read) = guard.refused(now, &claim) {
+        let _ = guard.check(now, &claim, &read);
+    }
 }
 
 fn told(mut response: Response) {
