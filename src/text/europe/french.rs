@@ -223,13 +223,12 @@ impl Tongue for French {
             })
         });
         // "XIXe siècle"; "Ce" and "Le" are words.
-        rule(words, r"([IVXLC]{1,9})(er|re|ère|ème|e|ᵉ)", |c, context| {
+        rule(words, r"([IVXLC]{1,9})(er|re|ère|ème|e|ᵉ)", |c, _| {
             let value = crate::text::en::roman(&c[1])?;
             let first = matches!(&c[2], "er" | "re" | "ère");
-            let counted = matches!(context.next_word(), "siècle" | "siècles" | "arrondissement" | "République");
             match (value, c[1].len()) {
                 (1, _) if first => Some(if &c[2] == "er" { "premier" } else { "première" }.into()),
-                (5 | 10, 1) if !first && counted => Some(nth(value)),
+                (5 | 10, 1) if !first => Some(nth(value)),
                 (_, 2..) if !first => Some(nth(value)),
                 _ => None,
             }
