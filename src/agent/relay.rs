@@ -59,7 +59,9 @@ pub enum RelayEnd {
 
 /// Whether an agent on a call of a tenant, the first argument, may name a voice, the second.
 #[derive(Clone)]
-pub struct VoiceRule(Arc<dyn Fn(&str, &str) -> bool + Send + Sync>);
+pub struct VoiceRule(Arc<MayName>);
+
+type MayName = dyn Fn(&str, &str) -> bool + Send + Sync;
 
 impl VoiceRule {
     /// That of a function.
