@@ -184,7 +184,7 @@ impl Tongue for French {
         }
         let ruler = RULERS.contains(&before) || QUEENS.contains(&before);
         // "XL" and "CV" are none; behind a name that is no ruler's one letter is a letter.
-        if value >= 40 && !ruler || !(ruler || is_named(context) && !short) {
+        if !ruler && (value >= 40 || short || !is_named(context)) {
             return None;
         }
         Some(match value {
