@@ -111,7 +111,12 @@ pub const METRICS: &[Metric] = &[
     gauge("antiphon_scheduler_queue_depth", &["class", "device"], "Utterances that wait for the device"),
     counter("antiphon_preemptions_total", &[], "Batch utterances that gave way to live ones"),
     histogram("antiphon_step_seconds", &["stage"], FINE, "Device time of one step"),
-    histogram("antiphon_slack_seconds", &[], SLACK, "Time left until a listener hears a gap, at each step"),
+    histogram(
+        "antiphon_slack_seconds",
+        &[],
+        SLACK,
+        "Time left until a listener hears a gap, at each step and whenever a worker tells",
+    ),
     histogram(
         "antiphon_stream_seconds",
         &[],

@@ -362,6 +362,10 @@ impl Link {
         let was = state.phase == Phase::Ready;
         state.phase = if kind.is_some() { Phase::Ready } else { Phase::Loading };
         state.retry_at = None;
+        // Where all speak elsewhere nothing here runs steps that would tell.
+        if let Some(slack) = status.load.slack.filter(|slack| slack.is_finite()) {
+            metrics::histogram!("antiphon_slack_seconds").record(slack);
+        }
         state.status = status;
         drop(state);
         if was != kind.is_some() {
@@ -407,4 +411,25 @@ impl fmt::Debug for Link {
 /// The kinds of voices that there are, by the name that a worker tells.
 fn known(name: &str) -> Option<&'static str> {
     ["cosyvoice3", "espeak", "tone"].into_iter().find(|kind| *kind == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_close_a_worker_is_to_a_gap_is_shown_at_its_gateway() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let worker = Worker { address: "127.0.0.1:1".into(), token: Secret::new("between-machines"), tls: None };
+        let (link, _connects) = Link::new(worker, Arc::default(), Arc::default());
+        let told = |slack| {
+            let mut status = Status { engine: Some("tone".into()), ..Status::default() };
+            status.load.slack = slack;
+            metrics::with_local_recorder(&recorder, || link.hear(status));
+            recorder.handle().render()
+        };
+        assert!(!told(None).contains("antiphon_slack_seconds"), "nobody listens");
+        assert!(told(Some(0.4)).contains("antiphon_slack_seconds_count 1"));
+        assert_eq!(link.load().and_then(|load| load.slack), Some(0.4), "and told to the others");
+    }
 }
