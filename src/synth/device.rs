@@ -292,9 +292,7 @@ impl Engine {
         let content = self.inner.content(voice);
         let serving =
             devices.values().filter(|device| device.is_ready() && serves(&devices, device, voice, content.as_deref()));
-        // What a worker will say of a voice that it has not been sent yet the others say.
-        let told = serving.filter_map(|device| device.starts_after(voice, content.as_deref()));
-        told.reduce(|all, one| Some(all?.max(one?))).flatten()
+        place::starts_after(&serving.collect::<Vec<_>>(), voice, content.as_deref())
     }
 
     /// Whether `voice` says phonemes that a text gives; others say the words that are written. While no device is ready:

@@ -35,6 +35,21 @@ pub(super) struct Local {
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// As [`super::Engine::starts_after`], of those that serve. A voice that none of them has yet is sent to the one with the fewest
+/// streams meanwhile: who asks has a text for it.
+pub(super) fn starts_after(serving: &[&Device], voice: Option<&str>, content: Option<&str>) -> Option<u32> {
+    // What a worker will say of a voice that it has not been sent yet the others say.
+    let told = serving.iter().filter_map(|device| device.starts_after(voice, content));
+    let told = told.reduce(|all, one| Some(all?.max(one?)));
+    if let (None, Some(voice), Some(content)) = (told, voice, content) {
+        let live = |device: &&&Device| device.load(clock::now()).map_or(u32::MAX, |load| load.live);
+        if let Some(device) = serving.iter().min_by_key(live) {
+            device.expect_voice(voice, content);
+        }
+    }
+    told.flatten()
+}
+
 impl Device {
     /// `recorder` keeps what is spoken; `content` is what the voice is, where that is known.
     pub(super) fn submit(
@@ -99,6 +114,15 @@ impl Device {
                 Some(known.and_then(|known| known.starts_after))
             }
             Device::Worker(link) => link.starts_after(voice, content),
+        }
+    }
+
+    /// Somebody is about to speak with a voice that only this machine has: it is sent there ahead of the first text.
+    fn expect_voice(&self, voice: &str, content: &str) {
+        match self {
+            // What speaks here reads the file itself.
+            Device::Local(_) => {}
+            Device::Worker(link) => link.expect_voice(voice, content),
         }
     }
 

@@ -85,6 +85,8 @@ impl State {
 
 enum Order {
     Submit(Box<Handed>),
+    /// A voice will be wanted: its name here, and what it is.
+    Expect(String, String),
     /// There is more of some text.
     Written,
     Note(StreamId, StreamNote),
@@ -235,6 +237,15 @@ impl Link {
                 let named = |known: &&VoiceInfo| voice.is_none_or(|voice| known.name == voice);
                 Some(state.voices.iter().find(named).and_then(|known| known.starts_after))
             }
+        }
+    }
+
+    /// A text in this voice is being written: the voice is sent now, so that the next text is spoken as it is written.
+    pub(in crate::synth) fn expect_voice(&self, voice: &str, content: &str) {
+        let state = self.state();
+        if state.phase == Phase::Ready && state.status.copies && !state.copies.contains_key(content) {
+            // overflow: drops; it is sent with the first text then
+            let _ = self.orders.try_send(Order::Expect(voice.to_owned(), content.to_owned()));
         }
     }
 

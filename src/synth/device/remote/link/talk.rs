@@ -73,7 +73,7 @@ async fn without_worker(link: &Arc<Link>, orders: &mut mpsc::Receiver<Order>) {
             // It was accepted a moment before the worker was lost.
             Some(Order::Submit(handed)) => hand_over(link, begun(link, handed.utterance, handed.sink, handed.words).0),
             Some(Order::Stop) | None => return link.down(Phase::Stopped, Duration::ZERO),
-            Some(Order::Note(..) | Order::Refresh(_) | Order::Taken(..) | Order::Written) => {}
+            Some(Order::Expect(..) | Order::Note(..) | Order::Refresh(_) | Order::Taken(..) | Order::Written) => {}
         }
     }
 }
@@ -183,7 +183,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
     match order {
         Order::Submit(handed) => {
             let Handed { utterance, content, sink, words } = *handed;
-            let content = content.filter(|content| has(link, &utterance, content, sent, out));
+            let content = content.filter(|content| has(link, utterance.voice.as_deref(), content, sent, out));
             let submission = Submission {
                 id: utterance.id.0,
                 stream: utterance.stream.0,
@@ -205,6 +205,10 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
             let (begun, id) = begun(link, utterance, sink, words);
             open.insert(id, begun);
             write_on(link, open, out);
+        }
+        Order::Expect(voice, content) => {
+            // One that cannot be sent fails where somebody speaks with it.
+            has(link, Some(&voice), &content, sent, out);
         }
         Order::Written => write_on(link, open, out),
         Order::Note(stream, note) => {
@@ -240,15 +244,15 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
     }
 }
 
-/// Has the worker have the voice of `utterance`: it is sent before the first utterance that wants it. `false`: it cannot be,
+/// Has the worker have `voice`: it is sent before the first utterance that wants it. `false`: it cannot be,
 /// and the worker says that it does not know the name, unless it does.
-fn has(link: &Link, utterance: &Utterance, content: &str, sent: &mut HashSet<String>, out: &mut Vec<u8>) -> bool {
+fn has(link: &Link, voice: Option<&str>, content: &str, sent: &mut HashSet<String>, out: &mut Vec<u8>) -> bool {
     if sent.contains(content) || link.state().copies.contains_key(content) {
         return true;
     }
     // A file of half a megabyte, once for each voice and worker: what else this thread carries waits that long.
     let library = link.library.get();
-    let file = library.and_then(|library| library.file(utterance.voice.as_deref()?, content));
+    let file = library.and_then(|library| library.file(voice?, content));
     match file.and_then(|file| wire::voice(content, &file)) {
         Some(frame) => {
             tracing::info!(worker = %link.worker.address, voice = content, bytes = frame.len(), "a voice is sent");

@@ -101,3 +101,31 @@ async fn a_voice_that_only_the_gateway_has_is_sent_once_and_sounds_as_in_process
     assert_eq!(copies(), 2);
     running.stop().await;
 }
+
+#[tokio::test]
+async fn a_voice_is_sent_when_a_text_for_it_is_begun_and_streams_then() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let (model, own, theirs) = (path("model"), path("own"), path("theirs"));
+    random::write(&model, random::Size::Tiny, 1, |_, _| ()).expect("written");
+    let sizes = Model::load(&model).expect("readable");
+    let (store, anna) = (Store::open(&own), VoiceName::new("anna").expect("a name"));
+    store.add(&anna, &random::voice(&sizes, "anna", 30, 1), false).expect("written");
+    let there = Engine::start(neural(&model, vec![theirs.clone(), theirs.join(FOLDER)]), patient()).expect("starts");
+    there.ready().await;
+    let running = Running::serving(Service::new(there).with_copies(Copies::open(&theirs))).await;
+    let engine = Engine::start_with_workers(vec![running.worker(TOKEN)], Vec::new(), patient(), Recovery::default());
+    let engine = engine.expect("starts");
+    ready(&engine, 1).await;
+    engine.lend_voices(Library::new(store, Copies::open(&own)));
+    // Nothing is spoken: it is only asked, as for the first word of a text.
+    assert_eq!(engine.starts_after(Some("anna")), None, "the worker has not got it");
+    let told = async {
+        while engine.starts_after(Some("anna")).is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.expect("it has it, and speaks what is being written");
+    assert_eq!(std::fs::read_dir(theirs.join(FOLDER)).map_or(0, |files| files.count()), 1, "sent once");
+    running.stop().await;
+}
