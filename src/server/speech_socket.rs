@@ -4,6 +4,8 @@
 //! `input.text {text}`, `input.done` (end of a turn), `session.close`. Out: binary audio, and JSON
 //! `session.created`, `audio.done` after each turn, `error`.
 
+use std::time::{Duration, Instant};
+
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
@@ -15,6 +17,7 @@ use super::sockets::{Pulse, WRITE_TIMEOUT, ping, write};
 use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of, volume_of};
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{Script, SegmentConfig};
+use crate::clock;
 use crate::gateway::Gateway;
 use crate::gateway::speaker::{Manner, Speaker};
 use crate::text::Normalise;
@@ -22,6 +25,8 @@ use crate::turn::Markup;
 
 /// Largest message: the longest text in four-byte characters, and the frame around it.
 const MAX_FRAME: usize = 4 * MAX_INPUT_CHARS + 1_024;
+/// Nobody writes on for so long: a sentence that looks finished is.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Upgrades and serves one session.
 pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgrade: WebSocketUpgrade) -> Response {
@@ -77,6 +82,8 @@ struct Turn {
     writer: AudioWriter,
     complete: bool,
     characters: usize,
+    /// When a finished sentence is spoken, though nobody has written on.
+    settles: Option<Instant>,
 }
 
 impl Session {
@@ -92,6 +99,7 @@ impl Session {
         loop {
             // While a complete turn is spoken nothing more is read: the next turn waits in the socket.
             let reads = !self.turn.as_ref().is_some_and(|turn| turn.complete);
+            let settles = self.turn.as_ref().and_then(|turn| turn.settles);
             let speaks = self.turn.as_ref().is_some_and(|turn| turn.complete || !turn.speaker.is_idle());
             tokio::select! {
                 lives = pulse.due() => {
@@ -119,11 +127,21 @@ impl Session {
                     Some(Err(error)) => return super::sockets::fail(&mut socket, error).await,
                     Some(Ok(Message::Close(_))) | None => break,
                 },
+                () = until(settles) => self.settle(),
                 spoken = next_audio(&mut self.turn), if speaks => if !self.deliver(&mut socket, spoken).await {
                     break;
                 },
             }
         }
+    }
+
+    /// The writer pauses: a sentence that is finished does not wait for the next word.
+    fn settle(&mut self) {
+        let Some(turn) = &mut self.turn else { return };
+        turn.settles = None;
+        let mut parts = Vec::new();
+        turn.script.settle(&mut parts);
+        turn.speaker.add(parts);
     }
 
     async fn deliver(&mut self, socket: &mut WebSocket, spoken: Result<Option<Vec<f32>>, String>) -> bool {
@@ -170,6 +188,7 @@ impl Session {
                         writer: AudioWriter::new(self.format, crate::audio::RATE).map_err(|e| e.to_string())?,
                         complete: false,
                         characters: 0,
+                        settles: None,
                     });
                 }
                 let Some(turn) = &mut self.turn else { return Ok(true) };
@@ -182,6 +201,7 @@ impl Session {
                 let mut parts = Vec::new();
                 turn.script.push(&text, &mut parts);
                 turn.speaker.add(parts);
+                turn.settles = Some(clock::now() + PAUSE);
                 if let Some(mistake) = turn.script.mistake() {
                     return Err(mistake);
                 }
@@ -192,6 +212,7 @@ impl Session {
                 turn.script.finish(&mut parts);
                 turn.speaker.add(parts);
                 turn.complete = true;
+                turn.settles = None;
                 if let Some(mistake) = turn.script.mistake() {
                     return Err(mistake);
                 }
@@ -222,6 +243,13 @@ impl Session {
             tenant: self.manner.tenant.clone(),
         };
         Ok(())
+    }
+}
+
+async fn until(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -6,9 +6,10 @@ use antiphon_loadgen::correlate;
 use antiphon_loadgen::heard::Clip;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::support::{Rig, SENTENCE};
+use super::support::{PATIENCE, Rig, SENTENCE};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_format_is_served_and_bad_requests_say_what_to_change() {
@@ -96,6 +97,18 @@ async fn text_that_is_being_written_is_spoken_over_the_socket() {
     socket.send(Message::text(json!({ "type": "nonsense" }).to_string())).await.expect("sent");
     let answer = socket.next().await.expect("open").expect("sound").into_text().expect("text");
     assert!(answer.contains("\"error\""), "{answer}");
+
+    // A sentence that is finished is spoken, though neither the next word comes nor the end.
+    socket
+        .send(Message::text(json!({ "type": "input.text", "text": "Hello there." }).to_string()))
+        .await
+        .expect("sent");
+    let first = timeout(PATIENCE, socket.next()).await.expect("it is not waited for").expect("open").expect("sound");
+    assert!(first.is_binary(), "{first}");
+    socket.send(Message::text(json!({ "type": "input.done" }).to_string())).await.expect("sent");
+    while !socket.next().await.expect("open").expect("sound").into_text().is_ok_and(|text| text.contains("audio.done"))
+    {
+    }
     rig.app.drain().await;
 }
 

@@ -103,6 +103,13 @@ impl Script {
         self.follow(events, false, out);
     }
 
+    /// The writer pauses: a sentence that is probably complete is appended to `out`.
+    pub fn settle(&mut self, out: &mut Vec<Cut>) {
+        let mut texts = Vec::new();
+        self.segmenter.settle(&mut texts);
+        self.add(texts, out);
+    }
+
     /// The text is complete: appends the rest to `out`, and is ready for the next text.
     pub fn finish(&mut self, out: &mut Vec<Cut>) {
         let mut events = Vec::new();
