@@ -42,7 +42,7 @@ pub fn parse(text: &[u8]) -> Result<Description, ParseError> {
             address: session.origin.unicast_address,
         },
         name: session.session_name,
-        connection: session.connection.as_ref().map(address),
+        connection: session.connection.as_ref().and_then(address),
         direction: None,
         attributes: Vec::new(),
         media: Vec::new(),
@@ -67,7 +67,7 @@ fn media(source: sdp_types::Media, line: usize, lines: &Lines<'_>) -> Result<Med
         port: source.port,
         proto: source.proto,
         formats: source.fmt.split_whitespace().map(str::to_owned).collect(),
-        connection: source.connections.first().map(address),
+        connection: source.connections.first().and_then(address),
         ..Media::default()
     };
     if media.formats.len() > MAX_FORMATS {
@@ -128,9 +128,11 @@ fn milliseconds(value: &str) -> Option<u16> {
     value.trim().parse().ok().filter(|ms| *ms > 0)
 }
 
-fn address(connection: &Connection) -> String {
+/// Without the TTL of a multicast address. A line that has nothing else (`c=IN IP4 /127`) has no address.
+fn address(connection: &Connection) -> Option<String> {
     let text = &connection.connection_address;
-    text.split_once('/').map_or(text.as_str(), |(ip, _)| ip).to_owned()
+    let ip = text.split_once('/').map_or(text.as_str(), |(ip, _)| ip);
+    (!ip.is_empty()).then(|| ip.to_owned())
 }
 
 /// Finds where an attribute stands: the parser below does not keep line numbers.
