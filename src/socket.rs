@@ -13,6 +13,9 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use crate::secret::Secret;
 
+/// What a WebSocket reads at a time, in bytes. The library would set 128 KiB aside for each, also for those on which nobody speaks.
+pub const READ_BUFFER: usize = 4 << 10;
+
 /// A TCP or TLS connection.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 
@@ -62,7 +65,10 @@ pub async fn connect<'a>(
     stream.set_nodelay(true).map_err(unreachable)?;
     let stream: Box<dyn Connection> =
         if tls { Box::new(secure(stream, name).await.map_err(unreachable)?) } else { Box::new(stream) };
-    let config = WebSocketConfig::default().max_message_size(Some(largest)).max_frame_size(Some(largest));
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(largest))
+        .max_frame_size(Some(largest))
+        .read_buffer_size(READ_BUFFER);
     let (socket, _) =
         tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await.map_err(Box::new)?;
     Ok(socket)

@@ -15,7 +15,7 @@ use tokio::sync::broadcast;
 
 use super::auth::Caller;
 use super::error::ApiError;
-use super::sockets::{Pulse, close, ping, write};
+use super::sockets::{Pulse, bounded, close, ping, write};
 use crate::agent::media::frames::{Form, Framing, Order};
 use crate::audio;
 use crate::call::{CallEvent, CallHandle, SpeakError, TapDirection};
@@ -71,9 +71,7 @@ pub(super) async fn stream(
     let form = form_of(wanted.rate, handle.info().codec);
     let framing = Framing::new(handle.id().clone(), form)
         .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "no_stream", error))?;
-    Ok(upgrade
-        .max_message_size(MAX_FRAME)
-        .max_frame_size(MAX_FRAME)
+    Ok(bounded(upgrade, MAX_FRAME)
         .on_upgrade(move |socket| Stream { handle, is_wide: form.is_wide(), framing }.run(socket)))
 }
 

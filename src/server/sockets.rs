@@ -16,6 +16,7 @@ use crate::agent::relay::{LINK_FRAMES, LINK_INBOX, Link};
 use crate::call::CallId;
 use crate::clock::{self, Sparse};
 use crate::gateway::Gateway;
+use crate::socket::READ_BUFFER;
 
 /// How often a peer is asked whether it is there.
 const PING: Duration = Duration::from_secs(20);
@@ -69,10 +70,12 @@ pub(super) async fn attach(
 ) -> Result<Response, ApiError> {
     let handle = super::calls::find(&gateway, &caller, &id).await?;
     let id = handle.id().clone();
-    Ok(upgrade
-        .max_message_size(MAX_FRAME)
-        .max_frame_size(MAX_FRAME)
-        .on_upgrade(move |socket| serve(socket, gateway, id)))
+    Ok(bounded(upgrade, MAX_FRAME).on_upgrade(move |socket| serve(socket, gateway, id)))
+}
+
+/// Holds a peer to messages of `largest` bytes, and what is set aside for it to what it sends.
+pub(super) fn bounded(upgrade: WebSocketUpgrade, largest: usize) -> WebSocketUpgrade {
+    upgrade.max_message_size(largest).max_frame_size(largest).read_buffer_size(READ_BUFFER)
 }
 
 async fn serve(mut socket: WebSocket, gateway: Gateway, id: CallId) {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::auth::Caller;
-use super::sockets::{Pulse, WRITE_TIMEOUT, ping, write};
+use super::sockets::{Pulse, WRITE_TIMEOUT, bounded, ping, write};
 use super::speech::{MAX_INPUT_CHARS, format_of, speed_of, voice_of, volume_of};
 use crate::audio_file::{AudioWriter, Format};
 use crate::call::segment::{Script, SegmentConfig};
@@ -32,10 +32,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) async fn stream(State(gateway): State<Gateway>, caller: Caller, upgrade: WebSocketUpgrade) -> Response {
     let tenant = caller.tenant.clone();
     let manner = Manner::plain(tenant);
-    upgrade
-        .max_message_size(MAX_FRAME)
-        .max_frame_size(MAX_FRAME)
-        .on_upgrade(|socket| Session::new(gateway, caller, manner).run(socket))
+    bounded(upgrade, MAX_FRAME).on_upgrade(|socket| Session::new(gateway, caller, manner).run(socket))
 }
 
 #[derive(Deserialize)]

@@ -17,6 +17,7 @@ use tokio_tungstenite::{
 };
 
 use super::screen::MAX_MESSAGE;
+use crate::socket::READ_BUFFER;
 
 /// The subprotocol (RFC 7118 section 4).
 const PROTOCOL: &str = "sip";
@@ -85,7 +86,8 @@ where
     let config = WebSocketConfig::default()
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE))
-        .max_write_buffer_size(4 * MAX_MESSAGE);
+        .max_write_buffer_size(4 * MAX_MESSAGE)
+        .read_buffer_size(READ_BUFFER);
     accept_hdr_async_with_config(stream, Judge(origins), Some(config)).await.ok()
 }
 
