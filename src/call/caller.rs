@@ -1,6 +1,7 @@
 //! The listening half of a call: what the caller says and presses.
 //!
-//! Owns the incoming stream, the speech detector and the digit receiver. Never decides what follows.
+//! Owns the incoming stream, the speech detector and the digit receiver. Never decides what follows
+//! (barge-in: `machine/pause.rs` and `machine/hearing.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Headers of a call out that are not SIP's own business: those of the application, and who calls.
+//! Headers of a call out that are not SIP's own business: those of the application, and who calls. `outbound.rs` places
+//! calls with them, `explain.rs` tells of them without a call: both need a new one.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
 //! Whether what was heard is the speech that was asked for: not silence, not noise, not somebody else's.
+//! What was measured of a turn is in `exchange.rs`.
 //!
 //! Silence and noise show without knowing the words. That the words are right shows by comparing with a reference of
 //! the same text and voice, if the voice speaks the same text the same way twice: cheaply by loudness over time

@@ -1,5 +1,5 @@
 //! Why speech stands still: one of both sides holds, a barge-in waits for the agent's decision, or it is not known yet who
-//! answered.
+//! answered. Which turns a caller may interrupt is asked in `speaking.rs`, what words mean in `hearing.rs`.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! How products and convolutions are cut into blocks, and the shared memory that a block of each shape takes.
+//! How convolutions and products of many rows are cut into blocks (few rows: `gemm.rs` and `flow/linear.rs`), and the
+//! shared memory that a block of each shape takes.
 //!
 //! A device gives a block 99, 163 or 227 KiB ([`super::super::target`]). Shapes that do not fit are not chosen; where a
 //! product cannot do without one, its kernel is compiled with fewer stages ([`Room`]), which does not change a sum.
