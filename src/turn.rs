@@ -234,6 +234,57 @@ impl WordTimes {
     }
 }
 
+/// Where the time from an utterance's acceptance to its first audio went, stage by stage. The parts add up; a stage that the
+/// voice does not have is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VoiceStages {
+    /// From its acceptance to the begin of its first step.
+    pub wait: Duration,
+    /// Its text and the voice's prompt through the language model.
+    pub prefill: Option<Duration>,
+    /// To the end of the step with its first speech token.
+    pub first_token: Option<Duration>,
+    /// To the end of the last step that the first audio's mel frames needed.
+    pub first_mel: Option<Duration>,
+    /// To the first audio.
+    pub first_pcm: Duration,
+}
+
+impl VoiceStages {
+    /// As somebody sees it who waited for `whole` until the first audio came: what was done before that wait began is left
+    /// out, and what the way to the device and back took counts as waiting.
+    pub fn within(self, whole: Duration) -> Self {
+        let mut left = whole;
+        let mut take = |part: Duration| {
+            let taken = part.min(left);
+            left -= taken;
+            taken
+        };
+        let first_pcm = take(self.first_pcm);
+        let first_mel = self.first_mel.map(&mut take);
+        let first_token = self.first_token.map(&mut take);
+        let prefill = self.prefill.map(&mut take);
+        Self { wait: left, prefill, first_token, first_mel, first_pcm }
+    }
+}
+
+/// Where the device tells the stages of an utterance, once: before its first audio is handed over.
+#[derive(Clone, Debug, Default)]
+pub struct StageTimes(Arc<OnceLock<VoiceStages>>);
+
+impl StageTimes {
+    /// Tells them. What was told before stays.
+    pub fn tell(&self, stages: VoiceStages) {
+        // Refused where they are known: its first audio is the first of all that are made of it.
+        let _ = self.0.set(stages);
+    }
+
+    /// What was told; `None` also where no device made the audio, since it was kept.
+    pub fn known(&self) -> Option<VoiceStages> {
+        self.0.get().copied()
+    }
+}
+
 /// A sentence-sized part of a turn, synthesised as a unit.
 #[derive(Clone, Debug)]
 pub struct Utterance {
@@ -266,6 +317,8 @@ pub struct Utterance {
     pub sounds: Vec<(Range<usize>, String)>,
     /// Where the voice tells when each word sounds, once it knows.
     pub words: WordTimes,
+    /// Where the device tells how its first audio came about.
+    pub stages: StageTimes,
     /// For fairness and rate limits: the name of the API token, empty when there is none.
     pub tenant: Arc<str>,
 }
@@ -288,6 +341,7 @@ impl Utterance {
             markup: Markup::None,
             sounds: Vec::new(),
             words: WordTimes::default(),
+            stages: StageTimes::default(),
             tenant: "".into(),
         }
     }

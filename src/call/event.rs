@@ -5,6 +5,7 @@ mod kind;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 pub use self::kind::EventKind;
 
@@ -13,6 +14,7 @@ use super::{CallId, TurnId};
 use crate::hear::TurnEvent;
 use crate::media::answer::Answerer;
 use crate::media::leg::LegEnd;
+use crate::turn::VoiceStages;
 
 /// Which side began a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -127,6 +129,8 @@ pub enum CallEvent {
         after: Duration,
         /// Whether nothing was being said when it was accepted, so that `after` is all latency and no queue.
         immediate: bool,
+        /// Where `after` went.
+        stages: Stages,
     },
     /// The first packet of a sentence was handed to the leg.
     Speaking {
@@ -283,7 +287,8 @@ pub enum CallEvent {
     Ended(EndReason),
 }
 
-/// Where the time from a caller's last sound to the first packet of the answer went. The parts add up.
+/// Where the time from a caller's last sound, or from a turn's first text, to its first packet went. The parts add up; `voice`
+/// and `network` are no parts of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
     /// Last sound of the caller, by the speech detector, to the decision that the turn has ended.
@@ -296,6 +301,11 @@ pub struct Stages {
     pub first_audio: Duration,
     /// To the first RTP packet: encoder and pacing.
     pub egress: Duration,
+    /// Where `first_audio` went on the device, stage by stage; `None`: no device made it, or an older worker did.
+    pub voice: Option<VoiceStages>,
+    /// How long the packet then travels: half of the last round trip that the peer reported. Its jitter buffer and its sound
+    /// card, which no report tells of, come on top.
+    pub network: Option<Duration>,
 }
 
 impl Stages {
@@ -316,12 +326,34 @@ impl Stages {
     }
 
     /// In milliseconds, as events and records show it.
-    pub fn describe(&self) -> serde_json::Value {
+    pub fn describe(&self) -> Value {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        serde_json::json!({
-            "endOfTurnMs": ms(self.end_of_turn), "agentMs": ms(self.agent), "queueMs": ms(self.queue),
-            "firstAudioMs": ms(self.first_audio), "egressMs": ms(self.egress), "mouthToEarMs": ms(self.mouth_to_ear()),
-        })
+        let mut described = self.describe_own();
+        described["endOfTurnMs"] = ms(self.end_of_turn).into();
+        described["agentMs"] = ms(self.agent).into();
+        described["mouthToEarMs"] = ms(self.mouth_to_ear()).into();
+        described
+    }
+
+    /// The same of a turn by itself: from its first text on.
+    pub fn describe_own(&self) -> Value {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let mut described = json!({
+            "queueMs": ms(self.queue), "firstAudioMs": ms(self.first_audio), "egressMs": ms(self.egress),
+        });
+        if let Some(voice) = self.voice {
+            let stages =
+                [("prefillMs", voice.prefill), ("firstTokenMs", voice.first_token), ("firstMelMs", voice.first_mel)];
+            let mut shown = json!({ "waitMs": ms(voice.wait), "firstPcmMs": ms(voice.first_pcm) });
+            for (name, time) in stages.into_iter().filter_map(|(name, time)| Some((name, time?))) {
+                shown[name] = ms(time).into();
+            }
+            described["voice"] = shown;
+        }
+        if let Some(network) = self.network {
+            described["networkMs"] = ms(network).into();
+        }
+        described
     }
 }
 

@@ -271,6 +271,12 @@ impl Stats {
         self.received_jitter_us.store(arrivals.jitter.as_micros() as u64, Relaxed);
     }
 
+    /// How long a packet travels: half of the last round trip, where the peer's reports gave one.
+    pub(super) fn one_way(&self) -> Option<Duration> {
+        let trip = self.round_trip_us.load(Relaxed);
+        (trip > 0).then(|| Duration::from_micros(trip / 2))
+    }
+
     /// Scores of what we send and of what the peer sends, where enough is known.
     fn scores(&self) -> (Option<f64>, Option<f64>) {
         let micros = |value: &AtomicU64| Duration::from_micros(value.load(Relaxed));

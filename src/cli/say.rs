@@ -17,7 +17,7 @@ use crate::synth::cosyvoice::backend::LanguageModel;
 use crate::synth::device::{Engine, Loader, Phase};
 use crate::synth::{Slot, Stage, Step, TextOrder};
 use crate::text::Normalise;
-use crate::turn::{Class, Markup, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
+use crate::turn::{Class, Markup, StageTimes, StreamId, TurnToken, Utterance, UtteranceId, WordTimes};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -251,6 +251,7 @@ fn speak_as_it_comes(
                 return Err(Failure::failed("the text ended and nothing is left to run"));
             }
             continue;
+        stages: StageTimes::default(),
         };
         let rounds = voice.caps().limits.rounds[stage];
         voice.run(&Step { stage, slots: vec![slot], rounds }, &mut progress).map_err(Failure::failed)?;

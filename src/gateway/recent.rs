@@ -29,6 +29,8 @@ pub struct RecentTurn {
     pub first_audio_ms: Option<f64>,
     /// Whether it had no other turn before it, so that this is all latency.
     pub immediate: Option<bool>,
+    /// Where `first_audio_ms` went.
+    pub stages: Option<serde_json::Value>,
     /// Where the time since the caller's last word went, of a turn that answers.
     pub latency: Option<serde_json::Value>,
     /// Gaps that the listener heard, and how long they were together.
@@ -71,6 +73,7 @@ impl Recent {
                 accepted_ms: now.as_millis() as u64,
                 first_audio_ms: None,
                 immediate: None,
+                stages: None,
                 latency: None,
                 underruns: 0,
                 underrun_ms: 0,
@@ -89,9 +92,10 @@ impl Recent {
         let mut all = self.lock();
         let Some(known) = all.iter_mut().rev().find(|known| known.call == *call && known.turn == *turn) else { return };
         match event {
-            CallEvent::FirstAudio { after, immediate, .. } => {
+            CallEvent::FirstAudio { after, immediate, stages, .. } => {
                 known.first_audio_ms = Some(after.as_secs_f64() * 1e3);
                 known.immediate = Some(*immediate);
+                known.stages = Some(stages.describe_own());
             }
             CallEvent::Answered { stages, .. } => known.latency = Some(stages.describe()),
             CallEvent::Underrun { gap, .. } => {
@@ -131,6 +135,7 @@ pub async fn follow(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Stages;
 
     #[test]
     fn a_turn_gathers_what_happened_to_it_and_the_oldest_are_forgotten() {
@@ -140,7 +145,9 @@ mod tests {
         let started = |name: &str| CallEvent::TurnStarted { turn: turn(name) };
         recent.note(&call, &started("a"), Duration::from_secs(7));
         recent.note(&other, &started("a"), Duration::from_secs(8));
-        let first = CallEvent::FirstAudio { turn: turn("a"), after: Duration::from_millis(80), immediate: true };
+        let stages = Stages { first_audio: Duration::from_millis(70), ..Stages::default() };
+        let after = Duration::from_millis(80);
+        let first = CallEvent::FirstAudio { turn: turn("a"), after, immediate: true, stages };
         recent.note(&call, &first, Duration::from_secs(9));
         for gap in [20, 40] {
             let event = CallEvent::Underrun { turn: turn("a"), gap: Duration::from_millis(gap) };
@@ -150,6 +157,7 @@ mod tests {
         let all = recent.list();
         assert_eq!((all.len(), &all[0].call, all[0].first_audio_ms), (2, &other, None), "the latest first");
         assert_eq!((all[1].accepted_ms, all[1].first_audio_ms, all[1].immediate), (7_000, Some(80.0), Some(true)));
+        assert_eq!(all[1].stages.as_ref().map(|stages| stages["firstAudioMs"].clone()), Some(70.0.into()));
         assert_eq!((all[1].underruns, all[1].underrun_ms, all[1].how), (2, 60, None));
         for n in 0..KEPT {
             recent.note(&call, &started(&format!("t{n}")), Duration::from_secs(10));

@@ -16,7 +16,8 @@ use crate::call::segment::Cut;
 use crate::synth::device::{Engine, Refused, RefusedReason, StreamNote};
 use crate::text::{How, Lexicon, Normalise, read_given};
 use crate::turn::{
-    Class, Epoch, Markup, SpeechEvent, SpeechSink, StreamId, Utterance, UtteranceEnd, UtteranceId, WordTimes,
+    Class, Epoch, Markup, SpeechEvent, SpeechSink, StageTimes, StreamId, Utterance, UtteranceEnd, UtteranceId,
+    WordTimes,
 };
 use crate::voice::loudness::Leveller;
 
@@ -229,6 +230,7 @@ impl Drop for Speaker {
     }
 }
 
+                self.given.of -= piece.text.chars().count();
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -38,7 +38,12 @@ fn converse(records: &Records, id: &str) {
     for event in [
         CallEvent::Connected,
         CallEvent::TurnStarted { turn: turn.clone() },
-        CallEvent::FirstAudio { turn: turn.clone(), after: Duration::from_millis(80), immediate: true },
+        CallEvent::FirstAudio {
+            turn: turn.clone(),
+            after: Duration::from_millis(80),
+            immediate: true,
+            stages: Stages::default(),
+        },
         CallEvent::Answered {
             turn: turn.clone(),
             stages: Stages { agent: Duration::from_millis(70), ..Stages::default() },

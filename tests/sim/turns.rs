@@ -4,7 +4,7 @@ use std::time::Duration;
 use antiphon::agent::config::Agent;
 use antiphon::agent::frames::print;
 use antiphon::agent::relay::Relay;
-use antiphon::call::event::{Cause, Heard, Precision};
+use antiphon::call::event::{Cause, Heard, Precision, Stages};
 use antiphon::call::handle::Command;
 use antiphon::call::{
     CallConfig, CallEvent, EndReason, PlayRequest, SpeakError, Style, TextDelta, TurnHow, TurnId, TurnRequest,
@@ -34,7 +34,8 @@ fn a_turn_sounds_as_soon_as_its_first_audio_is_there() {
     let events = world.take_events();
     assert_eq!(events[0], CallEvent::Connected);
     assert_eq!(events[1], CallEvent::TurnStarted { turn: turn.clone() });
-    assert_eq!(events[2], CallEvent::FirstAudio { turn: turn.clone(), after: 10 * MS, immediate: true });
+    let stages = Stages { first_audio: 10 * MS, ..Stages::default() };
+    assert_eq!(events[2], CallEvent::FirstAudio { turn: turn.clone(), after: 10 * MS, immediate: true, stages });
     let heard = Heard {
         text: "Hello there, this is a test.".into(),
         words: 6,

@@ -152,8 +152,11 @@ impl CallEvent {
             }
             CallEvent::Connected => json!({}),
             CallEvent::TurnStarted { turn } => json!({ "utteranceId": turn }),
-            CallEvent::FirstAudio { turn, after, immediate } => {
-                json!({ "utteranceId": turn, "afterMs": ms(after), "immediate": immediate })
+            CallEvent::FirstAudio { turn, after, immediate, stages } => {
+                json!({
+                    "utteranceId": turn, "afterMs": ms(after), "immediate": immediate,
+                    "stages": stages.describe_own(),
+                })
             }
             CallEvent::Speaking { turn, text, lasts } => {
                 json!({ "utteranceId": turn, "text": text, "lastsMs": ms(lasts) })

@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::call::event::Stages;
+use crate::turn::VoiceStages;
 
 /// What is said later than this after the caller has finished is no answer, but something new.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -18,6 +19,36 @@ pub(super) struct Milestones {
     pub(super) submitted: Option<Instant>,
     /// Its first PCM came.
     pub(super) made: Option<Instant>,
+    /// What the device told of how that came about.
+    pub(super) voice: Option<VoiceStages>,
+    /// Half of the last round trip that the peer's reports gave.
+    pub(super) network: Option<Duration>,
+}
+
+impl Milestones {
+    /// Where the time from its first text to `now` went, when its first packet leaves.
+    pub(super) fn own(&self, now: Instant) -> Stages {
+        self.since(now, Asked { spoke: self.accepted, decided: self.accepted })
+    }
+
+    /// The same from the caller's last sound.
+    fn since(&self, now: Instant, asked: Asked) -> Stages {
+        // What was done before its time cost nothing: each milestone is no earlier than the one before.
+        let decided = asked.decided.max(asked.spoke);
+        let text = self.accepted.max(decided);
+        let submitted = self.submitted.unwrap_or(text).max(text);
+        let made = self.made.unwrap_or(submitted).max(submitted);
+        let first_audio = made.saturating_duration_since(submitted);
+        Stages {
+            end_of_turn: decided.saturating_duration_since(asked.spoke),
+            agent: text.saturating_duration_since(decided),
+            queue: submitted.saturating_duration_since(text),
+            first_audio,
+            egress: now.saturating_duration_since(made),
+            voice: self.voice.map(|voice| voice.within(first_audio)),
+            network: self.network,
+        }
+    }
 }
 
 /// A caller who has finished and waits.
@@ -51,19 +82,7 @@ impl Latency {
         if turn.accepted.saturating_duration_since(asked.decided) > ANSWER {
             return None;
         }
-        // What was done before its time cost nothing: each milestone is no earlier than the one before.
-        let decided = asked.decided.max(asked.spoke);
-        let text = turn.accepted.max(decided);
-        let submitted = turn.submitted.unwrap_or(text).max(text);
-        let made = turn.made.unwrap_or(submitted).max(submitted);
-        let stages = Stages {
-            end_of_turn: decided.saturating_duration_since(asked.spoke),
-            agent: text.saturating_duration_since(decided),
-            queue: submitted.saturating_duration_since(text),
-            first_audio: made.saturating_duration_since(submitted),
-            egress: now.saturating_duration_since(made),
-        };
-        Some((asked, stages))
+        Some((asked, turn.since(now, asked)))
     }
 }
 
@@ -84,6 +103,8 @@ mod tests {
             accepted: start + ms(accepted),
             submitted: Some(start + ms(accepted + 30)),
             made: Some(start + ms(accepted + 90)),
+            voice: Some(VoiceStages { prefill: Some(ms(15)), first_pcm: ms(40), ..VoiceStages::default() }),
+            network: Some(ms(25)),
         };
         assert!(latency.answered(start + ms(10), turn(0), false).is_none(), "a greeting answers nobody");
         latency.asked(start + ms(400), start);
@@ -91,8 +112,24 @@ mod tests {
         let (_, stages) = latency.answered(start + ms(700), turn(500), false).expect("the answer");
         assert_eq!(
             stages,
-            Stages { end_of_turn: ms(400), agent: ms(100), queue: ms(30), first_audio: ms(60), egress: ms(110) }
+            Stages {
+                end_of_turn: ms(400),
+                agent: ms(100),
+                queue: ms(30),
+                first_audio: ms(60),
+                egress: ms(110),
+                // On the way to the device and back it waited, too.
+                voice: Some(VoiceStages {
+                    wait: ms(5),
+                    prefill: Some(ms(15)),
+                    first_pcm: ms(40),
+                    ..VoiceStages::default()
+                }),
+                network: Some(ms(25)),
+            }
         );
+        let own = turn(500).own(start + ms(700));
+        assert_eq!((own.end_of_turn, own.agent, own.mouth_to_ear()), (ms(0), ms(0), ms(200)), "by itself");
         assert_eq!(stages.mouth_to_ear(), ms(700));
         assert!(latency.answered(start + ms(900), turn(800), false).is_none(), "once");
         latency.asked(start + ms(1_000), start + ms(900));
@@ -105,9 +142,17 @@ mod tests {
         let mut latency = Latency::default();
         latency.asked(start + ms(400), start);
         let at = |time: u64| Some(start + ms(time));
-        let turn = Milestones { accepted: start + ms(210), submitted: at(220), made: at(300) };
+        let voice = VoiceStages { wait: ms(20), first_pcm: ms(60), ..VoiceStages::default() };
+        let turn = Milestones {
+            accepted: start + ms(210),
+            submitted: at(220),
+            made: at(300),
+            voice: Some(voice),
+            network: None,
+        };
         let (_, stages) = latency.answered(start + ms(405), turn, true).expect("the answer");
         assert_eq!((stages.end_of_turn, stages.egress), (ms(400), ms(5)));
         assert_eq!(stages.mouth_to_ear(), ms(405));
+        assert_eq!(stages.voice, Some(VoiceStages::default()));
     }
 }

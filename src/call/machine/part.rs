@@ -15,7 +15,7 @@ use crate::call::heard::{self, Envelope, Pace};
 use crate::call::segment::{is_closer, is_terminator};
 use crate::media::playout::Playout;
 use crate::text::{Language, Reading, Span, Spoken};
-use crate::turn::{UtteranceId, WordEnd, WordTimes};
+use crate::turn::{StageTimes, UtteranceId, VoiceStages, WordEnd, WordTimes};
 use crate::voice::loudness::Leveller;
 
 /// One utterance of a turn, or recorded audio.
@@ -44,6 +44,9 @@ pub(super) struct Part {
     pub(super) submitted: Option<Instant>,
     /// When the first of its audio came.
     pub(super) made: Option<Instant>,
+    /// Where the device tells how that came about, and what it told until it came.
+    pub(super) stages: StageTimes,
+    pub(super) voice: Option<VoiceStages>,
     /// The silence around what a voice makes of it; of recorded audio all is played.
     pub(super) quiet: Option<Quiet>,
     /// Times the amplitude that the voice speaks with, below full scale.
@@ -259,6 +262,8 @@ impl Part {
             level: Leveller::new(1.0),
             rate: 1.0,
             words: WordTimes::default(),
+            stages: StageTimes::default(),
+            voice: None,
             envelope: Envelope::default(),
             aligned: RefCell::default(),
         }

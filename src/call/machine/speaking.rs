@@ -483,6 +483,8 @@ impl Speaking {
                 accepted: turn.accepted,
                 submitted: part.and_then(|part| part.submitted),
                 made: part.and_then(|part| part.made),
+                voice: part.and_then(|part| part.voice),
+                network: out.shared.stats.one_way(),
             };
             let early = turn.style.speculation.is_some();
             let answer = self.latency.answered(now, milestones, early).filter(|_| !turn.silent);
@@ -491,7 +493,8 @@ impl Speaking {
                 if turn.immediate {
                     out.meters.first_audio(&out.shared.stats, after);
                 }
-                out.event(CallEvent::FirstAudio { turn: turn.id.clone(), after, immediate: turn.immediate });
+                let stages = milestones.own(now);
+                out.event(CallEvent::FirstAudio { turn: turn.id.clone(), after, immediate: turn.immediate, stages });
             }
             if let Some((asked, stages)) = answer {
                 out.meters.answered(&stages);

@@ -145,7 +145,11 @@ impl Synthesis {
             // What belongs to no part was cancelled or withdrawn: late audio is dropped on sight.
             SpeechEvent::Audio { utterance, pcm } => {
                 let Some(part) = queue.part(utterance) else { return };
-                part.made.get_or_insert(now);
+                if part.made.is_none() {
+                    part.made = Some(now);
+                    // Told later, it would be of audio behind a beginning that was kept.
+                    part.voice = part.stages.known();
+                }
                 let out = part.left_out();
                 part.receive(pcm);
                 let samples = part.left_out() - out;

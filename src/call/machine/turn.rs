@@ -293,6 +293,7 @@ impl Turn {
             markup: style.markup.of_voice(),
             sounds: part.reading.sounds.clone(),
             words: part.words.clone(),
+            stages: part.stages.clone(),
             tenant: tenant.clone(),
         }
     }

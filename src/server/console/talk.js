@@ -7,6 +7,9 @@ let call = null;
 const lines = new Map();
 const live = () => call && call.state !== "ended";
 export const callId = () => (live() ? call.id : null);
+let buffered = 0;
+/** What the browser holds back of a call of this page before it is heard, in milliseconds; of others nobody tells. */
+export const ownBuffer = id => (id && id === callId() ? buffered : 0);
 
 function controls() {
   const on = !!live();
@@ -128,6 +131,7 @@ export async function figures(calls) {
   const mine = calls?.find(one => one.id === call.id);
   if (mine) $("gaps").textContent = mine.underruns;
   const stats = await call.stats();
+  buffered = stats.bufferMs ?? 0;
   $("rtt").textContent = ms(stats.roundTripMs);
   $("lost").textContent = stats.received ? `${stats.lost} of ${stats.received + stats.lost}` : "–";
 }

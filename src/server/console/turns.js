@@ -1,15 +1,22 @@
 // The latest turns as waterfalls: where the caller's wait went.
 
 import { $, el, ms, seconds, shown } from "/console/base.js";
+import { ownBuffer } from "/console/talk.js";
 
 const KEPT = 12;
-/** Colour, field of the event, name and meaning, in the order in which they pass. */
+const sum = (...values) => (values.every(value => value == null) ? null : values.reduce((all, value) => all + (value ?? 0), 0));
+/** Colour, name, meaning and length of each stage, in the order in which they pass. */
 const STAGES = [
-  ["k1", "endOfTurnMs", "end of turn", "from the caller's last sound to words"],
-  ["k3", "agentMs", "agent", "to the first text"],
-  ["k5", "queueMs", "queue", "to the voice's begin"],
-  ["k2", "firstAudioMs", "voice", "to the first sound made"],
-  ["k4", "egressMs", "egress", "to the first packet"],
+  ["k1", "end of turn", "from the caller's last sound to words", w => w.endOfTurnMs],
+  ["k3", "agent", "to the first text", w => w.agentMs],
+  ["k5", "queued", "to the voice's first step", w => sum(w.queueMs, w.voice?.waitMs)],
+  ["k6", "prefill", "the text through the language model", w => w.voice?.prefillMs],
+  ["k7", "first token", "to the first speech token", w => w.voice?.firstTokenMs],
+  ["k8", "first mel", "to the first mel frames", w => w.voice?.firstMelMs],
+  // Of what was kept, or made by a voice that does not tell, it is one piece.
+  ["k2", "first PCM", "to the first sound made", w => (w.voice ? w.voice.firstPcmMs : w.firstAudioMs)],
+  ["k4", "first packet", "encoded and sent", w => w.egressMs],
+  ["k9", "heard", "half the round trip, and this page's own jitter buffer", w => w.heardMs],
 ];
 
 const turns = new Map();
@@ -22,37 +29,40 @@ export function turnEvent(event) {
   else if (event.event === "firstAudio") {
     // Behind other speech the wait is no latency.
     turn.behind = !event.immediate;
-    if (turn.waits.firstAudioMs == null) turn.waits = { firstAudioMs: event.afterMs };
+    turn.waits = event.stages ?? { firstAudioMs: event.afterMs };
   } else if (event.event === "speaking") turn.text = (turn.text + " " + event.text).trim();
   else if (event.event === "interrupted") Object.assign(turn, { sent: event.heard?.sentMs, how: "interrupted" });
   else if (event.event === "turnEnded") Object.assign(turn, { sent: event.heard?.sentMs ?? turn.sent, how: turn.how ?? event.how, text: turn.text || (event.heard?.text ?? "") });
   else if (event.event === "underrun") turn.gaps = (turn.gaps ?? 0) + 1;
   else return;
+  if (turn.waits.networkMs != null) turn.waits.heardMs ??= turn.waits.networkMs + ownBuffer(event.callId);
   turns.delete(key);
   turns.set(key, turn);
   while (turns.size > KEPT) turns.delete(turns.keys().next().value);
   if (shown("talk")) draw();
 }
 
-const total = turn => (turn.behind ? 0 : STAGES.reduce((sum, [, field]) => sum + (turn.waits[field] ?? 0), 0));
+/** The stages that a turn went through: colour, name, meaning, milliseconds. */
+const parts = turn => (turn.behind ? [] : STAGES.map(([k, name, about, of]) => [k, name, about, of(turn.waits)]).filter(([, , , time]) => time));
+const total = turn => parts(turn).reduce((all, [, , , time]) => all + time, 0);
 
 function draw() {
   const list = [...turns.values()].reverse();
   const longest = Math.max(...list.map(total), 1);
+  const met = new Set(list.flatMap(turn => parts(turn).map(([k]) => k)));
   $("turns").replaceChildren(
-    el("ul", { class: "legend" }, ...STAGES.map(([k, , name, about]) => el("li", {}, el("i", { class: k }), `${name}: ${about}`))),
+    el("ul", { class: "legend" }, ...STAGES.filter(([k]) => met.has(k)).map(([k, name, about]) => el("li", {}, el("i", { class: k }), `${name}: ${about}`))),
     ...list.map(turn => {
       const bar = el("div", { class: "bar", "aria-hidden": "true" });
       // Widths by the CSSOM: an inline style attribute would need a weaker content policy.
-      for (const [k, field] of STAGES) {
-        if (turn.behind || !turn.waits[field]) continue;
+      for (const [k, , , time] of parts(turn)) {
         const part = el("i", { class: k });
-        part.style.width = (100 * turn.waits[field]) / longest + "%";
+        part.style.width = (100 * time) / longest + "%";
         bar.append(part);
       }
-      const parts = STAGES.filter(([, field]) => turn.waits[field] && !turn.behind).map(([, field, name]) => `${name} ${ms(turn.waits[field])}`);
+      const all = parts(turn).map(([, name, , time]) => `${name} ${ms(time)}`);
       const words = [
-        turn.behind ? "after other speech" : parts.join(" + ") || "waits",
+        turn.behind ? "after other speech" : all.length ? `${ms(total(turn))} = ${all.join(" + ")}` : "waits",
         turn.sent == null ? null : `spoken ${seconds(turn.sent / 1e3)}`,
         turn.gaps ? `${turn.gaps} gaps` : null,
         turn.how && turn.how !== "done" ? turn.how : null,

@@ -51,7 +51,9 @@ impl State {
         if let Some(recorder) = &mut payload.recorder {
             recorder.hear(&pcm);
         }
-        payload.trace.tell(payload.utterance.id, clock::now());
+        if let Some(stages) = payload.trace.tell(payload.utterance.id, payload.accepted, clock::now()) {
+            payload.utterance.stages.tell(stages);
+        }
         let event = SpeechEvent::Audio { utterance: payload.utterance.id, pcm };
         if !payload.outbox.is_empty() {
             payload.outbox.push_back(event);

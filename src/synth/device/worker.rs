@@ -379,6 +379,7 @@ impl Worker<'_> {
                         payload.position = 0;
                     }
                     drop(state);
+                        payload.trace.restart();
                     self.close(slot)?;
                 }
                 Plan::Park { slot, .. } => {

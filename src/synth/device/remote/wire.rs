@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::sched::{Load, Refused, RefusedReason};
-use crate::turn::{Class, Markup, UtteranceEnd};
+use crate::turn::{Class, Markup, UtteranceEnd, VoiceStages};
 use crate::voice::copies::is_content;
 
 /// Both sides must speak the same; raised with every change that the other side would misread. A field that may be missing, or
@@ -92,6 +92,45 @@ pub(super) struct Submission {
     /// Somebody wants to know when its words sound.
     #[serde(default)]
     pub(super) words: bool,
+    /// Somebody wants to know where the time to its first audio went.
+    #[serde(default)]
+    pub(super) stages: bool,
+}
+
+/// [`VoiceStages`] in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Stages {
+    wait: u64,
+    prefill: Option<u64>,
+    first_token: Option<u64>,
+    first_mel: Option<u64>,
+    first_pcm: u64,
+}
+
+impl From<VoiceStages> for Stages {
+    fn from(stages: VoiceStages) -> Self {
+        let us = |time: Duration| time.as_micros() as u64;
+        Self {
+            wait: us(stages.wait),
+            prefill: stages.prefill.map(us),
+            first_token: stages.first_token.map(us),
+            first_mel: stages.first_mel.map(us),
+            first_pcm: us(stages.first_pcm),
+        }
+    }
+}
+
+impl From<Stages> for VoiceStages {
+    fn from(stages: Stages) -> Self {
+        let time = Duration::from_micros;
+        Self {
+            wait: time(stages.wait),
+            prefill: stages.prefill.map(time),
+            first_token: stages.first_token.map(time),
+            first_mel: stages.first_mel.map(time),
+            first_pcm: time(stages.first_pcm),
+        }
+    }
 }
 
 /// A [`crate::sched::StreamNote`]; clocks differ between machines, so times are ages.
@@ -123,6 +162,8 @@ pub(super) enum ToGateway {
         /// Bytes and samples of [`crate::turn::WordEnd`], once and all of them.
         ends: Option<Vec<(usize, u64)>>,
     },
+    /// Where the time to the first audio of an utterance went whose gateway asked; before that audio.
+    Stages { id: u64, stages: Stages },
     /// An utterance is over.
     End { id: u64, how: How },
 }
@@ -422,7 +463,9 @@ mod tests {
         let submit = br#"{"type":"submit","id":1,"stream":2,"batch":false,"text":"Hi.","voice":null,"language":null,
             "instructions":null,"seed":0,"speed":1.0,"markup":"none","tenant":""}"#;
         match frame::<ToWorker>(&[&[JSON][..], &submit[..]].concat()).expect("understood") {
-            Frame::Message(ToWorker::Submit(submission)) => assert!(!submission.streamed && !submission.words),
+            Frame::Message(ToWorker::Submit(submission)) => {
+                assert!(!submission.streamed && !submission.words && !submission.stages)
+            }
             other => panic!("{other:?}"),
         }
         let voice: Voice = serde_json::from_str(r#"{"name":"anna","languages":[]}"#).expect("understood");

@@ -200,6 +200,7 @@ fn obey(link: &Link, order: Order, open: &mut HashMap<u64, Open>, sent: &mut Has
                 tenant: utterance.tenant.to_string(),
                 streamed: utterance.streamed,
                 words,
+                stages: utterance.class == Class::Live,
             };
             out.extend(wire::message(&ToWorker::Submit(Box::new(submission))));
             let (begun, id) = begun(link, utterance, sink, words);
@@ -304,6 +305,11 @@ fn hear(
                 && let Some(ends) = ends.and_then(|ends| checked(&text, ends))
             {
                 words.tell(ends);
+            }
+        }
+        Frame::Message(ToGateway::Stages { id, stages }) => {
+            if let Some(open) = open.get(&id) {
+                open.utterance.stages.tell(stages.into());
             }
         }
         Frame::Message(ToGateway::Status(status)) => link.hear(*status),

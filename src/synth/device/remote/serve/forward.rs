@@ -8,18 +8,20 @@ use tokio::time::timeout;
 
 use super::super::wire::{self, How, ToGateway};
 use crate::synth::device::Refused;
-use crate::turn::{SpeechEvent, UtteranceEnd, WordTimes};
+use crate::turn::{SpeechEvent, StageTimes, UtteranceEnd, WordTimes};
 
 /// How often it is looked whether a voice still looks for the words of what it has said, and for how long at most.
 const LOOK: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Sends the audio of one utterance as there is credit, and its end; `words`: and when they sound.
+/// Sends the audio of one utterance as there is credit, and its end; `words`: and when they sound; `stages`: and before its
+/// first audio, where the time went.
 pub(super) async fn forward(
     id: u64,
     refused: Option<Refused>,
     mut events: mpsc::Receiver<SpeechEvent>,
     words: Option<WordTimes>,
+    mut stages: Option<StageTimes>,
     credit: Arc<Semaphore>,
     out: mpsc::Sender<Vec<u8>>,
 ) {
@@ -31,6 +33,9 @@ pub(super) async fn forward(
                 let Ok(permit) = credit.acquire().await else { continue };
                 permit.forget();
                 let mut frame = words.as_mut().and_then(Words::news).unwrap_or_default();
+                if let Some(stages) = stages.take().and_then(|stages| stages.known()) {
+                    frame.append(&mut wire::message(&ToGateway::Stages { id, stages: stages.into() }));
+                }
                 frame.append(&mut wire::audio(id, &pcm));
                 frame
             }
@@ -108,14 +113,14 @@ impl Words {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::{NotBefore, UtteranceId, WordEnd};
+    use crate::turn::{NotBefore, UtteranceId, VoiceStages, WordEnd};
 
     #[tokio::test]
     async fn what_is_cancelled_ends_without_the_credit_of_who_listens_no_more() {
         let (sink, events) = mpsc::channel(8);
         let (out, mut frames) = mpsc::channel(8);
         let credit = Arc::new(Semaphore::new(1));
-        let forwarding = tokio::spawn(forward(7, None, events, None, credit.clone(), out));
+        let forwarding = tokio::spawn(forward(7, None, events, None, None, credit.clone(), out));
         let utterance = UtteranceId::next();
         for _ in 0..3 {
             sink.send(SpeechEvent::Audio { utterance, pcm: vec![0.5] }).await.expect("room");
@@ -134,7 +139,7 @@ mod tests {
         let (sink, events) = mpsc::channel(8);
         let (out, frames) = mpsc::channel(8);
         let credit = Arc::new(Semaphore::new(0));
-        let forwarding = tokio::spawn(forward(7, None, events, None, credit.clone(), out));
+        let forwarding = tokio::spawn(forward(7, None, events, None, None, credit.clone(), out));
         let pcm = vec![0.5];
         sink.send(SpeechEvent::Audio { utterance: UtteranceId::next(), pcm }).await.expect("room");
         drop(frames);
@@ -149,7 +154,7 @@ mod tests {
         let (sink, events) = mpsc::channel(8);
         let (out, mut frames) = mpsc::channel(8);
         let (times, utterance, credit) = (WordTimes::default(), UtteranceId::next(), Arc::new(Semaphore::new(8)));
-        let forwarding = tokio::spawn(forward(7, None, events, Some(times.clone()), credit, out.clone()));
+        let forwarding = tokio::spawn(forward(7, None, events, Some(times.clone()), None, credit, out.clone()));
         let words = |begins: &[(usize, u64)], ends: Option<&[(usize, u64)]>| {
             wire::message(&ToGateway::Words { id: 7, begins: begins.to_vec(), ends: ends.map(<[_]>::to_vec) })
         };
@@ -169,5 +174,23 @@ mod tests {
         assert_eq!(frames.recv().await.expect("its words"), words(&[], Some(&[(3, 480)])));
         drop(out);
         assert!(frames.recv().await.is_none(), "nothing more");
+    }
+
+    #[tokio::test]
+    async fn the_stages_are_told_once_before_the_first_audio() {
+        let (sink, events) = mpsc::channel(8);
+        let (out, mut frames) = mpsc::channel(8);
+        let (times, utterance, credit) = (StageTimes::default(), UtteranceId::next(), Arc::new(Semaphore::new(8)));
+        let stages = VoiceStages { first_pcm: Duration::from_millis(3), ..VoiceStages::default() };
+        times.tell(stages);
+        let forwarding = tokio::spawn(forward(7, None, events, None, Some(times), credit, out));
+        for _ in 0..2 {
+            sink.send(SpeechEvent::Audio { utterance, pcm: vec![0.5] }).await.expect("room");
+        }
+        let told = wire::message(&ToGateway::Stages { id: 7, stages: stages.into() });
+        assert_eq!(frames.recv().await.expect("a frame"), [told, wire::audio(7, &[0.5])].concat());
+        assert_eq!(frames.recv().await.expect("a frame"), wire::audio(7, &[0.5]));
+        sink.send(SpeechEvent::End { utterance, how: UtteranceEnd::Done }).await.expect("room");
+        forwarding.await.expect("over");
     }
 }

@@ -18,7 +18,7 @@ use crate::clock;
 use crate::secret::same;
 use crate::synth::VoiceInfo;
 use crate::synth::device::{Engine, StreamNote};
-use crate::turn::{Epoch, StreamId, Utterance, UtteranceId, WordTimes};
+use crate::turn::{Epoch, StageTimes, StreamId, Utterance, UtteranceId, WordTimes};
 use crate::voice::copies;
 
 /// Frames that may wait for the socket.
@@ -297,6 +297,7 @@ impl Session {
             tenant,
             streamed,
             words: wanted,
+            stages: asked,
         } = submission;
         // By the name that it has at the gateway, and by what it is.
         let copied = |content: &String| {
@@ -325,8 +326,10 @@ impl Session {
             markup,
             sounds,
             words: words.clone(),
+            stages: StageTimes::default(),
             tenant: tenant.into(),
         };
+        let stages = asked.then(|| utterance.stages.clone());
         let (sink, events) = mpsc::channel(SINK);
         // Held from before a voice can look whether anybody wants to know.
         let words = wanted.then_some(words);
@@ -334,7 +337,7 @@ impl Session {
         for (text, last) in more {
             self.engine().append(stream, own, &text, last);
         }
-        let forwarded = forward(id, accepted.err(), events, words, credit, self.out.clone());
+        let forwarded = forward(id, accepted.err(), events, words, stages, credit, self.out.clone());
         tokio::spawn(async move {
             let _open = open;
             forwarded.await;
