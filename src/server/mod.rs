@@ -10,6 +10,7 @@ pub mod config;
 mod console;
 mod crowd;
 mod debug;
+mod devices;
 pub mod error;
 mod events;
 mod extract;
@@ -105,6 +106,7 @@ pub fn router(gateway: Gateway, policies: Policies, configuration: Arc<dyn Confi
         .merge(console::router())
         .merge(calls::router())
         .merge(debug::router())
+        .merge(devices::router())
         .merge(jobs::router())
         .merge(recording::router())
         .merge(records::router())

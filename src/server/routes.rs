@@ -65,6 +65,7 @@ pub const ROUTES: &[Route] = &[
     http("DELETE", "/v1/admin/drain", ADMIN),
     http("POST", "/v1/admin/reload", ADMIN),
     http("GET", "/v1/admin/config", ADMIN),
+    http("GET", "/v1/devices/{id}/steps", ADMIN),
     http("GET", "/debug/tasks", ADMIN),
     http("GET", "/debug/turns", ADMIN),
     http("POST", "/debug/profile", ADMIN),

@@ -26,6 +26,7 @@ pub mod phrases;
 mod place;
 pub mod remote;
 mod spent;
+mod timeline;
 mod trace;
 mod worker;
 
@@ -42,6 +43,7 @@ use self::phrases::{Phrases, Recorder};
 use self::place::{Device, Devices, Local, has_voice, preferred, serves, suitable};
 use self::remote::link::{Link, Worker};
 pub use self::spent::{Spent, Steps};
+pub use self::timeline::{StepRun, Timeline};
 use self::worker::Shared;
 use super::identity::Key;
 use super::{Caps, Memory, SynthError, Synthesizer, VoiceInfo};

@@ -516,6 +516,19 @@ async fn every_route_succeeds_and_every_metric_tells() {
     assert!(threads.iter().any(|thread| thread["name"] == "media-0"), "{tasks}");
     let turns = tour.json(("GET", "/debug/turns"), "", 200, Value::Null).await;
     assert!(turns["turns"].as_array().is_some_and(|all| all.iter().any(|turn| turn["how"] == "done")), "{turns}");
+    // Where the time to the first packet went adds up, and so does the voice's part of it.
+    let stages = turns["turns"].as_array().into_iter().flatten().find(|turn| turn["stages"]["voice"].is_object());
+    let stages = &stages.unwrap_or_else(|| panic!("no turn tells of the voice: {turns}"))["stages"];
+    let sum = |of: &Value| of.as_object().into_iter().flatten().filter_map(|(_, time)| time.as_f64()).sum::<f64>();
+    let whole = stages["firstAudioMs"].as_f64().expect("a number");
+    assert!(whole > 0.0 && (sum(&stages["voice"]) - whole).abs() < 0.01, "{stages}");
+    let steps = tour.json(("GET", "/v1/devices/{id}/steps"), "0", 200, Value::Null).await;
+    let steps = steps["steps"].as_array().cloned().unwrap_or_default();
+    assert!(steps.iter().any(|step| step["stage"] == "vocode" && step["live"] == 1), "{steps:?}");
+    let grow = steps.windows(2).all(|two| two[0]["beganMs"].as_f64() <= two[1]["beganMs"].as_f64());
+    assert!(grow && steps.iter().all(|step| step["lastedMs"].as_f64() > Some(0.0)), "{steps:?}");
+    let beyond = tour.client.get(format!("{}/v1/devices/9/steps", tour.base)).send().await.expect("HTTP");
+    assert_eq!(beyond.status(), 404, "there is one device");
     let profile = tour.ask(("POST", "/debug/profile?seconds=1"), "", 200, |r| r).await;
     assert!(profile.headers()["content-type"].to_str().is_ok_and(|kind| kind.starts_with("text/plain")));
     let reloaded = tour.json(("POST", "/v1/admin/reload"), "", 200, Value::Null).await;

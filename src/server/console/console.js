@@ -6,7 +6,7 @@ import { drawJobs } from "/console/batch.js";
 import { drawCalls } from "/console/calls.js";
 import { drawReadiness } from "/console/operate.js";
 import "/console/records.js";
-import { drawDevices, drawStages } from "/console/scheduler.js";
+import { deviceCount, drawDevices, drawStages, drawTimeline } from "/console/scheduler.js";
 import { figures, firstAudio } from "/console/talk.js";
 import { turnEvent } from "/console/turns.js";
 import "/console/voices.js";
@@ -90,6 +90,10 @@ async function poll() {
       if (shown("devices")) {
         const metrics = await look("/metrics");
         if (metrics) drawStages(metrics);
+        for (let at = 0; at < deviceCount(); at++) {
+          const steps = await look(`/v1/devices/${at}/steps`);
+          if (steps) drawTimeline(at, steps);
+        }
       }
     } catch {
       // The next look may find more; what somebody asked for tells its own errors.

@@ -1,6 +1,6 @@
-// What each device does: streams by class, slack, memory, and where its time goes by stage.
+// What each device does: streams by class, slack, memory, its latest steps on a timeline, and where its time goes by stage.
 
-import { $, bytes, el, figure, percent, row, shown, svg } from "/console/base.js";
+import { $, bytes, el, figure, ms, percent, row, shown, svg } from "/console/base.js";
 
 const KEPT = 120;
 const histories = new Map();
@@ -16,15 +16,15 @@ function spark(values, label, second) {
 export function drawDevices(list) {
   for (const [n, device] of list.entries()) {
     const key = device.device ?? "device " + n;
-    const kept = histories.get(key) ?? { live: [], queued: [], load: [] };
-    for (const name of ["live", "queued", "load"]) kept[name] = [...kept[name], device[name] ?? 0].slice(-KEPT);
+    const kept = histories.get(key) ?? { live: [], batch: [], queued: [] };
+    for (const name of ["live", "batch", "queued"]) kept[name] = [...kept[name], device[name] ?? 0].slice(-KEPT);
     histories.set(key, kept);
   }
   if (!shown("devices")) return;
-  $("devices").replaceChildren(...list.map((device, n) => card(device, device.device ?? "device " + n)));
+  $("devices").replaceChildren(...list.map((device, n) => card(device, device.device ?? "device " + n, n)));
 }
 
-function card(device, key) {
+function card(device, key, at) {
   const kept = histories.get(key);
   const parts = Object.entries(device.memoryParts ?? {}).sort((a, b) => b[1] - a[1]);
   const shade = at => "k" + Math.min(at + 1, 5);
@@ -47,9 +47,60 @@ function card(device, key) {
       figure("least slack", slack == null ? null : slack.toFixed(2) + " s"),
       figure("memory", device.memoryTotal ? `${bytes(device.memoryUsed)} of ${bytes(device.memoryTotal)}` : null),
       figure("failures", device.failures)),
-    spark(kept.live, "live streams"), spark(kept.queued, "queued", true),
+    el("div", { class: "sparks" }, spark(kept.live, "live streams"), spark(kept.batch, "batch streams", true), spark(kept.queued, "queued", true)),
+    timelines.get(at) ?? null,
     parts.length ? bar : null,
     parts.length ? el("ul", { class: "legend" }, ...parts.slice(0, 8).map(([name, value], at) => el("li", {}, el("i", { class: shade(at) }), `${name} ${bytes(value)}`))) : null);
+}
+
+// ---- the latest steps, a lane a stage; and the slack ----
+
+/** The drawing of each device, kept from one look to the next: cards are drawn anew with every event. */
+const timelines = new Map();
+/** How much of the past is shown, in milliseconds; a device that did nothing since shows what it did last. */
+const SPAN = 10_000;
+const LANE = 22;
+const STAGES = ["prefill", "decode", "flow", "vocode"];
+
+export const deviceCount = () => histories.size;
+
+export function drawTimeline(at, { elsewhere, steps, slack }) {
+  if (elsewhere || !steps.length) return timelines.set(at, el("p", { class: "hint", textContent: elsewhere ? "A worker on another machine does not tell its steps." : "No step yet." }));
+  const end = Math.max(...steps.map(step => step.beganMs + step.lastedMs), slack.at(-1)?.atMs ?? 0);
+  const from = Math.max(end - SPAN, steps[0].beganMs);
+  const width = 1000;
+  const x = when => (width * (when - from)) / Math.max(end - from, 1);
+  const recent = steps.filter(step => step.beganMs + step.lastedMs >= from);
+  const lanes = STAGES.filter(stage => recent.some(step => step.stage === stage));
+  const most = Math.max(...recent.map(step => step.live + step.batch), 1);
+  const looks = slack.filter(look => look.atMs >= from);
+  const height = LANE * (lanes.length + (looks.length > 1 ? 2 : 0));
+  const told = lanes.map(stage => `${stage} ${recent.filter(step => step.stage === stage).length}`).join(", ");
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", class: "timeline", role: "img", "aria-label": `steps of ${((end - from) / 1e3).toFixed(1)} s: ${told}` });
+  for (const step of recent) {
+    const left = Math.max(x(step.beganMs), 0);
+    // As high as the step was wide.
+    const tall = Math.max(4, (LANE - 3) * ((step.live + step.batch) / most));
+    const rect = svg("rect", {
+      x: left, y: LANE * (lanes.indexOf(step.stage) + 1) - 1 - tall, height: tall,
+      width: Math.max(x(step.beganMs + step.lastedMs) - left, 1), class: step.live && step.batch ? "both" : step.batch ? "batch" : "live",
+    });
+    rect.append(svg("title", {}, `${step.stage}, ${step.lastedMs.toFixed(2)} ms, ${step.live} live and ${step.batch} batch rows, ${step.rounds} rounds`));
+    drawing.append(rect);
+  }
+  const floor = LANE * lanes.length;
+  if (looks.length > 1) {
+    const top = Math.max(...looks.map(look => look.seconds), 0.1);
+    const y = value => floor + 2 * LANE - 2 - ((2 * LANE - 6) * Math.max(value, 0)) / top;
+    drawing.append(svg("polyline", { points: looks.map(look => `${x(look.atMs)},${y(look.seconds)}`).join(" ") }));
+  }
+  const names = el("div", { class: "lanes", "aria-hidden": "true" }, ...lanes.map(stage => el("span", { textContent: stage })));
+  if (looks.length > 1) names.append(el("span", { class: "tall", textContent: `slack, to ${Math.max(...looks.map(look => look.seconds)).toFixed(1)} s` }));
+  const legend = [["live", "live"], ["batch", "batch"], ["both", "both in one step"]].map(([k, name]) => el("li", {}, el("i", { class: k }), name));
+  const mean = recent.reduce((all, step) => all + step.lastedMs, 0) / recent.length;
+  timelines.set(at, el("figure", { class: "plain" },
+    el("figcaption", { class: "hint", textContent: `The latest ${recent.length} steps, in ${((end - from) / 1e3).toFixed(1)} s; as high as they have rows, to ${most}. Mean ${ms(mean)}.` }),
+    el("div", { class: "lanes-box" }, names, drawing), el("ul", { class: "legend" }, ...legend)));
 }
 
 // ---- time by stage, from the difference between two scrapes ----

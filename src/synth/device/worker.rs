@@ -18,6 +18,7 @@ use super::feed::Feed;
 use super::meter::Meter;
 use super::phrases::Recorder;
 use super::spent::Spent;
+use super::timeline::Timeline;
 use super::trace::Trace;
 use super::{LOADING, Loader, Phase, Recovery, lock};
 use crate::clock;
@@ -60,6 +61,7 @@ pub(super) struct State {
     /// Of all devices.
     pub(super) meter: Arc<Meter>,
     pub(super) spent: Spent,
+    pub(super) timeline: Timeline,
     pub(super) failures: u32,
     /// When a failed device is loaded again.
     pub(super) retry_at: Option<Instant>,
@@ -377,9 +379,9 @@ impl Worker<'_> {
                 Plan::Displace { slot, job } => {
                     if let Some(payload) = state.payloads.get_mut(&job) {
                         payload.position = 0;
+                        payload.trace.restart();
                     }
                     drop(state);
-                        payload.trace.restart();
                     self.close(slot)?;
                 }
                 Plan::Park { slot, .. } => {
@@ -495,9 +497,10 @@ impl Worker<'_> {
         let mut state = self.shared.state();
         state.remember(memory);
         state.produced += progress.iter().map(|p| p.pcm.len() as u64).sum::<u64>();
-        let State { sched: Some(sched), spent, payloads, .. } = &mut *state else { return };
+        let State { sched: Some(sched), spent, timeline, payloads, .. } = &mut *state else { return };
         let jobs: Vec<Option<JobId>> = progress.iter().map(|p| sched.job_in(p.outcome.slot)).collect();
         let classes = jobs.iter().flatten().filter_map(|job| Some(payloads.get(job)?.utterance.class));
+        timeline.ran((ran.start, ran.end), step, classes.clone());
         if ran.launched {
             spent.completed(ran.end, ran.took, step, classes);
         } else {
@@ -554,6 +557,7 @@ impl Worker<'_> {
         }
         if let Some(slack) = load.slack {
             metrics::histogram!("antiphon_slack_seconds").record(slack);
+            state.timeline.looked(now, slack);
         }
         metrics::counter!("antiphon_preemptions_total").increment(load.preemptions - self.preemptions);
         self.preemptions = load.preemptions;
