@@ -1,148 +1,40 @@
 //! The console in a real browser: it calls, hears, shows what is said, and fits a desk and a telephone.
 
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
+use antiphon::config::EngineKind;
 use antiphon::server::config::Token;
+use antiphon_loadgen::heard::Clip;
 use antiphon_loadgen::synthetic;
 use antiphon_loadgen::wav;
-use serde_json::{Value, json};
-use tokio::process::Command;
+use serde_json::json;
 
+use super::browser::{self, Browser, axe, inspect, inspect_panels, keep};
 use super::chromium::Page;
+use super::hears::{TEXT, service};
 use super::support::{PATIENCE, Rig};
 
-/// Everything that the console shows, by the ids of its tabs.
-pub(crate) const TABS: [&str; 8] =
-    ["tab-talk", "tab-calls", "tab-devices", "tab-batch", "tab-voices", "tab-records", "tab-settings", "tab-operate"];
 /// What a failed wait shows.
 const STATE: &str = "document.getElementById('problem').textContent + ' / ' + \
     document.getElementById('state').textContent + ' / ' + document.getElementById('captions').textContent";
 
-/// Longest time that axe-core may take to be installed.
-const INSTALL: Duration = Duration::from_secs(240);
-
-/// axe-core, the checker of accessibility, if it can be had.
-async fn axe() -> Option<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/axe.sh");
-    let output = Command::new("sh").arg(script).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = tokio::time::timeout(INSTALL, output).await.expect("the script ends").expect("the script runs");
-    if output.status.code() == Some(77) {
-        antiphon_skip::skip("axe", "it cannot be installed");
-        return None;
-    }
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let path = String::from_utf8(output.stdout).expect("text");
-    Some(std::fs::read_to_string(path.trim()).expect("readable"))
+/// A microphone with a person at it: recorded words, and so many seconds of silence behind them, again and again.
+fn words(folder: &Path, silence: usize) -> PathBuf {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/whisper/audio.wav");
+    let Clip { rate, mut pcm } = wav::read(recorded).expect("recorded words");
+    pcm.extend(vec![0.0; rate as usize * silence]);
+    let microphone = folder.join("words.wav");
+    wav::write(&microphone, &Clip { rate, pcm }).expect("written");
+    microphone
 }
 
-/// What of the page as it is shown now somebody cannot see, reach or have read aloud.
-async fn barriers(page: &mut Page, axe: &str) -> Value {
-    page.value(&format!("{axe};0")).await;
-    page.value(
-        "axe.run(document, { resultTypes: ['violations'] }).then(r => r.violations.map(v => \
-           v.id + ': ' + v.nodes.slice(0, 3).map(n => n.html.slice(0, 100)).join(' | ')))",
-    )
-    .await
-}
-
-/// What is wider than its window, tab by tab, and what axe-core finds there.
-async fn inspect(page: &mut Page, (width, height): (u32, u32), scheme: &str, axe: Option<&str>) {
-    page.resize(width, height).await;
-    let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
-    page.ask("Emulation.setEmulatedMedia", scheme).await;
-    for tab in TABS {
-        page.click(tab).await;
-        page.until(&format!("document.getElementById({tab:?}).getAttribute('aria-selected') == 'true'"), STATE).await;
-        let wide = page
-            .value(
-                "(() => { const w = document.documentElement.clientWidth; \
-                 if (document.documentElement.scrollWidth <= w) return []; \
-                 return [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > w + 1) \
-                   .map(e => e.tagName + '#' + e.id + '.' + e.className).slice(0, 5); })()",
-            )
-            .await;
-        assert_eq!(wide, json!([]), "{tab} at {width} x {height} is wider than its window");
-        if let Some(axe) = axe {
-            assert_eq!(barriers(page, axe).await, json!([]), "{tab} at {width} x {height}");
-        }
-    }
-    page.click(TABS[0]).await;
-}
-
-/// `.github/console.png` and `console-phone.png` are these pictures:
-/// `ANTIPHON_SCREENSHOTS=$PWD/.github cargo test --test gateway console`.
-fn keep(shot: Vec<u8>, name: &str) {
-    assert!(shot.starts_with(b"\x89PNG") && shot.len() < 200_000, "{} bytes", shot.len());
-    #[allow(clippy::disallowed_methods, reason = "this variable belongs to the test")]
-    if let Ok(folder) = std::env::var("ANTIPHON_SCREENSHOTS") {
-        std::fs::write(Path::new(&folder).join(name), &shot).expect("written");
-    }
-}
-
-/// Every panel does what it is for.
-async fn panels(page: &mut Page) {
-    let text = |id: &str| format!("document.getElementById('{id}').innerText");
-    // A job of two lines is made, and heard.
-    page.click("tab-batch").await;
-    page.value(
-        "document.getElementById('job-text').value = 'One.\\nTwo.'; document.getElementById('job').requestSubmit()",
-    )
-    .await;
-    page.until(&format!("{}.includes('done · 2 of 2')", text("jobs")), &text("jobs")).await;
-    page.value("document.querySelector('#jobs button').click()").await;
-    page.until("document.getElementById('listen').currentTime > 0", &text("problem")).await;
-    page.click("close-player").await;
-    // The voice speaks, and a recording becomes none without a checkpoint, which is said.
-    page.click("tab-voices").await;
-    page.until("document.querySelector('#voices button') != null", &text("problem")).await;
-    page.value("document.querySelector('#voices button').click()").await;
-    page.until("document.getElementById('playing').textContent.startsWith('voice ')", &text("problem")).await;
-    page.click("close-player").await;
-    page.click("record").await;
-    page.until("document.getElementById('recording').textContent.startsWith('recording, 3 s')", &text("problem")).await;
-    page.click("record").await;
-    page.until("document.getElementById('recording').textContent.endsWith(' s recorded')", &text("recording")).await;
-    page.value(
-        "document.getElementById('voice-name').value = 'anna'; document.getElementById('voice-text').value = 'Words.'; \
-         document.getElementById('voice-consent').checked = true; document.getElementById('enrol').requestSubmit()",
-    )
-    .await;
-    page.until("document.getElementById('enrolled').className.includes('bad')", &text("enrolled")).await;
-    page.errors.retain(|error| error["entry"]["source"] != "network");
-    // The call is on record with its words.
-    page.click("tab-records").await;
-    page.until("document.querySelector('#records tbody button') != null", &text("problem")).await;
-    page.value("document.querySelector('#records tbody button').click()").await;
-    page.until(&format!("{}.includes('How may I help you today?')", text("transcript")), &text("transcript")).await;
-    // And with its sound, both sides of it.
-    page.until("!document.getElementById('play-record').hidden", &text("problem")).await;
-    page.click("play-record").await;
-    page.until("document.getElementById('playing').textContent.startsWith('call from')", &text("problem")).await;
-    page.until("document.getElementById('listen').currentTime > 0", &text("problem")).await;
-    page.click("close-player").await;
-    // The configuration, filtered.
-    page.click("tab-settings").await;
-    page.until("document.querySelectorAll('#settings tbody tr').length > 50", &text("problem")).await;
-    page.value(
-        "document.getElementById('setting-filter').value = 'http.bind'; \
-         document.getElementById('setting-filter').dispatchEvent(new Event('input'))",
-    )
-    .await;
-    page.until(&format!("{}.includes('127.0.0.1')", text("settings")), &text("settings")).await;
-    // Metrics; drained, and not.
-    page.click("tab-operate").await;
-    page.until(&format!("{}.includes('antiphon_')", text("metrics")), &text("problem")).await;
-    page.click("drain").await;
-    page.until("document.getElementById('confirm').open", &text("problem")).await;
-    page.click("confirm-yes").await;
-    page.until("document.getElementById('health').textContent == 'draining'", &text("problem")).await;
-    page.errors.retain(|error| error["entry"]["source"] != "network"); // 503 of /readyz
-    page.until("!document.getElementById('undrain').hidden", &text("problem")).await;
-    page.click("undrain").await;
-    page.until("document.getElementById('health').textContent == 'ready'", &text("problem")).await;
-    page.errors.retain(|error| error["entry"]["source"] != "network");
+/// The console of `rig`, ready.
+async fn open(rig: &Rig, microphone: &Path) -> Page {
+    let mut page = Page::open(microphone).await;
+    page.resize(1280, 800).await;
+    page.ask("Page.navigate", json!({ "url": format!("{}/", rig.http) })).await;
+    page.until("document.getElementById('health')?.textContent == 'ready'", "document.body.innerText").await;
+    page
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,6 +50,7 @@ async fn the_console_asks_for_a_token_once() {
     let mut page = Page::open(&microphone).await;
     page.ask("Page.navigate", json!({ "url": format!("{}/", rig.http) })).await;
     page.until("document.getElementById('access')?.open == true", "document.body.innerText").await;
+    inspect(&mut page, "access", axe().await.as_deref()).await;
     let refused = |page: &Page| page.errors.iter().filter(|e| e["entry"]["text"].to_string().contains("401")).count();
     // Dismissed: what the page does by itself asks no more, and leaves no line of errors.
     page.value("document.querySelector('#access button[value=no]').click()").await;
@@ -197,11 +90,7 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     room.pcm.iter_mut().for_each(|sample| *sample *= 0.000_5);
     wav::write(&microphone, &room).expect("written");
 
-    let mut page = Page::open(&microphone).await;
-    page.resize(1280, 800).await;
-    page.ask("Page.navigate", json!({ "url": format!("{}/", rig.http) })).await;
-    page.until("document.getElementById('health')?.textContent == 'ready'", "document.body.innerText").await;
-
+    let mut page = open(&rig, &microphone).await;
     page.click("call").await;
     page.until("document.getElementById('state').textContent == 'connected'", STATE).await;
     let calls = &rig.app.gateway().calls;
@@ -228,14 +117,12 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
     page.click("speak").await;
     page.until("document.querySelector('#captions span.unheard')?.previousSibling?.textContent.length > 8", STATE)
         .await;
-    keep(page.screenshot().await, "console.png");
+    keep(page.screenshot().await, "console.png", false);
     page.resize(390, 844).await;
-    keep(page.screenshot().await, "console-phone.png");
+    keep(page.screenshot().await, "console-phone.png", false);
 
     let axe = axe().await;
-    inspect(&mut page, (1280, 800), "light", axe.as_deref()).await;
-    inspect(&mut page, (390, 844), "dark", axe.as_deref()).await;
-    page.resize(1280, 800).await;
+    inspect_panels(&mut page, axe.as_deref()).await;
 
     // By keyboard from one panel to the next.
     page.value("document.getElementById('tab-talk').focus()").await;
@@ -259,16 +146,91 @@ async fn the_console_calls_hears_and_shows_what_is_said() {
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("the gateway is told");
-    // Its recording is written to the end a moment after the call.
-    let (_, records) = rig.get("/v1/records").await;
-    let record = format!("/v1/records/{}", records["records"][0]["id"].as_str().expect("the call"));
-    let written = async {
-        while rig.get(&record).await.1["recording"]["durationMs"].is_null() {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, written).await.expect("the recording is complete");
-    panels(&mut page).await;
+    rig.recorded().await;
+    browser::panels(&mut page, axe.as_deref()).await;
+    assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
+    rig.app.drain().await;
+}
+
+/// Whether the line below some turn tells of all of these.
+fn a_turn_tells(stages: &[&str]) -> String {
+    let all =
+        stages.iter().map(|stage| format!("line.innerText.includes('{stage} ')")).collect::<Vec<_>>().join(" && ");
+    format!("[...document.querySelectorAll('#turns .figures-line')].some(line => {all})")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_console_shows_what_a_caller_says_and_where_the_wait_for_the_answer_went() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let service = service().await;
+    let rig = Rig::with(|config| {
+        config.recognizer.url = Some(service);
+        config.recognizer.timeout_ms = 20_000;
+    })
+    .await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut page = open(&rig, &words(folder.path(), 8)).await;
+    page.click("call").await;
+    page.until("document.getElementById('state').textContent == 'connected'", STATE).await;
+    page.until("document.getElementById('level-in').value > -40", STATE).await;
+    let said = format!("[...document.querySelectorAll('#captions .caller')].some(p => p.innerText.includes({TEXT:?}))");
+    page.until(&said, STATE).await;
+    let answered = "[...document.querySelectorAll('#captions .agent')].some(p => p.innerText.includes('You said'))";
+    page.until(answered, STATE).await;
+    // To the caller's ear, once the browser has reported a round trip.
+    let all = a_turn_tells(&["end of turn", "agent", "first PCM", "first packet", "heard"]);
+    page.until(&all, "document.getElementById('turns').innerText").await;
+    keep(page.screenshot().await, "talk.png", true);
+    page.click("hang").await;
+    assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
+    rig.app.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voice_is_recorded_in_the_console_and_speaks() {
+    if !antiphon_skip::has_program("chromium", "chromium") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (model, voices) = (folder.path().join("model"), folder.path().join("voices"));
+    std::fs::create_dir(&model).expect("a folder");
+    super::voices::write_model(&model, super::voices::FITTING);
+    let rig = Rig::with(|config| {
+        config.engine.kind = EngineKind::Cosyvoice3;
+        config.engine.model = Some(model);
+        config.engine.voices = voices;
+        config.engine.device = "cpu".into();
+        config.scheduler.first_audio_target_ms = 60_000;
+        config.scheduler.load_limit = 1.0;
+    })
+    .await;
+    let mut page = open(&rig, &words(folder.path(), 0)).await;
+    page.opens("tab-voices").await;
+    browser::record(&mut page, 6).await;
+    browser::enrol(&mut page, "anna", "Words.").await;
+    let told = "document.getElementById('enrolled').innerText";
+    page.until("document.getElementById('enrolled').className.includes('good')", told).await;
+    // So few words for so many seconds.
+    page.until(&format!("{told}.includes('are words missing from it?')"), told).await;
+    inspect(&mut page, "enrolled", axe().await.as_deref()).await;
+    page.until(
+        "[...document.querySelectorAll('#voices button')].some(one => one.ariaLabel == 'Remove anna')",
+        "document.getElementById('voices').innerText",
+    )
+    .await;
+    page.value(
+        "[...document.querySelectorAll('#voices button')].find(one => one.ariaLabel == 'Listen to anna').click()",
+    )
+    .await;
+    page.until("document.getElementById('playing').textContent == 'voice anna'", STATE).await;
+    page.until("document.getElementById('listen').currentTime > 0", STATE).await;
+    page.click("close-player").await;
+    // What the device did for it, stage by stage.
+    page.opens("tab-devices").await;
+    page.until("document.querySelectorAll('#devices .lanes > span').length >= 4", "document.body.innerText").await;
+    keep(page.screenshot().await, "scheduler.png", true);
     assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
     rig.app.drain().await;
 }

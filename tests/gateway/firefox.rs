@@ -1,5 +1,5 @@
 //! The console in Firefox, driven over WebDriver BiDi, which Firefox speaks by itself: a call is placed, heard and ended, and
-//! every panel opens. There is no sound card where tests run, and without one Firefox holds Web Audio up: what is heard is judged
+//! every panel does what it is for. There is no sound card where tests run, and without one Firefox holds Web Audio up: what is heard is judged
 //! by the energy of what it decoded, not by the console's meters.
 
 use std::process::Stdio;
@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use antiphon::agent::config::Agent;
 use antiphon::call::Interruptible;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -15,7 +17,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-use super::console::TABS;
+use super::browser::{self, Browser, axe};
 use super::support::{PATIENCE, Rig};
 
 /// A browser starts slowly on a loaded machine.
@@ -115,8 +117,22 @@ impl Firefox {
         assert_eq!(answer["type"], "success", "{method}: {answer}");
         answer["result"].clone()
     }
+}
 
-    /// The value of a JavaScript expression, awaited.
+/// What BiDi tells of a value, as JSON.
+fn plain(told: &Value) -> Value {
+    let value = &told["value"];
+    match told["type"].as_str() {
+        Some("array") => value.as_array().map(|all| all.iter().map(plain).collect()).unwrap_or_default(),
+        Some("object") => {
+            let pair = |pair: &Value| Some((pair[0].as_str()?.to_owned(), plain(&pair[1])));
+            value.as_array().into_iter().flatten().filter_map(pair).collect::<serde_json::Map<_, _>>().into()
+        }
+        _ => value.clone(),
+    }
+}
+
+impl Browser for Firefox {
     async fn value(&mut self, expression: &str) -> Value {
         let target = json!({ "context": self.context });
         // As a click of the person who sits there would.
@@ -124,18 +140,46 @@ impl Firefox {
             json!({ "expression": expression, "target": target, "awaitPromise": true, "userActivation": true });
         let result = self.ask("script.evaluate", parameters).await;
         assert_eq!(result["type"], "success", "{expression}: {result}");
-        result["result"]["value"].clone()
+        plain(&result["result"])
     }
 
-    async fn until(&mut self, condition: &str) {
-        let begun = antiphon_loadgen::call::now();
-        while self.value(condition).await != json!(true) {
-            if antiphon_loadgen::call::now() - begun > PATIENCE {
-                let shown = self.value("document.body.innerText").await;
-                panic!("never true: {condition}; {shown}");
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    async fn click(&mut self, id: &str) {
+        let middle = format!(
+            "(async () => {{ const e = document.getElementById({id:?}); e.scrollIntoView({{ block: 'center' }}); \
+             await new Promise(done => setTimeout(done, 100)); const r = e.getBoundingClientRect(); \
+             return [Math.round(r.x + r.width / 2), Math.round(r.y + r.height / 2)]; }})()"
+        );
+        let place = self.value(&middle).await;
+        let actions = json!([
+            { "type": "pointerMove", "x": place[0], "y": place[1] },
+            { "type": "pointerDown", "button": 0 },
+            { "type": "pointerUp", "button": 0 },
+        ]);
+        let mouse = json!({ "type": "pointer", "id": "mouse", "actions": actions });
+        self.ask("input.performActions", json!({ "context": self.context, "actions": [mouse] })).await;
+    }
+
+    async fn resize(&mut self, (width, height): (u32, u32)) {
+        let viewport = json!({ "width": width, "height": height });
+        self.ask("browsingContext.setViewport", json!({ "context": self.context, "viewport": viewport })).await;
+    }
+
+    async fn scheme(&mut self, _: &str) -> bool {
+        // It takes a preference at its start.
+        false
+    }
+
+    async fn screenshot(&mut self) -> Vec<u8> {
+        let shot = self.ask("browsingContext.captureScreenshot", json!({ "context": self.context })).await;
+        STANDARD.decode(shot["data"].as_str().expect("an image")).expect("base64")
+    }
+
+    fn forgive_requests(&mut self) {
+        // It tells of none.
+    }
+
+    fn errors(&self) -> &[Value] {
+        &self.errors
     }
 }
 
@@ -158,52 +202,48 @@ async fn firefox_calls_from_the_console_hears_and_shows_what_is_said() {
     };
     let rig = Rig::with(|config| {
         config.webrtc.bind_ip = Some(own);
+        config.recording.mode = antiphon::recording::Mode::All;
+        config.recording.consent.clear();
         // Its microphone hums, which is no interruption.
         let demo = Agent { interruptible: Some(Interruptible::None), ..Agent::at("builtin:demo") };
         config.agent.insert("demo".into(), demo);
     })
     .await;
     let mut page = Firefox::open(&format!("{}/", rig.http)).await;
-    page.until("document.getElementById('health')?.textContent == 'ready'").await;
+    page.sees("document.getElementById('health')?.textContent == 'ready'").await;
     // The page's connections, to see what they decode.
     page.value(
         "window.peers = []; window.RTCPeerConnection = class extends RTCPeerConnection { \
          constructor(...args) { super(...args); window.peers.push(this); } }; 0",
     )
     .await;
-    page.value("document.getElementById('call').click()").await;
-    page.until("document.getElementById('state').textContent == 'connected'").await;
+    page.click("call").await;
+    page.sees("document.getElementById('state').textContent == 'connected'").await;
     let calls = &rig.app.gateway().calls;
     assert_eq!(calls.list().len(), 1, "the gateway has the call");
-    page.until("document.getElementById('captions').textContent.includes('Hello, this is Antiphon')").await;
-    page.value("document.getElementById('speak').click()").await;
+    page.sees("document.getElementById('captions').textContent.includes('Hello, this is Antiphon')").await;
+    page.click("speak").await;
     let heard =
         "[...document.querySelectorAll('#captions p')].some(p => p.childNodes[1]?.textContent.endsWith('you today?'))";
-    page.until(heard).await;
+    page.sees(heard).await;
     // Some seconds of speech, whose energy a second is some 0.03 of full scale; silence has none.
-    page.until(
+    page.sees(
         "(async () => [...(await window.peers.at(-1).getStats()).values()].some(report => \
          report.type == 'inbound-rtp' && report.totalAudioEnergy > 0.01))()",
     )
     .await;
-    for tab in TABS {
-        page.value(&format!("document.getElementById({tab:?}).click()")).await;
-        let panel = tab.replace("tab-", "panel-");
-        page.until(&format!(
-            "document.getElementById({tab:?}).getAttribute('aria-selected') == 'true' \
-             && !document.getElementById({panel:?}).hidden && document.getElementById({panel:?}).innerText.length > 10"
-        ))
-        .await;
-    }
-    page.value("document.getElementById('tab-talk').click()").await;
-    page.value("document.getElementById('hang').click()").await;
-    page.until("document.getElementById('state').textContent == 'ended'").await;
+    let axe = axe().await;
+    browser::inspect_panels(&mut page, axe.as_deref()).await;
+    page.click("hang").await;
+    page.sees("document.getElementById('state').textContent == 'ended'").await;
     let gone = async {
         while !calls.list().is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(PATIENCE, gone).await.expect("the gateway is told");
+    rig.recorded().await;
+    browser::panels(&mut page, axe.as_deref()).await;
     assert!(page.errors.is_empty(), "the page has errors: {:?}", page.errors);
     rig.app.drain().await;
 }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::support::{PATIENCE, Rig};
 use super::voice::voice;
 
-const TEXT: &str = "I would like a table for two.";
+pub(crate) const TEXT: &str = "I would like a table for two.";
 
 /// A service that understands [`TEXT`] whatever it is sent.
 pub(crate) async fn service() -> String {

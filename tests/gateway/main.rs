@@ -5,6 +5,7 @@ mod agents;
 mod api;
 mod attacked;
 mod bridges;
+mod browser;
 mod browsers;
 mod calls;
 mod cancel;

@@ -90,6 +90,18 @@ impl Rig {
         (status, response.json().await.unwrap_or(Value::Null))
     }
 
+    /// Waits until the recording of the latest call is written to its end, which is a moment after the call.
+    pub(crate) async fn recorded(&self) {
+        let (_, records) = self.get("/v1/records").await;
+        let record = format!("/v1/records/{}", records["records"][0]["id"].as_str().expect("the call"));
+        let written = async {
+            while self.get(&record).await.1["recording"]["durationMs"].is_null() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, written).await.expect("the recording is complete");
+    }
+
     /// The gateway's end of `call`, which the caller may know a moment before it is there.
     pub(crate) async fn handle(&self, call: &Call) -> CallHandle {
         self.handle_of(call.id().expect("the answer names the call")).await

@@ -20,12 +20,12 @@ use tokio::time::timeout;
 use super::support::{PATIENCE, Rig, gaps, hear_turn_at_last};
 
 /// Ternary digits of a speech token of the small checkpoint.
-const FITTING: usize = 5;
+pub(crate) const FITTING: usize = 5;
 
 const TRANSCRIPT: &str = "This is about as much as one says in five seconds, give or take a word.";
 
 /// A checkpoint with everything in it, the speech tokens and speaker vectors of both halves of one size.
-fn write_model(dir: &Path, values: usize) {
+pub(crate) fn write_model(dir: &Path, values: usize) {
     checkpoint::write(dir, checkpoint::Size::Tiny, 1, |_, _| ()).expect("written");
     random::write_campplus(dir, &CamPlusSize::tiny(), 1).expect("written");
     random::write_tokenizer(dir, &TokenizerSize::tiny(values), 2).expect("written");
